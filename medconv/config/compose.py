@@ -88,7 +88,10 @@ def _escaped(argument: str) -> str:
     if key == "data.group_pattern" and value != "null":
         return f"{key}='{value}'"
     if re.fullmatch(r"data\.(images|labels)(\.\w+)?", key.lstrip("+")):
-        return re.sub(r"(?<!\\)\{id\}", lambda _: r"\{id\}", argument)
+        # Hydra takes a # in quotes alone, such as of scans/{id}#b=50
+        quoted = re.sub(r"(?:\{id\}|[^,:{}])*#[^,{}]*", r"'\g<0>'", value)
+        plain = re.compile(r"'[^']*'|(?<!\\)\{id\}")
+        return f"{key}=" + plain.sub(lambda m: m[0] if m[0][0] == "'" else r"\{id\}", quoted)
     return argument
 
 

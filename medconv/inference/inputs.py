@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from medconv.data.datasets.common import ids_of
 from medconv.data.datasets.csv_table import read_rows
 from medconv.data.datasets.nnunet import group_channels
 from medconv.data.io import dicom_series
-from medconv.data.io.dicom_headers import is_dicom, list_files
+from medconv.data.io.dicom_headers import choice_of, is_dicom, list_files
 from medconv.data.io.images import in_folder, known, stem, suffixes, volume_suffixes
 from medconv.utils.errors import explained
 
@@ -33,8 +34,12 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
     Lists: `.csv` has a row for each image, with its file in the column `path`; `.txt` has a case in each
     line, its channels separated by tabs; `.json` is an array of cases (a path, or an array of paths), or
     an object of case id to such cases. Paths are relative to the list's folder.
+    `#2` or `#b=50` at the end of `source` takes one volume of each DICOM series.
     Raises: ValueError: no images, missing channels, or two cases with the same name.
     """
+    source, choice = choice_of(source)
+    if choice:
+        return [_with_choice(case, choice) for case in find_cases(source, num_channels)]
     if patterns.is_pattern(source) and not source.exists():
         found = patterns.files_of(source, "--input")
         return [Case(_checked(case, source), (path,)) for case, path in found.items()]
@@ -52,6 +57,12 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
     separate = any(stem(path).endswith(_FIRST) for path in files)
     channels = group_channels(files, num_channels) if separate else {stem(path): (path,) for path in files}
     return [Case(_checked(case, source), paths) for case, paths in channels.items()]
+
+
+def _with_choice(case: Case, choice: str) -> Case:
+    if others := [path for path in case.images if not is_dicom(path)]:
+        raise ValueError(f"--input: {choice} takes a volume of a DICOM series, and {others[0]} is none")
+    return replace(case, images=tuple(Path(f"{path}{choice}") for path in case.images))
 
 
 def _in_dicom(source: Path) -> list[Case]:

@@ -13,6 +13,7 @@ from filelock import FileLock
 
 from medconv.data.case import Case
 from medconv.data.io import dicom_seg as data_dicom_seg
+from medconv.data.io.dicom_headers import choice_of
 from medconv.data.io.images import write_channels, write_label
 from medconv.data.io.raster import is_picture
 from medconv.inference import quality as inference_quality
@@ -151,6 +152,7 @@ def _folders_of(image: Path) -> set[tuple[int, int] | None]:
     """Identities of the folder in the path, of the real folder if the path is a link, and of the path itself,
     which is a folder for a DICOM series.
     """
+    image, _ = choice_of(image)
     try:
         return {_identity(image.parent), _identity(Path(os.path.realpath(image)).parent), _identity(image)}
     except ValueError:  # not a possible file name; such a case fails when it is read

@@ -132,6 +132,14 @@ def test_patterns_stand_on_the_command_line_as_they_are(images: str) -> None:
     assert validate(config_of("data=folder", "data.group_pattern=null")).data.group_pattern is None
 
 
+def test_a_volume_of_a_series_needs_no_quotes() -> None:
+    """Hydra takes no # outside of quotes."""
+    assert validate(config_of("data=folder", "data.images=a/{id}/dwi#b=50")).data.images == "a/{id}/dwi#b=50"
+    channels = "data.images={b0:a/{id}/dwi#1,t2:a/{id}/t2,b50:b/*/{id}/d#b=50.5}"
+    expected = {"b0": "a/{id}/dwi#1", "t2": "a/{id}/t2", "b50": "b/*/{id}/d#b=50.5"}
+    assert validate(config_of("data=folder", channels)).data.images == expected
+
+
 def test_a_pattern_for_each_channel() -> None:
     channels = "data.images={t1:a/{id}_t1.nii.gz,flair:a/{id}_f*.nii.gz}"
     data = validate(config_of("data=folder", channels)).data

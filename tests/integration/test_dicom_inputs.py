@@ -25,6 +25,7 @@ from medconv.data.preprocessing.fingerprint import check
 from medconv.data.preprocessing.pipeline import prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.store import Store
+from medconv.inference.inputs import find_cases
 
 Predict = Callable[..., int]
 
@@ -174,6 +175,17 @@ def test_series_with_b_values_are_channels_of_a_dataset(tmp_path: Path) -> None:
     write_label(tmp_path / "labels/a.nii.gz", (voxels > 0).astype(np.int16), tmp_path / "dwi/a")
     dataset = folder_layout(str(tmp_path / "dwi/*"), str(tmp_path / "labels/*.nii.gz"))
     assert dataset.modalities == ("MRI", "MRI") and not check(dataset, workers=1).errors
+    for pattern in (str(tmp_path / "dwi/*#b=800"), {"b800": str(tmp_path / "dwi/{id}#2")}):
+        chosen = folder_layout(pattern, str(tmp_path / "labels/*.nii.gz"))
+        assert chosen.cases[0].images == (
+            tmp_path / f"dwi/a#{'2' if isinstance(pattern, dict) else 'b=800'}",
+        )
+        assert len(chosen.modalities) == 1 and not check(chosen, workers=1).errors
+    for source in ("dwi", "dwi/a", "dwi/*"):  # of medconv predict --input
+        (case,) = find_cases(tmp_path / f"{source}#b=0", 1)
+        assert (case.id, case.images) == ("a", (tmp_path / "dwi/a#b=0",))
+    with pytest.raises(ValueError, match=r"#2 takes a volume of a DICOM series, and .*a\.nii\.gz is none"):
+        find_cases(tmp_path / "labels#2", 1)
 
 
 def test_series_are_prepared_and_changed_ones_are_noticed(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import re
 from glob import escape, glob
 from pathlib import Path
 
+from medconv.data.io.dicom_headers import choice_of
 from medconv.data.io.images import in_folder
 
 _WILDCARD = re.compile(r"(\{id\}|\*)")
@@ -13,7 +14,8 @@ def files_of(pattern: str | Path, option: str) -> dict[str, Path]:
     """Case id to its file, sorted; a DICOM series is a folder that matches.
 
     `{id}` is the case id, as long as possible and everywhere the same, and `*` any text within one name.
-    Without `{id}`, the text that `*` matches is the id. A folder of images: their stems are the ids.
+    Without `{id}`, the text that `*` matches is the id. A folder of images: their stems are the ids. `#2` or
+    `#b=50` at the end takes one volume of each DICOM series.
     Args: option: the option or key of the pattern, for messages.
     Raises: ValueError: no file, a pattern without a place for the id, an empty id, or two files of one case.
     """
@@ -25,6 +27,8 @@ def files_of(pattern: str | Path, option: str) -> dict[str, Path]:
         raise ValueError(f"{said}: needs {{id}} or a `*` in the place of the case id, or a folder of images")
     if "**" in text:
         raise ValueError(f"{said}: `**` is not supported, a `*` matches a part of one name")
+    choice = choice_of(Path(text))[1]
+    text = text.removesuffix(choice)
     matcher = _matcher(text)
     files: dict[str, Path] = {}
     for name in sorted(glob("*".join(escape(part) for part in _WILDCARD.split(text)[::2]))):  # noqa: PTH207 - may be absolute
@@ -34,7 +38,7 @@ def files_of(pattern: str | Path, option: str) -> dict[str, Path]:
                 raise ValueError(f"{said}: nothing in {name} is left for the case id")
             if case in files:
                 raise ValueError(f"{said}: {files[case]} and {name} would both be case {case}")
-            files[case] = Path(name)
+            files[case] = Path(name + choice)
     if not files:
         raise ValueError(f"{said}: no file matches")
     return dict(sorted(files.items()))

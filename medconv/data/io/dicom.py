@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from medconv.data.io.dicom_headers import MARKS, Frame
+from medconv.data.io.dicom_headers import MARKS, Frame, choice_of
 from medconv.data.io.dicom_series import frames_at
 from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
@@ -33,8 +33,15 @@ _ALIKE = {
 def volumes(path: Path) -> list[Volume]:
     """The volumes of a series, frames sorted along the normal; several if positions repeat, as with b-values.
 
-    Raises: ValueError: not one series, or not a volume.
+    Args: path: may end in `#2` or `#b=50`, which takes one of them, see `choice_of`.
+    Raises: ValueError: not one series, not a volume, or not one that is chosen.
     """
+    path, choice = choice_of(path)
+    found = _all_volumes(path)
+    return [_chosen(path, choice, found)] if choice else found
+
+
+def _all_volumes(path: Path) -> list[Volume]:
     frames = frames_at(path)
     _check_alike(frames)
     if len(frames) == 1:
@@ -157,6 +164,23 @@ def _separate_volumes(path: Path, groups: list[Volume]) -> list[Volume]:
     )
 
 
+def _chosen(path: Path, choice: str, series: list[Volume]) -> Volume:
+    """Args: choice: `#2`, counted from 1, or `#b=50`."""
+    name, marks = choice[1:], [volume[0].marks for volume in series]
+    if name.startswith("b="):
+        found = [volume for volume, (b, *_) in zip(series, marks, strict=True) if b == float(name[2:])]
+    else:
+        found = [volume for number, volume in enumerate(series, 1) if number == int(name)]
+    if len(found) == 1:
+        return found[0]
+    differing = [mark for mark, column in enumerate(zip(*marks, strict=True)) if len({*column}) > 1][:2]
+    there = [
+        " ".join([f"#{number}", *(f"{MARKS[mark]} {_text(values[mark])}" for mark in differing)])
+        for number, values in enumerate(marks, 1)
+    ]
+    raise ValueError(f"{path}: {len(found) or 'no'} volumes are {choice}; there are {', '.join(there)}")
+
+
 def _check_even(path: Path, volume: Volume) -> None:
     """Raises: ValueError: the slices do not lie on a line in even steps."""
     positions = _positions(volume)
@@ -216,4 +240,6 @@ def _positions(frames: Sequence[Frame]) -> np.ndarray:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
     return "(" + ", ".join(f"{v:.6g}" for v in value) + ")" if isinstance(value, tuple) else repr(value)

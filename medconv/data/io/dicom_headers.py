@@ -25,6 +25,7 @@ MARKS = (
 )
 _B_VALUE = (0x0019, 0x100C)  # of Siemens, private; it stands in for DiffusionBValue, then SequenceName does
 _B_IN_NAME = re.compile(r"b(\d+)")  # such as *ep_b50t, or *ep_b1000#12
+_CHOICE = re.compile(r"(?<=[^/])#(\d+|b=\d+(?:\.\d+)?)$")
 _GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 _READ = (
     *("SOPInstanceUID", "SeriesInstanceUID", "SeriesNumber", "SeriesDescription", "Modality"),
@@ -77,9 +78,21 @@ class Frame:
         return f"{self.path.name}, frame {self.number + 1}" if self.number else self.path.name
 
 
+def choice_of(path: Path) -> tuple[Path, str]:
+    """A series, and which of its volumes: `dwi#2` is the second, `dwi#b=50` that b-value; empty: all."""
+    match = _CHOICE.search(str(path))
+    if match is None or path.exists():
+        return path, ""
+    return Path(str(path)[: match.start()]), match[0]
+
+
 def is_dicom(path: Path) -> bool:
-    """Whether a file is DICOM, or a folder contains a DICOM file; subfolders are not searched."""
+    """Whether a file is DICOM, or a folder contains a DICOM file; subfolders are not searched.
+
+    Args: path: as `choice_of` takes it.
+    """
     files: list[Path] = []
+    path, _ = choice_of(path)
     with suppress(OSError, ValueError):  # ValueError: an impossible name
         files = [path / name for name, *_ in list_files(path)] if path.is_dir() else [path]
     for file in files:

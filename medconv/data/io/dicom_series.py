@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from medconv.data.io.dicom_headers import Frame, frames_of, list_files
+from medconv.data.io.dicom_headers import Frame, choice_of, frames_of, list_files
 from medconv.utils.optional_imports import needed
 
 
@@ -76,6 +76,7 @@ def stamp(path: Path) -> list[int]:
 
     For a folder no file is opened. Raises: OSError.
     """
+    path, _ = choice_of(path)
     folder = path if path.is_dir() else path.parent
     files = list_files(folder)
     if folder != path:

@@ -18,7 +18,7 @@ from nibabel.openers import ImageOpener
 
 from medconv.data.case import Grid
 from medconv.data.io import dicom, dicom_series, nifti, raster
-from medconv.data.io.dicom_headers import is_dicom
+from medconv.data.io.dicom_headers import choice_of, is_dicom
 from medconv.data.io.formats import FORMATS, NIBABEL
 from medconv.data.io.nifti import read_header
 from medconv.utils.atomic_io import replacing
@@ -53,6 +53,7 @@ def known() -> str:
 
 def stem(path: Path) -> str:
     """The file name without the suffix of its format; folder names and UIDs stay unchanged."""
+    path, _ = choice_of(path)
     if suffix := _suffix(path):
         return path.name[: -len(suffix)]
     is_uid = path.suffix[1:].isdecimal()  # the last number of a UID is not a suffix

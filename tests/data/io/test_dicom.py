@@ -16,7 +16,7 @@ from helpers.dicoms import AXIAL, OBLIQUE, array, change, change_one, names, sav
 from helpers.formats import assert_error_names
 
 from medconv.data.datasets.folder import folder as folder_layout
-from medconv.data.io import dicom
+from medconv.data.io import dicom, images
 from medconv.data.io.images import read_array, read_image, write_channels, write_label
 from medconv.data.preprocessing.fingerprint import check
 
@@ -297,6 +297,15 @@ def test_b_values_of_siemens_separate_volumes(tmp_path: Path, source: str) -> No
             path.rename(tmp_path / "all" / f"{number}{path.name}")
     image, _ = read_image([tmp_path / "all"])
     np.testing.assert_array_equal(image, np.stack([voxels[b] for b in (0, 50, 1000)]))
+    for choice, b in (("#2", 50), ("#b=50", 50), ("#b=1000", 1000), ("#b=0.0", 0)):
+        chosen = tmp_path / f"all{choice}"
+        np.testing.assert_array_equal(read_array(chosen)[0], voxels[b])
+        assert images.stamp(chosen) == images.stamp(tmp_path / "all") and images.stem(chosen) == "all"
+    write_label(tmp_path / "label.nii.gz", (voxels[50] > 0).astype(np.int16), tmp_path / "all#b=50")
+    there = "#1 DiffusionBValue 0, #2 DiffusionBValue 50, #3 DiffusionBValue 1000"
+    for choice in ("#b=70", "#0", "#4"):
+        with pytest.raises(ValueError, match=f"all: no volumes are {choice}; there are {there}$"):
+            read_array(tmp_path / f"all{choice}")
 
 
 @pytest.mark.parametrize("implicit", [True, False])

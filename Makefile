@@ -5,7 +5,7 @@ ARGS ?=
 # processes that share the tests; each of them starts trainings of its own
 JOBS ?= 2
 
-.PHONY: train test lint types check clean
+.PHONY: train test lint types docs check clean
 
 train: $(VENV)/.installed
 	$(VENV)/bin/python train.py $(ARGS)
@@ -19,6 +19,11 @@ lint: $(VENV)/.installed
 
 types: $(VENV)/.installed
 	$(VENV)/bin/mypy
+
+# the documentation site, in build/site
+docs: $(VENV)/.installed
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(VENV)/bin/python -m mkdocs build --strict
 
 check: lint types test
 

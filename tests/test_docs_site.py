@@ -1,0 +1,45 @@
+"""The documentation site builds without a warning, and its generated pages have what they should."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site: a broken link or a page outside the navigation fails here."""
+    for package in ("mkdocs", "material", "mkdocstrings"):
+        pytest.importorskip(package, reason="the extra `docs` is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def text_of(page: Path) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.read_text()))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "run.resume str auto auto resumes a stopped run",  # main config, a comment behind
+        "run.checkpoint_interval str 00:00:10:00 DD:HH:MM:SS between",  # a comment above
+        "data.batch_size int or null null per device; null plans it",  # of the schema
+        "perf.timeout_seconds float 1800.0 how long to wait",  # default and comment in different files
+        "conv.bank jet jet, laplacian, lines, gabor",  # of an option
+    ],
+)
+def test_every_kind_of_config_key_has_its_row(site: Path, row: str) -> None:
+    assert row in text_of(site / "reference/config/index.html")
+
+
+def test_commands_and_python_have_their_pages(site: Path) -> None:
+    assert "--save-probabilities also write" in text_of(site / "reference/cli/index.html")
+    assert "Replace, in place, every spatial convolution" in text_of(site / "reference/api/index.html")

@@ -32,7 +32,7 @@ NETWORKS: dict[str, tuple[Node, Node, int]] = {
 LOSS = FittedLoss(DiceCrossEntropy(), LabelMapTargets.of_classes(["background", "a", "b"]), 2)
 
 
-def built(name: str, dims: int, more: Node, conv: str = "none") -> tuple[nn.Module, Tensor]:
+def built(name: str, dims: int, more: Node, conv: str = "none", **keys: bool) -> tuple[nn.Module, Tensor]:
     """The network of an option as a run builds it, and images for it."""
     patch = {"swinunetr": [64, 32, 32], "vnet": [16, 16, 16]}.get(name, [32, 32, 32])[:dims]
     values = derived(
@@ -45,7 +45,9 @@ def built(name: str, dims: int, more: Node, conv: str = "none") -> tuple[nn.Modu
     )
     files = {"model": f"model/{name}.yaml", "conv": f"conv/{conv}.yaml"}
     options = {group: OmegaConf.load(conf_dir() / file) for group, file in files.items()}
-    node = OmegaConf.merge(options, {"model": {**NETWORKS[name][0], **more}, "derived": asdict(values)})
+    node = OmegaConf.merge(
+        options, {"model": {**NETWORKS[name][0], **more}, "conv": keys, "derived": asdict(values)}
+    )
     plain: Any = OmegaConf.to_container(node, resolve=True)
     torch.manual_seed(0)
     return build_network(plain["model"], plain["conv"], values), torch.randn(
@@ -93,7 +95,7 @@ def test_switches_change_no_gradient(name: str, mode: str) -> None:
 
 @pytest.mark.parametrize("name", ["mednext", "segresnet_ds", "swinunetr", "resenc"])
 def test_a_prior_replaces_their_convolutions_and_folds_away(name: str) -> None:
-    network, image = built(name, 2, {}, "smooth")
+    network, image = built(name, 2, {}, "smooth", throughout=True)
     assert sum("parametrizations" in key for key in network.state_dict()) >= 10
     plain = fold_convs(network.eval())
     assert not any("parametrizations" in key for key in plain.state_dict())

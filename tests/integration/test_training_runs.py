@@ -133,7 +133,7 @@ def test_two_dimensions(tmp_path: Path) -> None:
         ("monai_unet", "transform"),
         ("dynunet", "transform"),
         ("segresnet", "transform"),
-        ("resenc", "smooth"),
+        ("resenc", "smooth conv.throughout=true"),
     ],
 )
 def test_other_networks_take_the_same_convolutions(
@@ -141,7 +141,12 @@ def test_other_networks_take_the_same_convolutions(
 ) -> None:
     with tiny.initialize_config_dir(str(tiny.config.conf_dir()), version_base="1.3"):
         small = [o for o in tiny.overrides(dataset) if not o.startswith("model.")]
-        small += ["trainer.max_steps=2", "data.patch_size=[16,16,16]", f"model={model}", f"conv={conv}"]
+        small += [
+            "trainer.max_steps=2",
+            "data.patch_size=[16,16,16]",
+            f"model={model}",
+            *f"conv={conv}".split(),
+        ]
         composed = tiny.compose("train", [*small, f"run.dir={tmp_path / 'run'}"])
     checked = tiny.config.validate(composed)
     summary = run.train(checked, tiny.RunDir.of(checked, {}))

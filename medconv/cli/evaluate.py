@@ -35,6 +35,8 @@ def parser() -> Parser:
     )
     tolerance = "tolerance of the surface Dice, for all classes or one; default 1; may be repeated"
     add("--tolerance-mm", action="append", default=[], metavar="MM|NAME=MM", help=tolerance)
+    annotated = "references of these cases have these classes alone, others do not count; may be repeated"
+    add("--annotated", action="append", default=[], metavar="CASES=NAME,NAME", help=annotated)
     lesions = "also lesion-wise scores; lesions match from this intersection over union on, default 0.5"
     add("--lesions", type=float, nargs="?", const=0.5, metavar="IOU", help=lesions)
     add = command.add_argument_group("classification and regression").add_argument

@@ -38,6 +38,9 @@ class DataConfig:
     regions: Node | None = None
     regions_order: list[int] | None = None
     ignore_label: Any = None
+    annotated: Any = None
+    case_weights: Any = None
+    entries: Any = None
     path_column: str = "path"
     label_columns: Any = None
     split_column: str | None = None

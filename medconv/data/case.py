@@ -95,6 +95,9 @@ class Case:
         values: the image-level targets, see `targets/`.
         group: cases of one group, such as a patient, stay in one split; empty: the case is its own group.
         split: `train`, `val` or `test` if the dataset defines it, else empty.
+        annotated: label values that its annotator looked for; None: all. Where others are, is not known.
+        weight: how often training draws it, relative to other cases.
+        relabel: label value of its file to that of the dataset, for all declared ones; None: the same.
         source_spacing_mm: right, anterior, superior, in place of what the headers say; None: the headers.
     """
 
@@ -105,6 +108,9 @@ class Case:
     group: str = ""
     split: str = ""
     source_spacing_mm: tuple[float, ...] | None = None
+    annotated: tuple[int, ...] | None = None
+    weight: float = 1.0
+    relabel: tuple[tuple[int, int], ...] | None = None
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -138,12 +144,25 @@ class Dataset:
         """The dataset with the targets of the config; None of all keeps what the dataset declares.
 
         Args: settings: `regions`, `regions_order` and `ignore_label` of `data`; see `targets.parse.override`.
+            Of several values to ignore, label maps are read with the first in the place of the others.
         Raises: ValueError: names the invalid key, or one that is set although there are no label maps.
         """
+        if settings.get("ignore_label") is not None and any(case.relabel for case in self.cases):
+            raise ValueError(
+                "data.ignore_label: of joined datasets each of data.entries has its own key for it"
+            )
         if isinstance(self.targets, SegmentationTargets):
             names, targets = parse.override(self.class_names, self.targets, **settings)
-            return replace(self, class_names=names, targets=targets)
+            changed = replace(self, class_names=names, targets=targets)
+            return changed if not targets.also_ignored else changed._with_one_ignored(targets)
         for key, value in settings.items():
             if value is not None:
                 raise ValueError(f"data.{key} is for label maps, but this dataset has image-level targets")
         return self
+
+    def _with_one_ignored(self, targets: SegmentationTargets) -> Dataset:
+        assert targets.ignore is not None
+        declared = {value: value for value in (*range(len(self.class_names)), targets.ignore)}
+        declared |= dict.fromkeys(targets.also_ignored, targets.ignore)
+        relabel = tuple(sorted(declared.items()))
+        return replace(self, cases=tuple(replace(case, relabel=relabel) for case in self.cases))

@@ -10,7 +10,7 @@ from medconv.config.values import ConfigError
 from medconv.data.case import Case, Dataset
 from medconv.utils.logging import some
 
-_SPACING = "data.source_spacing_mm"
+_SPACING, _ANNOTATED, _WEIGHTS = "data.source_spacing_mm", "data.annotated", "data.case_weights"
 
 
 def with_source_spacing(dataset: Dataset, setting: Any) -> Dataset:
@@ -30,7 +30,9 @@ def with_source_spacing(dataset: Dataset, setting: Any) -> Dataset:
 def check_source_spacing(setting: Any) -> None:
     """Raises: ConfigError: neither two or three positive numbers nor a mapping of patterns to such."""
     for spacing in setting.values() if isinstance(setting, Mapping) else [setting]:
-        if not (isinstance(spacing, (list, tuple)) and len(spacing) in (2, 3) and all(map(_is_mm, spacing))):
+        if not (
+            isinstance(spacing, (list, tuple)) and len(spacing) in (2, 3) and all(map(_is_positive, spacing))
+        ):
             what = "positive numbers of mm (right, anterior, superior), or {PATTERN: [...]} of case ids"
             raise ConfigError(f"{_SPACING}={setting}: expected {what}")
 
@@ -41,6 +43,56 @@ def source_spacing(setting: Any, case: str) -> tuple[float, ...] | None:
     return None if stated is None else tuple(map(float, stated))
 
 
+def with_annotated(dataset: Dataset, setting: Any) -> Dataset:
+    """The dataset with the classes that `data.annotated` names for some cases; None: as the dataset says.
+
+    Raises: ConfigError: not {PATTERN: [classes]}, an unknown class, image-level targets, or as `by_case`.
+    """
+    if setting is None:
+        return dataset
+    if not dataset.targets.per_voxel:
+        raise ConfigError(f"{_ANNOTATED} is for label maps, but this dataset has image-level targets")
+    classes = dataset.class_names[1:]
+    for names in setting.values() if isinstance(setting, Mapping) else [setting]:
+        lists = isinstance(setting, Mapping) and isinstance(names, (list, tuple)) and len(names) > 0
+        if not lists or not {*names} <= {*classes}:
+            what = f"{{PATTERN: [classes]}} of case ids and of {', '.join(classes)}"
+            raise ConfigError(f"{_ANNOTATED}={setting}: expected {what}")
+    found = by_case(setting, dataset.cases, _ANNOTATED)
+    values = {case: tuple(sorted(1 + classes.index(name) for name in names)) for case, names in found.items()}
+    cases = (replace(case, annotated=values.get(case.id, case.annotated)) for case in dataset.cases)
+    return replace(dataset, cases=tuple(cases))
+
+
+def check_annotated(train: Sequence[Case], dataset: Dataset, pairs: Sequence[tuple[int, int]]) -> None:
+    """Raises: ConfigError: a class that no training case annotates, or a case that annotates only one of two
+    classes that a mirror exchanges. Args: pairs: of `data.flip_label_pairs`.
+    """
+    names = dataset.class_names
+    for value, name in enumerate(names[1:], start=1):
+        if all(case.annotated is not None and value not in case.annotated for case in train):
+            raise ConfigError(f"{_ANNOTATED}: no training case annotates {name}")
+    for case in (case for case in dataset.cases if case.annotated is not None):
+        for a, b in pairs:
+            if (a in case.annotated) != (b in case.annotated):  # type: ignore[operator]
+                what = f"only one of {names[a]} and {names[b]}, which data.flip_label_pairs exchanges"
+                raise ConfigError(f"{_ANNOTATED}: case {case.id} annotates {what}")
+
+
+def with_weights(dataset: Dataset, setting: Any) -> Dataset:
+    """The dataset with the weights of `data.case_weights`; None: as the dataset says.
+
+    Raises: ConfigError: not {PATTERN: a positive number}, or as `by_case`.
+    """
+    if setting is None:
+        return dataset
+    if not isinstance(setting, Mapping) or not all(map(_is_positive, setting.values())):
+        raise ConfigError(f"{_WEIGHTS}={setting}: expected {{PATTERN: a positive number}} of case ids")
+    found = by_case(setting, dataset.cases, _WEIGHTS)
+    cases = (replace(case, weight=float(found.get(case.id, case.weight))) for case in dataset.cases)
+    return replace(dataset, cases=tuple(cases))
+
+
 def by_case(setting: Mapping[str, Any], cases: Sequence[Case], key: str) -> dict[str, Any]:
     """Case id to the value of the pattern that it matches, for those that match one.
 
@@ -48,7 +100,7 @@ def by_case(setting: Mapping[str, Any], cases: Sequence[Case], key: str) -> dict
     """
     found = {case.id: value for case in cases if (value := setting_of(setting, case.id, key)) is not None}
     for pattern in setting:
-        if not any(fnmatchcase(case.id, pattern) for case in cases):
+        if not any(fnmatchcase(case.id, str(pattern)) for case in cases):
             ids = some([case.id for case in cases], 5)
             raise ConfigError(f"{key}: no case matches {pattern}; the ids are {ids}")
     return found
@@ -56,11 +108,11 @@ def by_case(setting: Mapping[str, Any], cases: Sequence[Case], key: str) -> dict
 
 def setting_of(setting: Mapping[str, Any], case: str, key: str) -> Any:
     """The value of the pattern that a case id matches; None: none. Raises: ConfigError: it matches two."""
-    found = [pattern for pattern in setting if fnmatchcase(case, pattern)]
+    found = [pattern for pattern in setting if fnmatchcase(case, str(pattern))]
     if len(found) > 1:
         raise ConfigError(f"{key}: case {case} matches both {found[0]} and {found[1]}")
     return setting[found[0]] if found else None
 
 
-def _is_mm(value: Any) -> bool:
+def _is_positive(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value < math.inf

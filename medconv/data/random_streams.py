@@ -20,6 +20,7 @@ class RandomStream(IntEnum):
     BALANCED_ORDER = 5  # of the cases of each class
     MIXUP = 7
     TRANSFORMS = 8  # a user's own, of MONAI or TorchIO
+    PATCH_CLASS = 9  # of a patch's central voxel, where classes are drawn before cases
 
 
 def generator(seed: int, stream: RandomStream, *numbers: int) -> np.random.Generator:

@@ -84,17 +84,28 @@ def _of_label_maps(options: argparse.Namespace) -> Callable[[], Evaluation]:
         raise ValueError(f"--lesions: expected an overlap above 0 and at most 1, got {options.lesions}")
     tolerance_mm = labels.tolerances(options.tolerance_mm)
     return partial(
-        segmentation.evaluate, *sets, tolerance_mm, options.workers, options.images, options.lesions
+        segmentation.evaluate,
+        *sets,
+        tolerance_mm,
+        options.workers,
+        options.images,
+        options.lesions,
+        options.annotated,
     )
 
 
 def _of_tables(options: argparse.Namespace) -> Callable[[], Evaluation]:
     """What evaluates tables. Raises: ValueError: the options do not fit each other."""
-    of_label_maps = (options.references, options.tolerance_mm or None, options.lesions)
+    of_label_maps = (
+        options.references,
+        options.tolerance_mm or None,
+        options.lesions,
+        options.annotated or None,
+    )
     if options.labels is None or any(option is not None for option in of_label_maps):
         raise ValueError(
             f"--predictions {options.predictions}: image-level predictions are measured against "
-            "--labels, a table (.csv), without --references, --tolerance-mm and --lesions"
+            "--labels, a table (.csv), without --references, --tolerance-mm, --lesions and --annotated"
         )
     path = options.predictions / TABLE if options.predictions.is_dir() else options.predictions
     columns = (options.label_columns, options.split, options.split_column or "split")

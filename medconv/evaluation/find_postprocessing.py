@@ -40,6 +40,7 @@ from medconv.utils.errors import explained
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import shown, some, start_logging
 
+_JOINED = "medconv.data.datasets.joined.joined"
 _LAYOUTS = tuple(  # each by its full name, since other functions beside them write files
     f"medconv.data.datasets.{name}"
     for name in ("auto.auto", "decathlon.msd", "folder.folder", "nnunet.nnunet", "phantom.phantom")
@@ -133,6 +134,13 @@ def _chosen(crossvals: Sequence[CrossValidation], home: Path, select: str | None
 def _cases(crossval: CrossValidation, home: Path, trusted: Sequence[str]) -> dict[str, Case]:
     """The validated cases, from the dataset that the config names. Raises: ValueError: it lacks some now."""
     values = crossval.folds[0].values
+    for key, value in values.items():
+        if (key.startswith("data.annotated") and value is not None) or str(value) == _JOINED:
+            raise configs.ConfigError(
+                f"{key}={value}: no post-processing is searched where cases lack labels"
+            )
+        if key == "data.ignore_label" and isinstance(value, list):
+            raise configs.ConfigError(f"{key}={value}: post-processing is searched with one value to ignore")
     by_id = {case.id: case for case in _layout(values, trusted).cases}
     validated = [case for _, case, _ in crossval.cases]
     missing = [case for case in validated if case not in by_id or by_id[case].label is None]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from medconv.targets.base import names_of
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import explained
+from medconv.utils.logging import some
 
 _MAX_BYTES = 100_000_000  # of a manifest; a larger file is something else
 
@@ -99,6 +101,25 @@ def check_tolerances(by_class: Mapping[str | None, float], names: Sequence[str])
         raise ValueError(
             f"--tolerance-mm: no class {', '.join(map(repr, unknown))}; there are {', '.join(names)}"
         )
+
+
+def annotated(options: Sequence[str], cases: Collection[str], names: Sequence[str]) -> dict[str, list[str]]:
+    """From `siteA_*=liver,spleen` to the annotated classes of each case that lacks some.
+
+    Raises: ValueError: names a pattern that no case matches, a case that matches two, an unknown class.
+    """
+    found: dict[str, list[str]] = {}
+    for option in options:
+        pattern, _, text = option.rpartition("=")
+        classes, matched = text.split(","), [case for case in cases if fnmatchcase(case, pattern)]
+        if unknown := [name for name in classes if name not in names]:
+            raise ValueError(f"--annotated {option}: no class {unknown[0]!r}; there are {', '.join(names)}")
+        if not matched:
+            raise ValueError(f"--annotated {option}: no case matches; the cases are {some(sorted(cases))}")
+        if twice := [case for case in matched if case in found]:
+            raise ValueError(f"--annotated {option}: another pattern matches case {twice[0]}, too")
+        found |= dict.fromkeys(matched, classes)
+    return found
 
 
 def recorded_images(predictions: Path) -> dict[str, Path]:

@@ -87,6 +87,7 @@ def evaluate(
     workers: int = 1,
     images: Path | None = None,
     lesion_iou: float | None = None,
+    annotated: Sequence[str] = (),
 ) -> LabelMapEvaluation:
     """Measure every prediction against the reference of the same case id; with `compare`, those of a second
     folder too. Each is a folder, or a pattern with `{id}`, see `patterns.files_of`.
@@ -94,7 +95,7 @@ def evaluate(
     Args: tolerance_mm: of the surface Dice, by class; None stands for all other classes. workers: cases
         measured at once. images: their folder; None: the images that the predictions were made from, or
         `imagesTr` beside `labelsTr`. lesion_iou: overlap from which lesions match; None: they are not
-        measured.
+        measured. annotated: such as `siteA_*=liver`: other classes are undefined in these cases.
     Returns: with the result: `mean` (metric to value), `per_class` (class to metric to mean), `statistics`
         (class to metric to what `statistics.describe` returns), `cases` (one row each: metric to class to
         value), `without_prediction` (references without a prediction), `tolerance_mm`, `lesion_iou`; with
@@ -114,7 +115,9 @@ def evaluate(
     tolerances = tolerance_mm or {}
     if targets:
         labels.check_tolerances(tolerances, targets.names)  # fail before the work
-        check_ignored(targets.ignore, reference_paths.values())
+        for value in (targets.ignore, *targets.also_ignored):
+            check_ignored(value, reference_paths.values())
+    columns = _columns(lesion_iou)
     shown = images_of(folders[0], labels_home, images, list(predicted[0]))
     options = (targets, tolerances, lesion_iou, workers)
     rows = [
@@ -123,6 +126,9 @@ def evaluate(
     ]
     targets = targets or labels.numbered({name for cases in rows for row in cases for name in row["dice"]})
     labels.check_tolerances(tolerances, targets.names)
+    for case, known in labels.annotated(annotated, reference_paths, targets.names).items():
+        for row in (row for part in rows for row in part if row["case"] == case):
+            row |= {c: {n: row[c].get(n) if n in known else None for n in targets.names} for c in columns}
     settings = (targets.names, lesion_iou)
     summaries = [_summary(path, cases, *settings) for (path, _), cases in zip(sets, rows, strict=True)]
     result = {
@@ -185,7 +191,7 @@ def _measure_case(
     predicted = on_grid(predicted, reference, label_grid, prediction, grid)
     if targets is None:
         targets = labels.numbered(set(np.union1d(predicted, label).tolist()))
-    label_grid = labels.stated_grid(label_grid, stated_spacing, case)
+    label_grid, label = labels.stated_grid(label_grid, stated_spacing, case), targets.one_ignored(label)
     labels.check_declared(prediction, predicted, targets)
     labels.check_declared(reference, label, targets, targets.ignore)
     tolerance_mm = labels.tolerance_of(tolerances, targets.names)

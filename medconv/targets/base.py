@@ -34,6 +34,7 @@ class Targets(ABC):
         score_title: what `score_table` holds.
         names: of the foreground classes, regions, labels or numbers.
         ignore: the label value of unlabelled voxels; None: there is none.
+        also_ignored: further ones, in whose place label maps are read with `ignore`.
     """
 
     kind: ClassVar[str]
@@ -48,6 +49,7 @@ class Targets(ABC):
     score_title: ClassVar[str] = "scores"
     names: tuple[str, ...]
     ignore: int | None = None
+    also_ignored: tuple[int, ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -132,8 +134,10 @@ class Targets(ABC):
         """A batch of labels to measure steps with."""
 
     @abstractmethod
-    def compare(self, loss: Any, outputs: Tensor, encoded: Tensor) -> Tensor:
-        """The loss of a batch. Args: loss: (outputs, reference) -> scalar. encoded: from `encode`."""
+    def compare(self, loss: Any, outputs: Tensor, encoded: Tensor, annotated: Tensor | None = None) -> Tensor:
+        """The loss of a batch. Args: loss: (outputs, reference) -> scalar. encoded: from `encode`.
+        annotated: (batch, outputs) bool, of label maps: outputs that a sample has a reference for; None: all.
+        """
 
     @abstractmethod
     def try_loss(self, loss: Any, spatial_dims: int) -> str | None:

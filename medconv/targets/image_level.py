@@ -138,7 +138,9 @@ class ImageLevelTargets(Targets):
     def random_labels(self, batch: int, patch_size: Sequence[int]) -> Tensor:
         return torch.randint(2, (batch, self.num_values))
 
-    def compare(self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor) -> Tensor:
+    def compare(
+        self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor, annotated: Tensor | None = None
+    ) -> Tensor:
         return loss(outputs, encoded)
 
     def try_loss(self, loss: Any, spatial_dims: int) -> str | None:

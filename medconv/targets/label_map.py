@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.targets.segmentation import ABSENT, SegmentationTargets
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,18 @@ class LabelMapTargets(SegmentationTargets):
 
     def reference(self, label: Tensor) -> Tensor:
         return label if self.ignore is None else torch.where(label == self.ignore, 0, label)
+
+    def annotated_outputs(self, values: Collection[int]) -> tuple[bool, ...]:
+        return (True, *(value in values for value in self.written))
+
+    def marginal(self, outputs: Tensor, reference: Tensor, annotated: Tensor) -> tuple[Tensor, Tensor]:
+        known = annotated.view(*annotated.shape, *(1,) * (outputs.ndim - 2))
+        outputs = outputs.float()
+        background, classes, of_classes = outputs[:, :1], outputs[:, 1:], known[:, 1:]
+        joined = torch.cat([background, torch.where(of_classes, ABSENT, classes)], 1)
+        merged = torch.cat([joined.logsumexp(1, keepdim=True), torch.where(of_classes, classes, ABSENT)], 1)
+        labels = reference.flatten(1).long()
+        return merged, torch.where(annotated.gather(1, labels).view_as(reference), reference, 0)
 
     def decode(self, logits: Iterable[Tensor]) -> Tensor:
         return highest(logits)

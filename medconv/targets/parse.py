@@ -164,9 +164,17 @@ def override(
         names, targets: what the dataset declares; names with the background first.
         regions: name to a class or a list of classes, each by value or by name.
         ignore_label: a value above all classes; or the name or value of the last class, which is then no
-            class.
+            class; or a list of such a value and of further ones.
     Raises: ValueError: names the invalid key.
     """
+    if isinstance(ignore_label, (list, tuple)):
+        first, *also = ignore_label or [None]
+        names, targets = override(names, targets, regions, regions_order, first)
+        valid = all(type(value) is int and len(names) <= value <= HIGHEST for value in also)
+        if targets.ignore is None or not valid or len({*also, targets.ignore}) <= len(also):
+            what = f"different values above all classes, from {len(names)} to {HIGHEST}"
+            raise ValueError(f"data.ignore_label must be one value, or a list of {what}, got {ignore_label}")
+        return names, replace(targets, also_ignored=tuple(also))
     names, ignored_value = names_of(names), targets.ignore
     if ignore_label is not None and not (ignore_label == IGNORE and ignored_value is not None):
         names, ignored_value = _drop_ignored(names, ignore_label)

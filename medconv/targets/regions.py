@@ -1,6 +1,6 @@
 """Regions of label values, which may overlap."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from medconv.targets.segmentation import SegmentationTargets, label_values
+from medconv.targets.segmentation import ABSENT, SegmentationTargets, label_values
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,13 @@ class RegionTargets(SegmentationTargets):
     def reference(self, label: Tensor) -> Tensor:
         masks = [torch.stack([label == value for value in values]).any(0) for values in self.values]
         return torch.cat(masks, 1).float()
+
+    def annotated_outputs(self, values: Collection[int]) -> tuple[bool, ...]:
+        return tuple(all(value in values for value in group) for group in self.values)
+
+    def marginal(self, outputs: Tensor, reference: Tensor, annotated: Tensor) -> tuple[Tensor, Tensor]:
+        known = annotated.view(*annotated.shape, *(1,) * (outputs.ndim - 2))
+        return torch.where(known, outputs, ABSENT), torch.where(known, reference, 0)
 
     def decode(self, logits: Iterable[Tensor]) -> Tensor:
         label: Tensor | None = None

@@ -76,7 +76,9 @@ class RegressionTargets(NumberTargets):
         means, stds = _on_device(self, label.device)
         return (label.float() - means) / stds
 
-    def compare(self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor) -> Tensor:
+    def compare(
+        self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor, annotated: Tensor | None = None
+    ) -> Tensor:
         return loss(self.encode(outputs), encoded)
 
     def _trial_outputs(self, noise: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from inspect import signature
 from typing import Any, ClassVar, Self
@@ -18,6 +18,7 @@ from medconv.metrics.statistics import describe
 from medconv.targets.base import Targets, list_of, names_of
 from medconv.targets.monitor import DICE, MonitoredMetric
 
+ABSENT = -1e4  # a logit whose probability is 0 beside any other, within the range of fp16
 HIGHEST = torch.iinfo(torch.int16).max  # the largest label value
 _TOLERANCE = 1e-4  # relative; a loss that changes by less when voxels are shuffled ignores their positions
 _EDGE, _SHORT_EDGE = 16, 4  # voxels along each axis of the trial batch; the short one when it is shuffled
@@ -40,6 +41,7 @@ class SegmentationTargets(Targets):
     names: tuple[str, ...]
     values: tuple[tuple[int, ...], ...]
     ignore: int | None = None
+    also_ignored: tuple[int, ...] = field(default=(), kw_only=True)
 
     @classmethod
     def from_fields(cls, content: Mapping[str, Any]) -> Self:
@@ -49,9 +51,11 @@ class SegmentationTargets(Targets):
         values = tuple(tuple(label_values(group)) for group in list_of(content["values"]))
         if len(values) != len(names) or not all(values):
             raise ValueError("each name needs its label values")
-        if ignore is not None and label_values([ignore])[0] in (v for group in values for v in group):
+        also = tuple(label_values(content.get("also_ignored", ())))
+        ignored = label_values([] if ignore is None else [ignore, *also])
+        if {*ignored} & {v for group in values for v in group} or (also and ignore is None):
             raise ValueError("the label value to ignore must not be a class")
-        targets = cls(names, values, ignore, **cls._further_fields(content))
+        targets = cls(names, values, ignore, also_ignored=also, **cls._further_fields(content))
         if len(set(targets.written)) != len(names):
             raise ValueError("each name needs a label value of its own; for regions, `order` gives it")
         if any(value not in group for value, group in zip(targets.written, values, strict=True)):
@@ -64,7 +68,8 @@ class SegmentationTargets(Targets):
 
     def plain(self) -> dict[str, Any]:
         values = [list(group) for group in self.values]
-        return {"kind": self.kind, "names": list(self.names), "values": values, "ignore": self.ignore}
+        also = {"also_ignored": list(self.also_ignored)} if self.also_ignored else {}
+        return {"kind": self.kind, "names": list(self.names), "values": values, "ignore": self.ignore, **also}
 
     @property
     def by_name(self) -> dict[str, tuple[int, ...]]:
@@ -93,6 +98,12 @@ class SegmentationTargets(Targets):
     def labelled(self, label: Tensor) -> Tensor | None:
         """Mask of the labelled voxels; None if all are. Shape: any -> same, bool."""
         return None if self.ignore is None else label != self.ignore
+
+    def one_ignored(self, label: np.ndarray) -> np.ndarray:
+        """A label map with `ignore` in the place of the values of `also_ignored`."""
+        if self.ignore is None or not self.also_ignored:
+            return label
+        return np.where(np.isin(label, self.also_ignored), self.ignore, label).astype(label.dtype)
 
     @abstractmethod
     def reference(self, label: Tensor) -> Tensor:
@@ -126,12 +137,30 @@ class SegmentationTargets(Targets):
     def random_labels(self, batch: int, patch_size: Sequence[int]) -> Tensor:
         return torch.randint(self.num_values, (batch, 1, *patch_size))
 
-    def compare(self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor) -> Tensor:
+    @abstractmethod
+    def annotated_outputs(self, values: Collection[int]) -> tuple[bool, ...]:
+        """The outputs that have a reference in a case of which only these label values are annotated."""
+
+    @abstractmethod
+    def marginal(self, outputs: Tensor, reference: Tensor, annotated: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs and reference of a batch without what is not annotated, for any loss. Overlapping regions
+        get a probability of 0 and no voxel; the probability of exclusive classes joins the background's,
+        as their voxels do in the reference, so that their logits have a gradient as background alone.
+
+        Args: annotated: (batch, outputs) bool.
+        Source: the marginal loss of Shi et al. 2021, arXiv:2007.03868.
+        """
+
+    def compare(
+        self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor, annotated: Tensor | None = None
+    ) -> Tensor:
         """A loss with an argument `labelled` gets the mask of labelled voxels; any other one only these
         voxels, in one row as a single sample. This is exact for losses that sum over a batch's voxels
         regardless of their positions, as `try_loss` checks. 0 if no voxel is labelled.
         """
         reference, labelled = self.reference(encoded), self.labelled(encoded)
+        if annotated is not None:
+            outputs, reference = self.marginal(outputs, reference, annotated)
         if labelled is None:
             return loss(outputs, reference)
         if _takes_mask(loss):
@@ -163,13 +192,19 @@ class SegmentationTargets(Targets):
             "voxels cannot be excluded from it; use loss.batch=true if it has that argument, or loss=dice_ce"
         )
 
-    def cross_entropy(self, logits: Tensor, label: Tensor) -> float | None:
+    def cross_entropy(
+        self, logits: Tensor, label: Tensor, annotated: Sequence[bool] | None = None
+    ) -> float | None:
         """Mean cross-entropy over the labelled voxels (and regions, if they overlap); None if there are none.
 
         Shape: logits (batch, outputs, *spatial), label (batch, 1, *spatial).
+        Args: annotated: as `marginal`, one for each output.
         """
         label = label.to(logits.device)  # large logits are moved from a GPU to main memory
         labelled, reference = self.labelled(label), self.reference(label)
+        if annotated is not None:
+            known = torch.tensor([annotated] * len(logits), device=logits.device)
+            logits, reference = self.marginal(logits, reference, known)
         if labelled is not None:
             if not labelled.any():
                 return None
@@ -179,9 +214,16 @@ class SegmentationTargets(Targets):
     @abstractmethod
     def _entropy(self, logits: Tensor, reference: Tensor) -> Tensor: ...
 
-    def dice(self, prediction: np.ndarray, reference: np.ndarray) -> ClassScores:
-        """Dice of each name; the row of a case in a checkpoint's `validation`. Shape: two label maps."""
-        return metrics_dice.dice(prediction, reference, self)
+    def dice(
+        self, prediction: np.ndarray, reference: np.ndarray, annotated: Sequence[bool] | None = None
+    ) -> ClassScores:
+        """Dice of each name; the row of a case in a checkpoint's `validation`. Shape: two label maps.
+
+        Args: annotated: of each output; others are undefined (None).
+        """
+        row = metrics_dice.dice(prediction, reference, self)
+        known = [True] * len(self.names) if annotated is None else annotated[-len(self.names) :]
+        return {name: row[name] if there else None for name, there in zip(self.names, known, strict=True)}
 
     def logged(
         self, rows: Mapping[str, ClassScores], losses: Mapping[str, float | None]

@@ -27,7 +27,7 @@ from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import Plan, plan
 from medconv.targets import Targets
-from medconv.training import plan_for_time, report
+from medconv.training import plan_for_time, report, sampling
 from medconv.training.run_dir import short_hash
 from medconv.utils import signals
 from medconv.utils.hardware import resolve_precision
@@ -75,7 +75,9 @@ def find_data(data: DataConfig) -> tuple[Dataset, int]:
     if data.group_pattern is not None:
         dataset = replace(dataset, cases=splits.grouped(dataset.cases, data.group_pattern))
     dataset = per_case.with_source_spacing(dataset, data.source_spacing_mm)
-    check_ignored(dataset.targets.ignore, (case.label for case in dataset.cases))
+    dataset = per_case.with_weights(per_case.with_annotated(dataset, data.annotated), data.case_weights)
+    for value in (dataset.targets.ignore, *dataset.targets.also_ignored):
+        check_ignored(value, (case.label for case in dataset.cases))
     return dataset, workers
 
 
@@ -106,6 +108,8 @@ def prepare_data(
         if not split.train:
             raise ConfigError(f"data.fold={data.fold}: no case is left to train on, all cases are invalid")
     split = check_split(split, dataset, measured, data)
+    per_case.check_annotated(split.train, dataset, pairs)
+    sampling.announce(split.train, dataset)
     planned = make_plan(config, dataset, measured, recorded)
     report.planned(planned)
     preprocessing = _preprocessing(planned, dataset, measured, data)
@@ -153,7 +157,7 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
     contents = dict(zip([case.id for case in dataset.cases], measured.contents, strict=False))
     split = splits.drop_duplicates(split, contents)
     splits.check_examples(split, targets)
-    if data.balanced_sampling:
+    if data.balanced_sampling and not targets.per_voxel:
         targets.balanced_groups(splits.values_of(split.train))  # fails where there are no classes to draw
     sized = targets.per_voxel or data.resize is not None or data.patch_size is not None
     if measured.spatial_dims == 2 and not sized and len(set(measured.shapes)) > 1:
@@ -244,12 +248,6 @@ def derived_values(prepared: PreparedData) -> Derived:
     )
 
 
-def _draw_from(prepared: PreparedData) -> list[list[int]]:
-    """Indices of training cases per class."""
-    groups = prepared.targets.balanced_groups(splits.values_of(prepared.train))
-    return [group.tolist() for group in groups]
-
-
 def build_data(
     config: RunConfig,
     prepared: PreparedData,
@@ -267,6 +265,8 @@ def build_data(
         flip_label_pairs=configs.lists_to_tuples(derived.flip_label_pairs or []),
         left_right_axis=left_right_axis(derived.slice_axis),
     )
+    names = prepared.dataset.class_names
+    drawn = (prepared.train, prepared.targets, names)
     keys = (
         "batch_size",
         "samples_per_epoch",
@@ -283,7 +283,10 @@ def build_data(
         augment,
         seed=config.seed,
         slice_axis=derived.slice_axis,
-        draw_from=_draw_from(prepared) if settings.balanced_sampling else None,
+        draw_from=sampling.draw_from(*drawn, prepared.store) if settings.balanced_sampling else None,
+        annotated=sampling.annotated(
+            [*prepared.train, *prepared.val, *prepared.test], prepared.targets, names
+        ),
         test=prepared.test,
         **{key: getattr(settings, key) for key in keys},
         profiler=profiler,

@@ -54,6 +54,8 @@ def announce(
         log.info("slices: 2D, across the %s axis of the volumes", axis)
     log.info("model: %s, %.2f million parameters", config.model["_target_"], weights / 1e6)
     device = trainer.strategy.root_device.type
+    if (of_classes := config.loss.get("class_weights")) not in (None, "none"):
+        log.info("loss: class weights %s", of_classes)
     log.info("trainer: %d x %s, precision %s", trainer.world_size, device, trainer.precision)
     log.info("run: %s", folder.path)
     log.debug("parameters: %s", ", ".join(name for name, _ in network.named_parameters()))

@@ -42,9 +42,10 @@ FREE = (
     "trainer.log_every_n_steps",
     "tags",
     "test",
-    "derived.monitor",  # these three follow from other keys
+    "derived.monitor",  # these four follow from other keys
     "derived.stem",
     "derived.num_train_cases",
+    "loss.class_names",
     "derived.size",  # what it decides is compared
 )
 

@@ -90,7 +90,7 @@ class Task(LightningModule):
             outputs = self(image)
         else:
             outputs = self.supervision(self.network, image.contiguous(memory_format=self.memory_format))
-        loss: Tensor = self.loss(outputs, label)
+        loss: Tensor = self.loss(outputs, label, batch.get("annotated"))
         return loss
 
     def on_validation_epoch_start(self) -> None:

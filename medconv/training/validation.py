@@ -41,10 +41,11 @@ class LabelMapValidation:
     to_native: Callable[[Tensor, str], np.ndarray]
 
     def __call__(self, network: Callable[[Tensor], Tensor], batch: Batch) -> Validated:
-        case = batch["case"]
+        case, annotated = batch["case"], batch.get("annotated")
         logits = self.window(network, batch["image"]).float()
-        dice = self.targets.dice(self.to_native(logits[0], case), batch["reference"].cpu().numpy())
-        loss = self.targets.cross_entropy(logits, batch["label"])
+        prediction, reference = self.to_native(logits[0], case), batch["reference"].cpu().numpy()
+        dice = self.targets.dice(prediction, reference, annotated)
+        loss = self.targets.cross_entropy(logits, batch["label"], annotated)
         shown = {"case": case, "prediction": self.targets.decode(logits[0])}
         return Validated({case: dice}, shown, {case: loss})
 

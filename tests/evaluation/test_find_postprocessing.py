@@ -140,6 +140,21 @@ def test_incomplete_cross_validations_are_refused_with_the_reason(
     edit_configs(sweep_folder, MSD, "os.path.join")
     assert "data.layout._target_=os.path.join is refused" in fails("--runs", str(sweep_folder))
     edit_configs(sweep_folder, "os.path.join", MSD)
+    for key, value, words in (
+        (
+            "annotated",
+            "{case_*: [box]}",
+            "annotated.case_*=['box']: no post-processing is searched where cases",
+        ),
+        (
+            "ignore_label",
+            "[3, 4]",
+            "ignore_label=[3, 4]: post-processing is searched with one value to ignore",
+        ),
+    ):
+        edit_configs(sweep_folder, f"  {key}: null", f"  {key}: {value}")
+        assert f"data.{words}" in fails("--runs", str(sweep_folder))
+        edit_configs(sweep_folder, f"  {key}: {value}", f"  {key}: null")
     lost = {**summaries(sweep_folder)["2"]["val/cases"], "case_99": {"box": 1.0, "hole": 1.0}}
     edit(runs["2"] / "summary.json", **{"val/cases": lost})
     assert "it lacks 1 of 8 cases: case_99" in fails("--runs", str(sweep_folder))

@@ -324,3 +324,19 @@ def test_distances_are_in_the_spacing_that_training_stated(tmp_path: Path) -> No
     (predictions / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="prediction.json .*data.source_spacing_mm.* expected positive"):
         evaluate(predictions, references)
+
+
+def test_a_class_that_a_reference_lacks_does_not_count(tmp_path: Path) -> None:
+    predicted = {case: label_of(4, 5) for case in ("a_1", "b_1", "b_2")}
+    folders_ = folders(tmp_path, predicted, {case: label_of(4, 5 * (case == "a_1")) for case in predicted})
+    assert dices(evaluate(*folders_)) == {"1": 1.0, "2": pytest.approx(1 / 3)}
+    result = evaluate(*folders_, annotated=["b_*=1"])
+    assert dices(result) == {"1": 1.0, "2": 1.0} and result["statistics"]["2"]["nsd"]["n"] == 1
+    assert [row["volume_ml"]["2"] is None for row in result["cases"]] == [False, True, True]
+    for option, words in (
+        ("b_*=3", "no class '3'; there are 1, 2"),
+        ("c=1", "no case matches; the cases are a_1"),
+        ("*_1=1", "another pattern matches case b_1, too"),
+    ):
+        with pytest.raises(ValueError, match=f"^--annotated .*: {words}"):
+            evaluate(*folders_, annotated=["b_*=1", option])

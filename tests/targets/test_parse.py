@@ -3,17 +3,22 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.volumes import (
     edit_json,
+    label_array,
+    save,
     tiny,
     write_msd,
     write_nnunet,
 )
 
+from medconv.data.case_files import label_of
 from medconv.data.datasets.common import targets_of
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.nnunet import nnunet
+from medconv.data.preprocessing.fingerprint import examine
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 from medconv.targets.segmentation import SegmentationTargets
@@ -122,6 +127,14 @@ def test_the_config_overrides_only_the_keys_it_sets(tmp_path: Path) -> None:
         (None, None, 0, r"data\.ignore_label must be above.*got 0, class background"),
         (None, None, -1, r"data\.ignore_label must be above.*got -1, not a label value"),
         (None, None, 40000, r"data\.ignore_label must be above.*to 32767, got 40000"),
+        (None, None, [9, 1], r"data\.ignore_label must be one value, or a list of different values .*3 to"),
+        (
+            None,
+            None,
+            [9, 9],
+            r"data\.ignore_label must be one value, or a list of different values above all",
+        ),
+        (None, None, [], r"data\.ignore_label must be one value, or a list"),
         (None, None, "smal", r"data\.ignore_label: smal is not a class; did you mean small\?"),
     ],
 )
@@ -158,3 +171,19 @@ def test_the_only_class_cannot_be_ignored(tmp_path: Path) -> None:
         ValueError, match=r"data\.ignore_label must be above all classes, from 2 to 32767, got 1, class box"
     ):
         dataset.with_targets(regions=None, regions_order=None, ignore_label=1)
+
+
+def test_of_several_values_to_ignore_label_maps_are_read_with_the_first(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path).with_targets(regions=None, regions_order=None, ignore_label=[9, 254, 255])
+    assert (dataset.targets.ignore, dataset.targets.also_ignored) == (9, (254, 255))
+    label = label_array(0).astype(np.int16)
+    label[0], label[1] = 254, 255
+    save(dataset.cases[0].files[1], label)
+    label[:2] = 9
+    np.testing.assert_array_equal(label_of(dataset.cases[0])[0], label)
+    assert not examine(dataset.cases[0], dataset).errors
+    save(dataset.cases[0].files[1], label_array(0) + 3)
+    assert (
+        "label values [3, 4, 5] are not declared, expected 0, 1, 2, 9, 254, 255"
+        in (examine(dataset.cases[0], dataset).errors[0])
+    )

@@ -1,7 +1,9 @@
 """medconv/targets/segmentation.py: labels to references, logits to label maps, and content of files."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from medconv.targets.label_map import LabelMapTargets
@@ -10,6 +12,7 @@ from medconv.targets.segmentation import SegmentationTargets
 
 CLASSES = LabelMapTargets.of_classes(["background", "a", "b"])
 IGNORING = LabelMapTargets.of_classes(["background", "a", "b"], ignore=9)
+SEVERAL = replace(IGNORING, also_ignored=(7, 8))
 REGIONS = RegionTargets(("lesion", "core"), ((1, 2), (2,)), None, (1, 2))
 
 
@@ -18,7 +21,9 @@ def test_numbers_of_outputs_and_values() -> None:
     assert (REGIONS.num_outputs, REGIONS.num_values, REGIONS.words) == (2, 3, "lesion=1+2, core=2")
 
 
-@pytest.mark.parametrize("targets", [CLASSES, IGNORING, REGIONS], ids=["classes", "ignoring", "regions"])
+@pytest.mark.parametrize(
+    "targets", [CLASSES, IGNORING, SEVERAL, REGIONS], ids=["classes", "ignoring", "several", "regions"]
+)
 def test_targets_return_from_a_file(targets: SegmentationTargets) -> None:
     assert SegmentationTargets.from_plain(targets.plain()) == targets
 
@@ -36,6 +41,7 @@ def test_targets_return_from_a_file(targets: SegmentationTargets) -> None:
             "the label value that a region writes must be one of its values",
         ),
         ({"ignore": 2}, "the label value to ignore must not be a class"),
+        ({"ignore": 9, "also_ignored": [1]}, "the label value to ignore must not be a class"),
     ],
 )
 def test_invalid_content_of_a_file_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -43,3 +49,16 @@ def test_invalid_content_of_a_file_is_refused(changes: dict[str, Any], message: 
         SegmentationTargets.from_plain({**CLASSES.plain(), **changes})
     with pytest.raises(ValueError, match="targets of label maps need names, values and ignore"):
         SegmentationTargets.from_plain({"kind": "label_map", "names": ["a"]})
+
+
+def test_dice_of_a_class_that_is_not_annotated_is_undefined() -> None:
+    prediction, reference = np.array([1, 1, 2, 0]), np.array([0, 1, 2, 2])
+    assert CLASSES.dice(prediction, reference) == {"a": pytest.approx(2 / 3), "b": pytest.approx(2 / 3)}
+    assert CLASSES.dice(prediction, reference, (True, False, True)) == {"a": None, "b": pytest.approx(2 / 3)}
+    row = REGIONS.dice(prediction, reference, REGIONS.annotated_outputs((2,)))
+    assert row == {"lesion": None, "core": pytest.approx(2 / 3)}
+
+
+def test_label_maps_have_one_value_to_ignore() -> None:
+    label = np.array([0, 7, 2, 8, 9], np.int16)
+    assert SEVERAL.one_ignored(label).tolist() == [0, 9, 2, 9, 9] and IGNORING.one_ignored(label) is label

@@ -20,6 +20,7 @@ PLAIN = PerfConfig(channels_last=False, fast_norm=False, compile=False)
 CONFIG = RunConfig(
     data=DataConfig(batch_size=3, spacing_mm=[1, 2]),
     model={"_target_": "torch.nn.Linear"},
+    loss={"class_weights": {"lesion": 4}},
     trainer=TrainerConfig(accelerator="cpu", benchmark=True),
     perf=PLAIN,
     derived=Derived(patch_size=[32, 48], spacing_mm=[0.5, 1.25], slice_axis=2),
@@ -47,6 +48,7 @@ def test_a_run_announces_its_data_patch_model_trainer_and_folder(caplog: pytest.
         "patch: 32 x 48 voxels of 0.5 x 1.25 mm, global batch 12",
         "slices: 2D, across the superior axis of the volumes",
         "model: torch.nn.Linear, 0.01 million parameters",
+        "loss: class weights {'lesion': 4}",
         "trainer: 1 x cpu, precision 32-true",
         "run: runs/x",
         "trainer.benchmark=true has no effect: cuDNN runs on NVIDIA GPUs only",

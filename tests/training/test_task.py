@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from medconv.data.loading.datamodule import Batch
 from medconv.inference.load import load
 from medconv.models.unet import UNet
+from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.multiclass import MulticlassTargets
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
+from medconv.training.losses.fit import FittedLoss
+from medconv.training.losses.segmentation import DiceCrossEntropy
 from medconv.training.task import Task, gather
 from medconv.training.validation import ImageLevelValidation
 
@@ -87,6 +90,18 @@ def test_a_loss_that_is_not_finite_makes_all_gradients_nan() -> None:
         task.training_step({"image": image, "factor": factor}, 0).backward()
         gradient = task.network[0].weight.grad
         assert bool(gradient.isfinite().all()) == finite and bool(gradient.isnan().all()) != finite
+
+
+def test_the_loss_of_a_batch_knows_what_its_cases_annotate() -> None:
+    targets, network = LabelMapTargets.of_classes(["background", "a", "b"]), nn.Conv2d(1, 3, 1)
+    loss = FittedLoss(DiceCrossEntropy(), targets, 2)
+    task = Task(network, loss, *[make().make_optimizer] * 2, targets, make().validation, record={})  # type: ignore[arg-type]
+    image, label = torch.randn(2, 1, 4, 4), torch.arange(32).reshape(2, 1, 4, 4) % 3
+    batch, known = {"image": image, "label": label}, torch.tensor([[True] * 3, [True, False, True]])
+    whole, partial_ = task.loss_of(batch), task.loss_of({**batch, "annotated": known})
+    torch.testing.assert_close(whole, loss(network(image), label))
+    torch.testing.assert_close(partial_, loss(network(image), label, known))
+    assert abs(float(whole - partial_)) > 1e-3
 
 
 def test_entries_are_gathered_by_key() -> None:

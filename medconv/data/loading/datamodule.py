@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any
@@ -22,7 +22,7 @@ from torch.utils.data import default_collate
 from medconv.data.augmentation.sample_transforms import SampleTransforms
 from medconv.data.case import Case
 from medconv.data.loading.image_dataset import ImageCases, ImageDataset
-from medconv.data.loading.patch_dataset import CaseDataset, PatchDataset, Sample, SampleOrder
+from medconv.data.loading.patch_dataset import Annotated, CaseDataset, PatchDataset, Sample, SampleOrder
 from medconv.data.loading.worker_errors import GuardedCollate, GuardedDataset, WorkerError
 from medconv.data.preprocessing.store import Store
 from medconv.performance.step_profiler import StepProfiler
@@ -42,8 +42,9 @@ class DataModule(LightningDataModule):
         augment: applied to training batches: on the device if it is an accelerator, else in the workers. A
             `SampleTransforms` is applied to each sample, always in the workers.
         slice_axis: with 2D patches from volumes, the axis across the slices.
-        draw_from: for image-level targets: indices into `train`, per class, to draw each class equally
-            often; None draws each case equally often.
+        draw_from: indices into `train`, per class, to draw each class equally often (of label maps, where a
+            patch is centred on a foreground voxel); None draws each case by its weight.
+        annotated: of label maps: by case id, where cases lack labels.
         test: cases for `trainer.test`.
         num_workers: loader processes per device; None: half of the cores, shared by the devices, at most 8.
         persistent_workers: keep workers between epochs; None: yes if there are workers.
@@ -68,6 +69,7 @@ class DataModule(LightningDataModule):
         persistent_workers: bool | None = None,
         slice_axis: int | None = None,
         draw_from: Sequence[Sequence[int]] | None = None,
+        annotated: Mapping[str, Annotated] | None = None,
         test: Sequence[Case] = (),
         profiler: StepProfiler | None = None,
         stop_request: StopRequest | None = None,
@@ -81,7 +83,7 @@ class DataModule(LightningDataModule):
         self.samples_per_epoch, self.oversample_foreground = samples_per_epoch, oversample_foreground
         self.num_workers, self.prefetch_factor = num_workers, prefetch_factor
         self.persistent_workers = persistent_workers
-        self.slice_axis, self.draw_from = slice_axis, draw_from
+        self.slice_axis, self.draw_from, self.annotated = slice_axis, draw_from, annotated
         self.profiler, self.stop_request = profiler or StepProfiler(), stop_request or StopRequest()
         self._check()
 
@@ -109,11 +111,19 @@ class DataModule(LightningDataModule):
         )
 
     def _samples(self) -> ImageDataset | PatchDataset:
+        given = [case.weight for case in self.train_cases]
+        weights = None if len(set(given)) == 1 else given
         if self.image_level:
-            return ImageDataset(self.store, self.train_cases, self.seed, self.draw_from, self.transform)
+            sampling = self.draw_from, self.transform, weights
+            return ImageDataset(self.store, self.train_cases, self.seed, *sampling)
         ids, share = [case.id for case in self.train_cases], self.oversample_foreground
         place = self.slice_axis, self._read_size()
-        return PatchDataset(self.store, ids, self.patch_size, self.seed, share, *place, self.transform)
+        return PatchDataset(
+            *(self.store, ids, self.patch_size, self.seed, share, *place, self.transform),
+            weights=weights,
+            draw_from=self.draw_from,
+            annotated=self.annotated,
+        )
 
     @property
     def image_level(self) -> bool:
@@ -143,7 +153,7 @@ class DataModule(LightningDataModule):
         if self.image_level and mine:
             dataset, collate, size = ImageCases(self.store, mine), default_collate, self.batch_size
         else:
-            dataset, collate, size = CaseDataset(self.store, mine), _only_item, 1
+            dataset, collate, size = CaseDataset(self.store, mine, self.annotated), _only_item, 1
         return self._loader(dataset, collate, batch_size=size, shuffle=False, stop_request=self.stop_request)
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
@@ -267,7 +277,9 @@ class _Augmenting:
         if len({sample["image"].shape for sample in samples}) == 1:
             return self.augment(default_collate(samples))
         # Samples of different sizes, see `read_size`
-        return self.augment({key: [sample[key] for sample in samples] for key in samples[0]})
+        batch = self.augment({key: [sample[key] for sample in samples] for key in samples[0]})
+        known = {"annotated": default_collate(batch["annotated"])} if "annotated" in batch else {}
+        return {**batch, **known}
 
 
 def _only_item(samples: list[Sample]) -> Sample:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from medconv.data.case import Case
-from medconv.data.loading.patch_dataset import Sample
+from medconv.data.loading.patch_dataset import Sample, in_order
 from medconv.data.preprocessing.store import Store
 from medconv.data.random_streams import RandomStream, generator
 
@@ -67,7 +67,7 @@ class ImageDataset(ImageCases):
 
     Item: image (channels, *frame) float32, label (values,) float32, sample n.
     Args: draw_from: indices of cases per class, to draw each class equally often; None: each case
-    equally often. transform: as in `PatchDataset`.
+    equally often. transform, weights: as in `PatchDataset`.
     """
 
     def __init__(
@@ -77,8 +77,10 @@ class ImageDataset(ImageCases):
         seed: int,
         draw_from: Sequence[Sequence[int]] | None = None,
         transform: Callable[[Sample], Sample] | None = None,
+        weights: Sequence[float] | None = None,
     ) -> None:
         super().__init__(store, cases, transform)
+        self.weights = None if weights is None else np.array(weights)
         groups = [range(len(cases))] if draw_from is None else [places for places in draw_from if len(places)]
         self.seed, self.groups = seed, [np.array(places) for places in groups]
         self._turns: dict[int, tuple[int, np.ndarray]] = {}
@@ -89,16 +91,20 @@ class ImageDataset(ImageCases):
     def place_of(self, index: int) -> int:
         """Classes take turns, in a new random order each round; so do the cases of each class."""
         if len(self.groups) == 1:
-            return int(self.groups[0][self._in_turn(0, index, len(self.groups[0]))])
+            return int(self.groups[0][self._in_turn(0, index, len(self.groups[0]), self._weights_of(0))])
         round_, _ = divmod(index, len(self.groups))
         group = self._in_turn(len(self.groups), index, len(self.groups))
-        return int(self.groups[group][self._in_turn(group, round_, len(self.groups[group]))])
+        count, weights = len(self.groups[group]), self._weights_of(group)
+        return int(self.groups[group][self._in_turn(group, round_, count, weights)])
 
     def describe(self, index: int) -> tuple[str, str]:
         """The case of a sample, and a description of the sample."""
         return str(self.data[self.place_of(index)]), f"training sample {index}"
 
-    def _in_turn(self, key: int, index: int, count: int) -> int:
+    def _weights_of(self, group: int) -> np.ndarray | None:
+        return None if self.weights is None else self.weights[self.groups[group]]
+
+    def _in_turn(self, key: int, index: int, count: int, weights: np.ndarray | None = None) -> int:
         """Item `index` of an endless sequence of permutations of `count` items. Args: key: which sequence."""
         turn, place = divmod(index, count)
         if self._turns.get(key, (-1,))[0] != turn:
@@ -106,5 +112,5 @@ class ImageDataset(ImageCases):
                 rng = generator(self.seed, RandomStream.CASE_ORDER, turn)
             else:
                 rng = generator(self.seed, RandomStream.BALANCED_ORDER, turn, key)
-            self._turns[key] = turn, rng.permutation(count)
+            self._turns[key] = turn, in_order(rng, count, weights)
         return int(self._turns[key][1][place])

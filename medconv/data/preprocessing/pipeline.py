@@ -132,7 +132,8 @@ def _ignored(dataset: Dataset) -> list[int]:
 
 def _stated(dataset: Dataset) -> list[Any]:
     """What `dataset` states of its files, as an addition to a hash; empty if their headers say all."""
-    stated = {case.id: case.source_spacing_mm for case in dataset.cases if case.source_spacing_mm is not None}
+    stated = {case.id: [case.source_spacing_mm, case.relabel] for case in dataset.cases}
+    stated = {case: said for case, said in stated.items() if said != [None, None]}
     return [stated] if stated else []
 
 

@@ -34,11 +34,13 @@ class FittedLoss(nn.Module):
         self.loss, self.targets, self.spatial_dims = loss, targets, spatial_dims
         self._check()
 
-    def forward(self, outputs: Any, encoded: Tensor) -> Tensor:
+    def forward(self, outputs: Any, encoded: Tensor, annotated: Tensor | None = None) -> Tensor:
+        """Args: annotated: as in `targets.compare`."""
         logits = heads(outputs, self.spatial_dims)
         weights = [0.5**i for i in range(len(logits))]
+        known = () if annotated is None else (annotated,)
         losses = [
-            weight * self.targets.compare(self.loss, output, _resize(encoded, output.shape[2:]))
+            weight * self.targets.compare(self.loss, output, _resize(encoded, output.shape[2:]), *known)
             for weight, output in zip(weights, logits, strict=True)
         ]
         return torch.stack(losses).sum() / sum(weights)

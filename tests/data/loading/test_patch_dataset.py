@@ -12,7 +12,7 @@ from monai.data import DataLoader
 from medconv.data.augmentation.augment import centre
 from medconv.data.case import Dataset, Grid
 from medconv.data.io.images import read_label
-from medconv.data.loading.patch_dataset import CaseDataset, PatchDataset, SampleOrder, crop
+from medconv.data.loading.patch_dataset import Annotated, CaseDataset, PatchDataset, SampleOrder, crop
 from medconv.data.preprocessing.pipeline import prepare
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.data.preprocessing.store import Entry, Store
@@ -270,3 +270,43 @@ def test_read_size_keeps_the_centre(prepared: tuple[Dataset, Store]) -> None:
             assert torch.equal(centre(patch, overlap), centre(box, overlap))
     largest = sized[3]["image"]
     assert (largest == 0).any() and largest.max() > 5
+
+
+def test_a_case_that_lacks_labels_is_centred_on_annotated_classes_alone(tmp_path: Path) -> None:
+    label = np.zeros((20, 20), np.uint8)
+    label[2, 2], label[17, 17] = 1, 2
+    dataset = synthetic(Store(tmp_path / "store"), label, tmp_path)
+    assert {int(dataset[n]["label"].max()) for n in range(20)} == {1, 2} and "annotated" not in dataset[0]
+    dataset.annotated = {"case_0": Annotated((2,), (True, False, True))}
+    samples = [dataset[n] for n in range(20)]
+    assert {int(sample["label"].max()) for sample in samples} == {2}
+    assert samples[0]["annotated"].tolist() == [True, False, True]
+    dataset.annotated = {"case_0": Annotated((3,), (True, False, False))}
+    assert any(int(dataset[n]["label"].max()) == 0 for n in range(20))  # nothing to be centred on
+
+
+def test_classes_are_drawn_equally_often_before_their_cases(prepared: tuple[Dataset, Store]) -> None:
+    """Class 2 is drawn from one case of five; the others come in their turns for the rest."""
+    dataset, store = prepared
+    ids = [case.id for case in dataset.cases]
+    more = {"draw_from": [[0, 1, 2, 3, 4], [3]], "weights": [1, 1, 1, 1, 4]}
+    samples = PatchDataset(store, ids, (1, 1, 1), 0, 0.5, **more)  # type: ignore[arg-type]
+    values = [int(samples[n]["label"]) for n in range(600)]
+    drawn = [samples._place_of(n) for n in range(600)]
+    assert all(value == wanted for value, (_, wanted) in zip(values, drawn, strict=True) if wanted)
+    counts = Counter(wanted for _, wanted in drawn)
+    assert 120 < counts[1] < 180 and 120 < counts[2] < 180 and 260 < counts[None] < 340
+    assert {place for place, wanted in drawn if wanted == 2} == {3}
+    of_first = Counter(place for place, wanted in drawn if wanted == 1)
+    assert 0.35 < of_first[4] / counts[1] < 0.65  # a weight of 4 in 8
+
+
+def test_a_case_is_drawn_as_often_as_its_weight_says(prepared: tuple[Dataset, Store]) -> None:
+    dataset, store = prepared
+    ids = [case.id for case in dataset.cases]
+    samples = PatchDataset(store, ids, PATCH, 0, 0.5, weights=[1, 1, 1, 2.5, 4.5])
+    rounds = [Counter(samples.case_of(5 * turn + n) for n in range(5)) for turn in range(200)]
+    total = sum(rounds, Counter())
+    for case, weight in zip(ids, (1, 1, 1, 2.5, 4.5), strict=True):
+        assert total[case] / 1000 == pytest.approx(weight / 10, abs=0.03)
+        assert all(abs(one[case] - weight / 2) <= 1 for one in rounds)

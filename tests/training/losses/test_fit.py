@@ -199,3 +199,54 @@ def test_image_level_losses_do_not_fit_label_maps(loss: nn.Module) -> None:
         ValueError, match="is for .* targets, but the data has label_map targets; use loss=dice_ce"
     ):
         fitted(loss, CLASSES)
+
+
+ONE_LACKS_A = torch.tensor([[True, True, True], [True, False, True]])
+
+
+def test_a_class_that_is_not_annotated_joins_the_background() -> None:
+    """The second sample alone: as classes background-or-a and b, whatever its label says of a."""
+    logits, label = target_example(CLASSES)
+    logits, label, known = logits[1:], label[1:], ONE_LACKS_A[1:]
+    two = torch.cat([logits[:, :2].logsumexp(1, keepdim=True), logits[:, 2:]], 1)
+    one_class = (label == 2).long()
+    entropy = nn.functional.cross_entropy(two, one_class[:, 0])
+    loss = fitted(DiceCrossEntropy(dice_weight=0.0), CLASSES, 2)
+    torch.testing.assert_close(loss(logits, label, known), entropy)
+    assert CLASSES.cross_entropy(logits, label, known[0].tolist()) == pytest.approx(float(entropy))
+    chance = two.softmax(1)[:, 1:]
+    dice = 2 * (chance * one_class).sum() / (chance.sum() + one_class.sum())
+    loss = fitted(DiceCrossEntropy(ce_weight=0.0), CLASSES, 2)
+    torch.testing.assert_close(loss(logits, label, known), 1 - (1 + dice) / 2)  # nothing is known of a
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("case", ["classes", "ignoring", "regions", "both"])
+def test_labels_that_are_not_annotated_change_nothing(name: str, case: str) -> None:
+    """Of the second sample, under deep supervision too; and without such labels the loss is that of always."""
+    targets = TARGETS[case]
+    loss, (logits, label) = fitted(make_loss(name, targets), targets, 2), target_example(targets, (2, 6, 6))
+    heads, changed = [logits.requires_grad_(), logits[..., ::2, ::2].detach()], label.clone()
+    known = torch.stack([torch.tensor(targets.annotated_outputs(values)) for values in ((1, 2), (2,))])
+    assert known.tolist() == (
+        [[True] * 3, [True, False, True]] if targets.exclusive else [[True] * 2, [False, True]]
+    )
+    changed[1][label[1] == 1] = 0
+    value = loss(heads, label, known)
+    value.backward()
+    torch.testing.assert_close(loss(heads, changed, known), value.detach())
+    assert abs(float(loss(heads, changed) - loss(heads, label))) > 1e-3
+    assert logits.grad.isfinite().all() and logits.grad[0].any()
+    if targets.exclusive:  # background and a share one gradient, by their probabilities
+        background, a = logits.grad[1, 0], logits.grad[1, 1]
+        torch.testing.assert_close(a, background * (logits[1, 1] - logits[1, 0]).exp().detach())
+    else:
+        assert not logits.grad[1, 0].any() and logits.grad[1, 1].any()
+    torch.testing.assert_close(loss(heads, label, torch.ones_like(known)), loss(heads, label))
+
+
+def test_the_loss_of_cases_that_lack_labels_compiles_into_one_graph() -> None:
+    logits, label = target_example(CLASSES)
+    loss = fitted(DiceCrossEntropy(), CLASSES, 2)
+    compiled = torch.compile(loss, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(logits, label, ONE_LACKS_A), loss(logits, label, ONE_LACKS_A))

@@ -137,6 +137,11 @@ def _problem(case: str) -> tuple[nn.Module, list[Tensor], Callable[[slice], Tens
     return FittedLoss(DiceCrossEntropy(), targets, 2), [logits], lambda part: logits[part], label
 
 
+def _known(case: str) -> Tensor | None:
+    """Outputs that the samples of `_problem` annotate: one class less in the second process."""
+    return torch.tensor([[True] * 3] * 2 + [[True, False, True]] * 2) if case == "ignoring" else None
+
+
 def _half_a_batch(rank: int, folder: str, case: str) -> None:
     """Loss and gradients of a rank's half of the batch, averaged over the ranks as DDP does."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -144,7 +149,8 @@ def _half_a_batch(rank: int, folder: str, case: str) -> None:
     torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
     loss, parameters, logits, label = _problem(case)
     mine = slice(2 * rank, 2 * rank + 2)
-    value = loss(logits(mine), label[mine])
+    known = _known(case)
+    value = loss(logits(mine), label[mine], *([] if known is None else [known[mine]]))
     value.backward()
     mean = distributed_nn.functional.all_reduce(value.detach()) / 2
     for parameter in parameters:
@@ -160,10 +166,47 @@ def _half_a_batch(rank: int, folder: str, case: str) -> None:
 def test_two_processes_have_the_gradient_of_one(tmp_path: Path, case: str, atol: float) -> None:
     ranks.call(_half_a_batch, str(tmp_path), case)
     loss, parameters, logits, label = _problem(case)
-    value = loss(logits(slice(None)), label)
+    known = _known(case)
+    value = loss(logits(slice(None)), label, *([] if known is None else [known]))
     value.backward()
     for rank in range(2):
         saved = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         torch.testing.assert_close(saved["loss"], value.detach())
         for grad, parameter in zip(saved["grads"], parameters, strict=True):
             torch.testing.assert_close(grad, parameter.grad, rtol=1e-4, atol=atol)
+
+
+def test_class_weights_count_voxels_and_dice_of_a_class(tmp_path: Path) -> None:
+    """By hand, of softmax and of sigmoid; weights of 1 are none."""
+    logits, label = example((2, 3, 4, 4))
+    weights = torch.tensor([1.0, 1.0, 5.0])
+    entropy = nn.functional.cross_entropy(logits, label[:, 0], weights, reduction="sum") / label.numel()
+    chance, true = logits.softmax(1), torch.stack([label[:, 0] == c for c in range(3)], 1)
+    both, sizes = (chance * true).sum((0, 2, 3))[1:], (chance + true.float()).sum((0, 2, 3))[1:]
+    dice = (2 * both / sizes * torch.tensor([1.0, 5.0])).sum() / 6
+    for setting in ({"b": 5}, [1, 1, 5]):
+        loss = DiceCrossEntropy(class_weights=setting, class_names=["a", "b"])
+        torch.testing.assert_close(loss(logits, label), entropy + 1 - dice, rtol=1e-4, atol=1e-5)
+    plain = DiceCrossEntropy()(logits, label)
+    torch.testing.assert_close(DiceCrossEntropy(class_weights=[1, 1, 1])(logits, label), plain)
+    regions = REGIONS.reference(label)
+    weighted = DiceCrossEntropy(0.0, class_weights={"core": 3}, class_names=REGIONS.names)(
+        logits[:, :2], regions
+    )
+    per_region = nn.functional.binary_cross_entropy_with_logits(logits[:, :2], regions, reduction="none")
+    torch.testing.assert_close(weighted, (per_region.mean((0, 2, 3)) * torch.tensor([1.0, 3.0])).mean())
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"c": 1}, "no class c; there are background, a, b"),
+        ([1, -1, 2], "must be numbers of 0 or more"),
+        ("balanced", "must be numbers of 0 or more"),
+        ([1, 0, 0], "a class must have a weight above 0"),
+        ([1, 2], "must be 3 numbers, one for each output, got 2"),
+    ],
+)
+def test_wrong_class_weights_are_refused(setting: object, words: str) -> None:
+    with pytest.raises(ValueError, match=f"^loss.class_weights.*{words}"):
+        FittedLoss(DiceCrossEntropy(class_weights=setting, class_names=["a", "b"]), CLASSES, 2)  # type: ignore[arg-type]

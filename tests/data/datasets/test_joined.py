@@ -1,0 +1,138 @@
+"""medconv/data/datasets/joined.py: datasets with labels of their own, by the names of their classes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.volumes import (
+    AFFINE,
+    edit_json,
+    image_array,
+    label_array,
+    preprocessing_config,
+    save,
+    write_msd,
+    write_nnunet,
+)
+
+from medconv.data.case_files import label_of
+from medconv.data.datasets.joined import joined
+from medconv.data.preprocessing.fingerprint import check, examine
+from medconv.data.preprocessing.pipeline import prepare
+from medconv.data.splits import grouped, split_cases
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> dict[str, dict[str, Any]]:
+    """`one` has big and small; `two` has a vessel as 1, small as 2 and unlabelled voxels as 9."""
+    write_msd(tmp_path / "one", 2)
+    other = edit_json(
+        write_msd(tmp_path / "two"), labels={"0": "bg", "1": "vessel", "2": "Small", "9": "ignore"}
+    )
+    label = label_array(1)
+    label[0] = 9
+    save(other / "labelsTr/case_1.nii.gz", label)
+    return {
+        "one": {"layout": "msd", "root": str(tmp_path / "one")},
+        "two": {"layout": "auto", "root": str(other), "rename": {"Small": "small"}},
+    }
+
+
+def test_classes_are_joined_by_name_and_cases_annotate_their_own(two: dict[str, Any], tmp_path: Path) -> None:
+    dataset = joined(two)
+    assert dataset.name == "one_two" and dataset.class_names == ("background", "big", "small", "vessel")
+    assert dataset.targets.ignore == 9
+    assert {case.id: case.annotated for case in dataset.cases} == {
+        **dict.fromkeys(("one_case_0", "one_case_1"), (1, 2)),
+        **dict.fromkeys(("two_case_0", "two_case_1", "two_case_2"), (2, 3)),
+    }
+    by_id = {case.id: case for case in dataset.cases}
+    assert by_id["one_case_0"].relabel is None
+    expected = np.array([0, 3, 2])[label_array(1)]
+    expected[0] = 9
+    np.testing.assert_array_equal(label_of(by_id["two_case_1"])[0], expected)
+    measured, warnings, _ = check(dataset, 1)
+    assert not warnings and measured.class_voxels[4][1] == 0 < measured.class_voxels[4][3]
+    store = prepare(dataset, preprocessing_config(), tmp_path / "store", 1)
+    np.testing.assert_array_equal(store.read("two_case_1").label, expected)
+
+
+def test_groups_and_folds_know_the_joined_cases(two: dict[str, Any]) -> None:
+    cases = grouped(joined(two).cases, r"_(case_\d)")
+    assert [case.group for case in cases] == ["case_0", "case_1", "case_0", "case_1", "case_2"]
+    split = split_cases(cases, 0, 3)
+    assert len(split.train) + len(split.val) == 5
+
+
+def test_datasets_with_the_same_classes_lack_no_labels(two: dict[str, Any], tmp_path: Path) -> None:
+    again = {"layout": "folder", "images": f"{tmp_path}/one/imagesTr", "labels": f"{tmp_path}/one/labelsTr"}
+    again["class_names"] = ["bg", "big", "small"]  # type: ignore[assignment]
+    dataset = joined({"one": two["one"], "again": again})
+    assert len(dataset.cases) == 4 and all(c.annotated is c.relabel is None for c in dataset.cases)
+
+
+def test_a_value_that_its_own_dataset_does_not_declare_is_an_error(two: dict[str, Any]) -> None:
+    """3 is a class of the joined ones, but not of this one."""
+    (case,) = (case for case in joined(two).cases if case.id == "two_case_0")
+    save(case.files[1], label_array(0) + 1, AFFINE)
+    save(case.files[0], image_array(0))
+    (error,) = examine(case, joined(two)).errors
+    assert error == f"{case.label}: label values [3] are not declared, expected 0, 1, 2, 9"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"two": None}, "data.entries.two=None: expected a `layout`, one of auto, folder"),
+        ({"two": {"layout": "csv"}}, "data.entries.two=.*: expected a `layout`, one of"),
+        (
+            {"two": {"layout": "msd"}},
+            "data.entries.two: missing a required argument: 'root'; the keys of layout",
+        ),
+        (
+            {"two": {"layout": "msd", "root": "/nowhere"}},
+            "data.entries.two: data.root=/nowhere: no such folder",
+        ),
+        ({"t_o": {"layout": "msd", "root": "/x"}}, "data.entries.t_o: a name begins case ids"),
+        (
+            {"two": {"rename": {"big": "x"}}},
+            "data.entries.two.rename=.*: expected {CLASS: NAME} of vessel, Small",
+        ),
+        ({"two": {"rename": {"Small": "vessel"}}}, "data.entries.two: every class needs a name of its own"),
+    ],
+)
+def test_a_wrong_entry_is_named(two: dict[str, Any], changes: dict[str, Any], words: str) -> None:
+    for name, change in changes.items():
+        renames = isinstance(change, dict) and set(change) == {"rename"}
+        two[name] = {**two[name], **change} if renames else change
+    with pytest.raises(ValueError, match=f"^{words}"):
+        joined(two)
+
+
+def test_what_cannot_be_joined_is_refused(two: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="data.entries=None: expected at least two datasets"):
+        joined(None)
+    channels = {"layout": "nnunet", "root": str(write_nnunet(tmp_path / "more"))}
+    with pytest.raises(
+        ValueError, match="data.entries.more: its channels are T1, FLAIR; data.entries.one has MRI"
+    ):
+        joined({**two, "more": channels})
+    labels = {"background": 0, "whole": [1, 2], "small": 2}
+    edit_json(tmp_path / "more", labels=labels, regions_class_order=[1, 2])
+    with pytest.raises(ValueError, match="data.entries.more: has regions"):
+        joined({**two, "more": channels})
+    with pytest.raises(
+        ValueError, match="data.ignore_label: of joined datasets each of data.entries has its own"
+    ):
+        joined(two).with_targets(regions=None, regions_order=None, ignore_label=12)
+
+
+def test_entries_may_have_several_values_to_ignore(two: dict[str, Any]) -> None:
+    two["one"]["ignore_label"] = [7, 8]
+    case = joined(two).cases[0]
+    label = label_array(0)
+    label[0], label[1] = 7, 8
+    save(case.files[1], label)
+    label[:2] = 9
+    np.testing.assert_array_equal(label_of(case)[0], label)

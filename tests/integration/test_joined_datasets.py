@@ -1,0 +1,67 @@
+"""Training on two datasets of which one lacks a class, as a user does: loaders, loss, Dice, summary, prediction."""
+
+import json
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers import tiny
+from hydra import compose, initialize_config_dir
+
+from medconv import config
+from medconv.training import run
+from medconv.training.run_dir import RunDir
+from medconv.utils import checkpoint_io
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of options with data=both: `a` has box and hole, `b` has only Hole, as value 1."""
+    root = tmp_path_factory.mktemp("joined")
+    tiny.write_dataset(root / "a", 5)
+    meta = json.loads((tiny.write_dataset(root / "b", 5) / "dataset.json").read_text())
+    for path in (root / "b/labelsTr").iterdir():
+        image = nib.load(path)
+        nib.save(nib.Nifti1Image((np.asarray(image.dataobj) == 2).astype(np.uint8), image.affine), path)
+    (root / "b/dataset.json").write_text(json.dumps({**meta, "labels": {"0": "background", "1": "Hole"}}))
+    (root / "options/data").mkdir(parents=True)
+    b = f"{{layout: msd, root: {root}/b, rename: {{Hole: hole}}}}"
+    text = f"defaults: [joined]\nentries:\n  a: {{layout: msd, root: {root}/a}}\n  b: {b}\n"
+    (root / "options/data/both.yaml").write_text(text)
+    return root / "options"
+
+
+def test_a_dataset_that_lacks_a_class_is_no_reference_for_it(
+    both: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    overrides = [
+        f"hydra.searchpath=[file://{both}]",
+        "data=both",
+        f"data.cache_dir={tmp_path / 'prepared'}",
+        *tiny.SMALL,
+        "data.num_workers=1",
+        "data.group_pattern='_(case_.)'",
+        "data.balanced_sampling=true",
+        "data.case_weights={b_*: 2}",
+        "loss=dice_ce",
+        "loss.class_weights={hole: 2}",
+        "task.deep_supervision=true",
+        f"run.dir={tmp_path / 'run'}",
+    ]
+    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        checked = config.validate(compose("train", overrides))
+    caplog.set_level("INFO")
+    summary = run.train(checked, RunDir.of(checked, {}))
+    assert set(summary["val/dice_per_class"]) == {"box", "hole"}
+    assert all(np.isfinite(tiny.losses(tmp_path / "run")))
+    rows = checkpoint_io.read(tmp_path / "run/checkpoints/best.ckpt")["medconv"]["validation"]
+    assert {case[0] for case in rows} == {"a", "b"}
+    assert all((row["box"] is None) == case.startswith("b_") for case, row in rows.items())
+    for words in (
+        "annotated, of 6 training cases: box in 3, hole in 6",
+        "drawn by weight: 1 of 3, 2 of 3",
+        "patches draw each class equally often; of 6 training cases: box in 3, hole in ",
+        "loss: class weights {'hole': 2}",
+    ):
+        assert words in caplog.text

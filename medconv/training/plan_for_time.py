@@ -95,6 +95,7 @@ def _step_seconds(
         "channels": [num_channels, num_outputs],
         "precision": [budget.precision, budget.activation_checkpointing],
         "per_voxel": per_voxel,
+        **_blocks(config.model),
     }
 
     def measure() -> Node:
@@ -122,9 +123,8 @@ def _trial(
 ) -> Trial:
     """A step of the plan on random images."""
     device = torch.device("cuda" if uses_gpu(config.trainer.accelerator) else "cpu")
-    network = (UNet if per_voxel else Encoder)(
-        plan.spatial_dims, num_channels, num_outputs, plan.channels, plan.strides, plan.kernel_sizes
-    )
+    outputs, stages = (num_channels, num_outputs), (plan.channels, plan.strides, plan.kernel_sizes)
+    network = (UNet if per_voxel else Encoder)(plan.spatial_dims, *outputs, *stages, **_blocks(config.model))
     patch = plan.patch_size if per_voxel else ()
     image = torch.randn(plan.batch_size, num_channels, *plan.patch_size, device=device)
     label = torch.zeros(plan.batch_size, *patch, dtype=torch.long, device=device)
@@ -134,6 +134,13 @@ def _trial(
 
     choice = Choice(budget.precision, True, True, True, budget.activation_checkpointing)
     return Trial(Work(network, loss, Muon, image, label), choice)
+
+
+def _blocks(model: Node) -> Node:
+    """Arguments of a network with residual blocks, which its plan counts, too."""
+    return (
+        {k: model[k] for k in ("residual_blocks", "convs_per_stage")} if model.get("residual_blocks") else {}
+    )
 
 
 def _timed(trial: Trial) -> float:

@@ -9,8 +9,10 @@ import pytest
 from helpers import tiny
 from helpers.plans import reason, single_case
 from omegaconf import OmegaConf
+from torch import nn
 
-from medconv.config import DataConfig, RunConfig, TrainerConfig
+from medconv.config import DataConfig, Node, RunConfig, TrainerConfig
+from medconv.models.encoder import Stages
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import Plan, plan
@@ -47,10 +49,13 @@ def measured(cache: Path) -> dict[int, float]:
     return {content["key"]["plan"]["channels"][0]: content["seconds"] for content in contents}
 
 
-def plan_of(cache: Path, memory_gb: float = 8.0, batches: int = 1, **settings: object) -> Plan:
+def plan_of(
+    cache: Path, memory_gb: float = 8.0, batches: int = 1, model: Node | None = None, **settings: object
+) -> Plan:
     """The plan for 20 seconds. Args: batches: of a step."""
     trainer = TrainerConfig("cpu", max_time="00:00:00:20", accumulate_grad_batches=batches)
-    config = replace(RunConfig(), data=DataConfig(cache_dir=str(cache)), trainer=trainer)
+    data = DataConfig(cache_dir=str(cache))
+    config = replace(RunConfig(), data=data, trainer=trainer, model=model or {})
     overrides, budget = PlanOverrides(**settings), Budget(memory_gb)
 
     def planned(size: str, origin: str) -> Plan:
@@ -65,6 +70,21 @@ def test_steps_of_several_batches_take_as_many_times_as_long(tmp_path: Path) -> 
     of_a_batch = measured(tmp_path)[planned.channels[0]]
     steps = int(reason(planned, "size").split()[1])
     assert steps == pytest.approx(0.85 * 20 / (50 * of_a_batch), abs=1)
+
+
+def test_residual_blocks_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[int]] = []
+    block = Stages.residual
+
+    def residual(self: Stages, in_channels: int, stage: int, blocks: int) -> nn.Sequential:
+        seen.append([stage, blocks])
+        return block(self, in_channels, stage, blocks)
+
+    monkeypatch.setattr(Stages, "residual", residual)
+    plan_of(tmp_path)
+    assert not seen
+    plan_of(tmp_path, model={"residual_blocks": [1, 2, 3, 3, 3], "convs_per_stage": 1})
+    assert seen[:3] == [[0, 1], [1, 2], [2, 3]]
 
 
 def test_a_size_whose_smallest_patch_does_not_fit_is_not_taken(tmp_path: Path) -> None:

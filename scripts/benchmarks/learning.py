@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from benchmarks.results import Row, table
 from medconv.data.datasets.auto import auto
-from medconv.data.splits import split_fold
+from medconv.data.splits import grouped, split_fold
 from medconv.training.run_dir import short_hash
 
 log = logging.getLogger(__name__)
@@ -38,13 +38,14 @@ VARIANTS = {
     "transform": ["conv=transform"],
     "transform, wide": ["conv=transform", "model.channels=[48,96,192,384]"],
     "smooth": ["conv=smooth"],
+    "smooth throughout": ["conv=smooth", "conv.throughout=true"],
     "masked": ["conv=masked"],
     "spacing": ["conv=spacing"],
     "bottleneck": ["conv=bottleneck"],
     "separable": ["conv=separable"],
     "se": ["conv=se"],
 }
-CHANNELS = "model.channels=[16,32,64,128]"
+CHANNELS = [16, 32, 64, 128]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,8 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cases", nargs="+", default=["10", "40", "all"], help="training cases, numbers or `all`"
     )
+    parser.add_argument("--group-pattern", help="as data.group_pattern: cases of a patient stay together")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps of each training")
+    parser.add_argument(
+        "--channels", type=int, nargs="+", default=CHANNELS, help="of each stage of the network"
+    )
     parser.add_argument(
         "--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of every training"
     )
@@ -75,7 +80,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     output: Path = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
     for cases in options.cases:
-        _write_splits(options.root, cases, options.seeds, output)
+        _write_splits(options.root, cases, options.seeds, output, options.group_pattern)
     jobs = list(product(options.cases, range(options.seeds), options.variants))
     with ThreadPoolExecutor(options.jobs) as pool:
         work = [pool.submit(_train, *job, options, output) for job in jobs]
@@ -119,7 +124,8 @@ def show(rows: Sequence[Row]) -> str:
 
 
 def _folder(output: Path, cases: str, options: argparse.Namespace) -> Path:
-    others = [short_hash(sorted(options.set))] if options.set else []
+    changed = [*options.set, *([] if options.channels == CHANNELS else [f"channels {options.channels}"])]
+    others = [short_hash(sorted(changed))] if changed else []
     return output / "-".join([cases, str(options.steps), *others])
 
 
@@ -147,7 +153,7 @@ def _train(cases: str, seed: int, variant: str, options: argparse.Namespace, out
         "data.prepare_workers=1",
         f"trainer.max_steps={options.steps}",
         "trainer.enable_progress_bar=false",
-        CHANNELS,
+        f"model.channels={options.channels}",
         *VARIANTS[variant],
         *options.set,
         f"seed={seed}",
@@ -163,13 +169,14 @@ def _splits(output: Path, cases: str) -> Path:
     return output / f"splits-{cases}.json"
 
 
-def _write_splits(root: Path, cases: str, seeds: int, output: Path) -> None:
+def _write_splits(root: Path, cases: str, seeds: int, output: Path, group_pattern: str | None) -> None:
     """Fold 0's validation cases always; of its training cases a draw for each seed, which is the split's
     number.
 
     Raises: ValueError: more cases asked for than there are, or no number.
     """
-    train, val = split_fold(auto(root).cases, 0, 5, None)
+    found = auto(root).cases
+    train, val = split_fold(grouped(found, group_pattern) if group_pattern else found, 0, 5, None)
     ids = sorted(case.id for case in train)
     if cases != "all" and not (cases.isdigit() and 0 < int(cases) <= len(ids)):
         raise ValueError(f"--cases must be `all` or numbers from 1 to {len(ids)}, got {cases}")

@@ -123,8 +123,15 @@ def _trial(
 ) -> Trial:
     """A step of the plan on random images."""
     device = torch.device("cuda" if uses_gpu(config.trainer.accelerator) else "cpu")
-    outputs, stages = (num_channels, num_outputs), (plan.channels, plan.strides, plan.kernel_sizes)
-    network = (UNet if per_voxel else Encoder)(plan.spatial_dims, *outputs, *stages, **_blocks(config.model))
+    network = (UNet if per_voxel else Encoder)(
+        plan.spatial_dims,
+        num_channels,
+        num_outputs,
+        plan.channels,
+        plan.strides,
+        plan.kernel_sizes,
+        **_blocks(config.model),
+    )
     patch = plan.patch_size if per_voxel else ()
     image = torch.randn(plan.batch_size, num_channels, *plan.patch_size, device=device)
     label = torch.zeros(plan.batch_size, *patch, dtype=torch.long, device=device)

@@ -68,7 +68,7 @@ def largest(step_seconds: Callable[[str], float], seconds: float) -> tuple[str, 
             larger = larger if math.isfinite(step) else f"; {name} does not fit into memory"
             break
         chosen, steps = name, seconds / step
-    return chosen, f"some {steps:.0f} steps fit into trainer.max_time{larger}"
+    return chosen, f"some {steps:.0f} steps on whole patches fit into trainer.max_time{larger}"
 
 
 def _plans(planned: Planned) -> dict[str, Plan]:

@@ -34,7 +34,7 @@ def test_a_size_is_not_measured_where_the_smaller_one_has_too_few_steps() -> Non
     assert (name, asked) == ("tiny", ["tiny", "small"])
     minutes = SIZES["small"].enough_steps * SECONDS["small"] / 0.85 / 60
     assert why == (
-        f"some 600 steps fit into trainer.max_time; small, 0.4 s a step, from {minutes:.2g} minutes on"
+        f"some 600 steps on whole patches fit into trainer.max_time; small, 0.4 s a step, from {minutes:.2g} minutes on"
     )
 
 

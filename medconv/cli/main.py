@@ -17,12 +17,14 @@ COMMANDS = {
     "evaluate": "compare predictions with references",
     "export": "write a trained network as ONNX, TorchScript, torch.export or a MONAI bundle",
     "find-postprocessing": "choose post-processing steps by cross-validation",
+    "import-nnunet": "make run folders of a trained nnU-Net v2 model",
 }
 _WORK = {  # of the commands without overrides; imported when it begins, since it loads torch
     "predict": "medconv.inference.predict",
     "evaluate": "medconv.evaluation.evaluate",
     "export": "medconv.export.export",
     "find-postprocessing": "medconv.evaluation.find_postprocessing",
+    "import-nnunet": "medconv.training.import_nnunet",
 }
 COMPLETION = ("-sc", "--shell-completion")  # Hydra's flags
 

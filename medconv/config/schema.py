@@ -33,7 +33,10 @@ class DataConfig:
     source_spacing_mm: Any = None
     patch_size: list[int] | None = None
     normalisation: Any = None
+    intensities: Any = None
+    convention: str | None = None
     spatial_dims: int | None = None
+    slice_axis: int | None = None
     flip_label_pairs: Any = None
     regions: Node | None = None
     regions_order: list[int] | None = None

@@ -20,6 +20,10 @@ _FRAMED = (
     "sides"
 )
 
+_NNUNET = (
+    "; within the range of the image; where voxels are more than 3 times as long along one axis, slice by "
+    "slice, and across that axis the nearest slice, also of the outputs"
+)
 _RESTORE = "each channel by linear interpolation to the cropped image's own grid; outside of it is background"
 
 
@@ -60,7 +64,7 @@ def describe(
 
 def _inputs(model: LoadedModel, captured: Captured) -> Metadata:
     preprocessing = model.preprocessing
-    oriented = preprocessing.image_dims == 3  # 2D images stay as they are
+    oriented = preprocessing.image_dims == 3 and preprocessing.reorients  # 2D images stay as they are
     return {
         "name": "image",
         "layout": "(batch, channels, *spatial) float32, axes "
@@ -76,7 +80,8 @@ def _inputs(model: LoadedModel, captured: Captured) -> Metadata:
         **({"source_spacing_mm": model.source_spacing_mm} if model.source_spacing_mm else {}),
         "spacing_mm": preprocessing.spacing_mm,
         "resampling": "cubic splines, after normalisation; the outer edges of the first and last voxels keep "
-        "their places",
+        f"their places{'' if preprocessing.convention is None else _NNUNET}",
+        "convention": preprocessing.convention,
         "normalisation": preprocessing.normalisation,
         "intensities": preprocessing.intensities,
         "spacing_range_mm": model.spacing_range_mm,
@@ -90,7 +95,7 @@ def _windows(model: LoadedModel) -> Metadata:
     return {
         "patch_size": window.patch_size,
         "overlap": window.overlap,
-        "weights": "gaussian",
+        "weights": "gaussian" if not window.even else "gaussian, windows at even distances as nnU-Net's",
         "batch_size": window.batch_size,
         "mirror_axes": window.mirror_axes,
         "seen_axes": model.seen_axes,
@@ -185,12 +190,15 @@ def _window_rows(metadata: Metadata) -> dict[str, str]:
 
 def _scores(valid: Metadata) -> list[str]:
     scores = flatten(valid["scores"])
-    return [f"{k} {'not measured' if v is None else f'{v:.4f}'}" for k, v in scores.items()]
+    # an empty dict: no class was scored, as in a run without validation cases
+    return [f"{k} {f'{v:.4f}' if isinstance(v, (int, float)) else 'not measured'}" for k, v in scores.items()]
 
 
 def _normalisation(channel: str, name: str, intensities: Mapping[str, float]) -> str:
     formula = {
         "zscore": "minus its mean, divided by its standard deviation, over the cropped image",
+        "zscore_nonzero": "of the voxels that are not 0 in some channel, and holes among them, minus their "
+        "mean, divided by their standard deviation; others stay",
         "rescale": "its lowest value to 0, its highest to 1, over the cropped image",
         "none": "as it is",
         "dataset": f"minus {intensities.get('mean', 0):g}, divided by {intensities.get('std', 1):g}",

@@ -38,6 +38,10 @@ def check_bundle(model: LoadedModel) -> None:
         needed = "volumes, this network takes 2D images"
     elif model.source_spacing_mm is not None:
         needed = "images whose headers have the spacing, which data.source_spacing_mm replaced in training"
+    elif model.preprocessing.convention is not None:
+        needed = f"axes that are turned, this network has data.convention={model.preprocessing.convention}"
+    elif "zscore_nonzero" in model.preprocessing.normalisation:
+        needed = "whole images, this network's data.normalisation is zscore_nonzero"
     if needed:
         raise ValueError(f"{model.path}: a bundle is for {needed}; take another --format")
 

@@ -125,7 +125,7 @@ def _build_model(
         PreprocessingConfig(
             **{key: configs.lists_to_tuples(value) for key, value in metadata["preprocessing"].items()}
         ),
-        window_of(config.task, derived, axes),
+        window_of(config.task, derived, axes, config.data.convention),
         tuple(metadata["class_names"]),
         targets,
         tuple(metadata["modalities"]),
@@ -151,8 +151,10 @@ def with_window(
     return replace(model, window=replace(model.window, **changes))
 
 
-def window_of(task: TaskConfig, derived: Derived, axes: tuple[int, ...]) -> SlidingWindow:
-    """The windows over volumes. Args: axes: of mirror test-time augmentation."""
+def window_of(
+    task: TaskConfig, derived: Derived, axes: tuple[int, ...], convention: str | None
+) -> SlidingWindow:
+    """The windows over volumes. Args: axes: of mirror test-time augmentation. convention: of `data`."""
     return SlidingWindow(
         tuple(derived.patch_size),
         task.overlap,
@@ -160,6 +162,7 @@ def window_of(task: TaskConfig, derived: Derived, axes: tuple[int, ...]) -> Slid
         axes,
         derived.slice_axis,
         configs.lists_to_tuples(derived.flip_label_pairs or []),
+        even=convention is not None,
     )
 
 

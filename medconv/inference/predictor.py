@@ -107,7 +107,12 @@ class Predictor:
             prepared = [preprocess(image, grid, recipe) for recipe in self.forward.preprocessings]
         except ValueError as error:
             raise ValueError(f"{case.images[0]}: {error}") from error
-        arrays, crop = [array for array, _ in prepared], prepared[0][1]  # no crop depends on preprocessing
+        arrays, crop = [array for array, _ in prepared], prepared[0][1]
+        if any(other != crop for _, other in prepared):  # only data.convention makes a difference
+            raise ValueError(
+                f"{case.images[0]}: networks of different data.convention have no common grid for this "
+                "image; predict with each alone"
+            )
         for member in self.members:
             array = arrays[self.forward.preprocessings.index(member.preprocessing)]
             _check_frame(case.images[0], member, array.shape[1:], crop)

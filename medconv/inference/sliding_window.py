@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from medconv.data.augmentation.parameters import check_axes
 from medconv.data.preprocessing.preprocess import left_right_axis
+from medconv.inference.even_windows import even_window_inference
 from medconv.inference.tta import swapped
 from medconv.models.outputs import full_resolution
 
@@ -27,6 +29,7 @@ class SlidingWindow:
         mirror_axes: spatial axes of test-time augmentation: logits are the mean over all flips along them.
         slice_axis: the axis of a volume that a 2D network takes slice by slice, else None.
         flip_label_pairs: channels, such as of left and right kidney, that a left-right flip exchanges.
+        even: windows as nnU-Net places and weights them.
     """
 
     patch_size: tuple[int, ...]
@@ -35,6 +38,7 @@ class SlidingWindow:
     mirror_axes: tuple[int, ...] = ()
     slice_axis: int | None = None
     flip_label_pairs: tuple[tuple[int, int], ...] = ()
+    even: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap < 1:
@@ -62,14 +66,11 @@ class SlidingWindow:
         return self._summed(network, images, torch.device("cpu"))
 
     def _summed(self, network: Callable[[Tensor], Any], images: Tensor, device: torch.device) -> Tensor:
+        windows, flipped = (self.patch_size, self.batch_size), partial(self._mean_over_flips, network)
+        if self.even:
+            return even_window_inference(images, *windows, flipped, self.overlap, device)
         logits = sliding_window_inference(
-            images,
-            self.patch_size,
-            self.batch_size,
-            lambda windows: self._mean_over_flips(network, windows),
-            overlap=self.overlap,
-            mode="gaussian",
-            device=device,
+            images, *windows, flipped, overlap=self.overlap, mode="gaussian", device=device
         )
         assert isinstance(logits, Tensor)
         return logits

@@ -25,9 +25,10 @@ class Stages(nn.Module):
         channels: Sequence[int] = (32, 64, 128, 256),
         strides: Sequence[int | Sequence[int]] = (2, 2, 2),
         kernel_size: int | Sequence[int | Sequence[int]] = 3,
-        convs_per_stage: int = 2,
+        convs_per_stage: int | Sequence[int] = 2,
         norm: str = "batch",
         residual_blocks: Sequence[int] | None = None,
+        strided: bool = False,
     ) -> None:
         super().__init__()
         if len(strides) != len(channels) - 1:
@@ -37,29 +38,38 @@ class Stages(nn.Module):
         steps = [_per_axis(s, spatial_dims, "strides") for s in strides]
         self.channels = tuple(channels)
         self.divisor = tuple(prod(step[axis] for step in steps) for axis in range(spatial_dims))
-        self._block = (convs_per_stage, _kernels(kernel_size, len(channels), spatial_dims), norm)
-        if residual_blocks is not None and len(residual_blocks) < len(channels):
+        convs = [convs_per_stage] * len(channels) if isinstance(convs_per_stage, int) else convs_per_stage
+        if len(convs) != len(channels) or min(convs) < 1:
             raise ValueError(
-                f"residual_blocks must have {len(channels)} entries or more, one per stage, got "
-                f"{list(residual_blocks)}"
+                f"convs_per_stage must be one number from 1, or {len(channels)}, got {convs_per_stage}"
             )
+        self._steps = steps
+        self._block = (tuple(convs), _kernels(kernel_size, len(channels), spatial_dims), norm)
+        if residual_blocks is not None and (strided or len(residual_blocks) < len(channels)):
+            raise ValueError(
+                f"residual_blocks must have {len(channels)} entries or more, one per stage, and needs "
+                f"strided=false, got {list(residual_blocks)}"
+            )
+        first = [in_channels, *(channels if strided else channels[1:])]
+        block_strides = [1, *(steps if strided else [1] * len(steps))]
         self.encoder = nn.ModuleList(
-            self.block(c, stage)
+            self.block(c, stage, stride)
             if residual_blocks is None
             else self.residual(c, stage, residual_blocks[stage])
-            for stage, c in enumerate([in_channels, *channels[1:]])
+            for stage, (c, stride) in enumerate(zip(first, block_strides, strict=False))
         )
         joins = zip(channels, channels[1:], steps, strict=False)
         self.down = nn.ModuleList(
-            conv_nd(spatial_dims)(fine, coarse, s, stride=s) for fine, coarse, s in joins
+            nn.Identity() if strided else conv_nd(spatial_dims)(fine, coarse, s, stride=s)
+            for fine, coarse, s in joins
         )
         self.add_outputs(out_channels)
         self.apply(initialise)
 
-    def block(self, in_channels: int, stage: int) -> ConvBlock:
+    def block(self, in_channels: int, stage: int, stride: int | Sequence[int] = 1) -> ConvBlock:
         convs, kernels, norm = self._block
-        channels = [in_channels, *[self.channels[stage]] * convs]
-        return ConvBlock(len(self.divisor), channels, kernels[stage], norm)
+        channels = [in_channels, *[self.channels[stage]] * convs[stage]]
+        return ConvBlock(len(self.divisor), channels, kernels[stage], norm, stride)
 
     def residual(self, in_channels: int, stage: int, blocks: int) -> nn.Sequential:
         """Residual blocks; the first stage begins with a convolution from the image to its channels."""

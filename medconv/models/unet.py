@@ -17,10 +17,12 @@ class UNet(Stages):
         channels: one number per stage, finest first.
         strides: one per step between stages: int, or one int per axis (1 along an axis that is not pooled).
         kernel_size: odd, in voxels; one int, or per stage one int or one per axis.
-        convs_per_stage: convolutions of a block; there is one block per stage and direction.
+        convs_per_stage: convolutions of a block, one number or one per stage; there is one block per stage
+            and direction.
         norm: `batch` or `instance`.
         residual_blocks: of two convolutions, per stage of the encoder, in place of `convs_per_stage` there;
             entries beyond the stages are not used. None: none.
+        strided: the first convolution of each coarser stage strides, as nnU-Net's; False: others join stages.
         Of `forward`: stages: how many of the decoder's coarser stages to return as well, after the logits,
             finest first, for `DeepSupervision`; 0: the logits alone.
     Raises: ValueError: lists that do not fit together; in `forward`, a size that `divisor` does not divide.
@@ -33,8 +35,8 @@ class UNet(Stages):
     def add_outputs(self, out_channels: int) -> None:
         up, pairs = conv_transpose_nd(len(self.divisor)), zip(self.channels, self.channels[1:], strict=False)
         self.up = nn.ModuleList(
-            up(coarse, fine, layer.kernel_size, stride=layer.stride)
-            for (fine, coarse), layer in zip(pairs, self.down, strict=True)
+            up(coarse, fine, step, stride=step)
+            for (fine, coarse), step in zip(pairs, self._steps, strict=True)
         )
         self.decoder = nn.ModuleList(self.block(2 * fine, i) for i, fine in enumerate(self.channels[:-1]))
         self.head = conv_nd(len(self.divisor))(self.channels[0], out_channels, 1)

@@ -15,6 +15,7 @@ class PlanOverrides:
     """
 
     spatial_dims: int | None = None
+    slice_axis: int | None = None
     spacing_mm: Sequence[float] | None = None
     patch_size: Sequence[int] | None = None
     batch_size: int | None = None
@@ -37,6 +38,8 @@ class PlanOverrides:
                 raise ValueError(f"plan.{key} must be 1 or more, or null, got {value}")
         if not isinstance(self.divisible_by, int) or self.divisible_by < 1:
             raise ValueError(f"model.divisible_by must be a whole number from 1, got {self.divisible_by}")
+        if self.slice_axis is not None and self.image_level:
+            raise ValueError("data.slice_axis is for label maps; the network takes whole images")
         if self.resize is not None and not self.image_level:
             raise ValueError("data.resize needs cases with values; label maps keep mm, by data.spacing_mm")
         if self.resize is not None and any(n < 1 for n in self.resize):

@@ -76,7 +76,8 @@ def plan(
             f"data.spatial_dims must be {fingerprint.spatial_dims} or null, as the network takes whole "
             f"images and these are {fingerprint.spatial_dims}D, got {overrides.spatial_dims}"
         )
-    axis = None if overrides.image_level else slice_axis(fingerprint, overrides.spatial_dims)
+    wanted = overrides.spatial_dims, overrides.slice_axis
+    axis = None if overrides.image_level else slice_axis(fingerprint, *wanted)
     seen = fingerprint if axis is None else across(fingerprint, axis)
     names = normalisation_for(overrides.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))
     spacing = tuple(float(s) for s in overrides.spacing_mm) if overrides.spacing_mm else target_spacing(seen)

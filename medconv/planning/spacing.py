@@ -41,10 +41,10 @@ def thick_axis(fingerprint: Fingerprint) -> int | None:
     return axis if thick and shape[axis] * _THICK < np.delete(shape, axis).min() else None
 
 
-def slice_axis(fingerprint: Fingerprint, spatial_dims: int | None) -> int | None:
+def slice_axis(fingerprint: Fingerprint, spatial_dims: int | None, axis: int | None = None) -> int | None:
     """The axis across the slices that a network takes from volumes: the last of those of coarsest spacing.
 
-    Args: spatial_dims: of the network; None takes slices of volumes of fewer than 4.
+    Args: spatial_dims: of the network; None takes slices of volumes of fewer than 4. axis: this one instead.
     Returns: None where the network takes the images as they are.
     Raises: ValueError: the data has no such dimensions.
     Source: as nnU-Net's 2d configuration; Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
@@ -53,8 +53,13 @@ def slice_axis(fingerprint: Fingerprint, spatial_dims: int | None) -> int | None
         raise ValueError(f"data.spatial_dims must be 2, 3 or null (what the data has), got {spatial_dims}")
     if spatial_dims == 3 and fingerprint.spatial_dims == 2:
         raise ValueError("data.spatial_dims=3 needs volumes, these images have one slice; take 2 or null")
-    if fingerprint.spatial_dims == 2 or spatial_dims == 3:
-        return None
+    flat = fingerprint.spatial_dims == 2 or spatial_dims == 3
+    if axis is not None and (flat or axis not in (0, 1, 2) or spatial_dims != 2):
+        raise ValueError(
+            f"data.slice_axis must be 0, 1 or 2, with data.spatial_dims=2 and volumes, got {axis}"
+        )
+    if flat or axis is not None:
+        return axis
     spacing = target_spacing(fingerprint)
     axis = max(range(3), key=lambda axis: (spacing[axis], axis))
     few = np.median([shape[axis] for shape in fingerprint.shapes]) < _FEWEST_SLICES

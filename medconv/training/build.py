@@ -110,7 +110,7 @@ def _validation(config: RunConfig, targets: Targets, network: nn.Module, store: 
     dims = config.derived.spatial_dims
     seen = training_axes(config.augmentation, dims)
     axes = usable_axes(config.task.mirror_axes, dims, seen, mirror_axes(network))
-    window = window_of(config.task, config.derived, axes)
+    window = window_of(config.task, config.derived, axes, config.data.convention)
     if isinstance(targets, ImageLevelTargets):
         return ImageLevelValidation(targets, flips(window.mirror_axes))
     assert isinstance(targets, SegmentationTargets)

@@ -14,7 +14,7 @@ from medconv.data import left_right, per_case, splits
 from medconv.data.case import Case, Dataset
 from medconv.data.io.raster import check_ignored
 from medconv.data.loading.datamodule import DataModule
-from medconv.data.preprocessing.fingerprint import Fingerprint
+from medconv.data.preprocessing.fingerprint import INTENSITIES, Fingerprint
 from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_right_axis
 from medconv.data.preprocessing.store import Store
@@ -97,6 +97,11 @@ def prepare_data(
             f"data.flip_label_pairs exchanges classes of label maps, but this run has {dataset.targets.kind} "
             "targets; set only one"
         )
+    if data.flip_label_pairs is not None and data.convention == "nnunet":
+        raise ConfigError(
+            "data.flip_label_pairs needs axes from left to right; data.convention=nnunet leaves them as "
+            "stored"
+        )
     pairs = left_right.flip_label_pairs(data.flip_label_pairs, dataset.class_names)
     home = dataset_folder(Path(data.cache_dir), dataset)
     with signals.raising():
@@ -137,7 +142,21 @@ def _preprocessing(
     resize = tuple(data.resize) if data.resize else None
     dims, spacing_mm = planned.spatial_dims, planned.spacing_mm
     names, axis = planned.normalisation, planned.slice_axis
-    return PreprocessingConfig(dims, spacing_mm, names, measured.intensities, axis, frame, resize)
+    intensities = intensities_of(data.intensities, len(names)) or measured.intensities
+    return PreprocessingConfig(dims, spacing_mm, names, intensities, axis, frame, resize, data.convention)
+
+
+def intensities_of(content: Any, channels: int) -> tuple[dict[str, float], ...]:
+    """`data.intensities` of a config; empty if it is null. Raises: ConfigError: not one set per channel."""
+    rows = () if content is None else content
+    if content is not None and not (
+        isinstance(rows, (list, tuple))
+        and len(rows) == channels
+        and all(isinstance(row, Mapping) and set(row) == set(INTENSITIES) for row in rows)
+    ):
+        what = f"{', '.join(INTENSITIES)} for each of {channels} channels"
+        raise ConfigError(f"data.intensities needs {what}, got {content}")
+    return tuple({key: float(value) for key, value in row.items()} for row in rows)
 
 
 def split_cases(dataset: Dataset, data: DataConfig) -> DataSplit:
@@ -179,7 +198,7 @@ def make_plan(
     Args: recorded: as in `prepare_data`. Raises: ValueError: as `plan`.
     """
     settings = {key: value for key, value in vars(config.plan).items() if key not in ("memory_gb", "size")}
-    keys = ("spatial_dims", "spacing_mm", "patch_size", "batch_size", "normalisation", "resize")
+    keys = ("spatial_dims", "slice_axis", "spacing_mm", "patch_size", "batch_size", "normalisation", "resize")
     image_level, model = not dataset.targets.per_voxel, config.model
     settings |= {key: getattr(config.data, key) for key in keys}
     settings |= {key: model[key] for key in ("divisible_by", "residual_blocks") if key in model}

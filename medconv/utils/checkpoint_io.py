@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.serialization import safe_globals
 
+_NUMPY = ("numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
 _NETWORK = "network."  # Lightning's prefix of the network's parameter names
 
 
@@ -29,13 +31,26 @@ def is_ours(content: Any) -> bool:
     return isinstance(content, dict) and {"medconv", "state_dict"} <= set(content)
 
 
-def unpickled(path: Path) -> Any:
-    """The content of any file of `torch.save`. Raises: ValueError: missing, damaged, or holding objects."""
+class _Inert:
+    """Takes the place of an object of numpy's, whose content is not looked at."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __setstate__(self, _: Any) -> None: ...
+
+
+def unpickled(path: Path, inert: bool = False) -> Any:
+    """The content of any file of `torch.save`.
+
+    Args: inert: allow numbers of numpy's; they become objects without a value, and numpy is not called.
+    Raises: ValueError: missing, damaged, or holding objects.
+    """
     if not path.is_file():
         raise ValueError(f"{path}: no such checkpoint")
     try:
         broken = _broken_part(path)
-        content = None if broken else torch.load(path, map_location="cpu", weights_only=True)
+        with safe_globals([(_Inert, name) for name in _NUMPY] if inert else []):
+            content = None if broken else torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{path}: refused, it holds more than tensors and plain values, or is no checkpoint"

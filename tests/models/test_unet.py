@@ -25,6 +25,19 @@ SHAPES = {
         (3, 2),
     ),
     "one stage": ({"spatial_dims": 2, "channels": (4,), "strides": ()}, (3, 5), (1, 1)),
+    "strided, one convolution in the middle": (
+        {
+            "spatial_dims": 3,
+            "channels": (4, 6, 8),
+            "strides": ((1, 2, 2), 2),
+            "kernel_size": ((1, 3, 3), 3, 3),
+            "convs_per_stage": (2, 1, 3),
+            "norm": "instance",
+            "strided": True,
+        },
+        (4, 8, 12),
+        (2, 4, 4),
+    ),
     "three convolutions a stage": (
         {"spatial_dims": 2, "channels": (4, 6), "strides": (2,), "convs_per_stage": 3},
         (4, 4),
@@ -159,3 +172,17 @@ def test_errors_name_the_argument_and_its_value(arguments: dict, message: str) -
                 **arguments,
             }
         )
+
+
+def test_strided_stages_have_no_layers_between_them() -> None:
+    network = UNet(2, 1, 2, channels=(4, 8), strides=(2,), strided=True)
+    first = network.encoder[1][0]
+    assert (first.in_channels, first.out_channels, first.stride, first.kernel_size) == (4, 8, (2, 2), (3, 3))
+    assert network.encoder[1][3].stride == network.decoder[0][0].stride == (1, 1)
+    assert not any(name.startswith("down") for name in network.state_dict())
+
+
+@pytest.mark.parametrize("convs", [(2,), (2, 2, 2), (2, 0), 0])
+def test_convolutions_per_stage_fit_the_stages(convs: int | tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="convs_per_stage must be one number from 1, or 2, got"):
+        UNet(2, 1, 2, channels=(4, 8), strides=(2,), convs_per_stage=convs)

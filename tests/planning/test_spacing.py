@@ -1,5 +1,6 @@
 """medconv/planning/spacing.py: the target spacing, thick slices, and the axis across the slices."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -82,3 +83,12 @@ def test_the_plan_of_slices_has_the_two_axes_of_their_plane() -> None:
     assert planned.patch_size[0] >= 40 and planned.patch_size[1] >= 60
     with pytest.raises(ValueError, match=r"data\.patch_size needs 2 positive numbers"):
         plan(across(volumes, 1), PlanOverrides(patch_size=[16, 16, 16]))
+
+
+def test_the_config_chooses_the_slice_axis() -> None:
+    volume = fingerprint([(20, 30, 40)], [(1.0, 1.0, 5.0)])
+    assert slice_axis(volume, 2) == 2 and slice_axis(volume, 2, 0) == 0
+    flat = replace(volume, spatial_dims=2)
+    for wrong, dims, axis in ((volume, 3, 0), (volume, None, 0), (volume, 2, 3), (flat, 2, 0)):
+        with pytest.raises(ValueError, match="data.slice_axis must be 0, 1 or 2"):
+            slice_axis(wrong, dims, axis)

@@ -13,10 +13,12 @@ from medconv.data.io.images import UNORIENTED, lacks_orientation, on_grid
 from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.doubts import disagreeing_forms, lost_spacing, named, repeated_slices
 from medconv.data.preprocessing.normalisation import range_error, wide
-from medconv.data.preprocessing.preprocess import content_box, to_canonical
+from medconv.data.preprocessing.orientation import to_canonical
+from medconv.data.preprocessing.preprocess import content_box
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.threads import each
 
+INTENSITIES = ("percentile_00_5", "percentile_99_5", "mean", "std")  # measured in each channel
 _MAX_SHEAR = 0.5  # degrees; more is not rounding but a tilted gantry
 _MAX_SAMPLES = 5_000  # foreground voxels per case whose intensities are sampled
 _MIN_SAMPLES, _ALL_SAMPLES = 100, 20_000_000  # image-level: per case, and over all cases
@@ -246,10 +248,9 @@ def measure(reports: Sequence[CaseReport]) -> Fingerprint:
     if not samples.shape[1]:
         what = "every voxel of all label maps has the value to ignore"
         raise ValueError(f"no case has a labelled voxel: {what}")
-    names = ("percentile_00_5", "percentile_99_5", "mean", "std")
     measured = zip(*np.percentile(samples, [0.5, 99.5], axis=1), samples, strict=True)
     rows = [(low, high, values.mean(), values.std()) for low, high, values in measured]
-    intensities = [dict(zip(names, map(float, row), strict=True)) for row in rows]
+    intensities = [dict(zip(INTENSITIES, map(float, row), strict=True)) for row in rows]
     return Fingerprint(
         spatial_dims,
         tuple(r.shape[:spatial_dims] for r in reports),

@@ -44,16 +44,24 @@ def range_error(channel: np.ndarray) -> str:
     )
 
 
-def normalise(channel: np.ndarray, name: str, statistics: Mapping[str, float]) -> np.ndarray:
-    """One channel by `zscore`, `rescale`, `ct`, `dataset` or `none`. Shape: (*spatial), unchanged.
+def normalise(
+    channel: np.ndarray, name: str, statistics: Mapping[str, float], mask: np.ndarray | None = None
+) -> np.ndarray:
+    """One channel by `zscore`, `zscore_nonzero`, `rescale`, `ct`, `dataset` or `none`.
 
-    Args: statistics: of all cases, see `Fingerprint.intensities`; for `ct` and `dataset`.
+    Shape: (*spatial), unchanged.
+    Args: statistics: of all cases, see `Fingerprint.intensities`; for `ct` and `dataset`. mask: (*spatial),
+        the voxels that `zscore_nonzero` normalises; others stay.
     Raises: ValueError: as `range_error`, or values that differ become one value or infinite.
     """
     if error := range_error(channel):
         raise ValueError(error)
+    if name == "zscore_nonzero" and mask is not None and not mask.all():
+        normalised = channel.copy()
+        normalised[mask] = normalise(channel[mask], "zscore", statistics) if mask.any() else 0
+        return normalised
     low, high = float(channel.min()), float(channel.max())
-    if low == high and name in ("zscore", "rescale"):
+    if low == high and name in ("zscore", "zscore_nonzero", "rescale"):
         return np.zeros_like(channel)
     normalised = _by_name(channel, low, high, name, statistics)
     if not (np.isfinite(after := (float(normalised.min()), float(normalised.max()))).all()) or (
@@ -70,7 +78,7 @@ def _by_name(
     if name == "none":
         return channel
     values = wide(channel)
-    if name == "zscore":
+    if name in ("zscore", "zscore_nonzero"):
         centred: np.ndarray = values - values.mean()
         std = float(values.std())
         return centred / (std if std > _LEAST else float(values.std(dtype=np.float64)))

@@ -7,21 +7,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import nibabel as nib
 import numpy as np
-from scipy.ndimage import find_objects, gaussian_filter
+import torch
+from scipy.ndimage import binary_fill_holes, find_objects, gaussian_filter
 from torch import Tensor
 from torch.nn import functional as F
 
 from medconv.data.case import Grid
 from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.normalisation import normalise
-from medconv.data.preprocessing.resampling import zoom, zoom_label
+from medconv.data.preprocessing.orientation import canonical_spacing, from_canonical, to_canonical
+from medconv.data.preprocessing.resampling import nearest, nearest_axis, zoom, zoom_label, zoom_within_range
 from medconv.targets.label_map import highest
 
-NORMALISATIONS = ("zscore", "ct", "dataset", "rescale", "none")
+NORMALISATIONS = ("zscore", "zscore_nonzero", "ct", "dataset", "rescale", "none")
+CONVENTIONS = (None, "nnunet", "nnunet_ras")
 DATASET_NORMALISATIONS = ("ct", "dataset")  # use the intensities of all cases
-_RAS = np.array([[0, 1], [1, 1], [2, 1]], dtype=float)  # an orientation, as nibabel has them
 Box = tuple[slice, ...]
 
 
@@ -38,6 +39,8 @@ class PreprocessingConfig:
         frame: for image-level targets, the final size in voxels: a centre crop, or padded with 0.
             None: images are cropped to their content and differ in size.
         resize: voxels to scale each image to, instead of `spacing_mm`.
+        convention: one of `CONVENTIONS`. `nnunet`: axes as stored and nnU-Net's resampling; `nnunet_ras`: its
+            resampling alone, as with its readers that reorient.
     """
 
     spatial_dims: int
@@ -47,12 +50,20 @@ class PreprocessingConfig:
     slice_axis: int | None = None
     frame: tuple[int, ...] | None = None
     resize: tuple[int, ...] | None = None
+    convention: str | None = None
 
     def __post_init__(self) -> None:
         _check_normalisation(self.normalisation)
         if len(self.spacing_mm) != self.spatial_dims or any(not s > 0 for s in self.spacing_mm):
             what = f"{self.spatial_dims} positive numbers in mm"
             raise ValueError(f"data.spacing_mm needs {what}, got {self.spacing_mm}")
+        if self.convention not in CONVENTIONS:
+            raise ValueError(f"data.convention must be nnunet, nnunet_ras or null, got {self.convention}")
+
+    @property
+    def reorients(self) -> bool:
+        """Whether axes are turned to right, anterior, superior; else they stay as stored."""
+        return self.convention != "nnunet"
 
     @property
     def image_dims(self) -> int:
@@ -64,6 +75,11 @@ class PreprocessingConfig:
         if (axis := self.slice_axis) is None:
             return self.spacing_mm
         return (*self.spacing_mm[:axis], spacing_mm[axis], *self.spacing_mm[axis:])
+
+    def nearest_axis(self, spacing_mm: Sequence[float], target_mm: Sequence[float]) -> int | None:
+        """The axis across thick slices, of which resampling takes the nearest; None: it interpolates."""
+        flat = len(target_mm) < len(spacing_mm)
+        return None if self.convention is None or flat else nearest_axis(spacing_mm, target_mm)
 
 
 def left_right_axis(slice_axis: int | None) -> int | None:
@@ -102,12 +118,17 @@ def _check_normalisation(names: Sequence[str]) -> None:
 class CropInfo:
     """Position of a prepared image in its native grid; needed to restore predictions.
 
-    Args: box: (start, stop) of the content per canonical axis. shape: canonical, before the crop.
+    Args:
+        box: (start, stop) of the content per canonical axis. shape: canonical, before the crop.
+        reoriented: whether the canonical axes are right, anterior, superior; else they are as stored.
+        nearest_axis: across which predictions take the nearest slice; None: they are interpolated.
     """
 
     grid: Grid
     shape: tuple[int, ...]
     box: tuple[tuple[int, int], ...]
+    reoriented: bool = True
+    nearest_axis: int | None = None
 
     @property
     def slices(self) -> Box:
@@ -116,20 +137,12 @@ class CropInfo:
     @property
     def native_spacing_mm(self) -> tuple[float, ...]:
         """Right, anterior, superior."""
-        return _canonical_spacing(self.grid)
+        return canonical_spacing(self.grid, self.reoriented)
 
     def spacing_mm(self, shape: Sequence[int]) -> tuple[float, ...]:
         """Spacing of the prepared image with this shape, one number per axis."""
-        spacing = _canonical_spacing(self.grid)
+        spacing = self.native_spacing_mm
         return tuple(mm * (b - a) / n for mm, (a, b), n in zip(spacing, self.box, shape, strict=False))
-
-
-def to_canonical(array: np.ndarray, grid: Grid) -> tuple[np.ndarray, tuple[float, ...]]:
-    """Reorient the axes to right, anterior, superior by flips and permutations; a single slice is unchanged.
-
-    Shape: (channels, X, Y, Z) -> (channels, R, A, S). Returns: the array and its spacing in mm.
-    """
-    return _reorient(array, _orientation(grid)), _canonical_spacing(grid)
 
 
 def content_box(image: np.ndarray) -> Box:
@@ -144,17 +157,19 @@ def preprocess(image: np.ndarray, grid: Grid, config: PreprocessingConfig) -> tu
     Shape: (channels, X, Y, Z) -> (channels, *spatial) float32, spatial being 2 or 3 axes.
     Raises: ValueError: a channel that cannot be normalised or resampled to finite values that differ.
     """
-    canonical, spacing = to_canonical(image, grid)
+    canonical, spacing = to_canonical(image, grid, config.reorients)
     box = content_box(canonical) if config.frame is None else tuple(slice(0, n) for n in canonical.shape[1:])
     cropped = canonical[(slice(None), *box)]
-    crop_info = CropInfo(grid, canonical.shape[1:], tuple((s.start, s.stop) for s in box))
-    normalised = [_normalised(cropped, i, config) for i in range(len(cropped))]
+    back = config.nearest_axis(config.target_mm(spacing), spacing)
+    limits = tuple((s.start, s.stop) for s in box)
+    crop_info = CropInfo(grid, canonical.shape[1:], limits, config.reorients, back)
+    mask = binary_fill_holes((cropped != 0).any(0)) if "zscore_nonzero" in config.normalisation else None
+    normalised = [_normalised(cropped, i, config, mask) for i in range(len(cropped))]
     if config.resize is not None:
         prepared = np.stack([_scaled(c, (*config.resize, 1)[: c.ndim]) for c in normalised])
     else:
-        shape = resampled_shape(cropped.shape[1:], spacing, config.target_mm(spacing))
         with np.errstate(over="ignore", invalid="ignore"):  # said below, with the range
-            prepared = np.stack([zoom(c, shape) for c in normalised])
+            prepared = np.stack([_resampled(c, spacing, config) for c in normalised])
     prepared = _drop_slice(prepared, config.image_dims)
     prepared = prepared if config.frame is None else framed(prepared, config.frame)
     prepared = prepared.astype(np.float32)
@@ -164,9 +179,19 @@ def preprocess(image: np.ndarray, grid: Grid, config: PreprocessingConfig) -> tu
     return prepared, crop_info
 
 
-def _normalised(image: np.ndarray, index: int, config: PreprocessingConfig) -> np.ndarray:
+def _resampled(channel: np.ndarray, spacing: Sequence[float], config: PreprocessingConfig) -> np.ndarray:
+    target = config.target_mm(spacing)
+    shape = resampled_shape(channel.shape, spacing, target)
+    if config.convention is None:
+        return zoom(channel, shape)
+    return zoom_within_range(channel, shape, config.nearest_axis(spacing, target))
+
+
+def _normalised(
+    image: np.ndarray, index: int, config: PreprocessingConfig, mask: np.ndarray | None
+) -> np.ndarray:
     try:
-        return normalise(image[index], config.normalisation[index], config.intensities[index])
+        return normalise(image[index], config.normalisation[index], config.intensities[index], mask)
     except ValueError as error:
         raise ValueError(f"channel {index}: {error}") from error
 
@@ -187,9 +212,12 @@ def preprocess_label(
 
     Shape: (X, Y, Z) -> (*spatial) uint8 or int16.
     """
-    canonical, spacing = to_canonical(label[None], crop_info.grid)
+    canonical, spacing = to_canonical(label[None], crop_info.grid, config.reorients)
     cropped = canonical[(slice(None), *crop_info.slices)]
-    shape = resampled_shape(cropped.shape[1:], spacing, config.target_mm(spacing))
+    target = config.target_mm(spacing)
+    shape = resampled_shape(cropped.shape[1:], spacing, target)
+    if (axis := config.nearest_axis(spacing, target)) is not None:
+        cropped = cropped.take(nearest(cropped.shape[1 + axis], shape[axis]), 1 + axis)
     resampled = zoom_label(cropped[0], shape, num_classes)[None]
     dtype = np.uint8 if num_classes <= 256 else np.int16
     label = _drop_slice(resampled, config.image_dims)[0]
@@ -213,9 +241,12 @@ def on_content_grid(logits: Tensor, crop_info: CropInfo) -> Iterator[Tensor]:
 
     Shape: (outputs, *spatial) -> each (R, A, S) float32.
     """
-    size = [b - a for a, b in crop_info.box]
+    size, axis = [b - a for a, b in crop_info.box], crop_info.nearest_axis
     for channel in logits:
         scores = channel.float().reshape(*channel.shape, *(1,) * (3 - channel.ndim))
+        if axis is not None and scores.shape[axis] != size[axis]:
+            indices = torch.from_numpy(nearest(scores.shape[axis], size[axis]))
+            scores = scores.index_select(axis, indices.to(scores.device))
         if list(scores.shape) != size:
             scores = F.interpolate(scores[None, None], size=size, mode="trilinear", align_corners=False)[0, 0]
         yield scores
@@ -225,8 +256,7 @@ def to_native(content: np.ndarray, crop_info: CropInfo, outside: float = 0) -> n
     """Values of the content, in canonical axes, on the native grid: (R, A, S) -> (X, Y, Z)."""
     full = np.full(crop_info.shape, outside, content.dtype)
     full[crop_info.slices] = content
-    back = nib.orientations.ornt_transform(_RAS, _orientation(crop_info.grid))
-    return np.ascontiguousarray(_reorient(full[None], back)[0])
+    return from_canonical(full, crop_info.grid, crop_info.reoriented)
 
 
 def resampled_shape(
@@ -244,20 +274,6 @@ def _scaled(channel: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """
     sigma = [max(0.0, (n / new - 1) / 2) for n, new in zip(channel.shape, shape, strict=True)]
     return zoom(gaussian_filter(channel, sigma, mode="nearest") if any(sigma) else channel, shape)
-
-
-def _orientation(grid: Grid) -> np.ndarray:
-    return _RAS if grid.shape[2] == 1 else nib.orientations.io_orientation(grid.matrix)
-
-
-def _canonical_spacing(grid: Grid) -> tuple[float, ...]:
-    spacing = np.empty(3)
-    spacing[_orientation(grid)[:, 0].astype(int)] = grid.spacing_mm
-    return tuple(float(s) for s in spacing)
-
-
-def _reorient(array: np.ndarray, orientation: np.ndarray) -> np.ndarray:
-    return np.stack([nib.orientations.apply_orientation(channel, orientation) for channel in array])
 
 
 def _drop_slice(array: np.ndarray, image_dims: int) -> np.ndarray:

@@ -13,6 +13,8 @@ import numpy as np
 from scipy import ndimage
 
 _NEGLIGIBLE = 1e-9  # smaller weights become 0: float32 denormals are slow
+_ANISOTROPIC = 3  # times as thick as other voxels: nnU-Net resamples across such slices by the nearest
+_EQUAL = 1e-5  # relative; spacings that differ by less are equal
 _TIE = 1e-6  # if the weights of two classes differ less, the lower class wins
 Box = tuple[slice, ...]
 
@@ -24,6 +26,40 @@ def zoom(volume: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """
     matrices = [_matrix(n, new, 3) for n, new in zip(volume.shape, shape, strict=True)]
     return _multiply(volume.astype(np.float32), matrices)
+
+
+def nearest_axis(spacing_mm: Sequence[float], target_mm: Sequence[float]) -> int | None:
+    """The axis across thick slices, of which nnU-Net takes the nearest; None: it interpolates along all axes.
+
+    Source: nnU-Net v2's `determine_do_sep_z_and_axis`.
+    """
+    for mm in (spacing_mm, target_mm):
+        if max(mm) > _ANISOTROPIC * min(mm):
+            coarsest = [axis for axis, size in enumerate(mm) if max(mm) < size * (1 + _EQUAL)]
+            return coarsest[0] if len(coarsest) == 1 else None
+    return None
+
+
+def nearest(n: int, new: int) -> np.ndarray:
+    """Indices that resample an axis of n voxels to `new` by the nearest voxel, the upper one of two."""
+    places = n / new * (np.arange(new) + 0.5) - 0.5
+    indices: np.ndarray = np.floor(places + 0.5).clip(0, n - 1).astype(np.int64)
+    return indices
+
+
+def zoom_within_range(volume: np.ndarray, shape: Sequence[int], nearest_axis: int | None) -> np.ndarray:
+    """`zoom` whose values stay between lowest and highest of the volume; with `nearest_axis`, slice by slice,
+    and across that axis the nearest slices.
+
+    Source: nnU-Net v2's `resample_data_or_seg`, order 3 in the plane and 0 across.
+    """
+    plane = tuple(axis for axis in range(volume.ndim) if axis != nearest_axis)
+    low, high = (limit(axis=plane, keepdims=True) for limit in (volume.min, volume.max))
+    if nearest_axis is None:
+        return zoom(volume, shape).clip(low, high)
+    n = volume.shape[nearest_axis]
+    in_plane = zoom(volume, [*shape[:nearest_axis], n, *shape[nearest_axis + 1 :]]).clip(low, high)
+    return in_plane.take(nearest(n, shape[nearest_axis]), nearest_axis)
 
 
 def zoom_label(label: np.ndarray, shape: Sequence[int], num_classes: int) -> np.ndarray:

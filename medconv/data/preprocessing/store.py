@@ -157,7 +157,8 @@ def signature(case: Case) -> list[list[Any]]:
 def _crop_info(record: dict[str, Any]) -> CropInfo:
     values = record["crop_info"]
     grid = Grid(tuple(values["grid"]["shape"]), tuple(map(tuple, values["grid"]["affine"])))
-    return CropInfo(grid, tuple(values["shape"]), tuple((a, b) for a, b in values["box"]))
+    box = tuple((a, b) for a, b in values["box"])
+    return CropInfo(grid, tuple(values["shape"]), box, values["reoriented"], values["nearest_axis"])
 
 
 class _ChecksumWriter:

@@ -91,7 +91,7 @@ def as_loaded_model(
 def _build_model(metadata: Metadata, network: nn.Module, model: Path) -> LoadedModel:
     inputs, windows, outputs = metadata["inputs"], metadata["windows"], metadata["outputs"]
     required = {key: inputs[key] for key in ("spatial_dims", "spacing_mm", "normalisation", "slice_axis")}
-    optional = {key: inputs.get(key) for key in ("frame", "resize")}
+    optional = {key: inputs.get(key) for key in ("frame", "resize", "convention")}
     values = {key: configs.lists_to_tuples(value) for key, value in (required | optional).items()}
     preprocessing = PreprocessingConfig(intensities=_numbers(inputs["intensities"]), **values)
     targets = Targets.from_plain(outputs["targets"])
@@ -102,6 +102,7 @@ def _build_model(metadata: Metadata, network: nn.Module, model: Path) -> LoadedM
         tuple(windows["mirror_axes"]),
         preprocessing.slice_axis,
         configs.lists_to_tuples(windows["flip_label_pairs"]),
+        even=preprocessing.convention is not None,
     )
     rounding = tuple(inputs.get("rounding", ()))
     _check(preprocessing, window, inputs, targets)

@@ -32,14 +32,22 @@ class ConvBlock(nn.Sequential):
 
     Shape: (batch, channels[0], *spatial) -> (batch, channels[-1], *spatial).
     Args: channels: (in, hidden, ..., out). kernel_size: odd, in voxels, per axis; padding keeps the size.
+        stride: of the first convolution, per axis.
     """
 
     def __init__(
-        self, spatial_dims: int, channels: Sequence[int], kernel_size: Sequence[int], norm: str
+        self,
+        spatial_dims: int,
+        channels: Sequence[int],
+        kernel_size: Sequence[int],
+        norm: str,
+        stride: int | Sequence[int] = 1,
     ) -> None:
-        layers, conv, padding = [], conv_nd(spatial_dims), tuple(k // 2 for k in kernel_size)
+        layers: list[nn.Module] = []
+        conv, padding = conv_nd(spatial_dims), tuple(k // 2 for k in kernel_size)
         for into, out in pairwise(channels):
-            layers.append(conv(into, out, tuple(kernel_size), padding=padding, bias=False))
+            settings: dict[str, Any] = {"stride": 1 if layers else stride, "padding": padding, "bias": False}
+            layers.append(conv(into, out, tuple(kernel_size), **settings))
             layers += [norm_nd(norm, spatial_dims, out), nn.LeakyReLU(0.01, inplace=True)]
         super().__init__(*layers)
 

@@ -79,3 +79,19 @@ def test_splines_beyond_float32_are_an_error() -> None:
     config = preprocessing_config((0.7, 0.7, 0.7), normalisation="none")
     with pytest.raises(ValueError, match=r"values from -3\.4e\+38 to 3\.4e\+38 are not finite any more"):
         preprocess(image, Grid.of((8, 8, 8), np.eye(4)), config)
+
+
+def test_zscore_nonzero_leaves_what_is_outside_the_mask() -> None:
+    rng = np.random.default_rng(0)
+    channel, mask = rng.normal(50, 10, (6, 7, 8)).astype(np.float32), np.zeros((6, 7, 8), bool)
+    mask[1:5, 1:6, 2:7] = True
+    channel[~mask] = 0
+    normalised = normalise(channel, "zscore_nonzero", {}, mask)
+    inside = channel[mask]
+    np.testing.assert_allclose(normalised[mask], (inside - inside.mean()) / inside.std(), rtol=1e-5)
+    assert not normalised[~mask].any()
+    everywhere = np.ones_like(mask)
+    np.testing.assert_array_equal(
+        normalise(channel, "zscore_nonzero", {}, everywhere), normalise(channel, "zscore", {})
+    )
+    assert not normalise(np.zeros_like(channel), "zscore_nonzero", {}, np.zeros_like(mask)).any()

@@ -12,6 +12,7 @@ from helpers.volumes import ORIENTATIONS, affine_of, dice, preprocessing_config,
 
 from medconv.data.case import Grid
 from medconv.data.io.images import read_image, read_label
+from medconv.data.preprocessing.orientation import to_canonical
 from medconv.data.preprocessing.preprocess import (
     CropInfo,
     PreprocessingConfig,
@@ -22,7 +23,6 @@ from medconv.data.preprocessing.preprocess import (
     preprocess_label,
     resampled_shape,
     restore,
-    to_canonical,
 )
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets

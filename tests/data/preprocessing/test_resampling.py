@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from medconv.data.preprocessing.resampling import zoom, zoom_label
+from medconv.data.preprocessing.resampling import nearest, nearest_axis, zoom, zoom_label, zoom_within_range
 
 SHAPES = [
     ((9, 11, 8), (13, 7, 8)),
@@ -61,3 +61,42 @@ def test_empty_and_thin_labels_are_resampled() -> None:
 def test_a_volume_that_keeps_its_shape_is_not_changed() -> None:
     volume = np.random.default_rng(0).normal(0, 1, (4, 5, 6)).astype(np.float32)
     np.testing.assert_array_equal(zoom(volume, volume.shape), volume)
+
+
+@pytest.mark.parametrize(("n", "new"), [(5, 5), (4, 7), (9, 4), (6, 3), (1, 4), (3, 1)])
+def test_the_nearest_slices_are_those_of_scipy(n: int, new: int) -> None:
+    places = n / new * (np.arange(new) + 0.5) - 0.5
+    expected = ndimage.map_coordinates(np.arange(n), places[None], order=0, mode="nearest")
+    np.testing.assert_array_equal(nearest(n, new), expected)
+
+
+@pytest.mark.parametrize(
+    ("spacing", "target", "expected"),
+    [
+        ((1, 1, 3.1), (1, 1, 1), 2),
+        ((1, 1, 1), (4, 1, 1), 0),
+        ((5, 1, 1), (1, 1, 4), 0),  # the first of the two decides
+        ((1, 1, 3), (1, 1, 3), None),
+        ((0.24, 1.25, 1.25), (1, 1, 4), None),
+        ((0.24, 1.25, 1.2500001), (1, 1, 1), None),  # equal but for rounding
+    ],
+)
+def test_thick_slices_are_resampled_apart(
+    spacing: tuple[float, ...], target: tuple[float, ...], expected: int | None
+) -> None:
+    assert nearest_axis(spacing, target) == expected
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, 2])
+def test_values_stay_within_the_range_of_their_slice(axis: int | None) -> None:
+    rng, shape = np.random.default_rng(0), (7, 9, 11)
+    volume = (rng.random((6, 5, 7)) > 0.5).astype(np.float32) * rng.random((6, 1, 1)).astype(np.float32)
+    if axis is None:
+        expected = zoom(volume, shape).clip(volume.min(), volume.max())
+    else:
+        slices = np.moveaxis(volume, axis, 0)
+        in_plane = tuple(n for a, n in enumerate(shape) if a != axis)
+        resized = np.stack([zoom(plane, in_plane).clip(plane.min(), plane.max()) for plane in slices])
+        expected = np.moveaxis(resized[nearest(len(slices), shape[axis])], 0, axis)
+    np.testing.assert_allclose(zoom_within_range(volume, shape, axis), expected, atol=1e-6)
+    assert zoom(volume, shape).max() > volume.max()

@@ -1,0 +1,181 @@
+"""What a model folder of nnU-Net v2 says of its data and network, in medconv's axes and words."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from medconv.config import Node
+from medconv.data.case import Dataset
+from medconv.data.datasets.common import names_by_number, parse_labels, read_json
+from medconv.data.preprocessing.fingerprint import INTENSITIES
+from medconv.models.pretrained.nnunet import NnUNet
+from medconv.utils.errors import explained
+
+DAMAGED = (LookupError, TypeError, AttributeError, ArithmeticError)
+_RGB = {"percentile_00_5": 0.0, "percentile_99_5": 255.0, "mean": 0.0, "std": 255.0}
+_NORMALISATIONS = {
+    "ZScoreNormalization": "zscore",
+    "CTNormalization": "ct",
+    "NoNormalization": "none",
+    "RescaleTo01Normalization": "rescale",
+    "RGBTo01Normalization": "dataset",  # with the numbers of _RGB
+}
+_CONVENTIONS = {  # of the class that reads images
+    "SimpleITKIO": "nnunet",
+    "NibabelIO": "nnunet",
+    "SimpleITKIOWithReorient": "nnunet_ras",
+    "NibabelIOWithReorient": "nnunet_ras",
+}
+_ORDERS = {"resampling_fn_data": 3, "resampling_fn_probabilities": 1}  # of splines, in the plane
+Value = TypeVar("Value")
+Content = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class NnUNetModel:
+    """A configuration of a trained nnU-Net v2 model.
+
+    Args:
+        name: of the configuration, such as 3d_fullres.
+        axes: nnU-Net's spatial axis that becomes each of ours: its arrays are stored Z, Y, X, and transposed.
+        slice_axis: across the slices that a 2D network takes from volumes, else None.
+        spacing_mm, patch_size, network: as in the plans, in nnU-Net's axes; `ours` turns them.
+        spacing_range_mm: smallest and largest of the training cases, in our axes; empty: not known.
+    """
+
+    name: str
+    dataset: Dataset
+    num_cases: int
+    network: NnUNet
+    axes: tuple[int, ...]
+    slice_axis: int | None
+    spacing_mm: tuple[float, ...]
+    patch_size: tuple[int, ...]
+    batch_size: int
+    normalisation: tuple[str, ...]
+    intensities: tuple[dict[str, float], ...]
+    convention: str
+    spacing_range_mm: tuple[tuple[float, float], ...]
+
+    def ours(self, values: Sequence[Value]) -> tuple[Value, ...]:
+        """One value per axis of nnU-Net's network, in the order of ours."""
+        return tuple(values[axis] for axis in self.axes)
+
+    def settings(self, mirror_axes: Sequence[int]) -> Node:
+        """The keys of a config that trains and predicts as nnU-Net does. Args: mirror_axes: nnU-Net's."""
+        network, mirrored = self.network, sorted(self.axes.index(axis) for axis in mirror_axes)
+        return {
+            "data": {
+                "spatial_dims": len(self.axes),
+                "slice_axis": self.slice_axis,
+                "spacing_mm": list(self.ours(self.spacing_mm)),
+                "patch_size": list(self.ours(self.patch_size)),
+                "batch_size": self.batch_size,
+                "normalisation": list(self.normalisation),
+                "intensities": list(self.intensities),
+                "convention": self.convention,
+            },
+            "plan": {
+                "strides": [list(self.ours(step)) for step in network.strides[1:]],
+                "kernel_sizes": [list(self.ours(kernel)) for kernel in network.kernel_sizes],
+                "channels": list(network.channels),
+            },
+            "model": {"strided": True, "norm": "instance", "convs_per_stage": list(network.convs)},
+            "augmentation": {"mirror_axes": mirrored},
+            "task": {"mirror_axes": mirrored},
+        }
+
+
+def read(folder: Path, name: str) -> NnUNetModel:
+    """The configuration `name` of a model folder.
+
+    Raises: ValueError: plans.json or dataset.json is missing or damaged, or holds what is not supported.
+    """
+    path = folder / "plans.json"
+    plans, meta = read_json(path), read_json(folder / "dataset.json")
+    with explained(f"{path}: configuration {name} is damaged", *DAMAGED), explained(f"{path}", ValueError):
+        configuration = _inherited(plans["configurations"], name)
+        _check(plans, configuration)
+        return _model(folder, name, plans, configuration, meta)
+
+
+def _model(
+    folder: Path,
+    name: str,
+    plans: Content,
+    configuration: Content,
+    meta: Content,
+) -> NnUNetModel:
+    class_names, targets = parse_labels(meta, folder / "dataset.json")
+    channels = names_by_number(meta.get("channel_names"), folder / "dataset.json", "channel_names")
+    dims, transposed = (
+        len(configuration["patch_size"]),
+        [2 - int(axis) for axis in plans["transpose_forward"]],
+    )
+    if sorted(transposed) != [0, 1, 2] or dims not in (2, 3):
+        raise ValueError(f"transpose_forward={plans['transpose_forward']} with {dims} axes is not supported")
+    network_axes = transposed[3 - dims :]  # stored axis, x being 0, of each axis of nnU-Net's network
+    spacings, flat = _measured(folder, plans)
+    masked, schemes = configuration["use_mask_for_norm"], configuration["normalization_schemes"]
+    measured = plans["foreground_intensity_properties_per_channel"]
+    rgb = [scheme == "RGBTo01Normalization" for scheme in schemes]
+    return NnUNetModel(
+        name,
+        Dataset(str(plans["dataset_name"]), (), class_names, channels, targets=targets),
+        len(spacings) or int(meta.get("numTraining", 0)),
+        NnUNet.of(configuration),
+        tuple(sorted(range(dims), key=network_axes.__getitem__)),
+        transposed[0] if dims == 2 and not flat else None,
+        tuple(map(float, configuration["spacing"])),
+        tuple(map(int, configuration["patch_size"])),
+        int(configuration["batch_size"]),
+        tuple(_normalisation(*pair) for pair in zip(schemes, masked, strict=True)),
+        tuple(
+            dict(_RGB) if colour else {key: float(measured[str(channel)][key]) for key in INTENSITIES}
+            for channel, colour in enumerate(rgb)
+        ),
+        _CONVENTIONS[plans["image_reader_writer"]],
+        tuple((min(mm), max(mm)) for mm in zip(*spacings, strict=True)),
+    )
+
+
+def _inherited(configurations: Content, name: str) -> dict[str, Any]:
+    """A configuration with what it inherits. Raises: KeyError: no such name, RecursionError as ValueError."""
+    own, seen = dict(configurations[name]), {name}
+    while (parent := own.pop("inherits_from", None)) is not None:
+        if parent in seen:
+            raise ValueError(f"configuration {name} inherits from itself")
+        seen.add(parent)
+        own = {**configurations[parent], **own}
+    return own
+
+
+def _check(plans: Content, configuration: Content) -> None:
+    """Raises: ValueError: the plans ask for what medconv cannot do as nnU-Net does."""
+    if (reader := plans["image_reader_writer"]) not in _CONVENTIONS:
+        raise ValueError(f"image_reader_writer={reader} is not supported, expected {', '.join(_CONVENTIONS)}")
+    if configuration.get("previous_stage"):
+        raise ValueError(f"a cascade, after {configuration['previous_stage']}, is not supported")
+    expected: dict[str, Any] = {"preprocessor_name": "DefaultPreprocessor"}
+    for key, order in _ORDERS.items():
+        expected[key] = "resample_data_or_seg_to_shape"
+        expected[f"{key}_kwargs"] = {"is_seg": False, "order": order, "order_z": 0, "force_separate_z": None}
+    for key, value in expected.items():
+        if configuration[key] != value:
+            raise ValueError(f"{key}={configuration[key]} is not supported, expected {value}")
+
+
+def _normalisation(scheme: str, masked: bool) -> str:
+    if scheme not in _NORMALISATIONS:
+        raise ValueError(f"normalization_schemes: {scheme} is none of {', '.join(_NORMALISATIONS)}")
+    name = _NORMALISATIONS[scheme]
+    return "zscore_nonzero" if masked and name == "zscore" else name
+
+
+def _measured(folder: Path, plans: Content) -> tuple[list[tuple[float, ...]], bool]:
+    """The spacing of each training case as stored (x, y, z), and whether they are single slices."""
+    shape = plans["original_median_shape_after_transp"]
+    path = folder / "dataset_fingerprint.json"
+    spacings = read_json(path)["spacings"] if path.is_file() else []
+    return [tuple(map(float, reversed(row))) for row in spacings], int(shape[0]) == 1

@@ -1,0 +1,175 @@
+"""Imported nnU-Net models: the same predictions as nnU-Net's, run folders that other commands take, refusals."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers import nnunet_models as models
+from hydra import compose, initialize_config_dir
+
+from medconv import config
+from medconv.data.case import Case
+from medconv.export.export import ExportOptions, export
+from medconv.inference.predictor import Predictor
+from medconv.training import run
+from medconv.training.import_nnunet import import_model
+from medconv.training.run_dir import RunDir
+
+REFERENCE = Path(__file__).with_name("nnunet_2.8.1.npz")
+Arrays = Mapping[str, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model folders and the run folders made of them, by name: NAME and runs/NAME."""
+    folder = tmp_path_factory.mktemp("nnunet")
+    for name in models.NAMES:
+        import_model(models.write_model(folder / name, name), folder / "runs" / name)
+    return folder
+
+
+def _checkpoint(folder: Path, name: str) -> Path:
+    return folder / "runs" / name / "fold0/checkpoints/best.ckpt"
+
+
+def _check_same(predictor: Predictor, images: list[Path], expected: Arrays) -> None:
+    """The same prepared image, logits and label map. nnU-Net sums weighted logits in float16: at the corners
+    of windows, where weights are below 1e-6, whole numbers are left of them.
+    """
+    case = predictor.read(Case("case", tuple(images)))
+    scores = predictor.scores([case])[0]
+    axis = predictor.members[0].preprocessing.slice_axis
+    assert case.arrays[0].shape == expected["image"].shape
+    np.testing.assert_allclose(case.arrays[0], expected["image"], atol=1e-5)
+    difference = np.abs(scores.logits[0].numpy() - expected["logits"]).ravel()
+    assert np.quantile(difference, 0.5) < 0.002, axis
+    assert np.quantile(difference, 0.9) < 0.02
+    label = predictor.answer(scores)
+    assert label.shape == expected["label"].shape
+    assert (label != expected["label"]).mean() < 0.005
+    assert len(np.unique(expected["label"])) == 3
+
+
+@pytest.mark.parametrize("name", models.NAMES)
+def test_predictions_are_those_of_nnunet(folder: Path, tmp_path: Path, name: str) -> None:
+    with np.load(REFERENCE) as content:
+        expected = {key.partition(".")[2]: content[key] for key in content if key.startswith(f"{name}.")}
+    predictor = Predictor.load([_checkpoint(folder, name)])
+    _check_same(predictor, models.write_image(tmp_path, name), expected)
+
+
+@pytest.mark.parametrize("name", models.NAMES)
+def test_predictions_are_those_of_nnunet_where_it_is_installed(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    pytest.importorskip("nnunetv2", reason="nnunetv2 is not installed; it needs an environment of its own")
+    images = models.write_image(tmp_path, name)
+    expected = models.predicted(folder / name, images)
+    _check_same(Predictor.load([_checkpoint(folder, name)]), images, expected)
+
+
+def _dataset(root: Path, name: str) -> Path:
+    """Three cases in nnU-Net's layout, with the labels that nnU-Net predicted."""
+    with np.load(REFERENCE) as content:
+        label = content[f"{name}.label"]
+    (root / "labelsTr").mkdir(parents=True)
+    for case in "abc":
+        for image in models.write_image(root / "imagesTr", name):
+            affine = nib.load(image).affine  # type: ignore[attr-defined]
+            image.rename(image.with_name(image.name.replace(name, case)))
+        nib.save(nib.Nifti1Image(label.astype(np.uint8), affine), root / f"labelsTr/{case}.nii.gz")
+    (root / "dataset.json").write_text(json.dumps(models.dataset_json(name)))
+    return root
+
+
+@pytest.mark.parametrize("name", ["turned", "slices"])
+def test_training_goes_on_from_the_imported_weights(folder: Path, tmp_path: Path, name: str) -> None:
+    """With a learning rate of 0 the run predicts what the imported network predicts."""
+    data, searched = _dataset(tmp_path / "data", name), folder / "runs" / name / "fold0"
+    overrides = [
+        f"hydra.searchpath=[file://{searched}]",
+        "experiment=finetune",
+        f"data.root={data}",
+        "data.num_folds=3",
+        f"data.cache_dir={tmp_path / 'prepared'}",
+        "data.num_workers=0",
+        "optimizer.lr=0",
+        "logger=none",
+        "trainer.max_epochs=1",
+        "trainer.limit_train_batches=1",
+        "trainer.check_val_every_n_epoch=1",
+        "trainer.accelerator=cpu",
+        "trainer.precision=32-true",
+        "trainer.enable_progress_bar=false",
+        f"run.dir={tmp_path / 'run'}",
+    ]
+    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        checked = config.validate(compose("train", overrides))
+    summary = run.train(checked, RunDir.of(checked, {}))
+    assert summary["steps"] == 1 and summary["val/dice"] > 0.97  # of the label map of nnU-Net itself
+    image = models.write_image(tmp_path, name)
+    trained = Predictor.load([tmp_path / "run/checkpoints/best.ckpt"])
+    np.testing.assert_array_equal(trained(*image), Predictor.load([_checkpoint(folder, name)])(*image))
+    assert (
+        trained.members[0].preprocessing
+        == Predictor.load([_checkpoint(folder, name)]).members[0].preprocessing
+    )
+
+
+def test_an_exported_network_predicts_the_same(folder: Path, tmp_path: Path) -> None:
+    checkpoint, image = _checkpoint(folder, "thick"), models.write_image(tmp_path, "thick")
+    export(checkpoint, tmp_path / "model.onnx", ExportOptions("onnx"))
+    exported = Predictor.load([], models=[tmp_path / "model.onnx"])
+    assert exported.members[0].preprocessing == Predictor.load([checkpoint]).members[0].preprocessing
+    np.testing.assert_array_equal(exported(*image), Predictor.load([checkpoint])(*image))
+    with pytest.raises(ValueError, match="a bundle is for axes that are turned, this network has data.conv"):
+        export(checkpoint, tmp_path / "bundle", ExportOptions("bundle"))
+
+
+def test_networks_of_different_axes_give_no_mean(folder: Path, tmp_path: Path) -> None:
+    model = Predictor.load([_checkpoint(folder, "turned")]).members[0]
+    turned = replace(model, preprocessing=replace(model.preprocessing, convention="nnunet_ras"))
+    with pytest.raises(ValueError, match="data.convention"):
+        Predictor([model, turned])(*models.write_image(tmp_path, "turned"))
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"expected a trained nnU-Net v2 .* fold_N/checkpoint_final.pth"):
+        import_model(tmp_path, tmp_path / "runs")
+    model = models.write_model(tmp_path / "model", "slices")
+    with pytest.raises(ValueError, match=r"with fold_3/checkpoint_final.pth"):
+        import_model(model, tmp_path / "runs", ["0", "3"])
+    (tmp_path / "runs/fold0").mkdir(parents=True)
+    with pytest.raises(ValueError, match="runs/fold0: exists already"):
+        import_model(model, tmp_path / "runs")
+
+
+class Payload:
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("payload"),)
+
+
+def test_a_checkpoint_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = models.write_model(tmp_path / "model", "slices")
+    file = model / "fold_0/checkpoint_final.pth"
+    torch.save({**torch.load(file, weights_only=False), "logging": Payload()}, file)
+    with pytest.raises(ValueError, match="refused, it holds more than tensors and plain values"):
+        import_model(model, tmp_path / "runs")
+    assert not (tmp_path / "payload").exists() and not (tmp_path / "runs").exists()
+
+
+def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+    model = models.write_model(tmp_path / "model", "slices")
+    plans = models.plans("slices")
+    plans["configurations"]["base"]["UNet_base_num_features"] = 6
+    (model / "plans.json").write_text(json.dumps(plans))
+    with pytest.raises(ValueError, match="checkpoint_final.pth: its weights do not fit its plans"):
+        import_model(model, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()

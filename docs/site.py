@@ -35,7 +35,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    return markdown.replace("](../CONTRIBUTING.md", "](contributing.md")
+    return markdown.replace("](../CONTRIBUTING.md", "](contributing.md").replace(
+        "](../README.md", "](index.md"
+    )
 
 
 def for_site(text: str) -> str:

@@ -1,0 +1,74 @@
+"""Every code block of README.md and docs/get-started.md runs, on tiny data in the place of `/data`; one that
+does not has a comment above it that says why.
+"""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers import tiny
+
+PAGES = ("README.md", "docs/get-started.md")
+BLOCK = re.compile(r"(<!-- not run by tests: [^>]+ -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
+BLOCKS = [(page, *found) for page in PAGES for found in BLOCK.findall((tiny.ROOT / page).read_text())]
+SHELL = [(page, text) for page, reason, language, text in BLOCKS if language == "bash" and not reason]
+TRAINING = [setting for setting in tiny.SMALL if not setting.startswith(("model.", "trainer.max_steps"))]
+TRAINING += ["trainer.max_time=null", "trainer.max_steps=1", "data.samples_per_epoch=2", "logger=none"]
+TRAINING += ["callbacks=none", "plan.channels=[4,8]", "data.patch_size=[16,16,16]"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data that the commands name, and one for each page, in which its commands run."""
+    path = tmp_path_factory.mktemp("readme")
+    data = path / "data"
+    decathlon = tiny.write_dataset(data / "Task04_Hippocampus", cases=5)
+    shutil.copytree(decathlon / "imagesTr", decathlon / "imagesTs")
+    shutil.copytree(decathlon / "labelsTr", data / "labels")
+    for kind, name, ending in (("imagesTr", "scans", "t1"), ("labelsTr", "masks", "seg")):
+        (data / name).mkdir()
+        for file in (decathlon / kind).iterdir():
+            case = file.name.removesuffix(".nii.gz")
+            shutil.copy(file, data / name / f"{case}_{ending}.nii.gz")
+    shutil.copytree(data / "labels", data / "new")  # images as good as any
+    for page in PAGES:
+        (path / page).mkdir(parents=True)
+    return path
+
+
+def commands(text: str) -> list[list[str]]:
+    lines = text.replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if not line.startswith("#")]
+
+
+def smaller(words: list[str]) -> list[str]:
+    """A training takes one step with a small network. What the options of the examples do is tested elsewhere:
+    of these the config is composed.
+    """
+    if words[0] != "train" or "--cfg" in words:
+        return words
+    if len(words) == 1:
+        return [*words, *TRAINING, "data.layout.num_cases=3"]
+    if "-m" in words:
+        return [*words, "run.dry_run=true"]
+    return [*words, *(TRAINING if {"run.name=first", "run.name=mine"} & set(words) else ["--cfg", "job"])]
+
+
+@pytest.mark.parametrize("page, text", SHELL, ids=[f"{page}:{text.splitlines()[0]}" for page, text in SHELL])
+def test_commands_run(home: Path, monkeypatch: pytest.MonkeyPatch, page: str, text: str) -> None:
+    monkeypatch.chdir(home / page)
+    for program, *words in commands(text.replace("/data/", f"{home}/data/")):
+        assert program == "medconv"
+        assert tiny.call(monkeypatch, *smaller(words)) == 0, words
+
+
+def test_python_runs() -> None:
+    for page, reason, language, text in BLOCKS:
+        if language == "python" and not reason:
+            exec(compile(text, page, "exec"), {})
+
+
+def test_other_languages_say_why_they_do_not_run() -> None:
+    assert {language for _, reason, language, _ in BLOCKS if not reason} <= {"bash", "python"}

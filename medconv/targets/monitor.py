@@ -14,6 +14,11 @@ class MonitoredMetric:
     higher_is_better: bool = True
 
     @property
+    def best_name(self) -> str:
+        """The best value so far, as logged: that of the best checkpoint."""
+        return f"{self.name}_best"
+
+    @property
     def mode(self) -> str:
         """`max` or `min`, as early stopping and schedulers call it."""
         return "max" if self.higher_is_better else "min"

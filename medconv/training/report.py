@@ -1,4 +1,4 @@
-"""What a run reports: log lines before it trains, hyperparameters for TensorBoard afterwards."""
+"""What a run reports: log lines and the config before it trains, hyperparameters afterwards."""
 
 import json
 import logging
@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 
 import lightning as L
+from omegaconf import OmegaConf
 from torch import nn
 
 from medconv import config as configs
@@ -13,6 +14,7 @@ from medconv.config import PerfConfig, RunConfig, TrainerConfig
 from medconv.planning.planner import Plan
 from medconv.planning.report import table
 from medconv.targets import monitor
+from medconv.training.loggers.tensorboard import TensorBoard
 from medconv.training.run_dir import RunDir
 from medconv.utils.hardware import uses_gpu
 from medconv.utils.logging import size_text
@@ -83,8 +85,15 @@ def without_effect(perf: PerfConfig, trainer: TrainerConfig, test: bool = False)
     return [f"{switch} has no effect: {reason}" for switch, reason in reasons.items() if reason]
 
 
+def config_text(trainer: L.Trainer, config: RunConfig) -> None:
+    """The config in TensorBoard's TEXT page."""
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoard):
+            logger.log_text("config", OmegaConf.to_yaml(config.plain()))
+
+
 def hyperparameters(trainer: L.Trainer, config: RunConfig, folder: RunDir) -> None:
-    """TensorBoard's hparams page: hyperparameters with the final metric; other loggers: hyperparameters.
+    """TensorBoard's HPARAMS page: hyperparameters with the best score; other loggers: hyperparameters.
 
     A sweep's job logs only its own overrides, since the page shows only the first few in alphabetical order.
     """
@@ -92,14 +101,10 @@ def hyperparameters(trainer: L.Trainer, config: RunConfig, folder: RunDir) -> No
     flat = configs.flatten({k: v for k, v in config.plain().items() if k in groups})
     params = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in flat.items()}
     in_sweep = {k: _number(v) for k, v in json.loads(os.environ.get(OF_A_SWEEP) or "{}").items()}
-    summary = folder.summary()
-    monitored = monitor.metric_of_summary(summary)
-    final = summary.get(monitored.name)
-    scored = {} if final is None else {f"hparams/{monitored.name.replace('/', '_')}": final}
+    monitored = monitor.metric_of_summary(folder.summary())
     for logger in trainer.loggers:
-        if isinstance(logger, L.pytorch.loggers.TensorBoardLogger):
-            logger.log_hyperparams(in_sweep or params, scored)
-            logger.finalize("success")
+        if isinstance(logger, TensorBoard):
+            logger.log_hparams_page(in_sweep or params, monitored.best_name)
         else:
             logger.log_hyperparams(params)
 

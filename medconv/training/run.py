@@ -118,6 +118,8 @@ def _fit(
         cluster.detecting_lost_peers(trainer.world_size > 1),
         naming_memory(resolved.data),
     ):
+        if is_rank_zero() and folder.resume_from() is None:
+            report.config_text(trainer, resolved)
         with stop_request.noted():
             trainer.fit(task, data, ckpt_path=folder.resume_from(), weights_only=True)
         folder.write_summary(stopped_early=early_stopping.ended(trainer))

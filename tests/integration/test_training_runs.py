@@ -61,13 +61,21 @@ def test_tensorboard_has_curves_pictures_and_hyperparameters(done: Path) -> None
         "train/loss",
         "val/dice",
         "val/dice/box",
-        "lr-Muon/pg1",
+        "train/lr",
+        "val/dice_best",
         "perf/samples_per_second",
         "perf/data_wait_share",
     }
     assert scalars <= set(tags["scalars"])
-    assert tags["images"]
-    assert "hparams/val_dice" in tags["scalars"]
+    assert {tag.split("/")[0] for tag in tags["scalars"]} == {"train", "val", "perf"}
+    assert all(len(events.Scalars(tag)) > 1 for tag in tags["scalars"])  # a curve has several points
+    assert {"images/train/sample 0", "images/val/case_1"} & set(tags["images"])
+    assert all(tag.startswith("images/") for tag in tags["images"])
+    (text,) = events.Tensors("config/text_summary")[0].tensor_proto.string_val
+    assert "    optimizer:\n" in text.decode() and "seed: 0" in text.decode()
+    assert events.Scalars("val/dice_best")[-1].value == pytest.approx(
+        json.loads((done / "summary.json").read_text())["val/dice"]
+    )
 
 
 def test_predict_and_evaluate_give_the_numbers_of_validation(

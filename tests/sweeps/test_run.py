@@ -137,7 +137,7 @@ def test_the_hparams_page_shows_the_keys_in_which_the_runs_differ(sweep: Sweep) 
         data = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
         pages[number] = dict(HParamsPluginData.FromString(data).session_start_info.hparams)
         score = json.loads((path / "summary.json").read_text())["val/dice"]
-        assert events.Scalars("hparams/val_dice")[-1].value == pytest.approx(score)
+        assert events.Scalars("val/dice_best")[-1].value == pytest.approx(score)
     assert {number: {k: v.number_value for k, v in page.items()} for number, page in pages.items()} == {
         number: {"data.fold": float(number)} for number in "012"
     }

@@ -7,13 +7,14 @@ from typing import Any
 
 import lightning as L
 import pytest
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 
 from medconv.config import DataConfig, Derived, PerfConfig, RunConfig, TrainerConfig
 from medconv.training import report
+from medconv.training.loggers.tensorboard import TensorBoard
 from medconv.training.run_dir import RunDir
 
 PLAIN = PerfConfig(channels_last=False, fast_norm=False, compile=False)
@@ -84,21 +85,24 @@ def test_skipped_cases_are_listed_with_their_faults(caplog: pytest.LogCaptureFix
     ("sweep", "expected"),
     [("", PARAMETERS), ('{"data.fold": "1", "conv": "separable"}', {"data.fold": 1.0, "conv": "separable"})],
 )
-def test_tensorboard_shows_all_hyperparameters_or_those_of_a_sweep_with_the_final_metric(
+def test_tensorboard_shows_all_hyperparameters_or_those_of_a_sweep_with_the_best_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep: str, expected: dict[str, Any]
 ) -> None:
     """Other loggers get all hyperparameters in both cases."""
     monkeypatch.setenv(report.OF_A_SWEEP, sweep)
-    folder, board = RunDir(tmp_path), TensorBoardLogger(tmp_path, name="", version="tensorboard")
+    folder, board = RunDir(tmp_path), TensorBoard(tmp_path, name="", version="tensorboard")
     other = CSVLogger(tmp_path)
     score = {"name": "val/mae", "words": "mean absolute error", "mode": "min"}
     folder.write_summary(**{"score": score, "val/mae": 0.25, "val/dice": 0.5})
+    for step, best in enumerate((0.5, 0.25)):
+        board.log_metrics({"val/mae_best": best, "val/dice": 0.5}, step)
     report.hyperparameters(trainer([board, other]), CONFIG, folder)
     events = EventAccumulator(board.log_dir).Reload()
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     page = HParamsPluginData.FromString(content).session_start_info.hparams
     shown = {key: getattr(value, value.WhichOneof("kind")) for key, value in page.items()}
     assert shown.items() >= expected.items() and (shown == expected) == bool(sweep)
-    assert events.Scalars("hparams/val_mae")[-1].value == 0.25
-    assert "hparams/val_dice" not in events.Tags()["scalars"]
+    experiment = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    (metric,) = HParamsPluginData.FromString(experiment).experiment.metric_infos
+    assert [event.value for event in events.Scalars(metric.name.tag)] == [0.5, 0.25]
     assert other.experiment.hparams.items() >= PARAMETERS.items()

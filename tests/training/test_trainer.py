@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from helpers import tiny
 from lightning import Callback, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.plugins import TorchSyncBatchNorm
 from lightning.pytorch.profilers import SimpleProfiler
 
@@ -15,6 +14,7 @@ from medconv.performance.step_profiler import StepProfiler
 from medconv.training import run
 from medconv.training.callbacks.early_stopping import EarlyStopping
 from medconv.training.callbacks.final_validation import FinalValidation
+from medconv.training.callbacks.learning_rate import LearningRate
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.callbacks.time_budget import TimeBudget
 from medconv.training.callbacks.weight_averaging import AverageWeights
@@ -74,23 +74,23 @@ def test_objects_of_the_trainer_are_built_from_nodes(dataset: Path, tmp_path: Pa
     [
         (CheckpointWriter, AverageWeights),
         (PerStepSeeding, NonfiniteGuard),
-        (PerStepSeeding, LearningRateMonitor),
-        (StepProfiler, LearningRateMonitor),
+        (PerStepSeeding, LearningRate),
+        (StepProfiler, LearningRate),
         (NonfiniteGuard, AverageWeights),
         (AverageWeights, BroadcastBuffers),
-        (AverageWeights, LearningRateMonitor),
+        (AverageWeights, LearningRate),
         (TimeBudget, EarlyStopping),
         (TimeBudget, FinalValidation),
-        (LearningRateMonitor, FinalValidation),
+        (LearningRate, FinalValidation),
         (UnshardForValidation, StopSync),
         (AverageWeights, StopSync),
-        (LearningRateMonitor, StopSync),
+        (LearningRate, StopSync),
     ],
 )
 def test_callbacks_are_called_in_an_order(
     order: list[type], earlier: type[Callback], later: type[Callback]
 ) -> None:
-    """LearningRateMonitor is one of the user's."""
+    """LearningRate is one of the user's."""
     assert order.index(earlier) < order.index(later)
 
 

@@ -49,7 +49,7 @@ class LabelMapViews:
 
     def sample(self, image: np.ndarray, label: Tensor, number: int) -> Picture:
         picture = overlay(image, [self._without_ignored(label[0])], self.spacing_mm)
-        return f"train/sample {number} (image, label)", picture
+        return f"train/sample {number}", picture
 
     def validated(self, batch: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[Picture]:
         if self._shown < self.cases:
@@ -57,7 +57,7 @@ class LabelMapViews:
             image = batch["image"][0, 0].float().cpu().numpy()
             labels = [self._without_ignored(label) for label in (batch["label"][0, 0], shown["prediction"])]
             picture = overlay(image, labels, batch["spacing_mm"])
-            yield f"val/{shown['case']} (image, reference, prediction)", picture
+            yield f"val/{shown['case']}", picture
 
     def ended(self, rows: Mapping[str, Any]) -> tuple[list[Picture], str]:
         return [], ""

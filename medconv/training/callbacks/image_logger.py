@@ -65,7 +65,7 @@ class ImageLogger(Callback):
     def _show(trainer: Trainer, pictures: Iterable[Picture]) -> None:
         for tag, picture in pictures:
             for board in _boards(trainer):
-                board.experiment.add_image(tag, picture, trainer.global_step, dataformats="HWC")
+                board.experiment.add_image(f"images/{tag}", picture, trainer.global_step, dataformats="HWC")
 
 
 def _boards(trainer: Trainer) -> list[TensorBoardLogger]:

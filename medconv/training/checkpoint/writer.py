@@ -104,6 +104,10 @@ class CheckpointWriter(Callback):
         score = monitored.quality(-math.inf) if math.isnan(score) else score
         if self.best is None or monitored.quality(score) > monitored.quality(self.best):
             self.best, self._is_best = score, True
+        if math.isfinite(self.best):
+            step = trainer.fit_loop.epoch_loop._batches_that_stepped  # as Lightning numbers the other scores
+            for logger in trainer.loggers:
+                logger.log_metrics({monitored.best_name: self.best}, step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves before weight averaging replaces the weights, so this callback comes first."""

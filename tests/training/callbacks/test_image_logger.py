@@ -43,7 +43,8 @@ def test_saliency_maps_are_those_of_the_validated_weights(
     (place,) = (n for n in states[0] if name.endswith(n))
     assert (
         len(states) == 3
-        and len([tag for tag in small_runs.image_tags(tmp_path / "run") if tag.startswith("worst/")]) == 3
+        and len([tag for tag in small_runs.image_tags(tmp_path / "run") if tag.startswith("images/worst/")])
+        == 3
     )
     torch.testing.assert_close(states[0][place], content["state_dict"][name], rtol=0, atol=0)
     assert not torch.equal(content["current_model_state"][name], content["state_dict"][name])

@@ -45,17 +45,17 @@ class Stages(nn.Module):
             )
         self._steps = steps
         self._block = (tuple(convs), _kernels(kernel_size, len(channels), spatial_dims), norm)
-        if residual_blocks is not None and (strided or len(residual_blocks) < len(channels)):
+        if residual_blocks is not None and len(residual_blocks) < len(channels):
             raise ValueError(
-                f"residual_blocks must have {len(channels)} entries or more, one per stage, and needs "
-                f"strided=false, got {list(residual_blocks)}"
+                f"residual_blocks must have {len(channels)} entries or more, one per stage, "
+                f"got {list(residual_blocks)}"
             )
         first = [in_channels, *(channels if strided else channels[1:])]
         block_strides = [1, *(steps if strided else [1] * len(steps))]
         self.encoder = nn.ModuleList(
             self.block(c, stage, stride)
             if residual_blocks is None
-            else self.residual(c, stage, residual_blocks[stage])
+            else self.residual(c, stage, residual_blocks[stage], stride)
             for stage, (c, stride) in enumerate(zip(first, block_strides, strict=False))
         )
         joins = zip(channels, channels[1:], steps, strict=False)
@@ -71,13 +71,16 @@ class Stages(nn.Module):
         channels = [in_channels, *[self.channels[stage]] * convs[stage]]
         return ConvBlock(len(self.divisor), channels, kernels[stage], norm, stride)
 
-    def residual(self, in_channels: int, stage: int, blocks: int) -> nn.Sequential:
+    def residual(
+        self, in_channels: int, stage: int, blocks: int, stride: int | Sequence[int] = 1
+    ) -> nn.Sequential:
         """Residual blocks; the first stage begins with a convolution from the image to its channels."""
         (_, kernels, norm), channels, dims = self._block, self.channels[stage], len(self.divisor)
         stem = [] if stage else [ConvBlock(dims, [in_channels, channels], kernels[stage], norm)]
-        return nn.Sequential(
-            *stem, *(ResidualBlock(dims, channels, kernels[stage], norm) for _ in range(blocks))
-        )
+        into, kernel = in_channels if stage else channels, kernels[stage]
+        first = ResidualBlock(dims, into, channels, kernel, norm, stride)
+        more = (ResidualBlock(dims, channels, channels, kernel, norm) for _ in range(blocks - 1))
+        return nn.Sequential(*stem, first, *more)
 
     def add_outputs(self, out_channels: int) -> None:
         """Add what the network has beyond these stages."""

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
@@ -85,21 +84,23 @@ def _import_fold(folder: Path, output: Path, fold: str, checkpoint: str) -> Path
         torch.save({"state_dict": weights, "medconv": record_of(config, prepared)}, partial)
     write_text(output / "config.yaml", _yaml(config.plain()))
     (output / "experiment").mkdir()
-    further = {"defaults": _DEFAULTS, **settings, "init": {"pretrained": str(best.resolve())}}
+    defaults = ["nnunet", {"override /data": "nnunet"}, {"override /model": _option(model)}, "_self_"]
+    further = {"defaults": defaults, **settings, "init": {"pretrained": str(best.resolve())}}
     write_text(output / "experiment/finetune.yaml", f"# @package _global_\n{_yaml(further)}")
     RunDir(output).write_summary(status="done", targets=prepared.targets.plain())
     log.info("%s: %s of %s by %s", best, name, prepared.dataset.name, trainer)
     return best
 
 
-# nnU-Net's recipe, for data in its layout
-_DEFAULTS: list[Any] = ["nnunet", {"override /data": "nnunet"}, "_self_"]
+def _option(model: NnUNetModel) -> str:
+    """Of `model`, with all keys of the network."""
+    return "resenc" if model.network.residual else "customconv"
 
 
 def _resolved(model: NnUNetModel, settings: Node, output: Path) -> tuple[RunConfig, PreparedData]:
     """The config of a run that had trained this network, and what is known of its data."""
     with initialize_config_dir(str(configs.conf_dir()), version_base="1.3"):
-        composed = compose("train", ["experiment=nnunet", "data=nnunet"])
+        composed = compose("train", ["experiment=nnunet", "data=nnunet", f"model={_option(model)}"])
     composed.merge_with(settings)
     config = configs.validate(composed)
     network, dims = model.network, len(model.axes)

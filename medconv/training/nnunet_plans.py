@@ -81,7 +81,7 @@ class NnUNetModel:
                 "kernel_sizes": [list(self.ours(kernel)) for kernel in network.kernel_sizes],
                 "channels": list(network.channels),
             },
-            "model": {"strided": True, "norm": "instance", "convs_per_stage": list(network.convs)},
+            "model": network.arguments,
             "augmentation": {"mirror_axes": mirrored},
             "task": {"mirror_axes": mirrored},
         }

@@ -15,11 +15,17 @@ import numpy as np
 import torch
 
 CHANNELS = (4, 8, 8)
-_KERNELS: dict[str, Any] = {"turned": [[3, 3, 3]] * 3, "thick": [[1, 3, 3], [3, 3, 3], [3, 3, 3]]}
+_KERNELS: dict[str, Any] = {
+    "turned": [[3, 3, 3]] * 3,
+    "thick": [[1, 3, 3], [3, 3, 3], [3, 3, 3]],
+    "residual": [[1, 3, 3], [3, 3, 3], [3, 3, 3]],
+}
 _STRIDES: dict[str, Any] = {
     "turned": [[1, 1, 1], [2, 2, 2], [2, 1, 2]],
     "thick": [[1, 1, 1], [1, 2, 2], [2, 2, 2]],
+    "residual": [[1, 1, 1], [1, 2, 2], [2, 2, 2]],
 }
+_BLOCKS = (1, 2, 1)  # of the residual encoder
 _CONFIGURATIONS: dict[str, dict[str, Any]] = {
     # stored axes in another order than the network's, a border of zeros, finer voxels
     "turned": {"spacing": [1.0, 0.8, 1.1], "patch_size": [12, 8, 12], "use_mask_for_norm": [True]},
@@ -27,14 +33,22 @@ _CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "thick": {"spacing": [4.0, 1.0, 1.0], "patch_size": [4, 12, 12], "use_mask_for_norm": [False, False]},
     # slices one by one, plans as before nnU-Net 2.4
     "slices": {"spacing": [1.0, 1.1], "patch_size": [12, 8], "use_mask_for_norm": [False]},
+    # the encoder of nnU-Net's ResEnc plans
+    "residual": {"spacing": [2.0, 1.0, 1.0], "patch_size": [8, 12, 8], "use_mask_for_norm": [False]},
 }
 _IMAGES: dict[str, tuple[tuple[int, ...], tuple[float, ...], str]] = {  # shape, spacing, axes
     "turned": ((14, 17, 11), (0.9, 1.2, 0.7), "PIR"),
     "thick": ((15, 13, 6), (1.2, 1.3, 5.0), "LPS"),
     "slices": ((15, 9, 4), (1.0, 1.2, 3.0), "LAS"),
+    "residual": ((13, 9, 8), (1.0, 1.1, 2.0), "RAS"),
 }
 NAMES = tuple(_IMAGES)
-MIRRORED: dict[str, tuple[int, ...] | None] = {"turned": (0, 2), "thick": None, "slices": (0, 1)}
+MIRRORED: dict[str, tuple[int, ...] | None] = {
+    "turned": (0, 2),
+    "thick": None,
+    "slices": (0, 1),
+    "residual": (1,),
+}
 
 
 def write_model(folder: Path, name: str) -> Path:
@@ -110,8 +124,8 @@ def _architecture(name: str, dims: int) -> dict[str, Any]:
         "conv_op": f"torch.nn.modules.conv.Conv{dims}d",
         "kernel_sizes": _KERNELS[name],
         "strides": _STRIDES[name],
-        "n_conv_per_stage": [2, 1, 2],
-        "n_conv_per_stage_decoder": [1, 2],
+        **({"n_blocks_per_stage": _BLOCKS} if name == "residual" else {"n_conv_per_stage": [2, 1, 2]}),
+        "n_conv_per_stage_decoder": [1, 1 if name == "residual" else 2],
         "conv_bias": True,
         "norm_op": f"torch.nn.modules.instancenorm.InstanceNorm{dims}d",
         "norm_op_kwargs": {"eps": 1e-5, "affine": True},
@@ -120,8 +134,9 @@ def _architecture(name: str, dims: int) -> dict[str, Any]:
         "nonlin": "torch.nn.LeakyReLU",
         "nonlin_kwargs": {"inplace": True},
     }
+    network = "ResidualEncoderUNet" if name == "residual" else "PlainConvUNet"
     return {
-        "network_class_name": "dynamic_network_architectures.architectures.unet.PlainConvUNet",
+        "network_class_name": f"dynamic_network_architectures.architectures.unet.{network}",
         "arch_kwargs": settings,
         "_kw_requires_import": ["conv_op", "norm_op", "dropout_op", "nonlin"],
     }
@@ -153,24 +168,40 @@ def state_dict(name: str, in_channels: int) -> dict[str, torch.Tensor]:
         out = shape[1] if "transpconvs" in place else shape[0]
         state[f"{place}.bias"] = torch.randn(out, generator=rng)
 
+    def layer(place: str, into: int, out: int, kernel: list[int], bias: bool = True) -> None:
+        conv(f"{place}.conv", out, into, *kernel)
+        if not bias:
+            del state[f"{place}.conv.bias"]
+        state[f"{place}.norm.weight"] = 1 + 0.3 * torch.randn(out, generator=rng)
+        state[f"{place}.norm.bias"] = 0.3 * torch.randn(out, generator=rng)
+        for position, part in enumerate(("conv", "norm")):
+            for end in ("weight", "bias")[: None if bias or position else 1]:
+                state[f"{place}.all_modules.{position}.{end}"] = state[f"{place}.{part}.{end}"]
+
     def block(place: str, convs: int, into: int, out: int, kernel: list[int]) -> None:
         for number in range(convs):
-            layer = f"{place}.convs.{number}"
-            conv(f"{layer}.conv", out, out if number else into, *kernel)
-            state[f"{layer}.norm.weight"] = 1 + 0.3 * torch.randn(out, generator=rng)
-            state[f"{layer}.norm.bias"] = 0.3 * torch.randn(out, generator=rng)
-            for position, part in enumerate(("conv", "norm")):
-                for end in ("weight", "bias"):
-                    state[f"{layer}.all_modules.{position}.{end}"] = state[f"{layer}.{part}.{end}"]
+            layer(f"{place}.convs.{number}", out if number else into, out, kernel)
 
+    if name == "residual":
+        block("encoder.stem", 1, in_channels, CHANNELS[0], kernels[0])
     for stage, into in enumerate((in_channels, *CHANNELS[:2])):
-        block(f"encoder.stages.{stage}.0", (2, 1, 2)[stage], into, CHANNELS[stage], kernels[stage])
+        out, kernel = CHANNELS[stage], kernels[stage]
+        if name != "residual":
+            block(f"encoder.stages.{stage}.0", (2, 1, 2)[stage], into, out, kernel)
+            continue
+        for number in range(_BLOCKS[stage]):
+            place = f"encoder.stages.{stage}.blocks.{number}"
+            layer(f"{place}.conv1", into if stage and not number else out, out, kernel)
+            layer(f"{place}.conv2", out, out, kernel)
+            if stage == 1 and not number:  # other channels; the averaging before it has no weights
+                layer(f"{place}.skip.1", into, out, [1, 1, 1], bias=False)
     for place, value in list(state.items()):
         state[f"decoder.{place}"] = value
     for number in range(2):
         fine, coarse = CHANNELS[1 - number], CHANNELS[2 - number]
         conv(f"decoder.transpconvs.{number}", coarse, fine, *strides[2 - number])
-        block(f"decoder.stages.{number}", number + 1, 2 * fine, fine, kernels[1 - number])
+        convs = 1 if name == "residual" else number + 1
+        block(f"decoder.stages.{number}", convs, 2 * fine, fine, kernels[1 - number])
         head = f"decoder.seg_layers.{number}"
         conv(head, 3, fine, *[1] * len(kernels[0]))
         state[f"{head}.weight"] -= state[f"{head}.weight"].mean(

@@ -88,7 +88,7 @@ def _dataset(root: Path, name: str) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", ["turned", "slices"])
+@pytest.mark.parametrize("name", ["turned", "slices", "residual"])
 def test_training_goes_on_from_the_imported_weights(folder: Path, tmp_path: Path, name: str) -> None:
     """With a learning rate of 0 the run predicts what the imported network predicts."""
     data, searched = _dataset(tmp_path / "data", name), folder / "runs" / name / "fold0"

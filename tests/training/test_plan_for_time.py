@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import tiny
@@ -76,9 +77,9 @@ def test_residual_blocks_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     seen: list[list[int]] = []
     block = Stages.residual
 
-    def residual(self: Stages, in_channels: int, stage: int, blocks: int) -> nn.Sequential:
+    def residual(self: Stages, in_channels: int, stage: int, blocks: int, *stride: Any) -> nn.Sequential:
         seen.append([stage, blocks])
-        return block(self, in_channels, stage, blocks)
+        return block(self, in_channels, stage, blocks, *stride)
 
     monkeypatch.setattr(Stages, "residual", residual)
     plan_of(tmp_path)

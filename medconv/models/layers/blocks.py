@@ -59,19 +59,36 @@ class ConvBlock(nn.Sequential):
 class ResidualBlock(nn.Module):
     """Two convolutions with norms, added to their input; then leaky ReLU. At first it passes its input on.
 
-    Shape: (batch, channels, *spatial) -> the same. Args: kernel_size, norm: as of `ConvBlock`.
+    Shape: (batch, in_channels, *spatial) -> (batch, channels, *spatial), divided by the stride.
+    Args: kernel_size, norm, stride: as of `ConvBlock`. The input is averaged over strides, and projected to
+        other channels, as in nnU-Net's residual encoder.
     Source: He et al. 2016, arXiv:1512.03385; the last norm's scale begins at 0, Goyal et al. 2017,
         arXiv:1706.02677.
     """
 
-    def __init__(self, spatial_dims: int, channels: int, kernel_size: Sequence[int], norm: str) -> None:
+    def __init__(
+        self,
+        spatial_dims: int,
+        in_channels: int,
+        channels: int,
+        kernel_size: Sequence[int],
+        norm: str,
+        stride: int | Sequence[int] = 1,
+    ) -> None:
         super().__init__()
-        self.convs = ConvBlock(spatial_dims, [channels] * 3, kernel_size, norm)[:-1]
+        widths = [in_channels, channels, channels]
+        self.convs = ConvBlock(spatial_dims, widths, kernel_size, norm, stride)[:-1]
+        self.skip = nn.Sequential()
+        if stride not in (1, (1,) * spatial_dims):
+            self.skip.append(_of_torch("AvgPool", spatial_dims)(stride))
+        if in_channels != channels:
+            self.skip.append(conv_nd(spatial_dims)(in_channels, channels, 1, bias=False))
+            self.skip.append(norm_nd(norm, spatial_dims, channels))
         self.activation = nn.LeakyReLU(0.01, inplace=True)
         nn.init.zeros_(self.convs[-1].weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.activation(x + self.convs(x))
+        result: Tensor = self.activation(self.skip(x) + self.convs(x))
         return result
 
 

@@ -44,7 +44,24 @@ def test_other_layers_are_refused_by_name(key: str, value: Any, expected: str) -
 def test_a_class_is_chosen_from_a_list_and_never_imported() -> None:
     configuration = _configuration()
     configuration["architecture"]["network_class_name"] = "os.system"
-    with pytest.raises(ValueError, match="os.system is not supported, expected PlainConvUNet"):
+    with pytest.raises(ValueError, match="os.system is not supported, expected PlainConvUNet or Resid"):
+        NnUNet.of(configuration)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("n_conv_per_stage_decoder", [1, 2], "n_conv_per_stage_decoder=.*expected as many in each"),
+        ("squeeze_excitation", True, "squeeze_excitation=True is not supported"),
+        ("stochastic_depth_p", 0.1, "stochastic_depth_p=0.1 is not supported"),
+        ("bottleneck_channels", 4, "bottleneck_channels=4 is not supported"),
+    ],
+)
+def test_other_residual_encoders_are_refused_by_name(key: str, value: Any, expected: str) -> None:
+    configuration = _configuration("residual")
+    assert NnUNet.of(configuration).arguments["residual_blocks"] == [1, 2, 1]
+    configuration["architecture"]["arch_kwargs"][key] = value
+    with pytest.raises(ValueError, match=expected):
         NnUNet.of(configuration)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks import gains
 from benchmarks.results import Row, table
 from medconv.data.datasets.auto import auto
 from medconv.data.splits import grouped, split_fold
@@ -70,6 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of every training"
     )
+    parser.add_argument("--plot", type=Path, help="an SVG of the gain over plain, with intervals")
+    parser.add_argument(
+        "--beside", type=Path, nargs="+", default=[], help="--json of earlier calls, to be drawn as well"
+    )
     parser.add_argument(
         "--jobs", type=int, default=1, help="trainings at a time, one thread each if more than one"
     )
@@ -77,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> list[Row]:
     """Train what is not trained yet, and compare every variant with `plain` on the same validation cases."""
-    output: Path = options.output.resolve()
+    output: Path = options.output.resolve() / options.root.resolve().name
     output.mkdir(parents=True, exist_ok=True)
     for cases in options.cases:
         _write_splits(options.root, cases, options.seeds, output, options.group_pattern)
@@ -86,9 +91,14 @@ def run(options: argparse.Namespace) -> list[Row]:
         work = [pool.submit(_train, *job, options, output) for job in jobs]
         for future in tqdm(work, desc="training", unit="run", disable=None):
             future.result()
-    return [
+    rows = [
         row for cases in options.cases for row in compare(_folder(output, cases, options), cases, options)
     ]
+    if options.plot:
+        gains.draw(
+            [*rows, *(row for path in options.beside for row in json.loads(path.read_text()))], options.plot
+        )
+    return rows
 
 
 def compare(folder: Path, cases: str, options: argparse.Namespace) -> list[Row]:
@@ -104,6 +114,7 @@ def compare(folder: Path, cases: str, options: argparse.Namespace) -> list[Row]:
         rows.append(
             {
                 "benchmark": "learning",
+                "data": options.root.name,
                 "case": ", ".join([f"{cases} training cases", f"{options.steps} steps", *options.set]),
                 "variant": variant,
                 "reference": PLAIN,

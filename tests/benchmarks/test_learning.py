@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from helpers import tiny
@@ -13,7 +14,6 @@ from benchmarks import learning
 def test_trainings_are_compared_case_by_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     commands_in_this_process(monkeypatch)
     dataset = tiny.write_dataset(tmp_path / "data", cases=10)
-    monkeypatch.setattr(learning, "CHANNELS", "model.channels=[8,16,16]")
     arguments = [
         "learning",
         "--root",
@@ -24,14 +24,18 @@ def test_trainings_are_compared_case_by_case(monkeypatch: pytest.MonkeyPatch, tm
         "plain",
         "ball",
     ]
-    arguments += ["--cases", "3", "--seeds", "1", "--steps", "2"]
+    arguments += ["--cases", "3", "--seeds", "1", "--steps", "2", "--channels", "8", "16", "16"]
+    arguments += ["--plot", str(tmp_path / "gains.svg")]
     rows = benchmark(monkeypatch, tmp_path, *arguments)
     assert [row["variant"] for row in rows] == ["plain", "ball"]
-    splits = json.loads((tmp_path / "runs/splits-3.json").read_text())
+    splits = json.loads((tmp_path / "runs/data/splits-3.json").read_text())
     assert len(splits) == 1 and len(splits[0]["train"]) == 3 and len(splits[0]["val"]) == 2
     summaries = {
-        v: json.loads((tmp_path / f"runs/3-2/{v}/0/summary.json").read_text()) for v in ("plain", "ball")
+        v: json.loads(next((tmp_path / "runs/data").glob(f"3-2-*/{v}/0/summary.json")).read_text())
+        for v in ("plain", "ball")
     }
+    texts = [text.text for text in ElementTree.parse(tmp_path / "gains.svg").iter() if text.text]
+    assert "ball" in texts and "plain" not in texts and "data, 3 cases, 2 steps" in texts
     assert rows[1]["dice"] == pytest.approx(summaries["ball"]["val/dice"], abs=0.02)
     assert rows[1]["low"] <= rows[1]["difference"] <= rows[1]["high"]
     assert rows[0]["difference"] == 0 and rows[1]["million_weights"] < rows[0]["million_weights"]
@@ -40,7 +44,17 @@ def test_trainings_are_compared_case_by_case(monkeypatch: pytest.MonkeyPatch, tm
 @pytest.mark.parametrize("cases", ["9", "0", "few"])
 def test_more_cases_than_the_training_set_has_are_refused(cases: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"--cases must be `all` or numbers from 1 to 8, got {cases}"):
-        learning._write_splits(tiny.write_dataset(tmp_path / "data", cases=10), cases, 1, tmp_path)
+        learning._write_splits(tiny.write_dataset(tmp_path / "data", cases=10), cases, 1, tmp_path, None)
+
+
+def test_cases_of_a_patient_stay_together(tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "data", cases=10)
+    learning._write_splits(dataset, "all", 2, tmp_path, r"case_(?=[02468]$)|\w+")
+    splits = json.loads((tmp_path / "splits-all.json").read_text())
+    held_out = {case for split in splits for case in split["val"]}
+    assert len(splits) == 2 and held_out
+    even = {f"case_{number}" for number in range(0, 10, 2)}
+    assert even <= held_out or not even & held_out
 
 
 def test_paired_differences_are_over_the_seeds_of_both() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
 
+from medconv import __version__
 from medconv.cli.entrypoint import guard
 from medconv.utils.exit_codes import DONE
 
@@ -45,6 +46,9 @@ def run(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return DONE
+    if arguments[0] == "--version":
+        print(f"medconv {__version__}")
+        return DONE
     if arguments[0] in COMPLETION:
         return int(_module("completion").main(arguments))
     if arguments[0] not in COMMANDS:
@@ -72,5 +76,5 @@ example:
 commands:
 {lines}
 
-Options of a command: medconv COMMAND --help
+Options of a command: medconv COMMAND --help; the version: medconv --version
 Completion in bash: eval "$(medconv -sc install=bash)"; also fish and zsh"""

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from helpers import tiny
 
+import medconv
+
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -63,8 +65,11 @@ def test_configs_travel_along(installed: Path, tmp_path: Path) -> None:
     assert (installed / "bin/medconv").is_file()
     assert not (installed / "medconv/benchmarks").exists() and not (installed / "benchmarks").exists()
     assert (installed / "hydra_plugins/medconv_sweeps/__init__.py").is_file()
+    assert (installed / "medconv/py.typed").is_file()
+    script = str(installed / "bin/medconv")
+    assert start(installed, tmp_path, script, "--version").stdout == f"medconv {medconv.__version__}\n"
     words = ["train", "--cfg", "job", "--resolve", "data=msd", "data.root=x", "-p", "data"]
-    shown = start(installed, tmp_path, str(installed / "bin/medconv"), *words)
+    shown = start(installed, tmp_path, script, *words)
     assert shown.returncode == 0, shown.stderr
     assert "medconv.data.datasets.decathlon.msd" in shown.stdout
 

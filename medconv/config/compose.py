@@ -88,7 +88,7 @@ def _escaped(argument: str) -> str:
     if key == "data.group_pattern" and value != "null":
         return f"{key}='{value}'"
     if re.fullmatch(r"data\.(images|labels)(\.\w+)?", key.lstrip("+")):
-        # Hydra takes a # in quotes alone, such as of scans/{id}#b=50
+        # Hydra takes a # in quotes alone, such as of scans/{id}#b=50 or rs.dcm#roi=heart;lung
         quoted = re.sub(r"(?:\{id\}|[^,:{}])*#[^,{}]*", r"'\g<0>'", value)
         plain = re.compile(r"'[^']*'|(?<!\\)\{id\}")
         return f"{key}=" + plain.sub(lambda m: m[0] if m[0][0] == "'" else r"\{id\}", quoted)

@@ -19,7 +19,7 @@ def label_of(case: Case) -> tuple[np.ndarray, Grid]:
     """
     if case.label is None:
         raise ValueError("has no label, but training needs one")
-    label, grid = read_label(case.label)
+    label, grid = read_label(case.label, case.images[0])
     return label if case.relabel is None else _relabelled(label, case), _stated(grid, case)
 
 

@@ -95,7 +95,7 @@ def _loader(predictions: Mapping[str, Path], cases: Mapping[str, Case]) -> Load:
             return cache[name]
         path, label = predictions[name], cases[name.split("/", 1)[1]].label
         assert label is not None
-        (prediction, grid), (reference, reference_grid) = read_label(path), read_label(label)
+        (prediction, grid), (reference, reference_grid) = read_label(path), read_label(label, path)
         reference = on_grid(reference, path, grid, label, reference_grid)
         grid = labels.stated_grid(grid, stated[path.parent], name.split("/", 1)[1])
         sample = LabelledCase(prediction, reference, grid).cropped()

@@ -22,7 +22,7 @@ def case_png(paths: Sequence[Path], image: Path | None, ignore: int | None = Non
         nothing is shown.
     Raises: ValueError: a file that cannot be read, or an image on another grid.
     """
-    (reference, grid), *others = (read_label(path) for path in paths)
+    (reference, grid), *others = (read_label(path, paths[-1]) for path in paths)
     is_labelled = reference != (-1 if ignore is None else ignore)
     turned = [
         on_grid(label, paths[0], grid, path, its_grid)

@@ -187,7 +187,7 @@ def _measure_case(
     lesion_iou: float | None,
     stated_spacing: Any,
 ) -> dict[str, ClassScores]:
-    (predicted, grid), (label, label_grid) = read_label(prediction), read_label(reference)
+    (predicted, grid), (label, label_grid) = read_label(prediction), read_label(reference, prediction)
     predicted = on_grid(predicted, reference, label_grid, prediction, grid)
     if targets is None:
         targets = labels.numbered(set(np.union1d(predicted, label).tolist()))

@@ -135,6 +135,8 @@ def test_patterns_stand_on_the_command_line_as_they_are(images: str) -> None:
 def test_a_volume_of_a_series_needs_no_quotes() -> None:
     """Hydra takes no # outside of quotes."""
     assert validate(config_of("data=folder", "data.images=a/{id}/dwi#b=50")).data.images == "a/{id}/dwi#b=50"
+    structures = "data.labels=a/{id}/rs.dcm#roi=Heart|Herz;lung L"
+    assert validate(config_of("data=folder", structures)).data.labels == structures.partition("=")[2]
     channels = "data.images={b0:a/{id}/dwi#1,t2:a/{id}/t2,b50:b/*/{id}/d#b=50.5}"
     expected = {"b0": "a/{id}/dwi#1", "t2": "a/{id}/t2", "b50": "b/*/{id}/d#b=50.5"}
     assert validate(config_of("data=folder", channels)).data.images == expected

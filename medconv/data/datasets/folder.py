@@ -10,6 +10,7 @@ from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import build_dataset, modalities_of
 from medconv.data.datasets.patterns import files_of, home
 from medconv.data.io.images import read_label
+from medconv.data.io.rtstruct import structures_of
 
 
 def folder(
@@ -22,7 +23,8 @@ def folder(
 
     Args:
         images: a pattern, or one for each channel by its name, such as {t1: ..., flair: ...}.
-        class_names: background first; None numbers the classes of the first 20 labels.
+        class_names: background first; None takes structures' names, or numbers the classes of the first 20
+            labels.
         modality: of all channels; names in `images` are modalities themselves.
     """
     if not images or not labels:
@@ -48,7 +50,7 @@ def folder(
         Case(case, tuple(files[case] for files in channels.values() if case in files), label_files.get(case))
         for case in {**image_files, **label_files}
     ]
-    names = tuple(class_names) if class_names else _names_in(list(label_files.values())[:20])
+    names = tuple(class_names or ()) or _names_of(labels) or _names_in(list(label_files.values())[:20])
     if isinstance(images, Mapping):
         modalities = tuple(images)
     else:
@@ -67,6 +69,12 @@ def _by_channel(images: Any, modality: str) -> dict[str, str]:
     if modality != "MRI":
         raise ValueError(f"data.modality={modality}: the names in data.images are the modalities; set one")
     return {f"data.images.{name}": pattern for name, pattern in images.items()}
+
+
+def _names_of(labels: str) -> tuple[str, ...]:
+    """The first name of each structure that a pattern of RTSTRUCT files takes; empty: it is none."""
+    structures = [names.split("|")[0] for names in structures_of(labels)]
+    return ("background", *structures) if structures else ()
 
 
 def _names_in(labels: Sequence[Path]) -> tuple[str, ...]:

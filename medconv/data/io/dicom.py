@@ -166,6 +166,8 @@ def _separate_volumes(path: Path, groups: list[Volume]) -> list[Volume]:
 
 def _chosen(path: Path, choice: str, series: list[Volume]) -> Volume:
     """Args: choice: `#2`, counted from 1, or `#b=50`."""
+    if choice.startswith("#roi="):
+        raise ValueError(f"{path}: {choice} takes structures of an RTSTRUCT file, a label; expected an image")
     name, marks = choice[1:], [volume[0].marks for volume in series]
     if name.startswith("b="):
         found = [volume for volume, (b, *_) in zip(series, marks, strict=True) if b == float(name[2:])]

@@ -25,7 +25,7 @@ MARKS = (
 )
 _B_VALUE = (0x0019, 0x100C)  # of Siemens, private; it stands in for DiffusionBValue, then SequenceName does
 _B_IN_NAME = re.compile(r"b(\d+)")  # such as *ep_b50t, or *ep_b1000#12
-_CHOICE = re.compile(r"(?<=[^/])#(\d+|b=\d+(?:\.\d+)?)$")
+_CHOICE = re.compile(r"(?<=[^/])#(\d+|b=\d+(?:\.\d+)?|roi=[^/]+)$")
 _GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 _READ = (
     *("SOPInstanceUID", "SeriesInstanceUID", "SeriesNumber", "SeriesDescription", "Modality"),
@@ -79,7 +79,10 @@ class Frame:
 
 
 def choice_of(path: Path) -> tuple[Path, str]:
-    """A series, and which of its volumes: `dwi#2` is the second, `dwi#b=50` that b-value; empty: all."""
+    """A series, and which of its volumes: `dwi#2` is the second, `dwi#b=50` that b-value; empty: all.
+
+    For `rtstruct` its structures, `rs.dcm#roi=heart;lung`.
+    """
     match = _CHOICE.search(str(path))
     if match is None or path.exists():
         return path, ""
@@ -148,6 +151,8 @@ def _siemens_b_value(header: Any) -> float | None:
 def _skip_reason(elements: dict[str, Any]) -> str:
     modality = elements.get("Modality") or "no modality"
     photometric = str(elements.get("PhotometricInterpretation"))
+    if modality == "RTSTRUCT":
+        return "contours (RTSTRUCT), which are labels with #roi=NAME;NAME after the file's name"
     if "Rows" not in elements or modality in _NO_IMAGES:
         return f"not an image ({modality})"
     if "LOCALIZER" in _strings(elements.get("ImageType")):

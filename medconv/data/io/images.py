@@ -17,7 +17,7 @@ from nibabel.nifti1 import Nifti1Image, Nifti1Pair
 from nibabel.openers import ImageOpener
 
 from medconv.data.case import Grid
-from medconv.data.io import dicom, dicom_series, nifti, raster
+from medconv.data.io import dicom, dicom_series, nifti, raster, rtstruct
 from medconv.data.io.dicom_headers import choice_of, is_dicom
 from medconv.data.io.formats import FORMATS, NIBABEL
 from medconv.data.io.nifti import read_header
@@ -137,11 +137,17 @@ def read_image(paths: Sequence[Path]) -> tuple[np.ndarray, Grid]:
     return np.stack(channels), grids[0]
 
 
-def read_label(path: Path) -> tuple[np.ndarray, Grid]:
+def read_label(path: Path, like: Path | None = None) -> tuple[np.ndarray, Grid]:
     """A label map; values within `WHOLE` of whole numbers are rounded. Shape: (X, Y, Z) int16.
 
-    Raises: ValueError: as `read_array`, or a value that is not a whole number; names the worst and its voxel.
+    Args: like: an image or label map of the case, on whose grid contours (RTSTRUCT) are filled.
+    Raises: ValueError: as `read_array` or `rtstruct.read`, or a value that is not a whole number; names the
+        worst and its voxel.
     """
+    if rtstruct.structures_of(path):
+        source = _template(like or path)
+        grid = Grid.of(source.shape, source.affine)
+        return rtstruct.read(path, like or path, grid), grid
     if raster.is_picture(path):
         array = raster.read_mask(path)
         grid = Grid.of(array.shape, np.eye(4))

@@ -1,14 +1,17 @@
-"""Every code block of README.md and docs/get-started.md runs, on tiny data in the place of `/data`; one that
-does not has a comment above it that says why.
+"""Every code block of README.md and docs/get-started.md runs, on tiny data in the place of `/data`, and so does
+the notebook; a block that does not has a comment above it that says why.
 """
 
+import json
 import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import tiny
+from matplotlib import pyplot
 
 PAGES = ("README.md", "docs/get-started.md")
 BLOCK = re.compile(r"(<!-- not run by tests: [^>]+ -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
@@ -16,7 +19,7 @@ BLOCKS = [(page, *found) for page in PAGES for found in BLOCK.findall((tiny.ROOT
 SHELL = [(page, text) for page, reason, language, text in BLOCKS if language == "bash" and not reason]
 TRAINING = [setting for setting in tiny.SMALL if not setting.startswith(("model.", "trainer.max_steps"))]
 TRAINING += ["trainer.max_time=null", "trainer.max_steps=1", "data.samples_per_epoch=2", "logger=none"]
-TRAINING += ["callbacks=none", "plan.channels=[4,8]", "data.patch_size=[16,16,16]"]
+TRAINING += ["callbacks=none", "plan.channels=[4,8]", "task.overlap=0"]
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +53,13 @@ def smaller(words: list[str]) -> list[str]:
     if words[0] != "train" or "--cfg" in words:
         return words
     if len(words) == 1:
-        return [*words, *TRAINING, "data.layout.num_cases=3"]
+        return [*words, *TRAINING, "data.layout.num_cases=3", "data.patch_size=[16,16,16]"]
     if "-m" in words:
         return [*words, "run.dry_run=true"]
-    return [*words, *(TRAINING if {"run.name=first", "run.name=mine"} & set(words) else ["--cfg", "job"])]
+    if not {"run.name=first", "run.name=mine"} & set(words):
+        return [*words, "--cfg", "job"]
+    flat = "data.root=phantom" in words
+    return [*words, *TRAINING, f"data.patch_size={[96, 96] if flat else [16, 16, 16]}".replace(" ", "")]
 
 
 @pytest.mark.parametrize("page, text", SHELL, ids=[f"{page}:{text.splitlines()[0]}" for page, text in SHELL])
@@ -72,3 +78,23 @@ def test_python_runs() -> None:
 
 def test_other_languages_say_why_they_do_not_run() -> None:
     assert {language for _, reason, language, _ in BLOCKS if not reason} <= {"bash", "python"}
+
+
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells in turn, in this process; lines that begin with `!` are commands."""
+    cells = json.loads((tiny.ROOT / "docs/notebooks/first_segmentation.ipynb").read_text())["cells"]
+    monkeypatch.chdir(tmp_path)
+    pyplot.switch_backend("agg")
+    names: dict[str, Any] = {}
+    for text in ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"):
+        if text.startswith("!"):
+            (words,) = commands(text.removeprefix("!"))
+            assert tiny.call(monkeypatch, *smaller(words[1:])) == 0, words
+        else:
+            exec(
+                compile(text.replace("num_cases=24", "num_cases=6"), "first_segmentation.ipynb", "exec"),
+                names,
+            )
+    pyplot.close("all")
+    assert len(names["points"]) == 1 and 0 <= names["points"][0][1] <= 1  # the last curve: one validation
+    assert "large_organ" in names["scores"]["per_class"]

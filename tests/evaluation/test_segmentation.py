@@ -263,18 +263,18 @@ def test_suffixes_may_differ_and_hidden_files_are_skipped(tmp_path: Path) -> Non
 
 
 def test_lesions_are_in_the_table_the_files_and_the_report(tmp_path: Path) -> None:
-    """Of two cases one lesion each; the one that is missed has 0 in all scores."""
+    """Of two cases one lesion each; the one that is missed has 0 in all scores, the other is found by 0.4."""
     true_labels = {"a": label_of(10), "b": label_of(10)}
-    predictions, references = folders(tmp_path, {"a": label_of(10), "b": label_of(2)}, true_labels)
+    predictions, references = folders(tmp_path, {"a": label_of(4), "b": label_of(2)}, true_labels)
     evaluation = segmentation.evaluate(predictions, references, predictions, lesion_iou=0.3)
     result = evaluation.result
     assert result["lesion_iou"] == 0.3
     assert [row["lesion_f1"] for row in result["cases"]] == [{"1": 1.0}, {"1": 0.0}]
     described = result["statistics"]["1"]["panoptic_quality"]
-    assert (described["mean"], described["low"], described["high"]) == (0.5, 0.0, 1.0)
+    assert (described["mean"], described["low"], described["high"]) == (0.2, 0.0, 0.4)
     assert result["comparison"]["1"]["lesion_f1"]["difference"] == 0.0
     header, row, *_ = (line.split() for line in table(evaluation).splitlines())
-    assert header[-5:] == ["%", "lesion", "F1", "PQ", "cases"] and row[-3:] == ["0.5000", "0.5000", "2"]
+    assert header[-5:] == ["%", "lesion", "F1", "PQ", "cases"] and row[-3:] == ["0.5000", "0.2000", "2"]
     write(evaluation, tmp_path / "metrics.json")
     with (tmp_path / "metrics.csv").open(newline="") as file:
         assert [row["lesion_sensitivity"] for row in csv.DictReader(file)] == ["1.0", "0.0"] * 2

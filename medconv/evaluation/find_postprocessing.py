@@ -6,12 +6,11 @@ import logging
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra.utils import get_object
-from tqdm import tqdm
 
 from medconv import config as configs
 from medconv.data.case import Case, Dataset
@@ -39,6 +38,7 @@ from medconv.utils.atomic_io import write_text
 from medconv.utils.errors import explained
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import shown, some, start_logging
+from medconv.utils.progress import track
 
 _JOINED = "medconv.data.datasets.joined.joined"
 _LAYOUTS = tuple(  # each by its full name, since other functions beside them write files
@@ -70,8 +70,8 @@ def run_command(options: argparse.Namespace) -> int:
         load = _loader(predictions, labelled)
         _compare_with_training(crossval, load, targets)
         ids = list(predictions)
-        tried = candidates(volumes(load, ids, targets, _bar), targets)
-        decision = decide(load, ids, targets, tried, _bar)
+        tried = candidates(volumes(load, ids, targets, track), targets)
+        decision = decide(load, ids, targets, tried, track)
     print(f"Dice over {len(ids)} cases, each predicted by the network that was not trained on it")
     print(f"(1 where neither prediction nor reference has the class)\n\n{shown(table(decision))}\n")
     for name, before in decision.before.items():
@@ -234,8 +234,3 @@ def _write(path: Path, decision: Decision, targets: SegmentationTargets, crossva
         "rejected": [v.step.plain() | {"reason": v.reason, "evidence": v.plain()} for v in decision.rejected],
     }
     write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def _bar(cases: Sequence[str], what: str) -> Iterable[str]:
-    bar: Iterable[str] = tqdm(cases, desc=what, unit="case", leave=False, disable=None)
-    return bar

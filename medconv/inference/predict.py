@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
-from tqdm import tqdm
 
 import medconv
 from medconv.data import per_case
@@ -33,6 +32,7 @@ from medconv.utils import signals
 from medconv.utils.errors import explained
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
+from medconv.utils.progress import counting
 
 # Options for one family of targets: whether that is label maps
 _FOR_LABEL_MAPS = {
@@ -43,7 +43,6 @@ _FOR_LABEL_MAPS = {
     "overlap": True,
     "saliency": False,
 }
-_BAR: dict[str, Any] = {"desc": "predicting", "unit": "case", "disable": None}
 Predicted = list[tuple[Case, Any]]  # with its scores
 log = logging.getLogger(__name__)
 
@@ -167,7 +166,8 @@ def predict(
     failed: dict[str, str] = {}
     # One thread per matrix product in NumPy and SciPy: `workers` of them load beside the network.
     limits = threadpool_limits(1, user_api="blas")
-    with signals.raising(), output.open(cases, overwrite), limits, tqdm(total=len(cases), **_BAR) as bar:
+    bar = counting("predicting", len(cases))
+    with signals.raising(), output.open(cases, overwrite), limits, bar:
         ended, batches = 0, _batches(output.claims(cases), predictor.forward.batch_size)
         load, scores = partial(_load, predictor, failed), partial(_scores, predictor, failed)
         write = partial(_write, predictor, output, failed)
@@ -177,8 +177,7 @@ def predict(
             if error is not None:
                 raise error
             ended += len(batch)
-            bar.update(ended + len(output.skipped) - bar.n)
-        bar.update(len(cases) - len(output.claimed_by_others) - bar.n)  # also those that were finished before
+            bar.update(bar.task_ids[0], completed=ended + len(output.skipped))
     _report(output, len(cases), len(failed))
     check_all_predicted({case.id: failed[case.id] for case in cases if case.id in failed}, len(cases))
     return DONE

@@ -1,13 +1,14 @@
 """Builds the trainer of a run: callbacks, strategy, loggers, and the loop that resumes exactly."""
 
 import logging
-import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import lightning as L
 from hydra.utils import get_object
 from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler
+from lightning.pytorch.callbacks import ProgressBar as LightningsBar
 
 from medconv import config as configs
 from medconv.config import Node, RunConfig, TrainerConfig
@@ -25,7 +26,8 @@ from medconv.training.distributed.cluster_environment import environment
 from medconv.training.distributed.same_start import ResumeStepCheck
 from medconv.training.loggers.csv import CsvLogger
 from medconv.training.run_dir import RunDir
-from medconv.utils.hardware import benchmark_kernels, uses_gpu
+from medconv.utils.hardware import benchmark_kernels
+from medconv.utils.progress import in_terminal
 from medconv.utils.signals import StopRequest
 
 log = logging.getLogger(__name__)
@@ -50,7 +52,8 @@ def build_trainer(
     accumulates = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
     settings["strategy"] = strategy.strategy(trainer, config.perf, accumulates) or settings["strategy"]
     settings["benchmark"] = benchmark_kernels(trainer.benchmark, trainer.accelerator, trainer.deterministic)
-    settings["enable_progress_bar"] &= sys.stderr.isatty()
+    # ProgressBar is not one of Lightning's; a user's callback may be
+    settings["enable_progress_bar"] &= any(isinstance(callback, LightningsBar) for callback in callbacks)
     if not validates:
         settings["limit_val_batches"] = 0  # else Lightning warns of an empty loader
     if trainer.max_epochs is None:
@@ -82,6 +85,7 @@ def _callbacks(
     """All callbacks in the order in which Lightning calls them; it puts a user's ModelCheckpoint last."""
     run, trainer = config.run, config.trainer
     averaging, users = _averaging(config), _many(config.callbacks, "callbacks")
+    budget = _time_budget(trainer.max_time)
     averages = [callback for callback in (*averaging, *users) if isinstance(callback, AverageWeights)]
     return [
         # At the end of training it saves before averaging replaces the weights
@@ -99,9 +103,9 @@ def _callbacks(
         ResumeStepCheck(),
         *([Trace(folder.path / "tensorboard" / "trace")] if config.perf.profile else []),
         # Early stopping has nothing to say about a run whose time is up
-        *_time_budget(trainer.max_time),
+        *([] if budget is None else [budget]),
         *_monitoring(config, validates),
-        *_progress(trainer),
+        *_progress(trainer, checkpoints, budget, users),
         *users,
         # It validates if any of the others has told the trainer to stop after this batch
         FinalValidation(),
@@ -134,8 +138,8 @@ def _averaging(config: RunConfig) -> list[L.Callback]:
     return [configs.build(config.weight_averaging, "weight_averaging")]
 
 
-def _time_budget(max_time: str | None) -> list[L.Callback]:
-    return [] if max_time is None else [TimeBudget(configs.duration_seconds(max_time, "trainer.max_time"))]
+def _time_budget(max_time: str | None) -> TimeBudget | None:
+    return None if max_time is None else TimeBudget(configs.duration_seconds(max_time, "trainer.max_time"))
 
 
 def _monitoring(config: RunConfig, validates: bool) -> list[L.Callback]:
@@ -151,9 +155,17 @@ def _monitoring(config: RunConfig, validates: bool) -> list[L.Callback]:
     return [early_stopping.Plateau(), *stop]
 
 
-def _progress(trainer: TrainerConfig) -> list[L.Callback]:
-    """A bar in a terminal, else lines."""
+def _progress(
+    trainer: TrainerConfig,
+    checkpoints: CheckpointWriter,
+    budget: TimeBudget | None,
+    users: Sequence[L.Callback],
+) -> list[L.Callback]:
+    """A bar in a terminal, unless the user brings one of Lightning's; else lines."""
     if not trainer.enable_progress_bar:
         return []
-    rate = 20 if uses_gpu(trainer.accelerator) else 1  # to show the loss, the bar waits for the GPU
-    return [ProgressBar(refresh_rate=rate) if sys.stderr.isatty() else ProgressLines()]
+    if not in_terminal():
+        return [ProgressLines()]
+    users_own = any(isinstance(callback, LightningsBar) for callback in users)
+    bar = [] if users_own else [ProgressBar(checkpoints, budget)]
+    return [*bar, ProgressLines(level=logging.DEBUG)]

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from logging.handlers import MemoryHandler
 from pathlib import Path
+from typing import TextIO
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -53,7 +54,7 @@ def start_logging(rank_zero: bool = True) -> None:
     root = logging.getLogger()
     root.setLevel(logging.WARNING)
     log.setLevel(logging.DEBUG)
-    console = logging.StreamHandler(sys.stdout if rank_zero else sys.stderr)
+    console = _Console(rank_zero)
     console.setLevel(logging.INFO if rank_zero else logging.ERROR)
     console.setFormatter(_Plain())
     _early.setTarget(None)
@@ -88,6 +89,18 @@ def _thread_ended(args: threading.ExceptHookArgs) -> None:
 class _Log(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         """Print no traceback for each message on a full disk: whatever needs the disk reports it."""
+
+
+class _Console(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to where `sys.stdout` or `sys.stderr` leads now: a progress bar prints messages above itself."""
+
+    def __init__(self, standard_output: bool) -> None:
+        logging.Handler.__init__(self)
+        self._standard_output = standard_output
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stdout if self._standard_output else sys.stderr
 
 
 class _Plain(logging.Formatter):

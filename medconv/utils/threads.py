@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from threadpoolctl import threadpool_limits
-from tqdm import tqdm
+
+from medconv.utils.progress import track
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -23,4 +24,4 @@ def each(work: Callable[[Item], Result], items: Sequence[Item], workers: int, na
     # One BLAS thread each: every worker does its own matrix products.
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
         results = pool.map(work, items)  # cancels pending items once one has failed
-        yield from tqdm(results, total=len(items), desc=name, unit="case", leave=False, disable=None)
+        yield from track(results, name, len(items))

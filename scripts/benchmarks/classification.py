@@ -15,11 +15,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from tqdm import tqdm
-
 from benchmarks.results import Row, conditions, table
 from medconv.data.datasets.medmnist import medmnist
 from medconv.training.run_dir import short_hash
+from medconv.utils.progress import track
 
 SCORES = ("auc", "accuracy", "balanced_accuracy")
 
@@ -57,7 +56,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     jobs = list(product(options.variants, range(options.seeds)))
     with ThreadPoolExecutor(options.jobs) as pool:
         work = [pool.submit(_scores, *job, options, output, test) for job in jobs]
-        rows = [future.result() for future in tqdm(work, desc="training", unit="run", disable=None)]
+        rows = [future.result() for future in track(work, "training")]
     return [
         _row(
             variant,

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from benchmarks import gains
 from benchmarks.results import Row, table
 from medconv.data.datasets.auto import auto
 from medconv.data.splits import grouped, split_fold
 from medconv.training.run_dir import short_hash
+from medconv.utils.progress import track
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     jobs = list(product(options.cases, range(options.seeds), options.variants))
     with ThreadPoolExecutor(options.jobs) as pool:
         work = [pool.submit(_train, *job, options, output) for job in jobs]
-        for future in tqdm(work, desc="training", unit="run", disable=None):
+        for future in track(work, "training"):
             future.result()
     rows = [
         row for cases in options.cases for row in compare(_folder(output, cases, options), cases, options)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from helpers import tiny
 from lightning import Callback, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.plugins import TorchSyncBatchNorm
 from lightning.pytorch.profilers import SimpleProfiler
 
@@ -16,6 +17,7 @@ from medconv.training.callbacks.early_stopping import EarlyStopping
 from medconv.training.callbacks.final_validation import FinalValidation
 from medconv.training.callbacks.learning_rate import LearningRate
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
+from medconv.training.callbacks.progress import ProgressBar, ProgressLines
 from medconv.training.callbacks.time_budget import TimeBudget
 from medconv.training.callbacks.weight_averaging import AverageWeights
 from medconv.training.checkpoint.resumable_loop import PerStepSeeding
@@ -67,6 +69,19 @@ def test_objects_of_the_trainer_are_built_from_nodes(dataset: Path, tmp_path: Pa
     assert isinstance(trainer.profiler, SimpleProfiler) and not trainer.profiler.extended
     assert trainer.limit_predict_batches == 3 and trainer.reload_dataloaders_every_n_epochs == 2
     assert trainer.enable_autolog_hparams is False
+
+
+def test_in_a_terminal_the_users_bar_takes_the_place_of_ours(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("medconv.training.trainer.in_terminal", lambda: True)
+    ours = trainer_of(dataset, tmp_path / "run", "trainer.enable_progress_bar=true")
+    shown = [type(callback) for callback in ours.callbacks if "progress" in type(callback).__module__]
+    assert shown == [ProgressBar, ProgressLines] and ours.progress_bar_callback is None
+    theirs = "+callbacks.bar._target_=lightning.pytorch.callbacks.TQDMProgressBar"
+    trainer = trainer_of(dataset, tmp_path / "run", "trainer.enable_progress_bar=true", theirs)
+    shown = [type(callback) for callback in trainer.callbacks if "progress" in type(callback).__module__]
+    assert shown == [ProgressLines, TQDMProgressBar]
 
 
 @pytest.mark.parametrize(

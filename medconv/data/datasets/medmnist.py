@@ -17,13 +17,13 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 from filelock import FileLock
-from tqdm import tqdm
 
 from medconv.data.case import Dataset
 from medconv.data.datasets.csv_table import csv
 from medconv.data.io import raster
 from medconv.data.io.images import stamp
 from medconv.targets import Targets
+from medconv.utils.progress import track
 
 _SPLITS = ("train", "val", "test")
 _TABLE = "labels.csv"
@@ -89,8 +89,7 @@ def _unpack(path: Path, home: Path) -> None:
             columns = ["label"] if num_columns == 1 else [f"finding_{i}" for i in range(num_columns)]
             table.writerow(["path", "split", *columns])
             for split, (images, labels) in arrays.items():
-                progress = tqdm(images, desc=f"unpacking {split}", unit="image", leave=False, disable=None)
-                for i, image in enumerate(progress):
+                for i, image in enumerate(track(images, f"unpacking {split}")):
                     name = _write(partial, f"images/{split}_{i:05d}", image)
                     table.writerow([name, split, *labels[i].astype(np.int64).tolist()])
         partial.replace(home)

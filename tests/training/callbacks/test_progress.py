@@ -1,16 +1,20 @@
-"""medconv/training/callbacks/progress.py: lines every few seconds, and a bar without the version number."""
+"""medconv/training/callbacks/progress.py: lines every few seconds, and a bar of the whole run."""
 
+import io
+import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
 from helpers.clock import CLOCK, Ticks
 from helpers.small_images import CLASSES, fit, task
-from lightning.pytorch.callbacks import TQDMProgressBar
-from lightning.pytorch.loggers import CSVLogger
+from rich.console import Console
 
-from medconv.training.callbacks.progress import ProgressBar, ProgressLines
+from medconv.training.callbacks.progress import ProgressBar, ProgressLines, _duration
+from medconv.training.callbacks.time_budget import TimeBudget
+from medconv.training.checkpoint.writer import AtomicCheckpointIO, CheckpointWriter
 
 
 def test_lines_are_logged_every_few_seconds_and_after_a_validation(caplog: pytest.LogCaptureFixture) -> None:
@@ -22,8 +26,59 @@ def test_lines_are_logged_every_few_seconds_and_after_a_validation(caplog: pytes
     assert re.fullmatch(r"epoch 0, step 5: validation AUC [01]\.\d{4}", validation)
 
 
-def test_the_bar_has_no_version_number(tmp_path: Path) -> None:
-    trainer = L.Trainer(accelerator="cpu", logger=CSVLogger(tmp_path), enable_checkpointing=False)
-    module = task(CLASSES)
-    assert "v_num" in TQDMProgressBar().get_metrics(trainer, module)
-    assert "v_num" not in ProgressBar().get_metrics(trainer, module)
+def test_lines_can_be_for_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", logger="medconv"):
+        fit(task(CLASSES), 3, Ticks(step=8.0), ProgressLines(every=20.0, level=logging.DEBUG, clock=CLOCK))
+    levels = [r.levelname for r in caplog.records if r.name.endswith("callbacks.progress")]
+    assert levels == ["DEBUG", "INFO"]  # a step, and the validation
+
+
+def drawn(tmp_path: Path, steps: int, *more: L.Callback, **settings: Any) -> list[str]:
+    """All states of the bar of a training of 8 seconds a step, and 1 for each of 4 batches of validation."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=90, color_system=None)
+    writer = CheckpointWriter(tmp_path / "run/checkpoints", AtomicCheckpointIO(), every=1e9)
+    bar = ProgressBar(writer, clock=CLOCK, console=console, **settings)
+    fit(task(CLASSES), steps, Ticks(step=8.0, case=1.0), writer, *more, bar)
+    assert bar._bar is None
+    return re.findall(r"(?:epoch|validating|starting)[^\r\n]*", console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_the_bar_shows_steps_time_left_loss_and_best_score(tmp_path: Path) -> None:
+    lines = drawn(tmp_path, 5)
+    steps = [line for line in lines if line.startswith("epoch")]
+    assert re.fullmatch(r"epoch 0 \S+ +3/5 0:16 left  loss \d\.\d{3} *", steps[2])
+    assert re.fullmatch(r"epoch 0 \S+ 5/5 0:00 left  loss \d\.\d{3}  best AUC [01]\.\d{3} *", steps[-1])
+    assert [line.split()[1] for line in lines if line.startswith("validating")] == [
+        "1/4",
+        "2/4",
+        "3/4",
+        "4/4",
+    ]
+
+
+def test_the_bar_is_drawn_now_and_then_and_follows_the_budget_of_time(tmp_path: Path) -> None:
+    lines = drawn(tmp_path, 8, every=20.0)
+    numbers = [int(line.split("/8 ")[0][-1]) for line in lines if line.startswith("epoch")]
+    assert numbers == [1, 4, 7, 8, 8]  # the last one as it ends
+    budget = TimeBudget(1000.0, clock=CLOCK)
+    budget.total_steps = 6
+    assert " 1/6 " in next(line for line in drawn(tmp_path, 8, budget=budget) if line.startswith("epoch"))
+
+
+def test_an_error_ends_the_bar(tmp_path: Path) -> None:
+    class Fails(L.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            raise ValueError("in a step")
+
+    writer = CheckpointWriter(tmp_path / "checkpoints", AtomicCheckpointIO(), every=1e9)
+    bar = ProgressBar(writer, console=Console(file=io.StringIO(), force_terminal=True))
+    with pytest.raises(ValueError, match="in a step"):
+        fit(task(CLASSES), 2, bar, Fails())
+    assert bar._bar is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (75.9, "1:15"), (3600, "1:00:00"), (90061, "25:01:01")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert _duration(seconds) == text

@@ -115,11 +115,8 @@ def _legend(targets: SegmentationTargets) -> list[tuple[str, str]]:
     """Colour and class names of each label value in the pictures; with more than seven values, colours
     repeat.
     """
-    values = sorted({value for group in targets.values for value in group})[:_MAX_LEGEND]
-    names = targets.by_name.items()
-    return [
-        (visualization.colour(v), " + ".join(name for name, group in names if v in group)) for v in values
-    ]
+    named = list(targets.value_names.items())[:_MAX_LEGEND]
+    return [(visualization.colour(value), name) for value, name in named]
 
 
 def _number(value: float | None, metric: Metric, signed: bool = False) -> str:

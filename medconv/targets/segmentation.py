@@ -72,6 +72,12 @@ class SegmentationTargets(Targets):
         return {"kind": self.kind, "names": list(self.names), "values": values, "ignore": self.ignore, **also}
 
     @property
+    def value_names(self) -> dict[int, str]:
+        """Label value of a reference to the class, or to the regions that hold it."""
+        values = sorted({value for group in self.values for value in group})
+        return {v: " + ".join(name for name, group in self.by_name.items() if v in group) for v in values}
+
+    @property
     def by_name(self) -> dict[str, tuple[int, ...]]:
         """Name to its label values."""
         return dict(zip(self.names, self.values, strict=True))

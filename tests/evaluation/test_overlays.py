@@ -19,7 +19,7 @@ def test_a_picture_shows_where_label_maps_differ(tmp_path: Path) -> None:
     reference[8:, 10:, :3], prediction[8:, 10:, :3] = 9, 0
     paths = [save(tmp_path / "r.nii.gz", reference), save(tmp_path / "p.nii.gz", prediction)]
     for ignore, is_shown in ((9, True), (None, False)):
-        pixels = np.asarray(Image.open(io.BytesIO(case_png(paths, None, ignore))))
+        pixels = np.asarray(Image.open(io.BytesIO(case_png(paths, None, ignore))), int)
         green = (pixels[..., 1] > pixels[..., 0] + 30) & (pixels[..., 1] > pixels[..., 2] + 10)
         assert green.any() == is_shown
 

@@ -62,3 +62,9 @@ def test_dice_of_a_class_that_is_not_annotated_is_undefined() -> None:
 def test_label_maps_have_one_value_to_ignore() -> None:
     label = np.array([0, 7, 2, 8, 9], np.int16)
     assert SEVERAL.one_ignored(label).tolist() == [0, 9, 2, 9, 9] and IGNORING.one_ignored(label) is label
+
+
+def test_label_values_have_names_of_their_classes_or_regions() -> None:
+    assert LabelMapTargets(("liver", "tumour"), ((1,), (2,))).value_names == {1: "liver", 2: "tumour"}
+    regions = RegionTargets(("whole", "core"), ((1, 2), (2,)))
+    assert regions.value_names == {1: "whole", 2: "whole + core"}

@@ -130,16 +130,46 @@ def test_the_plane_of_most_foreground_of_the_first_label_map_is_shown() -> None:
     assert coloured(second, bare).mean() == pytest.approx(1 / 36, abs=0.01)
 
 
-def test_colours_appear_where_the_label_is_and_tell_classes_apart() -> None:
+def test_contours_and_colours_appear_where_the_label_is_and_tell_classes_apart() -> None:
     image, label = np.zeros((8, 8)), np.zeros((8, 8), np.uint8)
     label[:4], label[6:] = 1, 2
     picture = overlay(image, [label, (label == 2) * 8], (1.0, 1.0))
     bare, painted, eighth = (picture[:, i * 164 : i * 164 + 160].astype(int) for i in range(3))
     assert (bare == 0).all()
-    assert np.abs(painted[:, :80] - 0.55 * ORANGE).max() <= 1
+    assert np.abs(painted[:, :79] - 0.3 * ORANGE).max() <= 1
+    assert (painted[:, 79] == ORANGE).all() and (painted[:, 120] == BLUE).all()  # contours, within the class
     assert (painted[:, 80:120] == 0).all()
-    assert np.abs(painted[:, 120:] - 0.55 * BLUE).max() <= 1
-    assert np.abs(eighth[:, 120:] - 0.55 * ORANGE).max() <= 1  # the colours repeat
+    assert np.abs(painted[:, 121:] - 0.3 * BLUE).max() <= 1
+    assert np.abs(eighth[:, 121:] - 0.3 * ORANGE).max() <= 1  # the colours repeat
+
+
+def test_planes_show_a_lesion_rather_than_more_of_its_organ() -> None:
+    label = np.zeros((10, 10, 10), np.uint8)
+    label[1:9, 1:9, 1:9] = 1
+    label[6, 7, 5] = 2
+    picture = overlay(500 + bright_image((10, 10, 10)), [label], (1.0, 1.0, 1.0))
+    for row in range(3):
+        painted = picture[row * 164 : row * 164 + 160, 164:]
+        assert (painted == ORANGE).all(2).any() and (painted == BLUE).all(2).any()
+
+
+def test_columns_have_titles_and_the_classes_in_sight_a_legend() -> None:
+    image, label = np.full((8, 8), 1.0), np.zeros((8, 8), np.uint8)
+    label[:4] = 1
+    bare = overlay(image, [label], (1.0, 1.0))
+    names = {1: "liver", 2: "tumour"}
+    picture = overlay(image, [label], (1.0, 1.0), titles=("image", "label"), names=names)
+    text = 16
+    assert picture.shape == (text + GAP + 160 + GAP + text, 2 * 160 + GAP, 3)
+    assert (picture[text + GAP : text + GAP + 160] == bare).all()
+    titles, legend = picture[:text], picture[-text:]
+    assert titles[:, :60].any() and titles[:, 164:224].any() and not titles[:, 60:160].any()
+    assert (legend[5, :10] == ORANGE).all() and legend[:, 12:50].any()
+    assert not legend[:, 60:].any()  # no tumour in sight
+    label[4:, :4], label[4:, 4:] = 2, 3
+    many = {1: "a long name of a class", 2: "and of another one", 3: "and of a third"}
+    wrapped = overlay(image, [label], (1.0, 1.0), names=many)
+    assert wrapped.shape == (160 + 2 * (GAP + text), 324, 3)
 
 
 def test_intensities_are_stretched_and_a_constant_image_is_black() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from medconv.inference import saliency
 from medconv.targets import Targets
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.visualization import overlay
 
 log = logging.getLogger(__name__)
@@ -37,26 +38,26 @@ def views_of(targets: Targets, cases: int, spacing_mm: Sequence[float]) -> CaseV
     """Args: cases: how many to show at most."""
     if isinstance(targets, ImageLevelTargets):
         return ImageLevelViews(targets, cases, spacing_mm)
+    assert isinstance(targets, SegmentationTargets)
     return LabelMapViews(targets, cases, spacing_mm)
 
 
 class LabelMapViews:
     """The first validation cases, with reference and prediction."""
 
-    def __init__(self, targets: Targets, cases: int, spacing_mm: Sequence[float]) -> None:
+    def __init__(self, targets: SegmentationTargets, cases: int, spacing_mm: Sequence[float]) -> None:
         self.targets, self.cases, self.spacing_mm = targets, cases, spacing_mm
         self._shown = 0
 
     def sample(self, image: np.ndarray, label: Tensor, number: int) -> Picture:
-        picture = overlay(image, [self._without_ignored(label[0])], self.spacing_mm)
-        return f"train/sample {number}", picture
+        return f"train/sample {number}", self._picture(image, {"label": label[0]}, self.spacing_mm)
 
     def validated(self, batch: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[Picture]:
         if self._shown < self.cases:
             self._shown += 1
             image = batch["image"][0, 0].float().cpu().numpy()
-            labels = [self._without_ignored(label) for label in (batch["label"][0, 0], shown["prediction"])]
-            picture = overlay(image, labels, batch["spacing_mm"])
+            labels = {"reference": batch["label"][0, 0], "prediction": shown["prediction"]}
+            picture = self._picture(image, labels, batch["spacing_mm"])
             yield f"val/{shown['case']}", picture
 
     def ended(self, rows: Mapping[str, Any]) -> tuple[list[Picture], str]:
@@ -65,10 +66,13 @@ class LabelMapViews:
     def worst(self, module: Any) -> Iterator[Picture]:
         return iter(())
 
-    def _without_ignored(self, label: Tensor) -> np.ndarray:
-        """A label map with ignored voxels set to background, so that they are not painted."""
-        array = label.cpu().numpy().astype(np.int16)
-        return array if self.targets.ignore is None else np.where(array == self.targets.ignore, 0, array)
+    def _picture(
+        self, image: np.ndarray, labels: Mapping[str, Tensor], spacing_mm: Sequence[float]
+    ) -> np.ndarray:
+        arrays = [label.cpu().numpy().astype(np.int16) for label in labels.values()]
+        if self.targets.ignore is not None:  # such voxels are not painted
+            arrays = [np.where(array == self.targets.ignore, 0, array) for array in arrays]
+        return overlay(image, arrays, spacing_mm, titles=["image", *labels], names=self.targets.value_names)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The benchmark command, run in this process, its peers in forks of it, and a clock that a test turns on by hand."""
 
 import json
+import logging
 import multiprocessing
 import os
 import runpy
@@ -117,6 +118,8 @@ def _peer(
     sys.stdin, sys.stdout, sys.stderr = (open(n, m, closefd=False) for n, m in enumerate("rww"))  # noqa: SIM115
     os.environ.clear()
     os.environ.update(env)
+    logging.captureWarnings(False)  # a new process has not begun to log: its output is answers alone
+    logging.getLogger().handlers.clear()
     sys.argv = words
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 

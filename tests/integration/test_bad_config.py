@@ -190,7 +190,7 @@ def train(composed: DictConfig) -> int:
         ),
         (
             "data.normalisation=3",
-            "data.normalisation must be one of ('zscore', 'ct', 'dataset', 'rescale', 'none') per channel, got [3]",
+            "data.normalisation must be one of ('zscore', 'zscore_nonzero', 'ct', 'dataset', 'rescale', 'none') per channel, got [3]",
         ),
         (
             "data.spacing_mm=[inf,1,1]",

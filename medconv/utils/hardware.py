@@ -15,6 +15,10 @@ _NO_MEMORY = re.compile(
     "(can't|[Cc]annot) allocate memory|allocate shared memory|CUDA (error: )?out of memory"
     "|_STATUS_ALLOC_FAILED"
 )
+_PRECISIONS = (
+    *("auto", "bf16-mixed", "16-mixed", "32-true", "64-true", "bf16-true", "16-true"),
+    *("transformer-engine", "transformer-engine-float16", "64", "32", "16", "bf16"),
+)
 
 
 def uses_gpu(accelerator: str) -> bool:
@@ -24,8 +28,10 @@ def uses_gpu(accelerator: str) -> bool:
 def resolve_precision(precision: Any, accelerator: str) -> Any:
     """Lightning's `trainer.precision`, with `auto`: bf16 mixed where the hardware is fast at it, else fp32.
 
-    Raises: ValueError: fp16 on a CPU, which has no fast fp16 convolutions.
+    Raises: ValueError: none of Lightning's, or fp16 on a CPU, which has no fast fp16 convolutions.
     """
+    if precision is not None and str(precision) not in _PRECISIONS:
+        raise ValueError(f"trainer.precision must be {', '.join(_PRECISIONS)}, got {precision}")
     gpu = uses_gpu(accelerator)
     if not gpu and str(precision).startswith("16"):
         raise ValueError(f"trainer.precision={precision} needs a GPU; on a CPU take bf16-mixed or 32-true")

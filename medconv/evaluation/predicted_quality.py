@@ -44,7 +44,9 @@ def compared(
     predicted: Mapping[str, ClassScores], true: Mapping[str, ClassScores], names: Sequence[str]
 ) -> dict[str, Any]:
     """Class to `n` cases in which both Dice are defined, their rank correlation `spearman`, `difference`:
-    predicted minus true, the mean, and `mae`: the mean without its sign. None: undefined.
+    predicted minus true, the mean, and `mae`: the mean without its sign; `calibration`: slope and intercept
+    of the line from predicted to true Dice, for `predict --calibration`, and `mae_calibrated`: its mean error
+    on cases that were left out, one by one, when it was fitted. None: undefined.
 
     Args: predicted, true: case to Dice of each class.
     """
@@ -54,11 +56,13 @@ def compared(
 def chart(
     predicted: Mapping[str, ClassScores], true: Mapping[str, ClassScores], names: Sequence[str]
 ) -> bytes:
-    """PNG: predicted against true Dice, a panel per class, at most six; a dot is a case."""
+    """PNG: predicted against true Dice, a panel per class, at most six; a dot is a case, the line the
+    calibration."""
     values = np.array(
         [[[row[case][name] for name in names] for case in predicted] for row in (predicted, true)], float
     )
-    return visualization.png(plots.scatter(names, values[0], values[1]))
+    lines = [_fitted(*_both(predicted, true, name)) for name in names]
+    return visualization.png(plots.scatter(names, values[0], values[1], lines))
 
 
 def _both(
@@ -71,7 +75,7 @@ def _both(
 
 def _of_class(predicted: np.ndarray, true: np.ndarray) -> dict[str, Any]:
     if not len(true):
-        return {"n": 0, **dict.fromkeys(("spearman", "difference", "mae"))}
+        return {"n": 0, **dict.fromkeys(("spearman", "difference", "mae", "calibration", "mae_calibrated"))}
     with warnings.catch_warnings():  # of constant values, whose correlation is undefined
         warnings.simplefilter("ignore")
         rho = float(spearmanr(predicted, true).statistic) if len(true) >= _FEWEST else np.nan
@@ -81,4 +85,24 @@ def _of_class(predicted: np.ndarray, true: np.ndarray) -> dict[str, Any]:
         "spearman": rho if np.isfinite(rho) else None,
         "difference": float(difference.mean()),
         "mae": float(np.abs(difference).mean()),
+        "calibration": list(line) if (line := _fitted(predicted, true)) else None,
+        "mae_calibrated": _left_out(predicted, true),
     }
+
+
+def _fitted(predicted: np.ndarray, true: np.ndarray) -> quality.Line | None:
+    """Least squares, never falling: agreement that says nothing leaves the mean. None: too few cases."""
+    if len(true) < _FEWEST:
+        return None
+    spread = predicted - predicted.mean()
+    slope = max(0.0, float(spread @ true)) / max(float(spread @ spread), 1e-12)
+    return slope, float(true.mean() - slope * predicted.mean())
+
+
+def _left_out(predicted: np.ndarray, true: np.ndarray) -> float | None:
+    others = [np.arange(len(true)) != i for i in range(len(true))]
+    lines = [_fitted(predicted[kept], true[kept]) for kept in others]
+    expected = [quality.expected(p, line) for p, line in zip(predicted.tolist(), lines, strict=True)]
+    if None in expected:
+        return None
+    return float(np.abs(np.array(expected, float) - true).mean())

@@ -63,7 +63,8 @@ class LabelMapEvaluation:
         rows = self.result.get("quality", {}).get("per_class", {}).items()
         return [
             f"{name}: predicted minus true Dice {plain_number(row['difference'])}, Spearman "
-            f"{plain_number(row['spearman'])} in {row['n']} cases"
+            f"{plain_number(row['spearman'])} in {row['n']} cases; calibrated, off by "
+            f"{plain_number(row['mae_calibrated'])}"
             for name, row in rows
         ]
 

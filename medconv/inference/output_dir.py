@@ -37,6 +37,7 @@ class OutputDir(Output):
     pictures (PNG, JPEG and the like).
 
     Args: settings, about: as in `Output`. probabilities, dicom_seg, quality: whether they are written, too.
+        calibration: as in `quality.calibrated`.
     """
 
     what = "label maps"
@@ -50,11 +51,14 @@ class OutputDir(Output):
         probabilities: bool = False,
         dicom_seg: bool = False,
         quality: bool = False,
+        calibration: Mapping[str, inference_quality.Line | None] | None = None,
     ) -> None:
-        extra = {name: True for name, on in (("dicom_seg", dicom_seg), ("quality", quality)) if on}
+        lines = {name: list(line) if line else None for name, line in (calibration or {}).items()}
+        options = {"dicom_seg": dicom_seg, "quality": quality, "calibration": lines}
+        extra = {name: value for name, value in options.items() if value}
         super().__init__(path, {**settings, "probabilities": probabilities, **extra}, about)
         self._writes_probabilities, self._writes_dicom_seg = probabilities, dicom_seg
-        self._writes_quality = quality
+        self._writes_quality, self._calibration = quality, calibration or {}
         self._ending = _VOLUME  # of label maps; `open` chooses it by the cases
 
     def label(self, case: str) -> Path:
@@ -107,7 +111,8 @@ class OutputDir(Output):
         write_channels(self.beside(UNCERTAINTY, case.id), [uncertainty], 1, case.images[0])
         path = self.beside(QUALITY, case.id)
         path.parent.mkdir(exist_ok=True)
-        write_text(path, json.dumps(scores.agreement(), indent=2) + "\n")
+        found = inference_quality.calibrated(scores.agreement(), self._calibration)
+        write_text(path, json.dumps(found, indent=2) + "\n")
 
     def _claimed(self, case: Case, lock: FileLock) -> bool:
         """Whether this process now holds the case's lock, and the case is not done."""

@@ -2,7 +2,7 @@
 
 import argparse
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
@@ -26,6 +26,7 @@ from medconv.inference.output_dir import OutputDir
 from medconv.inference.output_table import OutputTable
 from medconv.inference.pipeline import stream
 from medconv.inference.predictor import Predictor
+from medconv.inference.quality import Line, read_calibration
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import signals
@@ -39,6 +40,7 @@ _FOR_LABEL_MAPS = {
     "save_probabilities": True,
     "dicom_seg": True,
     "quality": True,
+    "calibration": True,
     "postprocess": True,
     "overlap": True,
     "saliency": False,
@@ -73,7 +75,12 @@ def run_command(options: argparse.Namespace) -> int:
     if options.dicom_seg:
         data_dicom_seg.check([case.images[0] for case in cases])
     files = (options.save_probabilities, options.dicom_seg, options.saliency, options.postprocess)
-    output = output_in(options.output, predictor, *files, quality=options.quality)
+    lines: dict[str, Line | None] = {}
+    if options.calibration and isinstance(predictor.targets, SegmentationTargets):
+        lines = read_calibration(options.calibration, predictor.targets.names)
+    for name in (name for name, line in lines.items() if line is None):
+        log.warning("%s: no calibration of %s, there were too few cases", options.calibration, name)
+    output = output_in(options.output, predictor, *files, quality=options.quality, calibration=lines)
     return predict(predictor, cases, output, options.overwrite, options.workers)
 
 
@@ -91,6 +98,8 @@ def _check_values(options: argparse.Namespace) -> None:
             "--quality measures how far several networks agree, such as the folds of a cross-validation; "
             "--checkpoint and --exported-model name only one"
         )
+    if options.calibration and not options.quality:
+        raise ValueError("--calibration turns the agreement of --quality into Dice: add --quality")
     if not options.checkpoint and not options.exported_model:
         raise ValueError("--checkpoint or --exported-model is needed: the networks to predict with")
 
@@ -124,11 +133,12 @@ def output_in(
     saliency: bool = False,
     postprocess: Path | None = None,
     quality: bool = False,
+    calibration: Mapping[str, Line | None] | None = None,
 ) -> Output:
     """The output folder for this predictor.
 
     Args: probabilities, dicom_seg, saliency, quality: written, too; as in `OutputDir` and `OutputTable`.
-        postprocess: the file with the predictor's post-processing.
+        postprocess: the file with the predictor's post-processing. calibration: as in `OutputDir`.
     """
     members, about = predictor.members, _about(predictor)
     stated = {"source_spacing_mm": spacing} if (spacing := members[0].source_spacing_mm) else {}
@@ -139,7 +149,7 @@ def output_in(
     overlap = {"overlap": [member.window.overlap for member in members]}
     steps = {"postprocess": digest(postprocess) if postprocess else None}
     settings = {**checkpoints, **overlap, **flips, **steps, **stated}
-    return OutputDir(folder, settings, about, probabilities, dicom_seg, quality)
+    return OutputDir(folder, settings, about, probabilities, dicom_seg, quality, calibration)
 
 
 def _about(predictor: Predictor) -> dict[str, Any]:

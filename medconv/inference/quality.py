@@ -1,26 +1,30 @@
 """How far the networks of an ensemble agree on a case: what `medconv predict --quality` writes.
 
 The agreement stands for the Dice of a case whose reference nobody knows. It is only as good as it proves on
-cases with a reference that no network was trained on: `medconv evaluate` compares the two.
+cases with a reference that no network was trained on: `medconv evaluate` compares the two, and fits the line
+that turns the one into the other.
 Source: pairwise Dice of an ensemble, Roy et al. 2019, doi:10.1016/j.neuroimage.2019.03.042; entropy of the
 mean prediction, Mehrtash et al. 2020, doi:10.1109/TMI.2020.3006437.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from math import log
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from medconv.data.datasets.common import read_json
 from medconv.metrics.dice import mean
 from medconv.metrics.statistics import describe
 from medconv.targets.segmentation import SegmentationTargets
 
 FOLDER = "quality"  # in the output folder, a JSON file per case
 _ML = 1e-3  # ml per mm^3
+Line = tuple[float, float]  # slope and intercept of true Dice over the agreement
 
 
 def agreement(
@@ -43,6 +47,35 @@ def agreement(
             "volume_sd_ml": volumes["sd"],
         }
     return {"networks": len(label_maps), "classes": classes}
+
+
+def read_calibration(path: Path, names: Sequence[str]) -> dict[str, Line | None]:
+    """Class to its line in a file of `medconv evaluate`; None: there were too few cases.
+
+    Raises: ValueError: no such file, or it has no line for one of these classes.
+    """
+    try:
+        rows = read_json(path)["quality"]["per_class"]
+        lines = {name: rows[name]["calibration"] for name in names}
+        return {name: line and (float(line[0]), float(line[1])) for name, line in lines.items()}
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ValueError(
+            f"{path}: expected what medconv evaluate writes of predictions with --quality, with a "
+            f"calibration for {', '.join(names)} ({type(error).__name__}: {error})"
+        ) from error
+
+
+def calibrated(result: dict[str, Any], lines: Mapping[str, Line | None]) -> dict[str, Any]:
+    """An `agreement` with the Dice to be expected of each class in `lines`, `expected_dice`."""
+    for name, line in lines.items():
+        values = result["classes"][name]
+        values["expected_dice"] = expected(values["dice"], line)
+    return result
+
+
+def expected(dice: float | None, line: Line | None) -> float | None:
+    """The true Dice to be expected of an agreement, from 0 to 1. None: no agreement, or no line."""
+    return None if dice is None or line is None else min(1.0, max(0.0, line[0] * dice + line[1]))
 
 
 def uncertainty(probabilities: Iterable[Tensor], outputs: int, exclusive: bool) -> Tensor:

@@ -91,11 +91,20 @@ def reliability(curves: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> np.ndar
     return _pixels(figure)
 
 
-def scatter(names: Sequence[str], outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Predicted against true values, a panel per name, at most six; a dot is a case."""
+def scatter(
+    names: Sequence[str],
+    outputs: np.ndarray,
+    truth: np.ndarray,
+    lines: Sequence[tuple[float, float] | None] = (),
+) -> np.ndarray:
+    """Predicted against true values, a panel per name, at most six; a dot is a case.
+
+    Args: lines: for each name slope and intercept of the true values over the predicted ones.
+    """
     names = names[:_PANELS]
     figure, panels = _figure(4.0 * min(3, len(names)), 4.0 * (1 + (len(names) - 1) // 3), columns=len(names))
-    for axes, name, predicted, reference in zip(panels, names, outputs.T, truth.T, strict=False):
+    lines = [*lines, *[None] * len(names)]
+    for axes, name, predicted, reference, line in zip(panels, names, outputs.T, truth.T, lines, strict=False):
         finite = np.isfinite(predicted) & np.isfinite(reference)
         axes.scatter(reference[finite], predicted[finite], s=9, alpha=0.6, linewidths=0)
         if finite.any():
@@ -103,6 +112,9 @@ def scatter(names: Sequence[str], outputs: np.ndarray, truth: np.ndarray) -> np.
                 float(end(np.concatenate([predicted[finite], reference[finite]]))) for end in (np.min, np.max)
             )
             axes.plot([low, high], [low, high], color="0.7", linestyle=":", linewidth=1)
+            if line is not None:
+                ends = [float(end(predicted[finite])) for end in (np.min, np.max)]
+                axes.plot([line[0] * end + line[1] for end in ends], ends, color="C1", linewidth=1)
         axes.set(xlabel="truth", ylabel="predicted", title=_text(name))
     return _pixels(figure)
 

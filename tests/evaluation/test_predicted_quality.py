@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.label_maps import folders, label_of, with_names
 
 from medconv.evaluation import segmentation
 from medconv.evaluation.evaluate import table
 from medconv.evaluation.predicted_quality import compared
+from medconv.inference.quality import read_calibration
 
 
 def put(predictions: Path, case: str, **dice: object) -> None:
@@ -27,8 +29,25 @@ def test_predicted_and_true_dice_are_compared_per_class() -> None:
             "spearman": pytest.approx(0.5),
             "difference": pytest.approx(0.3 / 3),
             "mae": pytest.approx(0.5 / 3),
+            "calibration": pytest.approx(list(np.polyfit([0.9, 0.8, 0.5], [0.8, 0.9, 0.2], 1))),
+            "mae_calibrated": None,
         }
     }
+
+
+def test_the_calibration_is_judged_on_cases_left_out() -> None:
+    """The line through the other three cases meets the fourth, but for the last, and stays below 1; a line
+    never falls."""
+    dice = {"a": 0.9, "b": 0.8, "c": 0.7, "d": 0.5}
+    predicted = {case: {"x": value} for case, value in dice.items()}
+    true = {case: {"x": 2 * value - 0.9} for case, value in dice.items()}
+    row = compared(predicted, true, ["x"])["x"]
+    assert row["calibration"] == pytest.approx([2, -0.9]) and row["mae_calibrated"] == pytest.approx(0)
+    true["d"]["x"] = 0.0
+    assert compared(predicted, true, ["x"])["x"]["mae_calibrated"] > 0.05
+    upside_down = {case: {"x": 1 - value} for case, value in dice.items()}
+    row = compared(predicted, upside_down, ["x"])["x"]
+    assert row["calibration"] == pytest.approx([0, 1 - 2.9 / 4])
 
 
 def test_too_few_or_constant_values_have_no_correlation() -> None:
@@ -40,12 +59,16 @@ def test_too_few_or_constant_values_have_no_correlation() -> None:
         "spearman": None,
         "difference": 0.0,
         "mae": 0.0,
+        "calibration": [0.0, 0.5],
+        "mae_calibrated": None,
     }
     assert compared({"a": {"x": None}}, two, ["x"])["x"] == {
         "n": 0,
         "spearman": None,
         "difference": None,
         "mae": None,
+        "calibration": None,
+        "mae_calibrated": None,
     }
 
 
@@ -67,8 +90,14 @@ def test_evaluate_compares_where_predict_wrote_the_quality(tmp_path: Path) -> No
     assert quality["cases"]["b"] == {"one": 0.9, "two": None}
     assert json.loads(json.dumps(evaluation.result)) == evaluation.result
     lines = table(evaluation).splitlines()
-    assert lines[-2] == f"one: predicted minus true Dice {one['difference']:.4f}, Spearman 1.0000 in 3 cases"
-    assert lines[-1] == "two: predicted minus true Dice -, Spearman - in 0 cases"
+    assert lines[-2] == (
+        f"one: predicted minus true Dice {one['difference']:.4f}, Spearman 1.0000 in 3 cases; calibrated, off by -"
+    )
+    assert lines[-1] == "two: predicted minus true Dice -, Spearman - in 0 cases; calibrated, off by -"
+    metrics = tmp_path / "metrics.json"
+    metrics.write_text(json.dumps(evaluation.result))
+    line = read_calibration(metrics, ["one", "two"])
+    assert line == {"one": pytest.approx(tuple(np.polyfit([1.0, 0.9, 0.7], true, 1))), "two": None}
     assert "Predicted against true Dice" in evaluation.page()
     by_pattern = segmentation.evaluate(predictions / "{id}.nii.gz", references)
     assert by_pattern.result["quality"] == quality

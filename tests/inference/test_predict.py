@@ -87,6 +87,17 @@ def test_quality_is_the_agreement_of_the_networks(
     np.testing.assert_allclose(uncertainty[..., 0], entropy, atol=1e-5)
     assert call(monkeypatch, checkpoint, image, *words) == 1
     assert "quality: True there, None now" in capsys.readouterr().err
+    metrics = tmp_path / "metrics.json"
+    lines = {"box": {"calibration": [0.5, 0.25]}, "hole": {"calibration": None}}
+    metrics.write_text(json.dumps({"quality": {"per_class": lines}}))
+    calibrate = ["--calibration", metrics]
+    assert call(monkeypatch, checkpoint, image, *words, *calibrate) == 1
+    assert "--calibration turns the agreement of --quality into Dice" in capsys.readouterr().err
+    assert call(monkeypatch, checkpoint, image, *words, "--quality", *calibrate, "--overwrite") == 0
+    classes = json.loads((output / "quality/case_0.json").read_text())["classes"]
+    assert classes["box"] == {**box, "expected_dice": pytest.approx(0.5 * box["dice"] + 0.25)}
+    assert classes["hole"]["expected_dice"] is None
+    assert "no calibration of hole, there were too few cases" in capsys.readouterr().out
     assert call(monkeypatch, checkpoint, image, *words, "--overwrite") == 0
     assert not any((output / name / file).exists() for name, file in STALE)
 

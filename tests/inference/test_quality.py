@@ -1,10 +1,12 @@
 """medconv/inference/quality.py: agreement of label maps, and the entropy of probabilities."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from medconv.inference.quality import agreement, uncertainty
+from medconv.inference.quality import agreement, calibrated, expected, read_calibration, uncertainty
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 
@@ -30,6 +32,24 @@ def test_agreement_is_over_all_pairs_of_networks() -> None:
     }
     assert (b["dice"], b["lowest_dice"]) == (0.0, 0.0) and b["volume_ml"] == pytest.approx(1 / 3)
     assert c == {"dice": None, "lowest_dice": None, "volume_ml": 0.0, "volume_sd_ml": 0.0}
+
+
+def test_the_expected_dice_is_on_the_line_and_between_0_and_1() -> None:
+    assert expected(0.5, (0.5, 0.3)) == pytest.approx(0.55)
+    assert (expected(1.0, (2.0, -0.5)), expected(0.1, (2.0, -0.5))) == (1.0, 0.0)
+    assert expected(None, (1.0, 0.0)) is None and expected(0.5, None) is None
+    result = calibrated({"classes": {"a": {"dice": 0.5}, "b": {"dice": 0.5}}}, {"a": (1.0, 0.25), "b": None})
+    assert [result["classes"][name]["expected_dice"] for name in "ab"] == [0.75, None]
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"mean": 1}', '{"quality": {"per_class": {"a": {"calibration": [1]}}}}']
+)
+def test_a_file_without_calibration_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "metrics.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"metrics.json.*with a calibration for a \("):
+        read_calibration(path, ["a"])
 
 
 def test_regions_are_unions_of_values() -> None:

@@ -57,7 +57,8 @@ class _ProfilerClock(step_profiler._Clock):
 
 
 def use_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time budget and step profiler of the test's runs read CLOCK."""
+    """Time budget and step profiler of the test's runs read CLOCK, from a number that keeps sums exact."""
+    monkeypatch.setattr(CLOCK, "seconds", Clock().seconds)
     monkeypatch.setattr(trainer, "TimeBudget", partial(TimeBudget, clock=CLOCK))
     monkeypatch.setattr(step_profiler, "_Clock", _ProfilerClock)
 

@@ -27,7 +27,7 @@ from medconv.utils import checkpoint_io
 from medconv.utils.atomic_io import replacing, write_text
 from medconv.utils.errors import explained
 from medconv.utils.exit_codes import DONE
-from medconv.utils.logging import start_logging
+from medconv.utils.logging import some, start_logging
 
 log = logging.getLogger(__name__)
 
@@ -77,11 +77,14 @@ def _import_fold(folder: Path, output: Path, fold: str, checkpoint: str) -> Path
     config, prepared = _resolved(model, settings, output)
     network = build_network(config.model, config.conv, config.derived)
     with explained(f"{source}: its weights do not fit its plans", ValueError, RuntimeError, *DAMAGED):
-        network.load_state_dict(unet_weights(state, model.network, model.axes))
+        weights, unknown = unet_weights(state, model.axes)
+        found = network.load_state_dict(weights, strict=False)
+        if wrong := [*unknown, *found.missing_keys, *found.unexpected_keys]:
+            raise ValueError(f"{some(wrong, 3)} (our names) is in one alone; a trainer of another network?")
     best.parent.mkdir(parents=True)
-    weights = {f"network.{key}": value for key, value in network.state_dict().items()}
+    values = {f"network.{key}": value for key, value in network.state_dict().items()}
     with replacing(best) as partial:
-        torch.save({"state_dict": weights, "medconv": record_of(config, prepared)}, partial)
+        torch.save({"state_dict": values, "medconv": record_of(config, prepared)}, partial)
     write_text(output / "config.yaml", _yaml(config.plain()))
     (output / "experiment").mkdir()
     defaults = ["nnunet", {"override /data": "nnunet"}, {"override /model": _option(model)}, "_self_"]

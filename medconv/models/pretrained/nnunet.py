@@ -1,5 +1,6 @@
 """Networks of nnU-Net v2: their plans as arguments of our U-Net, their weights by our names."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,13 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medconv.utils.logging import some
-
 _PLACE = "dynamic_network_architectures.architectures.unet."
 _PLAIN, _RESIDUAL = _PLACE + "PlainConvUNet", _PLACE + "ResidualEncoderUNet"
 _ACTIVATIONS = ("torch.nn.LeakyReLU", "torch.nn.modules.activation.LeakyReLU")
-# the same tensors under second names, and heads that only training uses
-_UNUSED = ("decoder.encoder.", "decoder.seg_layers.")
+_LAYER = r"\.(conv|norm)\.(weight|bias)"
+_STAGE = re.compile(r"encoder\.stages\.(\d+)\.")
+_CONV = re.compile(r"(encoder|decoder)\.(?:stem|stages\.(\d+))(?:\.0)?\.convs\.(\d+)" + _LAYER)
+_BLOCK = re.compile(r"encoder\.stages\.(\d+)\.blocks\.(\d+)\.(conv|skip\.)(\d)" + _LAYER)
+_UP = re.compile(r"decoder\.transpconvs\.(\d+)\.(weight|bias)")
+_HEAD = re.compile(r"decoder\.seg_layers\.(\d+)\.(weight|bias)")  # all but the finest serve training alone
+# biases before a norm, and second names of the same tensors
+_UNUSED = re.compile(r".*\.conv\.bias|.*\.all_modules\.\d+\.(weight|bias)|decoder\.encoder\..*")
 Axes = Sequence[int]
 
 
@@ -122,63 +127,61 @@ def _check_layers(settings: Mapping[str, Any], dims: int) -> None:
             raise ValueError(f"{key}={value} is not supported, expected {values[0] or values[-1]}")
 
 
-def unet_weights(state: Mapping[str, Tensor], network: NnUNet, axes: Axes) -> dict[str, Tensor]:
-    """The weights by the names of `UNet(strided=True)`.
+def by_our_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A file's tensors; those of a network of nnU-Net or nnssl, under whatever prefix, as `unet_weights`."""
+    names = (re.match(rf"(.*?){pattern.pattern}$", name) for name in tensors for pattern in (_CONV, _BLOCK))
+    first = next(filter(None, names), None)
+    if first is None:
+        return dict(tensors)
+    theirs = {name.removeprefix(first[1]): value for name, value in tensors.items()}
+    weights, unknown = unet_weights(theirs)
+    return {**weights, **{name: theirs[name] for name in unknown}}
+
+
+def unet_weights(
+    state: Mapping[str, Tensor], axes: Axes | None = None
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The weights by the names of `UNet(strided=True)`, of a whole network or of a part of it, and the names
+    of tensors that no such network has.
 
     A bias before an instance norm has no effect, so our convolutions have none.
-    Args: axes: nnU-Net's spatial axis that becomes each of ours.
-    Raises: ValueError: a tensor is missing, or one is there that this network has not.
+    Args: axes: nnU-Net's spatial axis that becomes each of ours; None: the opposite order.
     """
-    known, weights = set[str](), dict[str, Tensor]()
-
-    def take(theirs: str, ours: str, parts: Sequence[str] = ("weight", "bias")) -> None:
-        for part in parts:
-            known.add(name := f"{theirs}.{part}")
-            if name not in state:
-                raise ValueError(f"{name} is missing in it; a trainer of another network?")
-            value = state[name]
-            spatial = value.ndim - 2 == len(axes)
-            weights[f"{ours}.{part}"] = (
-                value.permute(0, 1, *(2 + axis for axis in axes)) if spatial else value
-            )
-
-    def take_conv(theirs: str, ours: str, number: int) -> None:
-        """A convolution and its norm."""
-        take(f"{theirs}.conv", f"{ours}.{number}", ("weight",))
-        take(f"{theirs}.norm", f"{ours}.{number + 1}")
-        known.update(f"{theirs}.{name}" for name in ("conv.bias", *_TWICE))
-
-    def take_block(theirs: str, ours: str, convs: int) -> None:
-        for number in range(convs):
-            take_conv(f"{theirs}.convs.{number}", ours, 3 * number)
-
-    def take_residual(theirs: str, ours: str) -> None:
-        take_conv(f"{theirs}.conv1", f"{ours}.convs", 0)
-        take_conv(f"{theirs}.conv2", f"{ours}.convs", 3)
-        for place in (0, 1):  # of the projection; averaging comes before it
-            if f"{theirs}.skip.{place}.conv.weight" in state:
-                take_conv(f"{theirs}.skip.{place}", f"{ours}.skip", place)
-
-    last = len(network.channels) - 2
-    if network.residual:
-        take_block("encoder.stem", "encoder.0.0", 1)
-    for stage, convs in enumerate(network.convs):
-        if not network.residual:
-            take_block(f"encoder.stages.{stage}.0", f"encoder.{stage}", convs)
-            continue
-        for number in range(convs):
-            place = f"encoder.{stage}.{number + (stage == 0)}"  # after the stem
-            take_residual(f"encoder.stages.{stage}.blocks.{number}", place)
-    for number, convs in enumerate(network.decoder_convs):
-        stage = last - number
-        take(f"decoder.transpconvs.{number}", f"up.{stage}")
-        take_block(f"decoder.stages.{number}", f"decoder.{stage}", convs)
-        first = weights[f"decoder.{stage}.0.weight"]  # of coarse and skip, where ours takes skip and coarse
-        weights[f"decoder.{stage}.0.weight"] = torch.cat(first.chunk(2, 1)[::-1], 1)
-    take(f"decoder.seg_layers.{last}", "head")
-    if unknown := [name for name in state if name not in known and not name.startswith(_UNUSED)]:
-        raise ValueError(f"it holds {some(unknown, 3)}, which this network has not")
-    return {name: value.float().contiguous() for name, value in weights.items()}
+    stages = [int(match[1]) for name in state if (match := _STAGE.match(name))]
+    last, weights, unknown = max(stages, default=0) - 1, dict[str, Tensor](), list[str]()
+    for name, value in state.items():
+        place = _place(name, last)
+        if place is None:
+            unknown.append(name)
+        elif place:
+            dims = value.ndim - 2
+            turned = [2 + axis for axis in axes or range(dims)[::-1]] if dims > 0 else []
+            weights[place] = (value.permute(0, 1, *turned) if turned else value).float().contiguous()
+    for stage in range(last + 1):  # of coarse and skip, where ours takes skip and coarse
+        if (first := f"decoder.{stage}.0.weight") in weights:
+            weights[first] = torch.cat(weights[first].chunk(2, 1)[::-1], 1)
+    return weights, unknown
 
 
-_TWICE = tuple(f"all_modules.{layer}.{part}" for layer in (0, 1) for part in ("weight", "bias"))
+def _place(name: str, last: int) -> str | None:
+    """Our name; empty: ours needs none of it; None: not a tensor of such networks.
+
+    Args: last: the finest stage of the decoder, of which the coarsest is 0.
+    """
+    if _UNUSED.fullmatch(name):
+        return ""
+    if match := _CONV.fullmatch(name):
+        side, stage, number, layer, part = match.groups()
+        ours = "0.0" if stage is None else stage if side == "encoder" else last - int(stage)
+        return f"{side}.{ours}.{3 * int(number) + (layer == 'norm')}.{part}"
+    if match := _BLOCK.fullmatch(name):
+        stage, block, inside, number, layer, part = match.groups()
+        # three modules for each of two convolutions; in a skip averaging comes before the projection
+        place = f"convs.{3 * (int(number) - 1)}" if inside == "conv" else f"skip.{number}"
+        inner, _, first = place.partition(".")
+        after_stem = int(block) + (stage == "0")
+        return f"encoder.{stage}.{after_stem}.{inner}.{int(first) + (layer == 'norm')}.{part}"
+    if match := _UP.fullmatch(name):
+        return f"up.{last - int(match[1])}.{match[2]}"
+    match = _HEAD.fullmatch(name)
+    return match and (f"head.{match[2]}" if int(match[1]) == last else "")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medconv.models.pretrained import nnunet
 from medconv.utils import checkpoint_io
 
 
@@ -14,16 +15,19 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Every tensor of a file by its dotted name, and the metadata of a checkpoint of ours (else empty).
 
     Nested mappings, such as the `state_dict` of a checkpoint, become part of the name; `match` finds where
-    the network's own names begin. Of our checkpoints only the state dict is read.
+    the network's own names begin. Of our checkpoints only the state dict is read; networks of nnU-Net and
+    nnssl get the names of ours.
     Raises: ValueError: the file is missing, damaged, holds objects, or holds no tensors.
     """
-    content: Any = _safetensors(path) if path.suffix == ".safetensors" else checkpoint_io.unpickled(path)
+    content: Any = (
+        _safetensors(path) if path.suffix == ".safetensors" else checkpoint_io.unpickled(path, True)
+    )
     record: Any = {}
     if checkpoint_io.is_ours(content):
         content, record = content["state_dict"], content["medconv"]
     if not isinstance(content, Mapping):
         raise ValueError(f"{path}: holds a {type(content).__name__}, expected tensors by name (a state dict)")
-    tensors = dict(_tensors(content, "", set()))
+    tensors = nnunet.by_our_names(dict(_tensors(content, "", set())))
     if not tensors:
         raise ValueError(f"{path}: holds no tensors by name, expected a state dict")
     return tensors, record if isinstance(record, dict) else {}

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def smaller(words: list[str]) -> list[str]:
         return [*words, *TRAINING, "data.layout.num_cases=3", "data.patch_size=[16,16,16]"]
     if "-m" in words:
         return [*words, "run.dry_run=true"]
-    if not {"run.name=first", "run.name=mine"} & set(words):
+    if not {"run.name=first", "run.name=mine", "run.name=plain", "run.name=own"} & set(words):
         return [*words, "--cfg", "job"]
     flat = "data.root=phantom" in words
     return [*words, *TRAINING, f"data.patch_size={[96, 96] if flat else [16, 16, 16]}".replace(" ", "")]
@@ -80,21 +81,38 @@ def test_other_languages_say_why_they_do_not_run() -> None:
     assert {language for _, reason, language, _ in BLOCKS if not reason} <= {"bash", "python"}
 
 
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cells in turn, in this process; lines that begin with `!` are commands."""
-    cells = json.loads((tiny.ROOT / "docs/notebooks/first_segmentation.ipynb").read_text())["cells"]
-    monkeypatch.chdir(tmp_path)
+def run_notebook(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Its cells in turn, in this process; lines that begin with `!` are commands. Returns: its variables."""
+    cells = json.loads((tiny.ROOT / "docs/notebooks" / name).read_text())["cells"]
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     pyplot.switch_backend("agg")
     names: dict[str, Any] = {}
     for text in ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"):
+        first, _, rest = text.partition("\n")
         if text.startswith("!"):
             (words,) = commands(text.removeprefix("!"))
             assert tiny.call(monkeypatch, *smaller(words[1:])) == 0, words
+        elif first.startswith("%%writefile"):
+            (folder / first.split()[1]).write_text(rest)
         else:
-            exec(
-                compile(text.replace("num_cases=24", "num_cases=6"), "first_segmentation.ipynb", "exec"),
-                names,
-            )
+            exec(compile(text.replace("num_cases=24", "num_cases=6"), name, "exec"), names)
     pyplot.close("all")
+    return names
+
+
+def test_the_first_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run_notebook("first_segmentation.ipynb", tmp_path, monkeypatch)
     assert len(names["points"]) == 1 and 0 <= names["points"][0][1] <= 1  # the last curve: one validation
     assert "large_organ" in names["scores"]["per_class"]
+
+
+def test_the_notebook_of_a_convolution_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")  # the notebook sets it
+    for module in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+        monkeypatch.delitem(sys.modules, module)
+    names = run_notebook("own_convolution.ipynb", tmp_path, monkeypatch)
+    assert set(names["dice"]) == {"plain", "own"} and names["price"] > 0
+    assert len(list((tmp_path / "predictions").glob("*.nii.gz"))) == 6
+    for module in ("mine", "mine.even_odd"):
+        sys.modules.pop(module, None)

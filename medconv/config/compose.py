@@ -15,13 +15,14 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from medconv import config
 from medconv.config.instantiate import keys_not_taken, search_current_folder
 from medconv.config.run_config import place_elsewhere
 
 _OURS = {"hydra/launcher": ("basic", "slurm"), "hydra/sweeper": ("basic", "optuna")}
+_OF_OUR_NETWORK = "smooth"  # the conv of conf/model/customconv.yaml
 _FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,7 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
         settings = HydraConfig.get()
         if settings.mode == RunMode.RUN:
             sys.argv[:] = full_argv  # Lightning starts the run's other processes with it
-        # as they were typed: Hydra's list would fill in their interpolations
-        _fit_classes(composed_config, OmegaConf.to_container(settings.overrides.task, resolve=False))  # type: ignore[arg-type]
+        _fit_classes(composed_config, settings)
         job(composed_config, settings)
 
     _check_hydra_settings(arguments)
@@ -95,19 +95,30 @@ def _escaped(argument: str) -> str:
     return argument
 
 
-def _fit_classes(composed_config: DictConfig, overrides: Sequence[str]) -> None:
-    """Find the classes that the command line names, and leave out keys of `model` that its class lacks."""
-    given = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
+def _fit_classes(composed_config: DictConfig, settings: Any) -> None:
+    """Find the classes that the command line names; a class for `model` gets no keys that it lacks, and its
+    convolutions stay as they are unless a `conv` is asked for."""
+    # as they were typed: Hydra's list would fill in their interpolations
+    overrides = OmegaConf.to_container(settings.overrides.task, resolve=False)
+    given = dict(str(override).lstrip("+").partition("=")[::2] for override in overrides or ())
     for key, target in given.items():
         if key.endswith("._target_"):
             search_current_folder(target)
-    if "model._target_" in given:
-        named = [key.removeprefix("model.") for key in given]
-        with open_dict(composed_config):
-            for key in keys_not_taken(composed_config.model):
-                if key not in named:
-                    del composed_config.model[key]
-                    log.info("model.%s is left out: %s has no such argument", key, given["model._target_"])
+    if "model._target_" not in given:
+        return
+    target, named = given["model._target_"], [key.removeprefix("model.") for key in given]
+    with open_dict(composed_config), read_write(settings):
+        for key in keys_not_taken(composed_config.model):
+            if key not in named:
+                del composed_config.model[key]
+                log.info("model.%s is left out: %s has no such argument", key, target)
+        ours = target.startswith("medconv.")
+        if settings.runtime.choices.conv == _OF_OUR_NETWORK and "conv" not in given and not ours:
+            composed_config.conv = OmegaConf.load(config.conf_dir() / "conv" / "none.yaml")
+            settings.runtime.choices.conv = "none"
+            log.info(
+                "conv=none: %s keeps its first weights; conv=%s would draw others", target, _OF_OUR_NETWORK
+            )
 
 
 def hydra_flags(arguments: Sequence[str], command: str) -> argparse.Namespace:

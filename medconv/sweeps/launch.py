@@ -82,5 +82,6 @@ def result_table(summary: dict[str, Any], folder: RunDir) -> str:
         lines.append(f"stopped early: {summary['stopped_early']['reason']}")
     lines.append(f"checkpoint  {folder.best if folder.best.is_file() else folder.last}")
     lines.append(f"summary     {folder.path / 'summary.json'}")
-    lines.append(f"TensorBoard tensorboard --logdir {folder.path}")
+    if (folder.path / "tensorboard").is_dir():
+        lines.append(f"TensorBoard tensorboard --logdir {folder.path}")
     return "\n".join(lines)

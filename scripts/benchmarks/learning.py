@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 PLAIN = "plain"
 VARIANTS = {
-    PLAIN: [],
-    "plain, flips": ["augmentation.mirror_axes=[0]"],
+    PLAIN: ["conv=none"],
+    "plain, flips": ["conv=none", "augmentation.mirror_axes=[0]"],
     "basis": ["conv=basis"],
     "ball": ["conv=ball"],
     "acs": ["conv=acs"],

@@ -167,6 +167,24 @@ def test_a_class_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert "strides" in config_of("model._target_=medconv.models.Encoder").model
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "smooth"),
+        (["model=segresnet"], "plain"),
+        (["experiment=nnunet"], "plain"),
+        (["experiment=nnunet", "conv=acs"], "acs"),
+        (["conv=none", "model=customconv"], "plain"),
+        (["model._target_=medconv.models.Encoder"], "smooth"),
+        (["model._target_=monai.networks.nets.Unet"], "plain"),
+        (["model._target_=monai.networks.nets.Unet", "conv=smooth"], "smooth"),
+    ],
+)
+def test_which_convolution_is_the_default(arguments: list[str], expected: str) -> None:
+    """Our U-Net's is smooth; what has its own first weights, or nnU-Net's recipe, keeps them."""
+    assert config_of(*arguments).conv._target_ == f"medconv.convs.{expected}"
+
+
 def test_a_class_that_a_file_names_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)

@@ -11,11 +11,13 @@ class PlanOverrides:
 
     Args:
         divisible_by: what the network divides each axis of the patch by, beside the strides.
+        thick_as_slices: thick slices are taken one by one, unless `spatial_dims` says otherwise.
         residual_blocks: per stage of the encoder, of two convolutions each. decoder_convs: of each stage.
     """
 
     spatial_dims: int | None = None
     slice_axis: int | None = None
+    thick_as_slices: bool = False
     spacing_mm: Sequence[float] | None = None
     patch_size: Sequence[int] | None = None
     batch_size: int | None = None

@@ -76,7 +76,7 @@ def plan(
             f"data.spatial_dims must be {fingerprint.spatial_dims} or null, as the network takes whole "
             f"images and these are {fingerprint.spatial_dims}D, got {overrides.spatial_dims}"
         )
-    wanted = overrides.spatial_dims, overrides.slice_axis
+    wanted = overrides.spatial_dims, overrides.slice_axis, overrides.thick_as_slices
     axis = None if overrides.image_level else slice_axis(fingerprint, *wanted)
     seen = fingerprint if axis is None else across(fingerprint, axis)
     names = normalisation_for(overrides.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))

@@ -9,6 +9,7 @@ import numpy as np
 from medconv.data.preprocessing.fingerprint import Fingerprint
 
 _THICK = 3  # anisotropic: slices this many times thicker than other voxels, and this many times fewer
+_VERY_THICK = 5  # times, from which on a 2D network learns them faster
 _DECIMALS = 4  # of a spacing in mm
 _FEWEST_SLICES = 4  # with fewer, a 3D kernel sees mostly padding
 
@@ -33,18 +34,26 @@ def _rounded(mm: float) -> float:
     return round(mm, max(_DECIMALS, _DECIMALS - 1 - math.floor(math.log10(mm))))
 
 
-def thick_axis(fingerprint: Fingerprint) -> int | None:
-    """The axis across thick slices; None if voxels are closer to cubes."""
+def thick_axis(fingerprint: Fingerprint, times: float = _THICK) -> int | None:
+    """The axis across slices that are thicker than so many voxels are long; None if voxels are closer to
+    cubes.
+    """
     spacing, shape = (np.median(rows, axis=0) for rows in (fingerprint.spacings_mm, fingerprint.shapes))
     axis = int(np.argmax(spacing))
-    thick = spacing[axis] > _THICK * np.delete(spacing, axis).max()
+    thick = spacing[axis] > times * np.delete(spacing, axis).max()
     return axis if thick and shape[axis] * _THICK < np.delete(shape, axis).min() else None
 
 
-def slice_axis(fingerprint: Fingerprint, spatial_dims: int | None, axis: int | None = None) -> int | None:
+def slice_axis(
+    fingerprint: Fingerprint,
+    spatial_dims: int | None,
+    axis: int | None = None,
+    thick_as_slices: bool = False,
+) -> int | None:
     """The axis across the slices that a network takes from volumes: the last of those of coarsest spacing.
 
     Args: spatial_dims: of the network; None takes slices of volumes of fewer than 4. axis: this one instead.
+        thick_as_slices: None takes slices over 5 times as thick as their voxels are long, too.
     Returns: None where the network takes the images as they are.
     Raises: ValueError: the data has no such dimensions.
     Source: as nnU-Net's 2d configuration; Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
@@ -63,7 +72,8 @@ def slice_axis(fingerprint: Fingerprint, spatial_dims: int | None, axis: int | N
     spacing = target_spacing(fingerprint)
     axis = max(range(3), key=lambda axis: (spacing[axis], axis))
     few = np.median([shape[axis] for shape in fingerprint.shapes]) < _FEWEST_SLICES
-    return axis if spatial_dims == 2 or few else None
+    thick = thick_as_slices and thick_axis(fingerprint, _VERY_THICK) is not None
+    return axis if spatial_dims == 2 or few or thick else None
 
 
 def across(fingerprint: Fingerprint, axis: int) -> Fingerprint:

@@ -33,6 +33,7 @@ from medconv.utils import signals
 from medconv.utils.hardware import resolve_precision
 from medconv.utils.signals import StopRequest
 
+_NEED_3D = ("medconv.convs.acs",)
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -204,6 +205,7 @@ def make_plan(
     settings |= {key: model[key] for key in ("divisible_by", "residual_blocks") if key in model}
     if model.get("residual_blocks"):
         settings["decoder_convs"] = model["convs_per_stage"]
+    settings["thick_as_slices"] = not image_level and may_take_slices(config)
     overrides = PlanOverrides(**settings, image_level=image_level)
     modalities, num_outputs = dataset.modalities, dataset.targets.num_outputs
     budget = _memory_budget(config, recorded.get("memory_gb"))
@@ -223,6 +225,15 @@ def make_plan(
     return plan_for_time.fitting(
         config, planned, budget, len(modalities), num_outputs, dataset.targets.per_voxel
     )
+
+
+def may_take_slices(config: RunConfig) -> bool:
+    """Whether time decides about the network, and nothing in the config needs three axes or its weights."""
+    data, planned = config.data, config.plan
+    for_axes = (data.spacing_mm, data.patch_size, planned.strides, planned.kernel_sizes, planned.size)
+    free = all(value is None for value in (*for_axes, config.init.pretrained))
+    ours = str(config.model.get("_target_")).startswith("medconv.")
+    return config.trainer.max_time is not None and free and ours and config.conv["_target_"] not in _NEED_3D
 
 
 def _memory_budget(config: RunConfig, earlier_gb: float | None) -> Budget:

@@ -109,6 +109,28 @@ def test_a_network_has_the_size_of_the_weights_that_it_begins_from(tmp_path: Pat
     assert data_setup.prepare_data(chosen).plan.size == "medium"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], True),
+        (["conv=none", "model=resenc"], True),
+        (["trainer.max_time=null"], False),
+        (["data.spacing_mm=[1,1,4]"], False),
+        (["data.patch_size=[16,16,16]"], False),
+        (["plan.strides=[[2,2,1]]"], False),
+        (["plan.kernel_sizes=[3,3]"], False),
+        (["plan.size=large"], False),
+        (["init.pretrained=weights.pth"], False),
+        (["conv=acs"], False),
+        (["model=segresnet"], False),
+    ],
+)
+def test_thick_slices_are_for_runs_whose_network_time_decides(overrides: list[str], expected: bool) -> None:
+    """And in which nothing needs three axes."""
+    settings = checked(Path("labels.csv"), "trainer.max_time=00:00:05:00", *overrides)
+    assert data_setup.may_take_slices(settings) == expected
+
+
 def test_a_value_to_ignore_of_255_is_refused_for_pictures(tmp_path: Path) -> None:
     for folder in ("images", "masks"):
         (tmp_path / folder).mkdir()

@@ -3,6 +3,7 @@ from the schema and the comments of conf/, the commands from their parsers, and 
 """
 
 import importlib
+import json
 import re
 from dataclasses import MISSING, fields, is_dataclass
 from itertools import takewhile
@@ -17,6 +18,7 @@ from medconv.cli.main import COMMANDS
 from medconv.config.schema import RunConfig, conf_dir
 
 ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 Row = tuple[str, str, str, str]  # key, type, value, meaning
 TYPED = {name: kind for name, kind in get_type_hints(RunConfig).items() if is_dataclass(kind)}
 FOLDED = ("derived", "hydra", "defaults")  # of train.yaml: filled in by the run, or Hydra's own
@@ -28,6 +30,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "contributing.md": for_site((ROOT / "CONTRIBUTING.md").read_text()),
         "reference/config.md": config_page(),
         "reference/cli.md": cli_page(),
+        **{f"notebooks/{file.stem}.md": notebook_page(file) for file in NOTEBOOKS},
     }
     for place, text in pages.items():
         files.append(File.generated(config, place, content=text))
@@ -35,9 +38,22 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    return markdown.replace("](../CONTRIBUTING.md", "](contributing.md").replace(
-        "](../README.md", "](index.md"
-    )
+    places = {"../CONTRIBUTING.md": "contributing.md", "../README.md": "index.md"}
+    places |= {f"notebooks/{file.name}": f"notebooks/{file.stem}.md" for file in NOTEBOOKS}
+    for place, page in places.items():
+        markdown = markdown.replace(f"]({place}", f"]({page}")
+    return markdown
+
+
+def notebook_page(file: Path) -> str:
+    """Its cells, without the pictures that running it draws."""
+    parts = []
+    for cell in json.loads(file.read_text())["cells"]:
+        text = "".join(cell["source"])
+        language = "bash" if text.startswith("!") else "python"
+        code = f"```{language}\n{text.removeprefix('!')}\n```"
+        parts.append(text if cell["cell_type"] == "markdown" else code)
+    return "\n\n".join([*parts, f"[This page as a notebook]({file.name})", ""])
 
 
 def for_site(text: str) -> str:

@@ -42,4 +42,5 @@ def test_every_kind_of_config_key_has_its_row(site: Path, row: str) -> None:
 
 def test_commands_and_python_have_their_pages(site: Path) -> None:
     assert "--save-probabilities also write" in text_of(site / "reference/cli/index.html")
+    assert "Kernels that are even or odd" in text_of(site / "notebooks/own_convolution/index.html")
     assert "Replace, in place, every spatial convolution" in text_of(site / "reference/api/index.html")

@@ -5,10 +5,14 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
+from typing import Any
 
 from benchmarks.dice_curves import COLOURS
 from benchmarks.results import Row
 from medconv.utils.atomic_io import write_text
+
+_WIDTH = 36  # characters of a label, then a new line
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -22,40 +26,49 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    variants, lines = (list(dict.fromkeys(key(row) for row in drawn)) for key in (_variant, _line))
+    variants, names = (list(dict.fromkeys(row[key] for row in drawn)) for key in ("variant", "data"))
+    panels = [[row for row in drawn if row["data"] == name] for name in names]
+    sizes = [len({_line(row) for row in rows}) for rows in panels]
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "medconv", "font.family": "sans-serif"}):
-        figure = Figure(figsize=(8, 1.2 + 0.5 * len(lines)), layout="constrained")
-        axes = figure.add_subplot()
-        axes.axvline(0, color="#888888", linewidth=1)
-        for number, variant in enumerate(variants):
-            chosen = [row for row in drawn if _variant(row) == variant]
-            shift = 0.18 * (number - (len(variants) - 1) / 2)
-            means, lows, highs = ([100 * row[key] for row in chosen] for key in ("difference", "low", "high"))
-            axes.errorbar(
-                means,
-                [lines.index(_line(row)) + shift for row in chosen],
-                xerr=[
-                    [mean - low for mean, low in zip(means, lows, strict=True)],
-                    [high - mean for mean, high in zip(means, highs, strict=True)],
-                ],
-                fmt="o",
-                capsize=3,
-                color=COLOURS[number % len(COLOURS)],
-                label=variant,
-            )
-        axes.set_yticks(range(len(lines)), lines)
-        axes.invert_yaxis()
-        axes.grid(axis="x", color="#e2e2e2")
+        figure = Figure(figsize=(8, 1 + 0.5 * sum(sizes) + 0.5 * len(names)), layout="constrained")
+        for axes, name, rows in zip(
+            figure.subplots(len(names), 1, squeeze=False, height_ratios=sizes).flat,
+            names,
+            panels,
+            strict=True,
+        ):
+            _panel(axes, rows, variants)
+            axes.set_title(name, loc="left", fontsize=10)
         axes.set_xlabel("points of Dice over plain convolutions, 95 % interval")
-        figure.legend(loc="outside lower center", ncols=4, frameon=False)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
         content = io.StringIO()
         figure.savefig(content, format="svg", metadata={"Date": None})
     write_text(path, content.getvalue())
 
 
-def _variant(row: Row) -> str:
-    return str(row["variant"])
+def _panel(axes: Any, rows: Sequence[Row], variants: Sequence[str]) -> None:
+    lines = list(dict.fromkeys(map(_line, rows)))
+    axes.axvline(0, color="#888888", linewidth=1)
+    for number, variant in enumerate(variants):
+        chosen = [row for row in rows if row["variant"] == variant]
+        shift = 0.18 * (number - (len(variants) - 1) / 2)
+        means, lows, highs = ([100 * row[key] for row in chosen] for key in ("difference", "low", "high"))
+        axes.errorbar(
+            means,
+            [lines.index(_line(row)) + shift for row in chosen],
+            xerr=[
+                [mean - low for mean, low in zip(means, lows, strict=True)],
+                [high - mean for mean, high in zip(means, highs, strict=True)],
+            ],
+            fmt="o",
+            capsize=3,
+            color=COLOURS[number % len(COLOURS)],
+            label=variant,
+        )
+    axes.set_yticks(range(len(lines)), lines)
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    axes.grid(axis="x", color="#e2e2e2")
 
 
 def _line(row: Row) -> str:
-    return f"{row['data']}, {row['case'].replace(' training', '')}"
+    return fill(str(row["case"]).replace(" training", ""), _WIDTH)

@@ -16,7 +16,7 @@ COMMANDS = {
     "preprocess": "check a dataset and prepare it for training",
     "predict": "predict new images with trained networks",
     "evaluate": "compare predictions with references",
-    "export": "write a trained network as ONNX, TorchScript, torch.export or a MONAI bundle",
+    "export": "write a network as ONNX, TorchScript or MONAI bundle",
     "find-postprocessing": "choose post-processing steps by cross-validation",
     "import-nnunet": "make run folders of a trained nnU-Net v2 model",
 }
@@ -72,6 +72,8 @@ def _help() -> str:
     return f"""\
 example:
   medconv train data=msd data.root=/data/Task04_Hippocampus
+
+Train CNNs on medical images: one command each from the files to evaluated predictions.
 
 commands:
 {lines}

@@ -11,7 +11,7 @@ def listing() -> str:
     for folder in sorted(config.conf_dir().iterdir()):
         if folder.is_dir() and folder.name != "hydra":
             options = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
-            wrapper = textwrap.TextWrapper(100, f"  {folder.name:<26}", " " * 28, break_on_hyphens=False)
+            wrapper = textwrap.TextWrapper(80, f"  {folder.name:<26}", " " * 28, break_on_hyphens=False)
             lines += wrapper.wrap(options)
     shown = "trainer.max_epochs=100      any key that --cfg job prints; +KEY=VALUE adds one"
     return "\n".join([*lines, "", "KEY=VALUE:", f"  {shown}"])

@@ -30,7 +30,7 @@ def parser() -> Parser:
     add("--source-spacing-mm", type=float, nargs="*", metavar="MM", help=spacing)
     quality = "several networks: also write OUTPUT/quality/CASE.json and OUTPUT/uncertainty/CASE.nii.gz"
     add("--quality", **flag, help=quality)
-    calibration = "with --quality, metrics.json of medconv evaluate: also write the Dice to be expected"
+    calibration = "with --quality, metrics.json of medconv evaluate: also write the expected Dice"
     add("--calibration", **file, help=calibration)
     add("--saliency", **flag, help="classification: also write Grad-CAM, OUTPUT/saliency/CASE.png")
     dicom = "DICOM input: also write OUTPUT/dicomseg/CASE.dcm, which refers to the slices"

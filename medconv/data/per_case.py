@@ -8,6 +8,7 @@ from typing import Any
 
 from medconv.config.values import ConfigError
 from medconv.data.case import Case, Dataset
+from medconv.data.io.rtstruct import structures_of, without
 from medconv.utils.logging import some
 
 _SPACING, _ANNOTATED, _WEIGHTS = "data.source_spacing_mm", "data.annotated", "data.case_weights"
@@ -60,8 +61,19 @@ def with_annotated(dataset: Dataset, setting: Any) -> Dataset:
             raise ConfigError(f"{_ANNOTATED}={setting}: expected {what}")
     found = by_case(setting, dataset.cases, _ANNOTATED)
     values = {case: tuple(sorted(1 + classes.index(name) for name in names)) for case, names in found.items()}
-    cases = (replace(case, annotated=values.get(case.id, case.annotated)) for case in dataset.cases)
+    cases = (_annotating(case, values[case.id]) if case.id in values else case for case in dataset.cases)
     return replace(dataset, cases=tuple(cases))
+
+
+def _annotating(case: Case, values: tuple[int, ...]) -> Case:
+    """Its contours (RTSTRUCT) may lack the structures that it does not annotate."""
+    if case.label is None:
+        return replace(case, annotated=values)
+    known = dict(case.relabel or ())
+    others = [
+        own for own in range(1, 1 + len(structures_of(case.label))) if known.get(own, own) not in values
+    ]
+    return replace(case, annotated=values, label=without(case.label, others))
 
 
 def check_annotated(train: Sequence[Case], dataset: Dataset, pairs: Sequence[tuple[int, int]]) -> None:

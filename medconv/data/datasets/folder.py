@@ -74,6 +74,8 @@ def _by_channel(images: Any, modality: str) -> dict[str, str]:
 def _names_of(labels: str) -> tuple[str, ...]:
     """The first name of each structure that a pattern of RTSTRUCT files takes; empty: it is none."""
     structures = [names.split("|")[0] for names in structures_of(labels)]
+    if "" in structures:
+        raise ValueError(f"data.labels={labels}: a structure has no name, expected #roi=NAME;NAME")
     return ("background", *structures) if structures else ()
 
 

@@ -1,6 +1,7 @@
 """Label maps from RTSTRUCT, the contours of radiotherapy: `rs.dcm#roi=heart;lung` are the labels 1 and 2."""
 
 from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,17 @@ _CLOSED = ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR")
 def structures_of(path: str | Path) -> list[str]:
     """The structures that a path or pattern takes, in the order of their label values; empty: it takes none.
 
-    Each may be several names, `Heart|Herz`, of which a file has one; upper and lower case are the same.
+    Each may be several names, `Heart|Herz`, of which a file has one; upper and lower case are the same. An
+    empty name is a label value that the file need not have.
     """
     choice = choice_of(Path(path))[1]
     return choice.removeprefix(_ROI).split(";") if choice.startswith(_ROI) else []
+
+
+def without(path: Path, values: Collection[int]) -> Path:
+    """The path that takes the same structures but for those of these label values, as `heart;;lung`."""
+    names = ["" if value in values else name for value, name in enumerate(structures_of(path), 1)]
+    return Path(f"{choice_of(path)[0]}{_ROI}{';'.join(names)}") if names else path
 
 
 def read(path: Path, image: Path, grid: Grid) -> np.ndarray:
@@ -45,6 +53,8 @@ def read(path: Path, image: Path, grid: Grid) -> np.ndarray:
         raise ValueError(f"{file}: expected RTSTRUCT for {_ROI}, got {content.get('Modality')}")
     label, space = np.zeros(grid.shape, np.int16), _space(pydicom, image)
     for value, wanted in enumerate(structures_of(path), 1):
+        if not wanted:
+            continue
         number = _number(file, wanted, rois)
         where = f"{file}: structure {rois[number].get('ROIName')!r}"
         its_space = rois[number].get("ReferencedFrameOfReferenceUID")

@@ -9,9 +9,11 @@ import pytest
 from helpers import dicoms
 from helpers.dicoms import AXIAL, OBLIQUE, array, series
 
+from medconv.data.case import Case, Dataset
 from medconv.data.datasets.folder import folder as folder_layout
 from medconv.data.io.images import read_label, write_label
 from medconv.data.io.rtstruct import structures_of
+from medconv.data.per_case import with_annotated
 from medconv.data.preprocessing.fingerprint import check
 from medconv.evaluation import segmentation
 from medconv.inference.inputs import find_cases
@@ -120,6 +122,19 @@ def test_patterns_train_and_evaluate(tmp_path: Path) -> None:
     rtstruct(tmp_path / "b/rs.dcm", {"Heart": [(2, OUTER)]}, dicoms.affine())
     with pytest.raises(ValueError, match=r"case b: .*rs\.dcm: no structures are 'lung'; there are 'Heart'"):
         check(dataset, workers=1)
+    partly = check(with_annotated(dataset, {"b": ["heart"]}), workers=1)
+    assert not partly.errors
+    assert np.array(partly.fingerprint.class_voxels)[:, 1:].tolist() == [[20, 20], [20, 0]]
+    with pytest.raises(ValueError, match=r"a structure has no name, expected #roi=NAME;NAME"):
+        folder_layout(f"{tmp_path}/{{id}}/ct", f"{pattern};;liver")
+
+
+def test_structures_that_are_not_annotated_may_be_missing_in_joined_labels_too(tmp_path: Path) -> None:
+    label = tmp_path / "rs.dcm#roi=heart|herz;lung;liver"
+    case = Case("a", (tmp_path / "ct",), label, relabel=((0, 0), (1, 3), (2, 1), (3, 2)))
+    joined = Dataset("d", (case,), ("background", "lung", "liver", "heart"), ("CT",))
+    (case,) = with_annotated(joined, {"a": ["heart", "liver"]}).cases
+    assert case.label == tmp_path / "rs.dcm#roi=heart|herz;;liver" and case.annotated == (2, 3)
 
 
 @pytest.mark.parametrize(

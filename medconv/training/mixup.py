@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from medconv.data.random_streams import RandomStream, generator
+from medconv.utils.hardware import to_device
 
 
 class Mixup:
@@ -33,7 +34,7 @@ class Mixup:
         if not self.alpha:
             return image, target
         shares, partners = self.draw(numbers)
-        partner = torch.from_numpy(partners).to(image.device)
+        partner = to_device(torch.from_numpy(partners), image.device)
         return tuple(  # type: ignore[return-value]
             torch.lerp(values[partner], values, _beside(shares, values)) for values in (image, target)
         )
@@ -53,4 +54,5 @@ class Mixup:
 
 def _beside(shares: np.ndarray, values: Tensor) -> Tensor:
     """Shares, shaped to broadcast over the values of each sample."""
-    return torch.from_numpy(shares).to(values).view(-1, *(1,) * (values.ndim - 1))
+    column = torch.from_numpy(shares).to(values.dtype).view(-1, *(1,) * (values.ndim - 1))
+    return to_device(column, values.device)

@@ -1,0 +1,122 @@
+"""No part of a training step waits for its device or mixes devices: shown on torch's `meta`, without a GPU.
+
+A tensor there has a shape and no values, so that asking for a value or for a shape that depends on values is an
+error. A copy from the CPU must go through `to_device`, which pins the memory first.
+"""
+
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from helpers import conv_family
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from medconv.data.augmentation.augment import Augment
+from medconv.data.augmentation.parameters import PLACE, VALUES
+from medconv.models import UNet
+from medconv.models.deep_supervision import DeepSupervision
+from medconv.targets.label_map import LabelMapTargets
+from medconv.training.losses.fit import FittedLoss
+from medconv.training.losses.segmentation import DiceCrossEntropy
+from medconv.training.mixup import Mixup
+from medconv.training.optim.muon import Muon
+from medconv.training.task import _with_nan_gradient_if_bad
+
+META = torch.device("meta")
+
+
+class Watch(TorchDispatchMode):
+    """Raises AssertionError: a copy to the device outside `to_device`, or a tensor of the CPU among its own."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        there = [t for t in tensors if t.is_meta]
+        ours = [t for t in tensors if not t.is_meta and t.ndim]
+        target = kwargs.get("device")
+        if ours and (there or (target is not None and torch.device(target) == META)):
+            assert func._overloadpacket.__name__ in ("_to_copy", "copy_"), f"{func} mixes devices"
+            assert _called_from("to_device"), f"{func} copies from memory that is not pinned"
+        return func(*args, **kwargs)
+
+
+def _called_from(name: str) -> bool:
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != name:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
+
+
+def step(norm: str) -> None:
+    targets = LabelMapTargets(("a", "b"), ((1,), (2,)))
+    network = UNet(3, 1, 3, (4, 6, 8), (2, 2), norm=norm).to(META)
+    heads = DeepSupervision(network, 2).to(META)
+    loss = FittedLoss(DiceCrossEntropy(class_weights=(1.0, 2.0, 1.0)), targets, 3).to(META)
+    parameters = [*network.parameters(), *heads.parameters()]
+    optimizer = Muon(parameters)
+    with Watch():
+        for _ in range(2):
+            optimizer.zero_grad()
+            image = torch.empty(2, 1, 8, 8, 8, device=META)
+            label = torch.zeros(2, 1, 8, 8, 8, device=META, dtype=torch.uint8)
+            _with_nan_gradient_if_bad(loss(heads(network, image), targets.encode(label))).backward()
+            trained = [p for p in parameters if p.grad is not None]
+            total = get_total_norm([p.grad for p in trained if p.grad is not None])
+            clip_grads_with_norm_(trained, 12.0, total)
+            optimizer.found_inf = (~total.isfinite()).float()  # type: ignore[attr-defined]
+            optimizer.step()
+
+
+@pytest.mark.parametrize("norm", ["batch", "instance"])
+def test_a_step_does_not_wait(norm: str) -> None:
+    step(norm)
+
+
+@pytest.mark.parametrize("name", conv_family.ALL)
+def test_a_convolution_does_not_wait(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # there is none on meta
+    module = conv_family.build(name, 3).to(META)
+    with Watch():
+        output = module(torch.empty(conv_family.image(3).shape, device=META))
+        torch.autograd.grad(output.float().square().sum(), list(module.parameters()))
+
+
+def test_mixup_does_not_wait() -> None:
+    image, target = torch.empty(8, 2, 9, 9, device=META), torch.empty(8, 3, device=META)
+    with Watch():
+        Mixup(0.3, 1)(image, target, list(range(8)))
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_augmentation_does_not_wait(dims: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without noise, as meta draws no random numbers."""
+    real = torch.Generator
+    monkeypatch.setattr(torch, "Generator", lambda device: real())
+    chances, size = {**dict.fromkeys((*PLACE, *VALUES), 0.5), "noise": 0.0}, (14, 12, 10)[:dims]
+    pairs: dict[str, Any] = {"flip_label_pairs": [[1, 2]], "left_right_axis": 0, "mirror_axes": "all"}
+    augment = Augment(3, (1, 1.5, 2)[:dims], size, p=chances, elastic_mm=2, elastic_spacing_mm=8, **pairs)
+    image = torch.empty(8, 2, *(n + 4 for n in size), device=META)
+    label = torch.zeros(8, 1, *image.shape[2:], device=META, dtype=torch.uint8)
+    with Watch():
+        augment({"image": image, "label": label, "sample": torch.arange(8)})
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda x: float(x.sum()),
+        lambda x: x[x > 0],
+        lambda x: x + torch.ones(4).to(META),
+        lambda x: x[torch.tensor([1, 2])],
+        lambda x: x + torch.ones(4),
+    ],
+)
+def test_a_wait_is_seen(waits: Callable[[Tensor], Any]) -> None:
+    with pytest.raises((AssertionError, RuntimeError, NotImplementedError)), Watch():
+        waits(torch.empty(4, device=META))

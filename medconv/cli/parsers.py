@@ -1,6 +1,7 @@
 """An argument parser whose help shows an example first, and options that several commands share."""
 
 import argparse
+import textwrap
 from functools import partial
 from typing import NoReturn
 
@@ -16,7 +17,9 @@ class Parser(argparse.ArgumentParser):
         self.example = f"{program} {example}"
 
     def format_help(self) -> str:
-        return f"example:\n  {self.example}\n\n{super().format_help()}"
+        lines = textwrap.wrap(self.example, 84, break_long_words=False, break_on_hyphens=False)
+        example = " \\\n      ".join(lines)
+        return f"example:\n  {example}\n\n{super().format_help()}"
 
     def error(self, message: str) -> NoReturn:
         """Raises: ValueError: always; `guard` prints it like any other error."""

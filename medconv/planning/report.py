@@ -1,5 +1,6 @@
 """The plan as a table: each value with its reason."""
 
+import textwrap
 from collections.abc import Sequence
 from itertools import groupby
 from math import prod
@@ -12,14 +13,21 @@ from medconv.planning.topology import MIN_EDGE, Network, coarsest, largest_patch
 from medconv.utils.logging import size_text
 
 _SMALL_VIEW = 0.25  # of the median image's voxels; with less in a patch nnU-Net trains a coarser network, too
+_WIDTH = 90  # columns of a terminal
 _AXES = ("right", "anterior", "superior")
 ReportRow = tuple[str, str, str]
 
 
 def table(rows: Sequence[ReportRow]) -> str:
-    """One line for each value: what, value, reason."""
+    """For each value: what, value, reason; a long reason goes on below itself."""
     wide = [max(len(row[i]) for row in rows) for i in range(2)]
-    return "\n".join(f"{what:<{wide[0]}}  {value:<{wide[1]}}  {reason}" for what, value, reason in rows)
+    margin = " " * (sum(wide) + 4)
+    starts = [f"{what:<{wide[0]}}  {value:<{wide[1]}}  " for what, value, _ in rows]
+    width = max(_WIDTH, len(margin) + 30)
+    return "\n".join(
+        textwrap.fill(reason, width, initial_indent=start, subsequent_indent=margin, drop_whitespace=True)
+        for start, (*_, reason) in zip(starts, rows, strict=True)
+    )
 
 
 def patch_reason(

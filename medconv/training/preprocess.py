@@ -64,8 +64,9 @@ def _check(run_config: RunConfig) -> int:
 
 
 def table(dataset: Dataset, reports: list[CaseReport]) -> str:
-    """One line per case: grid, intensities, and the share of each class or the image-level label."""
-    head = ["case", "shape", "spacing mm", "axes", "channels", "intensities", *dataset.class_names, ""]
+    """One line per case: grid, intensities, share of each foreground class or the image-level label."""
+    names = _shown_names(dataset)
+    head = ["case", "shape", "spacing mm", "axes", "channels", "intensities", *names, ""]
     values = {case.id: _values(case.values, dataset) for case in dataset.cases}
     rows = [head, *[_row(report, values[report.case]) for report in reports]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
@@ -74,11 +75,16 @@ def table(dataset: Dataset, reports: list[CaseReport]) -> str:
     )
 
 
+def _shown_names(dataset: Dataset) -> tuple[str, ...]:
+    """Without the background, which is the rest."""
+    return dataset.class_names[0 if isinstance(dataset.targets, ImageLevelTargets) else 1 :]
+
+
 def _values(values: tuple[float, ...] | None, dataset: Dataset) -> list[str]:
     """The image-level label of a case, one cell per name; dashes if there is none."""
     if isinstance(dataset.targets, ImageLevelTargets) and values is not None:
         return dataset.targets.cells_per_name(values)
-    return ["-"] * len(dataset.class_names)
+    return ["-"] * len(_shown_names(dataset))
 
 
 def _row(report: CaseReport, values: list[str]) -> list[str]:
@@ -88,5 +94,5 @@ def _row(report: CaseReport, values: list[str]) -> list[str]:
         cells = [size_text(grid.shape), spacing, grid.orientation, str(report.channels)]
         cells.append(f"{report.low:.4g} to {report.high:.4g}")
     total = sum(report.class_voxels)
-    shares = [f"{100 * n / total:.2f} %" for n in report.class_voxels] or values
+    shares = [f"{100 * n / total:.2f} %" for n in report.class_voxels[1:]] or values
     return [report.case, *cells, *shares, f"{len(report.errors)} errors" if report.errors else ""]

@@ -12,11 +12,11 @@ from medconv.cli.main import COMMANDS
 def test_help_shows_an_example_first_and_fits_a_screen(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "90")
     assert tiny.call(monkeypatch, name, "--help") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "example:" and lines[1].startswith(f"  medconv {name} ")
-    assert max(map(len, lines)) <= 110 and len(lines) < 60 and "general:" in lines
+    assert max(map(len, lines)) <= 90 and len(lines) < 60 and "general:" in lines
 
 
 @pytest.mark.parametrize("name", ["predict", "evaluate", "export", "find_postprocessing"])

@@ -48,7 +48,8 @@ class Expect:
 @dataclass(frozen=True)
 class Claim:
     """Args: text: for people. limit_s: seconds before its process is killed. measure: gives figures by name,
-    in the order of the table; those without an `Expect` are for information.
+    in the order of the table; those without an `Expect` are for information. no_limit: why the hardware
+    sets no limit.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Claim:
     limit_s: float
     expects: tuple[Expect, ...]
     measure: Callable[[Setting], Figures]
+    no_limit: str = ""
 
     def verdict(self, figures: Figures, tiny: bool) -> str:
         """`holds`, `missed`, or, in the tiny form, `ran`, as speed means nothing there."""
@@ -67,12 +69,12 @@ class Claim:
 
 
 def claim(
-    name: str, text: str, *expects: Expect, limit_s: float
+    name: str, text: str, *expects: Expect, limit_s: float, no_limit: str = ""
 ) -> Callable[[Callable[[Setting], Figures]], Claim]:
     """Makes a claim of the function that measures it; its group is its module."""
 
     def made(measure: Callable[[Setting], Figures]) -> Claim:
-        return Claim(name, measure.__module__.rpartition(".")[2], text, limit_s, expects, measure)
+        return Claim(name, measure.__module__.rpartition(".")[2], text, limit_s, expects, measure, no_limit)
 
     return made
 

@@ -119,7 +119,7 @@ def _check(
             _print("\n".join(report.rows(claim, result, about["hardware"], options.tiny)))
             if result["verdict"] in report.BAD:
                 bad.append(claim.name)
-                _print(f"    again: {again}")
+                _print(f"    again: {again}\n    on: {about}")
             if options.json:
                 report.write(options.json, about, results)
     seconds = time.monotonic() - begun

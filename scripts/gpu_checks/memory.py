@@ -30,6 +30,7 @@ _CHOICES = {
     Expect("furthest ratio of peak to estimate", most=1.2),
     Expect("nearest to nothing", least=0.8),
     limit_s=60,
+    no_limit="none: a ratio",
 )
 def memory_estimate(setting: Setting) -> Figures:
     device, size = setting.device, setting.pick(replace(NVIDIA, batch=2), TINY)
@@ -68,6 +69,7 @@ def _estimate(size: Size, budget: Budget) -> float:
     "`perf=autotune` with a batch of 64 ends with switches that fit into memory",
     Expect("done", least=1, tiny=True),
     limit_s=120,
+    no_limit="none: yes or no",
 )
 def autotune(setting: Setting) -> Figures:
     settings = ["perf=autotune", "data.batch_size=64", "trainer.max_steps=20", "data.samples_per_epoch=1280"]
@@ -80,6 +82,7 @@ def autotune(setting: Setting) -> Figures:
     "`perf.auto_batch_size=true` finds a batch that trains",
     Expect("done", least=1, tiny=True),
     limit_s=100,
+    no_limit="none: yes or no",
 )
 def auto_batch_size(setting: Setting) -> Figures:
     settings = ["perf=autotune", "perf.auto_batch_size=true", "trainer.max_steps=20"]
@@ -93,6 +96,7 @@ def auto_batch_size(setting: Setting) -> Figures:
     Expect("largest difference", most=1e-3, tiny=True),
     Expect("summed on the CPU", least=1),
     limit_s=80,
+    no_limit="none: yes or no",
 )
 def full_gpu(setting: Setting) -> Figures:
     device, classes = setting.device, setting.pick(8, 2)

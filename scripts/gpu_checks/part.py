@@ -8,19 +8,17 @@ import os
 import signal
 import sys
 import time
-import traceback
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
 from gpu_checks.claims import Claim, Skip
+from gpu_checks.failures import failure
 from gpu_checks.setting import FORK, Setting
 
 _LOG_CHARACTERS = 20_000  # of the log of a part that failed, in the results
-_FRAMES = 4  # innermost ones whose tensors are described
 
 
 def run(claim: Claim, setting: Setting) -> dict[str, Any]:
@@ -73,30 +71,6 @@ def _measure(claim: Claim, setting: Setting, log: Path, answer: Path) -> None:
     partial = answer.with_suffix(".partial")
     partial.write_text(json.dumps(content))
     partial.replace(answer)
-
-
-def failure(error: BaseException) -> str:
-    """The error with its traceback, and the tensors of the innermost frames."""
-    lines = "".join(traceback.format_exception(error, limit=-12))
-    return lines + "\n".join(_tensors(error.__traceback__)[-_FRAMES:])
-
-
-def _tensors(trace: TracebackType | None) -> list[str]:
-    """Per frame, its local tensors."""
-    frames = []
-    while trace is not None:
-        names = trace.tb_frame.f_locals.items()
-        shown = [f"{name}: {described(value)}" for name, value in names if isinstance(value, torch.Tensor)]
-        if shown:
-            frames.append(f"in {trace.tb_frame.f_code.co_name}: " + "; ".join(shown))
-        trace = trace.tb_next
-    return frames
-
-
-def described(tensor: torch.Tensor) -> str:
-    shape, kind = "x".join(map(str, tensor.shape)) or "scalar", str(tensor.dtype).removeprefix("torch.")
-    strides = "" if tensor.is_contiguous() else f" strides {tuple(tensor.stride())}"
-    return f"{shape} {kind} {tensor.device}{strides}"
 
 
 def _plain(value: Any) -> Any:

@@ -22,15 +22,22 @@ the results in `docs/results/`. What only a CUDA machine can show is one command
 no network and no pytest:
 
 ```bash
-python scripts/gpu_check.py --json results.json
-python scripts/gpu_check.py --json results.json --missing --minutes 9 --part speed
+check="python scripts/gpu_check.py --json h100.json --missing --minutes 9 --part"
+$check smoke no-waits images-per-second images-compiled  # if these fail, mend them first
+$check instance-norm convolutions step-large norm-price muon-share memory-estimate
+$check correctness speed memory data distributed  # again and again, until nothing is missing
 ```
+
+Each command ends within nine minutes, and `--missing` goes on where the one before ended; parts
+that failed begin again, so mend them, or name others. The limits of time of a group's parts sum to
+more than nine minutes: they end a part that hangs; most take a fraction of them.
 
 Each part runs in a process of its own, with a limit of time. The file is written after each; it
 belongs into `docs/results/`. `--part` takes groups (below) and parts, `--missing` leaves out what
 the file answers already, `--device cpu --tiny` runs all in a small form anywhere. A failure prints
-command, traceback, tensors and the end of the log. "Limit" is what an H100's data sheet allows, at
-the measured size: bytes over 3.35 TB/s, operations over 989 TFLOP/s in bf16.
+command, versions, traceback, tensors and the end of the log. "Limit" is what an H100's data sheet
+allows, at the measured size: bytes over 3.35 TB/s, operations over 989 TFLOP/s in bf16; a result
+comes with its distance to it, such as `6.0x`. In `speed` and `memory`, "none" says why not.
 """
 
 
@@ -47,7 +54,7 @@ def rows(claim: Claim, result: Mapping[str, Any], hardware: str, tiny: bool) -> 
         expect = expects.get(name, Expect(name))
         judged = expect.tiny or not tiny
         word = "" if not (judged and expect.words()) else "holds" if expect.met(value) else "MISSED"
-        limit = "" if expect.limit is None or tiny else shown(expect.limit(peaks_of(hardware)))
+        limit = "" if tiny else distance(expect, value, hardware)
         lines.append(line(claim.name, name, expect.words(), shown(value), limit, word))
     missing = [e.name for e in claim.expects if figures and e.name not in figures and (e.tiny or not tiny)]
     lines += [line(claim.name, name, expects[name].words(), "nothing", "", "MISSED") for name in missing]
@@ -65,6 +72,16 @@ def shown(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def distance(expect: Expect, value: Any, hardware: str) -> str:
+    """The hardware's limit, and how many times it is from there, such as `0.5, 6.0x`."""
+    if expect.limit is None:
+        return ""
+    limit = expect.limit(peaks_of(hardware))
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        return shown(limit)
+    return f"{shown(limit)}, {max(value / limit, limit / value):.1f}x"
 
 
 def write(path: Path, machine: Mapping[str, Any], results: Mapping[str, Any]) -> None:
@@ -108,13 +125,18 @@ def _entry(claim: Claim, result: Mapping[str, Any] | None) -> str:
     expected = "; ".join(f"{expect.name} {expect.words()}" for expect in claim.expects if expect.words())
     limits = [(expect.name, expect.limit(H100)) for expect in claim.expects if expect.limit is not None]
     bounds = "; ".join(f"{name} {value:.3g}" for name, value in limits)
-    return f"| `{claim.name}` | {claim.text} | {expected} | {bounds} | {_in_short(result)} |"
+    cells = (f"`{claim.name}`", claim.text, expected, bounds or claim.no_limit, _in_short(claim, result))
+    return f"| {' | '.join(cells)} |"
 
 
-def _in_short(result: Mapping[str, Any] | None) -> str:
+def _in_short(claim: Claim, result: Mapping[str, Any] | None) -> str:
     if result is None:
         return "waits"
     figures = "; ".join(f"{name} {shown(value)}" for name, value in result.get("figures", {}).items())
+    for expect in claim.expects:
+        if expect.limit is not None and expect.name in result.get("figures", {}):
+            far = distance(expect, result["figures"][expect.name], result["hardware"])
+            figures += f"; limit of {expect.name} there {far}"
     where = f"{result['hardware']}, {result['begun'][:10]}"
     return f"**{result['verdict']}**, {where}: {figures or result.get('reason', 'see the file')}"
 

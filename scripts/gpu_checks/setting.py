@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from gpu_checks.failures import failure, sizes
+
 FORK = multiprocessing.get_context("fork")  # libraries are imported once, before any part
 T = TypeVar("T")
 _DUMP_S = 4.0  # before the limit, every process writes where it is
@@ -64,7 +66,10 @@ class Setting:
         Args: tiny: sizes in the tiny form, which has its own, and its number of steps.
         Raises: CommandError: it failed.
         """
-        self.medconv("train", *self.overrides(name, *overrides, tiny=tiny))
+        try:
+            self.medconv("train", *self.overrides(name, *overrides, tiny=tiny))
+        except CommandError as error:
+            raise CommandError(f"{error}\n{sizes(self.folder / name)}") from None
         summary: dict[str, Any] = json.loads((self.folder / name / "summary.json").read_text())
         return summary
 
@@ -125,7 +130,11 @@ class Setting:
 
     def _watched(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.watch()
-        function(*arguments)
+        try:
+            function(*arguments)
+        except Exception as error:
+            print(failure(error), flush=True)
+            sys.exit(1)
 
 
 def _kept(overrides: Sequence[str]) -> list[str]:
@@ -138,10 +147,10 @@ def _kept(overrides: Sequence[str]) -> list[str]:
 
 
 def _medconv(words: Sequence[str]) -> None:
-    from medconv.cli.main import main
+    from medconv.cli.main import run  # not `main`, which makes one line of an error and forgets its frames
 
     sys.argv = ["medconv", *words]
-    main()
+    sys.exit(run(words))
 
 
 def _benchmark(constants: dict[str, Any], words: Sequence[str]) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from gpu_checks import part
@@ -17,7 +16,7 @@ from gpu_checks.setting import Setting
 
 
 def result_of(
-    measure: Callable[[Setting], Figures], folder: Path, *expects: Expect, limit_s: float = 60
+    measure: Callable[[Setting], Figures], folder: Path, *expects: Expect, limit_s: float = 300
 ) -> dict[str, Any]:
     claim = Claim("one", "smoke", "A claim", limit_s, expects, measure)
     return part.run(claim, Setting("cpu", False, folder / "one", folder / "shared", limit_s))
@@ -82,6 +81,20 @@ def test_a_command_that_fails_is_shown_as_it_would_be_typed_with_its_output(tmp_
     result = result_of(lambda setting: setting.train("run", "optimizer.lr=fast"), tmp_path)
     assert "python -m medconv.cli train trainer.accelerator=cpu" in result["error"]
     assert "ended with code 1" in result["error"] and "optimizer.lr" in result["log"]
+    assert "Traceback (most recent call last)" in result["log"]
+
+
+def test_a_command_that_fails_shows_the_tensors_of_its_frames(tmp_path: Path) -> None:
+    def fails(image: torch.Tensor) -> None:
+        print(image @ torch.zeros(5))
+
+    def measure(setting: Setting) -> Figures:
+        setting._command("medconv train", fails, (torch.zeros(2, 3),))
+        return {}
+
+    result = result_of(measure, tmp_path)
+    assert "`medconv train` ended with code 1" in result["error"]
+    assert "Traceback" in result["log"] and "in fails: image: 2x3 float32 cpu" in result["log"]
 
 
 def test_a_part_that_used_the_device_cannot_fork(tmp_path: Path) -> None:
@@ -92,8 +105,3 @@ def test_a_part_that_used_the_device_cannot_fork(tmp_path: Path) -> None:
         return setting.train("run")
 
     assert "can start no command" in result_of(mixes, tmp_path)["error"]
-
-
-@pytest.mark.parametrize("tensor", [torch.tensor(1.0), torch.zeros(2, 3)])
-def test_tensors_are_described(tensor: torch.Tensor) -> None:
-    assert part.described(tensor) in ("scalar float32 cpu", "2x3 float32 cpu")

@@ -22,11 +22,16 @@ def test_the_page_of_claims_is_up_to_date() -> None:
     assert command.PAGE.read_text() == report.page(claims, command.RESULTS.glob("*.json"))
 
 
+def test_of_speed_and_memory_every_claim_has_a_limit_or_says_why_not() -> None:
+    for claim in (*of_group("speed"), *of_group("memory")):
+        assert any(expect.limit for expect in claim.expects) != bool(claim.no_limit), claim.name
+
+
 def test_a_line_has_what_was_expected_measured_and_possible() -> None:
     result = {"verdict": "missed", "figures": {"seconds": 3.0, "about": "fast"}}
     first, second = report.rows(CLAIM, result, "NVIDIA H100", tiny=False)
     words = [word.strip() for word in first.split("|")]
-    assert words == ["norm", "seconds", "at most 2", "3", "0.5", "MISSED"]
+    assert words == ["norm", "seconds", "at most 2", "3", "0.5, 6.0x", "MISSED"]
     assert "fast" in second
 
 
@@ -44,5 +49,6 @@ def test_the_page_shows_the_last_result_of_a_claim(tmp_path: Path) -> None:
         content = {"machine": {"hardware": "NVIDIA H100"}, "parts": {"norm": part}}
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     page = report.page([CLAIM], tmp_path.glob("*.json"))
-    assert "seconds at most 2 | seconds 0.5 | **holds**, NVIDIA H100, 2027-01-02: seconds 1 |" in page
+    assert "seconds at most 2 | seconds 0.5 | **holds**, NVIDIA H100, 2027-01-02: seconds 1; limit of" in page
+    assert "limit of seconds there 0.5, 2.0x |" in page
     assert "| waits |" in report.page([CLAIM], [])

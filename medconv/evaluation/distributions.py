@@ -67,7 +67,9 @@ def _ticks(boxes: Any, values: Sequence[float]) -> np.ndarray:
     low, high = max(min(values), 2 * low - high), min(max(values), 2 * high - low)
     if high - low < 1e-9 * max(1.0, abs(high)):
         low, high = low - 0.5, high + 0.5
-    return np.asarray(MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high)).round(12) + 0.0  # no -0
+    marks = np.asarray(MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high)).round(12) + 0.0  # no -0
+    shares = min(values) >= 0 and max(values) <= 1  # such as Dice, of which none is more than 1
+    return marks[(marks >= 0) & (marks <= 1)] if shares else marks
 
 
 def _draw(axes: Any, y: int, row: Series, box: Mapping[str, Any], tooltips: dict[str, list[str]]) -> None:

@@ -240,7 +240,7 @@ class _Planner:
         others = ", ".join(f"{name}: {n}" for name, n in limits.items() if name != reason)
         if limits[reason] < self.least_batch:
             return self.least_batch, f"the least; {reason}: {limits[reason]}"
-        return limits[reason], f"{reason}; {others}"
+        return limits[reason], f"{reason}; other limits: {others}"
 
     def warn(self, patch: Sequence[int], batch: int, needed_gb: float) -> None:
         """Warn if a step does not fit: a patch size that the user sets is not changed."""

@@ -53,7 +53,9 @@ def test_dots_and_box_are_at_their_values_on_the_axis() -> None:
     np.testing.assert_allclose(sorted(ends), expected[[1, 3]], atol=0.01)
 
 
-@pytest.mark.parametrize("values", [[0.5], [0.0, 0.0], [1e-9, 2e-9], [-3.0, 4e6], [0.83, 0.97], [-2.5, 71.3]])
+@pytest.mark.parametrize(
+    "values", [[0.5], [1.0], [0.0, 0.0], [1e-9, 2e-9], [-3.0, 4e6], [0.83, 0.97], [-2.5, 71.3]]
+)
 def test_few_or_equal_values_get_round_ticks_around_them(values: list[float]) -> None:
     """Ticks are round numbers in order that enclose all values."""
     root = svg({str(i): value for i, value in enumerate(values)}, "")
@@ -61,6 +63,8 @@ def test_few_or_equal_values_get_round_ticks_around_them(values: list[float]) ->
     marks = [float(word) for word in words(root)[:-1]]
     assert marks[0] <= min(values) and max(values) <= marks[-1] and 2 <= len(marks) <= 13
     np.testing.assert_allclose(np.diff(marks), marks[1] - marks[0], rtol=1e-4)
+    if min(values) >= 0 and max(values) <= 1:
+        assert marks[0] >= 0 and marks[-1] <= 1
 
 
 def test_without_values_there_is_no_chart() -> None:

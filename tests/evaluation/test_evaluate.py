@@ -29,7 +29,7 @@ def test_the_command_prints_a_table_and_writes_the_results(
     assert "1.0000" in printed and all(
         str(tmp_path / f"metrics.{kind}") in printed for kind in ("json", "csv", "html")
     )
-    assert "<h1>Evaluation of 1 cases</h1>" in (tmp_path / "metrics.html").read_text()
+    assert "<h1>Evaluation of 1 case</h1>" in (tmp_path / "metrics.html").read_text()
     assert sorted(path.name for path in tmp_path.glob("*metrics*")) == [
         "metrics.csv",
         "metrics.html",

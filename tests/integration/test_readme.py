@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+from importlib import invalidate_caches
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def run_notebook(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> di
     """Its cells in turn, in this process; lines that begin with `!` are commands. Returns: its variables."""
     cells = json.loads((tiny.ROOT / "docs/notebooks" / name).read_text())["cells"]
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.syspath_prepend(folder)  # as in a notebook's own process
     pyplot.switch_backend("agg")
     names: dict[str, Any] = {}
     for text in ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"):
@@ -95,6 +96,7 @@ def run_notebook(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> di
             assert tiny.call(monkeypatch, *smaller(words[1:])) == 0, words
         elif first.startswith("%%writefile"):
             (folder / first.split()[1]).write_text(rest)
+            invalidate_caches()
         else:
             exec(compile(text.replace("num_cases=24", "num_cases=6"), name, "exec"), names)
     pyplot.close("all")

@@ -108,7 +108,8 @@ class TimeBudget(Callback):
         for schedule in _schedules(trainer):
             schedule.move_end(min(float(total), float(self._limit)))
         if first:
-            log.info("as fast as the first steps, %d fit into trainer.max_time=%.0f s", total, self.seconds)
+            text = "at the speed of the first steps, %d steps fit into trainer.max_time=%.0f s"
+            log.info(text, total, self.seconds)
 
     def _fitting(self, trainer: Trainer, step: float) -> int:
         """How many more steps fit, with the validations between and after them. Args: step: its seconds."""

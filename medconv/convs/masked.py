@@ -1,13 +1,18 @@
-"""`conv=masked`: a weight times a mask, optionally for a subset of the weight's input channels."""
+"""`conv=masked`: a weight times a mask, optionally for a subset of the weight's input channels.
+
+A mask of 0 and 1 over the taps alone leaves masked taps out: they are neither stored nor trained.
+"""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from medconv.convs.parametrization import Prior, check_free, drawn, note_error
+from medconv.convs.linear import LinearPrior
+from medconv.convs.parametrization import Prior, check_free, drawn, install, note_error
 
 CROSS = "cross"
 
@@ -61,14 +66,20 @@ def masked(
         channels: the input channels of the true weight that it uses, in this order; None is the first ones.
         init_from_weights: keep the present weight (times the mask) instead of drawing one of its variance.
     Raises: ValueError: a mask or weight of the wrong shape, no such channels, an even kernel for `cross`.
-    Weights: those of the true weight; masked ones get no gradient, but weight decay still shrinks them.
+    Weights: out * in * taps under a mask of 0 and 1 of the kernel's shape (cross: 7 of 27); else those of the
+        true weight, of which masked ones get no gradient, but weight decay still shrinks them.
     """
     check_free(conv)
     shape = (conv.out_channels, conv.in_channels // conv.groups, *conv.kernel_size)
     true = shape if weight is None else tuple(weight.shape)
     if len(true) != len(shape) or true[0] != shape[0] or true[2:] != shape[2:] or true[1] < shape[1]:
         raise ValueError(f"weight must have shape (out, wide_in >= in, *kernel_size) = {shape}, got {true}")
-    prior = MaskedPrior(_mask(mask, conv.kernel_size, true), _channels(channels, shape[1], true[1]))
+    values = _mask(mask, conv.kernel_size, true)
+    of_taps = values.numel() == prod(conv.kernel_size) and set(values.flatten().tolist()) <= {0, 1}
+    if of_taps and weight is None and channels is None:
+        taps = torch.eye(values.numel())[:, values.flatten() == 1]
+        return install(conv, LinearPrior(conv.kernel_size, taps[None]), init_from_weights)
+    prior = MaskedPrior(values, _channels(channels, shape[1], true[1]))
     dense = conv.weight.detach().clone()
     prior.to(device=dense.device).train(conv.training)
     first = drawn(prior, dense) if weight is None and not init_from_weights else None

@@ -65,7 +65,9 @@ def shared(layer: Conv, conv: Callable[..., Any], share: float, **settings: Any)
             layer.weight[:outputs].copy_(made.weight)
         return layer
     if not kept or len(priors) != 1 or not isinstance(priors[0], WeightPrior):
-        raise ValueError("conv.share needs kernels of the layer's own size: conv=acs, ball, basis or smooth")
+        raise ValueError(
+            "conv.share needs kernels of the layer's own size: conv=acs, ball, basis, masked or smooth"
+        )
     dense = layer.weight.detach().clone()
     parametrize.register_parametrization(layer, "weight", SharedPrior(priors[0], outputs), unsafe=True)
     with torch.no_grad():

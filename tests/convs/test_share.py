@@ -37,7 +37,9 @@ def test_both_parts_learn() -> None:
     assert len(gradients) == 2 and all(gradient.abs().max() > 0 for gradient in gradients)
 
 
-@pytest.mark.parametrize("conv", [separable, masked, partial(spacing, spacing_mm=(1.0, 3.0))])
+@pytest.mark.parametrize(
+    "conv", [separable, partial(masked, mask=torch.rand(3, 3)), partial(spacing, spacing_mm=(1.0, 3.0))]
+)
 def test_what_cannot_be_shared_is_refused_by_the_layer_s_name(conv) -> None:
     network = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1))
     with pytest.raises(ValueError, match=r"layer 0: conv.share needs kernels of the layer's own size"):

@@ -32,7 +32,7 @@ def test_an_isotropic_kernel_has_a_soft_jet() -> None:
 def test_new_weights_have_the_prior_s_covariance_and_the_layer_s_variance(throughout: bool) -> None:
     torch.manual_seed(0)
     conv = nn.Conv2d(256, 256, 3)
-    before = conv.weight.square().mean()
+    before = conv.weight.detach().square().mean()
     weight = smooth(conv, floor=0.1, throughout=throughout).weight.detach()
     assert weight.square().mean() == pytest.approx(float(before), rel=0.02)
     taps = weight.flatten(2).flatten(0, 1)

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from medconv.targets.monitor import MonitoredMetric
 
+HIGHEST = torch.iinfo(torch.int16).max  # the largest label value
 KINDS: dict[str, type[Targets]] = {}  # by name; a class with a `kind` enters itself
 
 
@@ -211,3 +213,11 @@ def finite_number(text: str) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
+
+
+def label_values(content: Any) -> list[int]:
+    """Label values from an untrusted file. Raises: ValueError: other than whole numbers in range."""
+    values = list(list_of(content))
+    if not all(type(value) is int and 1 <= value <= HIGHEST for value in values):
+        raise ValueError(f"label values must be whole numbers from 1 to {HIGHEST}")
+    return values

@@ -7,10 +7,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from medconv.targets.base import names_of
+from medconv.targets.base import HIGHEST, names_of
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
-from medconv.targets.segmentation import HIGHEST, SegmentationTargets
+from medconv.targets.segmentation import SegmentationTargets
 
 IGNORE = "ignore"  # the name that a dataset.json gives to the value of unlabelled voxels
 Regions = dict[str, tuple[int, ...]]

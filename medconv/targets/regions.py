@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from medconv.targets.segmentation import ABSENT, SegmentationTargets, label_values
+from medconv.targets.base import label_values
+from medconv.targets.segmentation import ABSENT, SegmentationTargets
 
 
 @dataclass(frozen=True)

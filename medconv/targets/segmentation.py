@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics.dice import ClassScores
 from medconv.metrics.statistics import describe
-from medconv.targets.base import Targets, list_of, names_of
+from medconv.targets.base import Targets, label_values, list_of, names_of
 from medconv.targets.monitor import DICE, MonitoredMetric
 
 ABSENT = -1e4  # a logit whose probability is 0 beside any other, within the range of fp16
-HIGHEST = torch.iinfo(torch.int16).max  # the largest label value
 _TOLERANCE = 1e-4  # relative; a loss that changes by less when voxels are shuffled ignores their positions
 _EDGE, _SHORT_EDGE = 16, 4  # voxels along each axis of the trial batch; the short one when it is shuffled
 
@@ -295,11 +294,3 @@ def _only(values: Tensor, labelled: Tensor) -> Tensor:
     """The labelled voxels of all samples: (batch, channels, *spatial) -> (1, channels, voxels, 1, ...)."""
     row = values.movedim(1, -1)[labelled[:, 0]].T
     return row.reshape(1, *row.shape, *(1,) * (values.ndim - 3))
-
-
-def label_values(content: Any) -> list[int]:
-    """Label values from an untrusted file. Raises: ValueError: other than whole numbers in range."""
-    values = list(list_of(content))
-    if not all(type(value) is int and 1 <= value <= HIGHEST for value in values):
-        raise ValueError(f"label values must be whole numbers from 1 to {HIGHEST}")
-    return values

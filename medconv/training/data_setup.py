@@ -1,11 +1,10 @@
-"""The data of a run: finds, checks, plans and preprocesses the dataset, and builds its loaders."""
+"""The data of a run: finds, checks and preprocesses the dataset, and builds its loaders."""
 
 import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from medconv import config as configs
@@ -20,21 +19,14 @@ from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_righ
 from medconv.data.preprocessing.store import Store
 from medconv.data.splits import DataSplit
 from medconv.models.monai_networks import stem_for
-from medconv.models.pretrained.read import planned_size
-from medconv.performance.memory_budget import measured_gb
 from medconv.performance.step_profiler import StepProfiler
-from medconv.planning.memory_model import Budget
-from medconv.planning.overrides import PlanOverrides
-from medconv.planning.planner import Plan, plan
+from medconv.planning.planner import Plan
 from medconv.targets import Targets
-from medconv.training import plan_for_time, report, sampling
+from medconv.training import report, sampling
+from medconv.training.plan_setup import NOTHING, make_plan
 from medconv.training.run_dir import short_hash
 from medconv.utils import signals
-from medconv.utils.hardware import resolve_precision
 from medconv.utils.signals import StopRequest
-
-_NEED_3D = ("medconv.convs.acs",)
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -189,64 +181,6 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
             "them to it"
         )
     return split
-
-
-def make_plan(
-    config: RunConfig, dataset: Dataset, measured: Fingerprint, recorded: Mapping[str, Any] = NOTHING
-) -> Plan:
-    """The plan of a config for a dataset.
-
-    Args: recorded: as in `prepare_data`. Raises: ValueError: as `plan`.
-    """
-    settings = {key: value for key, value in vars(config.plan).items() if key not in ("memory_gb", "size")}
-    keys = ("spatial_dims", "slice_axis", "spacing_mm", "patch_size", "batch_size", "normalisation", "resize")
-    image_level, model = not dataset.targets.per_voxel, config.model
-    settings |= {key: getattr(config.data, key) for key in keys}
-    settings |= {key: model[key] for key in ("divisible_by", "residual_blocks") if key in model}
-    if model.get("residual_blocks"):
-        settings["decoder_convs"] = model["convs_per_stage"]
-    settings["thick_as_slices"] = not image_level and may_take_slices(config)
-    overrides = PlanOverrides(**settings, image_level=image_level)
-    modalities, num_outputs = dataset.modalities, dataset.targets.num_outputs
-    budget = _memory_budget(config, recorded.get("memory_gb"))
-
-    def planned(size: str, origin: str) -> Plan:
-        chosen = replace(budget, size=size, size_origin=origin)
-        return plan(measured, overrides, chosen, modalities, num_outputs, warns=bool(origin))
-
-    if config.plan.size is not None:
-        return planned(config.plan.size, "plan.size")
-    if "size" in recorded:
-        return planned(recorded["size"], "as when this run began")
-    if config.init.pretrained is not None and (size := planned_size(Path(config.init.pretrained))):
-        return planned(size, "that of the weights to begin from")
-    if config.trainer.max_time is None:
-        return planned("large", budget.size_origin)
-    return plan_for_time.fitting(
-        config, planned, budget, len(modalities), num_outputs, dataset.targets.per_voxel
-    )
-
-
-def may_take_slices(config: RunConfig) -> bool:
-    """Whether time decides about the network, and nothing in the config needs three axes or its weights."""
-    data, planned = config.data, config.plan
-    for_axes = (data.spacing_mm, data.patch_size, planned.strides, planned.kernel_sizes, planned.size)
-    free = all(value is None for value in (*for_axes, config.init.pretrained))
-    ours = str(config.model.get("_target_")).startswith("medconv.")
-    return config.trainer.max_time is not None and free and ours and config.conv["_target_"] not in _NEED_3D
-
-
-def _memory_budget(config: RunConfig, earlier_gb: float | None) -> Budget:
-    accelerator, devices = config.trainer.accelerator, str(config.trainer.devices)
-    if config.plan.memory_gb is not None:
-        gb, origin = config.plan.memory_gb, "plan.memory_gb"
-    elif earlier_gb is not None:
-        gb, origin = earlier_gb, "as when this run began"
-    else:
-        gb, origin = measured_gb(accelerator, max(1, int(devices)) if devices.isdigit() else 1)
-    precision = config.trainer.precision or "auto"  # null: perf=autotune measures it
-    precision = resolve_precision("auto", accelerator) if precision == "auto" else str(precision)
-    return Budget(gb, origin, precision, config.perf.activation_checkpointing or "none")
 
 
 def derived_values(prepared: PreparedData) -> Derived:

@@ -14,10 +14,10 @@ from medconv.targets.image_level import ImageLevelTargets
 from medconv.training.data_setup import (
     check_split,
     find_data,
-    make_plan,
     prepare_data,
     split_cases,
 )
+from medconv.training.plan_setup import make_plan
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import size_text, start_logging
 

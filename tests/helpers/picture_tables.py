@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from hydra import compose, initialize_config_dir
 
+from medconv import config
+from medconv.config import RunConfig
 from medconv.data.io.raster import write_picture
 
 COUNT, SIZE = 10, (12, 8)  # X, Y
@@ -27,3 +30,17 @@ def write(root: Path, count: int = COUNT, **sizes: tuple[int, int]) -> Path:
         lines.append(f"{i}.png,{'b' if i % 5 == 0 else 'a'},{20 + i}")
     (root / "labels.csv").write_text("\n".join(lines))
     return root / "labels.csv"
+
+
+def checked(table: Path, *overrides: str) -> RunConfig:
+    """The config of a run on such a table."""
+    arguments = [
+        "data=csv",
+        f"data.root={table}",
+        f"data.cache_dir={table.parent.parent / 'cache'}",
+        "data.num_workers=0",
+    ]
+    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        return config.validate(
+            compose("train", [*arguments, "trainer.accelerator=cpu", "data.num_folds=2", *overrides])
+        )

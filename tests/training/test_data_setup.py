@@ -6,27 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from helpers.picture_tables import SIZE, pixels, write
+from helpers.picture_tables import SIZE, checked, pixels, write
 from hydra import compose, initialize_config_dir
 
 from medconv import config
-from medconv.config import RunConfig
 from medconv.data.io.raster import write_picture
 from medconv.training import data_setup
-
-
-def checked(table: Path, *overrides: str) -> RunConfig:
-    arguments = [
-        "data=csv",
-        f"data.root={table}",
-        f"data.cache_dir={table.parent.parent / 'cache'}",
-        "data.num_workers=0",
-    ]
-    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        return config.validate(
-            compose("train", [*arguments, "trainer.accelerator=cpu", "data.num_folds=2", *overrides])
-        )
 
 
 def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -92,43 +77,6 @@ def test_resize_scales_pictures_of_different_sizes(tmp_path: Path) -> None:
     prepared = data_setup.prepare_data(checked(table, "data.resize=[16,8]"))
     assert prepared.preprocessing.resize == (16, 8) and prepared.plan.patch_size == (16, 8)
     assert all(prepared.store.read(case.id).image.shape == (1, 16, 8) for case in prepared.dataset.cases)
-
-
-@pytest.mark.parametrize("more", [[], ["trainer.max_time=00:00:00:01"]])
-def test_a_network_has_the_size_of_the_weights_that_it_begins_from(tmp_path: Path, more: list[str]) -> None:
-    """Else they would not fit: an earlier run with a limit of time has another size than one without."""
-    table, file = write(tmp_path / "data", 20), tmp_path / "first.ckpt"
-    sizes = {"small": "small", None: "large"}  # without one: of a version that had no sizes
-    for recorded, expected in sizes.items():
-        record = {"config": {"derived": {"size": recorded}}}
-        torch.save({"medconv": record, "state_dict": {"network.head.weight": torch.ones(2)}}, file)
-        settings = checked(table, f"init.pretrained={file}", *more)
-        assert data_setup.prepare_data(settings).plan.size == expected
-        assert data_setup.prepare_data(settings, recorded={"size": "tiny"}).plan.size == "tiny"
-    chosen = checked(table, f"init.pretrained={file}", "plan.size=medium", *more)
-    assert data_setup.prepare_data(chosen).plan.size == "medium"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ([], True),
-        (["conv=none", "model=resenc"], True),
-        (["trainer.max_time=null"], False),
-        (["data.spacing_mm=[1,1,4]"], False),
-        (["data.patch_size=[16,16,16]"], False),
-        (["plan.strides=[[2,2,1]]"], False),
-        (["plan.kernel_sizes=[3,3]"], False),
-        (["plan.size=large"], False),
-        (["init.pretrained=weights.pth"], False),
-        (["conv=acs"], False),
-        (["model=segresnet"], False),
-    ],
-)
-def test_thick_slices_are_for_runs_whose_network_time_decides(overrides: list[str], expected: bool) -> None:
-    """And in which nothing needs three axes."""
-    settings = checked(Path("labels.csv"), "trainer.max_time=00:00:05:00", *overrides)
-    assert data_setup.may_take_slices(settings) == expected
 
 
 def test_a_value_to_ignore_of_255_is_refused_for_pictures(tmp_path: Path) -> None:

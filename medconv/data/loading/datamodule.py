@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
 import os
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from lightning import LightningDataModule
-from monai.data import DataLoader
-from threadpoolctl import threadpool_limits
 from torch.utils.data import default_collate
 
 from medconv.data.augmentation.sample_transforms import SampleTransforms
 from medconv.data.case import Case
 from medconv.data.loading.image_dataset import ImageCases, ImageDataset
+from medconv.data.loading.loader import Loader, init_worker
 from medconv.data.loading.patch_dataset import Annotated, CaseDataset, PatchDataset, Sample, SampleOrder
-from medconv.data.loading.worker_errors import GuardedCollate, GuardedDataset, WorkerError
+from medconv.data.loading.worker_errors import GuardedCollate, GuardedDataset
 from medconv.data.preprocessing.store import Store
 from medconv.performance.step_profiler import StepProfiler
 from medconv.utils.signals import StopRequest
 
 Batch = dict[str, Any]
-# What a terminal and Slurm send to all processes of a run
-_RUN_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
-_DEATH_SECONDS = 2.0  # from the loss of a worker's connection to the signal that names the worker
 
 
 class DataModule(LightningDataModule):
@@ -102,7 +91,7 @@ class DataModule(LightningDataModule):
         if self.num_workers == 0 and self.persistent_workers:
             raise ValueError("data.persistent_workers=true needs workers, got data.num_workers=0")
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> Loader:
         dataset = self._samples()
         order = SampleOrder(self.samples_per_epoch, self.batch_size, self._rank, self._world_size)
         collate = _Augmenting(self.augment) if self.augment and not self._on_gpu else default_collate
@@ -136,13 +125,13 @@ class DataModule(LightningDataModule):
             return _Constant(largest)
         return getattr(self.augment, "read_size", None)
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self) -> Loader:
         return self._whole_cases(self.val_cases)
 
-    def test_dataloader(self) -> DataLoader:
+    def test_dataloader(self) -> Loader:
         return self._whole_cases(self.test_cases)
 
-    def _whole_cases(self, cases: Sequence[Case]) -> DataLoader:
+    def _whole_cases(self, cases: Sequence[Case]) -> Loader:
         """Each case on exactly one rank; ranks may have different numbers of cases. Whole images are batched.
 
         A rank without a case repeats the first one; it counts once, since results are stored by case id.
@@ -171,17 +160,17 @@ class DataModule(LightningDataModule):
         batch = {**batch, "sample": torch.as_tensor(batch["sample"])}
         return self.augment(batch) if self.augment else batch
 
-    def _loader(self, dataset: Any, collate_fn: Callable[[list[Sample]], Batch], **settings: Any) -> _Loader:
+    def _loader(self, dataset: Any, collate_fn: Callable[[list[Sample]], Batch], **settings: Any) -> Loader:
         workers = self._workers
         guarded = GuardedDataset(dataset, workers)
-        return _Loader(
+        return Loader(
             guarded,
             collate_fn=GuardedCollate(collate_fn, guarded),
             num_workers=workers,
             pin_memory=self._on_gpu,
             prefetch_factor=self.prefetch_factor if workers else None,
             persistent_workers=workers > 0 if self.persistent_workers is None else self.persistent_workers,
-            worker_init_fn=_init_worker,
+            worker_init_fn=init_worker,
             **settings,
         )
 
@@ -203,58 +192,6 @@ class DataModule(LightningDataModule):
     @property
     def _on_gpu(self) -> bool:
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
-
-
-class _Loader(DataLoader):
-    """Marks the begin and end of waiting for a batch; raises the errors of workers."""
-
-    def __init__(
-        self,
-        *arguments: Any,
-        profiler: StepProfiler | None = None,
-        stop_request: StopRequest | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(*arguments, **settings)
-        self.profiler, self.stop_request = profiler or StepProfiler(), stop_request or StopRequest()
-
-    def begin_at(self, batch: int) -> None:
-        """Start the next epoch at this batch, without making those before; call it before iterating."""
-        if isinstance(self.sampler, SampleOrder):  # Lightning replaces it for `trainer.overfit_batches`
-            self.sampler.begin_at(batch)
-
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        with _blocked_signals():
-            batches = super().__iter__()
-        self.dataset.processes = getattr(batches, "_workers", ())  # type: ignore[attr-defined]
-        while not self.stop_request.number:
-            self.profiler.mark("logging")
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            except (ConnectionError, EOFError):  # a worker ended while it sent a batch
-                time.sleep(_DEATH_SECONDS)  # torch's signal handler raises an error that names the worker
-                raise
-            self.profiler.mark("data_wait")
-            if isinstance(batch, WorkerError):
-                raise batch.error()
-            yield batch
-
-
-@contextmanager
-def _blocked_signals() -> Iterator[None]:
-    """Processes started inside inherit a mask that blocks the run's signals in all of their threads.
-
-    Blocking in the worker would be too late for threads that libraries have already started.
-    """
-    # Otherwise `spawn` starts it, and then removes SIGTERM from the mask
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _RUN_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Constant:
@@ -285,28 +222,3 @@ class _Augmenting:
 def _only_item(samples: list[Sample]) -> Sample:
     (item,) = samples
     return item
-
-
-def _init_worker(worker: int) -> None:
-    """One thread per worker, also in numpy and scipy; objects of the main process are not garbage-collected.
-
-    A collection writes to every object, which would copy their memory pages into each worker. Workers ignore
-    the signals of a terminal or Slurm: the main process handles them and still needs its workers.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _RUN_SIGNALS)  # first: threads inherit it, also those of BLAS
-    threadpool_limits(1)  # torch's own threads are capped by its worker loop
-    gc.freeze()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """End the worker on SIGTERM from the main process (which so ends a hanging worker), from nobody else.
-
-    Workers also end when the main process is gone; torch detects that only if it started them itself.
-    """
-    parent = multiprocessing.parent_process()
-    while parent is not None and parent.is_alive():
-        received = signal.sigtimedwait({signal.SIGTERM}, 5.0)
-        if received is not None and received.si_pid == parent.pid:
-            break
-    os._exit(0)

@@ -1,0 +1,101 @@
+"""A loader whose workers leave signals to the main process, end with it, and hand their errors to it."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from typing import Any
+
+from monai.data import DataLoader
+from threadpoolctl import threadpool_limits
+
+from medconv.data.loading.patch_dataset import SampleOrder
+from medconv.data.loading.worker_errors import WorkerError
+from medconv.performance.step_profiler import StepProfiler
+from medconv.utils.signals import StopRequest
+
+# What a terminal and Slurm send to all processes of a run
+_RUN_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+_DEATH_SECONDS = 2.0  # from the loss of a worker's connection to the signal that names the worker
+
+
+class Loader(DataLoader):
+    """Marks the begin and end of waiting for a batch; raises the errors of workers."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        profiler: StepProfiler | None = None,
+        stop_request: StopRequest | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(*arguments, **settings)
+        self.profiler, self.stop_request = profiler or StepProfiler(), stop_request or StopRequest()
+
+    def begin_at(self, batch: int) -> None:
+        """Start the next epoch at this batch, without making those before; call it before iterating."""
+        if isinstance(self.sampler, SampleOrder):  # Lightning replaces it for `trainer.overfit_batches`
+            self.sampler.begin_at(batch)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:  # type: ignore[override]
+        with _blocked_signals():
+            batches = super().__iter__()
+        self.dataset.processes = getattr(batches, "_workers", ())  # type: ignore[attr-defined]
+        while not self.stop_request.number:
+            self.profiler.mark("logging")
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except (ConnectionError, EOFError):  # a worker ended while it sent a batch
+                time.sleep(_DEATH_SECONDS)  # torch's signal handler raises an error that names the worker
+                raise
+            self.profiler.mark("data_wait")
+            if isinstance(batch, WorkerError):
+                raise batch.error()
+            yield batch
+
+
+@contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """Processes started inside inherit a mask that blocks the run's signals in all of their threads.
+
+    Blocking in the worker would be too late for threads that libraries have already started.
+    """
+    # Otherwise `spawn` starts it, and then removes SIGTERM from the mask
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _RUN_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def init_worker(worker: int) -> None:
+    """One thread per worker, also in numpy and scipy; objects of the main process are not garbage-collected.
+
+    A collection writes to every object, which would copy their memory pages into each worker. Workers ignore
+    the signals of a terminal or Slurm: the main process handles them and still needs its workers.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _RUN_SIGNALS)  # first: threads inherit it, also those of BLAS
+    threadpool_limits(1)  # torch's own threads are capped by its worker loop
+    gc.freeze()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End the worker on SIGTERM from the main process (which so ends a hanging worker), from nobody else.
+
+    Workers also end when the main process is gone; torch detects that only if it started them itself.
+    """
+    parent = multiprocessing.parent_process()
+    while parent is not None and parent.is_alive():
+        received = signal.sigtimedwait({signal.SIGTERM}, 5.0)
+        if received is not None and received.si_pid == parent.pid:
+            break
+    os._exit(0)

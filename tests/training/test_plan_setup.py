@@ -1,0 +1,47 @@
+"""medconv/training/plan_setup.py: the size and the dimensions of a plan, from a config and what a run recorded."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.picture_tables import checked, write
+
+from medconv.training import plan_setup
+from medconv.training.data_setup import prepare_data
+
+
+@pytest.mark.parametrize("more", [[], ["trainer.max_time=00:00:00:01"]])
+def test_a_network_has_the_size_of_the_weights_that_it_begins_from(tmp_path: Path, more: list[str]) -> None:
+    """Else they would not fit: an earlier run with a limit of time has another size than one without."""
+    table, file = write(tmp_path / "data", 20), tmp_path / "first.ckpt"
+    sizes = {"small": "small", None: "large"}  # without one: of a version that had no sizes
+    for recorded, expected in sizes.items():
+        record = {"config": {"derived": {"size": recorded}}}
+        torch.save({"medconv": record, "state_dict": {"network.head.weight": torch.ones(2)}}, file)
+        settings = checked(table, f"init.pretrained={file}", *more)
+        assert prepare_data(settings).plan.size == expected
+        assert prepare_data(settings, recorded={"size": "tiny"}).plan.size == "tiny"
+    chosen = checked(table, f"init.pretrained={file}", "plan.size=medium", *more)
+    assert prepare_data(chosen).plan.size == "medium"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], True),
+        (["conv=none", "model=resenc"], True),
+        (["trainer.max_time=null"], False),
+        (["data.spacing_mm=[1,1,4]"], False),
+        (["data.patch_size=[16,16,16]"], False),
+        (["plan.strides=[[2,2,1]]"], False),
+        (["plan.kernel_sizes=[3,3]"], False),
+        (["plan.size=large"], False),
+        (["init.pretrained=weights.pth"], False),
+        (["conv=acs"], False),
+        (["model=segresnet"], False),
+    ],
+)
+def test_thick_slices_are_for_runs_whose_network_time_decides(overrides: list[str], expected: bool) -> None:
+    """And in which nothing needs three axes."""
+    settings = checked(Path("labels.csv"), "trainer.max_time=00:00:05:00", *overrides)
+    assert plan_setup.may_take_slices(settings) == expected

@@ -1,4 +1,4 @@
-"""scripts/benchmarks/convs.py: our convolutions beside those of torch, and their predicted costs."""
+"""scripts/benchmarks/convs.py and conv_*.py: our convolutions beside those of torch, and their predicted costs."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.benchmarks_harness import ROW_KEYS, benchmark
 
-from benchmarks import convs
+from benchmarks import conv_layers, convs
 
 
 def test_our_convolutions_are_timed_beside_those_of_torch(
@@ -59,4 +59,4 @@ def test_naive_code_computes_the_same_as_torch() -> None:
         (nn.Conv3d(2, 3, 3, padding=1, bias=False), (4, 3, 5)),
     ):
         x = torch.randn(2, conv.in_channels, *size)
-        torch.testing.assert_close(convs.Unfolded(conv)(x), conv(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(conv_layers.Unfolded(conv)(x), conv(x), rtol=1e-4, atol=1e-5)

@@ -16,7 +16,8 @@ from medconv import config as configs
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.phantom import phantom
-from medconv.data.io.images import on_grid, read_label
+from medconv.data.io.grids import on_grid
+from medconv.data.io.images import read_label
 from medconv.evaluation import cross_validation, cross_validation_report, labels
 from medconv.evaluation.cross_validation import CrossValidation, Fold
 from medconv.evaluation.postprocessing_search import (
@@ -29,6 +30,7 @@ from medconv.evaluation.postprocessing_search import (
     volumes,
 )
 from medconv.inference.exported.metadata import digest
+from medconv.inference.output_dir import OutputDir
 from medconv.inference.predict import output_in, predict, usable_device
 from medconv.inference.predictor import Predictor
 from medconv.metrics.dice import dice
@@ -196,8 +198,10 @@ def _predicted(
         assert isinstance(predictor.targets, SegmentationTargets)  # as the folds' checkpoints have them
         targets, folder = predictor.targets, _folder(home, fold)
         log.info("fold %s: %s", fold.number, fold.folder.best)
-        predict(predictor, [cases[case] for case in fold.rows], output_in(folder, predictor))
-        predictions |= {f"{fold.number}/{case}": folder / f"{case}.nii.gz" for case in fold.rows}
+        output = output_in(folder, predictor)
+        assert isinstance(output, OutputDir)  # of label maps
+        predict(predictor, [cases[case] for case in fold.rows], output)
+        predictions |= {f"{fold.number}/{case}": output.label(case) for case in fold.rows}
     assert targets is not None
     return predictions, targets
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from medconv.data.datasets.patterns import files_of
-from medconv.data.io.images import in_folder, on_grid, read_image, read_label
+from medconv.data.io.grids import on_grid
+from medconv.data.io.images import in_folder, read_image, read_label
 from medconv.data.preprocessing.orientation import to_canonical
 from medconv.data.preprocessing.preprocess import content_box
 from medconv.evaluation.labels import recorded_images

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from medconv.data.datasets.patterns import files_of, home
-from medconv.data.io.images import on_grid, read_label
+from medconv.data.io.grids import on_grid
+from medconv.data.io.images import read_label
 from medconv.data.io.raster import check_ignored
 from medconv.evaluation import labels, predicted_quality
 from medconv.evaluation.overlays import images_of

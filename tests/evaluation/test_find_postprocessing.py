@@ -10,6 +10,7 @@ import pytest
 from helpers import tiny
 from helpers.cross_validations import by_fold, edit, edit_configs, summaries
 
+from medconv.data.io.raster import write_mask, write_picture
 from medconv.inference import postprocessing
 from medconv.utils.exit_codes import DONE, USER
 
@@ -163,3 +164,25 @@ def test_incomplete_cross_validations_are_refused_with_the_reason(
         other.write_text(other.read_text().replace("seed: 0", "seed: 7"))
     assert "more than one cross-validation there; choose by --select" in fails("--runs", str(sweep_folder))
     assert "none of them is --select 'seed=8'" in fails("--runs", str(sweep_folder), "--select", "seed=8")
+
+
+def test_predictions_of_pictures_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are PNG files, unlike those of volumes."""
+    for folder in ("images", "masks"):
+        (tmp_path / folder).mkdir()
+    for case in range(4):
+        mask = np.zeros((16, 16), np.uint8)
+        mask[4:10, 3 + case : 11] = 1
+        write_mask(tmp_path / f"masks/{case}.png", mask)
+        write_picture(tmp_path / f"images/{case}.png", 100 * mask + case)
+    monkeypatch.chdir(tmp_path)
+    data = [f"data.{key}={tmp_path / key}" for key in ("images", "labels", "cache_dir")]
+    data[1] = f"data.labels={tmp_path / 'masks'}"
+    small = ["data.num_folds=2", "data.num_workers=0", "trainer.max_steps=2", "plan.size=tiny", "logger=none"]
+    folds = ["-m", "data.fold=0,1", "run.name=pictures", "trainer.accelerator=cpu"]
+    assert tiny.call(monkeypatch, "train", *folds, "data=image_mask", *data, *small) == DONE
+    assert postprocess(monkeypatch, "--runs", "runs/pictures") == DONE
+    assert "Dice over 4 cases" in capsys.readouterr().out
+    assert len(list(tmp_path.glob("runs/pictures/validation/*/*.png"))) == 4

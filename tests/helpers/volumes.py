@@ -176,3 +176,13 @@ def unprivileged(function: Callable[..., Any], *arguments: Any) -> str:
     message = answers.get(timeout=60)
     process.join(timeout=60)
     return str(message)
+
+
+OBLIQUE_MM = (0.8, 1.25, 3.0)
+
+
+def oblique(angles_deg: tuple[float, float, float] = (20, -35, 10), origin: float = 0.0) -> np.ndarray:
+    affine = np.eye(4)
+    affine[:3, :3] = rotation(angles_deg) @ np.diag(OBLIQUE_MM)
+    affine[:3, 3] = origin
+    return affine

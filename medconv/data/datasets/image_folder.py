@@ -1,5 +1,6 @@
 """`data=imagefolder`: a folder per class, ROOT/CLASS/*.png, or ROOT/train/CLASS/*.png beside val and test."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from medconv.data.datasets.common import ids_of, modalities_of
 from medconv.data.datasets.csv_table import SPLITS
 from medconv.data.io.images import known, suffixes
 from medconv.targets.multiclass import MulticlassTargets
+
+log = logging.getLogger(__name__)
 
 
 def imagefolder(
@@ -31,6 +34,8 @@ def imagefolder(
         path: SPLITS[path.name.lower()] for path in _folders(root) if path.name.lower() in SPLITS
     }
     parents = split_folders if "train" in split_folders.values() else {root: ""}
+    if beside := [path.name for path in _folders(root) if root not in parents and path not in parents]:
+        log.warning("%s: not read, as it is no split (%s): %s", root, ", ".join(SPLITS), ", ".join(beside))
     folders = [(folder, split) for parent, split in parents.items() for folder in _folders(parent)]
     names = tuple(map(str, class_names or sorted({folder.name for folder, _ in folders})))
     if len(names) < 2:

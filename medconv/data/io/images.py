@@ -20,11 +20,10 @@ from medconv.data.case import Grid
 from medconv.data.io import dicom, dicom_series, nifti, raster, rtstruct
 from medconv.data.io.dicom_headers import choice_of, is_dicom
 from medconv.data.io.formats import FORMATS, NIBABEL
+from medconv.data.io.grids import check_same_grid
 from medconv.data.io.nifti import read_header
 from medconv.utils.atomic_io import replacing
-from medconv.utils.logging import size_text
 
-_SAME_GRID = 0.01  # voxels by which the corners of one grid may differ
 UNORIENTED = (
     "NIfTI files that do not say where left and right are (qform_code = sform_code = 0); read as if the axes "
     "pointed left, anterior and superior, which may be mirrored"
@@ -172,36 +171,6 @@ def read_label(path: Path, like: Path | None = None) -> tuple[np.ndarray, Grid]:
     return array.reshape(grid.shape).astype(np.int16), grid
 
 
-def check_same_grid(
-    path: Path, grid: Grid, other_path: Path, other: Grid, tolerance: float = _SAME_GRID
-) -> None:
-    """Raises: ValueError: shapes differ, or some corner lies more than `tolerance` voxels apart."""
-    if grid.shape != other.shape:
-        raise ValueError(f"{other_path}: shape {other.shape} differs from that of {path.name}, {grid.shape}")
-    distance = grid.corner_distance(other)
-    if distance > tolerance:
-        raise ValueError(
-            f"{other_path}: its affine puts the volume's corners {distance:.3g} voxels from where "
-            f"{path.name} has them (at most {tolerance} is allowed): {other.orientation} {_mm(other)} "
-            f"against {grid.orientation} {_mm(grid)}"
-        )
-
-
-def on_grid(label: np.ndarray, path: Path, grid: Grid, other_path: Path, other: Grid) -> np.ndarray:
-    """A label map, its axes turned to those of an image where both describe one physical grid.
-
-    Shape: (X, Y, Z) of `other` -> (X, Y, Z) of `grid`.
-    Raises: ValueError: as `check_same_grid`, once turned; shifted or mirrored grids are not one grid.
-    """
-    to_ours = nib.orientations.ornt_transform(*map(nib.io_orientation, (other.matrix, grid.matrix)))
-    turned = nib.orientations.apply_orientation(label, to_ours)
-    affine = other.matrix @ nib.orientations.inv_ornt_aff(to_ours, other.shape)
-    if turned.shape != grid.shape or grid.corner_distance(Grid.of(turned.shape, affine)) > _SAME_GRID:
-        check_same_grid(path, grid, other_path, other)  # names both as their files have them
-        return label
-    return np.ascontiguousarray(turned)
-
-
 def write_label(path: Path, label: np.ndarray, like: Path) -> None:
     """Write a label map atomically: a picture if the path ends in .png, else NIfTI with affine and header of
     the image `like`; if that has another format, sform and qform are set from its grid.
@@ -300,7 +269,3 @@ def _header_like(source: Nifti1Image, dtype: type) -> Any:
     header.set_slope_inter(1, 0)
     header["cal_min"] = header["cal_max"] = 0
     return header
-
-
-def _mm(grid: Grid) -> str:
-    return size_text(grid.spacing_mm, 3) + " mm"

@@ -14,7 +14,7 @@ from torch.utils.data import Sampler
 
 from medconv.data.case import Case
 from medconv.data.case_files import label_of
-from medconv.data.io.images import on_grid
+from medconv.data.io.grids import on_grid
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.data.random_streams import RandomStream, generator
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.case_files import image_of, label_of
-from medconv.data.io.images import UNORIENTED, lacks_orientation, on_grid
+from medconv.data.io.grids import on_grid
+from medconv.data.io.images import UNORIENTED, lacks_orientation
 from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.doubts import disagreeing_forms, lost_spacing, named, repeated_slices
 from medconv.data.preprocessing.normalisation import range_error, wide

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from medconv.data.case import Case, Dataset
 from medconv.data.case_files import image_of, label_of
-from medconv.data.io.images import on_grid
+from medconv.data.io.grids import on_grid
 from medconv.data.preprocessing.fingerprint import CheckResult, Fingerprint, check, still_invalid
 from medconv.data.preprocessing.preprocess import (
     DATASET_NORMALISATIONS,

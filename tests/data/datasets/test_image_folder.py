@@ -34,7 +34,7 @@ def test_folder_names_are_classes(tmp_path: Path) -> None:
         imagefolder(tmp_path)
 
 
-def test_folders_above_the_classes_are_splits(tmp_path: Path) -> None:
+def test_folders_above_the_classes_are_splits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class_folder(tmp_path, "train/a/1.png", "train/b/2.png", "valid/a/3.png", "test/b/4.png")
     dataset = imagefolder(tmp_path)
     assert [(case.id, case.split, case.values) for case in dataset.cases] == [
@@ -43,6 +43,10 @@ def test_folders_above_the_classes_are_splits(tmp_path: Path) -> None:
         ("3", "val", (0.0,)),
         ("4", "test", (1.0,)),
     ]
+    assert not caplog.text
+    (tmp_path / "dev").mkdir()
+    imagefolder(tmp_path)
+    assert "not read, as it is no split" in caplog.text and caplog.text.rstrip().endswith(": dev")
     (tmp_path / "flat").mkdir()
     with pytest.raises(ValueError, match="expected a folder for each of two classes or more, found none"):
         imagefolder(tmp_path / "flat")

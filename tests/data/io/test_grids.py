@@ -1,0 +1,58 @@
+"""medconv/data/io/grids.py: when two grids are one, and labels in another orientation."""
+
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers.volumes import oblique
+
+from medconv.data.case import Grid
+from medconv.data.io.grids import check_same_grid, on_grid
+
+SHAPE = (20, 24, 10)
+HERE, THERE = Path("image.nii.gz"), Path("label.nii.gz")
+
+
+@pytest.mark.parametrize("origin", [0.0, -37.5, 1e6])
+@pytest.mark.parametrize("angles", [(0, 0, 0), (20, -35, 10)])
+@pytest.mark.parametrize("axis", range(3))
+def test_grids_within_a_hundredth_of_a_voxel_agree(
+    axis: int, angles: tuple[float, float, float], origin: float
+) -> None:
+    affine = oblique(angles, origin)
+
+    def moved(voxels: float) -> Grid:
+        other = affine.copy()
+        other[:3, 3] += voxels * affine[:3, axis]
+        return Grid.of(SHAPE, other)
+
+    check_same_grid(HERE, moved(0), THERE, moved(0.0099))
+    with pytest.raises(
+        ValueError, match=r"label\.nii\.gz: its affine puts .* 0\.02 voxels from where image\.nii\.gz"
+    ):
+        check_same_grid(HERE, moved(0), THERE, moved(0.02))
+
+
+def test_flipped_grids_differ() -> None:
+    """The same corners of the same box of space, but the voxels run the other way."""
+    affine, flipped = np.diag([1.0, 1, 1, 1]), np.diag([-1.0, 1, 1, 1])
+    flipped[0, 3] = SHAPE[0] - 1
+    with pytest.raises(ValueError, match=r"corners 20 voxels from .*: LAS .* against RAS "):
+        check_same_grid(HERE, Grid.of(SHAPE, affine), THERE, Grid.of(SHAPE, flipped))
+
+
+@pytest.mark.parametrize("orientation", ["LPS", "RAS", "ASL", "SRP"])
+def test_a_label_in_another_orientation_of_the_same_grid_is_turned(orientation: str) -> None:
+    label = np.random.default_rng(0).integers(0, 9, SHAPE)
+    image = nib.Nifti1Image(label.astype(np.int16), oblique())
+    ours, codes = nib.io_orientation(oblique()), nib.orientations.axcodes2ornt(orientation)
+    other = image.as_reoriented(nib.orientations.ornt_transform(ours, codes))
+    grid, theirs = Grid.of(SHAPE, oblique()), Grid.of(other.shape, other.affine)
+    np.testing.assert_array_equal(on_grid(np.asarray(other.dataobj), HERE, grid, THERE, theirs), label)
+    mirrored, shifted = other.affine.copy(), other.affine.copy()
+    mirrored[:, 0] *= -1
+    shifted[:3, 3] += 0.5 * shifted[:3, 0]
+    for affine in (mirrored, shifted):
+        with pytest.raises(ValueError, match=r"label\.nii\.gz: (its affine puts|shape)"):
+            on_grid(np.asarray(other.dataobj), HERE, grid, THERE, Grid.of(other.shape, affine))

@@ -5,8 +5,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-from helpers.volumes import OBLIQUE_MM as SPACING_MM
-from helpers.volumes import ORIENTATIONS, affine_of, oblique, rotation
+from helpers.volumes import OBLIQUE_MM, ORIENTATIONS, affine_of, oblique, rotation
 
 from medconv.data.case import Case, Grid
 
@@ -15,14 +14,14 @@ SHAPE = (20, 24, 10)
 
 @pytest.mark.parametrize(("axes", "signs"), ORIENTATIONS)
 def test_spacing_and_orientation_follow_the_array_axes(axes: tuple[int, ...], signs: tuple[int, ...]) -> None:
-    grid = Grid.of(SHAPE, affine_of(axes, signs, SPACING_MM, (5, 6, 7)))
-    assert grid.spacing_mm == pytest.approx(SPACING_MM)
+    grid = Grid.of(SHAPE, affine_of(axes, signs, OBLIQUE_MM, (5, 6, 7)))
+    assert grid.spacing_mm == pytest.approx(OBLIQUE_MM)
     assert grid.orientation == "".join({1: "RAS", -1: "LPI"}[s][a] for a, s in zip(axes, signs, strict=True))
 
 
 def test_oblique_grid_has_the_same_spacing_and_the_nearest_orientation() -> None:
     grid = Grid.of(SHAPE, oblique())
-    assert grid.spacing_mm == pytest.approx(SPACING_MM)
+    assert grid.spacing_mm == pytest.approx(OBLIQUE_MM)
     assert grid.orientation == "".join(nib.aff2axcodes(oblique())) == "RAS"
 
 
@@ -70,8 +69,8 @@ def test_files_are_images_and_label() -> None:
 @pytest.mark.parametrize(("axes", "signs"), ORIENTATIONS)
 def test_stated_spacing_is_of_the_patients_axes(axes: tuple[int, ...], signs: tuple[int, ...]) -> None:
     lost = Grid.of(SHAPE, affine_of(axes, signs, (1, 1, 1), (5, 6, 7)))
-    stated = lost.with_spacing_mm(SPACING_MM)
-    assert stated.spacing_mm == pytest.approx([SPACING_MM[axis] for axis in axes])
+    stated = lost.with_spacing_mm(OBLIQUE_MM)
+    assert stated.spacing_mm == pytest.approx([OBLIQUE_MM[axis] for axis in axes])
     assert stated.orientation == lost.orientation and stated.shape == lost.shape
     middle = np.array([*((n - 1) / 2 for n in SHAPE), 1])
     np.testing.assert_allclose(stated.matrix @ middle, lost.matrix @ middle)

@@ -178,8 +178,8 @@ def test_predictions_of_pictures_are_found(
         write_mask(tmp_path / f"masks/{case}.png", mask)
         write_picture(tmp_path / f"images/{case}.png", 100 * mask + case)
     monkeypatch.chdir(tmp_path)
-    data = [f"data.{key}={tmp_path / key}" for key in ("images", "labels", "cache_dir")]
-    data[1] = f"data.labels={tmp_path / 'masks'}"
+    folders = {"images": "images", "labels": "masks", "cache_dir": "cache"}
+    data = [f"data.{key}={tmp_path / folder}" for key, folder in folders.items()]
     small = ["data.num_folds=2", "data.num_workers=0", "trainer.max_steps=2", "plan.size=tiny", "logger=none"]
     folds = ["-m", "data.fold=0,1", "run.name=pictures", "trainer.accelerator=cpu"]
     assert tiny.call(monkeypatch, "train", *folds, "data=image_mask", *data, *small) == DONE

@@ -30,12 +30,14 @@ def imagefolder(
     root = Path(root)
     if not root.is_dir():
         raise ValueError(f"data.root={root}: no such folder")
-    split_folders = {
-        path: SPLITS[path.name.lower()] for path in _folders(root) if path.name.lower() in SPLITS
-    }
-    parents = split_folders if "train" in split_folders.values() else {root: ""}
-    if beside := [path.name for path in _folders(root) if root not in parents and path not in parents]:
-        log.warning("%s: not read, as it is no split (%s): %s", root, ", ".join(SPLITS), ", ".join(beside))
+    top = _folders(root)
+    parents = {path: SPLITS[path.name.lower()] for path in top if path.name.lower() in SPLITS}
+    if "train" not in parents.values():
+        parents = {root: ""}
+    elif ignored := [path.name for path in top if path not in parents]:
+        log.warning(
+            "%s: folders that are not read: %s; splits are %s", root, *map(", ".join, (ignored, SPLITS))
+        )
     folders = [(folder, split) for parent, split in parents.items() for folder in _folders(parent)]
     names = tuple(map(str, class_names or sorted({folder.name for folder, _ in folders})))
     if len(names) < 2:

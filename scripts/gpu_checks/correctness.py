@@ -173,9 +173,6 @@ def deterministic(setting: Setting) -> Figures:
     found = {}
     for name, words in models.items():
         same = [*words, "trainer.deterministic=true", "trainer.max_steps=15", "data.patch_size=[32,32,32]"]
-        if setting.kind == "cpu":
-            # bf16 gradients at 2 voxels are wrong on some CPUs: docs/log.md, 2026-11-24
-            same.append("trainer.precision=32-true")
         runs = [f"{name}-{number}" for number in range(2)]
         for run in runs:
             setting.train(run, *same)

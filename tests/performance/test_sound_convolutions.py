@@ -1,0 +1,81 @@
+"""medconv/performance/sound_convolutions.py: against wider types, in shapes that oneDNN gets wrong."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from medconv.convs.autograd import convolution
+from medconv.performance.sound_convolutions import use_sound_convolutions
+
+Convolve = Callable[..., Tensor]
+# Function, spatial size, kernel, stride. But for the last three, wrong without these convolutions.
+BF16: dict[str, tuple[Convolve, tuple[int, ...], int, int]] = {
+    "two voxels deep": (F.conv3d, (2, 4, 4), 3, 1),
+    "two voxels deep, our own backward": (convolution, (2, 4, 4), 3, 1),
+    "wide kernel": (F.conv3d, (4, 4, 4), 5, 1),
+    "strided to one voxel": (F.conv3d, (4, 4, 2), 3, 2),
+    "strided to one pixel": (F.conv2d, (7, 2), 3, 2),
+    "transposed": (F.conv_transpose3d, (2, 4, 4), 3, 1),
+    "transposed from one pixel": (F.conv_transpose2d, (3, 1), 3, 2),
+    "sound in 3D": (F.conv3d, (6, 4, 4), 3, 1),
+    "sound in 2D": (F.conv2d, (8, 8), 3, 2),
+    "one voxel": (F.conv3d, (1, 1, 1), 3, 1),
+}
+
+
+@pytest.fixture(autouse=True)
+def sound() -> None:
+    use_sound_convolutions()
+
+
+@pytest.mark.parametrize("name", BF16)
+def test_bf16_gives_what_fp32_does(name: str) -> None:
+    wanted = _pass(torch.float32, *BF16[name])
+    for result, right in zip(_pass(torch.bfloat16, *BF16[name]), wanted, strict=True):
+        assert result.dtype == torch.bfloat16
+        assert (result.float() - right).norm() < 0.01 * right.norm()
+
+
+def test_strided_kernels_of_seven_voxels_give_in_fp32_what_they_do_in_fp64() -> None:
+    case = (F.conv3d, (6, 4, 4), 7, 2)
+    for result, right in zip(_pass(torch.float32, *case), _pass(torch.float64, *case), strict=True):
+        assert result.dtype == torch.float32
+        assert (result.double() - right).norm() < 1e-5 * right.norm()
+
+
+def _pass(
+    dtype: torch.dtype, convolve: Convolve, size: tuple[int, ...], kernel: int, stride: int
+) -> list[Tensor]:
+    """The output and the gradients of input, weight and bias; memory freed before is full of NaN."""
+    torch.manual_seed(0)
+    values = [torch.randn(2, 32, *size), 0.1 * torch.randn(32, 32, *[kernel] * len(size)), torch.randn(32)]
+    x, weight, bias = (value.to(dtype).requires_grad_() for value in values)
+    output = convolve(x, weight, bias, stride, kernel // 2)
+    grad = torch.randn(output.shape).to(dtype)
+    freed = [torch.full((2 * weight.numel(),), float("nan")) for _ in range(4)]
+    del freed
+    return [output, *torch.autograd.grad(output, (x, weight, bias), grad)]
+
+
+def test_a_gradient_that_nobody_needs_stays_none() -> None:
+    x = torch.randn(2, 32, 2, 4, 4, dtype=torch.bfloat16)
+    layer = nn.Conv3d(32, 32, 3, padding=1, bias=False, dtype=torch.bfloat16)
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None and x.grad is None
+
+
+def test_the_networks_of_a_run_have_them() -> None:
+    """In a process of its own, since this one has them already."""
+    code = (
+        "import torch; from medconv.models.unet import UNet; from medconv.performance import switches\n"
+        "def own(): return torch._C._dispatch_has_kernel_for_dispatch_key('aten::convolution_backward', 'CPU')\n"
+        "before = own(); switches.apply_switches(UNet(2, 1, 2, (4, 8), (2,)), channels_last=False)\n"
+        "print(before, own())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

@@ -5,12 +5,22 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
 from medconv.config.values import ConfigError
+
+# Types that are checked before anything is prepared; of others, as sequences, the classes speak themselves.
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    type(None): "null",
+}
 
 
 def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
@@ -76,6 +86,32 @@ def search_current_folder(target: str) -> None:
     is_here = (here / f"{package}.py").is_file() or (here / package).is_dir()
     if is_here and package.isidentifier() and find_spec(package) is None:
         sys.path.append(str(here))
+
+
+def check_types(node: Any, key: str) -> None:
+    """Raises: ConfigError: a value is not of the type that a class of medconv has it as: names its key."""
+    if isinstance(node, Mapping):
+        own = str(node.get("_target_", "")).startswith("medconv.")
+        arguments = signature(get_object(node["_target_"])).parameters if own else {}
+        for name, value in node.items():
+            if name in arguments:
+                _check_type(value, arguments[name].annotation, f"{key}.{name}")
+            check_types(value, f"{key}.{name}")
+    elif isinstance(node, (list, tuple)):
+        for index, child in enumerate(node):
+            check_types(child, f"{key}[{index}]")
+
+
+def _check_type(value: Any, annotation: Any, key: str) -> None:
+    union = get_origin(annotation) in (Union, UnionType)
+    allowed = set(get_args(annotation) if union else (annotation,))
+    later = isinstance(value, str) and (value == "???" or "${" in value)
+    if later or not allowed <= _WORDS.keys():
+        return
+    accepted = allowed | {int} if float in allowed else allowed
+    if type(value) not in accepted:
+        words = " or ".join(word for kind, word in _WORDS.items() if kind in allowed)
+        raise ConfigError(f"{key} must be {words}, got {'null' if value is None else value}")
 
 
 def keys_not_taken(node: Mapping[str, Any]) -> list[str]:

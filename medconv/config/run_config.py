@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from omegaconf import Container, DictConfig, OmegaConf
 
-from medconv.config.instantiate import check_importable, check_no_interpolation, iter_targets
+from medconv.config.instantiate import check_importable, check_no_interpolation, check_types, iter_targets
 from medconv.config.schema import DataConfig, Derived, Node, RunConfig, TrainerConfig
 from medconv.config.values import ConfigError
 
@@ -30,8 +30,8 @@ def validate(composed: DictConfig) -> RunConfig:
     """The config of a run, with every value converted to its type; nodes keep their interpolations.
 
     Raises: omegaconf.errors.OmegaConfBaseException: an unknown key or a wrong type, with its full key;
-        ConfigError: a `_target_` that cannot be imported, a key of `trainer` that is set elsewhere, or a
-        value in place of a group.
+        ConfigError: a `_target_` that cannot be imported, a wrong type for one of ours, a key of `trainer`
+        that is set elsewhere, or a value in place of a group.
     """
     composed = _without_ckpt_path(composed)
     single = ("seed", "tags", "test")
@@ -44,8 +44,10 @@ def validate(composed: DictConfig) -> RunConfig:
             raise ConfigError(error)
     typed = _typed(composed)
     for group in _GROUPS_WITH_CLASSES:
-        for key, target in iter_targets(OmegaConf.to_container(typed[group], resolve=False), group):
+        node = OmegaConf.to_container(typed[group], resolve=False)
+        for key, target in iter_targets(node, group):
             check_importable(key, target)
+        check_types(node, group)
     frozen: dict[str, Any] = {name: _plain_or_frozen(typed[name]) for name in typed if name != "derived"}
     return RunConfig(**frozen)
 

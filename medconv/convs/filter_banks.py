@@ -126,7 +126,7 @@ def ball(kernel_size: Sizes, spacing_mm: Lengths, radius_mm: float) -> Tensor:
 
 
 def check_grid(kernel_size: Sizes, spacing_mm: Lengths) -> None:
-    """Raises: ValueError: an even kernel axis; spacings that are too many, too few or not positive."""
+    """Raises: ValueError: an even kernel axis; spacings too many or too few, or not positive and finite."""
     if any(k % 2 == 0 for k in kernel_size):
         raise ValueError(
             f"kernel_size must be odd along every axis for a kernel sampled in mm, got {tuple(kernel_size)}"
@@ -135,8 +135,8 @@ def check_grid(kernel_size: Sizes, spacing_mm: Lengths) -> None:
         raise ValueError(
             f"spacing_mm must have {len(kernel_size)} numbers, one per axis, got {tuple(spacing_mm)}"
         )
-    if any(not s > 0 for s in spacing_mm):
-        raise ValueError(f"spacing_mm must be positive along every axis, got {tuple(spacing_mm)}")
+    if any(not 0 < s < float("inf") for s in spacing_mm):
+        raise ValueError(f"spacing_mm must be positive and finite along every axis, got {tuple(spacing_mm)}")
 
 
 def _gaussian(

@@ -108,7 +108,7 @@ def install(
 
 
 def check_free(layer: nn.Module) -> None:
-    """Raises: UnsuitableLayerError: a parametrization or a hook computes the weight already."""
+    """Raises: UnsuitableLayerError: the weight has no values, or a parametrization or a hook computes them."""
     if parametrize.is_parametrized(layer, "weight"):
         raise UnsuitableLayerError(
             f"{type(layer).__name__} has a parametrized weight already", "parametrized already"
@@ -116,6 +116,10 @@ def check_free(layer: nn.Module) -> None:
     if "weight" not in layer._parameters:
         raise UnsuitableLayerError(
             f"{type(layer).__name__} has no weight parameter of its own", "weight computed already"
+        )
+    if nn.parameter.is_lazy(layer.weight) or layer.weight.is_meta:
+        raise UnsuitableLayerError(
+            f"{type(layer).__name__} has no values in its weight yet (lazy, or on the meta device)", "empty"
         )
 
 

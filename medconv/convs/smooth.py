@@ -40,8 +40,8 @@ def smooth(
         scale: the layer's grid over the input's.
         init_from_weights: keep the present (pretrained) weight instead of drawing one of its variance; has a
             meaning with `throughout` only.
-    Raises: ValueError: an even kernel; spacing, a length or floor not positive; weights that are kept without
-        `throughout`.
+    Raises: ValueError: an even kernel; spacing, a length, floor or scale not positive and finite; weights
+        kept without `throughout`.
     Weights: out * in * k^N.
     Source: covariance of initial weights, Trockman et al. 2022, arXiv:2210.03651; trained filters are
         correlated in space, Fortuin et al. 2021, arXiv:2102.06571.
@@ -50,9 +50,9 @@ def smooth(
     filter_banks.check_grid(conv.kernel_size, spacing)
     extent = _EXTENT * min(spacing) if extent_mm is None else extent_mm * scale
     length = _LENGTH * min(spacing) if length_mm is None else length_mm * scale
-    for name, value in {"extent_mm": extent, "length_mm": length, "floor": floor}.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}")
+    for name, value in {"extent_mm": extent, "length_mm": length, "floor": floor, "scale": scale}.items():
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be positive and finite, got {value}")
     values, vectors = torch.linalg.eigh(covariance(conv.kernel_size, spacing, extent, length, floor))
     root = vectors @ values.sqrt().diag() @ vectors.T
     prior = LinearPrior(conv.kernel_size, root[None])
@@ -80,8 +80,8 @@ def covariance(
     """
     filter_banks.check_grid(kernel_size, spacing_mm)
     places = torch.stack([grid.flatten() for grid in filter_banks.places(kernel_size, spacing_mm)], 1)
-    near = places.square().sum(1)
-    apart = (places[:, None] - places[None]).square().sum(2)
-    taps = torch.exp(-(near[:, None] + near[None]) / (4 * extent_mm**2) - apart / (2 * length_mm**2))
-    taps += floor * torch.eye(len(taps), dtype=taps.dtype)
+    near = (places / extent_mm).square().sum(1)
+    apart = ((places[:, None] - places[None]) / length_mm).square().sum(2)
+    taps = torch.exp(-(near[:, None] + near[None]) / 4 - apart / 2) / (1 + floor)
+    taps += floor / (1 + floor) * torch.eye(len(taps), dtype=taps.dtype)
     return taps * (len(taps) / taps.trace())

@@ -69,8 +69,8 @@ def swap_convs(
     Raises: ValueError: nothing could be swapped, or `conv` refuses a layer (named in the message; earlier
         layers are swapped already, so build the network again).
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"share must be more than 0 and at most 1, got {share}")
+    if not (isinstance(share, (int, float)) and 0 < share <= 1):
+        raise ValueError(f"share must be a number, more than 0 and at most 1, got {share}")
     if isinstance(conv, Mirror):
         return _whole(network, conv, where, share, example)
     if share < 1:
@@ -78,7 +78,7 @@ def swap_convs(
     grids = {} if spacing_mm is None else _grids(network, spacing_mm, example)
     try:
         re.compile(where or "")
-    except re.error as error:
+    except (re.error, TypeError) as error:
         raise ValueError(f"where must be a regular expression, got {where!r}: {error}") from error
     report, owners = SwapReport(), _owners(network)
     for name, layer in list(network.named_modules()):
@@ -171,7 +171,7 @@ def _grids(
             f"spacing_mm={tuple(spacing_mm)} needs an example of {len(spacing_mm)} spatial axes, got {got}"
         )
     if any(not s > 0 for s in spacing_mm):
-        raise ValueError(f"spacing_mm must be positive along every axis, got {tuple(spacing_mm)}")
+        raise ValueError(f"spacing_mm must be positive and finite along every axis, got {tuple(spacing_mm)}")
     copy = deepcopy(network).eval()
     sizes: dict[str, torch.Size] = {}
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +10,19 @@ from helpers.conv_family import CONV, FACTORISED, WEIGHT_PRIORS, build, dense_we
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medconv.convs import basis, bottleneck, fold_convs, masked, se, separable, spacing, swap_convs, transform
-from medconv.convs.parametrization import rms
+from medconv.convs import (
+    basis,
+    bottleneck,
+    fold_convs,
+    masked,
+    se,
+    separable,
+    smooth,
+    spacing,
+    swap_convs,
+    transform,
+)
+from medconv.convs.parametrization import UnsuitableLayerError, rms
 
 Make = Callable[[nn.Conv2d], nn.Module]
 PRIORS = [(name, dims) for name in WEIGHT_PRIORS for dims in dims_of(name)]
@@ -135,3 +147,16 @@ def test_a_module_under_two_names_stays_one_module(make: Make) -> None:
     assert folded[0] is folded[2] and not [
         m for m in folded.modules() if type(m).__module__.startswith("medconv")
     ]
+
+
+@pytest.mark.parametrize("conv", [basis, smooth])
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (lambda: nn.LazyConv2d(4, 3), "LazyConv2d has no values in its weight yet"),
+        (lambda: nn.Conv2d(4, 4, 3, device="meta"), "Conv2d has no values in its weight yet"),
+    ],
+)
+def test_weights_without_values_are_refused(conv: Any, layer: Any, message: str) -> None:
+    with pytest.raises(UnsuitableLayerError, match=message):
+        conv(layer())

@@ -53,7 +53,7 @@ def test_a_layer_with_one_output_stays() -> None:
 
 @pytest.mark.parametrize("share", [0, -1, 1.5])
 def test_a_share_out_of_range_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match=f"share must be more than 0 and at most 1, got {share}"):
+    with pytest.raises(ValueError, match=f"share must be a number, more than 0 and at most 1, got {share}"):
         swap_convs(nn.Sequential(nn.Conv2d(4, 4, 3)), ball, share=share)
 
 

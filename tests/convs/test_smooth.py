@@ -78,17 +78,26 @@ def test_pretrained_weights_are_kept_and_folded() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"extent_mm": 0.0}, r"extent_mm must be positive, got 0\.0"),
-        ({"length_mm": -1.0}, r"length_mm must be positive, got -1\.0"),
-        ({"floor": 0.0}, r"floor must be positive, got 0\.0"),
+        ({"extent_mm": 0.0}, r"extent_mm must be positive and finite, got 0\.0"),
+        ({"length_mm": -1.0}, r"length_mm must be positive and finite, got -1\.0"),
+        ({"floor": 0.0}, r"floor must be positive and finite, got 0\.0"),
+        ({"floor": math.inf}, "floor must be positive and finite, got inf"),
+        ({"scale": 0.0}, r"scale must be positive and finite, got 0\.0"),
         ({"init_from_weights": True}, "init_from_weights=true keeps the weights: .* only throughout=true"),
         ({"spacing_mm": (1.0, 0.0)}, "spacing_mm must be positive"),
+        ({"spacing_mm": (1.0, math.inf)}, "spacing_mm must be positive and finite"),
         ({"spacing_mm": (1.0,)}, "spacing_mm must have 2 numbers"),
     ],
 )
 def test_values_out_of_range_are_errors(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         smooth(nn.Conv2d(2, 2, 3), **arguments)
+
+
+@pytest.mark.parametrize("name", ["extent_mm", "length_mm", "floor"])
+@pytest.mark.parametrize("value", [1e-200, 1e200])
+def test_extreme_values_give_finite_kernels(name: str, value: float) -> None:
+    assert smooth(nn.Conv2d(2, 2, 3), **{name: value}).weight.isfinite().all()
 
 
 def test_an_even_kernel_is_an_error() -> None:

@@ -213,7 +213,7 @@ def test_each_layer_gets_the_spacing_of_its_own_grid() -> None:
         ({"spacing_mm": (1.0, 1.0), "example": torch.zeros(1, 1, 8)}, r"2 spatial axes, got \(1, 1, 8\)"),
         (
             {"spacing_mm": (1.0, -1.0), "example": torch.zeros(1, 1, 8, 8)},
-            r"positive along every axis, got \(1\.0, -1\.0\)",
+            r"positive and finite along every axis, got \(1\.0, -1\.0\)",
         ),
     ],
 )

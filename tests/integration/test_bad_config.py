@@ -164,13 +164,13 @@ def train(composed: DictConfig) -> int:
             "use perf.activation_checkpointing=blocks",
         ),
         ("optimizer.lr=-1", "optimizer: lr must be 0 or more, got -1 (given lr=-1, weight_decay=0.01)"),
-        ("optimizer.lr=fast", "optimizer: lr must be a number, got fast (given lr=fast, weight_decay=0.01)"),
+        ("optimizer.lr=fast", "optimizer.lr must be a number or null, got fast"),
         ("+optimizer.betas=[0.9]", "optimizer: betas must be two numbers, got [0.9] (given"),
         (
             "optimizer=adamw +optimizer.betas=[0.9]",
             "optimizer: list index out of range (given lr=0.002, weight_decay=0.01, betas",
         ),
-        ("loss=dice_ce loss.ce_weight=a", "loss: ce_weight must be a number of 0 or more, got a"),
+        ("loss=dice_ce loss.ce_weight=a", "loss.ce_weight must be a number, got a"),
         (
             "loss._target_=torch.nn.CrossEntropyLoss",
             "loss: CrossEntropyLoss cannot take label_map targets: Expected target size",
@@ -205,6 +205,10 @@ def train(composed: DictConfig) -> int:
         ("conv=transform conv.where=nothing_is_called_so", "conv: no convolution of UNet could be swapped"),
         ("conv=mirror conv.axes=[3]", "conv: axes must lie below 3, the image's spatial axes, got [3]"),
         ("conv=mirror conv.axes=[]", "conv: axes must be different spatial axes, counted from 0, got []"),
+        ("conv.extent_mm=far", "conv.extent_mm must be a number or null, got far"),
+        ("conv.throughout=perhaps", "conv.throughout must be true or false, got perhaps"),
+        ("conv.where=3", "conv: where must be a regular expression, got 3"),
+        ("conv.share=half", "conv: share must be a number, more than 0 and at most 1, got half"),
         ("conv=mirror model.channels=[6,7]", "conv: layer"),
         ("conv=ball conv.radius_mm=0", "conv: layer encoder.0.0: radius_mm must be positive, got 0"),
         (
@@ -213,7 +217,7 @@ def train(composed: DictConfig) -> int:
         ),
         (
             "conv=basis conv.spacing_mm=[1,0,1]",
-            "conv: spacing_mm must be positive along every axis, got (1, 0, 1)",
+            "conv: spacing_mm must be positive and finite along every axis, got (1, 0, 1)",
         ),
         ("conv=spacing conv.spacing_mm=null", "conv: layer encoder.0.0: spacing_mm is needed"),
         (

@@ -53,7 +53,7 @@ def test_pretrained_weights_are_loaded_before_the_swap_only_if_conv_projects_the
         ),
         (CONV, {"per_voxel": False}, r"logits of shape \(1, 2\) .*; model=resnet, densenet"),
         ({**CONV, "where": "stem"}, {}, r"^conv: .* not matched by 'stem'"),
-        ({**CONV, "share": 2.0}, {}, r"^conv: share must be more than 0 and at most 1, got 2.0"),
+        ({**CONV, "share": 2.0}, {}, r"^conv: share must be a number, more than 0 and at most 1, got 2.0"),
         (
             {"_target_": "medconv.convs.plain", "_partial_": True, "share": 0.5},
             {},

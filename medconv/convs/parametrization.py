@@ -108,7 +108,7 @@ def install(
 
 
 def check_free(layer: nn.Module) -> None:
-    """Raises: UnsuitableLayerError: the weight has no values, or a parametrization or a hook computes them."""
+    """Raises: UnsuitableLayerError: no values in the weight, or something computes them."""
     if parametrize.is_parametrized(layer, "weight"):
         raise UnsuitableLayerError(
             f"{type(layer).__name__} has a parametrized weight already", "parametrized already"

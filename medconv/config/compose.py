@@ -24,6 +24,11 @@ from medconv.config.run_config import place_elsewhere
 _OURS = {"hydra/launcher": ("basic", "slurm"), "hydra/sweeper": ("basic", "optuna")}
 _OF_OUR_NETWORK = "smooth"  # the conv of conf/model/customconv.yaml
 _FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")
+_LEFT_OUT = {  # loggers that other templates of Lightning have
+    "comet": "Its offline mode writes nothing from here",
+    "neptune": "Lightning has none any more",
+    "aim": "It needs pkg_resources, which setuptools has no more",
+}
 log = logging.getLogger(__name__)
 
 
@@ -167,6 +172,7 @@ def _explained(error: ConfigCompositionException, arguments: Sequence[str]) -> E
 def _no_option(group: str, name: str, options: Sequence[str]) -> Exception:
     near = difflib.get_close_matches(name, options, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
+    hint = f"{_LEFT_OUT[name]}. " if group == "logger" and name in _LEFT_OUT else hint
     return config.ConfigError(f"there is no {group}={name}; {hint}Options: {' '.join(options)}")
 
 

@@ -99,6 +99,7 @@ def layers(dims: int, channels: int, options: argparse.Namespace) -> dict[str, n
         "ball": ball(conv()),
         "spacing": spacing(conv(), spacing_mm=(1.0,) * dims),
         "smooth": smooth(conv()),
+        "smooth, throughout": smooth(conv(), throughout=True),
         "masked": masked(conv()),
         "mirror": regular,
         "se": se(conv()),
@@ -108,6 +109,7 @@ def layers(dims: int, channels: int, options: argparse.Namespace) -> dict[str, n
     }
     if dims == 3:
         layers |= {"acs": acs(conv()), "acs, three convolutions": ThreePlanes(conv())}
+    layers = {name: layer for name, layer in layers.items() if name in {LIBRARY, *(options.layers or layers)}}
     for layer in layers.values():
         layer.to(options.device, memory_format=layout(dims))
     return layers

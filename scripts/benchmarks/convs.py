@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument(
+        "--layers", nargs="+", metavar="NAME", help="of the stages, such as basis mirror; default: all"
+    )
     parser.add_argument("--pairs", type=int, default=30, help="rounds in which every variant is timed once")
     parser.add_argument("--batch", type=int, default=2, help="samples, for the stages of a U-Net")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -69,6 +72,9 @@ def stages(options: argparse.Namespace) -> list[Row]:
     """Forward, forward with backward, and both with AdamW's update, of every convolution at a U-Net's
     sizes.
     """
+    known = layers(3, 8, argparse.Namespace(**{**vars(options), "layers": None}))
+    if unknown := [name for name in options.layers or () if name not in known]:
+        raise ValueError(f"--layers must be of {', '.join(known)}; got {', '.join(unknown)}")
     rows = []
     for dims, sizes in STAGES.items():
         for channels, size in sizes:

@@ -1,5 +1,6 @@
 """scripts/benchmarks/convs.py and conv_*.py: our convolutions beside those of torch, and their predicted costs."""
 
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,21 @@ def test_our_convolutions_are_timed_beside_those_of_torch(
     calls = {row["variant"]: row["convolution_calls"] for row in rows if row["benchmark"] == "backward"}
     assert calls["nn.Conv"] == calls["one call (ours)"] == 1 and calls["torch.nn.grad, two calls"] == 2
     assert "| nn.Conv |" in capsys.readouterr().out
+
+
+def test_layers_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(convs, "STAGES", {2: [(8, (8, 8))]})
+    words = ["convs", "--pairs", "1", "--parts", "stages", "--layers"]
+    rows = benchmark(monkeypatch, tmp_path, *words, "smooth, throughout")
+    assert {row["variant"] for row in rows} == {"nn.Conv", "smooth, throughout"}
+    with pytest.raises(ValueError, match="--layers must be of nn.Conv, transform, .*; got magic"):
+        convs.stages(convs_options(layers=["magic"]))
+
+
+def convs_options(**more: object) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    convs.add_arguments(parser)
+    return argparse.Namespace(**{**vars(parser.parse_args([])), **more})
 
 
 def test_predicted_ratios_are_reported_beside_measured_ones(

@@ -34,7 +34,10 @@ from medconv.utils.logging import message
             "there is no experiment=hipocampus; did you mean hippocampus? Options: hippo",
         ),
         ("hparams_search=typo", "there is no hparams_search=typo; Options: recipe"),
-        ("logger=aim", "there is no logger=aim; It needs pkg_resources, which setuptools has no more. Options"),
+        (
+            "logger=aim",
+            "there is no logger=aim; It needs pkg_resources, which setuptools has no more. Options",
+        ),
         ("trainer=dpp", "did you mean ddp"),
         (
             "hydra/launcher=joblib",

@@ -104,7 +104,7 @@ def plan(
         ("spacing", f"{size_text(spacing, 4)} mm", report.spacing_reason(seen, overrides)),
         ("patch", f"{size_text(patch, 4)} voxels", patch_why),
         ("batch", str(batch), why),
-        *report.network_rows(network, patch, overrides),
+        *report.network_rows(network, patch, spacing, overrides),
         ("normalisation", ", ".join(names), report.normalisation_reason(modalities, overrides)),
         ("memory", f"{needed_gb:.2g} of {budget.memory_gb:g} GB", report.memory_reason(budget)),
     ]

@@ -9,7 +9,7 @@ from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.spacing import slice_axis, thick_axis
-from medconv.planning.topology import MIN_EDGE, Network, coarsest, largest_patch, rounded_up
+from medconv.planning.topology import EVEN, MIN_EDGE, Network, coarsest, largest_patch, rounded_up
 from medconv.utils.logging import size_text
 
 _SMALL_VIEW = 0.25  # of the median image's voxels; with less in a patch nnU-Net trains a coarser network, too
@@ -81,25 +81,50 @@ def spacing_reason(seen: Fingerprint, overrides: PlanOverrides) -> str:
 
 
 def network_rows(
-    network: Network, patch: Sequence[int], overrides: PlanOverrides
+    network: Network, patch: Sequence[int], spacing: Sequence[float], overrides: PlanOverrides
 ) -> list[tuple[str, str, str]]:
     left = size_text(coarsest(patch, network.strides), 4)
+    short = "short or odd" if overrides.patch_size is not None else "short"
+    rests = f"an axis rests until the others' voxels are as long, or where it is {short}"
+    even = "all axes alike" if network.strides else "a single stage"
     late = any(1 in step for step in network.strides)
-    thin = any(1 in kernel for kernel in network.kernel_sizes)
-    rests = "an axis rests until the others' voxels are as long, or where it is short"
-    uneven = "1 across voxels twice as long as the finest, until they even out"
     reasons = {
-        "strides": f"{rests if late else 'all axes alike'}; {left} voxels are left",
-        "kernel_sizes": uneven if thin else "voxels are near cubes",
+        "stages": _stages_reason(len(network.channels), overrides),
+        "strides": f"{rests if late else even}; {left} voxels are left",
+        "kernel_sizes": _kernels_reason(network, spacing),
         "channels": "twice as many in each stage, up to nnU-Net's limit",
     }
-    reasons |= {key: f"plan.{key}" for key in reasons if getattr(overrides, key) is not None}
+    reasons |= {key: f"plan.{key}" for key in reasons if getattr(overrides, key, None) is not None}
     return [
-        ("stages", str(len(network.channels)), f"halved while {MIN_EDGE} voxels are left along an axis"),
+        ("stages", str(len(network.channels)), reasons["stages"]),
         ("strides", _each(network.strides), reasons["strides"]),
         ("kernels", _each(network.kernel_sizes), reasons["kernel_sizes"]),
         ("channels", " ".join(map(str, network.channels)), reasons["channels"]),
     ]
+
+
+def _stages_reason(num_stages: int, overrides: PlanOverrides) -> str:
+    """The key that sets their number or limits it, where one does."""
+    if overrides.strides is not None:
+        return "plan.strides"
+    lists = {
+        "plan.channels": overrides.channels,
+        "plan.kernel_sizes": overrides.kernel_sizes,
+        "model.residual_blocks": overrides.residual_blocks,
+    }
+    lengths = {key: len(value) for key, value in lists.items() if isinstance(value, (list, tuple))}
+    limits = {"plan.max_stages": overrides.max_stages, **lengths}
+    found = [key for key, most in limits.items() if most == num_stages]
+    halved = f"halved while {MIN_EDGE} voxels are left along an axis"
+    return f"{halved}, up to {' and '.join(found)}" if found else halved
+
+
+def _kernels_reason(network: Network, spacing: Sequence[float]) -> str:
+    if any(1 in kernel for kernel in network.kernel_sizes):
+        return "1 across voxels twice as long as the finest, until they even out"
+    if max(spacing) < EVEN * min(spacing):
+        return "voxels are near cubes" if len(spacing) == 3 else "voxels are near squares"
+    return "3 along every axis in the last stage"
 
 
 def _each(rows: Sequence[Sequence[int]]) -> str:

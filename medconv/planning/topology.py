@@ -10,7 +10,7 @@ from medconv.planning.sizes import Size
 MIN_EDGE = 4  # voxels along an axis at the coarsest stage
 _THICK = 3  # times the finest voxel: slices that are seldom halved, as neighbours have little in common
 # Axes whose voxels differ by less than this factor are halved together, and get kernels of 3 together.
-_EVEN = 2
+EVEN = 2
 _PATCH_EDGE = {2: 2048, 3: 256}  # the largest patch holds as many voxels as a square or cube of this edge
 
 Steps = tuple[tuple[int, ...], ...]
@@ -51,7 +51,7 @@ def halvings(patch: Sequence[int], spacing: Sequence[float], exact: bool, max_st
     steps: list[tuple[int, ...]] = []
     while max_stages is None or len(steps) < max_stages - 1:
         can = [a for a, n in enumerate(size) if n >= least[a] and not (exact and n % 2)]
-        halve = [a for a in can if voxel[a] < _EVEN * min(voxel[b] for b in can)]
+        halve = [a for a in can if voxel[a] < EVEN * min(voxel[b] for b in can)]
         if not halve or (len(halve) == 1 and size[halve[0]] < 3 * MIN_EDGE):
             break
         steps.append(tuple(2 if a in halve else 1 for a in range(len(size))))
@@ -65,7 +65,7 @@ def kernels(spacing: Sequence[float], strides: Steps) -> Steps:
     voxel, kernel, sizes = [float(s) for s in spacing], [1] * len(spacing), []
     for step in ((1,) * len(voxel), *strides):
         voxel = [v * s for v, s in zip(voxel, step, strict=True)]
-        kernel = [3 if k == 3 or v < _EVEN * min(voxel) else 1 for k, v in zip(kernel, voxel, strict=True)]
+        kernel = [3 if k == 3 or v < EVEN * min(voxel) else 1 for k, v in zip(kernel, voxel, strict=True)]
         sizes.append(tuple(kernel))
     return (*sizes[:-1], (3,) * len(voxel))
 

@@ -1,6 +1,9 @@
 """medconv/planning/report.py: the table of a plan, and the hint where a patch shows little of the image."""
 
-from helpers.plans import NNUNET, published, reason
+from typing import Any
+
+import pytest
+from helpers.plans import NNUNET, published, reason, single_case
 
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
@@ -40,5 +43,41 @@ def test_the_reason_of_the_strides_fits_them() -> None:
     for strides in (((2, 2, 2), (2, 2, 1)), ((2, 2, 1),)):
         stages = len(strides) + 1
         network = Network(strides, ((3, 3, 3),) * stages, (32,) * stages)
-        rows = {row[0]: row[2] for row in network_rows(network, (32, 32, 8), PlanOverrides())}
+        rows = {row[0]: row[2] for row in network_rows(network, (32, 32, 8), (1, 1, 1), PlanOverrides())}
         assert rows["strides"].startswith("an axis rests")
+
+
+def test_the_reasons_of_a_single_stage_fit_it() -> None:
+    """A single stage has no strides, and kernels of 3 across thick slices, too."""
+    thick = plan(single_case((32, 32, 8), (1, 1, 20)), PlanOverrides(max_stages=1))
+    assert thick.strides == () and thick.kernel_sizes == ((3, 3, 3),)
+    assert reason(thick, "strides") == "a single stage; 32 x 32 x 8 voxels are left"
+    assert reason(thick, "kernels") == "3 along every axis in the last stage"
+    assert reason(plan(single_case((32, 32, 8), (1, 1, 20))), "kernels").startswith("1 across voxels twice")
+    assert reason(plan(single_case((32, 32, 8), (1, 1, 1))), "kernels") == "voxels are near cubes"
+    assert reason(plan(single_case((32, 32), (1, 1))), "kernels") == "voxels are near squares"
+
+
+def test_an_axis_of_an_odd_patch_is_said_to_rest() -> None:
+    """45 voxels of 1 mm are neither short nor longer than others, but cannot be halved."""
+    planned = plan(single_case((36, 50, 35), (1, 1, 1)), PlanOverrides(patch_size=[45, 60, 16]))
+    assert planned.strides == ((1, 2, 2), (1, 2, 2))
+    assert "or where it is short or odd; 45 x 15 x 4 voxels" in reason(planned, "strides")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, "halved while 4 voxels are left along an axis"),
+        ({"max_stages": 2}, "halved while 4 voxels are left along an axis, up to plan.max_stages"),
+        ({"channels": [8, 16]}, "halved while 4 voxels are left along an axis, up to plan.channels"),
+        (
+            {"residual_blocks": [1, 1]},
+            "halved while 4 voxels are left along an axis, up to model.residual_blocks",
+        ),
+        ({"max_stages": 20}, "halved while 4 voxels are left along an axis"),
+        ({"strides": [2]}, "plan.strides"),
+    ],
+)
+def test_the_reason_of_the_stages_names_what_limits_them(values: dict[str, Any], expected: str) -> None:
+    assert reason(plan(single_case((64, 64, 64), (1, 1, 1)), PlanOverrides(**values)), "stages") == expected

@@ -10,6 +10,7 @@ import numpy as np
 
 from medconv.data.case import Grid
 from medconv.data.datasets import common
+from medconv.data.io.rtstruct import structures_of, without
 from medconv.data.per_case import check_source_spacing, source_spacing
 from medconv.inference import manifest
 from medconv.inference.manifest import MANIFEST
@@ -120,6 +121,27 @@ def annotated(options: Sequence[str], cases: Collection[str], names: Sequence[st
             raise ValueError(f"--annotated {option}: another pattern matches case {twice[0]}, too")
         found |= dict.fromkeys(matched, classes)
     return found
+
+
+def with_annotated_structures(
+    references: Mapping[str, Path], options: Sequence[str], targets: SegmentationTargets | None
+) -> dict[str, Path]:
+    """The references; contours (RTSTRUCT) may lack the structures of classes that are not annotated.
+
+    Args: options: as `annotated` takes them. targets: None: classes are numbered.
+    """
+    paths, count = (
+        dict(references),
+        max((len(structures_of(path)) for path in references.values()), default=0),
+    )
+    if not options or not count:
+        return paths
+    numbers = {str(value): (value,) for value in range(1, 1 + count)}
+    by_name: Mapping[str, tuple[int, ...]] = targets.by_name if targets else numbers
+    for case, names in annotated(options, references, list(by_name)).items():
+        known = {value for name in names for value in by_name[name]}
+        paths[case] = without(paths[case], {*range(1, 1 + count)} - known)
+    return paths
 
 
 def recorded_images(predictions: Path) -> dict[str, Path]:

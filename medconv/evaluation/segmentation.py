@@ -114,6 +114,7 @@ def evaluate(
     if missing:
         raise ValueError(f"--references {references}: no label map there for {', '.join(missing[:20])}")
     targets = labels.agreed_targets(folders, labels_home)
+    reference_paths = labels.with_annotated_structures(reference_paths, annotated, targets)
     tolerances = tolerance_mm or {}
     if targets:
         labels.check_tolerances(tolerances, targets.names)  # fail before the work

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from helpers import dicoms
 from helpers.dicoms import AXIAL, OBLIQUE, array, series
+from helpers.label_maps import with_names
+from helpers.volumes import preprocessing_config
 
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.folder import folder as folder_layout
@@ -15,6 +17,7 @@ from medconv.data.io.images import read_label, write_label
 from medconv.data.io.rtstruct import structures_of
 from medconv.data.per_case import with_annotated
 from medconv.data.preprocessing.fingerprint import check
+from medconv.data.preprocessing.pipeline import prepare
 from medconv.evaluation import segmentation
 from medconv.inference.inputs import find_cases
 
@@ -127,6 +130,34 @@ def test_patterns_train_and_evaluate(tmp_path: Path) -> None:
     assert np.array(partly.fingerprint.class_voxels)[:, 1:].tolist() == [[20, 20], [20, 0]]
     with pytest.raises(ValueError, match=r"a structure has no name, expected #roi=NAME;NAME"):
         folder_layout(f"{tmp_path}/{{id}}/ct", f"{pattern};;liver")
+
+
+@pytest.mark.parametrize("names", [("heart", "lung"), None])
+def test_a_missing_structure_is_prepared_and_evaluated_where_it_is_not_annotated(
+    tmp_path: Path, names: tuple[str, ...] | None
+) -> None:
+    """Case b has no lung. Args: names: of the classes, beside the predictions; None: they are numbered."""
+    for case, drawn in (("a", {"Heart": [(2, OUTER)], "Lung": [(3, OUTER)]}), ("b", {"Heart": [(2, OUTER)]})):
+        scan = series(tmp_path / case / "ct", array(seed=ord(case)))
+        rtstruct(tmp_path / case / "rs.dcm", drawn, dicoms.affine())
+        write_label(tmp_path / "pred" / f"{case}.nii.gz", box(slice(2, 3)) + 2 * box(slice(3, 4)), scan)
+    pattern = f"{tmp_path}/{{id}}/rs.dcm#roi=heart;lung"
+    dataset = with_annotated(folder_layout(f"{tmp_path}/{{id}}/ct", pattern), {"b": ["heart"]})
+    store = prepare(dataset, preprocessing_config((0.7, 0.8, 6.5)), tmp_path / "cache", 1)
+    assert [np.unique(store.read(case).label).tolist() for case in "ab"] == [[0, 1, 2], [0, 1]]
+    if names:
+        with_names(tmp_path / "pred", "background", *names)
+    heart, lung = names or ("1", "2")
+    evaluation = segmentation.evaluate(tmp_path / "pred", Path(pattern), annotated=[f"b={heart}"])
+    expected = [{heart: 1.0, lung: 1.0}, {heart: 1.0, lung: None}]
+    assert [row["dice"] for row in evaluation.result["cases"]] == expected
+    assert evaluation.page()
+    with pytest.raises(ValueError, match=r"case b: .*rs\.dcm: no structures are 'lung'; there are 'Heart'"):
+        segmentation.evaluate(tmp_path / "pred", Path(pattern))
+    with pytest.raises(ValueError, match=r"case b: .*rs\.dcm: no structures are 'lung'"):
+        segmentation.evaluate(tmp_path / "pred", Path(pattern), annotated=[f"b={heart},{lung}"])
+    with pytest.raises(ValueError, match=rf"--annotated b=x: no class 'x'; there are {heart}, {lung}"):
+        segmentation.evaluate(tmp_path / "pred", Path(pattern), annotated=["b=x"])
 
 
 def test_structures_that_are_not_annotated_may_be_missing_in_joined_labels_too(tmp_path: Path) -> None:

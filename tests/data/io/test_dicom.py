@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import io
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,11 +14,14 @@ import pytest
 from helpers import dicoms
 from helpers.dicoms import AXIAL, OBLIQUE, array, change, change_one, names, save, series, with_new_uid
 from helpers.formats import assert_error_names
+from PIL import Image
 
 from medconv.data.datasets.folder import folder as folder_layout
 from medconv.data.io import dicom, images
+from medconv.data.io.dicom_headers import is_dicom
 from medconv.data.io.images import read_array, read_image, write_channels, write_label
 from medconv.data.preprocessing.fingerprint import check
+from medconv.inference.inputs import find_cases
 
 
 @pytest.mark.parametrize("orientation", [AXIAL, OBLIQUE, (0, 1, 0, 0, 0, -1)])
@@ -308,6 +311,31 @@ def test_b_values_of_siemens_separate_volumes(tmp_path: Path, source: str) -> No
             read_array(tmp_path / f"all{choice}")
 
 
+@pytest.mark.parametrize("kind", ["implicit", "unknown", "empty"])
+def test_a_private_b_value_is_read_in_any_encoding(tmp_path: Path, kind: str) -> None:
+    """Archives often turn files into implicit VR, and private elements into UN or nothing."""
+    voxels = {b: array(seed=b) for b in (1000, 50)}
+    for b, volume in voxels.items():
+
+        def edit(content: Any, z: int, b: int = b) -> None:
+            siemens(content, "private", b)
+            if kind == "empty":
+                siemens(content, "sequence name", b)
+            if kind != "implicit":
+                content[0x0019, 0x100C] = dicoms.pydicom.DataElement(
+                    0x0019100C, "UN", b"" if kind == "empty" else f"{b:<4}".encode()
+                )
+
+        for path in series(tmp_path / f"{b}", volume, edit=edit).iterdir():
+            content = dicoms.pydicom.dcmread(path)
+            if kind == "implicit":
+                content.file_meta.TransferSyntaxUID = dicoms.pydicom.uid.ImplicitVRLittleEndian
+            (tmp_path / "all").mkdir(exist_ok=True)
+            content.save_as(tmp_path / "all" / f"{b}{path.name}")
+    for b, volume in voxels.items():
+        np.testing.assert_array_equal(read_array(tmp_path / f"all#b={b}")[0], volume)
+
+
 @pytest.mark.parametrize("implicit", [True, False])
 def test_a_series_without_preamble_is_read(tmp_path: Path, implicit: bool) -> None:
     """As ACR-NEMA and some archives have it: elements from the first byte on."""
@@ -322,12 +350,43 @@ def test_a_series_without_preamble_is_read(tmp_path: Path, implicit: bool) -> No
     np.testing.assert_allclose(grid.matrix, dicoms.affine(), atol=1e-6)
 
 
-def test_jpeg_of_12_bits_names_its_decoder(tmp_path: Path) -> None:
-    """A file of a scanner, from pydicom's own tests."""
-    if find_spec("libjpeg") is not None:
-        pytest.skip("a decoder of JPEG with 12 bits is installed")
-    path = shutil.copy(dicoms.pydicom.data.get_testdata_file("JPEG-lossy.dcm"), tmp_path / "scan.dcm")
-    with pytest.raises(
-        ValueError, match=r"scan\.dcm: compressed as JPEG Extended.* 12 bits; pip install pylib"
-    ):
-        dicom._pixels(Path(path))
+def test_a_file_that_begins_with_its_meta_header_is_recognised(tmp_path: Path) -> None:
+    """With the elements of group 2, but neither the 128 bytes nor DICM before them; in any kind of name."""
+    path = names(series(tmp_path / "series", voxels := array((9, 7, 1))))[0]
+    (tmp_path / "bare").mkdir()
+    (bare := tmp_path / "bare/IM1").write_bytes(path.read_bytes()[132:])
+    assert is_dicom(bare) and is_dicom(tmp_path / "bare")
+    np.testing.assert_array_equal(read_array(bare)[0], voxels)
+    (case,) = find_cases(tmp_path / "bare", 1)
+    np.testing.assert_array_equal(read_image(case.images)[0][0], voxels)
+    bare.write_bytes(bytes(132) + path.read_bytes()[132:])
+    assert not is_dicom(bare)
+
+
+def test_jpeg_of_12_bits_is_read_or_names_its_decoder(tmp_path: Path) -> None:
+    """A file of a scanner, from pydicom's own tests; its scan ends at a frequency that the standard forbids."""
+    content = dicoms.pydicom.dcmread(dicoms.pydicom.data.get_testdata_file("JPEG-lossy.dcm"))
+    stream = bytearray(content.PixelData)
+    stream[stream.index(b"\xff\xda") + 8] = 63
+    content.PixelData = bytes(stream)
+    content.save_as(path := tmp_path / "scan.dcm")
+    assert (content.file_meta.TransferSyntaxUID, content.BitsStored) == ("1.2.840.10008.1.2.4.51", 12)
+    if find_spec("libjpeg") is None:
+        words = r"compressed as JPEG Extended.* 12 bits; pip install pylibjpeg pylibjpeg-libjpeg"
+        assert_error_names(path, words)
+    else:
+        image, _ = read_array(path)
+        assert image.shape == (256, 1024, 1) and (image.min(), image.max()) == (0, 264)  # above 8 bits
+
+
+def test_jpeg_of_the_same_syntax_with_8_bits_is_read(tmp_path: Path) -> None:
+    if not dicoms.pydicom.pixels.get_decoder(dicom._JPEG_12_BIT).is_available:
+        pytest.skip("no decoder of JPEG here")
+    ramp = np.add.outer(np.arange(24), 5 * np.arange(32)).astype(np.uint8)
+    path = names(series(tmp_path, ramp.T[..., None]))[0]
+    Image.fromarray(ramp).save(picture := io.BytesIO(), "JPEG", quality=95)
+    content = dicoms.pydicom.dcmread(path)
+    content.PixelData = dicoms.pydicom.encaps.encapsulate([picture.getvalue()])
+    content["PixelData"].VR, content.file_meta.TransferSyntaxUID = "OB", dicom._JPEG_12_BIT
+    content.save_as(path)
+    np.testing.assert_allclose(read_array(path)[0][..., 0], ramp.T, atol=3)

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from helpers.label_maps import folders, label_of, save, save_spaced, with_names
 from medconv.evaluation import segmentation
 from medconv.evaluation.evaluate import table, write
 from medconv.inference.manifest import MANIFEST
+from medconv.targets.label_map import LabelMapTargets
 
 
 def evaluate(*arguments: Any, **options: Any) -> dict[str, Any]:
@@ -208,6 +210,19 @@ def test_regions_are_scored_and_ignored_voxels_are_not(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=rf"{predictions}/a\.nii\.gz: label value 3 is not declared, expected 0 to 2"
     ):
+        evaluate(predictions, references)
+
+
+def test_voxels_of_several_values_to_ignore_are_not_scored(tmp_path: Path) -> None:
+    """As the manifest beside the predictions says that training ignored them."""
+    predicted, true_labels = label_of(6, 4), label_of(4, 6)
+    true_labels.ravel()[4], true_labels.ravel()[5] = 7, 9  # what is wrong
+    predictions, references = folders(tmp_path, {"a": predicted}, {"a": true_labels})
+    targets = replace(LabelMapTargets.of_classes(("background", "one", "two"), 9), also_ignored=(7,))
+    (predictions / MANIFEST).write_text(json.dumps({"targets": targets.plain()}))
+    assert dices(evaluate(predictions, references)) == {"one": 1.0, "two": 1.0}
+    (predictions / MANIFEST).write_text(json.dumps({"targets": replace(targets, also_ignored=()).plain()}))
+    with pytest.raises(ValueError, match=rf"{references}/a\.nii\.gz: label value 7 is not declared"):
         evaluate(predictions, references)
 
 

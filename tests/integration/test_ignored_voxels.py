@@ -155,3 +155,24 @@ def test_augmentation_moves_the_value_to_ignore_like_a_class(tmp_path: Path) -> 
         "sample": torch.arange(8)
     }
     assert set(augment(batch)["label"].unique().tolist()) == {0, 1, 2, 255}
+
+
+def test_several_values_to_ignore_are_one_in_checks_and_stores(tmp_path: Path) -> None:
+    """Label maps with 3 and 255, of which neither is a class."""
+    root = write_msd(tmp_path / "data", 2)
+    label = label_array(0)
+    label[:, :, 5:8], label[:, :, 8:] = 3, 255
+    save(root / "labelsTr/case_0.nii.gz", label, AFFINE)
+    dataset = msd(root).with_targets(regions=None, regions_order=None, ignore_label=[3, 255])
+    report = examine(dataset.cases[0], dataset)
+    assert not report.errors and not report.warnings
+    assert report.class_voxels == tuple(int((label == value).sum()) for value in range(3))
+    for config in (preprocessing_config(), preprocessing_config((1.5, 1.5, 1.5))):
+        entry = prepare(dataset, config, tmp_path / "cache", 1).read("case_0")
+        assert set(np.unique(entry.label)) == {0, 1, 2, 3}
+        assert (entry.label == 3).mean() == pytest.approx(0.5, abs=0.08)
+    label[0, 0, 0] = 4
+    save(root / "labelsTr/case_0.nii.gz", label, AFFINE)
+    words = r"label values \[4\] are not declared, expected 0, 1, 2, 3, 255"
+    with pytest.raises(ValueError, match=rf"case_0: .*case_0\.nii\.gz: {words}"):
+        check(dataset, 1)

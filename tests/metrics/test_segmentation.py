@@ -197,3 +197,13 @@ def test_lesions_are_measured_where_they_are_asked_for() -> None:
         one, (0.0, None)
     )
     assert "lesion_f1" not in measure(a, b, grid(a), TARGETS, MM)
+
+
+def test_lesion_sensitivity_is_of_the_reference_and_precision_of_the_prediction() -> None:
+    """One of four lesions is found, by one of two predictions."""
+    a, b = np.zeros((2, 20, 10, 8), np.int16)
+    for start in (0, 4, 8, 12):
+        b[start : start + 2, 0:2, 0:2] = 1
+    a[0:2, 0:2, 0:2], a[16:18, 0:2, 0:2] = 1, 1
+    rows = measure(a, b, grid(a), TARGETS, MM, 0.5)
+    assert (rows["lesion_sensitivity"]["one"], rows["lesion_precision"]["one"]) == (0.25, 0.5)

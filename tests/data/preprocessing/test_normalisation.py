@@ -1,19 +1,20 @@
 """medconv/data/preprocessing/normalisation.py: values that float32 cannot square, and no-data values."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.loaded_models import segmentation
-from helpers.volumes import image_array, preprocessing_config, save, write_msd
+from helpers.volumes import AFFINE, SHAPE, image_array, preprocessing_config, save, write_msd
 from torch import nn
 
 from medconv.data.case import Grid
 from medconv.data.datasets.decathlon import msd
 from medconv.data.preprocessing.fingerprint import check
-from medconv.data.preprocessing.normalisation import normalise
+from medconv.data.preprocessing.normalisation import normalise, range_error
 from medconv.data.preprocessing.pipeline import prepare
-from medconv.data.preprocessing.preprocess import preprocess
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess
 from medconv.inference.predictor import Predictor
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -95,3 +96,76 @@ def test_zscore_nonzero_leaves_what_is_outside_the_mask() -> None:
         normalise(channel, "zscore_nonzero", {}, everywhere), normalise(channel, "zscore", {})
     )
     assert not normalise(np.zeros_like(channel), "zscore_nonzero", {}, np.zeros_like(mask)).any()
+
+
+NAMES = ["zscore", "zscore_nonzero", "rescale", "dataset", "ct"]
+
+
+def config_of(name: str, scale: float = 1.0, channels: int = 1) -> PreprocessingConfig:
+    statistics = {key: value * scale for key, value in STATISTICS.items()}
+    return PreprocessingConfig(3, (0.8, 1.5, 2.3), (name,) * channels, (statistics,) * channels)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("resize", [None, (8, 9, 7)])
+def test_the_scale_of_an_image_changes_nothing_once_it_is_resampled(
+    name: str, resize: tuple[int, ...] | None
+) -> None:
+    image, grid = image_array(0)[None], Grid.of(SHAPE, AFFINE)
+    image[:, :2] = 0  # around the content
+    large = image * np.float32(1e30)
+    expected, found = (
+        preprocess(voxels, grid, replace(config_of(name, scale), resize=resize))[0]
+        for voxels, scale in ((image, 1.0), (large, 1e30))
+    )
+    assert expected.dtype == found.dtype == np.float32 and found.std() > 0.1
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "none"])
+@pytest.mark.parametrize("value", [LOWEST, -1e8])
+def test_a_no_data_value_is_refused_by_every_normalisation(name: str, value: float) -> None:
+    """In the second channel; 1e8 is more than a million times as far away as the others are apart."""
+    image = np.stack([image_array(0), image_array(1)])
+    image[1, :2, :3] = value
+    words = (
+        rf"channel 1: values from {-abs(value):.4g} to 15.*: {value:.4g} \(60 voxels\) looks like a no-data"
+    )
+    with pytest.raises(ValueError, match=words.replace("+", r"\+")):
+        preprocess(image, Grid.of(SHAPE, AFFINE), config_of(name, channels=2))
+
+
+@pytest.mark.parametrize("name", [*NAMES, "none"])
+def test_air_and_metal_are_no_no_data_values(name: str) -> None:
+    image = image_array(0)
+    image[0], image[1] = -32768, 30000
+    assert np.isfinite(normalise(image, name, STATISTICS)).all() and not range_error(image)
+
+
+def test_zscore_nonzero_normalises_holes_and_what_any_channel_has() -> None:
+    """A ventricle of value 0 is part of the brain; channel 1 is 0 in half of it."""
+    rng = np.random.default_rng(0)
+    image = np.zeros((2, 10, 9, 8), np.float32)
+    image[:, 2:8, 1:8, 1:7] = rng.normal(50, 10, (2, 6, 7, 6))
+    image[:, 0, 0, 0] = 1  # keeps the border in the content
+    image[:, 4:6, 3:5, 3:5] = 0
+    image[1, 2:5] = 0
+    inside = np.zeros((10, 9, 8), bool)
+    inside[2:8, 1:8, 1:7] = inside[0, 0, 0] = True
+    found, crop_info = preprocess(
+        image,
+        Grid.of((10, 9, 8), np.eye(4)),
+        PreprocessingConfig(3, (1, 1, 1), ("zscore_nonzero",) * 2, ({},) * 2),
+    )
+    inside = inside[crop_info.slices]
+    for channel, values in zip(found, image[(slice(None), *crop_info.slices)], strict=True):
+        expected = (values[inside] - values[inside].mean()) / values[inside].std()
+        np.testing.assert_allclose(channel[inside], expected, atol=1e-4)
+        assert not channel[~inside].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_constant_channel_becomes_one_finite_value(name: str) -> None:
+    channel = np.full((4, 5, 6), 7, np.float32)
+    found = normalise(channel, name, STATISTICS, np.ones(channel.shape, bool))
+    assert np.isfinite(found).all() and found.min() == found.max()

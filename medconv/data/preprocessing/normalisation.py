@@ -30,7 +30,7 @@ def range_error(channel: np.ndarray) -> str:
         return ""  # at most two values
     spread = inner_high - inner_low or min(high - inner_high, inner_low - low)
     if high - low <= _NO_DATA * spread:
-        return ""
+        return _interpolated_error(channel[inside], low, high) if high - low > _LARGEST else ""
     value, others = high, (low, inner_high)
     if inner_low - low > high - inner_high:
         value, others = low, (inner_low, high)
@@ -41,6 +41,19 @@ def range_error(channel: np.ndarray) -> str:
         f"values from {low:.4g} to {high:.4g}, but all others lie between {inner_low:.4g} and "
         f"{inner_high:.4g}: {value:.4g} ({count} voxels) looks like a no-data value; replace it, for "
         "example by the value of the background"
+    )
+
+
+def _interpolated_error(inner: np.ndarray, low: float, high: float) -> str:
+    """The same of an image that was resampled since: values lie between the no-data value and all others."""
+    first, last = np.percentile(inner.astype(np.float64), [25, 75])
+    if not 0 < _NO_DATA * (last - first) < high - low:
+        return ""
+    value = low if first - low > high - last else high
+    return (
+        f"values from {low:.4g} to {high:.4g}, but half of those between lie from {first:.4g} to {last:.4g}: "
+        f"{value:.4g} looks like a no-data value that resampling has mixed with its neighbours; replace "
+        "it before that, for example by the value of the background"
     )
 
 

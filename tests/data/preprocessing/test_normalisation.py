@@ -22,7 +22,7 @@ STATISTICS = {"percentile_00_5": 9.0, "percentile_99_5": 16.0, "mean": 11.0, "st
 
 
 @pytest.mark.parametrize("name", ["zscore", "rescale", "dataset", "ct"])
-@pytest.mark.parametrize("scale", [1e30, 1e-30])
+@pytest.mark.parametrize("scale", [1e30, 1e-22, 1e-30])  # float32 holds few digits of the square of 1e-22
 def test_the_scale_of_an_image_changes_nothing(name: str, scale: float) -> None:
     image = image_array(0)
     expected = normalise(image, name, STATISTICS)
@@ -133,6 +133,31 @@ def test_a_no_data_value_is_refused_by_every_normalisation(name: str, value: flo
     )
     with pytest.raises(ValueError, match=words.replace("+", r"\+")):
         preprocess(image, Grid.of(SHAPE, AFFINE), config_of(name, channels=2))
+
+
+@pytest.mark.parametrize("value", [LOWEST, -LOWEST])
+def test_a_no_data_value_that_was_interpolated_is_refused(tmp_path: Path, value: float) -> None:
+    """Resampled by another program: voxels at the edge have any value between, and all others become one."""
+    dataset = msd(write_msd(tmp_path))
+    image = image_array(1)
+    image[:2], image[2] = value, value * np.linspace(0.1, 0.9, 140).reshape(14, 10)
+    path = save(dataset.cases[1].images[0], image)
+    words = (
+        rf"case case_1: {path}: .*values from .*: -?3\.403e\+38 looks like a no-data value that resampling"
+    )
+    for run in (check, lambda *given: prepare(given[0], config_of("rescale"), tmp_path / "store", 1)):
+        with pytest.raises(ValueError, match=words):
+            run(dataset, 1)
+    image[:3] = 0
+    assert not range_error(image) and not range_error(image * np.float32(1e30))
+
+
+def test_few_values_and_a_large_empty_background_have_no_no_data_value() -> None:
+    image = np.zeros((4, 5, 6), np.float32)
+    image[1], image[2] = 1, 2
+    np.testing.assert_allclose(normalise(image, "rescale", {}), image / 2)
+    image[3, 0, :3] = -3e30, 5e30, 4e30  # most voxels have one value between
+    assert np.isfinite(normalise(image[3:], "zscore", {})).all()
 
 
 @pytest.mark.parametrize("name", [*NAMES, "none"])

@@ -98,9 +98,9 @@ def test_each_config_has_its_own_store(tmp_path: Path) -> None:
     assert all(store.has(dataset.cases[0]) for store in stores)
 
 
-@pytest.mark.parametrize("name", ["zscore", "ct"])
-def test_a_changed_image_affects_other_cases_only_with_ct(tmp_path: Path, name: str) -> None:
-    """With `ct`, each case depends on the intensities of all cases."""
+@pytest.mark.parametrize("name", ["zscore", "ct", "dataset"])
+def test_a_changed_image_affects_other_cases_only_with_ct_and_dataset(tmp_path: Path, name: str) -> None:
+    """With these, each case depends on the intensities of all cases."""
     dataset = tiny(tmp_path / "data", 4)
 
     def prepared() -> Store:
@@ -112,7 +112,7 @@ def test_a_changed_image_affects_other_cases_only_with_ct(tmp_path: Path, name: 
     before = times(first)
     save(dataset.cases[2].images[0], image_array(2) * 1.01)
     second = prepared()
-    if name == "ct":
+    if name != "zscore":
         assert second.folder != first.folder
     else:
         assert second.folder == first.folder and rewritten(second, before) == {"case_2"}

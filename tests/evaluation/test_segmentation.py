@@ -11,6 +11,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.label_maps import folders, label_of, save, save_spaced, with_names
+from PIL import Image
 
 from medconv.evaluation import segmentation
 from medconv.evaluation.evaluate import table, write
@@ -118,6 +119,13 @@ def test_the_csv_has_a_row_per_case_and_class_the_table_one_per_class(tmp_path: 
     assert lines[1] == ["liver", "1.0000", "0.0000", "1.0000", "0.00", "0.00", "0.0", "2"]
     assert lines[2] == ["tumour,", "left", "0.0000", "-", "0.0000", "16.73", "16.73", "-", "1"]
     assert lines[3] == ["mean", "foreground", "0.5000", "-", "0.5000", "8.37", "8.37", "0.0"]
+
+
+def test_volume_errors_are_in_per_cent_in_the_table(tmp_path: Path) -> None:
+    evaluation = segmentation.evaluate(*folders(tmp_path, {"a": label_of(6)}, {"a": label_of(4)}))
+    assert evaluation.result["mean"]["volume_error"] == 0.5
+    _, row, mean = (line.split() for line in table(evaluation).splitlines())
+    assert row[-2:] == ["50.0", "1"] and mean[-1] == "50.0"
 
 
 def test_class_names_come_from_the_manifest_or_the_dataset(tmp_path: Path) -> None:
@@ -355,3 +363,30 @@ def test_a_class_that_a_reference_lacks_does_not_count(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=f"^--annotated .*: {words}"):
             evaluate(*folders_, annotated=["b_*=1", option])
+
+
+def test_a_class_that_a_reference_lacks_does_not_count_in_a_comparison(tmp_path: Path) -> None:
+    """Case b is annotated for class 1 alone, and both sets have some of class 2 there."""
+    true_labels = {"a": label_of(4, 6), "b": label_of(4)}
+    folders_ = folders(tmp_path, {"a": label_of(4, 3), "b": label_of(4, 5)}, true_labels)
+    for case, label in {"a": label_of(4, 6), "b": label_of(4, 1)}.items():
+        save_spaced(tmp_path / "other" / f"{case}.nii.gz", label)
+    result = evaluate(*folders_, tmp_path / "other", annotated=["b=1"])
+    assert [row["dice"]["2"] for row in result["compare"]["cases"]] == [1.0, None]
+    assert result["compare"]["per_class"]["2"]["dice"] == 1.0
+    assert result["comparison"]["2"]["dice"]["n"] == 1
+
+
+def test_no_value_to_ignore_may_be_one_that_masks_use(tmp_path: Path) -> None:
+    """A picture of 0 and 255 is read as a mask of 0 and 1."""
+    true_label = np.zeros((8, 9), np.uint8)
+    true_label[2:5, 2:5] = 1
+    for name in ("predictions", "labelsTr"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(true_label).save(tmp_path / name / "a.png")
+    targets = replace(LabelMapTargets.of_classes(("background", "one"), 9), also_ignored=(255,))
+    (tmp_path / "predictions" / MANIFEST).write_text(json.dumps({"targets": targets.plain()}))
+    with pytest.raises(
+        ValueError, match=r"labelsTr/a\.png: the value to ignore must be below 100.* 0 and 255"
+    ):
+        evaluate(tmp_path / "predictions", tmp_path / "labelsTr")

@@ -11,8 +11,10 @@ import numpy as np
 from helpers.label_maps import dataset, label, save
 from PIL import Image
 
+from medconv.evaluation import segmentation_report
 from medconv.evaluation.segmentation import evaluate
 from medconv.inference.manifest import MANIFEST
+from medconv.metrics.segmentation import METRICS
 
 NASTY = '<script>alert("x")</script>&\'"'
 VOID = {"meta", "img", "br"}
@@ -109,3 +111,14 @@ def test_a_class_without_voxels_is_undefined(tmp_path: Path) -> None:
     (tmp_path / "out" / MANIFEST).write_text('{"class_names": ["background", "one"]}')
     page = Page(evaluate(tmp_path / "out", tmp_path / "labelsTr").page())
     assert "no case has a defined Dice" in page.text and "undefined in every case" in page.text
+
+
+def test_significant_differences_are_green_where_the_first_set_is_better() -> None:
+    """Higher Dice, lower distances, and lower absolute volume errors are better."""
+    better = {"dice": 0.1, "hd95_mm": -2.0, "volume_error": -0.1, "volume_error_ml": -1.0}
+    for metric in (metric for metric in METRICS if metric.name in better):
+        row = {"difference": better[metric.name], "p_holm": 0.01}
+        assert segmentation_report._better(row, metric) == "good"
+        assert segmentation_report._better({**row, "difference": -row["difference"]}, metric) == "bad"
+        for p in (0.05, None):
+            assert segmentation_report._better({**row, "p_holm": p}, metric) == ""

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.loaded_models import segmentation
-from helpers.volumes import AFFINE, SHAPE, image_array, preprocessing_config, save, write_msd
+from helpers.volumes import AFFINE, SHAPE, image_array, preprocessing_config, save, write_msd, write_nnunet
 from torch import nn
 
 from medconv.data.case import Grid
 from medconv.data.datasets.decathlon import msd
+from medconv.data.datasets.nnunet import nnunet
 from medconv.data.preprocessing.fingerprint import check
 from medconv.data.preprocessing.normalisation import normalise, range_error
 from medconv.data.preprocessing.pipeline import prepare
@@ -133,6 +134,15 @@ def test_a_no_data_value_is_refused_by_every_normalisation(name: str, value: flo
     )
     with pytest.raises(ValueError, match=words.replace("+", r"\+")):
         preprocess(image, Grid.of(SHAPE, AFFINE), config_of(name, channels=2))
+
+
+def test_a_no_data_value_is_found_in_any_channel(tmp_path: Path) -> None:
+    dataset = nnunet(write_nnunet(tmp_path, 2))
+    image = image_array(0)
+    image[0] = LOWEST
+    save(dataset.cases[0].images[1], image)
+    with pytest.raises(ValueError, match=r"case case_0: .*140 voxels\) looks like a no-data value"):
+        check(dataset, 1)
 
 
 @pytest.mark.parametrize("value", [LOWEST, -LOWEST])

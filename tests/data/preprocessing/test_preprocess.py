@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -145,6 +146,19 @@ def test_resampled_shape() -> None:
     assert resampled_shape((10, 20, 30), (1, 1, 2), (2, 1, 0.5)) == (5, 20, 120)
     assert resampled_shape((3, 3, 3), (1, 1, 1), (100, 1, 1)) == (1, 3, 3)
     assert resampled_shape((10, 20, 1), (1, 1, 5), (2, 2)) == (5, 10, 1)
+
+
+def test_an_image_that_is_made_smaller_is_blurred_before() -> None:
+    """Stripes of one voxel become grey, not a coarser pattern, as in scikit-image's resize."""
+    stripes = np.zeros((1, 60, 12, 1), np.float32)
+    stripes[:, ::2] = 1
+    config = replace(preprocessing_config((1, 1)), frame=(13, 12), resize=(13, 12))
+    array, _ = preprocess(stripes, Grid.of((60, 12, 1), np.eye(4)), config)
+    assert array.shape == (1, 13, 12)
+    np.testing.assert_allclose(array[0, 2:-2], 0.5, atol=0.02)
+    larger = replace(config, frame=(60, 24), resize=(60, 24))
+    array, _ = preprocess(stripes, Grid.of((60, 12, 1), np.eye(4)), larger)
+    np.testing.assert_allclose(array[0, :, 12], stripes[0, :, 6, 0], atol=1e-6)
 
 
 def test_resampled_label_has_no_new_values() -> None:

@@ -117,7 +117,8 @@ def check_free(layer: nn.Module) -> None:
         raise UnsuitableLayerError(
             f"{type(layer).__name__} has no weight parameter of its own", "weight computed already"
         )
-    if nn.parameter.is_lazy(layer.weight) or layer.weight.is_meta:
+    weight = layer.get_parameter("weight")
+    if nn.parameter.is_lazy(weight) or weight.is_meta:
         raise UnsuitableLayerError(
             f"{type(layer).__name__} has no values in its weight yet (lazy, or on the meta device)", "empty"
         )

@@ -1,7 +1,7 @@
 """What the hardware allows: bytes over bandwidth and operations over peak, of one operation and of a network.
 
-Peaks are those of the data sheets, dense, of the SXM boards: a matrix product reaches about 80 % of them, a
-copy about 90 %.
+Peaks are those of the data sheets, dense, of the SXM boards, links in one direction: a matrix product reaches
+about 80 % of them, a copy about 90 %.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from torch.utils.flop_counter import flop_registry
 
 @dataclass(frozen=True)
 class Peaks:
-    """Bytes and bf16 operations a second."""
+    """Bytes and bf16 operations a second. host: bytes from the host, by PCIe; peer: from a GPU, by NVLink."""
 
     name: str
     bandwidth: float
     bf16: float
+    host: float
+    peer: float
 
     def seconds(self, moved: float = 0.0, operations: float = 0.0) -> float:
         """Of one operation that moves so many bytes; the slower of the two."""
         return max(moved / self.bandwidth, operations / self.bf16)
 
 
-H100 = Peaks("H100", 3.35e12, 989e12)
-_KNOWN = (H100, Peaks("H200", 4.8e12, 989e12), Peaks("A100", 2.04e12, 312e12))
+H100 = Peaks("H100", 3.35e12, 989e12, 64e9, 450e9)
+_KNOWN = (H100, Peaks("H200", 4.8e12, 989e12, 64e9, 450e9), Peaks("A100", 2.04e12, 312e12, 32e9, 300e9))
 
 
 def peaks_of(hardware: str) -> Peaks:
@@ -59,19 +61,23 @@ class _Convolutions(TorchDispatchMode):
 
 @cache
 def step_work(
-    build: Callable[[], nn.Module], shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16
+    build: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.bfloat16,
+    backward: bool = True,
 ) -> tuple[tuple[float, float], ...]:
     """Bytes and operations of each convolution of a training step, without any tensor being made.
 
     Shape: (batch, channels, *spatial). Norms, activations and the optimizer come on top: the limit is a lower
-    bound.
+    bound. Args: backward: else of a prediction.
     """
     with torch.device("meta"):
         network = build().to(dtype)
         image = torch.empty(shape, dtype=dtype)
     with _Convolutions() as counted:
         output = network(image)
-        output.sum().backward()
+        if backward:
+            output.sum().backward()
     return tuple(counted.work)
 
 

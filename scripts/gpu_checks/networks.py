@@ -45,6 +45,11 @@ class Size:
         """Of a training step in bf16: each convolution at its own limit."""
         return step_seconds(peaks, self._work)
 
+    def predicting_seconds(self, peaks: Peaks) -> float:
+        """Of a prediction for the batch in bf16."""
+        shape = (self.batch, self.channels, *self.patch)
+        return step_seconds(peaks, step_work(self.unet, shape, backward=False))
+
     @property
     def operations(self) -> float:
         """Of the convolutions of a training step."""
@@ -65,6 +70,8 @@ class Size:
 # NVIDIA's nnU-Net: 29.96 images/s on an A100 with AMP, channels-last and a fused norm, no augmentation.
 NVIDIA = Size((128, 128, 128), 4, 4, 4, (32, 64, 128, 256, 320, 320))
 HIPPOCAMPUS = Size((40, 56, 40), 1, 3, 2, (32, 64, 128, 256))
+# The phantoms as they are planned for a GPU, without a limit of time; their images are about one patch.
+PHANTOM = Size((56, 56, 32), 1, 6, 2, (32, 64, 128, 256))
 TINY = Size((16, 16, 16), 1, 3, 2, (4, 8))
 ADAMW = partial(torch.optim.AdamW, lr=1e-3, fused=True)
 FAST = Choice("bf16-mixed", channels_last=True, fast_norm=True, fast_depthwise=True)

@@ -19,6 +19,11 @@ def test_a_convolution_counts_forward_and_both_gradients() -> None:
     assert any(moved == forward for moved, _ in work)
 
 
+def test_a_prediction_counts_the_forward_pass_alone() -> None:
+    (work,) = step_work(lambda: nn.Conv3d(4, 8, 1), (1, 4, 6, 6, 6), backward=False)
+    assert work == (2 * (6**3 * (4 + 8) + 4 * 8 + 8), 2 * 6**3 * 4 * 8)
+
+
 def test_the_limit_is_the_slower_of_bytes_and_operations() -> None:
     assert H100.seconds(moved=3.35e12) == 1 and H100.seconds(moved=1.0, operations=989e12) == 1
     assert step_seconds(H100, [(3.35e12, 0.0), (0.0, 989e12)]) == 2

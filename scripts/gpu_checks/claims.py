@@ -12,6 +12,7 @@ from gpu_checks.limits import Peaks
 from gpu_checks.setting import Setting
 
 GROUPS = ("smoke", "correctness", "speed", "memory", "data", "distributed")
+NO_RATE = ("smoke", "correctness", "memory", "distributed")  # their claims are right or wrong
 CHUNK_S = 540  # of one call of the command, where a machine is lent for ten minutes at a time
 Figures = Mapping[str, Any]
 
@@ -49,7 +50,7 @@ class Expect:
 class Claim:
     """Args: text: for people. limit_s: seconds before its process is killed. measure: gives figures by name,
     in the order of the table; those without an `Expect` are for information. no_limit: why the hardware
-    sets no limit.
+    sets no limit; empty where an `Expect` has one.
     """
 
     name: str
@@ -71,10 +72,16 @@ class Claim:
 def claim(
     name: str, text: str, *expects: Expect, limit_s: float, no_limit: str = ""
 ) -> Callable[[Callable[[Setting], Figures]], Claim]:
-    """Makes a claim of the function that measures it; its group is its module."""
+    """Makes a claim of the function that measures it; its group is its module.
+
+    Args: no_limit: needed where no `Expect` has a limit, but in the groups of `NO_RATE`.
+    """
 
     def made(measure: Callable[[Setting], Figures]) -> Claim:
-        return Claim(name, measure.__module__.rpartition(".")[2], text, limit_s, expects, measure, no_limit)
+        group = measure.__module__.rpartition(".")[2]
+        no_rate = group in NO_RATE and not any(expect.limit for expect in expects)
+        reason = no_limit or ("none: right or wrong, no rate" if no_rate else "")
+        return Claim(name, group, text, limit_s, expects, measure, reason)
 
     return made
 

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gpu_checks.claims import Expect, Figures, claim
-from gpu_checks.limits import Peaks
+from gpu_checks.limits import Peaks, step_seconds, step_work
+from gpu_checks.networks import NVIDIA, PHANTOM
 from gpu_checks.setting import Setting
+from medconv.models import Encoder
 
 _PATCH = 128**3
+_COPIED = replace(NVIDIA, channels=1, classes=PHANTOM.classes, batch=2)  # as `copy` is planned
+_ENCODER = partial(Encoder, 2, 1, 2, (32, 64, 128), (2, 2))  # as `whole-images` is planned
+_PICTURES = (60, 1, 28, 28)
+
+
+def _carried(peaks: Peaks, voxels: int) -> float:
+    """Samples a second that the link to the device carries: an fp32 channel and a label of one byte."""
+    return peaks.host / (5 * voxels)
 
 
 @claim(
     "loader",
     "Training samples a second of one worker's core, at the size that a GPU's augmentation needs",
     Expect("ours, times the best peer", least=1),
+    Expect("ours", limit=lambda peaks: _carried(peaks, 96**3)),
     limit_s=150,
 )
 def loader(setting: Setting) -> Figures:
+    """The distance to the limit is how many such cores would fill the link to the device."""
     rows = _data(setting, "loader", 96)
     speed = {row["variant"]: row["samples_per_second"] for row in rows}
     best = max((value for name, value in speed.items() if name != "ours"), default=float("nan"))
     return {"ours, times the best peer": speed["ours"] / best, **speed}
+
+
+def _copied_limit(peaks: Peaks) -> float:
+    """What the network takes or the link carries."""
+    return min(_COPIED.batch / _COPIED.limit_seconds(peaks), _carried(peaks, _PATCH))
 
 
 @claim(
@@ -33,6 +52,7 @@ def loader(setting: Setting) -> Figures:
     Expect("copy_to_device", most=0.02),
     Expect("data_wait", most=0.05),
     Expect("augmentation", most=0.1),
+    Expect("samples/s", limit=_copied_limit),
     limit_s=120,
 )
 def copy(setting: Setting) -> Figures:
@@ -89,10 +109,16 @@ def _data(setting: Setting, part: str, patch: int, *words: str) -> list[dict[str
     return setting.benchmark("data", "--parts", part, "--sets", "large", *sizes, *rounds, *scratch, *words)
 
 
+def _pictures_limit(peaks: Peaks) -> float:
+    return _PICTURES[0] / step_seconds(peaks, step_work(_ENCODER, _PICTURES))
+
+
 @claim(
     "whole-images",
     "Classifiers of whole images train: our `encoder`, MONAI's `resnet`, and compiled; Grad-CAM",
     Expect("done", least=1, tiny=True),
+    Expect("encoder, samples/s", limit=_pictures_limit),
+    Expect("encoder, compiled, samples/s", limit=_pictures_limit),
     limit_s=150,
 )
 def whole_images(setting: Setting) -> Figures:
@@ -125,9 +151,11 @@ def _medmnist(file: Path, number: int) -> Path:
     "prediction-stream",
     "Prediction with loading and writing beside the network, against one case after another",
     Expect("one after another, times streamed", least=1.2),
+    Expect("streamed, 4 loading, seconds a case", limit=replace(PHANTOM, batch=1).predicting_seconds),
     limit_s=80,
 )
 def prediction_stream(setting: Setting) -> Figures:
+    """The limit: the network on one window, while all else hides behind it."""
     checkpoint = ["--checkpoint", str(setting.checkpoint()), "--input", str(setting.images())]
     size = ["--cases", setting.pick("30", "1"), "--pairs", setting.pick("3", "1"), "--workers", "1", "4"]
     rows = setting.benchmark("prediction", *checkpoint, *size, "--device", setting.kind)
@@ -142,6 +170,7 @@ def prediction_stream(setting: Setting) -> Figures:
     "The exported network beside the checkpoint's, seconds for a batch of windows (`benchmark.py export`)",
     Expect("formats", least=1, tiny=True),
     limit_s=80,
+    no_limit="none: the benchmark computes on the CPU",
 )
 def export_speed(setting: Setting) -> Figures:
     formats = ["--formats", *setting.pick(["pt2", "torchscript"], ["torchscript"])]

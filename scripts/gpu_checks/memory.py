@@ -69,7 +69,6 @@ def _estimate(size: Size, budget: Budget) -> float:
     "`perf=autotune` with a batch of 64 ends with switches that fit into memory",
     Expect("done", least=1, tiny=True),
     limit_s=120,
-    no_limit="none: yes or no",
 )
 def autotune(setting: Setting) -> Figures:
     settings = ["perf=autotune", "data.batch_size=64", "trainer.max_steps=20", "data.samples_per_epoch=1280"]
@@ -82,7 +81,6 @@ def autotune(setting: Setting) -> Figures:
     "`perf.auto_batch_size=true` finds a batch that trains",
     Expect("done", least=1, tiny=True),
     limit_s=100,
-    no_limit="none: yes or no",
 )
 def auto_batch_size(setting: Setting) -> Figures:
     settings = ["perf=autotune", "perf.auto_batch_size=true", "trainer.max_steps=20"]
@@ -96,7 +94,6 @@ def auto_batch_size(setting: Setting) -> Figures:
     Expect("largest difference", most=1e-3, tiny=True),
     Expect("summed on the CPU", least=1),
     limit_s=80,
-    no_limit="none: yes or no",
 )
 def full_gpu(setting: Setting) -> Figures:
     device, classes = setting.device, setting.pick(8, 2)

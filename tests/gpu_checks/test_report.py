@@ -22,8 +22,8 @@ def test_the_page_of_claims_is_up_to_date() -> None:
     assert command.PAGE.read_text() == report.page(claims, command.RESULTS.glob("*.json"))
 
 
-def test_of_speed_and_memory_every_claim_has_a_limit_or_says_why_not() -> None:
-    for claim in (*of_group("speed"), *of_group("memory")):
+def test_every_claim_has_a_limit_of_the_hardware_or_says_why_not() -> None:
+    for claim in (claim for group in GROUPS for claim in of_group(group)):
         assert any(expect.limit for expect in claim.expects) != bool(claim.no_limit), claim.name
 
 

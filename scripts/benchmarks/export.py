@@ -29,23 +29,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--formats", nargs="+", choices=_FORMATS, default=_FORMATS)
     parser.add_argument("--batch", type=int, help="windows in a forward pass; as validated")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--pairs", type=int, default=15, help="rounds of all variants in turn")
 
 
 @torch.no_grad()
 def run(options: argparse.Namespace) -> list[results.Row]:
-    """On a CPU; `difference` is the largest one to the reference's logits."""
-    fast, plain = (load(options.checkpoint, plain=plain) for plain in (False, True))
+    """`difference` is the largest one to the reference's logits. ONNX runtime computes on a CPU only."""
+    device = options.device
+    fast, plain = load(options.checkpoint, device=device), load(options.checkpoint, plain=True)
     patch, batch = plain.window.patch_size, options.batch or plain.window.batch_size
     image = torch.randn(batch, len(plain.modalities), *patch, generator=torch.Generator().manual_seed(0))
+    image = image.to(device)
     calls: dict[str, Callable[[], Tensor]] = {
         REFERENCE: partial(_forward, fast.network, image.contiguous(memory_format=fast.memory_format)),
-        "PyTorch, plain modules": partial(_forward, plain.network, image),
     }
     sizes: dict[str, float] = {}
     with TemporaryDirectory() as folder:
-        for name, network, size in _files(plain, options.formats, Path(folder)):
-            calls[name], sizes[name] = partial(_forward, network, image), size
+        formats = [name for name in options.formats if device == "cpu" or name != "onnx"]
+        for name, network, size in _files(plain, formats, Path(folder)):
+            calls[name], sizes[name] = partial(_forward, network.to(device), image), size
+        calls["PyTorch, plain modules"] = partial(_forward, plain.network.to(device), image)
         expected = calls[REFERENCE]()
         differences = {name: float((call() - expected).abs().max()) for name, call in calls.items()}
         timed = results.alternate(calls, REFERENCE, options.pairs)
@@ -55,7 +59,7 @@ def run(options: argparse.Namespace) -> list[results.Row]:
         "case": case,
         "reference": REFERENCE,
         **results.conditions(),
-        "device": "cpu",
+        "device": device,
     }
     return [
         {

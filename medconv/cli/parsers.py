@@ -1,7 +1,9 @@
 """An argument parser whose help shows an example first, and options that several commands share."""
 
 import argparse
+import difflib
 import textwrap
+from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -20,6 +22,18 @@ class Parser(argparse.ArgumentParser):
         lines = textwrap.wrap(self.example, 84, break_long_words=False, break_on_hyphens=False)
         example = " \\\n      ".join(lines)
         return f"example:\n  {example}\n\n{super().format_help()}"
+
+    def parse_args(self, args: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
+        """Raises: ValueError: no such option; ahead of one that is missing: it may be that one."""
+        options = [option for option in self._option_string_actions if option.startswith("--")]
+        for arg in args[: args.index("--")] if "--" in args else args:
+            name = arg.partition("=")[0]
+            if name.startswith("--") and not any(option.startswith(name) for option in options):
+                near = difflib.get_close_matches(name, options, n=1)
+                if near:
+                    raise ValueError(f"there is no option {name}; did you mean {near[0]}?")
+                self.error(f"there is no option {name}")
+        return super().parse_args(args)
 
     def error(self, message: str) -> NoReturn:
         """Raises: ValueError: always; `guard` prints it like any other error."""

@@ -78,6 +78,11 @@ def test_commands_that_make_no_run_load_no_lightning() -> None:
             "error: argument --opset: invalid int value: 'x'; options: medconv export --help",
         ),
         (
+            ["predict", "--chekpoint", "best.ckpt"],
+            "error: there is no option --chekpoint; did you mean --checkpoint?",
+        ),
+        (["export", "--zzz=1"], "error: there is no option --zzz; options: medconv export --help"),
+        (
             ["evaluate", "--split", "val"],
             "error: the following arguments are required: --predictions, --output; options:",
         ),

@@ -127,10 +127,19 @@ def _fit_classes(composed_config: DictConfig, settings: Any) -> None:
 
 
 def hydra_flags(arguments: Sequence[str], command: str) -> argparse.Namespace:
-    """The arguments, parsed by Hydra's own parser. Raises: SystemExit: Hydra has no such flag."""
+    """The arguments, parsed by Hydra's own parser. Raises: ConfigError: Hydra has no such flag."""
     parser = get_args_parser()
-    parser.prog = command
-    return parser.parse_args(arguments)
+    try:
+        parser.exit_on_error = False
+        found, unknown = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise config.ConfigError(f"{error}; flags: {command} --help") from error
+    if unknown:
+        raise config.ConfigError(
+            f"there is no flag {unknown[0]}; a key is written as in trainer.max_steps=20; "
+            f"flags: {command} --help"
+        )
+    return found
 
 
 def only_shows(flags: argparse.Namespace) -> bool:

@@ -51,7 +51,8 @@ def build_network(
         try:
             part = 1.0 if share is None else share
             report = swap_convs(network, swap, where, share=part, spacing_mm=spacing_mm, example=example)
-            log.info("conv: %s", report)
+            # of a checkpoint's network its training has said it
+            log.log(logging.INFO if build is configs.build else logging.DEBUG, "conv: %s", report)
         except (TypeError, ValueError) as error:
             turned = not derived.per_voxel and isinstance(error, NotEquivariantError)
             raise ConfigError(

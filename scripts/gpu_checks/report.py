@@ -36,9 +36,9 @@ Each part runs in a process of its own, with a limit of time. The file is writte
 belongs into `docs/results/`. `--part` takes groups (below) and parts, `--missing` leaves out what
 the file answers already, `--device cpu --tiny` runs all in a small form anywhere. A failure prints
 command, versions, traceback, tensors and the end of the log. "Limit" is what an H100's data sheet
-allows, at the measured size: bytes over 3.35 TB/s, operations over 989 TFLOP/s in bf16, samples over
-64 GB/s from the host, gradients over 450 GB/s between GPUs; a result comes with its distance to it,
-such as `6.0x`. Where there is no such limit, "none" says why.
+allows, at the measured size: bytes over 3.35 TB/s, operations over 989 TFLOP/s in bf16, samples
+over 64 GB/s from the host, gradients over 450 GB/s between GPUs; a result comes with its distance
+to it, such as `6.0x`. Where there is no such limit, "none" says why.
 """
 
 

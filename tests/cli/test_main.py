@@ -81,6 +81,14 @@ def test_commands_that_make_no_run_load_no_lightning() -> None:
             ["predict", "--chekpoint", "best.ckpt"],
             "error: there is no option --chekpoint; did you mean --checkpoint?",
         ),
+        (
+            ["train", "--max-steps=3"],
+            "error: there is no flag --max-steps=3; a key is written as in trainer.",
+        ),
+        (
+            ["train", "--config-dir"],
+            "error: argument --config-dir/-cd: expected one argument; flags: medconv",
+        ),
         (["export", "--zzz=1"], "error: there is no option --zzz; options: medconv export --help"),
         (
             ["evaluate", "--split", "val"],

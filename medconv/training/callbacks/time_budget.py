@@ -107,8 +107,8 @@ class TimeBudget(Callback):
         first, self.total_steps = self.total_steps is None, total
         for schedule in _schedules(trainer):
             schedule.move_end(min(float(total), float(self._limit)))
-        if first:
-            text = "at the speed of the first steps, %d steps fit into trainer.max_time=%.0f s"
+        if first and total < self._limit:
+            text = "at the speed of the first steps, about %d steps fit into trainer.max_time=%.0f s"
             log.info(text, total, self.seconds)
 
     def _fitting(self, trainer: Trainer, step: float) -> int:

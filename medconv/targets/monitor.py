@@ -32,7 +32,8 @@ class MonitoredMetric:
 
 
 DICE = MonitoredMetric("val/dice", "Dice")
-AUC = MonitoredMetric("val/auc", "AUC")
+# Unlike an AUC it sees calibration: a network that orders few validation cases well may give all one class.
+CROSS_ENTROPY = MonitoredMetric("val/cross_entropy", "cross-entropy", higher_is_better=False)
 MAE = MonitoredMetric("val/mae", "mean absolute error", higher_is_better=False)
 
 

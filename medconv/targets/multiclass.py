@@ -15,7 +15,7 @@ from medconv.metrics.image_level import Columns
 from medconv.metrics.segmentation import MetricValues
 from medconv.targets.base import finite_number
 from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.monitor import AUC, MonitoredMetric
+from medconv.targets.monitor import CROSS_ENTROPY, MonitoredMetric
 
 _MAX_CLASSES = 100  # more different labels are most likely numbers
 
@@ -27,7 +27,7 @@ class MulticlassTargets(ImageLevelTargets):
     kind: ClassVar[str] = "multiclass"
     exclusive: ClassVar[bool] = True
     default_loss: ClassVar[str] = "cross_entropy"
-    monitored: ClassVar[MonitoredMetric] = AUC
+    monitored: ClassVar[MonitoredMetric] = CROSS_ENTROPY
     metric_names: ClassVar[tuple[str, ...]] = image_level.OF_CLASSES
     output_meaning: ClassVar[str] = (
         "softmax over the outputs: probabilities of classes that exclude each other"

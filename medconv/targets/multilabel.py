@@ -11,7 +11,7 @@ from torch import Tensor
 from medconv.metrics import image_level, plots
 from medconv.metrics.image_level import Columns
 from medconv.metrics.segmentation import MetricValues
-from medconv.targets.monitor import AUC, MonitoredMetric
+from medconv.targets.monitor import CROSS_ENTROPY, MonitoredMetric
 from medconv.targets.numbers import NumberTargets
 
 
@@ -22,7 +22,7 @@ class MultilabelTargets(NumberTargets):
     kind: ClassVar[str] = "multilabel"
     exclusive: ClassVar[bool] = False
     default_loss: ClassVar[str] = "bce"
-    monitored: ClassVar[MonitoredMetric] = AUC
+    monitored: ClassVar[MonitoredMetric] = CROSS_ENTROPY
     metric_names: ClassVar[tuple[str, ...]] = image_level.OF_CLASSES
     name_word: ClassVar[str] = "label"
     output_meaning: ClassVar[str] = (

@@ -49,7 +49,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None:
     summary = smallruns.train(folder, tmp_path / "run", *OURS, *FAST, "trainer.max_steps=24")
     assert summary["status"] == "done" and summary["val/auc"] > 0.9 and summary["val/dice"] is None
-    assert summary["score"] == monitor.AUC.plain()
+    assert summary["score"] == monitor.CROSS_ENTROPY.plain()
     record = checkpoint_io.read(tmp_path / "run/checkpoints/best.ckpt")["medconv"]
     assert record["targets"] == {"kind": "multiclass", "names": ["bright", "dark"]}
     assert record["validation"] == summary["val/cases"] and len(summary["val/cases"]) == 7

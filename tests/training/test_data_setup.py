@@ -34,7 +34,7 @@ def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.Lo
     assert "1 images are in training and also in validation" in caplog.text
     assert len(prepared.train) + len(prepared.val) == 19
     assert derived.class_counts == [sum(c.values == (v,) for c in prepared.train) for v in (0.0, 1.0)]
-    assert derived.monitor == "val/auc" and derived.num_train_cases == len(prepared.train)
+    assert derived.monitor == "val/cross_entropy" and derived.num_train_cases == len(prepared.train)
     resolved = config.resolve(settings, derived)
     resolved = replace(resolved, data=replace(resolved.data, batch_size=4))
     batch = next(iter(data_setup.build_data(resolved, prepared).train_dataloader()))

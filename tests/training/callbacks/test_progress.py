@@ -23,7 +23,7 @@ def test_lines_are_logged_every_few_seconds_and_after_a_validation(caplog: pytes
         fit(task(CLASSES), 5, Ticks(step=8.0), ProgressLines(every=20.0, clock=CLOCK))
     steps, validation = (record.message for record in caplog.records if record.name.startswith("medconv"))
     assert re.fullmatch(r"epoch 0, step 3: loss \d\.\d{4}, 2\.0 samples/s", steps)
-    assert re.fullmatch(r"epoch 0, step 5: validation AUC [01]\.\d{4}", validation)
+    assert re.fullmatch(r"epoch 0, step 5: validation cross-entropy \d\.\d{4}", validation)
 
 
 def test_lines_can_be_for_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -47,7 +47,7 @@ def test_the_bar_shows_steps_time_left_loss_and_best_score(tmp_path: Path) -> No
     lines = drawn(tmp_path, 5)
     steps = [line for line in lines if line.startswith("epoch")]
     assert re.fullmatch(r"epoch 0 \S+ +3/5 0:16 left  loss \d\.\d{3} *", steps[2])
-    assert re.fullmatch(r"epoch 0 \S+ 5/5 0:00 left  loss \d\.\d{3}  best AUC [01]\.\d{3} *", steps[-1])
+    assert re.fullmatch(r"epoch 0 \S+ 5/5 0:00 left  loss \d\.\d{3}  best cross-entropy \d\.\d{3} *", steps[-1])
     assert [line.split()[1] for line in lines if line.startswith("validating")] == [
         "1/4",
         "2/4",

@@ -47,7 +47,9 @@ def test_the_bar_shows_steps_time_left_loss_and_best_score(tmp_path: Path) -> No
     lines = drawn(tmp_path, 5)
     steps = [line for line in lines if line.startswith("epoch")]
     assert re.fullmatch(r"epoch 0 \S+ +3/5 0:16 left  loss \d\.\d{3} *", steps[2])
-    assert re.fullmatch(r"epoch 0 \S+ 5/5 0:00 left  loss \d\.\d{3}  best cross-entropy \d\.\d{3} *", steps[-1])
+    assert re.fullmatch(
+        r"epoch 0 \S+ 5/5 0:00 left  loss \d\.\d{3}  best cross-entropy \d\.\d{3} *", steps[-1]
+    )
     assert [line.split()[1] for line in lines if line.startswith("validating")] == [
         "1/4",
         "2/4",

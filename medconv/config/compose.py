@@ -25,7 +25,7 @@ _OURS = {"hydra/launcher": ("basic", "slurm"), "hydra/sweeper": ("basic", "optun
 _OF_OUR_NETWORK = "smooth"  # the conv of conf/model/customconv.yaml
 _FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")
 _LEFT_OUT = {  # loggers that other templates of Lightning have
-    "comet": "Its offline mode writes nothing from here",
+    "comet": "Offline, it writes no file",
     "neptune": "Lightning has none any more",
     "aim": "It needs pkg_resources, which setuptools has no more",
 }
@@ -135,8 +135,12 @@ def hydra_flags(arguments: Sequence[str], command: str) -> argparse.Namespace:
     except argparse.ArgumentError as error:
         raise config.ConfigError(f"{error}; flags: {command} --help") from error
     if unknown:
+        is_key = not unknown[0].startswith("-")
+        what = (
+            f"{unknown[0]} must stand beside the other keys" if is_key else f"there is no flag {unknown[0]}"
+        )
         raise config.ConfigError(
-            f"there is no flag {unknown[0]}; a key is written as in trainer.max_steps=20; "
+            f"{what}; keys are written as in trainer.max_steps=20, all before or all after flags; "
             f"flags: {command} --help"
         )
     return found

@@ -13,7 +13,7 @@ from hydra.utils import get_object, instantiate
 
 from medconv.config.values import ConfigError
 
-# Types that are checked before anything is prepared; of others, as sequences, the classes speak themselves.
+# Types that are checked before anything is prepared; classes check others, such as sequences, themselves.
 _WORDS = {
     bool: "true or false",
     int: "a whole number",
@@ -57,16 +57,23 @@ def errors_with_key(key: str, function: Callable[..., Any]) -> Callable[..., Any
     return named
 
 
-def iter_targets(node: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Every `_target_` in a nested node, with its full key."""
+def iter_nodes(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """This node and all nested ones that have a `_target_`, each with its full key."""
     if isinstance(node, Mapping):
-        if node.get("_target_") is not None:
-            yield f"{key}._target_", str(node["_target_"])
+        if "_target_" in node:
+            yield key, node
         for name, child in node.items():
-            yield from iter_targets(child, f"{key}.{name}")
+            yield from iter_nodes(child, f"{key}.{name}")
     elif isinstance(node, (list, tuple)):
         for index, child in enumerate(node):
-            yield from iter_targets(child, f"{key}[{index}]")
+            yield from iter_nodes(child, f"{key}[{index}]")
+
+
+def iter_targets(node: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Every `_target_` in a nested node, with its full key."""
+    for where, found in iter_nodes(node, key):
+        if found["_target_"] is not None:
+            yield f"{where}._target_", str(found["_target_"])
 
 
 def check_importable(key: str, target: str) -> None:
@@ -89,17 +96,13 @@ def search_current_folder(target: str) -> None:
 
 
 def check_types(node: Any, key: str) -> None:
-    """Raises: ConfigError: a value is not of the type that a class of medconv has it as: names its key."""
-    if isinstance(node, Mapping):
-        own = str(node.get("_target_", "")).startswith("medconv.")
-        arguments = signature(get_object(node["_target_"])).parameters if own else {}
-        for name, value in node.items():
-            if name in arguments:
-                _check_type(value, arguments[name].annotation, f"{key}.{name}")
-            check_types(value, f"{key}.{name}")
-    elif isinstance(node, (list, tuple)):
-        for index, child in enumerate(node):
-            check_types(child, f"{key}[{index}]")
+    """Raises: ConfigError: a class of medconv takes another type for a key, which the message names."""
+    for where, found in iter_nodes(node, key):
+        if str(found["_target_"]).startswith("medconv."):
+            arguments = signature(get_object(found["_target_"])).parameters
+            for name, value in found.items():
+                if name in arguments:
+                    _check_type(value, arguments[name].annotation, f"{where}.{name}")
 
 
 def _check_type(value: Any, annotation: Any, key: str) -> None:

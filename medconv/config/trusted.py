@@ -1,7 +1,7 @@
 """Which classes a checkpoint's config may name, so that loading a file cannot run arbitrary code."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -9,7 +9,7 @@ from hydra.utils import get_object
 from torch import nn
 
 from medconv.config import ConfigError, build
-from medconv.config.instantiate import check_no_interpolation, search_current_folder
+from medconv.config.instantiate import check_no_interpolation, iter_nodes, search_current_folder
 
 NETWORKS = ("medconv", "monai.networks", "torch.nn")  # whose network classes a checkpoint may name
 _FILES = (
@@ -34,7 +34,7 @@ def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = ()
     check_no_interpolation(node, key)
     for package in trusted:  # named on the command line
         search_current_folder(package)
-    for where, part in _nodes(node, key):
+    for where, part in iter_nodes(node, key):
         _need_harmless(where, part, trusted)
     return build(node, key)
 
@@ -68,18 +68,6 @@ def _arguments(function: Any, node: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(positional, (list, tuple)):
         return dict(node)
     return {**dict(zip(signature(function).parameters, positional, strict=False)), **node}
-
-
-def _nodes(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """This node and all nested nodes that have a `_target_`, each with its full key."""
-    if isinstance(node, Mapping):
-        if "_target_" in node:
-            yield key, node
-        for name, child in node.items():
-            yield from _nodes(child, f"{key}.{name}")
-    elif isinstance(node, (list, tuple)):
-        for index, child in enumerate(node):
-            yield from _nodes(child, f"{key}[{index}]")
 
 
 def _import_object(target: str) -> Any:

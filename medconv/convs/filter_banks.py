@@ -135,6 +135,11 @@ def check_grid(kernel_size: Sizes, spacing_mm: Lengths) -> None:
         raise ValueError(
             f"spacing_mm must have {len(kernel_size)} numbers, one per axis, got {tuple(spacing_mm)}"
         )
+    check_spacing(spacing_mm)
+
+
+def check_spacing(spacing_mm: Lengths) -> None:
+    """Raises: ValueError: spacings that are not positive and finite."""
     if any(not 0 < s < float("inf") for s in spacing_mm):
         raise ValueError(f"spacing_mm must be positive and finite along every axis, got {tuple(spacing_mm)}")
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from medconv.convs.channel_transform import TwoLaunches
+from medconv.convs.filter_banks import check_spacing
 from medconv.convs.mirror import Mirror
 from medconv.convs.parametrization import CONVS, TRANSPOSED, Foldable, Prior, UnsuitableLayerError, replace
 from medconv.convs.share import shared
@@ -170,8 +171,7 @@ def _grids(
         raise ValueError(
             f"spacing_mm={tuple(spacing_mm)} needs an example of {len(spacing_mm)} spatial axes, got {got}"
         )
-    if any(not s > 0 for s in spacing_mm):
-        raise ValueError(f"spacing_mm must be positive and finite along every axis, got {tuple(spacing_mm)}")
+    check_spacing(spacing_mm)
     copy = deepcopy(network).eval()
     sizes: dict[str, torch.Size] = {}
 

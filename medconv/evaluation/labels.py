@@ -130,10 +130,8 @@ def with_annotated_structures(
 
     Args: options: as `annotated` takes them. targets: None: classes are numbered.
     """
-    paths, count = (
-        dict(references),
-        max((len(structures_of(path)) for path in references.values()), default=0),
-    )
+    paths = dict(references)
+    count = max((len(structures_of(path)) for path in references.values()), default=0)
     if not options or not count:
         return paths
     numbers = {str(value): (value,) for value in range(1, 1 + count)}

@@ -24,7 +24,7 @@ def apply_switches(
     compile: bool = False,
     cuda_graphs: bool = False,
 ) -> nn.Module:
-    """Apply the settings of `perf` to a network, in place; mends bf16 convolutions of this process.
+    """Apply the settings of `perf` to a network, in place, and `use_sound_convolutions` to this process.
 
     Args:
         channels_last: weights in `torch.channels_last` or `channels_last_3d`; inputs: see `memory_format`.

@@ -27,7 +27,7 @@ _SHOWN = ["case", "variant", "seconds", "ratio", "spread", "difference", "megaby
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--formats", nargs="+", choices=_FORMATS, default=_FORMATS)
+    parser.add_argument("--formats", nargs="+", choices=_FORMATS, help="default: all of the device")
     parser.add_argument("--batch", type=int, help="windows in a forward pass; as validated")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--pairs", type=int, default=15, help="rounds of all variants in turn")
@@ -35,8 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @torch.no_grad()
 def run(options: argparse.Namespace) -> list[results.Row]:
-    """`difference` is the largest one to the reference's logits. ONNX runtime computes on a CPU only."""
+    """`difference` is the largest one to the reference's logits.
+
+    Raises: ValueError: ONNX on a device: its runtime computes on a CPU here.
+    """
     device = options.device
+    formats = options.formats or [name for name in _FORMATS if device == "cpu" or name != "onnx"]
+    if device != "cpu" and "onnx" in formats:
+        raise ValueError(f"--formats onnx needs --device cpu, got {device}")
     fast, plain = load(options.checkpoint, device=device), load(options.checkpoint, plain=True)
     patch, batch = plain.window.patch_size, options.batch or plain.window.batch_size
     image = torch.randn(batch, len(plain.modalities), *patch, generator=torch.Generator().manual_seed(0))
@@ -46,7 +52,6 @@ def run(options: argparse.Namespace) -> list[results.Row]:
     }
     sizes: dict[str, float] = {}
     with TemporaryDirectory() as folder:
-        formats = [name for name in options.formats if device == "cpu" or name != "onnx"]
         for name, network, size in _files(plain, formats, Path(folder)):
             calls[name], sizes[name] = partial(_forward, network.to(device), image), size
         calls["PyTorch, plain modules"] = partial(_forward, plain.network.to(device), image)

@@ -83,7 +83,7 @@ def test_commands_that_make_no_run_load_no_lightning() -> None:
         ),
         (
             ["train", "--max-steps=3"],
-            "error: there is no flag --max-steps=3; a key is written as in trainer.",
+            "error: there is no flag --max-steps=3; keys are written as in trainer.max_steps=20",
         ),
         (
             ["train", "--config-dir"],

@@ -217,7 +217,7 @@ class ImageLevelTargets(Targets):
         return {**image_level.measure(self, outputs, truth), **self.cross_entropy(outputs, truth)}
 
     def cross_entropy(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
-        """Mean over cases, and over labels if there are several; empty: not defined."""
+        """As `image_level.log_loss`, classes apart; empty: not defined."""
         return {}
 
     def summary(self, rows: Mapping[str, CaseOutputs]) -> dict[str, Any]:

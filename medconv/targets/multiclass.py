@@ -106,7 +106,7 @@ class MulticlassTargets(ImageLevelTargets):
         return 1 - right
 
     def cross_entropy(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
-        return {"cross_entropy": image_level.log_loss(outputs[self.members(truth)])}
+        return {"cross_entropy": image_level.log_loss(outputs[self.members(truth)], truth.astype(int))}
 
     def pictures(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
         predicted, member = self._predicted(outputs), self.members(truth)

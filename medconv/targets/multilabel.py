@@ -74,7 +74,8 @@ class MultilabelTargets(NumberTargets):
 
     def cross_entropy(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
         present = self.members(truth)
-        return {"cross_entropy": image_level.log_loss(np.where(present, outputs, 1 - outputs))}
+        groups = 2 * np.arange(len(self.names)) + present
+        return {"cross_entropy": image_level.log_loss(np.where(present, outputs, 1 - outputs), groups)}
 
     def pictures(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
         predicted, member = self._predicted(outputs), self.members(truth)

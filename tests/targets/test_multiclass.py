@@ -35,6 +35,13 @@ def test_labels_become_probabilities_of_classes() -> None:
 def test_the_error_of_a_case_is_the_missing_probability_of_its_class() -> None:
     outputs, truth = np.array([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25]]), np.array([[0.0], [2.0]])
     assert CLASSES.errors(outputs, truth).tolist() == pytest.approx([0.3, 0.75])
-    expected = -(np.log(0.7) + np.log(0.25)) / 2
-    assert CLASSES.cross_entropy(outputs, truth)["cross_entropy"] == pytest.approx(expected)
     assert CLASSES.prediction_cells(outputs[1]) == ["x"] and CLASSES.label_cells(truth[1].tolist()) == ["z"]
+
+
+def test_cross_entropy_weighs_cases_by_half_and_classes_by_half() -> None:
+    outputs = np.array([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25], [0.9, 0.05, 0.05], [0.6, 0.3, 0.1]])
+    truth = np.array([[0.0], [2.0], [0.0], [0.0]])
+    first, last = -np.log([0.7, 0.9, 0.6]), -np.log([0.25])
+    of_cases, of_classes = np.concatenate([first, last]).mean(), (first.mean() + last.mean()) / 2
+    entropy = CLASSES.cross_entropy(outputs, truth)["cross_entropy"]
+    assert entropy == pytest.approx((of_cases + of_classes) / 2) and of_classes > 1.4 * of_cases

@@ -70,17 +70,12 @@ def swap_convs(
     Raises: ValueError: nothing could be swapped, or `conv` refuses a layer (named in the message; earlier
         layers are swapped already, so build the network again).
     """
-    if not (isinstance(share, (int, float)) and 0 < share <= 1):
-        raise ValueError(f"share must be a number, more than 0 and at most 1, got {share}")
+    check_part(conv, where, share)
     if isinstance(conv, Mirror):
-        return _whole(network, conv, where, share, example)
+        return _whole(network, conv, example)
     if share < 1:
         conv = cast(Any, partial(shared, conv=conv, share=share))
     grids = {} if spacing_mm is None else _grids(network, spacing_mm, example)
-    try:
-        re.compile(where or "")
-    except (re.error, TypeError) as error:
-        raise ValueError(f"where must be a regular expression, got {where!r}: {error}") from error
     report, owners = SwapReport(), _owners(network)
     for name, layer in list(network.named_modules()):
         if isinstance(layer, CONVS + TRANSPOSED):
@@ -105,6 +100,20 @@ def swap_convs(
     if not report.swapped:
         raise ValueError(f"no convolution of {type(network).__name__} could be swapped: {report}")
     return report
+
+
+def check_part(conv: Callable[..., Any], where: str | None, share: float) -> None:
+    """Raises: ValueError: no such layers or share of them, or parts of a network for `Mirror`."""
+    if not (isinstance(share, (int, float)) and 0 < share <= 1):
+        raise ValueError(f"share must be a number, more than 0 and at most 1, got {share}")
+    try:
+        re.compile(where or "")
+    except (re.error, TypeError) as error:
+        raise ValueError(f"where must be a regular expression, got {where!r}: {error}") from error
+    if (conv is Mirror or isinstance(conv, Mirror)) and (where is not None or share < 1):
+        key, value = ("share", "1") if where is None else ("where", "null")
+        got = share if where is None else repr(where)
+        raise ValueError(f"conv=mirror converts the whole network, conv.{key} must be {value}, got {got}")
 
 
 def fold_convs(network: nn.Module) -> nn.Module:
@@ -143,13 +152,7 @@ def _fold(layer: Any, key: str, kernel: Tensor) -> None:
         layer.__class__ = type(layer).__bases__[1]
 
 
-def _whole(
-    network: nn.Module, mirror: Mirror, where: str | None, share: float, example: Tensor | None
-) -> SwapReport:
-    if where is not None or share < 1:
-        key, value = ("share", "1") if where is None else ("where", "null")
-        got = share if where is None else repr(where)
-        raise ValueError(f"conv=mirror converts the whole network, conv.{key} must be {value}, got {got}")
+def _whole(network: nn.Module, mirror: Mirror, example: Tensor | None) -> SwapReport:
     if example is None:
         raise ValueError("conv=mirror needs `example`, an input of the network, got None")
     changed = mirror(network, example)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medconv.config import tuples_to_lists
-from medconv.export.formats import FORMATS, OPSETS, check_opset, read_written, write_network
+from medconv.export.formats import FORMATS, OPSETS, check_format, read_written, write_network
 from medconv.export.graph import Captured, capture
 from medconv.export.metadata import as_markdown, describe
 from medconv.export.monai_bundle import MODEL, check_bundle, write_bundle
@@ -57,7 +57,7 @@ def export(source: Path, output: Path, choices: ExportOptions, trusted: Sequence
     Args: trusted: packages of your own that the network may come from.
     Raises: ValueError: it cannot be exported, or its logits differ; then nothing is written.
     """
-    check_opset(choices.opset)
+    check_format(choices.format, choices.opset)
     _check_output(output, choices.format, source)
     network, is_bundle = load(source, trusted, plain=True), choices.format == "bundle"
     if is_bundle:

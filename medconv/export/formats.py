@@ -16,10 +16,8 @@ OPSETS = range(18, 24)  # of ONNX; torch writes 18 and converts it to later ones
 def write_network(captured: Captured, format: str, path: Path, opset: int) -> None:
     """Args: opset: for ONNX only.
 
-    Raises: ValueError: torch cannot write the network in this format, or a package is missing.
+    Raises: ValueError: torch cannot write the network in this format.
     """
-    if format == "onnx":
-        need(("onnx", "onnxscript"), "--format onnx")
     try:
         with quiet(), torch.no_grad():
             if format == "onnx":
@@ -51,10 +49,12 @@ def read_written(path: Path, format: str) -> nn.Module:
         return torch.export.load(file).module(check_guards=False)
 
 
-def check_opset(opset: int) -> None:
-    """Raises: ValueError: an unsupported opset."""
+def check_format(format: str, opset: int) -> None:
+    """Raises: ValueError: an unsupported opset, or a package is missing."""
     if opset not in OPSETS:
         raise ValueError(f"--opset must lie between {OPSETS[0]} and {OPSETS[-1]}, got {opset}")
+    if format == "onnx":
+        need(("onnx", "onnxscript", "onnxruntime"), "--format onnx")
 
 
 def _write_onnx(captured: Captured, path: Path, opset: int) -> None:

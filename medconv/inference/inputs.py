@@ -37,14 +37,13 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
     `#2` or `#b=50` at the end of `source` takes one volume of each DICOM series.
     Raises: ValueError: no images, missing channels, or two cases with the same name.
     """
+    check_source(source)
     source, choice = choice_of(source)
     if choice:
         return [_with_choice(case, choice) for case in find_cases(source, num_channels)]
     if patterns.is_pattern(source) and not source.exists():
         found = patterns.files_of(source, "--input")
         return [Case(_checked(case, source), (path,)) for case, path in found.items()]
-    if not source.exists():
-        raise ValueError(f"--input {source}: no such file or folder")
     if source.is_file():
         reader = {".txt": _lines, ".json": _json, ".csv": _table}.get(source.suffix)
         return [_single(source, num_channels)] if reader is None else _named(source, reader(source))
@@ -57,6 +56,12 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
     separate = any(stem(path).endswith(_FIRST) for path in files)
     channels = group_channels(files, num_channels) if separate else {stem(path): (path,) for path in files}
     return [Case(_checked(case, source), paths) for case, paths in channels.items()]
+
+
+def check_source(source: Path) -> None:
+    """Raises: ValueError: no file, folder or pattern. It is quick: `find_cases` looks at what is in it."""
+    if not (patterns.is_pattern(source) or choice_of(source)[0].exists()):
+        raise ValueError(f"--input {source}: no such file or folder")
 
 
 def _with_choice(case: Case, choice: str) -> Case:

@@ -20,7 +20,7 @@ from medconv.inference import postprocessing
 from medconv.inference.errors import check_all_predicted, reason, unwritable
 from medconv.inference.exported.metadata import digest
 from medconv.inference.forward import Input
-from medconv.inference.inputs import find_cases
+from medconv.inference.inputs import check_source, find_cases
 from medconv.inference.output import Claim, Output
 from medconv.inference.output_dir import OutputDir
 from medconv.inference.output_table import OutputTable
@@ -93,6 +93,7 @@ def _check_values(options: argparse.Namespace) -> None:
     if options.source_spacing_mm:
         with explained("--source-spacing-mm", ValueError):
             per_case.check_source_spacing(options.source_spacing_mm)
+    check_source(options.input)
     if options.quality and len(options.checkpoint) + len(options.exported_model) < 2:
         raise ValueError(
             "--quality measures how far several networks agree, such as the folds of a cross-validation; "

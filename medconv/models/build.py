@@ -5,11 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from hydra.utils import get_object
 from torch import nn
 
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node
 from medconv.convs import NotEquivariantError, plain, swap_convs
+from medconv.convs.swap import check_part
 from medconv.models.outputs import full_resolution
 
 log = logging.getLogger(__name__)
@@ -44,8 +46,6 @@ def build_network(
     where, spacing_mm = settings.pop("where", None), settings.pop("spacing_mm", None)
     share = settings.pop("share", None)
     swap = build(settings, "conv")
-    if share is not None and getattr(swap, "func", swap) is plain:
-        raise ConfigError(f"conv.share={share}: conv=none has no prior to share")
     if getattr(swap, "func", swap) is not plain:
         example = torch.zeros(2, derived.num_channels, *derived.patch_size)
         try:
@@ -62,6 +62,17 @@ def build_network(
     if not projects and load is not None:
         load(network)
     return network
+
+
+def check_conv(conv: Node) -> None:
+    """Raises: ConfigError: `conv.where` or `conv.share` that the convolution cannot have, in any network."""
+    swap, share = get_object(str(conv["_target_"])), conv.get("share")
+    if share is not None and swap is plain:
+        raise ConfigError(f"conv.share={share}: conv=none has no prior to share")
+    try:
+        check_part(swap, conv.get("where"), 1.0 if share is None else share)
+    except ValueError as error:
+        raise ConfigError(f"conv: {error}") from error
 
 
 def model_of(node: Node, per_voxel: bool) -> Node:

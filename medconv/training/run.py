@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from medconv import config as configs
 from medconv.config import Node, RunConfig
 from medconv.data.loading.datamodule import DataModule
-from medconv.models.build import model_of
+from medconv.models.build import check_conv, model_of
 from medconv.models.pretrained.adapt import layers_of
 from medconv.models.pretrained.load import load as load_pretrained
 from medconv.performance import bottleneck
@@ -67,8 +67,9 @@ def train(config: RunConfig, folder: RunDir) -> Node:
 def _train(config: RunConfig, folder: RunDir) -> Node:
     if config.seed < 0:
         raise configs.ConfigError(f"seed must be 0 or more, got {config.seed}")
+    check_conv(config.conv)
     L.seed_everything(config.seed, workers=True, verbose=False)
-    config = with_launched_devices(config)
+    config = with_devices(config)
     prepared = prepare_data(config, recorded=folder.planned())
     config = _with_loss(config, prepared.targets)
     resolved = resolve(config, prepared, folder)
@@ -132,14 +133,11 @@ def _fit(
 
 def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunConfig:
     """The config with every value filled in."""
-    trainer, resolved = config.trainer, configs.resolve(config, derived_values(prepared))
-    devices = check_devices(trainer.devices, trainer.accelerator, cluster.launcher() is not None)
-    precision = resolve_precision(trainer.precision, trainer.accelerator)
+    resolved = configs.resolve(config, derived_values(prepared))
     resolved = replace(
         resolved,
         model=model_of(resolved.model, prepared.targets.per_voxel),
         data=replace(resolved.data, batch_size=prepared.plan.batch_size),
-        trainer=replace(resolved.trainer, devices=devices, precision=precision),
     )
     return cache.settle(resolved, folder)
 
@@ -183,7 +181,15 @@ def _with_loss(config: RunConfig, targets: Targets) -> RunConfig:
     return replace(config, loss={**loss, **more})
 
 
-def with_launched_devices(config: RunConfig) -> RunConfig:
-    """The config with the number of machines and devices that the run was launched with."""
-    num_nodes, devices = cluster.processes(config.trainer.num_nodes, config.trainer.devices)
-    return replace(config, trainer=replace(config.trainer, num_nodes=num_nodes, devices=devices))
+def with_devices(config: RunConfig) -> RunConfig:
+    """The config with the number of machines and devices that the run was launched with, and its precision.
+
+    Raises: ValueError: this machine lacks the devices, or they lack the precision.
+    """
+    trainer = config.trainer
+    num_nodes, devices = cluster.processes(trainer.num_nodes, trainer.devices)
+    devices = check_devices(devices, trainer.accelerator, cluster.launcher() is not None)
+    precision = resolve_precision(trainer.precision, trainer.accelerator)
+    return replace(
+        config, trainer=replace(trainer, num_nodes=num_nodes, devices=devices, precision=precision)
+    )

@@ -58,6 +58,10 @@ def check_devices(setting: Any, accelerator: str, launched: bool = False) -> Any
     Args: launched: a launcher started all processes; each may be bound to cores of its own and see no others.
     Raises: ValueError: the machine has fewer GPUs, or a CPU has fewer cores, than configured.
     """
+    if setting in ("cpu", "gpu", "cuda"):
+        raise ValueError(
+            f"trainer.devices={setting}: it is a number, a list or auto; trainer.accelerator says cpu or gpu"
+        )
     gpu = uses_gpu(accelerator)
     if accelerator in ("gpu", "cuda") and not gpu:
         raise ValueError(f"trainer.accelerator={accelerator}: no GPU is visible here; take auto or cpu")

@@ -59,11 +59,11 @@ def test_files_hold_only_plain_convolutions(exported: Exported) -> None:
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
-def test_a_missing_package_is_named(
-    exported: Exported, tmp_path: Path, monkeypatch, capsys, package: str
+def test_a_missing_package_is_named_before_anything_is_read(
+    tmp_path: Path, monkeypatch, capsys, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    arguments = ("--checkpoint", exported.checkpoint, "--format", "onnx", "--output", tmp_path / "m.onnx")
+    arguments = ("--checkpoint", "nowhere.ckpt", "--format", "onnx", "--output", tmp_path / "m.onnx")
     error = refusal(monkeypatch, capsys, "export", *arguments)
     assert f"needs {package}: pip install 'medconv[onnx]'" in error
     assert not list(tmp_path.iterdir())

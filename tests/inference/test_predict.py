@@ -156,6 +156,13 @@ def test_bad_options_are_one_error_and_write_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_missing_input_is_named_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, Path("nowhere.ckpt"), tmp_path / "gone", "--output", tmp_path / "out") == 1
+    assert capsys.readouterr().err == f"error: --input {tmp_path}/gone: no such file or folder\n"
+
+
 @pytest.mark.parametrize("kind", ["txt", "json array", "json object"])
 def test_the_cases_of_a_list_are_predicted(
     exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

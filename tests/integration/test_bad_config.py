@@ -207,8 +207,6 @@ def train(composed: DictConfig) -> int:
         ("conv=mirror conv.axes=[]", "conv: axes must be different spatial axes, counted from 0, got []"),
         ("conv.extent_mm=far", "conv.extent_mm must be a number or null, got far"),
         ("conv.throughout=perhaps", "conv.throughout must be true or false, got perhaps"),
-        ("conv.where=3", "conv: where must be a regular expression, got 3"),
-        ("conv.share=half", "conv: share must be a number, more than 0 and at most 1, got half"),
         ("conv=mirror model.channels=[6,7]", "conv: layer"),
         ("conv=ball conv.radius_mm=0", "conv: layer encoder.0.0: radius_mm must be positive, got 0"),
         (
@@ -260,3 +258,27 @@ def test_one_message_names_the_key(
     assert "Traceback" not in errors
     assert errors.count("error:") == 1, errors
     assert expected in errors
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("trainer.accelerator=gpu", "trainer.accelerator=gpu: no GPU is visible here; take auto or cpu"),
+        ("trainer.devices=cuda", "trainer.devices=cuda: it is a number, a list or auto; trainer.accelerator"),
+        ("trainer.precision=8", "trainer.precision must be auto, bf16-mixed"),
+        ("conv=mirror +conv.share=0.5", "conv: conv=mirror converts the whole network, conv.share must be 1"),
+        ("conv=none +conv.share=0.5", "conv.share=0.5: conv=none has no prior to share"),
+        ("conv.share=half", "conv: share must be a number, more than 0 and at most 1, got half"),
+        ("conv.where=3", "conv: where must be a regular expression, got 3"),
+    ],
+)
+def test_what_needs_no_data_fails_before_data_is_read(
+    override: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if torch.cuda.is_available() and "gpu" in override:
+        pytest.skip("there is a GPU here")
+    composed = with_overrides("data=msd", "data.root=nowhere", f"run.dir={tmp_path}/run", *override.split())
+    assert guard(lambda: train(composed)) == USER
+    errors = capsys.readouterr().err
+    assert expected in errors and errors.count("\n") == 1
+    assert not list(tmp_path.iterdir())

@@ -54,11 +54,6 @@ def test_pretrained_weights_are_loaded_before_the_swap_only_if_conv_projects_the
         (CONV, {"per_voxel": False}, r"logits of shape \(1, 2\) .*; model=resnet, densenet"),
         ({**CONV, "where": "stem"}, {}, r"^conv: .* not matched by 'stem'"),
         ({**CONV, "share": 2.0}, {}, r"^conv: share must be a number, more than 0 and at most 1, got 2.0"),
-        (
-            {"_target_": "medconv.convs.plain", "_partial_": True, "share": 0.5},
-            {},
-            r"^conv.share=0.5: conv=none has no prior to share",
-        ),
     ],
     ids=[
         "patch size",
@@ -66,7 +61,6 @@ def test_pretrained_weights_are_loaded_before_the_swap_only_if_conv_projects_the
         "segmentation network for image labels",
         "no layer to swap",
         "share",
-        "share of plain",
     ],
 )
 def test_a_network_that_does_not_fit_the_task_is_refused(

@@ -33,7 +33,7 @@ def trainer_of(dataset: Path, folder: Path, *overrides: str) -> Any:
     """The trainer of a run that does not begin."""
     with tiny.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         composed = tiny.compose("train", tiny.overrides(dataset, *overrides))
-    checked = run.with_launched_devices(config.validate(composed))
+    checked = run.with_devices(config.validate(composed))
     prepared = prepare_data(checked)
     resolved = run.resolve(checked, prepared, RunDir(folder))
     return build_trainer(resolved, RunDir(folder), StepProfiler(), bool(prepared.val), StopRequest())

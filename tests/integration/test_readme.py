@@ -68,6 +68,9 @@ def smaller(words: list[str]) -> list[str]:
 def test_commands_run(home: Path, monkeypatch: pytest.MonkeyPatch, page: str, text: str) -> None:
     monkeypatch.chdir(home / page)
     for program, *words in commands(text.replace("/data/", f"{home}/data/")):
+        if program == "cd":
+            monkeypatch.chdir(words[0])
+            continue
         assert program == "medconv"
         assert tiny.call(monkeypatch, *smaller(words)) == 0, words
 

@@ -100,16 +100,20 @@ class Augment(ParameterSampler):
     def _swap(self, label: Tensor, which: Tensor) -> None:
         """Swap the labels of `flip_label_pairs`."""
         there = _index(which, label.device)
-        before = label[there]
-        after = before.clone()
-        for a, b in self.flip_label_pairs:
-            after.masked_fill_(before == a, b).masked_fill_(before == b, a)
-        label[there] = after
+        label[there] = swapped(label[there], self.flip_label_pairs)
 
 
 def _index(mask: Tensor, device: torch.device) -> Tensor | slice:
     """Indices where a mask is true; a slice if it is true everywhere, which is several times faster."""
     return slice(None) if bool(mask.all()) else to_device(mask.nonzero().flatten(), device)
+
+
+def swapped(label: Tensor, pairs: Sequence[Sequence[int]]) -> Tensor:
+    """The values of each pair exchanged."""
+    after = label.clone()
+    for a, b in pairs:
+        after.masked_fill_(label == a, b).masked_fill_(label == b, a)
+    return after
 
 
 def centre(array: Tensor, size: Sequence[int]) -> Tensor:

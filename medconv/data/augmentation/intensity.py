@@ -1,6 +1,7 @@
 """Intensity transforms, in place. A row is one channel of one sample.
 
-On an accelerator the selected rows are changed as one stack; on a CPU one by one, without copies.
+On an accelerator the selected rows are changed as one stack; on a CPU one by one, without copies. The CPU
+chooses them; what changes them, functions whose names end in `_`, are whole graphs to `torch.compile`.
 """
 
 from collections.abc import Iterator
@@ -36,21 +37,19 @@ def soften(rows: Tensor, sigma: Tensor, resolution: Tensor) -> None:
         mask = (sigma[:, axis] > 0) | (resolution[:, axis] < 1)
         for part, which in _chosen(rows, mask):
             matrix = _softening(n, sigma[which, axis], resolution[which, axis])
-            part.copy_(_along(part, to_device(matrix, part.device), axis))
+            multiply_(part, to_device(matrix, part.device), axis)
 
 
 def scale_values(rows: Tensor, gain: Tensor, offset: Tensor) -> None:
     """value * gain + offset. Shape: rows (rows, *spatial), the others (rows,)."""
     for part, which in _chosen(rows, (gain != 1) | (offset != 0)):
-        part.mul_(_like(part, gain[which])).add_(_like(part, offset[which]))
+        scale_(part, _there(part, gain[which]), _there(part, offset[which]))
 
 
 def stretch(rows: Tensor, contrast: Tensor) -> None:
     """Contrast: scale values about the row's mean, clipped to its range. Shape: (rows, *spatial), (rows,)."""
     for part, which in _chosen(rows, contrast != 1):
-        (low, high), factor = _range(part), _like(part, contrast[which])
-        part.mul_(factor).add_(_mean(part) * (1 / factor - 1))
-        torch.maximum(torch.minimum(part, high, out=part), low, out=part)
+        stretch_(part, _there(part, contrast[which]))
 
 
 def bend(rows: Tensor, gamma: Tensor, inverted: bool) -> None:
@@ -59,14 +58,39 @@ def bend(rows: Tensor, gamma: Tensor, inverted: bool) -> None:
     Shape: rows (rows, *spatial), gamma (rows,), 1 for none. Args: inverted: apply it to the inverted values.
     """
     for part, which in _chosen(rows, gamma != 1):
-        low, high = _range(part)
-        mean, std = _moments(part)
-        width = (high - low).clamp(min=1e-7)
-        part.sub_(high if inverted else low).div_(-width if inverted else width).clamp_(min=0)
-        part.pow_(_like(part, gamma[which]))
-        new_mean, new_std = _moments(part)
-        slope = std / new_std.clamp(min=1e-7) * (-1 if inverted else 1)
-        part.mul_(slope).add_(mean - slope * new_mean)
+        bend_(part, _there(part, gamma[which]), inverted)
+
+
+def multiply_(rows: Tensor, matrix: Tensor, axis: int) -> None:
+    """Multiply by one matrix per row along a spatial axis. Shape: (rows, *spatial), (rows, n, n)."""
+    before, n = rows.shape[1 : 1 + axis].numel(), rows.shape[1 + axis]
+    if axis == rows.ndim - 2:
+        product = torch.bmm(rows.reshape(len(rows), before, n), matrix.mT)
+    else:
+        product = torch.matmul(matrix[:, None], rows.reshape(len(rows), before, n, -1))
+    rows.copy_(product.reshape(rows.shape))
+
+
+def scale_(rows: Tensor, gain: Tensor, offset: Tensor) -> None:
+    """Shape: (rows, *spatial), the others (rows,), as in the functions below."""
+    rows.mul_(_like(rows, gain)).add_(_like(rows, offset))
+
+
+def stretch_(rows: Tensor, contrast: Tensor) -> None:
+    (low, high), factor = _range(rows), _like(rows, contrast)
+    rows.mul_(factor).add_(_mean(rows) * (1 / factor - 1))
+    torch.maximum(torch.minimum(rows, high, out=rows), low, out=rows)
+
+
+def bend_(rows: Tensor, gamma: Tensor, inverted: bool) -> None:
+    low, high = _range(rows)
+    mean, std = _moments(rows)
+    width = (high - low).clamp(min=1e-7)
+    rows.sub_(high if inverted else low).div_(-width if inverted else width).clamp_(min=0)
+    rows.pow_(_like(rows, gamma))
+    new_mean, new_std = _moments(rows)
+    slope = std / new_std.clamp(min=1e-7) * (-1 if inverted else 1)
+    rows.mul_(slope).add_(mean - slope * new_mean)
 
 
 def _chosen(rows: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -82,9 +106,13 @@ def _chosen(rows: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         rows[there] = part
 
 
+def _there(rows: Tensor, values: Tensor) -> Tensor:
+    return to_device(values.to(rows.dtype), rows.device)
+
+
 def _like(rows: Tensor, values: Tensor) -> Tensor:
     """One value per row, broadcastable to rows."""
-    return to_device(values.to(rows.dtype), rows.device).reshape(-1, *(1,) * (rows.ndim - 1))
+    return values.reshape(-1, *(1,) * (rows.ndim - 1))
 
 
 def _mean(rows: Tensor) -> Tensor:
@@ -105,15 +133,6 @@ def _range(rows: Tensor) -> tuple[Tensor, Tensor]:
     return _like(rows, low), _like(rows, high)
 
 
-def _along(rows: Tensor, matrix: Tensor, axis: int) -> Tensor:
-    """Applies one matrix per row along a spatial axis. Shape: (rows, *spatial), (rows, n, n)."""
-    before, n = rows.shape[1 : 1 + axis].numel(), rows.shape[1 + axis]
-    if axis == rows.ndim - 2:
-        return torch.bmm(rows.reshape(len(rows), before, n), matrix.mT).reshape(rows.shape)
-    blocks = rows.reshape(len(rows), before, n, -1)
-    return torch.matmul(matrix[:, None], blocks).reshape(rows.shape)
-
-
 def _softening(n: int, sigma: Tensor, resolution: Tensor) -> Tensor:
     """Shape: (rows,), (rows,) -> (rows, n, n)."""
     if bool((resolution == 1).all()):
@@ -132,12 +151,11 @@ def _blur(n: int, sigma: Tensor) -> Tensor:
 
 def _coarsen(n: int, resolution: Tensor) -> Tensor:
     """Nearest-neighbour sampling of n voxels to a share of them, then linear interpolation back."""
+    kept = (n * resolution[:, None].double()).round().clamp(min=1).float()
+    position = ((torch.arange(n) + 0.5) * kept / n - 0.5).clamp(min=0).minimum(kept - 1)
+    lower = position.floor().minimum((kept - 2).clamp(min=0))
     matrix = torch.zeros(len(resolution), n, n)
-    for row, share in zip(matrix, resolution.tolist(), strict=True):
-        kept = max(1, round(n * share))
-        position = ((torch.arange(n) + 0.5) * kept / n - 0.5).clamp(0, kept - 1)
-        lower = position.floor().clamp(max=max(0, kept - 2))
-        for step, weight in ((0, 1 - (position - lower)), (1, position - lower)):
-            source = ((lower + step).clamp(max=kept - 1) + 0.5).mul(n / kept).floor().long()
-            row.scatter_add_(1, source[:, None], weight[:, None])
+    for step, weight in ((0, 1 - (position - lower)), (1, position - lower)):
+        source = (((lower + step).minimum(kept - 1) + 0.5) * (n / kept)).floor().long()
+        matrix.scatter_add_(2, source[:, :, None], weight[:, :, None])
     return matrix

@@ -39,12 +39,11 @@ def resample(
         a CPU but for `field`, which is where the image is.
     """
     if plain(label, image.ndim - 2) or not one_by_one(image.device):
-        grid = _grid(image, matrix, shift, field, size)
-        resampled = F.grid_sample(image, grid, mode="bilinear", align_corners=False)
-        if label is None:
-            return resampled, None
-        nearest = F.grid_sample(label.float(), grid, mode="nearest", align_corners=False)
-        return resampled, nearest.to(label.dtype)
+        half = torch.tensor(image.shape[2:]) / 2
+        linear = matrix * (torch.tensor(size) / 2) / half[:, None]
+        theta = torch.cat([linear.flip(1, 2), (shift / half).flip(1)[:, :, None]], dim=2).float()
+        theta, half = to_device(theta, image.device), to_device(half, image.device)
+        return sample(image, label, theta, half, field, size)
     out = image.new_empty((*image.shape[:2], *size))
     out_label = None if label is None else label.new_empty((*label.shape[:2], *size))
     for i in range(len(image)):
@@ -78,9 +77,14 @@ def spline_field(control: Tensor, size: Sequence[int], distance: Sequence[float]
     Args: distance: of control points, in voxels.
     Source: Rueckert et al. 1999, doi:10.1109/42.796284.
     """
-    for axis, (n, far) in enumerate(zip(size, distance, strict=True)):
-        basis = to_device(_spline_basis(n, far), control.device)
-        control = (control.movedim(2 + axis, -1) @ basis.T).movedim(-1, 2 + axis)
+    bases = [_spline_basis(n, far) for n, far in zip(size, distance, strict=True)]
+    return bend(control, [to_device(basis, control.device) for basis in bases])
+
+
+def bend(control: Tensor, bases: Sequence[Tensor]) -> Tensor:
+    """Multiply by one matrix along each spatial axis. Shape: a basis (voxels, points)."""
+    for axis, basis in enumerate(bases, start=2):
+        control = (control.movedim(axis, -1) @ basis.T).movedim(-1, axis)
     return control
 
 
@@ -98,17 +102,27 @@ def _spline_basis(n: int, far: float) -> Tensor:
     return torch.where(away < 1, near, outer)
 
 
-def _grid(image: Tensor, matrix: Tensor, shift: Tensor, field: Tensor | None, size: Sequence[int]) -> Tensor:
-    """What `grid_sample` reads: axes from the last, positions from -1 to 1."""
-    half = torch.tensor(image.shape[2:]) / 2
-    linear = matrix * (torch.tensor(size) / 2) / half[:, None]
-    theta = torch.cat([linear.flip(1, 2), (shift / half).flip(1)[:, :, None]], dim=2).float()
-    grid = F.affine_grid(to_device(theta, image.device), [len(image), 1, *size], align_corners=False)
-    if field is None:
-        return grid
-    return grid + (
-        field / to_device(half.to(field.dtype), field.device).reshape(-1, *(1,) * len(size))
-    ).movedim(1, -1).flip(-1)
+def sample(
+    image: Tensor,
+    label: Tensor | None,
+    theta: Tensor,
+    half: Tensor,
+    field: Tensor | None,
+    size: Sequence[int],
+) -> tuple[Tensor, Tensor | None]:
+    """By `grid_sample`, whose axes begin with the last and whose positions are from -1 to 1; to
+    `torch.compile` a whole graph.
+
+    Shape: theta (batch, axes, axes + 1), half (axes,): of the image's voxels; the others as in `resample`.
+    """
+    grid = F.affine_grid(theta, [len(image), 1, *size], align_corners=False)
+    if field is not None:
+        grid = grid + (field / half.reshape(-1, *(1,) * len(size))).movedim(1, -1).flip(-1)
+    resampled = F.grid_sample(image, grid, mode="bilinear", align_corners=False)
+    if label is None:
+        return resampled, None
+    nearest = F.grid_sample(label.float(), grid, mode="nearest", align_corners=False)
+    return resampled, nearest.to(label.dtype)
 
 
 def _gather(

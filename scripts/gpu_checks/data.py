@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from monai.networks.nets import ResNet
+from torch import nn
 
 from gpu_checks.claims import Expect, Figures, claim
 from gpu_checks.limits import Peaks, step_seconds, step_work
 from gpu_checks.networks import NVIDIA, PHANTOM
 from gpu_checks.setting import Setting
 from medconv.models import Encoder
+from medconv.models.monai_networks import stem_for
 
 _PATCH = 128**3
 _COPIED = replace(NVIDIA, channels=1, classes=PHANTOM.classes, batch=2)  # as `copy` is planned
@@ -113,12 +116,25 @@ def _pictures_limit(peaks: Peaks) -> float:
     return _PICTURES[0] / step_seconds(peaks, step_work(_ENCODER, _PICTURES))
 
 
+def _resnet() -> nn.Module:
+    """As conf/model/resnet.yaml makes it."""
+    stem, layers, planes = stem_for(_PICTURES[2:]), [2, 2, 2, 2], [64, 128, 256, 512]
+    first = {"conv1_t_size": stem["kernel_size"], "conv1_t_stride": stem["stride"]}
+    sizes: dict[str, Any] = {**first, "no_max_pool": stem["no_pool"], "num_classes": 2}
+    return ResNet("basic", layers, planes, spatial_dims=2, n_input_channels=1, **sizes)
+
+
+def _resnet_limit(peaks: Peaks) -> float:
+    return _PICTURES[0] / step_seconds(peaks, step_work(_resnet, _PICTURES))
+
+
 @claim(
     "whole-images",
     "Classifiers of whole images train: our `encoder`, MONAI's `resnet`, and compiled; Grad-CAM",
     Expect("done", least=1, tiny=True),
     Expect("encoder, samples/s", limit=_pictures_limit),
     Expect("encoder, compiled, samples/s", limit=_pictures_limit),
+    Expect("resnet, samples/s", limit=_resnet_limit),
     limit_s=150,
 )
 def whole_images(setting: Setting) -> Figures:

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -343,6 +344,13 @@ def test_distances_are_in_the_spacing_that_training_stated(tmp_path: Path) -> No
     after = evaluate(predictions, references)["cases"][0]
     assert after["hd95_mm"]["1"] == 2 * before["hd95_mm"]["1"] > 0
     assert after["volume_ml"]["1"] == pytest.approx(8 * before["volume_ml"]["1"])
+    others = tmp_path / "others"
+    shutil.copytree(predictions, others)
+    (others / MANIFEST).write_text(json.dumps(manifest | {"settings": {}}))
+    for first, second, factor in ((predictions, others, 2), (others, predictions, 0.5)):
+        both = evaluate(first, references, second)
+        distances = [part["cases"][0]["hd95_mm"]["1"] for part in (both, both["compare"])]
+        assert distances[0] == factor * distances[1] > 0
     settings["source_spacing_mm"] = {"a": "wide"}
     (predictions / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="prediction.json .*data.source_spacing_mm.* expected positive"):

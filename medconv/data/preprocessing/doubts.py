@@ -1,4 +1,4 @@
-"""What the check of a dataset warns of: repeated slices, and headers that may have lost their spacing."""
+"""What the check of a dataset warns of: repeated slices, no-data values, headers that may lack spacing."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -12,6 +12,8 @@ from medconv.data.io.images import nifti_header
 _REPEATED = (
     0.1  # of the usual difference between neighbouring slices, each relative to the slices' own spread
 )
+_LEAST_INT16 = -32768  # what many programs write where there is no data
+_FAR_BELOW = 1000  # times farther below zero than the highest value is above: no image's own value
 _FEW = 5  # times fewer slices than rows in every case, at 1 x 1 x 1 mm
 _NAMED = 5  # cases in a message
 
@@ -38,6 +40,11 @@ def repeated_slices(image: np.ndarray) -> Iterator[str]:
         text = ", ".join(f"{z} and {z + 1} ({how})" for z, how in sorted(pairs.items())[:_NAMED])
         more = f" and {len(pairs) - _NAMED} more pairs" if len(pairs) > _NAMED else ""
         yield f"of {image.shape[3]} slices (third axis, from 0), {text}{more} repeat each other"
+
+
+def is_no_data(low: float, high: float) -> bool:
+    """Whether the lowest value of a channel probably stands for no data, whatever was interpolated since."""
+    return low == _LEAST_INT16 or -low > _FAR_BELOW * high > 0
 
 
 def disagreeing_forms(path: Path) -> list[str]:

@@ -12,7 +12,13 @@ from medconv.data.case_files import image_of, label_of
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import UNORIENTED, lacks_orientation
 from medconv.data.io.raster import are_picture_channels
-from medconv.data.preprocessing.doubts import disagreeing_forms, lost_spacing, named, repeated_slices
+from medconv.data.preprocessing.doubts import (
+    disagreeing_forms,
+    is_no_data,
+    lost_spacing,
+    named,
+    repeated_slices,
+)
 from medconv.data.preprocessing.normalisation import range_error, wide
 from medconv.data.preprocessing.orientation import to_canonical
 from medconv.data.preprocessing.preprocess import content_box
@@ -35,6 +41,7 @@ class CaseReport:
 
     Args:
         grid, channels, low, high: of its files; lowest and highest intensity of all channels.
+        no_data: lowest values of channels that probably stand for no data.
         shape, spacing_mm: of the content, in canonical (RAS) axis order.
         oriented: every file says where left and right are.
         class_voxels: one count per class, without voxels to ignore. intensities: (channels, sampled voxels).
@@ -48,6 +55,7 @@ class CaseReport:
     channels: int = 0
     low: float = 0.0
     high: float = 0.0
+    no_data: tuple[float, ...] = ()
     shape: tuple[int, ...] = ()
     spacing_mm: tuple[float, ...] = ()
     flat: bool = False
@@ -105,6 +113,13 @@ def _dataset_warnings(reports: Sequence[CaseReport]) -> list[str]:
     found = []
     if cases := [r.case for r in reports if not r.oriented]:
         found.append(f"{named(cases)}: {UNORIENTED}")
+    if values := {r.case: r.no_data[0] for r in reports if r.no_data}:
+        lowest = ", ".join(sorted({f"{value:.6g}" for value in values.values()})[:3])
+        found.append(
+            f"{named(list(values))}: the lowest value ({lowest}) looks like a no-data value, which shifts "
+            "the mean and widens the deviation that normalisation takes; replace it, for example by the "
+            "value of the background"
+        )
     shapes, spacings = [r.shape for r in reports], [r.spacing_mm for r in reports]
     return found + lost_spacing(shapes, spacings)
 
@@ -189,6 +204,7 @@ def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
         report.warnings += [f"{path}: {pair}" for pair in repeated_slices(image)]
     if any(low == high for low, high in ranges):
         report.warnings.append(f"{path}: a channel is constant")
+    report.no_data = tuple(low for low, high in ranges if is_no_data(low, high))
     report.low, report.high = min(low for low, _ in ranges), max(high for _, high in ranges)
     report.grid, report.channels = grid, len(image)
     report.warnings += [w for p in case.images for w in disagreeing_forms(p)]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from helpers.formats import set_fields
 from helpers.loaded_models import segmentation
 from helpers.volumes import image_array, save, save_raw, write_msd
@@ -10,7 +11,7 @@ from torch import nn
 
 from medconv.data.case import Case
 from medconv.data.datasets.decathlon import msd
-from medconv.data.preprocessing.doubts import lost_spacing, repeated_slices
+from medconv.data.preprocessing.doubts import is_no_data, lost_spacing, repeated_slices
 from medconv.data.preprocessing.fingerprint import check
 from medconv.inference.predictor import Predictor
 
@@ -40,6 +41,26 @@ def test_unit_spacing_of_thin_volumes_is_suspicious(tmp_path: Path) -> None:
     assert not lost_spacing([(35, 50, 36)] * 2, [unit] * 2)
     assert not lost_spacing([(60, 60, 12)] * 2, [unit, (1.0, 1.0, 5.0)])
     assert not lost_spacing([(60, 60, 12), (60, 60, 50)], [unit] * 2)
+
+
+@pytest.mark.parametrize("value", [-32768.0, -1e8])
+def test_a_no_data_value_of_small_range_is_named_once(tmp_path: Path, value: float) -> None:
+    """Also where it was interpolated: voxels at the edge have any value between."""
+    dataset = msd(write_msd(tmp_path))
+    for number, case in enumerate(dataset.cases[:2]):
+        image = 100 * image_array(number).astype(np.float32)  # to about 1500, as in CT and MR
+        image[:2], image[2] = value, value * np.linspace(0.1, 0.9, 140).reshape(14, 10)
+        save(case.images[0], image)
+    (warning,) = check(dataset, 1).warnings
+    cases = ", ".join(case.id for case in dataset.cases[:2])
+    assert warning.startswith(f"2 cases ({cases}): the lowest value ({value:.6g}) looks like a no-data value")
+
+
+@pytest.mark.parametrize(
+    "low_high", [(-1024, 3071), (-3024, 9), (-1, 1e-2), (0, 0), (-9, 0), (-32767, 32767)]
+)
+def test_values_of_images_are_no_no_data_values(low_high: tuple[float, float]) -> None:
+    assert not is_no_data(*low_high)
 
 
 def test_nifti_without_orientation_is_named_once_per_dataset(tmp_path: Path) -> None:

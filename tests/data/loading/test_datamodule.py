@@ -1,6 +1,8 @@
 """medconv/data/loading/datamodule.py: batches from real workers, what a worker costs, and invalid values."""
 
 import gc
+from collections import Counter
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,6 +83,14 @@ def pretend_trainer(device: str = "cpu", rank: int = 0, world_size: int = 1, tra
 def test_invalid_values_are_errors(prepared: PreparedData, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         module(prepared, **changes)
+
+
+def test_cases_are_drawn_by_their_weights(prepared: PreparedData) -> None:
+    first, second, *_ = prepared[0].cases
+    data = module(prepared, train=[replace(first, weight=3.0), second])
+    data.trainer = pretend_trainer()
+    drawn = Counter(data.train_dataloader().dataset.dataset.case_of(n) for n in range(40))
+    assert 26 < drawn[first.id] < 35 and drawn[first.id] + drawn[second.id] == 40
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -251,7 +261,7 @@ def test_loader_without_validation_cases_is_empty(prepared: PreparedData) -> Non
 
 
 def test_ranks_share_the_training_samples(prepared: PreparedData) -> None:
-    data, numbers = module(prepared, samples_per_epoch=8), []
+    data, numbers = module(prepared), []
     for rank in (0, 1):
         data.trainer = pretend_trainer(rank=rank, world_size=2)
         numbers.append([batch["sample"].tolist() for batch in data.train_dataloader()])

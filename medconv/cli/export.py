@@ -24,7 +24,7 @@ def parser() -> Parser:
     add = command.add_argument_group("comparison with the checkpoint").add_argument
     case = "also compare logits on this image, not only on random patches"
     add("--case", type=Path, metavar="IMAGE", help=case)
-    tolerance = "largest difference between logits; default %(default)g"
+    tolerance = "largest difference over the largest logit; default %(default)g"
     add("--tolerance", type=float, default=TOLERANCE, help=tolerance)
     add_trust(command.general(), "network classes")
     return command

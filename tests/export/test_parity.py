@@ -18,7 +18,7 @@ CAPTURED = SimpleNamespace(divisor=(2, 2, 2), dynamic=(True, False, True))
 
 
 class Shifted(nn.Module):
-    """Two channels, the image and its negative, plus `shift`; records the shapes of its inputs."""
+    """Two channels, the image and its negative, a tenth of each, plus `shift`; records the shapes of its inputs."""
 
     def __init__(self, shift: float = 0.0) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Shifted(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         self.shapes.append(tuple(image.shape))
-        return torch.cat([image, -image], 1) + self.shift
+        return 0.1 * torch.cat([image, -image], 1) + self.shift
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.25, -0.5])
@@ -42,6 +42,17 @@ def test_patches_give_the_largest_difference(shift: float) -> None:
 def test_patches_give_nan_if_a_logit_is_nan() -> None:
     models = [loaded_models.segmentation(network) for network in (Shifted(), Shifted(math.nan))]
     assert math.isnan(on_patches(*models, CAPTURED))
+
+
+def test_differences_are_relative_to_large_logits() -> None:
+    """A network of 256 channels has logits of 10; its own rounding is near 1e-4 of 1."""
+
+    class Large(Shifted):
+        def forward(self, image: Tensor) -> Tensor:
+            return image.new_full((len(image), 2, *image.shape[2:]), 10 + self.shift)
+
+    models = [loaded_models.segmentation(network) for network in (Large(), Large(0.01))]
+    assert on_patches(*models, CAPTURED) == pytest.approx(0.001, rel=1e-3)
 
 
 def test_differences_of_a_regression_are_relative_to_its_largest_number() -> None:

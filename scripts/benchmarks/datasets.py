@@ -1,4 +1,4 @@
-"""The datasets of the data benchmark, in nnU-Net's raw layout: generated, or a Decathlon folder's files by
+"""The datasets of the data benchmark, in nnU-Net's raw layout: generated, or the files of a dataset by
 links.
 """
 
@@ -14,7 +14,7 @@ import nibabel as nib
 import numpy as np
 from scipy import ndimage
 
-from medconv.data.datasets.decathlon import msd
+from medconv.data.datasets.auto import auto
 from medconv.utils.atomic_io import write_text
 
 _GRAIN = 8  # voxels from one value of the smooth field to the next
@@ -75,10 +75,10 @@ def volume(shape: Sequence[int], seed: int, modality: str) -> tuple[np.ndarray, 
 
 
 def linked(folder: Path, number: int, root: Path, cases: int | None) -> Path:
-    """The first cases of a Decathlon folder of one channel. Raises: ValueError: no such dataset, or
-    several channels.
+    """The first cases of a Decathlon or nnU-Net folder of one channel. Raises: ValueError: no such dataset,
+    or several channels.
     """
-    dataset = msd(root)
+    dataset = auto(root)
     if len(dataset.modalities) != 1:
         raise ValueError(f"--root {root}: one channel is needed, got {list(dataset.modalities)}")
     chosen = dataset.cases[:cases]

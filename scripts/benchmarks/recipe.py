@@ -64,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fold", type=int, default=0, help=f"of {FOLDS}; fold k holds the cases of nnU-Net's fold k"
     )
+    parser.add_argument(
+        "--group-pattern", help="as data.group_pattern: cases of a group, such as a patient, stay together"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--snapshots", type=int, default=10, help="weights that are scored, denser early; the last at the end"
@@ -145,7 +148,9 @@ class _Bench:
     def of(cls, options: argparse.Namespace) -> _Bench:
         _check(options)
         dataset = auto(options.root)
-        train, val = splits.split_fold(dataset.cases, options.fold, FOLDS)
+        pattern = options.group_pattern
+        cases = splits.grouped(dataset.cases, pattern) if pattern else dataset.cases
+        train, val = splits.split_fold(cases, options.fold, FOLDS)
         output = options.output.resolve()
         output.mkdir(parents=True, exist_ok=True)
         raw = (
@@ -180,6 +185,7 @@ class _Bench:
             "cores": cores,
             "pairs": options.pairs,
             "fold": options.fold,
+            "group_pattern": options.group_pattern,
             "snapshots": options.snapshots,
         }
         stands_on = {

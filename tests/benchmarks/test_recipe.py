@@ -1,5 +1,6 @@
 """scripts/benchmarks/recipe.py at a tiny size: real trainings of a few seconds, their curves and results."""
 
+import argparse
 import json
 import os
 import re
@@ -186,3 +187,13 @@ def test_rows_of_earlier_calls_are_drawn_too(tmp_path: Path) -> None:
     for name in ("others.json", "none.json"):
         with pytest.raises(ValueError, match=f"--beside .*{name}: no rows of this benchmark"):
             recipe._earlier([tmp_path / name])
+
+
+def test_cases_of_a_patient_are_on_the_same_side_of_the_split(tmp_path: Path) -> None:
+    tiny.write_dataset(tmp_path / "data", cases=15)  # case_1 and case_11 are of one patient
+    words = [*arguments(tmp_path, "medconv"), "--group-pattern", r"\d$"]
+    parser = argparse.ArgumentParser()
+    recipe.add_arguments(parser)
+    bench = recipe._Bench.of(parser.parse_args(words[1:]))
+    groups = {case.id[-1] for case in bench.train}, {case.id[-1] for case in bench.val}
+    assert len(groups[1]) == 2 and not groups[0] & groups[1]

@@ -10,11 +10,14 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from benchmarks.peers import process
+from benchmarks.peers.forked import ForkedPeer
 from gpu_checks.failures import failure, sizes
 
 FORK = multiprocessing.get_context("fork")  # libraries are imported once, before any part
@@ -99,8 +102,8 @@ class Setting:
         """
         file = self.folder / f"{name}-{len(list(self.folder.glob('*.json')))}.json"
         words = (name, *words, "--json", str(file))
-        constants = (tiny or {}) if self.tiny else {}
-        self._command(f"python scripts/benchmark.py {shlex.join(words)}", _benchmark, (constants, words))
+        run = partial(_tiny_benchmark, tiny or {}) if self.tiny else _benchmark
+        self._command(f"python scripts/benchmark.py {shlex.join(words)}", run, (words,))
         rows: list[dict[str, Any]] = json.loads(file.read_text())
         return rows
 
@@ -153,9 +156,14 @@ def _medconv(words: Sequence[str]) -> None:
     sys.exit(run(words))
 
 
-def _benchmark(constants: dict[str, Any], words: Sequence[str]) -> None:
+def _tiny_benchmark(constants: dict[str, Any], words: Sequence[str]) -> None:
     module = importlib.import_module(f"benchmarks.{words[0]}")
     for name, value in constants.items():
         setattr(module, name, value)
+    process.Popen = ForkedPeer  # type: ignore[attr-defined, assignment]
+    _benchmark(words)
+
+
+def _benchmark(words: Sequence[str]) -> None:
     sys.argv = ["benchmark.py", *words]
     importlib.import_module("benchmark").main()

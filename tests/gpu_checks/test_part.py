@@ -1,5 +1,6 @@
 """scripts/gpu_checks/part.py: whatever happens in a part costs that part alone, and its error can be mended."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -52,6 +53,11 @@ def test_what_cannot_be_shown_here_says_why(tmp_path: Path) -> None:
 
     result = result_of(skips, tmp_path)
     assert (result["verdict"], result["reason"]) == ("skipped", "needs two GPUs")
+
+
+def test_what_is_imported_is_no_work_for_the_garbage_collector(tmp_path: Path) -> None:
+    figures = result_of(lambda setting: {"frozen": gc.get_freeze_count()}, tmp_path)["figures"]
+    assert figures["frozen"] > 100_000 and gc.get_freeze_count() < 100_000
 
 
 def test_a_crash_costs_that_part_alone_and_is_named(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from subprocess import PIPE, Popen, TimeoutExpired
 from threading import Thread
 from typing import Any
 
@@ -92,14 +92,13 @@ class PeerProcess:
         self._signal(signal.SIGSTOP)
         return answer
 
-    def _start(self) -> subprocess.Popen[str]:
-        pipe = subprocess.PIPE
+    def _start(self) -> Popen[str]:
         command = [self.python, *self.arguments]
         try:
-            return subprocess.Popen(
+            return Popen(
                 command,
-                stdin=pipe,
-                stdout=pipe,
+                stdin=PIPE,
+                stdout=PIPE,
                 stderr=self._printed,
                 text=True,
                 env=importable(),
@@ -157,7 +156,7 @@ class PeerProcess:
             self._process.stdin.close()
         try:
             self._process.wait(patience_s)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._signal(signal.SIGKILL)  # workers that it left behind

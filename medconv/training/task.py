@@ -76,7 +76,8 @@ class Task(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.loss_of(batch)
-        self.log("train/loss", loss.detach(), prog_bar=True)
+        # for Lightning's own bar alone, since its number is read from the device in every step
+        self.log("train/loss", loss.detach(), prog_bar=self.trainer.progress_bar_callback is not None)
         return _with_nan_gradient_if_bad(loss)
 
     def loss_of(self, batch: Batch) -> Tensor:

@@ -94,7 +94,7 @@ def _callbacks(
         resumable_loop.PerStepSeeding(config.seed),
         # Its marks end the phases of a step, so that the work of those below counts as logging
         profiler,
-        # It settles whether a step was skipped before averaging counts the step
+        # It tells averaging whether the step was skipped
         NonfiniteGuard(folder.path / "nonfinite", run.nan_policy, run.max_skipped_steps, averages),
         # It sets the weights of a validation, which those below read
         *averaging,

@@ -133,6 +133,21 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     return values.to(device)
 
 
+class HostCopy:
+    """A bool of the device for later: asked then, it waits for what was queued before it alone."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._value, self._copied = value.to("cpu", non_blocking=True), None  # into pinned memory
+        if value.is_cuda:
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def __bool__(self) -> bool:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return bool(self._value)
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on a device or in torch, numpy or Python."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or bool(_NO_MEMORY.search(str(error)))

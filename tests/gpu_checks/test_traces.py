@@ -20,6 +20,7 @@ def test_waits_inside_steps_are_counted_with_what_called_them(tmp_path: Path) ->
         event("aten::item", 10, 20),
         event("aten::_local_scalar_dense", 11, 15),
         event("cudaStreamSynchronize", 12, 5),
+        event("cudaEventSynchronize", 20, 5),
         event("aten::other", 12, 5, thread=2),
         event("cudaDeviceSynchronize", 250, 5),  # after the steps
         {"ph": "i", "name": "cudaStreamSynchronize", "ts": 20},

@@ -1,27 +1,33 @@
-"""No part of a training step waits for its device or mixes devices: shown on torch's `meta`, without a GPU.
+"""No training step waits for its device, and no part of one mixes devices: shown without a GPU.
 
-A tensor there has a shape and no values, so that asking for a value or for a shape that depends on values is an
-error. A copy from the CPU must go through `to_device`, which pins the memory first.
+Parts run on torch's `meta`. A tensor there has a shape and no values, so that asking for a value or for a shape
+that depends on values is an error. A copy from the CPU must go through `to_device`, which pins the memory first.
+A whole training, with Lightning and all callbacks, runs on the CPU: who asks tensors for values is noted.
 """
 
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import conv_family
+from helpers import conv_family, tiny
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from medconv.data.augmentation.augment import Augment
 from medconv.data.augmentation.parameters import PLACE, VALUES
+from medconv.data.loading.datamodule import DataModule
 from medconv.models import UNet
 from medconv.models.deep_supervision import DeepSupervision
 from medconv.targets.label_map import LabelMapTargets
+from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
+from medconv.training.checkpoint.resumable_loop import ResumableEpochLoop
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
 from medconv.training.mixup import Mixup
@@ -120,3 +126,52 @@ def test_augmentation_does_not_wait(dims: int, monkeypatch: pytest.MonkeyPatch) 
 def test_a_wait_is_seen(waits: Callable[[Tensor], Any]) -> None:
     with pytest.raises((AssertionError, RuntimeError, NotImplementedError)), Watch():
         waits(torch.empty(4, device=META))
+
+
+class Values(TorchFunctionMode):
+    """Notes the functions, ours or Lightning's, that ask tensors for values."""
+
+    ASKING = ("item", "cpu", "numpy", "tolist", "nonzero", "__bool__", "__float__", "__int__", "__index__")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: set[tuple[str, str]] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        masked = func is Tensor.__getitem__ and isinstance(args[1], Tensor) and args[1].dtype is torch.bool
+        if masked or getattr(func, "__name__", "") in self.ASKING:
+            frame = sys._getframe(1)
+            while "/torch/" in frame.f_code.co_filename:
+                frame = frame.f_back  # type: ignore[assignment]
+            self.asked.add((Path(frame.f_code.co_filename).name, frame.f_code.co_name))
+        return func(*args, **(kwargs or {}))
+
+
+ON_HOST = {  # asked of tensors on the host, or once they have come there
+    ("hardware.py", "__bool__"),  # whether the step before was finite
+    ("weight_averaging.py", "update_parameters"),  # the number of updates
+    ("datamodule.py", "on_before_batch_transfer"),  # numbers of samples
+    ("augment.py", "__call__"),
+    # parameters of augmentations; what these do to images is tested above
+    *(("augment.py", name) for name in ("_place", "_index")),
+    *(("intensity.py", name) for name in ("add_noise", "_chosen", "_softening")),
+}
+
+
+@pytest.mark.parametrize("more", [[], ["model.norm=batch", "task.deep_supervision=true", "optimizer=adamw"]])
+def test_a_training_does_not_wait(more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: augmentation in the main process, the guard reads one step late."""
+    monkeypatch.setattr(DataModule, "_on_gpu", True)
+    monkeypatch.setattr(NonfiniteGuard, "_reads_late", lambda *_: True)
+    advance, values = ResumableEpochLoop.advance, Values()
+
+    def watched(loop: ResumableEpochLoop, fetcher: Any) -> None:
+        with values if loop.global_step in (2, 3) else nullcontext():
+            advance(loop, fetcher)
+
+    monkeypatch.setattr(ResumableEpochLoop, "advance", watched)
+    steps = ["trainer.max_steps=6", "data.samples_per_epoch=80", "trainer.limit_val_batches=0"]
+    seldom = ["trainer.log_every_n_steps=20", "augmentation=strong", "trainer.enable_progress_bar=true"]
+    tiny.train(tiny.write_dataset(tmp_path / "data"), tmp_path / "run", *steps, *seldom, *more)
+    assert values.asked - ON_HOST == set()
+    assert ("hardware.py", "__bool__") in values.asked  # so that it is known to see them

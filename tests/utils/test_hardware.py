@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from medconv.utils.hardware import (
+    HostCopy,
     apply_backends,
     benchmark_kernels,
     check_devices,
@@ -152,3 +153,36 @@ def test_a_launcher_may_start_more_processes_than_visible_cores() -> None:
     assert check_devices(64, "cpu", launched=True) == 64
     with pytest.raises(ValueError, match="cores, and no GPU"):
         check_devices(64, "cpu")
+
+
+class LateCopy:
+    """A bool of a device whose copy arrives when its event is waited for."""
+
+    is_cuda = True
+
+    def __init__(self) -> None:
+        self.host = torch.tensor(False)
+
+    def to(self, device: str, non_blocking: bool) -> torch.Tensor:
+        assert (device, non_blocking) == ("cpu", True)
+        return self.host
+
+
+@pytest.mark.parametrize("truth", [True, False])
+def test_a_bool_of_the_device_is_read_once_its_own_copy_is_there(
+    truth: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bool(HostCopy(torch.tensor(truth))) == truth
+    device, calls = LateCopy(), []
+
+    class Event:
+        def record(self) -> None:
+            calls.append("record")
+
+        def synchronize(self) -> None:
+            calls.append("synchronize")
+            device.host.fill_(truth)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    copy: Any = HostCopy(device)  # type: ignore[arg-type]
+    assert calls == ["record"] and bool(copy) == truth and calls == ["record", "synchronize"]

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from medconv.models.layers.batchnorm_stats import RunningStatistics
 from medconv.training import layer_trace
 from medconv.utils.atomic_io import replacing
+from medconv.utils.hardware import HostCopy
 from medconv.utils.logging import some
 
 log = logging.getLogger(__name__)
@@ -39,14 +40,14 @@ class StepRecord:
     Args:
         passes: its forward passes, several if gradients are accumulated.
         statistics: batch norm statistics before the step.
-        bad: whether the gradient is non-finite, on the device.
+        bad: whether the gradient is non-finite.
         scale: of the loss. scaled: whether fp16's scaler takes the step.
     """
 
     number: int
     passes: list[ForwardPass] = field(default_factory=list)
     statistics: list[Tensor] = field(default_factory=list)
-    bad: Tensor | None = None
+    bad: HostCopy | None = None
     scale: float = 1.0
     scaled: bool = False
 

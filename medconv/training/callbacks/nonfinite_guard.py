@@ -2,9 +2,9 @@
 
 The check is the norm of the gradient, which clipping computes anyway: it is non-finite if any gradient is. A
 non-finite loss makes its gradient NaN. On a GPU the norm is read one step later, so that no step waits for
-the device; the optimizer itself skips the step on the device. Gradients are summed over the ranks, so all
-ranks decide alike without communication. Only then is the batch run again, with hooks on every layer: the log
-shows the layers up to the first non-finite tensor, the saved file holds all of them.
+the device; the optimizer and the mean of the weights skip the step on the device. Gradients are summed over
+the ranks, so all ranks decide alike without communication. Only then is the batch run again, with hooks on
+every layer: the log shows the layers up to the first non-finite tensor, the saved file holds all of them.
 """
 
 import logging
@@ -24,6 +24,7 @@ from medconv.training.callbacks.nonfinite_diagnosis import Diagnosis, ForwardPas
 from medconv.training.callbacks.weight_averaging import AverageWeights
 from medconv.utils import cluster
 from medconv.utils.exit_codes import DONE, USER
+from medconv.utils.hardware import HostCopy
 
 log = logging.getLogger(__name__)
 CHOICES = ("stop", "skip")
@@ -89,19 +90,24 @@ class NonfiniteGuard(Callback):
 
     def on_gradient_norm(self, norm: Tensor, optimizer: Optimizer) -> None:
         """Args: norm: of all gradients of all ranks, before the optimizer's step."""
+        self.settle()
         step, self._step = self._step, StepRecord(0)
         full_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        step.bad = ~full_norm.isfinite()
-        self.settle()
+        bad = ~full_norm.isfinite()
+        step.bad = HostCopy(bad)
         scaler = getattr(self._trainer.precision_plugin, "scaler", None)
         if not self._reads_late(optimizer, scaler):
             step.scale, step.scaled = (1.0, False) if scaler is None else (float(scaler.get_scale()), True)
             self._handle(step, optimizer)
+            for mean in self.averages:
+                mean.leave_out_if(None)
             return
-        self._statistics.restore(step.statistics, step.bad)
+        self._statistics.restore(step.statistics, bad)
         # as torch's GradScaler tells an optimizer to skip a step
-        optimizer.grad_scale, optimizer.found_inf = None, step.bad.float()  # type: ignore[attr-defined]
+        optimizer.grad_scale, optimizer.found_inf = None, bad.float()  # type: ignore[attr-defined]
         self._pending, self._optimizer = step, optimizer
+        for mean in self.averages:
+            mean.leave_out_if(bad)
 
     def _reads_late(self, optimizer: Optimizer, scaler: Any) -> bool:
         """fp16's scaler reads the norm in every step itself. The first step of an optimizer with momentum
@@ -115,18 +121,16 @@ class NonfiniteGuard(Callback):
     def settle(self) -> None:
         """Read the norm of the step before, if that is still to do."""
         step, self._pending = self._pending, None
-        if step is not None and bool(step.bad):
-            for state in self._optimizer.state.values():  # counted on the host, before the norm was read
-                if type(state.get("step")) is int:
-                    state["step"] -= 1
-            self._handle(step, None)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        last = trainer.global_step - 1
-        if self._pending is not None and any(mean.should_update(step_idx=last) for mean in self.averages):
-            self.settle()
+        if step is None or not step.bad:
+            return
+        for state in self._optimizer.state.values():  # counted on the host, before the norm was read
+            if type(state.get("step")) is int:
+                state["step"] -= 1
+        now = self._statistics.now()
+        if self._step.passes:  # the next step has begun, and has changed them
+            self._statistics.restore(self._step.statistics)
+        self._handle(step, None)
+        self._statistics.restore(now)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.settle()

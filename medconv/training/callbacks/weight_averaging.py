@@ -1,9 +1,13 @@
 """Weight averaging: the mean of the weights over a training is validated, saved and used."""
 
+from collections.abc import Callable
+from itertools import chain
+
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 
 class AverageWeights(WeightAveraging):
@@ -30,12 +34,12 @@ class AverageWeights(WeightAveraging):
         if type(every) is not int or every < 1:
             raise ValueError(f"weight_averaging.every must be a whole number of at least 1, got {every}")
         self.power, self.begin, self.every = power, begin, every
-        self._left_out = -1
-        super().__init__(multi_avg_fn=self._update)
+        self._left_out, self._skipped = -1, None  # type: tuple[int, Tensor | None]
+        super().__init__()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._device = trainer.strategy.root_device  # where the module will be moved; it is not there yet
-        super().setup(trainer, pl_module, stage)
+        if stage == "fit":  # on the device to which the module will be moved; it is not there yet
+            self._average_model = _Mean(pl_module, trainer.strategy.root_device, self._update)
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         if step_idx is None or step_idx == self._left_out:
@@ -43,14 +47,56 @@ class AverageWeights(WeightAveraging):
         return step_idx < self.begin or step_idx % self.every == 0
 
     def leave_out(self, step_idx: int) -> None:
-        """Called before the step would count: the optimizer has skipped it. Args: step_idx: from 0."""
+        """Called when it is known that the optimizer has skipped the step. Args: step_idx: from 0."""
         self._left_out = step_idx
+        if self._latest_update_step == step_idx + 1 and self._average_model is not None:
+            self._average_model.n_averaged -= 1  # it was counted, with the weight 0
+
+    def leave_out_if(self, skipped: Tensor | None) -> None:
+        """Called before an update. Args: skipped: on the device, whether the optimizer has skipped the step;
+        None: it has not.
+        """
+        self._skipped = skipped
+
+    def _update(self, mean: list[Tensor], now: list[Tensor], count: int) -> None:
+        """Args: count: number of earlier updates."""
+        share = (self.power + 1) / (max(0, count - self.begin) + self.power + 1)
+        if self._skipped is None:
+            torch._foreach_lerp_(mean, now, share)
+        else:
+            of_step = torch.where(self._skipped, 0.0, share)
+            torch._foreach_lerp_(mean, now, [of_step.to(tensor.dtype) for tensor in mean])
+
+
+class _Mean(AveragedModel):
+    """Weights, buffers and the number of updates, which stays on the host: to read it would be to wait.
+
+    Args: update: of floating-point tensors, called with mean, present values and the number of updates.
+    """
+
+    n_averaged: Tensor
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        update: Callable[[list[Tensor], list[Tensor], int], None],
+    ) -> None:
+        super().__init__(module, device, use_buffers=True)
+        self.n_averaged, self._update = self.n_averaged.cpu(), update
 
     @torch.no_grad()
-    def _update(self, mean: list[Tensor], now: list[Tensor], count: Tensor) -> None:
-        """Args: count: number of earlier updates."""
-        counted = max(0.0, float(count) - self.begin)
-        if not mean[0].is_floating_point():
-            torch._foreach_copy_(mean, now)
-        else:
-            torch._foreach_lerp_(mean, now, (self.power + 1) / (counted + self.power + 1))
+    def update_parameters(self, model: nn.Module) -> None:
+        count = int(self.n_averaged)
+        pairs = [*zip(_tensors(self.module), _tensors(model), strict=True)]
+        means = [pair for pair in pairs if count and pair[0].is_floating_point()]
+        copies = [pair for pair in pairs if not (count and pair[0].is_floating_point())]
+        if means:
+            self._update([mean for mean, _ in means], [now for _, now in means], count)
+        if copies:
+            torch._foreach_copy_([copy for copy, _ in copies], [now for _, now in copies])
+        self.n_averaged += 1
+
+
+def _tensors(module: nn.Module) -> chain[Tensor]:
+    return chain(module.parameters(), module.buffers())

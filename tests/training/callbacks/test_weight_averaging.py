@@ -68,7 +68,7 @@ def test_the_mean_is_weighted_by_the_power_of_the_step(tmp_path: Path, power: fl
 def test_with_power_2_half_of_the_mean_comes_from_the_last_fifth() -> None:
     callback, mean = AverageWeights(power=2.0, begin=0), [torch.zeros(1)]
     for count in range(1, 1000):
-        callback._update(mean, [torch.tensor([float(count >= 794)])], torch.tensor(count))
+        callback._update(mean, [torch.tensor([float(count >= 794)])], count)
     assert float(mean[0]) == pytest.approx(0.5, abs=0.01)
 
 

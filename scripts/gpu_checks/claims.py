@@ -11,7 +11,7 @@ from typing import Any
 from gpu_checks.limits import Peaks
 from gpu_checks.setting import Setting
 
-GROUPS = ("smoke", "correctness", "speed", "memory", "data", "distributed")
+GROUPS = ("smoke", "correctness", "speed", "layers", "memory", "data", "distributed")
 NO_RATE = ("smoke", "correctness", "memory", "distributed")  # their claims are right or wrong
 CHUNK_S = 540  # of one call of the command, where a machine is lent for ten minutes at a time
 Figures = Mapping[str, Any]

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from monai.networks.nets import ResNet
+from omegaconf import OmegaConf
 from torch import nn
 
 from gpu_checks.claims import Expect, Figures, claim
 from gpu_checks.limits import Peaks, step_seconds, step_work
-from gpu_checks.networks import NVIDIA, PHANTOM
+from gpu_checks.networks import LARGE_PATCHES, LARGE_PHANTOM, PHANTOM
 from gpu_checks.setting import Setting
-from medconv.models import Encoder
+from medconv import config
 from medconv.models.monai_networks import stem_for
 
 _PATCH = 128**3
-_COPIED = replace(NVIDIA, channels=1, classes=PHANTOM.classes, batch=2)  # as `copy` is planned
-_ENCODER = partial(Encoder, 2, 1, 2, (32, 64, 128), (2, 2))  # as `whole-images` is planned
-_PICTURES = (60, 1, 28, 28)
+_PICTURES = (60, 1, 28, 28)  # a batch of `whole-images`
+PLANNED: dict[str, Any] = {
+    "spatial_dims": 2,
+    "channels": (32, 64, 128),
+    "strides": ((2, 2), (2, 2)),
+}  # for them
 
 
 def _carried(peaks: Peaks, voxels: int) -> float:
@@ -46,7 +50,7 @@ def loader(setting: Setting) -> Figures:
 
 def _copied_limit(peaks: Peaks) -> float:
     """What the network takes or the link carries."""
-    return min(_COPIED.batch / _COPIED.limit_seconds(peaks), _carried(peaks, _PATCH))
+    return min(LARGE_PHANTOM.batch / LARGE_PHANTOM.limit_seconds(peaks), _carried(peaks, _PATCH))
 
 
 @claim(
@@ -59,14 +63,15 @@ def _copied_limit(peaks: Peaks) -> float:
     limit_s=120,
 )
 def copy(setting: Setting) -> Figures:
-    sizes = ["data.patch_size=[128,128,128]", "data.batch_size=2", "data.spacing_mm=[0.7,0.7,0.7]"]
     steps = [
         "schedule.patch=whole",
         "trainer.max_steps=80",
         "trainer.limit_val_batches=0",
         "data.samples_per_epoch=400",
     ]
-    summary = setting.train("run", *sizes, *steps, "augmentation=strong", "trainer.log_every_n_steps=50")
+    summary = setting.train(
+        "run", *LARGE_PATCHES, *steps, "augmentation=strong", "trainer.log_every_n_steps=50"
+    )
     return {**summary["step_shares"], "samples/s": summary["samples_per_second"]}
 
 
@@ -112,29 +117,32 @@ def _data(setting: Setting, part: str, patch: int, *words: str) -> list[dict[str
     return setting.benchmark("data", "--parts", part, "--sets", "large", *sizes, *rounds, *scratch, *words)
 
 
-def _pictures_limit(peaks: Peaks) -> float:
-    return _PICTURES[0] / step_seconds(peaks, step_work(_ENCODER, _PICTURES))
+def _classifier(name: str) -> nn.Module:
+    """As conf/model makes it."""
+    derived = {
+        **PLANNED,
+        "kernel_sizes": 3,
+        "num_channels": 1,
+        "num_classes": 2,
+        "stem": stem_for(_PICTURES[2:]),
+    }
+    option = OmegaConf.load(config.conf_dir() / f"model/{name}.yaml")
+    content = OmegaConf.to_container(OmegaConf.create({"derived": derived, "model": option}), resolve=True)
+    return config.build(content["model"], "model")  # type: ignore[arg-type, call-overload, index]
 
 
-def _resnet() -> nn.Module:
-    """As conf/model/resnet.yaml makes it."""
-    stem, layers, planes = stem_for(_PICTURES[2:]), [2, 2, 2, 2], [64, 128, 256, 512]
-    first = {"conv1_t_size": stem["kernel_size"], "conv1_t_stride": stem["stride"]}
-    sizes: dict[str, Any] = {**first, "no_max_pool": stem["no_pool"], "num_classes": 2}
-    return ResNet("basic", layers, planes, spatial_dims=2, n_input_channels=1, **sizes)
-
-
-def _resnet_limit(peaks: Peaks) -> float:
-    return _PICTURES[0] / step_seconds(peaks, step_work(_resnet, _PICTURES))
+def _pictures_limit(name: str) -> Callable[[Peaks], float]:
+    build = partial(_classifier, name)
+    return lambda peaks: _PICTURES[0] / step_seconds(peaks, step_work(build, _PICTURES))
 
 
 @claim(
     "whole-images",
     "Classifiers of whole images train: our `encoder`, MONAI's `resnet`, and compiled; Grad-CAM",
     Expect("done", least=1, tiny=True),
-    Expect("encoder, samples/s", limit=_pictures_limit),
-    Expect("encoder, compiled, samples/s", limit=_pictures_limit),
-    Expect("resnet, samples/s", limit=_resnet_limit),
+    Expect("encoder, samples/s", limit=_pictures_limit("encoder")),
+    Expect("encoder, compiled, samples/s", limit=_pictures_limit("encoder")),
+    Expect("resnet, samples/s", limit=_pictures_limit("resnet")),
     limit_s=150,
 )
 def whole_images(setting: Setting) -> Figures:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -72,6 +72,9 @@ NVIDIA = Size((128, 128, 128), 4, 4, 4, (32, 64, 128, 256, 320, 320))
 HIPPOCAMPUS = Size((40, 56, 40), 1, 3, 2, (32, 64, 128, 256))
 # The phantoms as they are planned for a GPU, without a limit of time; their images are about one patch.
 PHANTOM = Size((56, 56, 32), 1, 6, 2, (32, 64, 128, 256))
+# The phantoms in large patches: what a training of them is told, and how it is planned then.
+LARGE_PATCHES = ("data.patch_size=[128,128,128]", "data.batch_size=2", "data.spacing_mm=[0.7,0.7,0.7]")
+LARGE_PHANTOM = replace(NVIDIA, channels=1, classes=PHANTOM.classes, batch=2)
 TINY = Size((16, 16, 16), 1, 3, 2, (4, 8))
 ADAMW = partial(torch.optim.AdamW, lr=1e-3, fused=True)
 FAST = Choice("bf16-mixed", channels_last=True, fast_norm=True, fast_depthwise=True)

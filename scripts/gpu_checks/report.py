@@ -25,7 +25,7 @@ no network and no pytest:
 check="python scripts/gpu_check.py --json h100.json --missing --minutes 9 --part"
 $check smoke no-waits images-per-second images-compiled  # if these fail, mend them first
 $check instance-norm convolutions step-large norm-price muon-share memory-estimate
-$check correctness speed memory data distributed  # again and again, until nothing is missing
+$check correctness speed layers memory data distributed  # again and again, until nothing is missing
 ```
 
 Each command ends within nine minutes, and `--missing` goes on where the one before ended; parts

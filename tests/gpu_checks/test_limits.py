@@ -1,9 +1,12 @@
 """scripts/gpu_checks/limits.py: bytes and operations of steps, against counts by hand."""
 
+from types import SimpleNamespace
+
 import pytest
 from torch import nn
 
-from gpu_checks.limits import H100, newton_schulz_seconds, peaks_of, step_seconds, step_work
+from gpu_checks import claims, data, distributed
+from gpu_checks.limits import H100, Peaks, newton_schulz_seconds, peaks_of, step_seconds, step_work
 from gpu_checks.networks import NVIDIA
 
 
@@ -39,3 +42,47 @@ def test_newton_schulz_is_three_products_in_each_of_five_repetitions() -> None:
 def test_the_goal_at_nvidias_size_is_below_the_limit() -> None:
     assert NVIDIA.batch / NVIDIA.limit_seconds(H100) > 100
     assert NVIDIA.operations / H100.bf16 < NVIDIA.limit_seconds(H100)
+
+
+@pytest.mark.parametrize(
+    ("part", "limit"),
+    [
+        # 2 x 32 x 120 x 168 x 120 numbers of two bytes, touched 8 and 6 times, over 3.35 TB/s
+        ("norm-price", 154_828_800 * 2 * 8 / 3.35e12),
+        ("depthwise-price", 154_828_800 * 2 * 6 / 3.35e12),
+        ("augmentation-speed", 2_097_152 * 4 * 6 / 3.35e12),  # 128 x 128 x 128 numbers of four bytes
+        ("loader", 64e9 / (884_736 * 5)),  # 96 x 96 x 96 voxels of four bytes and a byte, over 64 GB/s
+    ],
+)
+def test_limits_of_an_h100_by_hand(part: str, limit: float) -> None:
+    (found,) = (
+        expect.limit(H100)
+        for group in claims.GROUPS
+        for claim in claims.of_group(group)
+        for expect in claim.expects
+        if claim.name == part and expect.limit is not None
+    )
+    assert found == pytest.approx(limit)
+
+
+def test_the_operations_of_a_residual_network_by_hand() -> None:
+    """ResNet-18 on 60 images of 28 x 28, which its small stem leaves as large."""
+    stem = 784 * 9 * 64
+    layers = 784 * 9 * 64 * 64 * 4
+    for places, width in ((196, 128), (49, 256), (16, 512)):
+        before = width // 2
+        layers += places * (9 * before * width + 9 * width * width * 3 + before * width)
+    once = 60 * 2 * (layers + 512 * 2)
+    operations = sum(each for _, each in step_work(lambda: data._classifier("resnet"), data._PICTURES))
+    assert operations == 3 * once + 2 * 60 * 2 * stem  # the image needs no gradient
+
+
+def test_limits_of_two_gpus_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 parameters take 16 s over a link of 4 bytes a second, half as long again if they are sharded."""
+    steps = SimpleNamespace(
+        batch=3, unet=lambda: nn.Linear(3, 4), limit_seconds=lambda peaks: peaks.bandwidth
+    )
+    monkeypatch.setattr(distributed, "PHANTOM", steps)
+    short, long = (Peaks("", seconds, 1.0, 1.0, 4.0) for seconds in (10.0, 40.0))
+    assert (distributed._efficiency_limit(short), distributed._efficiency_limit(long)) == (10 / 16, 1)
+    assert (distributed._fsdp_limit(short), distributed._fsdp_limit(long)) == (6 / 24, 6 / 40)

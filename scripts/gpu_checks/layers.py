@@ -1,0 +1,101 @@
+"""What layers cost beside their peers and the hardware's limit."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from gpu_checks.claims import Expect, Figures, claim
+from gpu_checks.setting import Setting
+
+NORM = (2, 32, 120, 168, 120)  # the finest stage of `layers --scale 3`
+_PRIORS = ("transform", "basis", "ball", "spacing", "masked", "acs", "mirror", "smooth")
+
+
+@claim(
+    "norm-price",
+    "Instance norm by Triton with its activation beside torch's (`benchmark.py layers`)",
+    Expect("finest stage, seconds", limit=lambda peaks: peaks.seconds(8 * 2 * prod(NORM))),
+    Expect("slowest stage, times torch's speed", least=1),
+    limit_s=60,
+)
+def norm_price(setting: Setting) -> Figures:
+    """The limit: forward reads x twice and writes y, backward reads both tensors twice and writes one."""
+    rows = _layers(setting, "norm", "nn.InstanceNorm3d, channels-last")
+    ours = [row for row in rows if row["variant"] == "ours, channels-last"]
+    return {
+        "finest stage, seconds": ours[0]["seconds"],
+        "slowest stage, times torch's speed": 1 / max(row["ratio"] for row in ours),
+    }
+
+
+@claim(
+    "depthwise-price",
+    "Depthwise convolutions as blocks beside the library's; if they win, they should be taken",
+    Expect("library, finest stage, seconds", limit=lambda peaks: peaks.seconds(6 * 2 * prod(NORM))),
+    limit_s=60,
+)
+def depthwise_price(setting: Setting) -> Figures:
+    """The limit: forward, gradient of the input and of the weight each touch two tensors."""
+    rows = _layers(setting, "depthwise", "nn.Conv3d, depthwise, channels-last")
+    library = [row for row in rows if row["ratio"] == 1 and row["variant"] == row["reference"]]
+    blocks = {
+        f"{row['variant']}: {row['case'].split(',')[0]}": row["ratio"]
+        for row in rows
+        if "ours" in row["variant"]
+    }
+    return {"library, finest stage, seconds": library[0]["seconds"], **blocks}
+
+
+def _layers(setting: Setting, part: str, reference: str) -> list[dict[str, Any]]:
+    size = ["--scale", setting.pick("3", "1"), "--pairs", setting.pick("15", "1")]
+    rows = setting.benchmark("layers", "--parts", part, *size, tiny={"STAGES": [(32, (4, 4, 4))]})
+    assert any(row["variant"] == reference for row in rows), [row["variant"] for row in rows]
+    return rows
+
+
+@claim(
+    "convolutions-price",
+    "A training step of every weight-space prior costs what `nn.Conv` costs (geometric mean over a U-Net's "
+    "stages); `transform` takes the faster of its two ways; `acs` beside three thin convolutions",
+    Expect("dearest prior, times nn.Conv", most=1.05),
+    Expect("transform, times the faster way", most=1.05),
+    Expect("unfold and einsum, times transform", least=20),
+    limit_s=240,
+    no_limit="none: a ratio",
+)
+def convolutions_price(setting: Setting) -> Figures:
+    words = ["--parts", "stages", "--device", setting.kind, "--pairs", setting.pick("10", "1")]
+    rows = setting.benchmark("convs", *words, tiny={"STAGES": {3: [(8, (4, 4, 4))]}})
+    step = [row for row in rows if "3D training step" in row["case"]]
+    means = {row["variant"]: row["ratio"] for row in step if "mean" in row["case"]}
+    stages = [row for row in step if "mean" not in row["case"]]
+    ways: dict[str, dict[str, float]] = {}
+    for row in stages:
+        ways.setdefault(row["case"], {})[row["variant"]] = row["ratio"]
+    both = ("transform, folded", "transform, two launches")
+    wrong = [ratios["transform"] / min(ratios[way] for way in both) for ratios in ways.values()]
+    priors = {name: means[name] for name in _PRIORS if name in means}
+    return {
+        "dearest prior, times nn.Conv": max(priors.values()),
+        "transform, times the faster way": max(wrong),
+        "unfold and einsum, times transform": means["unfold and einsum"] / means["transform"],
+        "acs, three convolutions, times acs": means["acs, three convolutions"] / means["acs"],
+        **{f"{name}, times nn.Conv": ratio for name, ratio in means.items()},
+    }
+
+
+@claim(
+    "small-layers",
+    "Chains of thin layers, measured and by the cost model, and with CUDA graphs; the backward pass in one "
+    "call (`benchmark.py convs --parts small backward`)",
+    Expect("one call, times the library's backward", most=1.1),
+    limit_s=120,
+    no_limit="none: a ratio",
+)
+def small_layers(setting: Setting) -> Figures:
+    words = ["--device", setting.kind, "--pairs", setting.pick("20", "1")]
+    rows = setting.benchmark("convs", "--parts", *setting.pick(["small", "backward"], ["backward"]), *words)
+    ours = [row["ratio"] for row in rows if row["variant"] == "one call (ours)"]
+    chains = {f"{row['case']}, {row['variant']}": row["ratio"] for row in rows if row["benchmark"] == "small"}
+    return {"one call, times the library's backward": max(ours), **chains}

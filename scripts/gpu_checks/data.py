@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -9,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from omegaconf import OmegaConf
-from torch import nn
+from torch import Tensor, nn
 
 from gpu_checks.claims import Expect, Figures, claim
 from gpu_checks.limits import Peaks, step_seconds, step_work
-from gpu_checks.networks import LARGE_PATCHES, LARGE_PHANTOM, PHANTOM
+from gpu_checks.networks import LARGE_PATCHES, LARGE_PHANTOM, PHANTOM, seconds, wait
 from gpu_checks.setting import Setting
 from medconv import config
+from medconv.data.augmentation import intensity
 from medconv.models.monai_networks import stem_for
 
 _PATCH = 128**3
@@ -101,6 +104,49 @@ def augmentation_speed(setting: Setting) -> Figures:
     }
 
 
+_ROWS = 4  # of the part below: batch 2 of two channels, or half of batch 8
+_CHANGES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "brightness": lambda rows, factors: intensity.scale_(rows, factors, factors - 1),
+    "contrast": intensity.stretch_,
+    "gamma": lambda rows, factors: intensity.bend_(rows, factors, False),
+}
+
+
+def _change_limit(peaks: Peaks) -> float:
+    """Reads and writes each fp32 number once."""
+    return peaks.seconds(2 * 4 * _ROWS * _PATCH)
+
+
+@claim(
+    "augmentation-compiled",
+    "Changes of values in augmentation, each compiled as one graph, beside eager, 4 rows of 128x128x128; "
+    "where they gain more than compiling takes, `perf.compile` should compile them",
+    Expect("largest difference", most=1e-3, tiny=True),
+    *(Expect(f"{name}, compiled, seconds", limit=_change_limit) for name in _CHANGES),
+    limit_s=150,
+)
+def augmentation_compiled(setting: Setting) -> Figures:
+    device, shape = setting.device, (_ROWS, *[setting.pick(128, 8)] * 3)
+    backend, rounds = setting.pick("inductor", "aot_eager"), setting.pick(5, 1)
+    figures: dict[str, float] = {"largest difference": 0.0}
+    for name, change in _CHANGES.items():
+        compiled: Any = torch.compile(change, backend=backend, fullgraph=True, dynamic=True)
+        rows = torch.rand(shape, device=device)
+        found, expected = rows.clone(), rows.clone()
+        factors = torch.linspace(0.8, 1.3, _ROWS, device=device)
+        begun = time.perf_counter()
+        compiled(found, factors)
+        wait(device)
+        figures[f"{name}, seconds to compile"] = time.perf_counter() - begun
+        change(expected, factors)
+        difference = float((found - expected).abs().max())
+        figures["largest difference"] = max(figures["largest difference"], difference)
+        neutral = torch.ones_like(factors)  # so that the values stay what they are, call after call
+        for kind, function in {"eager": change, "compiled": compiled}.items():
+            figures[f"{name}, {kind}, seconds"] = seconds(partial(function, rows, neutral), device, rounds)
+    return figures
+
+
 def _data(setting: Setting, part: str, patch: int, *words: str) -> list[dict[str, Any]]:
     edge = setting.pick(patch, 16)
     shape = setting.pick(["240", "240", "160"], ["20", "20", "20"])
@@ -183,10 +229,10 @@ def prediction_stream(setting: Setting) -> Figures:
     checkpoint = ["--checkpoint", str(setting.checkpoint()), "--input", str(setting.images())]
     size = ["--cases", setting.pick("30", "1"), "--pairs", setting.pick("3", "1"), "--workers", "1", "4"]
     rows = setting.benchmark("prediction", *checkpoint, *size, "--device", setting.kind)
-    seconds = {row["variant"]: row["seconds_per_case"] for row in rows}
-    streamed = min(value for name, value in seconds.items() if name != "one after another")
-    named = {f"{name}, seconds a case": value for name, value in seconds.items()}
-    return {"one after another, times streamed": seconds["one after another"] / streamed, **named}
+    per_case = {row["variant"]: row["seconds_per_case"] for row in rows}
+    streamed = min(value for name, value in per_case.items() if name != "one after another")
+    named = {f"{name}, seconds a case": value for name, value in per_case.items()}
+    return {"one after another, times streamed": per_case["one after another"] / streamed, **named}
 
 
 @claim(

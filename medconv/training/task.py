@@ -69,15 +69,18 @@ class Task(LightningModule):
         self.record, self.memory_format = record, memory_format
         self.rows: dict[str, Any] = {}
         self.case_losses: dict[str, float | None] = {}
-        self._sharded = False
+        self._sharded, self._has_lightnings_bar = False, False
+
+    def on_fit_start(self) -> None:
+        self._has_lightnings_bar = self.trainer.progress_bar_callback is not None
 
     def forward(self, image: Tensor) -> Any:
         return self.network(image.contiguous(memory_format=self.memory_format))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.loss_of(batch)
-        # for Lightning's own bar alone, since its number is read from the device in every step
-        self.log("train/loss", loss.detach(), prog_bar=self.trainer.progress_bar_callback is not None)
+        # what is for a bar, Lightning reads from the device in every step
+        self.log("train/loss", loss.detach(), prog_bar=self._has_lightnings_bar)
         return _with_nan_gradient_if_bad(loss)
 
     def loss_of(self, batch: Batch) -> Tensor:

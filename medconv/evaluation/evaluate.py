@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from medconv.evaluation import image_level, labels, segmentation
+from medconv.evaluation.rendering import training_notes
 from medconv.inference.output_table import TABLE
 from medconv.utils.atomic_io import write_text
 from medconv.utils.exit_codes import DONE
@@ -128,6 +129,7 @@ def table(evaluation: Evaluation) -> str:
         total = len(missing) + len(result["cases"])
         what = f"{len(missing)} of {total} {evaluation.counted}"
         lines.append(f"{what} have no prediction and are not counted: {some(missing)}")
+    lines += training_notes(result)
     return "\n".join([*lines, *(evaluation.comparison_lines() if "comparison" in result else [])])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from medconv.data.io.images import in_folder
 from medconv.evaluation.image_level_report import words, write_report
-from medconv.evaluation.labels import recorded_images
+from medconv.evaluation.labels import recorded_images, train_cases
 from medconv.evaluation.rendering import plain_number
 from medconv.evaluation.tables import PredictionTable, Truth, read_predictions, read_truth, targets_of
 from medconv.metrics import image_level
@@ -74,8 +74,9 @@ def evaluate(
     Args: as in `tables.read_truth`; compare: other predictions for the same cases. images: their folder;
         None: the images that the predictions were made from, or that the rows of `labels` name.
     Returns: with the result: `mean`, `intervals` and `per_class` (as `targets.scores`), `cases` (a row
-        each), `without_prediction` (cases with a label but no prediction), `targets`, `part`; with `compare`
-        also `comparison` (metric to what `metrics.image_level.paired` returns).
+        each), `train_cases` (those that the network was trained on), `without_prediction` (cases with a label
+        but no prediction), `targets`, `part`; with `compare` also `comparison` (metric to what
+        `metrics.image_level.paired` returns).
     Raises: ValueError: tables that cannot be read, or predictions without a label.
     """
     table = read_predictions(predictions, "--predictions")
@@ -96,6 +97,7 @@ def evaluate(
             {"case": case, "truth": targets.label_cells(value), "outputs": output, "error": error}
             for case, value, output, error in rows
         ],
+        "train_cases": train_cases(predictions.parent, cases),
         "without_prediction": sorted(case for case in truth.values if case not in table.outputs),
     }
     if compare is not None:
@@ -143,7 +145,9 @@ def _compared(
     outputs, values = _arrays(predictions, truth, shared)
     other_outputs, _ = _arrays(others, truth, shared)
     comparison = image_level.paired(targets, outputs, other_outputs, values)
-    return {"compare": {"predictions": str(path), "cases": len(shared)}, "comparison": comparison}
+    trained_on = train_cases(path.parent, shared)
+    compare = {"predictions": str(path), "cases": len(shared), "train_cases": trained_on}
+    return {"compare": compare, "comparison": comparison}
 
 
 def _cells(row: Mapping[str, float | None]) -> str:

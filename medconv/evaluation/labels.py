@@ -153,6 +153,12 @@ def recorded_images(predictions: Path) -> dict[str, Path]:
         return {}  # no manifest, or not one of ours; the report is made without images
 
 
+def train_cases(predictions: Path, cases: Collection[str]) -> list[str]:
+    """Those that the network was trained on, by the manifest beside the predictions."""
+    known = {*manifest.read(predictions).get("train_cases", [])}
+    return [case for case in cases if case in known]
+
+
 def stated_spacing(predictions: Path) -> Any:
     """What `data.source_spacing_mm` stated of the images of these predictions, by their manifest; None:
     nothing. Raises: ValueError: the manifest's is not one.

@@ -5,11 +5,13 @@ safe are charts, in which ElementTree has escaped all text.
 """
 
 import base64
+from collections.abc import Mapping
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import medconv
+from medconv.utils.logging import some
 
 _TEMPLATES = Environment(
     loader=PackageLoader("medconv.evaluation"),
@@ -39,4 +41,16 @@ def plain_number(value: float | None, digits: int = 4) -> str:
     return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.{digits}f}"
 
 
+def training_notes(result: Mapping[str, Any]) -> list[str]:
+    """A line for each set of predictions with cases that its network was trained on."""
+    sets = {"--predictions": result, "--compare": result.get("compare", {})}
+    return [
+        f"the network of {option} was trained on {len(cases)} of its cases, by their names "
+        f"({some(cases, 2)}): their scores are too good"
+        for option, part in sets.items()
+        if (cases := part.get("train_cases"))
+    ]
+
+
 _TEMPLATES.filters |= {"base64": lambda content: base64.b64encode(content).decode(), "number": number}
+_TEMPLATES.filters["training_notes"] = training_notes

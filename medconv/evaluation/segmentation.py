@@ -100,9 +100,9 @@ def evaluate(
         measured. annotated: such as `siteA_*=liver`: other classes are undefined in these cases.
     Returns: with the result: `mean` (metric to value), `per_class` (class to metric to mean), `statistics`
         (class to metric to what `statistics.describe` returns), `cases` (one row each: metric to class to
-        value), `without_prediction` (references without a prediction), `tolerance_mm`, `lesion_iou`; with
-        `compare` also `compare` (the same for the other predictions) and `comparison`; with
-        predicted quality beside the predictions, `quality`.
+        value), `train_cases` (those that the network was trained on), `without_prediction` (references
+        without a prediction), `tolerance_mm`, `lesion_iou`; with `compare` also `compare` (the same for the
+        other predictions) and `comparison`; with predicted quality beside the predictions, `quality`.
     Raises: ValueError: a folder without label maps, predictions without a reference, or label maps that
         cannot be measured; names all.
     """
@@ -222,6 +222,7 @@ def _summary(
         "per_class": per_class,
         "statistics": described,
         "cases": cases,
+        "train_cases": labels.train_cases(home(predictions), [row["case"] for row in rows]),
     }
 
 

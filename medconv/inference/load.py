@@ -50,6 +50,7 @@ class LoadedModel:
         rounding: if all training images were 2D and of one size, that size was rounded up to a multiple of
             this; else empty.
         source_spacing_mm: of images, in place of their headers, as in `data`; None: the headers.
+        train_cases: names of the cases that the network was trained on; empty: not known.
     """
 
     network: nn.Module
@@ -67,6 +68,7 @@ class LoadedModel:
     metadata_path: Path | None = None
     rounding: tuple[int, ...] = ()
     source_spacing_mm: Any = None
+    train_cases: frozenset[str] = frozenset()
 
 
 def load(
@@ -137,6 +139,7 @@ def _build_model(
         equivariant,
         rounding=() if targets.per_voxel else _rounding(config.data, derived),
         source_spacing_mm=config.data.source_spacing_mm,
+        train_cases=frozenset(metadata.get("train_cases", ())),
     )
 
 

@@ -63,6 +63,7 @@ def read(folder: Path) -> dict[str, Any]:
     try:
         manifest = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
         assert isinstance(manifest["settings"], dict) and _names(manifest["overwriting"])
+        assert _names(manifest.get("train_cases", []))
         for case in manifest["cases"].values():
             assert _names(case["images"]) and 0 < len(case["images"]) == len(case["stamps"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError):

@@ -29,7 +29,7 @@ class Output(ABC):
 
     Args:
         settings: what determines the predictions, by name; they are the same for all of a folder.
-        about: what else the manifest says.
+        about: what else the manifest says; of `train_cases`, those that are cases of the folder.
         what: predictions, for messages. earlier: how those came about that are not made now, likewise.
         skipped, claimed_by_others: cases that `claims` did not give.
     """
@@ -147,7 +147,9 @@ class Output(ABC):
                     self._write_manifest(manifest["cases"], [])
 
     def _write_manifest(self, cases: dict[str, Entry], overwriting: Sequence[str]) -> None:
-        manifest = {**self.about, "settings": self.settings, "cases": cases, "overwriting": list(overwriting)}
+        known = {"train_cases": [case for case in self.about.get("train_cases", ()) if case in cases]}
+        state = {"settings": self.settings, "cases": cases, "overwriting": list(overwriting)}
+        manifest = {**self.about, **known, **state}
         write_text(self.path / MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
     def _state(self) -> OutputState:

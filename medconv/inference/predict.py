@@ -32,7 +32,7 @@ from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import signals
 from medconv.utils.errors import explained
 from medconv.utils.exit_codes import DONE
-from medconv.utils.logging import start_logging
+from medconv.utils.logging import some, start_logging
 from medconv.utils.progress import counting
 
 # Options for one family of targets: whether that is label maps
@@ -72,6 +72,9 @@ def run_command(options: argparse.Namespace) -> int:
     if stated := predictor.members[0].source_spacing_mm:
         log.info("spacing of the images, in place of their headers': %s mm (data.source_spacing_mm)", stated)
     cases = find_cases(options.input, len(predictor.modalities))
+    if known := [case.id for case in cases if case.id in predictor.train_cases]:
+        what = "the network was trained on %d of these %d cases, by their names (%s): scores will be too good"
+        log.warning(what, len(known), len(cases), some(known, 2))
     if options.dicom_seg:
         data_dicom_seg.check([case.images[0] for case in cases])
     files = (options.save_probabilities, options.dicom_seg, options.saliency, options.postprocess)
@@ -160,6 +163,7 @@ def _about(predictor: Predictor) -> dict[str, Any]:
         "checkpoints": paths,
         "class_names": list(predictor.class_names),
         "targets": predictor.targets.plain(),
+        "train_cases": sorted(predictor.train_cases),
         "versions": {"medconv": medconv.__version__, **{name: version(name) for name in ("torch", "monai")}},
     }
 

@@ -88,6 +88,11 @@ class Predictor:
             members = [replace(one, source_spacing_mm=list(source_spacing_mm) or None) for one in members]
         return cls(members, device, finish, sw_batch_size, keeps_labels)
 
+    @property
+    def train_cases(self) -> frozenset[str]:
+        """Names of the cases that at least one of the networks was trained on."""
+        return frozenset().union(*(member.train_cases for member in self.members))
+
     def __call__(self, *images: Path | str) -> np.ndarray:
         """The answer for a case, as `answer` gives it, from its files: one per channel, or one with all of
         them.

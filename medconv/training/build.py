@@ -147,6 +147,7 @@ def record_of(config: RunConfig, prepared: PreparedData) -> Node:
             key: configs.tuples_to_lists(value) for key, value in asdict(prepared.preprocessing).items()
         },
         "dataset": prepared.dataset.name,
+        "train_cases": [case.id for case in prepared.train],
         "class_names": list(prepared.dataset.class_names),
         "targets": config.derived.targets,
         "modalities": list(prepared.dataset.modalities),

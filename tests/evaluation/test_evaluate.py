@@ -41,6 +41,36 @@ def test_the_command_prints_a_table_and_writes_the_results(
     assert "error: --references" in capsys.readouterr().err
 
 
+def test_scores_of_training_cases_are_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the manifest beside each set of predictions names them; in the terminal, the JSON and the report."""
+    labels = {case: label_of(5, 2) for case in ("a", "b", "c")}
+    (tmp_path / "other").mkdir()
+    other, _ = folders(tmp_path / "other", labels, {})
+    predictions, references = folders(tmp_path, labels, labels)
+    entry, common = {"images": ["x"], "stamps": [None]}, {"class_names": ["background", "x", "y"]}
+    for folder, trained in ((predictions, ["a", "c", "gone"]), (other, ["b"])):
+        state = {"settings": {}, "cases": {"a": entry}, "overwriting": [], "train_cases": trained}
+        (folder / "prediction.json").write_text(json.dumps({**common, **state}))
+    output, lines = (
+        tmp_path / "m.json",
+        [
+            "the network of --predictions was trained on 2 of its cases, by their names (a, c): "
+            "their scores are too good",
+            "the network of --compare was trained on 1 of its cases, by their names (b): "
+            "their scores are too good",
+        ],
+    )
+    for options, expected in (((), lines[:1]), (("--compare", other), lines)):
+        assert run_main(monkeypatch, predictions, references, output, *options) == 0
+        printed, page = capsys.readouterr().out.splitlines(), output.with_suffix(".html").read_text()
+        assert [line for line in printed if "trained on" in line] == expected
+        assert [f"<p>{line}</p>" in page for line in lines] == [True, len(expected) > 1]
+    result = json.loads(output.read_text())
+    assert result["train_cases"] == ["a", "c"] and result["compare"]["train_cases"] == ["b"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

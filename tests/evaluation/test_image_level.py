@@ -51,6 +51,19 @@ def test_a_comparison_is_over_the_cases_of_both(tmp_path: Path) -> None:
     assert result["compare"]["cases"] == 5 and "5 cases that both have" in evaluation.page()
 
 
+def test_training_cases_are_those_that_the_manifests_name(tmp_path: Path) -> None:
+    predictions, labels, _, _ = write_tables(tmp_path)
+    (tmp_path / "other").mkdir()
+    other, _, _, _ = write_tables(tmp_path / "other")
+    for folder, case in ((tmp_path, "c5"), (tmp_path / "other", "c2")):
+        state = {"settings": {}, "cases": {}, "overwriting": [], "train_cases": [case, "gone"]}
+        (folder / "prediction.json").write_text(json.dumps(state))
+    evaluation = image_level.evaluate(predictions, labels, other)
+    assert evaluation.result["train_cases"] == ["c5"]
+    assert evaluation.result["compare"]["train_cases"] == ["c2"]
+    assert "1 of its cases, by their names (c5)" in evaluation.page()
+
+
 def test_errors_of_numbers_are_in_standard_deviations_of_the_truth(tmp_path: Path) -> None:
     """Not in those of the training cases, which the manifest holds."""
     predictions = write_table(tmp_path / "p.csv", ["case", "age"], ["x", 30], ["y", 50])

@@ -62,6 +62,31 @@ def test_label_maps_probabilities_and_a_manifest_are_written(
         assert record["cases"][f"case_{i}"]["images"] == [str(images / f"case_{i}.nii.gz")]
 
 
+def test_training_cases_among_the_images_cause_a_warning_and_are_in_the_manifest(
+    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A later call for other images keeps those of the earlier ones; what an exported model saw is not
+    known.
+    """
+    images, checkpoint, files = exported
+    held_out = torch.load(checkpoint, weights_only=True)["medconv"]["validation"]
+    trained = [case for case in (f"case_{i}" for i in range(7)) if case not in held_out]
+    assert len(trained) == 4
+    one = images / f"{min(held_out)}.nii.gz"
+    manifest = tmp_path / "out/prediction.json"
+    assert call(monkeypatch, checkpoint, images, "--output", manifest.parent) == 0
+    named = f"by their names ({trained[0]}, {trained[1]} and 2 more)"
+    assert f"the network was trained on 4 of these 7 cases, {named}: " in capsys.readouterr().out
+    assert json.loads(manifest.read_text())["train_cases"] == trained
+    assert call(monkeypatch, checkpoint, one, "--output", manifest.parent) == 0
+    assert json.loads(manifest.read_text())["train_cases"] == trained
+    assert call(monkeypatch, checkpoint, one, "--output", tmp_path / "one") == 0
+    assert json.loads((tmp_path / "one/prediction.json").read_text())["train_cases"] == []
+    words = ["--exported-model", files["onnx"], "--input", images, "--output", tmp_path / "exported"]
+    assert tiny.call(monkeypatch, "predict", *words) == 0
+    assert "was trained on" not in capsys.readouterr().out
+
+
 def test_quality_is_the_agreement_of_the_networks(
     exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

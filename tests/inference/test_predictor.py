@@ -33,6 +33,12 @@ def image(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
     return path
 
 
+def test_training_cases_are_those_of_any_network() -> None:
+    seen = (frozenset({"a"}), frozenset(), frozenset({"a", "b"}))
+    models = [loaded_models.segmentation(nn.Conv3d(1, 2, 1), train_cases=cases) for cases in seen]
+    assert Predictor(models).train_cases == {"a", "b"}
+
+
 def logits_of(predictor: Predictor, image: Path) -> list[torch.Tensor]:
     """The logits of each member alone."""
     logits = []

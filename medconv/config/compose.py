@@ -6,7 +6,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -54,11 +55,31 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
     full_argv = sys.argv[:]
     try:
         sys.argv[1:] = map(_escaped, arguments)  # Hydra reads the arguments there and knows no subcommands
-        one()
+        with _help_of_any_type():
+            one()
     except ConfigCompositionException as error:
         raise _explained(error, arguments) from error
     finally:
         sys.argv[:] = full_argv
+
+
+@contextmanager
+def _help_of_any_type() -> Iterator[None]:
+    """Python 3.14 refuses a help text that is not a string; Hydra's parser has one (1.3.8 and earlier)."""
+    check = getattr(argparse.ArgumentParser, "_check_help", None)
+    if check is None:
+        yield
+        return
+
+    def check_strings(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
+        if isinstance(action.help, str):
+            check(parser, action)
+
+    argparse.ArgumentParser._check_help = check_strings  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        argparse.ArgumentParser._check_help = check  # type: ignore[attr-defined]
 
 
 def _check_hydra_settings(arguments: Sequence[str]) -> None:
@@ -128,7 +149,8 @@ def _fit_classes(composed_config: DictConfig, settings: Any) -> None:
 
 def hydra_flags(arguments: Sequence[str], command: str) -> argparse.Namespace:
     """The arguments, parsed by Hydra's own parser. Raises: ConfigError: Hydra has no such flag."""
-    parser = get_args_parser()
+    with _help_of_any_type():
+        parser = get_args_parser()
     try:
         parser.exit_on_error = False
         found, unknown = parser.parse_known_args(arguments)

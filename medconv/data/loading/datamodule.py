@@ -167,6 +167,8 @@ class DataModule(LightningDataModule):
             guarded,
             collate_fn=GuardedCollate(collate_fn, guarded),
             num_workers=workers,
+            # Python 3.14 would start them from another process, whose child's death torch does not see
+            multiprocessing_context="fork" if workers else None,
             pin_memory=self._on_gpu,
             prefetch_factor=self.prefetch_factor if workers else None,
             persistent_workers=workers > 0 if self.persistent_workers is None else self.persistent_workers,

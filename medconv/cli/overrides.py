@@ -10,7 +10,8 @@ def listing() -> str:
     lines = ["GROUP=OPTION:"]
     for folder in sorted(config.conf_dir().iterdir()):
         if folder.is_dir() and folder.name != "hydra":
-            options = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+            names = {file.stem for file in folder.glob("*.yaml")} - {"base"}  # what the others share
+            options = ", ".join(sorted(names))
             wrapper = textwrap.TextWrapper(80, f"  {folder.name:<26}", " " * 28, break_on_hyphens=False)
             lines += wrapper.wrap(options)
     shown = "trainer.max_epochs=100      any key that --cfg job prints; +KEY=VALUE adds one"

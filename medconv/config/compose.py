@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import ConfigCompositionException, MissingConfigException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
@@ -59,6 +61,9 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
             one()
     except ConfigCompositionException as error:
         raise _explained(error, arguments) from error
+    except OverrideParseException as error:
+        how = "write KEY=VALUE, and a value with spaces, commas, brackets or other special characters as"
+        raise config.ConfigError(f"cannot read {error.override}: {how} 'KEY=\"VALUE\"'") from error
     finally:
         sys.argv[:] = full_argv
 
@@ -107,9 +112,10 @@ def _hydra_error(argument: str) -> str:
 
 
 def _escaped(argument: str) -> str:
-    """Patterns with `{id}` and regular expressions as they stand; Hydra reads braces and parentheses."""
+    """Paths, patterns with `{id}` and regular expressions as they stand: Hydra reads braces and parentheses,
+    and no letters but ASCII's."""
     key, equals, value = argument.partition("=")
-    if not equals or "'" in value or '"' in value:
+    if not equals or argument.startswith("-") or "'" in value or '"' in value:
         return argument
     if key == "data.group_pattern" and value != "null":
         return f"{key}='{value}'"
@@ -117,8 +123,20 @@ def _escaped(argument: str) -> str:
         # Hydra takes a # in quotes alone, such as of scans/{id}#b=50 or rs.dcm#roi=heart;lung
         quoted = re.sub(r"(?:\{id\}|[^,:{}])*#[^,{}]*", r"'\g<0>'", value)
         plain = re.compile(r"'[^']*'|(?<!\\)\{id\}")
-        return f"{key}=" + plain.sub(lambda m: m[0] if m[0][0] == "'" else r"\{id\}", quoted)
-    return argument
+        argument = f"{key}=" + plain.sub(lambda m: m[0] if m[0][0] == "'" else r"\{id\}", quoted)
+    if re.search(r"^(\[|{)|[,$]|^\w+\(", value.replace("{id}", "")) or _is_readable(argument):
+        return argument
+    if value.startswith("~"):  # shells leave it in KEY=~/data
+        value = str(Path(value).expanduser())
+    return f"{key}='{value}'"
+
+
+def _is_readable(argument: str) -> bool:
+    try:
+        OverridesParser.create().parse_overrides([argument])
+    except OverrideParseException:
+        return False
+    return True
 
 
 def _fit_classes(composed_config: DictConfig, settings: Any) -> None:

@@ -1,5 +1,6 @@
 """medconv/config/compose.py: a key or an option that does not exist is named before any work."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from medconv.config import compose, validate
+from medconv.config import ConfigError, compose, validate
 from medconv.config.trusted import build_trusted
 from medconv.utils.logging import message
 
@@ -144,6 +145,23 @@ def test_a_volume_of_a_series_needs_no_quotes() -> None:
     channels = "data.images={b0:a/{id}/dwi#1,t2:a/{id}/t2,b50:b/*/{id}/d#b=50.5}"
     expected = {"b0": "a/{id}/dwi#1", "t2": "a/{id}/t2", "b50": "b/*/{id}/d#b=50.5"}
     assert validate(config_of("data=folder", channels)).data.images == expected
+
+
+@pytest.mark.parametrize("root", ["a/jürgen/日本", "scans (2)/x=1", "a;b&c/d[1]"])
+def test_a_path_of_any_characters_needs_no_quotes(root: str) -> None:
+    """Hydra reads ASCII letters alone, and gives brackets a meaning."""
+    data = validate(config_of("data=folder", f"data.images={root}/{{id}}.nii", f"data.root={root}")).data
+    assert (data.images, data.root) == (f"{root}/{{id}}.nii", root)
+
+
+def test_a_shell_leaves_the_home_folder_in_a_value() -> None:
+    assert config_of("data.root=~/scans").data.root == str(Path.home() / "scans")
+
+
+@pytest.mark.parametrize("override", ["data.root", "data.root=ü,b", "data.patch_size=[1,2", "loss=a(b"])
+def test_what_cannot_be_read_is_named_with_the_way_to_write_it(override: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"cannot read {override}: write KEY=VALUE, and")):
+        config_of(override)
 
 
 def test_a_pattern_for_each_channel() -> None:

@@ -92,7 +92,8 @@ class _Mean(AveragedModel):
         means = [pair for pair in pairs if count and pair[0].is_floating_point()]
         copies = [pair for pair in pairs if not (count and pair[0].is_floating_point())]
         if means:
-            self._update([mean for mean, _ in means], [now for _, now in means], count)
+            # with precision=bf16-true and 64-true, the mean stays fp32
+            self._update([mean for mean, _ in means], [now.to(mean.dtype) for mean, now in means], count)
         if copies:
             torch._foreach_copy_([copy for copy, _ in copies], [now for _, now in copies])
         self.n_averaged += 1

@@ -28,6 +28,7 @@ from medconv.data.preprocessing.preprocess import (
 from medconv.data.preprocessing.store import BROKEN, NOTHING, Entry, Store, signature
 from medconv.utils.atomic_io import NO_ACCESS, write_text
 from medconv.utils.errors import explained
+from medconv.utils.logging import size_text
 from medconv.utils.threads import each
 
 _VERSION = 4  # part of every store's hash: raise it when preprocessing changes its output
@@ -139,7 +140,13 @@ def _stated(dataset: Dataset) -> list[Any]:
 
 def _add(store: Store, case: Case, config: PreprocessingConfig, dataset: Dataset) -> None:
     sources = signature(case)  # before reading: if the files change meanwhile, the entry is prepared again
-    store.write(case, prepare_case(case, config, len(dataset.class_names), dataset.targets.ignore), sources)
+    what = (
+        f"case {case.id}: memory ran out while it was prepared, at {size_text(config.spacing_mm)} mm "
+        "(data.spacing_mm); data.prepare_workers=1 has one case at a time in memory"
+    )
+    with explained(what, MemoryError):
+        entry = prepare_case(case, config, len(dataset.class_names), dataset.targets.ignore)
+        store.write(case, entry, sources)
 
 
 def _foreground(label: np.ndarray, num_classes: int, ignore: int | None) -> np.ndarray:

@@ -155,6 +155,19 @@ def test_prepare_names_a_damaged_file(tmp_path: Path) -> None:
         prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
 
 
+def test_a_case_that_does_not_fit_into_memory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def preprocess(*args: Any) -> Any:
+        raise MemoryError("Unable to allocate 29.5 GiB")
+
+    monkeypatch.setattr(pipeline, "preprocess", preprocess)
+    dataset = tiny(tmp_path / "data", 1)
+    expected = rf"case {dataset.cases[0].id}: memory ran out .* 1 x 1.5 x 2 mm .*prepare_workers=1 .*29.5 GiB"
+    with pytest.raises(ValueError, match=expected):
+        prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+
+
 @pytest.mark.parametrize("content", ["", '{"sources": [[', "{}"])
 def test_records_cut_by_a_power_failure_are_written_again(tmp_path: Path, content: str) -> None:
     dataset, folder = tiny(tmp_path / "data", 2), tmp_path / "cache"

@@ -67,6 +67,8 @@ def train(config: RunConfig, folder: RunDir) -> Node:
 def _train(config: RunConfig, folder: RunDir) -> Node:
     if config.seed < 0:
         raise configs.ConfigError(f"seed must be 0 or more, got {config.seed}")
+    if (steps := config.trainer.accumulate_grad_batches) < 1:
+        raise configs.ConfigError(f"trainer.accumulate_grad_batches must be at least 1, got {steps}")
     check_conv(config.conv)
     L.seed_everything(config.seed, workers=True, verbose=False)
     config = with_devices(config)

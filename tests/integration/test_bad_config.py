@@ -178,6 +178,10 @@ def train(composed: DictConfig) -> int:
         ("task.deep_supervision=maybe", "task.deep_supervision: Value 'maybe' is not a valid bool"),
         ("task.overlap=1.5", "task.overlap"),
         ("augmentation.scale=2", "augmentation.scale must be a range [low, high] from 0.01 upwards, got [2]"),
+        (
+            "trainer.accumulate_grad_batches=0",
+            "trainer.accumulate_grad_batches must be at least 1, got 0",
+        ),
         ("seed=-1", "seed must be 0 or more, got -1"),
         ("task.mirror_axes=0", "task.mirror_axes must be different spatial axes from 0 to 2, got 0"),
         (

@@ -278,8 +278,8 @@ class RunDir:
         if changed:
             lines = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed)
             raise ConfigError(
-                f"{self.path} holds a run with another config; choose another run.name, or "
-                f"run.resume=never\n{lines}"
+                f"{self.path} holds a run with another config; choose another run.name (with "
+                f"run.resume={self.last} it trains on from there), or run.resume=never\n{lines}"
             )
 
 

@@ -45,6 +45,8 @@ def unpickled(path: Path, inert: bool = False) -> Any:
     Args: inert: allow numbers of numpy's; they become objects without a value, and numpy is not called.
     Raises: ValueError: missing, damaged, or holding objects.
     """
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder, expected a checkpoint, such as RUN/checkpoints/best.ckpt")
     if not path.is_file():
         raise ValueError(f"{path}: no such checkpoint")
     try:

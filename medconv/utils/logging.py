@@ -30,6 +30,8 @@ def message(error: BaseException) -> str:
         lines = lines[: lines.index("Config search path:")]
     inner = ("full_key:", "object_type=", "reference_type=")
     useful = " ".join(line for line in lines if line and not line.startswith(inner))
+    if "is not a ListConfig" in useful:
+        useful = "expected a list, such as [1,2]"
     return f"{key}: {useful}" if key else useful
 
 

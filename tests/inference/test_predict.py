@@ -163,6 +163,7 @@ def test_postprocessing_is_applied_and_recorded(
         ),
         (["--mirror-axes", "5"], "error: --mirror-axes must be different spatial axes from 0 to 2, got [5]"),
         (["--device", "quantum"], "error: --device quantum: cannot be used here"),
+        (["--checkpoint", "."], "error: .: is a folder, expected a checkpoint, such as RUN/checkpoints/best"),
         (["--checkpoint", "nowhere.ckpt"], "error: nowhere.ckpt: no such checkpoint"),
         (["--postprocess", "nowhere.json"], "error: nowhere.json: cannot be read"),
     ],

@@ -29,6 +29,9 @@ def test_messages_name_the_key_first() -> None:
         data_of(OmegaConf.create({"data": {"batch_size": "many"}}))
     assert message(error.value).startswith("data.batch_size: Value 'many'")
     assert "object_type" not in message(error.value)
+    with pytest.raises(OmegaConfBaseException) as error:
+        data_of(OmegaConf.create({"data": {"spacing_mm": 1}}))
+    assert message(error.value) == "data.spacing_mm: expected a list, such as [1,2]"
 
 
 def test_messages_of_hydra_leave_out_where_it_searched() -> None:

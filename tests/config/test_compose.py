@@ -1,5 +1,6 @@
 """medconv/config/compose.py: a key or an option that does not exist is named before any work."""
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -217,3 +218,23 @@ def test_a_class_that_a_file_names_is_not_searched(tmp_path: Path, monkeypatch: 
     build_trusted(
         {"_target_": "another_net.Net", "in_channels": 1, "out_channels": 1}, "model", ["another_net"]
     )
+
+
+def test_hydra_starts_where_help_texts_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.14 formats each help text when its argument is added; one of Hydra's is not a string."""
+    add = argparse.ArgumentParser._add_action
+
+    def check_help(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
+        if action.help:
+            parser._get_formatter()._expand_help(action)
+
+    def check_and_add(parser: Any, action: Any) -> Any:
+        parser._check_help(action)
+        return add(parser, action)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "_check_help", check_help, raising=False)
+    monkeypatch.setattr(argparse.ArgumentParser, "_add_action", check_and_add)
+    with pytest.raises(TypeError):
+        compose.get_args_parser()
+    assert config_of("seed=7").seed == 7
+    assert compose.hydra_flags(["seed=7"], "medconv train").overrides == ["seed=7"]

@@ -1,6 +1,8 @@
 """medconv/data/loading/datamodule.py: batches from real workers, what a worker costs, and invalid values."""
 
 import gc
+import multiprocessing
+import os
 from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
@@ -313,6 +315,22 @@ def test_worker_has_one_thread(prepared: PreparedData) -> None:
     with threadpool_limits(2):
         batch = next(iter(module(prepared, count_threads, num_workers=1).train_dataloader()))
     assert batch["threads"] == 1
+
+
+def name_parent(batch: Batch) -> Batch:
+    return {"sample": batch["sample"], "parent": torch.tensor(os.getppid())}
+
+
+def test_workers_are_forked_from_this_process(prepared: PreparedData) -> None:
+    """Even if the default is to start them from another process, as in Python 3.14: torch sees only the
+    deaths of this process's children.
+    """
+    multiprocessing.set_start_method("forkserver", force=True)
+    try:
+        batch = next(iter(module(prepared, name_parent, num_workers=1).train_dataloader()))
+    finally:
+        multiprocessing.set_start_method(None, force=True)
+    assert batch["parent"] == os.getpid()
 
 
 def test_worker_memory_does_not_grow_with_the_dataset(prepared: PreparedData) -> None:

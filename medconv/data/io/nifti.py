@@ -2,6 +2,7 @@
 
 import gzip
 import logging
+import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -83,13 +84,14 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def check_readable(path: Path) -> None:
     """Raises: ValueError: missing, empty, a folder, or without permission."""
     try:
-        if path.is_dir():
+        status = path.stat()  # unlike `is_file` in Python 3.14, it reports missing permission
+        if stat.S_ISDIR(status.st_mode):
             raise ValueError(f"{path}: a folder without a DICOM file, expected an image or a series")
-        if not path.is_file():
-            raise ValueError(f"{path}: no such file")
-        if path.stat().st_size == 0:
+        if status.st_size == 0:
             raise ValueError(f"{path}: the file is empty (0 bytes)")
         path.open("rb").close()  # nibabel does not report missing permission
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(f"{path}: no such file") from error
     except PermissionError as error:
         raise ValueError(f"{path}: no permission to read it") from error
 

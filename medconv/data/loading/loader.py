@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -85,7 +86,16 @@ def init_worker(worker: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _RUN_SIGNALS)  # first: threads inherit it, also those of BLAS
     threadpool_limits(1)  # torch's own threads are capped by its worker loop
     gc.freeze()
+    sys.excepthook = _except_lost_connections
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _except_lost_connections(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Not the traceback of the thread that hands over batches where the main process stopped in the middle of
+    receiving one: that process says why, such as the death of another worker.
+    """
+    if not issubclass(kind, ConnectionError | EOFError | RuntimeError):  # the last: no acknowledgement came
+        sys.__excepthook__(kind, error, trace)
 
 
 def _end_with_parent() -> None:

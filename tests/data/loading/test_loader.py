@@ -3,7 +3,12 @@
 import multiprocessing
 import os
 import signal
-from multiprocessing.connection import Connection
+import sys
+import threading
+from multiprocessing import reduction, resource_sharer
+from multiprocessing.connection import Client, Connection
+
+import pytest
 
 from medconv.data.loading import loader
 
@@ -25,6 +30,36 @@ def test_workers_heed_the_main_process_alone() -> None:
     worker.terminate()
     worker.join()
     assert worker.exitcode == 0
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_workers_are_silent_where_the_main_process_stops_receiving(
+    capfd: pytest.CaptureFixture[str], asks: bool
+) -> None:
+    """As at the death of another worker, which the main process reports."""
+    pipe, of_worker = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=_worker_that_shares, args=(of_worker,))
+    worker.start()
+    address, key = pipe.recv()
+    with Client(address, authkey=multiprocessing.current_process().authkey) as connection:
+        if asks:
+            connection.send((key, os.getpid()))
+            assert os.read(connection.fileno(), 1)
+    assert pipe.recv()
+    pipe.send("done")
+    worker.join()
+    assert capfd.readouterr().err == ""
+
+
+def _worker_that_shares(pipe: Connection) -> None:
+    """Sends where another process gets what it shares, and then whether it heard of the loss."""
+    loader.init_worker(0)
+    reduction.ACKNOWLEDGE = True  # type: ignore[attr-defined]  # as in Python 3.14
+    heard, hook = threading.Event(), sys.excepthook
+    sys.excepthook = lambda *error: (hook(*error), heard.set())
+    pipe.send(resource_sharer.DupFd(0)._id)
+    pipe.send(heard.wait(60))
+    pipe.recv()
 
 
 def _worker_that_answers(pipe: Connection) -> None:

@@ -94,7 +94,7 @@ def _except_lost_connections(kind: type[BaseException], error: BaseException, tr
     """Not the traceback of the thread that hands over batches where the main process stopped in the middle of
     receiving one: that process says why, such as the death of another worker.
     """
-    if not issubclass(kind, ConnectionError | EOFError | RuntimeError):  # the last: no acknowledgement came
+    if not (issubclass(kind, ConnectionError | EOFError) or "did not receive acknowledgement" in str(error)):
         sys.__excepthook__(kind, error, trace)
 
 

@@ -159,7 +159,7 @@ def split_fold(
     if not 2 <= num_folds <= len(units):
         what = "groups" if any(case.group for case in ordered) else "cases"
         limits = f"between 2 and the number of {what}, {len(units)}"
-        raise ValueError(f"data.num_folds must lie {limits}, got {num_folds}")
+        raise ValueError(f"data.num_folds must lie {limits}, got {num_folds}; data.fold=all needs no folds")
     if not 0 <= number < num_folds:
         raise ValueError(f"data.fold must be `all` or lie in 0..{num_folds - 1}, got {fold}")
     shuffled = np.arange(len(units))

@@ -27,6 +27,7 @@ from medconv.training.autotune import cache
 from medconv.training.build import build_task, record_of
 from medconv.training.callbacks import early_stopping
 from medconv.training.checkpoint.compatibility import (
+    check_has_steps_left,
     check_has_training_state,
     check_same_freezing,
     check_same_optimizer,
@@ -148,6 +149,7 @@ def _check_checkpoint(path: str, config: RunConfig, task: L.LightningModule) -> 
     """Raises: ValueError: the checkpoint of `run.resume` does not fit this run."""
     content, setting = checkpoint_io.read(Path(path)), f"run.resume={path}"
     check_has_training_state(content, setting)
+    check_has_steps_left(content, config.trainer.max_steps, setting)
     check_same_task(content, config.derived, setting)
     check_same_freezing(content, config.init, setting)
     check_weights_fit(task, content, setting)

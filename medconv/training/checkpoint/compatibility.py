@@ -34,6 +34,15 @@ def check_has_training_state(content: Mapping[str, Any], setting: str) -> None:
         )
 
 
+def check_has_steps_left(content: Mapping[str, Any], max_steps: int, setting: str) -> None:
+    """Raises: ValueError: `trainer.max_steps` (-1: no limit) is no more than the checkpoint has."""
+    if 0 <= max_steps <= (steps := content["global_step"]):
+        raise ValueError(
+            f"{setting}: was trained for {steps} steps already; trainer.max_steps must be more than {steps} to "
+            f"train on from it, got {max_steps}"
+        )
+
+
 def check_weights_fit(module: nn.Module, content: Mapping[str, Any], setting: str) -> None:
     """Raises: ValueError: names or sizes of the weights differ from this module's; names the first ones."""
     saved, own = content["state_dict"], module.state_dict()

@@ -76,3 +76,13 @@ def test_a_run_does_not_resume_with_another_optimizer(dataset: Path, tmp_path: P
         match=r"run\.resume=.* trained with optimizer\._target_=torch\.optim\.AdamW, this run has medconv",
     ):
         tiny.train(dataset, tmp_path / "second", f"run.resume={last}")
+
+
+def test_a_length_that_the_checkpoint_has_reached_is_an_error(dataset: Path, tmp_path: Path) -> None:
+    tiny.train(dataset, tmp_path / "first", "trainer.max_steps=2")
+    last = tmp_path / "first/checkpoints/last.ckpt"
+    for steps in (1, 2):
+        with pytest.raises(
+            ValueError, match=rf"run\.resume=.* 2 steps already; trainer\.max_steps must be .* got {steps}$"
+        ):
+            tiny.train(dataset, tmp_path / "second", f"run.resume={last}", f"trainer.max_steps={steps}")

@@ -195,7 +195,8 @@ def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     image, grid = image_of(case)
     path, num_channels = case.images[0], len(dataset.modalities)
     if len(image) != num_channels:
-        report.errors.append(f"{path}: expected {num_channels} channels as declared, found {len(image)}")
+        names = ", ".join(dataset.modalities)
+        report.errors.append(f"{path}: expected the channels {names}, found {len(image)} channels")
     if odd := int((~np.isfinite(image)).sum()):
         report.errors.append(f"{path}: {odd} voxels are NaN or infinite, expected finite numbers")
     ranges = [(float(channel.min()), float(channel.max())) for channel in image]

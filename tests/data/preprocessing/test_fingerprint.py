@@ -113,7 +113,7 @@ FAULTS: dict[str, tuple[Make, str, str]] = {
     "four_axes": (
         image_voxels(np.stack([image_array(0)] * 3, axis=-1)),
         "image",
-        "expected 1 channels as declared, found 3",
+        "expected the channels MRI, found 3 channels",
     ),
     "label_gone": (lambda i, m: m.unlink(), "label", "no such file"),
     "image_gone": (lambda i, m: i.unlink(), "image", "no such file"),
@@ -209,7 +209,7 @@ def test_all_faults_of_a_case_are_listed(tmp_path: Path) -> None:
     save(image, np.stack([with_value(image_array(0), np.nan)] * 2, axis=-1))
     save(label, with_value(label_array(0), 9))
     assert [fault.split(": ", 1)[1] for fault in examine(dataset.cases[0], dataset).errors] == [
-        "expected 1 channels as declared, found 2",
+        "expected the channels MRI, found 2 channels",
         "2 voxels are NaN or infinite, expected finite numbers",
         "label values [9] are not declared, expected 0 to 2",
     ]

@@ -43,17 +43,20 @@ def load(path: Path, device: str = "cpu", mirror_axes: Sequence[int] | None = No
 
 
 def _need_onnx(path: Path) -> None:
-    """Raises: ValueError: a TorchScript or torch.export file, by its name or its first bytes."""
-    if not path.is_file():
+    """Raises: ValueError: a TorchScript or torch.export file, by its name or its first bytes; a bundle."""
+    if not path.exists():
         return
-    with path.open("rb") as file:
-        first_bytes = file.read(len(_ZIP))
-    if path.suffix in _TORCH or first_bytes == _ZIP:
+    first_bytes = b""
+    if path.is_file():
+        with path.open("rb") as file:
+            first_bytes = file.read(len(_ZIP))
+    if path.is_dir() or path.suffix in _TORCH or first_bytes == _ZIP:
         command = (
             f"medconv export --checkpoint CHECKPOINT --format onnx --output {path.with_suffix('.onnx').name}"
         )
+        kind = "folder, such as a MONAI bundle" if path.is_dir() else "TorchScript or torch.export file"
         raise ValueError(
-            f"{path}: a TorchScript or torch.export file; exported models are read as ONNX only: {command}"
+            f"{path}: a {kind}; exported models are read as ONNX only: {command}"
         )
 
 

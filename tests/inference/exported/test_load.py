@@ -76,6 +76,11 @@ def test_torchscript_and_pt2_files_are_refused(
         exports.sealed(exported.files[format], path)
 
 
+def test_a_folder_such_as_a_bundle_is_refused_as_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a folder, such as a MONAI bundle; exported models .* ONNX only"):
+        load(tmp_path)
+
+
 def test_predict_gives_the_same_results_from_an_onnx_file_and_its_checkpoint(
     exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,9 +55,7 @@ def _need_onnx(path: Path) -> None:
             f"medconv export --checkpoint CHECKPOINT --format onnx --output {path.with_suffix('.onnx').name}"
         )
         kind = "folder, such as a MONAI bundle" if path.is_dir() else "TorchScript or torch.export file"
-        raise ValueError(
-            f"{path}: a {kind}; exported models are read as ONNX only: {command}"
-        )
+        raise ValueError(f"{path}: a {kind}; exported models are read as ONNX only: {command}")
 
 
 def need(packages: Sequence[str], purpose: str) -> list[Any]:

@@ -27,8 +27,8 @@ from medconv.training.autotune import cache
 from medconv.training.build import build_task, record_of
 from medconv.training.callbacks import early_stopping
 from medconv.training.checkpoint.compatibility import (
-    check_has_steps_left,
     check_has_training_state,
+    check_is_shorter,
     check_same_freezing,
     check_same_optimizer,
     check_same_task,
@@ -93,7 +93,7 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
         resolved, prepared.dataset.name, len(prepared.train), len(prepared.val), task.network, trainer, folder
     )
     if folder.resume not in ("auto", "never"):
-        _check_checkpoint(folder.resume, resolved, task)
+        _check_checkpoint(folder.resume, resolved, task, trainer)
     if not finished:
         _fit(trainer, task, data, resolved, prepared, profiler, folder, stop_request)
     if resolved.test:
@@ -145,11 +145,11 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
     return cache.settle(resolved, folder)
 
 
-def _check_checkpoint(path: str, config: RunConfig, task: L.LightningModule) -> None:
+def _check_checkpoint(path: str, config: RunConfig, task: L.LightningModule, trainer: L.Trainer) -> None:
     """Raises: ValueError: the checkpoint of `run.resume` does not fit this run."""
     content, setting = checkpoint_io.read(Path(path)), f"run.resume={path}"
     check_has_training_state(content, setting)
-    check_has_steps_left(content, config.trainer.max_steps, setting)
+    check_is_shorter(content, trainer.max_steps, trainer.max_epochs or -1, setting)
     check_same_task(content, config.derived, setting)
     check_same_freezing(content, config.init, setting)
     check_weights_fit(task, content, setting)

@@ -34,13 +34,15 @@ def check_has_training_state(content: Mapping[str, Any], setting: str) -> None:
         )
 
 
-def check_has_steps_left(content: Mapping[str, Any], max_steps: int, setting: str) -> None:
-    """Raises: ValueError: `trainer.max_steps` (-1: no limit) is no more than the checkpoint has."""
-    if 0 <= max_steps <= (steps := content["global_step"]):
-        raise ValueError(
-            f"{setting}: was trained for {steps} steps already; trainer.max_steps must be more than {steps} to "
-            f"train on from it, got {max_steps}"
-        )
+def check_is_shorter(content: Mapping[str, Any], max_steps: int, max_epochs: int, setting: str) -> None:
+    """Raises: ValueError: the checkpoint has reached the run's length already. Args: -1: no limit."""
+    limits = {"steps": (content["global_step"], max_steps), "epochs": (content["epoch"], max_epochs)}
+    for unit, (reached, limit) in limits.items():
+        if 0 <= limit <= reached:
+            raise ValueError(
+                f"{setting}: was trained for {reached} {unit} already; trainer.max_{unit} must be more than "
+                f"{reached} to train on from it, got {limit}"
+            )
 
 
 def check_weights_fit(module: nn.Module, content: Mapping[str, Any], setting: str) -> None:

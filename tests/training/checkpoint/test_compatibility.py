@@ -79,10 +79,12 @@ def test_a_run_does_not_resume_with_another_optimizer(dataset: Path, tmp_path: P
 
 
 def test_a_length_that_the_checkpoint_has_reached_is_an_error(dataset: Path, tmp_path: Path) -> None:
-    tiny.train(dataset, tmp_path / "first", "trainer.max_steps=2")
+    tiny.train(dataset, tmp_path / "first", "trainer.max_steps=2", "data.samples_per_epoch=4")  # an epoch
     last = tmp_path / "first/checkpoints/last.ckpt"
-    for steps in (1, 2):
+    for unit, limit in (("steps", 1), ("steps", 2), ("epochs", 1)):
+        length = [f"trainer.max_{unit}={limit}", *["trainer.max_steps=-1"] * (unit == "epochs")]
         with pytest.raises(
-            ValueError, match=rf"run\.resume=.* 2 steps already; trainer\.max_steps must be .* got {steps}$"
+            ValueError,
+            match=rf"run\.resume=.* {unit} already; trainer\.max_{unit} must be .* got {limit}$",
         ):
-            tiny.train(dataset, tmp_path / "second", f"run.resume={last}", f"trainer.max_steps={steps}")
+            tiny.train(dataset, tmp_path / "second", f"run.resume={last}", *length)

@@ -149,11 +149,11 @@ def _check_checkpoint(path: str, config: RunConfig, task: L.LightningModule, tra
     """Raises: ValueError: the checkpoint of `run.resume` does not fit this run."""
     content, setting = checkpoint_io.read(Path(path)), f"run.resume={path}"
     check_has_training_state(content, setting)
-    check_is_shorter(content, trainer.max_steps, trainer.max_epochs or -1, setting)
     check_same_task(content, config.derived, setting)
     check_same_freezing(content, config.init, setting)
     check_weights_fit(task, content, setting)
     check_same_optimizer(content, str(config.optimizer.get("_target_")), setting)
+    check_is_shorter(content, trainer.max_steps, trainer.max_epochs or -1, setting)
 
 
 def _first_weights(config: RunConfig, resolved: RunConfig, folder: RunDir) -> Callable[..., Any] | None:

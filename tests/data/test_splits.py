@@ -94,7 +94,9 @@ def test_fold_may_be_text() -> None:
 
 @pytest.mark.parametrize("num_folds", [0, 1, 4])
 def test_number_of_folds_must_be_in_range(num_folds: int) -> None:
-    with pytest.raises(ValueError, match=rf"data\.num_folds must lie between 2 and .* 3, got {num_folds}"):
+    with pytest.raises(
+        ValueError, match=rf"data\.num_folds must lie between 2 and .* 3, got {num_folds}; data\.fold=all"
+    ):
         split_fold(some_cases(3), 0, num_folds)
 
 

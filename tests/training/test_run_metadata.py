@@ -21,7 +21,7 @@ def test_metadata_names_versions_device_and_command_and_can_be_json(monkeypatch:
     assert metadata["command"] == "medconv train seed=3"
     assert metadata["versions"]["python"] == platform.python_version()
     assert metadata["versions"]["medconv"] == version("medconv")
-    assert torch.__version__.startswith(metadata["versions"]["torch"])  # "+cu130" is not in PyPI's version
+    assert metadata["versions"]["torch"] == version("torch")  # PyPI's, without +cu130
     hardware = metadata["hardware"]
     assert (hardware["device"], hardware["devices"]) == ("cpu", 1)
     assert hardware["torch_threads"] == torch.get_num_threads() and hardware["cores"] >= 1

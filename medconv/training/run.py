@@ -28,7 +28,7 @@ from medconv.training.build import build_task, record_of
 from medconv.training.callbacks import early_stopping
 from medconv.training.checkpoint.compatibility import (
     check_has_training_state,
-    check_is_shorter,
+    check_not_finished,
     check_same_freezing,
     check_same_optimizer,
     check_same_task,
@@ -153,7 +153,7 @@ def _check_checkpoint(path: str, config: RunConfig, task: L.LightningModule, tra
     check_same_freezing(content, config.init, setting)
     check_weights_fit(task, content, setting)
     check_same_optimizer(content, str(config.optimizer.get("_target_")), setting)
-    check_is_shorter(content, trainer.max_steps, trainer.max_epochs or -1, setting)
+    check_not_finished(content, trainer.max_steps, trainer.max_epochs or -1, setting)
 
 
 def _first_weights(config: RunConfig, resolved: RunConfig, folder: RunDir) -> Callable[..., Any] | None:

@@ -91,8 +91,8 @@ def init_worker(worker: int) -> None:
 
 
 def _except_lost_connections(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Not the traceback of the thread that hands over batches where the main process stopped in the middle of
-    receiving one: that process says why, such as the death of another worker.
+    """Print a traceback, but not that of the thread which hands over batches if the main process stopped
+    receiving: that process says why, such as the death of another worker.
     """
     if not (issubclass(kind, ConnectionError | EOFError) or "did not receive acknowledgement" in str(error)):
         sys.__excepthook__(kind, error, trace)

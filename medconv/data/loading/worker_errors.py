@@ -164,9 +164,9 @@ def _exit(pid: int) -> str:
 def advice(pid: int, ended_by: str, data: DataConfig) -> str:
     """A message with the worker, its end, its task and what helps. Args: data: the config's `data`."""
     keys = ("num_workers", "prefetch_factor", "batch_size", "patch_size")
-    now = {key: value for key in keys if (value := getattr(data, key)) is not None}  # None: planned
+    now = ((key, getattr(data, key)) for key in keys)  # None: planned
     less = "fewer or smaller " + ", ".join(
-        f"data.{key} (now {now[key]})" if key in now else f"data.{key}" for key in keys
+        f"data.{key}" if value is None else f"data.{key} (now {value})" for key, value in now
     )
     doing = next((words for guarded in _GUARDED if (words := guarded.at_work(pid))), None)
     ended = f"loader worker {pid} was ended by {ended_by}{f' {doing}' if doing else ''}"

@@ -46,16 +46,17 @@ def _need_onnx(path: Path) -> None:
     """Raises: ValueError: a TorchScript or torch.export file, by its name or its first bytes; a bundle."""
     if not path.exists():
         return
-    first_bytes = b""
-    if path.is_file():
+    kind = "folder, such as a MONAI bundle"
+    if not path.is_dir():
         with path.open("rb") as file:
             first_bytes = file.read(len(_ZIP))
-    if path.is_dir() or path.suffix in _TORCH or first_bytes == _ZIP:
-        command = (
-            f"medconv export --checkpoint CHECKPOINT --format onnx --output {path.with_suffix('.onnx').name}"
-        )
-        kind = "folder, such as a MONAI bundle" if path.is_dir() else "TorchScript or torch.export file"
-        raise ValueError(f"{path}: a {kind}; exported models are read as ONNX only: {command}")
+        if path.suffix not in _TORCH and first_bytes != _ZIP:
+            return
+        kind = "TorchScript or torch.export file"
+    command = (
+        f"medconv export --checkpoint CHECKPOINT --format onnx --output {path.with_suffix('.onnx').name}"
+    )
+    raise ValueError(f"{path}: a {kind}; exported models are read as ONNX only: {command}")
 
 
 def need(packages: Sequence[str], purpose: str) -> list[Any]:

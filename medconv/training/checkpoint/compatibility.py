@@ -34,7 +34,7 @@ def check_has_training_state(content: Mapping[str, Any], setting: str) -> None:
         )
 
 
-def check_is_shorter(content: Mapping[str, Any], max_steps: int, max_epochs: int, setting: str) -> None:
+def check_not_finished(content: Mapping[str, Any], max_steps: int, max_epochs: int, setting: str) -> None:
     """Raises: ValueError: the checkpoint has reached the run's length already. Args: -1: no limit."""
     limits = {"steps": (content["global_step"], max_steps), "epochs": (content["epoch"], max_epochs)}
     for unit, (reached, limit) in limits.items():

@@ -236,9 +236,8 @@ def test_advice_fits_the_signal() -> None:
     """Also for a worker that belongs to no dataset."""
     assert "/dev/shm" in worker_errors.advice(1, "SIGBUS", DATA)
     assert "data.patch_size (now [96, 96, 96])" in worker_errors.advice(1, "SIGKILL", DATA)
-    assert "data.patch_size; or" in worker_errors.advice(
-        1, "SIGKILL", replace(DATA, patch_size=None)
-    )  # planned
+    planned = replace(DATA, patch_size=None)
+    assert "data.patch_size; or" in worker_errors.advice(1, "SIGKILL", planned)
     assert worker_errors.advice(1, "SIGSEGV", DATA).startswith(
         "loader worker 1 was ended by SIGSEGV: a library crashed"
     )

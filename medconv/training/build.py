@@ -87,7 +87,7 @@ def _growing_patch(config: RunConfig, network: nn.Module) -> GrowingPatch | None
     obstacles = {
         "the data has values of whole images": not config.derived.per_voxel,
         f"model._target_={config.model['_target_']} does not tell what divides its input": divisor is None,
-        f"scheduler._target_={config.scheduler['_target_']} knows no progress": not _has_progress(config),
+        f"scheduler._target_={config.scheduler['_target_']} knows no progress": not has_progress(config),
         "a run without an end has no progress": not _has_end(config.trainer),
     }
     obstacle = next((reason for reason, there in obstacles.items() if there), None)
@@ -98,7 +98,8 @@ def _growing_patch(config: RunConfig, network: nn.Module) -> GrowingPatch | None
     return GrowingPatch(divisor) if wanted and obstacle is None and divisor is not None else None
 
 
-def _has_progress(config: RunConfig) -> bool:
+def has_progress(config: RunConfig) -> bool:
+    """Whether the schedule is one of ours, which know the progress of the run."""
     return str(config.scheduler["_target_"]).startswith(lr_schedulers.__name__ + ".")
 
 

@@ -24,7 +24,7 @@ from medconv.performance.step_profiler import StepProfiler
 from medconv.targets import Targets
 from medconv.training import report, test_stage
 from medconv.training.autotune import cache
-from medconv.training.build import build_task, record_of
+from medconv.training.build import build_task, has_progress, record_of
 from medconv.training.callbacks import early_stopping
 from medconv.training.checkpoint.compatibility import (
     check_has_training_state,
@@ -152,7 +152,7 @@ def _check_checkpoint(path: str, config: RunConfig, task: L.LightningModule, tra
     check_same_task(content, config.derived, setting)
     check_same_freezing(content, config.init, setting)
     check_weights_fit(task, content, setting)
-    check_same_optimizer(content, str(config.optimizer.get("_target_")), setting)
+    check_same_optimizer(content, config.optimizer, setting, new_lr=has_progress(config))
     check_not_finished(content, trainer.max_steps, trainer.max_epochs or -1, setting)
 
 

@@ -56,14 +56,22 @@ def check_weights_fit(module: nn.Module, content: Mapping[str, Any], setting: st
         raise ValueError(f"{setting}: its weights do not fit this network: {'; '.join(wrong[:3])}")
 
 
-def check_same_optimizer(content: Mapping[str, Any], target: str, setting: str) -> None:
-    """Raises: ValueError: the checkpoint holds the state of another optimizer."""
-    trained_with = str(content["medconv"].get("config", {}).get("optimizer", {}).get("_target_", target))
-    if trained_with != target:
-        raise ValueError(
-            f"{setting}: was trained with optimizer._target_={trained_with}, this run has {target}; use the "
-            "same optimizer, or init.pretrained to start a new run from its weights"
-        )
+def check_same_optimizer(
+    content: Mapping[str, Any], optimizer: Mapping[str, Any], setting: str, new_lr: bool
+) -> None:
+    """An optimizer takes its settings from the checkpoint, so they must be those of this run.
+
+    Args: optimizer: the config's. new_lr: whether the schedule sets another learning rate than the saved one.
+    Raises: ValueError: the checkpoint holds the state of another optimizer, or its settings differ.
+    """
+    saved = content["medconv"].get("config", {}).get("optimizer", optimizer)
+    for key in sorted({*saved, *optimizer} - ({"lr"} if new_lr else set())):
+        there, here = (node.get(key, "its default") for node in (saved, optimizer))
+        if there != here:
+            raise ValueError(
+                f"{setting}: was trained with optimizer.{key}={there}, this run has {here}; use the same, or "
+                "init.pretrained to start a new run from its weights"
+            )
 
 
 def check_same_freezing(content: Mapping[str, Any], init: InitConfig, setting: str) -> None:

@@ -68,14 +68,22 @@ def test_weights_that_do_not_fit_are_named() -> None:
             compatibility.check_weights_fit(module, {"state_dict": weights}, SETTING)
 
 
-def test_a_run_does_not_resume_with_another_optimizer(dataset: Path, tmp_path: Path) -> None:
-    tiny.train(dataset, tmp_path / "first", "optimizer=adamw", "trainer.max_steps=2")
+def test_a_run_does_not_resume_with_another_optimizer_or_other_settings_of_it(
+    dataset: Path, tmp_path: Path
+) -> None:
+    """torch's optimizers take their settings from the checkpoint; the learning rate is the schedule's."""
+    trained = ("optimizer=adamw", "+optimizer.betas=[0.5,0.9]")
+    tiny.train(dataset, tmp_path / "first", *trained, "trainer.max_steps=2")
     last = tmp_path / "first/checkpoints/last.ckpt"
-    with pytest.raises(
-        ValueError,
-        match=r"run\.resume=.* trained with optimizer\._target_=torch\.optim\.AdamW, this run has medconv",
+    for settings, words in (
+        ([], r"_target_=torch\.optim\.AdamW, this run has medconv"),
+        (["optimizer=adamw"], r"betas=\[0\.5, 0\.9\], this run has its default; use the same, or init"),
+        ([*trained, "optimizer.weight_decay=0.5"], r"weight_decay=0\.01, this run has 0\.5;"),
     ):
-        tiny.train(dataset, tmp_path / "second", f"run.resume={last}")
+        with pytest.raises(ValueError, match=rf"run\.resume=.* trained with optimizer\.{words}"):
+            tiny.train(dataset, tmp_path / "second", *settings, f"run.resume={last}")
+    same = tiny.train(dataset, tmp_path / "third", *trained, "optimizer.lr=1e-4", f"run.resume={last}")
+    assert same["status"] == "done"
 
 
 def test_a_length_that_the_checkpoint_has_reached_is_an_error(dataset: Path, tmp_path: Path) -> None:

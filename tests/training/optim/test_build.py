@@ -40,21 +40,6 @@ def test_an_optimizer_is_fused_where_it_can_be(arguments: Any, fused: bool) -> N
     assert all(bool(group.get("fused")) == fused and group["lr"] == 0.01 for group in optimizer.param_groups)
 
 
-@pytest.mark.parametrize("node", [ADAMW, MUON])
-def test_a_loaded_state_leaves_the_settings_of_the_config(node: dict[str, Any]) -> None:
-    """torch's optimizers take them from the state. The learning rate is the schedule's affair."""
-    first, second = (
-        build_optimizer({**node, "weight_decay": decay, "lr": lr}, trainer())(
-            [torch.nn.Parameter(torch.zeros(2, 2, 1))]
-        )
-        for decay, lr in ((0.1, 0.01), (0.2, 0.02))
-    )
-    second.load_state_dict(first.state_dict())
-    assert [(group["weight_decay"], group["lr"]) for group in second.param_groups] == [(0.2, 0.01)] * len(
-        second.param_groups
-    )
-
-
 def test_an_error_names_the_key_and_the_arguments() -> None:
     with pytest.raises(
         ConfigError, match=r"^optimizer: Invalid learning rate: -1 \(given lr=-1, fused=True\)"

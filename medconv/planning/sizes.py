@@ -23,7 +23,7 @@ class Size:
 
 
 # Largest first. `large` has nnU-Net's channels; its batch is smaller, for short runs. With fewer steps than
-# `enough_steps` a size was no better than the next smaller one in equal time: docs/planning.md.
+# `enough_steps` medium and large were no better than the next smaller one: docs/planning.md.
 SIZES = {
     size.name: size
     for size in (

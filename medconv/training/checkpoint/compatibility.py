@@ -61,17 +61,14 @@ def check_same_optimizer(
 ) -> None:
     """An optimizer takes its settings from the checkpoint, so they must be those of this run.
 
-    Args: optimizer: the config's. new_lr: whether the schedule sets another learning rate than the saved one.
+    Args: optimizer: the config's. new_lr: whether the schedule takes the learning rate from the config.
     Raises: ValueError: the checkpoint holds the state of another optimizer, or its settings differ.
     """
     saved = content["medconv"].get("config", {}).get("optimizer", optimizer)
     for key in sorted({*saved, *optimizer} - ({"lr"} if new_lr else set())):
         there, here = (node.get(key, "its default") for node in (saved, optimizer))
         if there != here:
-            raise ValueError(
-                f"{setting}: was trained with optimizer.{key}={there}, this run has {here}; use the same, or "
-                "init.pretrained to start a new run from its weights"
-            )
+            raise _differs(setting, f"optimizer.{key}", there, here)
 
 
 def check_same_freezing(content: Mapping[str, Any], init: InitConfig, setting: str) -> None:
@@ -80,10 +77,14 @@ def check_same_freezing(content: Mapping[str, Any], init: InitConfig, setting: s
     for key in ("freeze", "lr_multipliers"):
         now = getattr(init, key)
         if (saved[key] or None) != (now or None):
-            raise ValueError(
-                f"{setting}: was trained with init.{key}={saved[key]}, this run has {now}; use the "
-                "same, or init.pretrained to start a new run from its weights"
-            )
+            raise _differs(setting, f"init.{key}", saved[key], now)
+
+
+def _differs(setting: str, key: str, there: Any, here: Any) -> ValueError:
+    return ValueError(
+        f"{setting}: was trained with {key}={there}, this run has {here}; use the same, or init.pretrained "
+        "to start a new run from its weights"
+    )
 
 
 def _kind(derived: Mapping[str, Any]) -> Any:

@@ -22,13 +22,13 @@ class Size:
     enough_steps: int
 
 
-# Largest first. `large` has nnU-Net's channels; its batch is smaller, for short runs. With fewer steps than
-# `enough_steps` medium and large were no better than the next smaller one: docs/planning.md.
+# Largest first. `large` has nnU-Net's channels; its batch is smaller, for short runs. `enough_steps` is a
+# first guess for medium and large: docs/planning.md has what was measured.
 SIZES = {
     size.name: size
     for size in (
-        Size("large", 1.0, 32, {2: 512, 3: 320}, {2: 12, 3: 4}, 8000),
-        Size("medium", 0.5, 24, {2: 256, 3: 192}, {2: 8, 3: 2}, 2000),
+        Size("large", 1.0, 32, {2: 512, 3: 320}, {2: 12, 3: 4}, 2000),
+        Size("medium", 0.5, 24, {2: 256, 3: 192}, {2: 8, 3: 2}, 1000),
         Size("small", 0.25, 16, {2: 128, 3: 128}, {2: 8, 3: 2}, 200),
         Size("tiny", 0.1, 8, {2: 64, 3: 64}, {2: 8, 3: 2}, 0),
     )

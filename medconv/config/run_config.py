@@ -10,7 +10,7 @@ from omegaconf import Container, DictConfig, OmegaConf
 
 from medconv.config.instantiate import check_importable, check_no_interpolation, check_types, iter_targets
 from medconv.config.schema import DataConfig, Derived, Node, RunConfig, TrainerConfig
-from medconv.config.values import ConfigError
+from medconv.config.values import ConfigError, duration_seconds
 
 _GROUPS_WITH_CLASSES = (
     *("model", "conv", "loss", "optimizer", "scheduler"),
@@ -31,7 +31,7 @@ def validate(composed: DictConfig) -> RunConfig:
 
     Raises: omegaconf.errors.OmegaConfBaseException: an unknown key or a wrong type, with its full key;
         ConfigError: a `_target_` that cannot be imported, a wrong type for one of ours, a key of `trainer`
-        that is set elsewhere, or a value in place of a group.
+        that is set elsewhere, a value in place of a group, or a duration or interval that is none.
     """
     composed = _without_ckpt_path(composed)
     single = ("seed", "tags", "test")
@@ -43,6 +43,7 @@ def validate(composed: DictConfig) -> RunConfig:
         if error := place_elsewhere(f"trainer.{key}"):
             raise ConfigError(error)
     typed = _typed(composed)
+    _check_intervals(typed)
     for group in _GROUPS_WITH_CLASSES:
         node = OmegaConf.to_container(typed[group], resolve=False)
         for key, target in iter_targets(node, group):
@@ -50,6 +51,16 @@ def validate(composed: DictConfig) -> RunConfig:
         check_types(node, group)
     frozen: dict[str, Any] = {name: _plain_or_frozen(typed[name]) for name in typed if name != "derived"}
     return RunConfig(**frozen)
+
+
+def _check_intervals(typed: DictConfig) -> None:
+    trainer = typed.trainer
+    if trainer.max_time is not None:
+        duration_seconds(trainer.max_time, "trainer.max_time", positive=True)
+    duration_seconds(typed.run.checkpoint_interval, "run.checkpoint_interval")
+    for key in ("check_val_every_n_epoch", "val_check_interval"):
+        if isinstance(trainer[key], (int, float)) and trainer[key] <= 0:
+            raise ConfigError(f"trainer.{key} must be more than 0, or null, got {trainer[key]}")
 
 
 def _without_ckpt_path(composed: DictConfig) -> DictConfig:

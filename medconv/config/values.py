@@ -34,11 +34,17 @@ def lists_to_tuples(value: Any) -> Any:
     return tuple(lists_to_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-def duration_seconds(duration: str, key: str) -> float:
-    """Seconds of a duration written `DD:HH:MM:SS`, as in Lightning. Raises: ConfigError: another form."""
+def duration_seconds(duration: str, key: str, positive: bool = False) -> float:
+    """Seconds of a duration written `DD:HH:MM:SS`, as in Lightning. Raises: ConfigError: another form, or 0
+    where it must be positive.
+    """
     if not re.fullmatch(r"\d+:\d{1,2}:\d{1,2}:\d{1,2}", duration):
         raise ConfigError(
-            f"{key} must be written DD:HH:MM:SS, such as 00:00:20:00 for 20 minutes, got {duration!r}"
+            f"{key} must be written DD:HH:MM:SS, such as 00:00:20:00 for 20 minutes, in quotes in YAML, got "
+            f"{duration!r}"
         )
     days, hours, minutes, rest = (int(part) for part in duration.split(":"))
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+    seconds = float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+    if positive and not seconds:
+        raise ConfigError(f"{key} must be more than 0, got {duration}")
+    return seconds

@@ -10,6 +10,7 @@ class PlanOverrides:
     """The values of a plan that the config sets itself, by their keys; None: the planner decides.
 
     Args:
+        dims_origin: what set `spatial_dims`, for the plan's table.
         divisible_by: what the network divides each axis of the patch by, beside the strides.
         thick_as_slices: thick slices are taken one by one, unless `spatial_dims` says otherwise.
         residual_blocks: per stage of the encoder, of two convolutions each. decoder_convs: of each stage.
@@ -17,6 +18,7 @@ class PlanOverrides:
 
     spatial_dims: int | None = None
     slice_axis: int | None = None
+    dims_origin: str = "data.spatial_dims"
     thick_as_slices: bool = False
     spacing_mm: Sequence[float] | None = None
     patch_size: Sequence[int] | None = None

@@ -60,7 +60,7 @@ def patch_reason(
 
 def dims_reason(fingerprint: Fingerprint, axis: int | None, overrides: PlanOverrides) -> str:
     if overrides.spatial_dims is not None:
-        return "data.spatial_dims"
+        return overrides.dims_origin
     if axis is not None:
         few = "so few slices give a 3D kernel nothing to see"
         fast = "thick slices are learned faster so, and time is limited; data.spatial_dims=3 takes volumes"

@@ -81,7 +81,7 @@ def prepare_data(
 
     Args:
         verify: read every preprocessed case again and compare its checksums.
-        recorded: memory_gb and size that the run to resume was planned for; without them this machine counts.
+        recorded: as in `make_plan`; without it this machine and the run's time count.
     """
     data, (dataset, workers) = config.data, find_data(config.data)
     split = split_cases(dataset, data)

@@ -63,12 +63,17 @@ def largest(step_seconds: Callable[[str], float], seconds: float) -> tuple[str, 
     for name, size in reversed(SIZES.items()):
         step = step_seconds(name)
         if chosen and seconds < size.enough_steps * step:
-            minutes = size.enough_steps * step / _TRAINING / 60
-            larger = f"; {name}, {step:.2g} s a step, from {minutes:.2g} minutes on"
-            larger = larger if math.isfinite(step) else f"; {name} does not fit into memory"
+            larger = f"; {name} does not fit into memory"
+            if math.isfinite(step):
+                minutes = _rounded_up(size.enough_steps * step / _TRAINING / 60)
+                larger = f"; {name}, {step:.2g} s a step, from {minutes} minutes on"
             break
         chosen, steps = name, seconds / step
     return chosen, f"some {steps:.0f} steps on whole patches fit into trainer.max_time{larger}"
+
+
+def _rounded_up(minutes: float) -> str:
+    return f"{math.ceil(minutes)}" if minutes > 10 else f"{math.ceil(10 * minutes) / 10:g}"
 
 
 def _plans(planned: Planned) -> dict[str, Plan]:

@@ -9,7 +9,7 @@ from typing import Any
 from medconv.config import RunConfig
 from medconv.data.case import Dataset
 from medconv.data.preprocessing.fingerprint import Fingerprint
-from medconv.models.pretrained.read import planned_size
+from medconv.models.pretrained.read import planned_as
 from medconv.performance.memory_budget import measured_gb
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
@@ -26,8 +26,11 @@ def make_plan(
 ) -> Plan:
     """The plan of a config for a dataset.
 
-    Args: recorded: memory_gb and size that the run to resume was planned for. Raises: ValueError: as `plan`.
+    Args: recorded: what `RunDir.planned` has of the run to resume. Raises: ValueError: as `plan`.
     """
+    begun = "as when this run began"
+    if not recorded and config.init.pretrained is not None:
+        recorded, begun = planned_as(Path(config.init.pretrained)), "that of the weights to begin from"
     settings = {key: value for key, value in vars(config.plan).items() if key not in ("memory_gb", "size")}
     keys = ("spatial_dims", "slice_axis", "spacing_mm", "patch_size", "batch_size", "normalisation", "resize")
     image_level, model = not dataset.targets.per_voxel, config.model
@@ -35,7 +38,11 @@ def make_plan(
     settings |= {key: model[key] for key in ("divisible_by", "residual_blocks") if key in model}
     if model.get("residual_blocks"):
         settings["decoder_convs"] = model["convs_per_stage"]
-    settings["thick_as_slices"] = not image_level and may_take_slices(config)
+    settings["thick_as_slices"] = not image_level and not recorded and may_take_slices(config)
+    axis = recorded.get("slice_axis")
+    free = settings["spatial_dims"] is settings["slice_axis"] is config.init.inflate_2d is None
+    if axis is not None and free and measured.spatial_dims == 3 and not image_level:
+        settings |= {"spatial_dims": 2, "slice_axis": axis, "dims_origin": begun}
     overrides = PlanOverrides(**settings, image_level=image_level)
     modalities, num_outputs = dataset.modalities, dataset.targets.num_outputs
     budget = _memory_budget(config, recorded.get("memory_gb"))
@@ -47,9 +54,7 @@ def make_plan(
     if config.plan.size is not None:
         return planned(config.plan.size, "plan.size")
     if "size" in recorded:
-        return planned(recorded["size"], "as when this run began")
-    if config.init.pretrained is not None and (size := planned_size(Path(config.init.pretrained))):
-        return planned(size, "that of the weights to begin from")
+        return planned(recorded["size"], begun)
     if config.trainer.max_time is None:
         return planned("large", budget.size_origin)
     return plan_for_time.fitting(

@@ -48,6 +48,7 @@ FREE = (
     "loss.class_names",
     "derived.size",  # what it decides is compared
 )
+_PLANNED = ("memory_gb", "size", "slice_axis")
 
 
 def is_rank_zero() -> bool:
@@ -204,8 +205,8 @@ class RunDir:
         return content  # type: ignore[return-value]
 
     def planned(self) -> Node:
-        """`memory_gb` and `size` that the run to resume was planned for, so that its plan is kept on another
-        machine; a new run has none.
+        """`memory_gb`, `size` and `slice_axis` of the plan of the run to resume, which keeps them on another
+        machine and for another time; a new run has none.
         """
         source = self.resume_from()
         if source is None:
@@ -213,7 +214,7 @@ class RunDir:
         auto = self.resume == "auto"
         config = self._config() if auto else checkpoint_io.read(source)["medconv"]["config"]
         recorded = {"size": "large", **config["derived"]}  # of runs before there were sizes
-        return {key: recorded[key] for key in ("memory_gb", "size") if recorded.get(key) is not None}
+        return {key: recorded[key] for key in _PLANNED if recorded.get(key) is not None}
 
     def summary(self) -> dict[str, Any]:
         """Content of `summary.json`; empty if it does not exist. Raises: ValueError: damaged, or not ours."""

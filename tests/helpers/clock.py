@@ -31,16 +31,22 @@ CLOCK = Clock()  # of runs, whose config names the classes below
 
 
 class Ticks(Callback):
-    """Moves the clock. Args: step, case: seconds for a training batch, and for a validation case."""
+    """Moves the clock.
 
-    def __init__(self, step: float, case: float = 0.0) -> None:
+    Args: step, case: seconds for a training batch, and for a validation case. more: for the first of each.
+    """
+
+    def __init__(self, step: float, case: float = 0.0, more: float = 0.0) -> None:
         self.step, self.case = step, case
+        self.first_step = self.first_case = more
 
     def on_train_batch_start(self, *_: Any) -> None:
-        CLOCK.advance(self.step)
+        CLOCK.advance(self.step + self.first_step)
+        self.first_step = 0.0
 
     def on_validation_batch_start(self, *_: Any) -> None:
-        CLOCK.advance(self.case)
+        CLOCK.advance(self.case + self.first_case)
+        self.first_case = 0.0
 
 
 class SlowAugment(Augment):
@@ -63,6 +69,6 @@ def use_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_profiler, "_Clock", _ProfilerClock)
 
 
-def ticks(step: float, case: float = 0.0) -> str:
+def ticks(step: float, case: float = 0.0, more: float = 0.0) -> str:
     """The override that adds `Ticks` to a run."""
-    return f"+callbacks.ticks={{_target_:helpers.clock.Ticks,step:{step},case:{case}}}"
+    return f"+callbacks.ticks={{_target_:helpers.clock.Ticks,step:{step},case:{case},more:{more}}}"

@@ -4,6 +4,7 @@ minutes.
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -87,10 +88,14 @@ def overrides(dataset: Path, *more: str) -> list[str]:
 
 def train(dataset: Path, folder: Path, *more: str) -> dict[str, Any]:
     """One run in this process; returns its summary."""
+    settings = checked(dataset, *more, f"run.dir={folder}")
+    return run.train(settings, RunDir.of(settings, {}))
+
+
+def checked(dataset: Path, *more: str) -> config.RunConfig:
+    """The config of a run, not yet resolved."""
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        composed = compose("train", [*overrides(dataset, *more), f"run.dir={folder}"])
-    checked = config.validate(composed)
-    return run.train(checked, RunDir.of(checked, {}))
+        return config.validate(compose("train", overrides(dataset, *more)))
 
 
 def command(
@@ -122,11 +127,13 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 
 def losses(folder: Path) -> list[float]:
-    """`train/loss` of every logged step, from `metrics.csv`."""
-    import csv
+    return logged(folder, "train/loss")
 
+
+def logged(folder: Path, name: str) -> list[float]:
+    """A value at every step that has one, from `metrics.csv`."""
     with (folder / "metrics.csv").open(newline="") as file:
-        return [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
+        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
 
 
 class Net(UNet):

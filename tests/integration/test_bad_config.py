@@ -274,6 +274,13 @@ def test_one_message_names_the_key(
         ("conv=none +conv.share=0.5", "conv.share=0.5: conv=none has no prior to share"),
         ("conv.share=half", "conv: share must be a number, more than 0 and at most 1, got half"),
         ("conv.where=3", "conv: where must be a regular expression, got 3"),
+        (
+            "trainer.max_time=20min",
+            "trainer.max_time must be written DD:HH:MM:SS, such as 00:00:20:00 for 20 minutes, in quotes in YAML, got",
+        ),
+        ("trainer.max_time=00:00:00:00", "trainer.max_time must be more than 0, got 00:00:00:00"),
+        ("trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch must be more than 0, or null"),
+        ("trainer.val_check_interval=0.0", "trainer.val_check_interval must be more than 0, or null, got 0"),
     ],
 )
 def test_what_needs_no_data_fails_before_data_is_read(

@@ -11,6 +11,10 @@ from medconv.training.optim.lr_schedulers import cosine
 from medconv.utils import checkpoint_io
 
 
+def learning_rates(run: Path) -> list[float]:
+    return tiny.logged(run, "train/lr")
+
+
 @pytest.fixture(autouse=True)
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     clock.use_in_runs(monkeypatch)
@@ -33,6 +37,35 @@ def test_a_time_budget_is_not_waited_for_by_a_few_slow_steps(dataset: Path, tmp_
     settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:03", clock.ticks(1.0)]
     summary = tiny.train(dataset, tmp_path / "run", *settings)
     assert summary["steps"] <= 3  # and not the five after which the first estimate is made otherwise
+
+
+def test_a_slow_first_step_and_case_say_nothing_about_the_others(dataset: Path, tmp_path: Path) -> None:
+    """They compile the network."""
+    settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:10", "data.samples_per_epoch=1000000"]
+    summary = tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.125, 0.125, more=5.0))
+    rates = learning_rates(tmp_path / "run")
+    assert summary["steps"] == 37  # and three cases in 5 seconds
+    assert rates[10] > 0.8 * max(rates) and rates[-1] < 0.05 * max(rates)
+
+
+def test_least_steps_belong_to_the_schedule(dataset: Path, tmp_path: Path) -> None:
+    settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:02", "trainer.min_steps=30"]
+    assert tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.1))["steps"] == 30
+    rates = learning_rates(tmp_path / "run")
+    assert rates[20] > 0.1 * max(rates) > rates[-1]
+
+
+def test_a_run_that_steps_ended_resumes_for_the_rest_of_its_time(dataset: Path, tmp_path: Path) -> None:
+    timed = ["trainer.max_time=00:00:00:04", "data.samples_per_epoch=1000000", clock.ticks(0.125)]
+    tiny.train(dataset, tmp_path / "short", *timed, "trainer.max_steps=10")
+    last = f"run.resume={tmp_path / 'short/checkpoints/last.ckpt'}"
+    summary = tiny.train(dataset, tmp_path / "long", *timed, "trainer.max_steps=-1", last)
+    assert summary["steps"] == 32 and learning_rates(tmp_path / "long")[0] > 1e-3
+    end = f"run.resume={tmp_path / 'long/checkpoints/last.ckpt'}"
+    for time in ("00:00:00:04", "00:00:00:03"):
+        arguments = [*timed, f"trainer.max_time={time}", "trainer.max_steps=-1", end]
+        with pytest.raises(ValueError, match=r"for 4 of 4 seconds already; trainer\.max_time must be more"):
+            tiny.train(dataset, tmp_path / "none", *arguments)
 
 
 def test_a_run_that_is_given_more_time_trains_on(dataset: Path, tmp_path: Path) -> None:

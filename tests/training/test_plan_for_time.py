@@ -33,10 +33,16 @@ def test_a_size_is_not_measured_where_the_smaller_one_has_too_few_steps() -> Non
     asked = []
     name, why = largest(lambda name: asked.append(name) or SECONDS[name], 60.0)
     assert (name, asked) == ("tiny", ["tiny", "small"])
-    minutes = SIZES["small"].enough_steps * SECONDS["small"] / 0.85 / 60
-    assert why == (
-        f"some 600 steps on whole patches fit into trainer.max_time; small, 0.4 s a step, from {minutes:.2g} minutes on"
+    assert why == (  # 80 s of 85 % of them
+        "some 600 steps on whole patches fit into trainer.max_time; small, 0.4 s a step, from 1.6 minutes on"
     )
+
+
+@pytest.mark.parametrize("step", [0.31, 0.77, 3.3, 12.0])
+def test_the_time_for_a_larger_size_suffices_for_it(step: float) -> None:
+    seconds = {**SECONDS, "medium": step}
+    minutes = float(largest(seconds.__getitem__, 100.0)[1].split()[-3])
+    assert largest({**seconds, "large": math.inf}.__getitem__, 0.85 * 60 * minutes)[0] == "medium"
 
 
 def test_a_size_that_does_not_fit_into_memory_is_not_taken() -> None:

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import tiny
 from helpers.picture_tables import checked, write
+from helpers.plans import fingerprint
 
+from medconv.data.datasets.auto import auto
 from medconv.training import plan_setup
 from medconv.training.data_setup import prepare_data
 
@@ -23,6 +26,43 @@ def test_a_network_has_the_size_of_the_weights_that_it_begins_from(tmp_path: Pat
         assert prepare_data(settings, recorded={"size": "tiny"}).plan.size == "tiny"
     chosen = checked(table, f"init.pretrained={file}", "plan.size=medium", *more)
     assert prepare_data(chosen).plan.size == "medium"
+
+
+THICK = fingerprint([(48, 48, 9)] * 9, [(1.0, 1.0, 8.0)] * 9, classes=3)
+SLICES = {"size": "tiny", "slice_axis": 2}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "overrides", "dims"),
+    [
+        ({}, ["trainer.max_time=00:00:05:00"], 2),
+        (SLICES, [], 2),
+        (SLICES, ["trainer.max_time=00:00:05:00", "plan.size=small"], 2),
+        (SLICES, ["data.spatial_dims=3"], 3),
+        ({"size": "tiny"}, ["trainer.max_time=00:00:05:00"], 3),
+    ],
+)
+def test_a_run_that_goes_on_keeps_slices_or_volumes(
+    recorded: dict[str, object], overrides: list[str], dims: int, tmp_path: Path, dataset: Path
+) -> None:
+    """Also with another limit of time, which would decide otherwise for a new run. So do its weights."""
+    file = tmp_path / "earlier.ckpt"
+    settings = ["data.patch_size=null", "model.channels=null", "model.strides=null", *overrides]
+    settings = [f"data.cache_dir={tmp_path}", *settings]
+    config = tiny.checked(dataset, *settings)
+    found = auto(dataset)
+    planned = plan_setup.make_plan(config, found, THICK, recorded)
+    assert (planned.spatial_dims, planned.slice_axis) == (dims, {2: 2, 3: None}[dims])
+    if not recorded:
+        return
+    torch.save(
+        {"medconv": {"config": {"derived": recorded}}, "state_dict": {"network.head.weight": torch.ones(2)}},
+        file,
+    )
+    config = tiny.checked(dataset, *settings, f"init.pretrained={file}")
+    assert plan_setup.make_plan(config, found, THICK).spatial_dims == dims
+    config = tiny.checked(dataset, *settings, f"init.pretrained={file}", "init.inflate_2d=inflate")
+    assert plan_setup.make_plan(config, found, THICK).spatial_dims == 3
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,17 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, record if isinstance(record, dict) else {}
 
 
-def planned_size(path: Path) -> str | None:
-    """`plan.size` of the run that a checkpoint of ours is from; None: another file. Raises: as `read`."""
+def planned_as(path: Path) -> dict[str, Any]:
+    """Size and slice axis of the run that a checkpoint of ours is from; of another file nothing.
+
+    Raises: as `read`.
+    """
     config = read(path)[1].get("config")
     derived = config.get("derived") if isinstance(config, Mapping) else None
+    if not isinstance(derived, Mapping):
+        return {}
     # before there were sizes all networks were large
-    return str(derived.get("size") or "large") if isinstance(derived, Mapping) else None
+    return {"size": str(derived.get("size") or "large"), "slice_axis": derived.get("slice_axis")}
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
@@ -25,7 +26,7 @@ class TimeBudget(Callback):
     """
 
     _WARMUP = 3  # first steps, too slow to estimate from
-    _SLOW = 0.2  # share of the time; if the first steps take more, the estimate uses them
+    _SLOW = 0.2  # share of the time; if the first steps take more, the estimate uses all but the very first
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         if not seconds > 0:
@@ -36,15 +37,18 @@ class TimeBudget(Callback):
         self._next = self._WARMUP + 2  # the step of the next estimate
         self._steps: deque[float] = deque(maxlen=100)  # seconds of recent optimizer steps
         self._validation: float | None = None  # seconds a validation takes
-        self._begun = self._mark = self._validating = 0.0
+        self._cases: list[float] = []  # when a validation began, and its cases ended
+        self._begun = self._mark = 0.0
+        self._limit, self._earlier_limit = math.inf, None  # steps by the config; by that of the checkpoint
         self._seen = 0
 
     def state_dict(self) -> dict[str, Any]:
         spent = {"seconds": self.seconds, "spent": self._elapsed(), "validation": self._validation}
-        return {**spent, "total_steps": self.total_steps}
+        return {**spent, "limit": self._limit, "total_steps": self.total_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.spent, self._validation = state["spent"], state["validation"]
+        self._earlier_limit = state.get("limit")
         if state["seconds"] == self.seconds:
             self.total_steps = state["total_steps"]
 
@@ -57,22 +61,29 @@ class TimeBudget(Callback):
         self._begun = self._mark = self._clock()
         self._seen = trainer.global_step
         self._next += trainer.global_step
-        self._limit = trainer.estimated_stepping_batches
+        self._limit = float(trainer.estimated_stepping_batches)
+        if self._earlier_limit not in (None, self._limit):
+            self.total_steps = None
         if self.total_steps is None:  # a new run, or one whose budget was changed
+            progress = max(self.spent / self.seconds, trainer.global_step / self._limit)
             for schedule in _schedules(trainer):
                 # until the first estimate; a checkpoint's number of steps is for another budget
-                schedule.move_end(float(self._limit), progress=min(1.0, self.spent / self.seconds))
+                schedule.move_end(self._limit, progress=min(1.0, progress))
         if not getattr(trainer.fit_loop.epoch_loop, "owed", False):  # else a validation comes first
             self._stop_at_the_end(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validating = self._clock()
+        self._cases = [self._clock()]
+
+    def on_validation_batch_end(self, *_: Any) -> None:
+        self._cases.append(self._clock())
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        seconds = self._clock() - self._validating
+        seconds = self._clock() - self._cases[0]
         if trainer.sanity_checking:
-            share = sum(trainer.num_sanity_val_batches) / max(1, sum(trainer.num_val_batches))
-            seconds = seconds / share if share else 0.0
+            cases = [end - begin for begin, end in pairwise(self._cases)]
+            # the first case starts workers and may compile, so it says little about the others
+            seconds = statistics.fmean(cases[1:] or cases or [0.0]) * sum(trainer.num_val_batches)
         else:
             self._mark += seconds
             self._stop_at_the_end(trainer)
@@ -95,8 +106,12 @@ class TimeBudget(Callback):
             trainer.should_stop = True
 
     def _are_slow(self, trainer: Trainer) -> bool:
-        """Whether the first steps took so long that an estimate is due now; by rank 0's clock."""
-        return bool(trainer.strategy.broadcast(self._elapsed() > self._SLOW * self.seconds))
+        """Whether the first steps took so long that an estimate is due now; by rank 0's clock.
+
+        The very first, which may compile the network, says nothing about the others.
+        """
+        share = self._SLOW if len(self._steps) > 1 else 1.0
+        return bool(trainer.strategy.broadcast(self._elapsed() > share * self.seconds))
 
     def _agree(self, trainer: Trainer) -> None:
         """All ranks take rank 0's estimate, and the step at which to estimate again."""
@@ -104,12 +119,14 @@ class TimeBudget(Callback):
         step = max(1e-6, statistics.fmean(recent))
         estimate = (self._seen + self._fitting(trainer, step), self._seen + max(1, round(self._every / step)))
         total, self._next = trainer.strategy.broadcast(estimate)
+        total = max(total, self._least(trainer))
         first, self.total_steps = self.total_steps is None, total
         for schedule in _schedules(trainer):
-            schedule.move_end(min(float(total), float(self._limit)))
+            schedule.move_end(min(float(total), self._limit))
         if first and total < self._limit:
-            text = "at the speed of the first steps, about %d steps fit into trainer.max_time=%.0f s"
-            log.info(text, total, self.seconds)
+            text = "at the speed of the first steps, about %d steps fit into trainer.max_time=%.0f s%s"
+            growing = getattr(trainer.lightning_module, "growing_patch", None) is not None
+            log.info(text, total, self.seconds, ", and fewer as patches grow" if growing else "")
 
     def _fitting(self, trainer: Trainer, step: float) -> int:
         """How many more steps fit, with the validations between and after them. Args: step: its seconds."""
@@ -122,6 +139,12 @@ class TimeBudget(Callback):
             if math.ceil((done + steps) / between) <= validations:
                 return steps
         return 0
+
+    @staticmethod
+    def _least(trainer: Trainer) -> int:
+        """Steps that Lightning takes in any case."""
+        epochs = (trainer.min_epochs or 0) * trainer.num_training_batches
+        return max(trainer.min_steps or 0, math.ceil(epochs / trainer.accumulate_grad_batches))
 
     def _elapsed(self) -> float:
         return self.spent + (self._clock() - self._begun if self._begun else 0.0)

@@ -34,8 +34,13 @@ def check_has_training_state(content: Mapping[str, Any], setting: str) -> None:
         )
 
 
-def check_not_finished(content: Mapping[str, Any], max_steps: int, max_epochs: int, setting: str) -> None:
-    """Raises: ValueError: the checkpoint has reached the run's length already. Args: -1: no limit."""
+def check_not_finished(
+    content: Mapping[str, Any], max_steps: int, max_epochs: int, max_seconds: float | None, setting: str
+) -> None:
+    """Raises: ValueError: the checkpoint has reached the run's length already.
+
+    Args: max_steps, max_epochs: -1: no limit. max_seconds: of training; None: no limit.
+    """
     limits = {"steps": (content["global_step"], max_steps), "epochs": (content["epoch"], max_epochs)}
     for unit, (reached, limit) in limits.items():
         if 0 <= limit <= reached:
@@ -43,6 +48,15 @@ def check_not_finished(content: Mapping[str, Any], max_steps: int, max_epochs: i
                 f"{setting}: was trained for {reached} {unit} already; trainer.max_{unit} must be more than "
                 f"{reached} to train on from it, got {limit}"
             )
+    budget = content.get("callbacks", {}).get("TimeBudget")
+    if budget is None or max_seconds is None:
+        return
+    at_its_end = budget["total_steps"] is not None and budget["total_steps"] <= content["global_step"]
+    if budget["spent"] >= max_seconds or (at_its_end and budget["seconds"] == max_seconds):
+        raise ValueError(
+            f"{setting}: was trained for {budget['spent']:.0f} of {budget['seconds']:.0f} seconds already; "
+            f"trainer.max_time must be more to train on from it, got {max_seconds:.0f} seconds"
+        )
 
 
 def check_weights_fit(module: nn.Module, content: Mapping[str, Any], setting: str) -> None:

@@ -28,17 +28,19 @@ class ProgressSchedule(LRScheduler):
     def __init__(self, optimizer: Optimizer, shape: Callable[[float], float], warmup_steps: int = 0) -> None:
         self.shape, self.warmup_steps = shape, warmup_steps
         self.progress = 0.0
-        self.set_length(math.inf)
+        self.total_steps = self.configured = math.inf
         super().__init__(optimizer)
 
     def set_length(self, total_steps: float) -> None:
-        """Args: total_steps: of the run by its config; infinite: a time ends it."""
+        """Before the first step. Args: total_steps: of the run by its config; infinite: a time ends it."""
         self.total_steps = self.configured = total_steps
+        self._apply()
 
     def move_end(self, total_steps: float, progress: float | None = None) -> None:
         """Take another length than the config's, as a time budget does. Args: progress: None: as it is."""
         self.total_steps = total_steps
         self.progress = self.progress if progress is None else progress
+        self._apply()
 
     def step(self, epoch: int | None = None) -> None:
         if self.last_epoch >= 0:

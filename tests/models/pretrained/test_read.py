@@ -15,7 +15,7 @@ from monai.networks.nets import DynUNet
 from torch import nn
 
 from medconv.models.pretrained.load import load
-from medconv.models.pretrained.read import planned_size
+from medconv.models.pretrained.read import planned_as
 
 
 @pytest.mark.parametrize("file", ["file.safetensors", "file.pth"])
@@ -35,12 +35,12 @@ def test_pth_and_safetensors_files_give_all_tensors(
     assert not report.random and not report.unused
 
 
-def test_only_checkpoints_of_ours_tell_the_size_of_a_plan(tmp_path: Path) -> None:
+def test_only_checkpoints_of_ours_tell_the_size_and_the_slices_of_a_plan(tmp_path: Path) -> None:
     state = unet().state_dict()
-    assert planned_size(save(tmp_path / "others.pth", state)) is None
-    for derived, size in (({"size": "tiny"}, "tiny"), ({}, "large")):
+    assert planned_as(save(tmp_path / "others.pth", state)) == {}
+    for derived, size, axis in (({"size": "tiny", "slice_axis": 2}, "tiny", 2), ({}, "large", None)):
         content = {"state_dict": state, "medconv": {"config": {"derived": derived}}}
-        assert planned_size(save(tmp_path / "ours.ckpt", content)) == size
+        assert planned_as(save(tmp_path / "ours.ckpt", content)) == {"size": size, "slice_axis": axis}
 
 
 def test_a_half_precision_file_of_an_older_torch_is_read(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ _SAME_SWEEP = (
     *("hydra/launcher.", "hydra.launcher."),
 )
 _ERROR_FILE = "error.txt"
+_ESCAPE = r"\\([\\()\[\]{}:=,\s])"
 
 
 @dataclass
@@ -147,8 +149,9 @@ def settings_of(job: Job, keys: Sequence[str]) -> str:
 
 
 def value(job: Job, name: str) -> str:
-    """A job's value of a key, or ""; its last override counts."""
-    return next((o.partition("=")[2] for o in reversed(job.overrides) if key(o) == name), "")
+    """A job's value of a key, without the backslashes that Hydra adds, or ""; its last override counts."""
+    found = next((o.partition("=")[2] for o in reversed(job.overrides) if key(o) == name), "")
+    return found if found[:1] in ("'", '"') else re.sub(_ESCAPE, r"\1", found)
 
 
 def key(override: str) -> str:

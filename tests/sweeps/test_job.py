@@ -45,6 +45,12 @@ def test_a_folder_with_special_characters_reaches_the_job(name: str) -> None:
     assert OverridesParser.create().parse_override(argument).value() == str(sweep_job.folder.path)
 
 
+def test_tables_show_values_as_they_were_typed() -> None:
+    """Hydra's sweeper writes a colon as `\\:`."""
+    limited = Job((r"trainer.max_time=00\:20\:00\:00", r"x='a\:b'"), (), Path("runs/x"))
+    assert job.settings_of(limited, ["trainer.max_time", "x"]) == r"trainer.max_time=00:20:00:00 x='a\:b'"
+
+
 def test_a_sweep_without_a_name_is_named_by_what_varies(monkeypatch: pytest.MonkeyPatch) -> None:
     def home(*arguments: str) -> Path:
         monkeypatch.setattr(sys, "argv", ["train.py", "-m", "seed=1,2", *arguments])

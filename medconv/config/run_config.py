@@ -31,7 +31,7 @@ def validate(composed: DictConfig) -> RunConfig:
 
     Raises: omegaconf.errors.OmegaConfBaseException: an unknown key or a wrong type, with its full key;
         ConfigError: a `_target_` that cannot be imported, a wrong type for one of ours, a key of `trainer`
-        that is set elsewhere, a value in place of a group, or a duration or interval that is none.
+        that is set elsewhere, a value in place of a group, or an invalid duration or interval.
     """
     composed = _without_ckpt_path(composed)
     single = ("seed", "tags", "test")

@@ -28,7 +28,7 @@ def make_plan(
 
     Args: recorded: what `RunDir.planned` has of the run to resume. Raises: ValueError: as `plan`.
     """
-    begun = "as when this run began"
+    begun, axis = "as when this run began", recorded.get("slice_axis")
     if not recorded and config.init.pretrained is not None:
         recorded, begun = planned_as(Path(config.init.pretrained)), "that of the weights to begin from"
     settings = {key: value for key, value in vars(config.plan).items() if key not in ("memory_gb", "size")}
@@ -39,9 +39,7 @@ def make_plan(
     if model.get("residual_blocks"):
         settings["decoder_convs"] = model["convs_per_stage"]
     settings["thick_as_slices"] = not image_level and not recorded and may_take_slices(config)
-    axis = recorded.get("slice_axis")
-    free = settings["spatial_dims"] is settings["slice_axis"] is config.init.inflate_2d is None
-    if axis is not None and free and measured.spatial_dims == 3 and not image_level:
+    if measured.spatial_dims == 3 and not image_level and _keeps_slices(config, recorded, axis is None):
         settings |= {"spatial_dims": 2, "slice_axis": axis, "dims_origin": begun}
     overrides = PlanOverrides(**settings, image_level=image_level)
     modalities, num_outputs = dataset.modalities, dataset.targets.num_outputs
@@ -64,11 +62,23 @@ def make_plan(
 
 def may_take_slices(config: RunConfig) -> bool:
     """Whether time decides about the network, and nothing in the config needs three axes or its weights."""
-    data, planned = config.data, config.plan
-    for_axes = (data.spacing_mm, data.patch_size, planned.strides, planned.kernel_sizes, planned.size)
-    free = all(value is None for value in (*for_axes, config.init.pretrained))
+    free = config.plan.size is None and config.init.pretrained is None and _suits_slices(config)
     ours = str(config.model.get("_target_")).startswith("medconv.")
-    return config.trainer.max_time is not None and free and ours and config.conv["_target_"] not in _NEED_3D
+    return config.trainer.max_time is not None and free and ours
+
+
+def _keeps_slices(config: RunConfig, recorded: Mapping[str, Any], weights: bool) -> bool:
+    """Whether the run to resume, or whose weights these are, took slices, and so does this one."""
+    free = config.data.spatial_dims is None and config.data.slice_axis is None
+    suits = not weights or (config.init.inflate_2d is None and _suits_slices(config))
+    return recorded.get("slice_axis") in (0, 1, 2) and free and suits
+
+
+def _suits_slices(config: RunConfig) -> bool:
+    """Whether nothing in the config needs three axes."""
+    data, planned = config.data, config.plan
+    for_axes = (data.spacing_mm, data.patch_size, planned.strides, planned.kernel_sizes)
+    return all(value is None for value in for_axes) and config.conv["_target_"] not in _NEED_3D
 
 
 def _memory_budget(config: RunConfig, earlier_gb: float | None) -> Budget:

@@ -40,6 +40,7 @@ FREE = (
     "perf.timeout_seconds",
     "trainer.enable_progress_bar",
     "trainer.log_every_n_steps",
+    "trainer.num_sanity_val_steps",
     "tags",
     "test",
     "derived.monitor",  # these four follow from other keys

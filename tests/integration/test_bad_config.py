@@ -141,7 +141,6 @@ def train(composed: DictConfig) -> int:
         ("data.root=nowhere", "data.root=nowhere: no such folder"),
         ("data.root=null", "data.root is not set"),
         ("data.splits_file=nowhere.json", "nowhere.json"),
-        ("trainer.max_time=20min", "trainer.max_time must be written DD:HH:MM:SS"),
         ("trainer.precision=bf17", "trainer.precision must be auto, bf16-mixed, 16-mixed, 32-true, 64-true"),
         ("trainer.precision=16-mixed", "trainer.precision=16-mixed"),
         ("trainer.accelerator=quantum", "quantum"),

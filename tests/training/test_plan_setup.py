@@ -61,8 +61,11 @@ def test_a_run_that_goes_on_keeps_slices_or_volumes(
     )
     config = tiny.checked(dataset, *settings, f"init.pretrained={file}")
     assert plan_setup.make_plan(config, found, THICK).spatial_dims == dims
-    config = tiny.checked(dataset, *settings, f"init.pretrained={file}", "init.inflate_2d=inflate")
-    assert plan_setup.make_plan(config, found, THICK).spatial_dims == 3
+    turned = fingerprint([(9, 48, 48)] * 9, [(8.0, 1.0, 1.0)] * 9, classes=3)
+    assert plan_setup.make_plan(config, found, turned).slice_axis == {2: 0, 3: None}[dims]
+    for three_axes in ("init.inflate_2d=inflate", "data.spacing_mm=[1,1,1]"):
+        config = tiny.checked(dataset, *settings, f"init.pretrained={file}", three_axes)
+        assert plan_setup.make_plan(config, found, THICK).spatial_dims == 3
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ class TimeBudget(Callback):
     """
 
     _WARMUP = 3  # first steps, too slow to estimate from
-    _SLOW = 0.2  # share of the time; if the first steps take more, the estimate uses all but the very first
+    _SLOW = 0.2  # share of the time; if the first steps take more, the last of them is the estimate
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         if not seconds > 0:
@@ -39,7 +39,8 @@ class TimeBudget(Callback):
         self._validation: float | None = None  # seconds a validation takes
         self._cases: list[float] = []  # when a validation began, and its cases ended
         self._begun = self._mark = 0.0
-        self._limit, self._earlier_limit = math.inf, None  # steps by the config; by that of the checkpoint
+        self._limit = math.inf  # steps by the config
+        self._earlier: dict[str, Any] = {}  # time and steps of the run to resume
         self._seen = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -48,9 +49,8 @@ class TimeBudget(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.spent, self._validation = state["spent"], state["validation"]
-        self._earlier_limit = state.get("limit")
-        if state["seconds"] == self.seconds:
-            self.total_steps = state["total_steps"]
+        self.total_steps = state["total_steps"]
+        self._earlier = {key: state[key] for key in ("seconds", "limit") if key in state}
 
     def exclude(self, seconds: float) -> None:
         """Time that has just passed does not count against the budget."""
@@ -62,12 +62,10 @@ class TimeBudget(Callback):
         self._seen = trainer.global_step
         self._next += trainer.global_step
         self._limit = float(trainer.estimated_stepping_batches)
-        if self._earlier_limit not in (None, self._limit):
-            self.total_steps = None
-        if self.total_steps is None:  # a new run, or one whose budget was changed
+        if not self._earlier.items() <= {"seconds": self.seconds, "limit": self._limit}.items():
+            self.total_steps = None  # what fitted into another budget
             progress = max(self.spent / self.seconds, trainer.global_step / self._limit)
             for schedule in _schedules(trainer):
-                # until the first estimate; a checkpoint's number of steps is for another budget
                 schedule.move_end(self._limit, progress=min(1.0, progress))
         if not getattr(trainer.fit_loop.epoch_loop, "owed", False):  # else a validation comes first
             self._stop_at_the_end(trainer)
@@ -111,7 +109,8 @@ class TimeBudget(Callback):
         The very first, which may compile the network, says nothing about the others.
         """
         share = self._SLOW if len(self._steps) > 1 else 1.0
-        return bool(trainer.strategy.broadcast(self._elapsed() > share * self.seconds))
+        slow = self._clock() - self._begun > share * (self.seconds - self.spent)
+        return bool(trainer.strategy.broadcast(slow))
 
     def _agree(self, trainer: Trainer) -> None:
         """All ranks take rank 0's estimate, and the step at which to estimate again."""
@@ -143,8 +142,8 @@ class TimeBudget(Callback):
     @staticmethod
     def _least(trainer: Trainer) -> int:
         """Steps that Lightning takes in any case."""
-        epochs = (trainer.min_epochs or 0) * trainer.num_training_batches
-        return max(trainer.min_steps or 0, math.ceil(epochs / trainer.accumulate_grad_batches))
+        per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        return max(trainer.min_steps or 0, (trainer.min_epochs or 0) * per_epoch)
 
     def _elapsed(self) -> float:
         return self.spent + (self._clock() - self._begun if self._begun else 0.0)

@@ -32,7 +32,7 @@ class ProgressSchedule(LRScheduler):
         super().__init__(optimizer)
 
     def set_length(self, total_steps: float) -> None:
-        """Before the first step. Args: total_steps: of the run by its config; infinite: a time ends it."""
+        """Args: total_steps: of the run by its config; infinite: a time ends it."""
         self.total_steps = self.configured = total_steps
         self._apply()
 

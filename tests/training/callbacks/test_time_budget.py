@@ -39,6 +39,31 @@ def test_a_resumed_run_with_more_time_extends_its_schedule_at_once(limit: float)
     assert schedule.progress == pytest.approx(0.5, abs=1e-3)
 
 
+@pytest.mark.parametrize("state", [{"limit": 100000.0}, {}])
+def test_a_run_that_was_killed_before_the_first_estimate_goes_on_as_it_was(state: dict[str, float]) -> None:
+    """Also from a checkpoint of a version that did not record the limit."""
+    earlier, schedule = (cosine(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)) for _ in range(2))
+    for one in (earlier, schedule):
+        one.set_length(100000)
+    steps(earlier, 3)
+    schedule.load_state_dict(earlier.state_dict())
+    budget = TimeBudget(100)
+    budget.load_state_dict({"seconds": 100, "spent": 50, "validation": 0.1, "total_steps": None, **state})
+    configs = [SimpleNamespace(scheduler=schedule)]
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(owed=False))
+    trainer: Any = SimpleNamespace(
+        global_step=3, estimated_stepping_batches=100000, lr_scheduler_configs=configs, fit_loop=loop
+    )
+    budget.on_train_start(trainer, None)  # type: ignore[arg-type]
+    assert schedule.state_dict() == earlier.state_dict()
+
+
+def test_least_epochs_count_as_lightning_does() -> None:
+    """The last batch of each epoch ends a step."""
+    settings = {"num_training_batches": 3, "accumulate_grad_batches": 2, "min_steps": 30, "min_epochs": 20}
+    assert TimeBudget._least(SimpleNamespace(**settings)) == 40  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("batches", "accumulate", "within", "epochs", "expected"),
     [

@@ -37,7 +37,8 @@ class LinearPrior(WeightPrior):
         persistent: bool = True,
     ) -> None:
         super().__init__(kernel_size)
-        self.register_buffer("mixtures", mixtures.float(), persistent)
+        # NCCL broadcasts only what lies in memory in order
+        self.register_buffer("mixtures", mixtures.float().contiguous(), persistent)
         self.register_buffer("kind", kind)
         self.identity = all(torch.equal(m, torch.eye(len(m), dtype=m.dtype)) for m in mixtures)
 

@@ -70,6 +70,13 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
         raise configs.ConfigError(f"seed must be 0 or more, got {config.seed}")
     if (steps := config.trainer.accumulate_grad_batches) < 1:
         raise configs.ConfigError(f"trainer.accumulate_grad_batches must be at least 1, got {steps}")
+    if config.perf.cuda_graphs and steps > 1:
+        raise configs.ConfigError(
+            f"perf.cuda_graphs=true: gradients lie in the graph's memory, which its next run overwrites, so "
+            f"trainer.accumulate_grad_batches must be 1, got {steps}"
+        )
+    if config.trainer.deterministic:  # read once, by the first matrix product, such as one of a measurement
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     check_conv(config.conv)
     L.seed_everything(config.seed, workers=True, verbose=False)
     config = with_devices(config)

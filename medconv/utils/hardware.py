@@ -86,6 +86,11 @@ def check_devices(setting: Any, accelerator: str, launched: bool = False) -> Any
     return devices
 
 
+def use_first_gpu(devices: Any) -> None:
+    """What is measured before the training begins is measured on the first GPU of `trainer.devices`."""
+    torch.cuda.set_device(int(devices[0]) if isinstance(devices, list) and devices else 0)
+
+
 def apply_backends(precision: str) -> None:
     """Set `perf.matmul_precision` for the whole process; warn about layouts that this cuDNN is slow at."""
     if precision not in ("highest", "high", "medium"):
@@ -96,7 +101,7 @@ def apply_backends(precision: str) -> None:
 
 
 def benchmark_kernels(benchmark: bool | None, accelerator: str, deterministic: Any) -> bool | None:
-    """`trainer.benchmark`; null lets cuDNN try its algorithms on a GPU: the patch's shape never changes."""
+    """`trainer.benchmark`; null lets cuDNN try its algorithms on a GPU: a run's patches have few shapes."""
     if benchmark is not None or not uses_gpu(accelerator):
         return benchmark
     return not deterministic
@@ -114,7 +119,10 @@ def compiler_missing() -> str | None:
     """Why `torch.compile` cannot work here; None if it can."""
     if torch.cuda.is_available():
         old = torch.cuda.get_device_capability() < (7, 0)
-        return "it needs a GPU of compute capability 7.0 or later" if old else None
+        if old:
+            return "it needs a GPU of compute capability 7.0 or later"
+        compiler = os.environ.get("CC") or any(shutil.which(name) for name in ("cc", "gcc", "clang"))
+        return None if compiler else "it needs a C compiler (gcc or clang) on this machine, found none"
     compiler = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
     return None if compiler else "it needs a C++ compiler (g++ or clang++) on this machine, found none"
 

@@ -248,7 +248,9 @@ def nonfinite(setting: Setting) -> Figures:
     limit_s=70,
 )
 def no_waits(setting: Setting) -> Figures:
+    # cuDNN waits while it tries its algorithms on patches of a new size
     settings = ["perf.profile=true", "trainer.max_steps=30", "trainer.log_every_n_steps=1000"]
+    settings += ["schedule.patch=whole"]
     summary = setting.train("run", *settings, "data.samples_per_epoch=400", tiny=["trainer.max_steps=14"])
     waits = traces.waits(setting.folder / "run/tensorboard/trace")
     return {**waits, "sum of the shares": sum(summary["step_shares"].values()), **summary["step_shares"]}

@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from gpu_checks.setting import FORK
+
 
 @dataclass(frozen=True)
 class Peaks:
@@ -68,9 +70,23 @@ def step_work(
 ) -> tuple[tuple[float, float], ...]:
     """Bytes and operations of each convolution of a training step, without any tensor being made.
 
+    In a process of its own: a backward pass begins CUDA where there is a GPU, and a process that has seen
+    CUDA must not be forked.
     Shape: (batch, channels, *spatial). Norms, activations and the optimizer come on top: the limit is a lower
     bound. Args: backward: else of a prediction.
     """
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=lambda: sender.send(_counted(build, shape, dtype, backward)))
+    process.start()
+    sender.close()
+    work: tuple[tuple[float, float], ...] = receiver.recv()
+    process.join()
+    return work
+
+
+def _counted(
+    build: Callable[[], nn.Module], shape: tuple[int, ...], dtype: torch.dtype, backward: bool
+) -> tuple[tuple[float, float], ...]:
     with torch.device("meta"):
         network = build().to(dtype)
         image = torch.empty(shape, dtype=dtype)

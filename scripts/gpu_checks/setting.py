@@ -152,7 +152,9 @@ def _kept(overrides: Sequence[str]) -> list[str]:
 def _medconv(words: Sequence[str]) -> None:
     from medconv.cli.main import run  # not `main`, which makes one line of an error and forgets its frames
 
-    sys.argv = ["medconv", *words]
+    # from it Lightning makes the commands of further processes
+    train = Path(__file__).parents[2] / "train.py"
+    sys.argv = [str(train), *words[1:]] if words[0] == "train" else ["medconv", *words]
     sys.exit(run(words))
 
 

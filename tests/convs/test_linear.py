@@ -43,6 +43,7 @@ def test_basis_kernels_are_sums_of_the_filters(conv: nn.Module, arguments: dict,
     for o, i, f in product(*map(range, learned.shape)):
         expected[o, i] += learned[o, i, f] * bank[f]
     np.testing.assert_allclose(conv.weight.detach().numpy(), expected, atol=1e-5)
+    assert all(buffer.is_contiguous() for buffer in conv.buffers())  # NCCL sends no others
 
 
 def test_arguments_in_mm_are_scaled_with_the_voxels_of_a_layer() -> None:

@@ -277,6 +277,10 @@ def test_one_message_names_the_key(
             "trainer.max_time=20min",
             "trainer.max_time must be written DD:HH:MM:SS, such as 00:00:20:00 for 20 minutes, in quotes in YAML, got",
         ),
+        (
+            "perf.compile=true perf.cuda_graphs=true trainer.accumulate_grad_batches=2",
+            "perf.cuda_graphs=true: gradients lie in the graph's memory, which its next run overwrites",
+        ),
         ("trainer.max_time=00:00:00:00", "trainer.max_time must be more than 0, got 00:00:00:00"),
         ("trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch must be more than 0, or null"),
         ("trainer.val_check_interval=0.0", "trainer.val_check_interval must be more than 0, or null, got 0"),

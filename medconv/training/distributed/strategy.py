@@ -73,7 +73,9 @@ class BroadcastBuffers(Callback):
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             for buffer in pl_module.buffers():
-                distributed.broadcast(buffer, src=0)
+                whole = buffer.contiguous()  # NCCL refuses others; it may be the buffer itself
+                distributed.broadcast(whole, src=0)
+                buffer.copy_(whole)
 
 
 class UnshardForValidation(Callback):

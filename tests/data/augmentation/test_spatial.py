@@ -41,6 +41,13 @@ def test_resample_equals_grid_sample(
     assert (resampled == 0).any() and (resampled_label > 0).any()
 
 
+@pytest.mark.parametrize("size", [(5, 6), (3, 4, 7)])
+def test_the_grid_is_that_of_torch(size: tuple[int, ...]) -> None:
+    theta = torch.randn(2, len(size), len(size) + 1, generator=torch.Generator().manual_seed(0))
+    expected = F.affine_grid(theta, [2, 1, *size], align_corners=False)
+    torch.testing.assert_close(spatial._grid(theta, size), expected)
+
+
 def test_sources_are_padded_only_if_voxels_lie_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     image, label, _, _, _ = resampling_inputs(3, False)
     matrix = torch.eye(3).mul(0.5).repeat(3, 1, 1)

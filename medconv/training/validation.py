@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from medconv.data.loading.datamodule import Batch
@@ -31,7 +32,7 @@ class Validation(Protocol):
 
 @dataclass(frozen=True)
 class LabelMapValidation:
-    """The Dice of one case at a time, on its own grid.
+    """The Dice of one case at a time, on its own grid; scored on the CPU if the GPU runs out of memory.
 
     Args: to_native: (logits (classes, *spatial), case id) -> label map (X, Y, Z) on the case's own grid.
     """
@@ -41,11 +42,18 @@ class LabelMapValidation:
     to_native: Callable[[Tensor, str], np.ndarray]
 
     def __call__(self, network: Callable[[Tensor], Tensor], batch: Batch) -> Validated:
-        case, annotated = batch["case"], batch.get("annotated")
         logits = self.window(network, batch["image"]).float()
+        try:
+            return self._scored(logits, batch["label"], batch)
+        except torch.OutOfMemoryError:  # the loss and resampling need several times the logits' memory
+            torch.cuda.empty_cache()
+        return self._scored(logits.cpu(), batch["label"].cpu(), batch)
+
+    def _scored(self, logits: Tensor, label: Tensor, batch: Batch) -> Validated:
+        case, annotated = batch["case"], batch.get("annotated")
         prediction, reference = self.to_native(logits[0], case), batch["reference"].cpu().numpy()
         dice = self.targets.dice(prediction, reference, annotated)
-        loss = self.targets.cross_entropy(logits, batch["label"], annotated)
+        loss = self.targets.cross_entropy(logits, label, annotated)
         shown = {"case": case, "prediction": self.targets.decode(logits[0])}
         return Validated({case: dice}, shown, {case: loss})
 

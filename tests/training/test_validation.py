@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 import torch
 from helpers.small_images import CLASSES, FINDINGS, NUMBERS, STDS, Images, fit, task
+from torch import nn
 from torch.utils.data import default_collate
 
+from medconv.inference.sliding_window import SlidingWindow
 from medconv.metrics import image_level
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.label_map import LabelMapTargets
 from medconv.training.mixup import Mixup
 from medconv.training.task import Task
+from medconv.training.validation import LabelMapValidation
 
 
 def rows_of(module: Task) -> tuple[np.ndarray, np.ndarray]:
@@ -56,6 +60,24 @@ def test_validation_cross_entropy_is_that_of_the_outputs() -> None:
     sides = [losses[truth[:, label] == side, label] for label in range(truth.shape[1]) for side in (0, 1)]
     expected = (losses.mean() + np.mean([side.mean() for side in sides if len(side)])) / 2
     assert float(trainer.callback_metrics["val/cross_entropy"]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_case_is_scored_on_the_cpu_if_the_gpu_has_no_memory_left() -> None:
+    fails = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")]
+
+    def to_native(logits: torch.Tensor, case: str) -> np.ndarray:
+        for error in fails:
+            fails.remove(error)
+            raise error
+        return logits.argmax(0).numpy()
+
+    validate = LabelMapValidation(SlidingWindow((8, 8, 8)), LabelMapTargets(("box",), ((1,),)), to_native)
+    image = torch.randn(1, 2, 8, 8, 8, generator=torch.Generator().manual_seed(0))
+    label = image.argmax(1, keepdim=True).to(torch.uint8)
+    batch = {"case": "a", "image": image, "label": label, "reference": label[0, 0]}
+    validated = validate(nn.Identity(), batch)
+    assert not fails and validated.rows == {"a": {"box": 1.0}}
+    assert validated.losses == validate(nn.Identity(), batch).losses and validated.losses["a"] is not None
 
 
 def test_mirroring_averages_probabilities() -> None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from medconv.evaluation import image_level, labels, segmentation
 from medconv.evaluation.rendering import training_notes
+from medconv.inference.manifest import MANIFEST
 from medconv.inference.output_table import TABLE
 from medconv.utils.atomic_io import write_text
 from medconv.utils.exit_codes import DONE
@@ -59,7 +60,7 @@ def run_command(options: argparse.Namespace) -> int:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     is_table = options.labels is not None or options.predictions.suffix == ".csv"
     evaluate = (_of_tables if is_table else _of_label_maps)(options)
-    _check_writable(output)
+    _check_writable(output, options)
     evaluation = evaluate()
     write(evaluation, output)
     print(shown(table(evaluation)))
@@ -133,13 +134,20 @@ def table(evaluation: Evaluation) -> str:
     return "\n".join([*lines, *(evaluation.comparison_lines() if "comparison" in result else [])])
 
 
-def _check_writable(path: Path) -> None:
+def _check_writable(path: Path, options: argparse.Namespace) -> None:
     """Fail before the work, not after it. Raises: ValueError: the path, or one beside it, cannot be
-    written.
+    written, or is read by this evaluation.
     """
+    folders = [each for each in (options.predictions, options.compare) if each is not None]
+    read = {each / name for each in folders for name in (TABLE, MANIFEST)} | {*folders, options.labels}
+    if options.references is not None:
+        read.add(options.references.absolute().parent / "dataset.json")
+    taken = {each.resolve() for each in read if each is not None}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for file in (path, path.with_suffix(".csv"), path.with_suffix(".html")):
+            if file.resolve() in taken:
+                raise ValueError(f"--output {path}: would replace {file}, which this evaluation reads")
             if file.is_dir():
                 raise ValueError(f"--output {file}: cannot be written ({os.strerror(errno.EISDIR)})")
         probe = path.with_name(f".{os.getpid()}.{path.name}")

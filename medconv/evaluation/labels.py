@@ -37,16 +37,19 @@ def targets_of(predictions: Path, references: Path) -> SegmentationTargets | Non
 
 
 def agreed_targets(predictions: Sequence[Path], references: Path) -> SegmentationTargets | None:
-    """`targets_of` several folders of predictions. Raises: ValueError: their classes differ."""
-    by_folder = [targets_of(folder, references) for folder in predictions]
-    first = by_folder[0]
-    for folder, targets in zip(predictions, by_folder, strict=True):
-        if targets != first:
-            names = " and ".join(", ".join(each.names) if each else "numbers" for each in (first, targets))
+    """`targets_of` several folders of predictions; unknown ones are those of the others.
+
+    Raises: ValueError: their classes differ.
+    """
+    known = {folder: found for folder in predictions if (found := targets_of(folder, references)) is not None}
+    first = next(iter(known), None)
+    for folder, targets in known.items():
+        if first is not None and targets != known[first]:
+            names = " and ".join(", ".join(each.names) for each in (known[first], targets))
             raise ValueError(
-                f"{folder}: its classes differ from those of {predictions[0]}: {names}, or their label values"
+                f"{folder}: its classes differ from those of {first}: {names}, or their label values"
             )
-    return first
+    return None if first is None else known[first]
 
 
 def numbered(values: Collection[int] | Collection[str]) -> SegmentationTargets:
@@ -168,6 +171,21 @@ def stated_spacing(predictions: Path) -> Any:
         with explained(f"{predictions / MANIFEST}"):
             check_source_spacing(stated)
     return stated
+
+
+def agreed_spacing(predictions: Sequence[Path]) -> Any:
+    """`stated_spacing` of several folders of predictions of the same cases; where one states nothing, that of
+    the others. Raises: ValueError: two differ.
+    """
+    stated = {folder: spacing for folder in predictions if (spacing := stated_spacing(folder)) is not None}
+    first = next(iter(stated), None)
+    for folder, spacing in stated.items():
+        if first is not None and spacing != stated[first]:
+            raise ValueError(
+                f"{folder}: its {MANIFEST} states data.source_spacing_mm={spacing}, that of {first} "
+                f"{stated[first]}; the same references cannot have both"
+            )
+    return None if first is None else stated[first]
 
 
 def stated_grid(grid: Grid, stated: Any, case: str) -> Grid:

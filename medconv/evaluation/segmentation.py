@@ -123,10 +123,8 @@ def evaluate(
     columns = _columns(lesion_iou)
     shown = images_of(folders[0], labels_home, images, list(predicted[0]))
     options = (targets, tolerances, lesion_iou, workers)
-    rows = [
-        _measured(paths, reference_paths, *options, labels.stated_spacing(folder))
-        for paths, folder in zip(predicted, folders, strict=True)
-    ]
+    spacing_mm = labels.agreed_spacing(folders)
+    rows = [_measured(paths, reference_paths, *options, spacing_mm) for paths in predicted]
     targets = targets or labels.numbered({name for cases in rows for row in cases for name in row["dice"]})
     labels.check_tolerances(tolerances, targets.names)
     for case, known in labels.annotated(annotated, reference_paths, targets.names).items():

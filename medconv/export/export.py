@@ -100,7 +100,7 @@ def _compare(
     if choices.case is not None:
         difference, shape = on_case(reference, exported, choices.case)
         largest = max(largest, difference)
-        inputs = f"{choices.case.name}, {' x '.join(map(str, shape))} voxels, and random patches"
+        inputs = f"a case of {' x '.join(map(str, shape))} voxels, and random patches"
     log.info("logits differ from the checkpoint's by at most %.2g, on %s", largest, inputs)
     if not largest <= choices.tolerance:
         raise ValueError(

@@ -180,6 +180,8 @@ class LabelMapForward(Forward):
             logits.append(self._mean(sharing, image, keep))
             weights.append(len(sharing) / len(self.members))
             _check_finite(finite(logits[-1]), "logits", sharing[0], array)
+        if len({each.device for each in logits}) > 1:  # not all fit into the GPU's memory
+            logits = [each.cpu() for each in logits]
         return LabelMapScores(logits, weights, crop, targets, tuple(labels))
 
     def _mean(self, members: Sequence[LoadedModel], image: Tensor, keep: Callable[[Tensor], None]) -> Tensor:
@@ -188,8 +190,9 @@ class LabelMapForward(Forward):
         for member in members[1:]:
             other = self._logits(member, image)
             keep(other)
-            total = total.to(other.device) + other if other.device != total.device else total.add_(other)
-        return total / len(members) if len(members) > 1 else total
+            total = total.to(other.device).add_(other)
+            del other
+        return total.div_(len(members)) if len(members) > 1 else total
 
     def _logits(self, member: LoadedModel, image: Tensor) -> Tensor:
         with autocast(member.precision, self.device):

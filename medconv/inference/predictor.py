@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from medconv.data.case import Case, Grid
 from medconv.data.case_files import image_of
-from medconv.data.io.images import UNORIENTED, lacks_orientation
+from medconv.data.io.images import UNORIENTED, lacks_orientation, stem
 from medconv.data.per_case import source_spacing
 from medconv.data.preprocessing.preprocess import CropInfo, preprocess, resampled_shape
 from medconv.inference.exported import load as exported_load
@@ -21,6 +22,7 @@ from medconv.inference.load import LoadedModel, load, with_window
 from medconv.planning.topology import rounded_up
 from medconv.utils.logging import size_text
 
+log = logging.getLogger(__name__)
 _SHEARED = 0.5  # degrees, as in training's checks
 _FAR = 2.0  # a spacing this many times below or above that of all training cases causes a warning
 Finish = Callable[[np.ndarray, Grid, Any], np.ndarray]
@@ -100,7 +102,10 @@ class Predictor:
         Raises: ValueError: its files cannot be read, or do not fit the network.
         """
         paths = tuple(Path(path) for path in images)
-        return self.answer(self.scores([self.read(Case(paths[0].name, paths))])[0])
+        case_input = self.read(Case(stem(paths[0]).removesuffix("_0000"), paths))
+        if case_input.warning:
+            log.warning("%s: %s", paths[0], case_input.warning)
+        return self.answer(self.scores([case_input])[0])
 
     def read(self, case: Case) -> Input:
         """Raises: ValueError: its files cannot be read, or do not fit the network."""

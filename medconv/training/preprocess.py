@@ -8,7 +8,13 @@ import numpy as np
 from medconv import config
 from medconv.config import RunConfig, compose
 from medconv.data.case import Dataset
-from medconv.data.preprocessing.fingerprint import CaseReport, error_report, examine_all, measure
+from medconv.data.preprocessing.fingerprint import (
+    CaseReport,
+    dataset_warnings,
+    error_report,
+    examine_all,
+    measure,
+)
 from medconv.planning import report as planning_report
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.training.data_setup import (
@@ -53,6 +59,8 @@ def _check(run_config: RunConfig) -> int:
     for report in reports:
         for warning in report.warnings:
             print(f"warning: case {report.case}: {warning}")
+    for warning in dataset_warnings([report for report in reports if not report.errors]):
+        print(f"warning: {warning}")
     errors = {report.case: report.errors for report in reports if report.errors}
     if errors:
         raise ValueError(error_report(dataset, errors))

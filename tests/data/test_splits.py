@@ -122,6 +122,13 @@ def test_splits_file_replaces_the_random_folds(tmp_path: Path) -> None:
             [{"train": ["case_000", "case_001"], "val": ["case_001"]}],
             r"cases in both train and val \['case_001'\]",
         ),
+        ([{"train": None, "val": ["case_001"]}], "train of fold 0 must be a list of case ids, got None"),
+        ([{"train": ["case_000"], "val": "case_001"}], "val of fold 0 must be a list of case ids"),
+        ([{"train": ["case_000", 1], "val": []}], "train of fold 0 must be a list of case ids"),
+        (
+            [{"train": ["case_000", "case_000"], "val": ["case_001"]}],
+            "train of fold 0 has cases twice: case_000",
+        ),
         ([], "got 1"),
         ([{"train": [], "val": []}], r"data\.fold must be `all` or lie in 0\.\.0, got 1"),
         ([{"train": []}], "a list of folds, each with the keys `train` and `val`"),

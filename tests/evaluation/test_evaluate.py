@@ -84,6 +84,15 @@ def test_scores_of_training_cases_are_marked(
         ),
         (["--output", "folder.json"], "--output folder.json: cannot be written (Is a directory)"),
         (["--output", "other.json"], "--output other.csv: cannot be written (Is a directory)"),
+        (
+            ["--output", "predictions/prediction.json"],
+            "--output predictions/prediction.json: would replace predictions/prediction.json, which this "
+            "evaluation reads",
+        ),
+        (
+            ["--output", "dataset.json"],
+            "--output dataset.json: would replace dataset.json, which this evaluation reads",
+        ),
         (["--images", "elsewhere"], "--images elsewhere: no image of any case there, such as a.nii.gz"),
         (["--workers", 0], "--workers must be at least 1, got 0"),
         (["--images", "nowhere"], "--images nowhere: no such folder"),
@@ -172,6 +181,10 @@ def test_the_command_evaluates_tables(
         and rows[0]["truth/class"] == "cat"
         and "output/cat" in rows[0]
     )
+    before = labels.read_bytes()
+    own = ("--predictions", predictions, "--labels", labels, "--output", labels.with_suffix(".json"))
+    assert tiny.call(monkeypatch, "evaluate", *own) == 1 and labels.read_bytes() == before
+    assert f"would replace {labels}, which this evaluation reads" in capsys.readouterr().err
     assert call("--predictions", predictions) == 1
     assert "are measured against --labels" in capsys.readouterr().err
     assert call("--predictions", tmp_path, "--references", tmp_path, "--split", "test") == 1

@@ -125,6 +125,10 @@ def test_two_folders_must_have_the_same_classes(tmp_path: Path) -> None:
     assert agreed_targets(
         [tmp_path / "a", tmp_path / "b"], tmp_path / "labelsTr"
     ) == LabelMapTargets.of_classes(("background", "x"))
+    (tmp_path / "unknown").mkdir()
+    for order in (["unknown", "c"], ["c", "unknown"]):
+        found = agreed_targets([tmp_path / name for name in order], tmp_path / "labelsTr")
+        assert found == LabelMapTargets.of_classes(("background", "x", "y"))
     with pytest.raises(
         ValueError, match=rf"^{tmp_path}/c: its classes differ from those of {tmp_path}/a: x and x, y"
     ):

@@ -347,10 +347,15 @@ def test_distances_are_in_the_spacing_that_training_stated(tmp_path: Path) -> No
     others = tmp_path / "others"
     shutil.copytree(predictions, others)
     (others / MANIFEST).write_text(json.dumps(manifest | {"settings": {}}))
-    for first, second, factor in ((predictions, others, 2), (others, predictions, 0.5)):
+    for first, second in ((predictions, others), (others, predictions)):  # of the same references
         both = evaluate(first, references, second)
         distances = [part["cases"][0]["hd95_mm"]["1"] for part in (both, both["compare"])]
-        assert distances[0] == factor * distances[1] > 0
+        assert distances == [after["hd95_mm"]["1"]] * 2
+    (others / MANIFEST).write_text(json.dumps(manifest | {"settings": {"source_spacing_mm": [1, 1, 1]}}))
+    with pytest.raises(
+        ValueError, match=r"others: its .* states data\.source_spacing_mm=\[1, 1, 1\], that of"
+    ):
+        evaluate(predictions, references, others)
     settings["source_spacing_mm"] = {"a": "wide"}
     (predictions / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="prediction.json .*data.source_spacing_mm.* expected positive"):

@@ -73,6 +73,19 @@ def test_logits_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
         Predictor([broken])(tmp_path / "a.nii.gz")
 
 
+def test_a_file_has_the_spacing_that_training_stated_of_its_case(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    predictor = Predictor(
+        [loaded_models.segmentation(nn.Conv3d(1, 2, 1), source_spacing_mm={"site_a": [2, 2, 2]})]
+    )
+    for name in ("site_a_0000.nii.gz", "site_b_0000.nii.gz"):
+        nib.save(nib.Nifti1Image(np.ones((8, 8, 8), np.float32), np.eye(4)), tmp_path / name)
+        predictor(tmp_path / name)
+    (message,) = caplog.messages
+    assert "site_b_0000.nii.gz: its spacing is its header's; training stated that of some cases" in message
+
+
 def test_the_batch_follows_from_the_size_of_the_images() -> None:
     sizes = {(8, 8): 64, (512, 512): 8, (4096, 4096): 1}
     for size, batch in sizes.items():

@@ -3,11 +3,14 @@
 import os
 from pathlib import Path
 
+import nibabel as nib
+import numpy as np
 import pytest
 from helpers import tiny
 from helpers.preprocess_command import overrides, run_preprocess
 
 from medconv.data.case import Case, Dataset
+from medconv.data.io.images import UNORIENTED
 from medconv.data.preprocessing.fingerprint import CaseReport
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.multiclass import MulticlassTargets
@@ -63,6 +66,20 @@ def test_check_only_shows_a_table_and_writes_nothing(
     assert "batch 2 " in words and "GB of CPU memory" in words
     assert out.endswith("no errors in 7 cases of Tiny\n") and err == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_check_only_shows_what_concerns_many_cases_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tiny.write_dataset(tmp_path / "unoriented")
+    for path in root.glob("*Tr/*.nii.gz"):
+        image = nib.load(path)
+        image.header.set_sform(None, 0)
+        image.header.set_qform(None, 0)
+        nib.save(nib.Nifti1Image(np.asarray(image.dataobj), None, image.header), path)
+    arguments = [*overrides(root, tmp_path / "cache"), "--check-only"]
+    out = run_preprocess(arguments, tmp_path, monkeypatch, capsys)[0]
+    assert sum(UNORIENTED in line for line in out.splitlines()) == 1
 
 
 def test_check_only_lists_every_error_and_fails(

@@ -44,7 +44,7 @@ def joined(entries: Mapping[str, Mapping[str, Any]] | None) -> Dataset:
     errors = {f"{name}_{case}": e for name, d in datasets.items() for case, e in d.errors.items()}
     class_names = ("background", *names)
     targets = LabelMapTargets.of_classes(class_names, ignore)
-    home = cases[0].images[0].parent
+    home = next(path.parent for case in cases for path in case.files)
     return build_dataset("_".join(datasets), cases, class_names, targets, modalities, home, errors)
 
 
@@ -86,13 +86,15 @@ def _renamed(names: Sequence[str], rename: Any, key: str) -> tuple[str, ...]:
 
 
 def _modalities(datasets: Mapping[str, Dataset]) -> tuple[str, ...]:
-    """Of the first dataset. Raises: ValueError: others differ in number, or in which are CT."""
+    """Of the first dataset. Raises: ValueError: others differ in number, order, or in which are CT."""
     (first, one), *others = datasets.items()
     for name, other in others:
         kinds = [[m.strip().lower() == "ct" for m in dataset.modalities] for dataset in (one, other)]
-        if kinds[0] != kinds[1]:
+        called = [[m.strip().lower() for m in dataset.modalities] for dataset in (one, other)]
+        turned = called[0] != called[1] and sorted(called[0]) == sorted(called[1])
+        if kinds[0] != kinds[1] or turned:
             text = f"{', '.join(other.modalities)}; data.entries.{first} has {', '.join(one.modalities)}"
-            raise ValueError(f"data.entries.{name}: its channels are {text}; expected the same of all")
+            raise ValueError(f"data.entries.{name}: its channels are {text}; expected the same order in all")
     return one.modalities
 
 
@@ -101,7 +103,9 @@ def _cases(name: str, dataset: Dataset, names: tuple[str, ...], ignore: int | No
     values = {0: 0, **dict(enumerate(own, start=1))}
     if dataset.targets.ignore is not None and ignore is not None:
         values |= dict.fromkeys((dataset.targets.ignore, *dataset.targets.also_ignored), ignore)
-    relabel = None if all(a == b for a, b in values.items()) else tuple(sorted(values.items()))
+    # even one that changes nothing: other values of this dataset are not declared
+    alike = own == list(range(1, len(names) + 1)) and dataset.targets.ignore == ignore
+    relabel = None if alike else tuple(sorted(values.items()))
     annotated = None if len(own) == len(names) else tuple(sorted(own))
     return [
         replace(

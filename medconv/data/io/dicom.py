@@ -185,6 +185,8 @@ def _chosen(path: Path, choice: str, series: list[Volume]) -> Volume:
 
 def _check_even(path: Path, volume: Volume) -> None:
     """Raises: ValueError: the slices do not lie on a line in even steps."""
+    if len(volume) < 2:
+        return
     positions = _positions(volume)
     even = np.linspace(positions[0], positions[-1], len(volume))
     step = np.linalg.norm(even[1] - even[0])

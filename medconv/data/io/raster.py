@@ -37,6 +37,7 @@ _DAMAGED = (  # what Pillow raises for damaged files
 )
 _GREY = {"1": np.uint8, "L": np.uint8, "I": np.int32, "F": np.float32}  # by Pillow's mode
 _GREY |= dict.fromkeys(("I;16", "I;16L", "I;16B"), np.uint16)
+_SAMPLE_FORMAT = 339  # a tag of TIFF: 1 unsigned, 2 signed
 _MIN_SINGLE_VALUE = 100  # a mask with 0 and one such value, for example 255, has one class
 _MAX_CLASSES = 64  # a mask with more values is a photograph
 
@@ -134,8 +135,18 @@ def _upright(path: Path) -> Image.Image:
         pages = getattr(image, "n_frames", 1)
         if pages == 1:
             image.load()
+            _check_sign(path, image)
             return ImageOps.exif_transpose(image)
     raise ValueError(f"{path}: {pages} pages, expected one picture; save each page, or a volume as NIfTI")
+
+
+def _check_sign(path: Path, image: Image.Image) -> None:
+    """Raises: ValueError: a TIFF whose values Pillow changes, as its modes have no such type."""
+    tags = getattr(image, "tag_v2", {})
+    if (image.mode, tags.get(_SAMPLE_FORMAT, (1,))[0]) in (("L", 2), ("I", 1)) and image.format == "TIFF":
+        kind = "signed 8" if image.mode == "L" else "unsigned 32"
+        allowed = "unsigned 8 or 16 bits, signed 32 bits, or floating-point"
+        raise ValueError(f"{path}: a TIFF of {kind} bits cannot be read, expected {allowed}")
 
 
 def _pixels(path: Path, image: Image.Image) -> np.ndarray:

@@ -105,10 +105,10 @@ def check(dataset: Dataset, workers: int, skip: bool = False) -> CheckResult:
     if errors and not (skip and valid):
         raise ValueError(error_report(dataset, errors))
     warnings = [f"case {r.case}: {w}" for r in valid for w in r.warnings]
-    return CheckResult(measure(valid), warnings + _dataset_warnings(valid), errors)
+    return CheckResult(measure(valid), warnings + dataset_warnings(valid), errors)
 
 
-def _dataset_warnings(reports: Sequence[CaseReport]) -> list[str]:
+def dataset_warnings(reports: Sequence[CaseReport]) -> list[str]:
     """What is said once, not for each case."""
     found = []
     if cases := [r.case for r in reports if not r.oriented]:

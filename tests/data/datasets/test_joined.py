@@ -48,7 +48,7 @@ def test_classes_are_joined_by_name_and_cases_annotate_their_own(two: dict[str, 
         **dict.fromkeys(("two_case_0", "two_case_1", "two_case_2"), (2, 3)),
     }
     by_id = {case.id: case for case in dataset.cases}
-    assert by_id["one_case_0"].relabel is None
+    assert by_id["one_case_0"].relabel == ((0, 0), (1, 1), (2, 2))  # a vessel is not declared there
     expected = np.array([0, 3, 2])[label_array(1)]
     expected[0] = 9
     np.testing.assert_array_equal(label_of(by_id["two_case_1"])[0], expected)
@@ -108,6 +108,16 @@ def test_a_wrong_entry_is_named(two: dict[str, Any], changes: dict[str, Any], wo
         two[name] = {**two[name], **change} if renames else change
     with pytest.raises(ValueError, match=f"^{words}"):
         joined(two)
+
+
+def test_another_order_of_channels_is_refused(tmp_path: Path) -> None:
+    roots = [write_nnunet(tmp_path / name) for name in ("a", "b")]
+    edit_json(roots[1], channel_names={"0": "FLAIR", "1": "T1"})
+    entries = {root.name: {"layout": "nnunet", "root": str(root)} for root in roots}
+    with pytest.raises(
+        ValueError, match=r"data\.entries\.b: its channels are FLAIR, T1; .* expected the same order"
+    ):
+        joined(entries)
 
 
 def test_what_cannot_be_joined_is_refused(two: dict[str, Any], tmp_path: Path) -> None:

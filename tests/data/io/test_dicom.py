@@ -104,6 +104,20 @@ def test_a_single_slice_has_its_thickness_as_spacing(tmp_path: Path) -> None:
     np.testing.assert_allclose(grid.matrix, dicoms.affine(step_mm=5.0))
 
 
+def test_several_echoes_of_a_single_slice_are_channels(tmp_path: Path) -> None:
+    voxels = [array((9, 7, 1), seed=seed) for seed in range(2)]
+    (tmp_path / "both").mkdir()
+    for number, echo in enumerate((4.6, 2.3)):
+        series(
+            tmp_path / str(number),
+            voxels[number],
+            edit=lambda content, z, echo=echo: setattr(content, "EchoTime", echo),
+        )
+        for path in (tmp_path / str(number)).iterdir():
+            path.rename(tmp_path / "both" / f"{number}{path.name}")
+    np.testing.assert_array_equal(read_image([tmp_path / "both"])[0], np.stack(voxels[::-1]))
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [("DiffusionBValue", (800.0, 0.0)), ("EchoTime", (4.6, 2.3)), ("ImageType", (["A", "W"], ["A", "F"]))],

@@ -1,5 +1,6 @@
 """medconv/data/io/raster.py: PNG, JPEG, TIFF and GIF files as images, masks, cases and predictions."""
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,14 @@ def pages(path: Path) -> Path:
     return save(path, page, save_all=True, append_images=[page, page])
 
 
+def unsigned(path: Path) -> Path:
+    """Sample format 1 instead of 2, the tag in its place."""
+    content, tags = path.read_bytes(), [struct.pack("<HHII", 339, 3, 1, value) for value in (2, 1)]
+    assert content.count(tags[0]) == 1
+    path.write_bytes(content.replace(*tags))
+    return path
+
+
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
 MASK = np.where(NOISE[..., 0] > 128, 255, 0).astype(np.uint8)
 
@@ -150,6 +159,16 @@ MASK = np.where(NOISE[..., 0] > 128, 255, 0).astype(np.uint8)
             "a.jpg: damaged or truncated, its pixels cannot be read",
         ),
         (read_image, lambda p: truncate(save(p / "a.tif", NOISE)), "a.tif: "),
+        (
+            read_image,
+            lambda p: unsigned(save(p / "a.tif", Image.new("I", (4, 4)))),
+            "a.tif: a TIFF of unsigned 32 bits cannot be read, expected unsigned 8 or 16 bits, signed 32",
+        ),
+        (
+            read_image,
+            lambda p: save(p / "a.tif", GREY, tiffinfo={339: 2}),
+            "a.tif: a TIFF of signed 8 bits cannot be read",
+        ),
         (read_image, lambda p: pages(p / "a.tif"), "a.tif: 3 pages, expected one picture"),
         (
             read_image,

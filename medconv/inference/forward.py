@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, TypeVar
 
@@ -29,12 +30,20 @@ _FAR_VALUE = 1e4  # of a prepared image; float16 ends at 65504
 
 @dataclass(frozen=True)
 class Input:
-    """A case as the networks take it. Args: arrays: one per preprocessing. warning: unusual properties."""
+    """A case as the networks take it.
+
+    Args: arrays, crops: one per preprocessing; crops are alike but for `nearest_axis`. warning: unusual
+        properties.
+    """
 
     case: Case
     arrays: list[np.ndarray]
-    crop: CropInfo
+    crops: list[CropInfo]
     warning: str | None = None
+
+    @property
+    def crop(self) -> CropInfo:
+        return self.crops[0]
 
 
 @dataclass(frozen=True)
@@ -43,15 +52,19 @@ class LabelMapScores:
 
     Args:
         logits: (outputs, *spatial) per preprocessing: the mean over the members that share it.
-        weights: per preprocessing, its share of the members.
+        weights: per preprocessing, its share of the members. crops: as of `Input`.
         member_labels: of each member the label map of the content, (R, A, S), if they are kept.
     """
 
     logits: list[Tensor]
     weights: list[float]
-    crop: CropInfo
+    crops: list[CropInfo]
     targets: SegmentationTargets
     member_labels: tuple[np.ndarray, ...] = ()
+
+    @property
+    def crop(self) -> CropInfo:
+        return self.crops[0]
 
     @property
     def values(self) -> Tensor:
@@ -98,14 +111,14 @@ class LabelMapScores:
         return to_native(self.content_label(), self.crop)
 
     def _mean(self) -> Iterator[Tensor]:
-        for channels in zip(*map(self._each_probability, self.logits), strict=True):
+        for channels in zip(*map(self._each_probability, self.logits, self.crops), strict=True):
             yield sum(
                 (w * p for w, p in zip(self.weights, channels, strict=True)), torch.zeros_like(channels[0])
             )
 
-    def _each_probability(self, logits: Tensor) -> Iterator[Tensor]:
+    def _each_probability(self, logits: Tensor, crop: CropInfo) -> Iterator[Tensor]:
         """Channel by channel, so that not all of them are in memory on the native grid."""
-        channels, again = (on_content_grid(logits, self.crop) for _ in range(2))
+        channels, again = (on_content_grid(logits, crop) for _ in range(2))
         yield from self.targets.probabilities(channels, again)
 
 
@@ -166,23 +179,23 @@ class LabelMapForward(Forward):
 
     def _scores(self, case_input: Input) -> LabelMapScores:
         logits, weights, labels = [], [], list[np.ndarray]()
-        targets, crop = self.members[0].targets, case_input.crop
+        targets, crops = self.members[0].targets, case_input.crops
         assert isinstance(targets, SegmentationTargets)
 
-        def keep(member_logits: Tensor) -> None:
+        def keep(crop: CropInfo, member_logits: Tensor) -> None:
             if self.keeps_labels:
-                scores = LabelMapScores([member_logits], [1.0], crop, targets)
+                scores = LabelMapScores([member_logits], [1.0], [crop], targets)
                 labels.append(with_cpu_fallback(scores, LabelMapScores.content_label))
 
-        for preprocessing, array in zip(self.preprocessings, case_input.arrays, strict=True):
+        for preprocessing, array, crop in zip(self.preprocessings, case_input.arrays, crops, strict=True):
             sharing = [member for member in self.members if member.preprocessing == preprocessing]
             image = torch.from_numpy(array)[None].to(self.device)
-            logits.append(self._mean(sharing, image, keep))
+            logits.append(self._mean(sharing, image, partial(keep, crop)))
             weights.append(len(sharing) / len(self.members))
             _check_finite(finite(logits[-1]), "logits", sharing[0], array)
         if len({each.device for each in logits}) > 1:  # not all fit into the GPU's memory
             logits = [each.cpu() for each in logits]
-        return LabelMapScores(logits, weights, crop, targets, tuple(labels))
+        return LabelMapScores(logits, weights, crops, targets, tuple(labels))
 
     def _mean(self, members: Sequence[LoadedModel], image: Tensor, keep: Callable[[Tensor], None]) -> Tensor:
         total = self._logits(members[0], image)

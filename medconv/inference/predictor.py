@@ -117,8 +117,9 @@ class Predictor:
             prepared = [preprocess(image, grid, recipe) for recipe in self.forward.preprocessings]
         except ValueError as error:
             raise ValueError(f"{case.images[0]}: {error}") from error
-        arrays, crop = [array for array, _ in prepared], prepared[0][1]
-        if any(other != crop for _, other in prepared):  # only data.convention makes a difference
+        arrays, crops = [array for array, _ in prepared], [crop for _, crop in prepared]
+        crop, places = crops[0], [replace(crop, nearest_axis=None) for crop in crops]
+        if any(place != places[0] for place in places):  # only data.convention makes a difference
             raise ValueError(
                 f"{case.images[0]}: networks of different data.convention have no common grid for this "
                 "image; predict with each alone"
@@ -133,7 +134,7 @@ class Predictor:
             warnings.append(UNORIENTED)
         if isinstance(stated, Mapping) and case.source_spacing_mm is None:
             warnings.append("its spacing is its header's; training stated that of some cases")
-        return Input(case, arrays, crop, "; ".join(filter(None, warnings)) or None)
+        return Input(case, arrays, crops, "; ".join(filter(None, warnings)) or None)
 
     @torch.inference_mode()
     def scores(self, inputs: Sequence[Input]) -> Sequence[Any]:

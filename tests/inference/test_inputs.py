@@ -84,6 +84,14 @@ def test_input_without_an_image_is_refused(tmp_path: Path) -> None:
         find_cases(tmp_path, 1)
 
 
+def test_endings_in_capitals_are_not_skipped_silently(tmp_path: Path) -> None:
+    touch(tmp_path, "a.nii.gz", "B.NII.GZ", "c.Nii")
+    with pytest.raises(
+        ValueError, match=r"--input .*: endings must be in small letters, rename B\.NII\.GZ, c\.Nii$"
+    ):
+        find_cases(tmp_path, 1)
+
+
 @pytest.mark.parametrize("suffixes", [(".nii", ".nii.gz"), (".nii.gz", ".nii")])
 def test_two_files_with_one_case_id_are_refused(tmp_path: Path, suffixes: tuple[str, str]) -> None:
     """Both results would be written to a.nii.gz."""

@@ -1,5 +1,6 @@
 """Label maps and probabilities of one network or several, and inputs that do not fit."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -12,7 +13,7 @@ from torch import nn
 
 from medconv.data.case import Case
 from medconv.data.io.images import read_image
-from medconv.data.preprocessing.preprocess import preprocess, restore
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess, restore
 from medconv.inference.forward import LabelMapScores
 from medconv.inference.predictor import Predictor
 from medconv.targets.multiclass import MulticlassTargets
@@ -131,6 +132,25 @@ def test_members_with_different_preprocessing_give_the_mean_of_their_probabiliti
     expected = probabilities.argmax(0) if edit is None else label_of_regions(probabilities)
     np.testing.assert_array_equal(label, expected)
     assert len(np.unique(label)) > 1
+
+
+def test_members_of_nnunet_may_go_back_in_different_ways(tmp_path: Path) -> None:
+    """The one from thick slices takes the nearest slice, the other interpolates."""
+    torch.manual_seed(0)
+    alone = [
+        replace(
+            loaded_models.segmentation(nn.Conv3d(1, 2, 3, padding=1)),
+            preprocessing=PreprocessingConfig(3, spacing, ("none",), ({},), convention="nnunet"),
+        )
+        for spacing in ((0.8, 0.8, 4.0), (1.5, 1.5, 1.5))
+    ]
+    path = tmp_path / "image.nii.gz"
+    array = np.random.default_rng(0).uniform(1, 2, (12, 14, 16)).astype(np.float32)
+    nib.save(nib.Nifti1Image(array, np.eye(4)), path)
+    predictor = Predictor(alone)
+    assert {crop.nearest_axis for crop in predictor.read(Case("a", (path,))).crops} == {2, None}
+    each = [probabilities_of(Predictor([member]), path) for member in alone]
+    np.testing.assert_allclose(probabilities_of(predictor, path), np.mean(each, 0), atol=1e-6)
 
 
 @pytest.mark.parametrize(

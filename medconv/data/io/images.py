@@ -79,10 +79,14 @@ def in_folder(folder: Path, option: str) -> dict[str, Path]:
     """The image files of a folder, by stem, sorted; without DICOM, hidden files, and pictures beside volumes.
 
     Args: option: the option or key of the folder, for messages.
-    Raises: ValueError: no such folder, no image in it, or two files with one stem.
+    Raises: ValueError: no such folder, no image in it, an ending in capitals, or two files with one stem.
     """
     if not folder.is_dir():
         raise ValueError(f"{option} {folder}: no such folder")
+    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if loud := [n for n in names if n.lower().endswith(volume_suffixes()) and not n.endswith(suffixes())]:
+        listed = ", ".join(loud[:20])
+        raise ValueError(f"{option} {folder}: endings must be in small letters, rename {listed}")
     files = sorted(p for p in folder.iterdir() if p.name.endswith(suffixes()) and not p.name.startswith("."))
     if not files:
         others = Counter("".join(p.suffixes[-2:]) or p.name for p in folder.iterdir() if p.is_file())

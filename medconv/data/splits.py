@@ -184,7 +184,10 @@ def _from_file(cases: Sequence[Case], fold: int, path: Path) -> tuple[list[Case]
         if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
             raise ValueError(f"{path}: {key} of fold {fold} must be a list of case ids, got {ids!r:.80}")
         if twice := sorted(each for each, count in Counter(ids).items() if count > 1):
-            raise ValueError(f"{path}: {key} of fold {fold} has cases twice: {', '.join(twice[:20])}")
+            raise ValueError(
+                f"{path}: {key} of fold {fold} has cases twice: {', '.join(twice[:20])}; "
+                "data.case_weights draws some cases more often"
+            )
     unknown, both = sorted({*train, *val} - set(by_id)), sorted(set(train) & set(val))
     if unknown or both:
         raise ValueError(f"{path}: unknown cases {unknown[:20]}, cases in both train and val {both[:20]}")

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from medconv.data.datasets.patterns import home
 from medconv.evaluation import image_level, labels, segmentation
 from medconv.evaluation.rendering import training_notes
 from medconv.inference.manifest import MANIFEST
@@ -138,11 +139,14 @@ def _check_writable(path: Path, options: argparse.Namespace) -> None:
     """Fail before the work, not after it. Raises: ValueError: the path, or one beside it, cannot be
     written, or is read by this evaluation.
     """
-    folders = [each for each in (options.predictions, options.compare) if each is not None]
-    read = {each / name for each in folders for name in (TABLE, MANIFEST)} | {*folders, options.labels}
-    if options.references is not None:
-        read.add(options.references.absolute().parent / "dataset.json")
-    taken = {each.resolve() for each in read if each is not None}
+    sets = [each for each in (options.predictions, options.compare) if each is not None]
+    if options.references is None:  # tables
+        tables = [each / TABLE if each.is_dir() else each for each in sets]
+        read = [*tables, *(table.with_name(MANIFEST) for table in tables), options.labels]
+    else:
+        read = [home(each) / MANIFEST for each in sets]
+        read.append(home(options.references).absolute().parent / "dataset.json")
+    taken = {each.resolve() for each in read}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for file in (path, path.with_suffix(".csv"), path.with_suffix(".html")):

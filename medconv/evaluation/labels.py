@@ -173,19 +173,22 @@ def stated_spacing(predictions: Path) -> Any:
     return stated
 
 
-def agreed_spacing(predictions: Sequence[Path]) -> Any:
-    """`stated_spacing` of several folders of predictions of the same cases; where one states nothing, that of
-    the others. Raises: ValueError: two differ.
+def agreed_spacing(predictions: Sequence[Path], cases: Collection[str]) -> list[Any]:
+    """`stated_spacing` of folders of predictions of the same cases; of one that states nothing, another's.
+
+    Raises: ValueError: two differ for a case.
     """
-    stated = {folder: spacing for folder in predictions if (spacing := stated_spacing(folder)) is not None}
-    first = next(iter(stated), None)
-    for folder, spacing in stated.items():
-        if first is not None and spacing != stated[first]:
+    stated = [stated_spacing(folder) for folder in predictions]
+    known = next((spacing for spacing in stated if spacing is not None), None)
+    stated = [known if spacing is None else spacing for spacing in stated]
+    for case in sorted(cases) if known is not None else ():
+        found = [source_spacing(spacing, case) for spacing in stated]
+        if any(spacing != found[0] for spacing in found):
             raise ValueError(
-                f"{folder}: its {MANIFEST} states data.source_spacing_mm={spacing}, that of {first} "
-                f"{stated[first]}; the same references cannot have both"
+                f"case {case}: by data.source_spacing_mm in {MANIFEST} its spacing is {found[0]} mm in "
+                f"{predictions[0]}, {found[-1]} in {predictions[-1]}; the same reference cannot have both"
             )
-    return None if first is None else stated[first]
+    return stated
 
 
 def stated_grid(grid: Grid, stated: Any, case: str) -> Grid:

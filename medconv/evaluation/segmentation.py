@@ -123,8 +123,11 @@ def evaluate(
     columns = _columns(lesion_iou)
     shown = images_of(folders[0], labels_home, images, list(predicted[0]))
     options = (targets, tolerances, lesion_iou, workers)
-    spacing_mm = labels.agreed_spacing(folders)
-    rows = [_measured(paths, reference_paths, *options, spacing_mm) for paths in predicted]
+    stated = labels.agreed_spacing(folders, {case for paths in predicted for case in paths})
+    rows = [
+        _measured(paths, reference_paths, *options, spacing_mm)
+        for paths, spacing_mm in zip(predicted, stated, strict=True)
+    ]
     targets = targets or labels.numbered({name for cases in rows for row in cases for name in row["dice"]})
     labels.check_tolerances(tolerances, targets.names)
     for case, known in labels.annotated(annotated, reference_paths, targets.names).items():

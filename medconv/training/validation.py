@@ -1,5 +1,6 @@
 """What a validation does with a batch of cases: label maps by sliding windows, whole images at once."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,6 +14,8 @@ from medconv.inference.sliding_window import SlidingWindow
 from medconv.inference.tta import mean_over_flips
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class LabelMapValidation:
         try:
             return self._scored(logits, batch["label"], batch)
         except torch.OutOfMemoryError:  # the loss and resampling need several times the logits' memory
-            torch.cuda.empty_cache()
+            log.info("case %s: scored on the CPU, as the GPU's memory ran out", batch["case"])
+        torch.cuda.empty_cache()
         return self._scored(logits.cpu(), batch["label"].cpu(), batch)
 
     def _scored(self, logits: Tensor, label: Tensor, batch: Batch) -> Validated:

@@ -79,7 +79,11 @@ def step_work(
     process = FORK.Process(target=lambda: sender.send(_counted(build, shape, dtype, backward)))
     process.start()
     sender.close()
-    work: tuple[tuple[float, float], ...] = receiver.recv()
+    try:
+        work: tuple[tuple[float, float], ...] = receiver.recv()
+    except EOFError:
+        process.join()
+        raise RuntimeError(f"counting the work of {shape} ended with {process.exitcode}, see above") from None
     process.join()
     return work
 

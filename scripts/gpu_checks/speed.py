@@ -40,6 +40,7 @@ def _throughput(setting: Setting, **switches: Any) -> Figures:
     """At NVIDIA's size. The peak's share counts the convolutions' operations alone."""
     device, size = setting.device, setting.pick(NVIDIA, TINY)
     torch.backends.cudnn.benchmark = True
+    operations = size.operations  # counted in a forked process, so before CUDA begins in this one
     measured = trial(size, FAST, device)
     if switches:
         apply_switches(measured.network, channels_last=True, **switches)
@@ -47,7 +48,7 @@ def _throughput(setting: Setting, **switches: Any) -> Figures:
     name = torch.cuda.get_device_name() if device.type == "cuda" else ""
     return {
         "images/s": size.batch / step,
-        "share of the bf16 peak": size.operations / step / peaks_of(name).bf16,
+        "share of the bf16 peak": operations / step / peaks_of(name).bf16,
         "seconds a step": step,
         "peak GB": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None,
     }

@@ -90,6 +90,11 @@ def test_scores_of_training_cases_are_marked(
             "evaluation reads",
         ),
         (
+            ["--predictions", "predictions/{id}.nii.gz", "--output", "predictions/prediction.json"],
+            "--output predictions/prediction.json: would replace predictions/prediction.json, which this "
+            "evaluation reads",
+        ),
+        (
             ["--output", "dataset.json"],
             "--output dataset.json: would replace dataset.json, which this evaluation reads",
         ),

@@ -94,7 +94,9 @@ def _modalities(datasets: Mapping[str, Dataset]) -> tuple[str, ...]:
         turned = called[0] != called[1] and sorted(called[0]) == sorted(called[1])
         if kinds[0] != kinds[1] or turned:
             text = f"{', '.join(other.modalities)}; data.entries.{first} has {', '.join(one.modalities)}"
-            raise ValueError(f"data.entries.{name}: its channels are {text}; expected the same order in all")
+            raise ValueError(
+                f"data.entries.{name}: its channels are {text}; expected the same, in the same order, in all"
+            )
     return one.modalities
 
 
@@ -105,6 +107,7 @@ def _cases(name: str, dataset: Dataset, names: tuple[str, ...], ignore: int | No
         values |= dict.fromkeys((dataset.targets.ignore, *dataset.targets.also_ignored), ignore)
     # even one that changes nothing: other values of this dataset are not declared
     alike = own == list(range(1, len(names) + 1)) and dataset.targets.ignore == ignore
+    alike = alike and not dataset.targets.also_ignored
     relabel = None if alike else tuple(sorted(values.items()))
     annotated = None if len(own) == len(names) else tuple(sorted(own))
     return [

@@ -135,18 +135,24 @@ def _upright(path: Path) -> Image.Image:
         pages = getattr(image, "n_frames", 1)
         if pages == 1:
             image.load()
-            _check_sign(path, image)
-            return ImageOps.exif_transpose(image)
+            upright, changed = ImageOps.exif_transpose(image), _changed(image)
+    if pages == 1 and changed:
+        allowed = "8 or 16 bits without a sign, 32 bits with one, or floating-point"
+        raise ValueError(f"{path}: a TIFF with values of {changed}, which cannot be read; expected {allowed}")
+    if pages == 1:
+        return upright
     raise ValueError(f"{path}: {pages} pages, expected one picture; save each page, or a volume as NIfTI")
 
 
-def _check_sign(path: Path, image: Image.Image) -> None:
-    """Raises: ValueError: a TIFF whose values Pillow changes, as its modes have no such type."""
-    tags = getattr(image, "tag_v2", {})
-    if (image.mode, tags.get(_SAMPLE_FORMAT, (1,))[0]) in (("L", 2), ("I", 1)) and image.format == "TIFF":
-        kind = "signed 8" if image.mode == "L" else "unsigned 32"
-        allowed = "unsigned 8 or 16 bits, signed 32 bits, or floating-point"
-        raise ValueError(f"{path}: a TIFF of {kind} bits cannot be read, expected {allowed}")
+def _changed(image: Image.Image) -> str | None:
+    """What a TIFF holds that Pillow, whose modes lack it, reads as other values; None: nothing."""
+    signed = getattr(image, "tag_v2", {}).get(_SAMPLE_FORMAT, (1,))[0] == 2
+    if image.format != "TIFF" or image.mode not in ("L", "I"):
+        return None
+    low, high = image.getextrema()
+    if image.mode == "L":
+        return "8 bits below 0" if signed and high > 127 else None  # type: ignore[operator]
+    return "32 bits of 2^31 or more" if not signed and low < 0 else None  # type: ignore[operator]
 
 
 def _pixels(path: Path, image: Image.Image) -> np.ndarray:

@@ -115,7 +115,8 @@ def test_another_order_of_channels_is_refused(tmp_path: Path) -> None:
     edit_json(roots[1], channel_names={"0": "FLAIR", "1": "T1"})
     entries = {root.name: {"layout": "nnunet", "root": str(root)} for root in roots}
     with pytest.raises(
-        ValueError, match=r"data\.entries\.b: its channels are FLAIR, T1; .* expected the same order"
+        ValueError,
+        match=r"data\.entries\.b: its channels are FLAIR, T1; .* expected the same, in the same order",
     ):
         joined(entries)
 
@@ -136,6 +137,12 @@ def test_what_cannot_be_joined_is_refused(two: dict[str, Any], tmp_path: Path) -
         ValueError, match="data.ignore_label: of joined datasets each of data.entries has its own"
     ):
         joined(two).with_targets(regions=None, regions_order=None, ignore_label=12)
+
+
+def test_several_values_to_ignore_of_all_classes_in_order_are_read(two: dict[str, Any]) -> None:
+    entries = {name: {**two["one"], "ignore_label": [3, 9]} for name in ("one", "again")}
+    relabel = joined(entries).cases[0].relabel
+    assert relabel is not None and dict(relabel)[9] == dict(relabel)[3] == 3
 
 
 def test_entries_may_have_several_values_to_ignore(two: dict[str, Any]) -> None:

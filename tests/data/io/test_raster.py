@@ -161,13 +161,13 @@ MASK = np.where(NOISE[..., 0] > 128, 255, 0).astype(np.uint8)
         (read_image, lambda p: truncate(save(p / "a.tif", NOISE)), "a.tif: "),
         (
             read_image,
-            lambda p: unsigned(save(p / "a.tif", Image.new("I", (4, 4)))),
-            "a.tif: a TIFF of unsigned 32 bits cannot be read, expected unsigned 8 or 16 bits, signed 32",
+            lambda p: unsigned(save(p / "a.tif", np.full((4, 4), -2, np.int32))),
+            "a.tif: a TIFF with values of 32 bits of 2^31 or more, which cannot be read; expected 8 or 16",
         ),
         (
             read_image,
             lambda p: save(p / "a.tif", GREY, tiffinfo={339: 2}),
-            "a.tif: a TIFF of signed 8 bits cannot be read",
+            "a.tif: a TIFF with values of 8 bits below 0, which cannot be read",
         ),
         (read_image, lambda p: pages(p / "a.tif"), "a.tif: 3 pages, expected one picture"),
         (
@@ -202,6 +202,16 @@ def test_an_error_names_the_file_and_its_fault(
     with pytest.raises(ValueError) as error:
         read([path] if read is read_image else path)
     assert message in str(error.value) and "\n" not in str(error.value)
+    assert "damaged" in message or "damaged" not in str(error.value) or message == "a.tif: "
+
+
+def test_types_that_pillow_lacks_are_read_where_no_value_changes(tmp_path: Path) -> None:
+    values = np.arange(16, dtype=np.int32).reshape(4, 4)
+    for path in (
+        unsigned(save(tmp_path / "a.tif", values)),
+        save(tmp_path / "b.tif", values.astype(np.uint8), tiffinfo={339: 2}),
+    ):
+        np.testing.assert_array_equal(as_seen(read_image([path])[0][0]), values)
 
 
 def test_a_prediction_has_the_grid_and_orientation_of_its_picture(tmp_path: Path) -> None:

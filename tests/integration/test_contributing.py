@@ -92,7 +92,7 @@ def test_a_kind_of_targets_and_a_metric(home: Home) -> None:
     rows = [f"{image.relative_to(table.parent)},{number / 4}" for number, image in enumerate(images)]
     table.write_text("\n".join(["path,label", *rows]))
     data = ["data=csv", f"data.root={table}", "data.target_type=fractions"]
-    home.train("fractions", *data, "loss=fractions")
+    home.train("fractions", *data, "loss=fractions", "optimizer.lr=1e-3")
     best = home.path / "runs/fractions/checkpoints/best.ckpt"
     home.run("predict", "--checkpoint", best, "--input", table, "--output", home.path / "answers")
     predictions = home.path / "answers/predictions.csv"

@@ -117,7 +117,7 @@ def test_into_another_number_of_channels_and_dimensions(dataset: Path, tmp_path:
     tiny.train(dataset, flat, "data.spatial_dims=2")
     path = flat / "checkpoints/last.ckpt"
     with pytest.raises(ValueError, match=r"init\.inflate_2d=inflate repeats its kernels"):
-        tiny.train(dataset, solid, f"init.pretrained={path}")
+        tiny.train(dataset, solid, f"init.pretrained={path}", "data.spatial_dims=3")
     planes = [
         "conv=acs",
         "conv.init_from_weights=true",

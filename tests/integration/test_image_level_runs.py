@@ -151,6 +151,7 @@ def test_a_network_that_cannot_be_mirrored_says_which_can(folder: Path, tmp_path
 
 def test_a_run_that_goes_on_ends_as_one_that_never_stopped(folder: Path, tmp_path: Path) -> None:
     same = [*OURS, *QUIET, "task.mixup=0.4", "weight_averaging.begin=2", "data.samples_per_epoch=12"]
+    same.append("scheduler.warmup_steps=0")  # else it would be a fifth of a run
     whole = smallruns.train(folder, tmp_path / "whole", *same, "scheduler=constant", "trainer.max_steps=6")
     smallruns.train(folder, tmp_path / "half", *same, "scheduler=constant", "trainer.max_steps=3")
     more = [f"run.resume={tmp_path / 'half/checkpoints/last.ckpt'}", "trainer.max_steps=6"]

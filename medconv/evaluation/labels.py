@@ -41,15 +41,18 @@ def agreed_targets(predictions: Sequence[Path], references: Path) -> Segmentatio
 
     Raises: ValueError: their classes differ.
     """
-    known = {folder: found for folder in predictions if (found := targets_of(folder, references)) is not None}
-    first = next(iter(known), None)
-    for folder, targets in known.items():
-        if first is not None and targets != known[first]:
-            names = " and ".join(", ".join(each.names) for each in (known[first], targets))
+    found = [(folder, targets_of(folder, references)) for folder in predictions]
+    known = [(folder, targets) for folder, targets in found if targets is not None]
+    if not known:
+        return None
+    first, targets = known[0]
+    for folder, other in known[1:]:
+        if other != targets:
+            names = " and ".join(", ".join(each.names) for each in (targets, other))
             raise ValueError(
                 f"{folder}: its classes differ from those of {first}: {names}, or their label values"
             )
-    return None if first is None else known[first]
+    return targets
 
 
 def numbered(values: Collection[int] | Collection[str]) -> SegmentationTargets:

@@ -111,7 +111,7 @@ def _in_dicom(source: Path) -> list[Case]:
 
 def _single(path: Path, num_channels: int) -> Case:
     """The case of one file; for `CASE_0000`, with the other channels beside it."""
-    case, ending = _checked(_name(path), path), path.name.removeprefix(stem(path))
+    case, ending = _checked(name_of(path), path), path.name.removeprefix(stem(path))
     if not stem(path).endswith(_FIRST):
         return Case(case, (path,))
     channels = tuple(path.with_name(f"{case}_{number:04d}{ending}") for number in range(num_channels))
@@ -166,7 +166,7 @@ def _text(source: Path) -> str:
 def _named(source: Path, entries: Sequence[Entry]) -> list[Case]:
     cases: dict[str, Case] = {}
     for case_id, paths in entries:
-        case = _checked(_name(source.parent / paths[0]) if case_id is None else case_id, source)
+        case = _checked(name_of(source.parent / paths[0]) if case_id is None else case_id, source)
         if case in cases:
             advice = "; a JSON object gives them ids" if case_id is None or source.is_dir() else ""
             raise ValueError(f"--input {source}: two cases are called {case}{advice}")
@@ -176,7 +176,7 @@ def _named(source: Path, entries: Sequence[Entry]) -> list[Case]:
     return list(cases.values())
 
 
-def _name(first: Path) -> str:
+def name_of(first: Path) -> str:
     """The id of a case from its first file's name, without `_0000`, as for the files of a dataset."""
     return stem(first).removesuffix(_FIRST)
 

@@ -13,11 +13,12 @@ import torch
 
 from medconv.data.case import Case, Grid
 from medconv.data.case_files import image_of
-from medconv.data.io.images import UNORIENTED, lacks_orientation, stem
+from medconv.data.io.images import UNORIENTED, lacks_orientation
 from medconv.data.per_case import source_spacing
 from medconv.data.preprocessing.preprocess import CropInfo, preprocess, resampled_shape
 from medconv.inference.exported import load as exported_load
 from medconv.inference.forward import Forward, ImageLevelForward, Input, LabelMapForward
+from medconv.inference.inputs import name_of
 from medconv.inference.load import LoadedModel, load, with_window
 from medconv.planning.topology import rounded_up
 from medconv.utils.logging import size_text
@@ -102,7 +103,7 @@ class Predictor:
         Raises: ValueError: its files cannot be read, or do not fit the network.
         """
         paths = tuple(Path(path) for path in images)
-        case_input = self.read(Case(stem(paths[0]).removesuffix("_0000"), paths))
+        case_input = self.read(Case(name_of(paths[0]), paths))
         if case_input.warning:
             log.warning("%s: %s", paths[0], case_input.warning)
         return self.answer(self.scores([case_input])[0])

@@ -20,7 +20,7 @@ from medconv.planning.sizes import SIZES
 from medconv.training.autotune.trial import Choice, Trial, Work
 from medconv.training.measured_once import measured_once
 from medconv.training.optim.muon import Muon
-from medconv.utils.hardware import out_of_memory, use_first_gpu, uses_gpu
+from medconv.utils.hardware import measuring, out_of_memory, uses_gpu
 
 _TRAINING = 0.85  # share of the time for steps; the rest is for validation
 _QUICK = 0.5  # seconds in which a third step is timed
@@ -105,19 +105,13 @@ def _step_seconds(
 
     def measure() -> Node:
         log.info("plan.size: measuring a step of size %s", plan.size)
-        gpu = uses_gpu(config.trainer.accelerator)
-        if gpu:
-            use_first_gpu(config.trainer.devices)
-        with torch.random.fork_rng():
+        with measuring(config.trainer.accelerator, config.trainer.devices), torch.random.fork_rng():
             try:
                 seconds = _timed(_trial(config, plan, budget, num_channels, num_outputs, per_voxel))
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
                 seconds = math.inf
-        if gpu:
-            torch.cuda.reset_peak_memory_stats()  # `summary.json` has the run's own
-            torch.cuda.empty_cache()  # NCCL takes its memory beside torch
         return {"seconds": seconds}
 
     def complete(result: Node) -> bool:

@@ -28,9 +28,9 @@ def make_plan(
 
     Args: recorded: what `RunDir.planned` has of the run to resume. Raises: ValueError: as `plan`.
     """
-    begun, axis = "as when this run began", recorded.get("slice_axis")
-    if not recorded and config.init.pretrained is not None:
-        recorded, begun = planned_as(Path(config.init.pretrained)), "that of the weights to begin from"
+    begun, weights = "as when this run began", None if recorded else config.init.pretrained
+    if weights is not None:
+        recorded, begun = planned_as(Path(weights)), "that of the weights to begin from"
     settings = {key: value for key, value in vars(config.plan).items() if key not in ("memory_gb", "size")}
     keys = ("spatial_dims", "slice_axis", "spacing_mm", "patch_size", "batch_size", "normalisation", "resize")
     image_level, model = not dataset.targets.per_voxel, config.model
@@ -39,7 +39,9 @@ def make_plan(
     if model.get("residual_blocks"):
         settings["decoder_convs"] = model["convs_per_stage"]
     settings["thick_as_slices"] = not image_level and not recorded and may_take_slices(config)
-    if measured.spatial_dims == 3 and not image_level and _keeps_slices(config, recorded, axis is None):
+    keeps_slices = _keeps_slices(config, recorded, weights is not None)
+    if measured.spatial_dims == 3 and not image_level and keeps_slices:
+        axis = recorded["slice_axis"] if weights is None else None  # weights fit slices across any
         settings |= {"spatial_dims": 2, "slice_axis": axis, "dims_origin": begun}
     overrides = PlanOverrides(**settings, image_level=image_level)
     modalities, num_outputs = dataset.modalities, dataset.targets.num_outputs

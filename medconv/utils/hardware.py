@@ -4,6 +4,8 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -86,9 +88,19 @@ def check_devices(setting: Any, accelerator: str, launched: bool = False) -> Any
     return devices
 
 
-def use_first_gpu(devices: Any) -> None:
-    """What is measured before the training begins is measured on the first GPU of `trainer.devices`."""
-    torch.cuda.set_device(int(devices[0]) if isinstance(devices, list) and devices else 0)
+@contextmanager
+def measuring(accelerator: str, devices: Any) -> Iterator[None]:
+    """For steps that are measured before a run: on the first GPU of `trainer.devices`, then given back.
+
+    The run's own peak is counted anew, and NCCL, which takes its memory beside torch, finds it free.
+    """
+    gpu = uses_gpu(accelerator)
+    if gpu:
+        torch.cuda.set_device(int(devices[0]) if isinstance(devices, list) and devices else 0)
+    yield
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.empty_cache()
 
 
 def apply_backends(precision: str) -> None:

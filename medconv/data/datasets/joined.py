@@ -89,8 +89,8 @@ def _modalities(datasets: Mapping[str, Dataset]) -> tuple[str, ...]:
     """Of the first dataset. Raises: ValueError: others differ in number, order, or in which are CT."""
     (first, one), *others = datasets.items()
     for name, other in others:
-        kinds = [[m.strip().lower() == "ct" for m in dataset.modalities] for dataset in (one, other)]
         called = [[m.strip().lower() for m in dataset.modalities] for dataset in (one, other)]
+        kinds = [[name == "ct" for name in names] for names in called]
         turned = called[0] != called[1] and sorted(called[0]) == sorted(called[1])
         if kinds[0] != kinds[1] or turned:
             text = f"{', '.join(other.modalities)}; data.entries.{first} has {', '.join(one.modalities)}"
@@ -106,9 +106,9 @@ def _cases(name: str, dataset: Dataset, names: tuple[str, ...], ignore: int | No
     if dataset.targets.ignore is not None and ignore is not None:
         values |= dict.fromkeys((dataset.targets.ignore, *dataset.targets.also_ignored), ignore)
     # even one that changes nothing: other values of this dataset are not declared
-    alike = own == list(range(1, len(names) + 1)) and dataset.targets.ignore == ignore
-    alike = alike and not dataset.targets.also_ignored
-    relabel = None if alike else tuple(sorted(values.items()))
+    all_classes = own == list(range(1, len(names) + 1))
+    same_ignore = dataset.targets.ignore == ignore and not dataset.targets.also_ignored
+    relabel = None if all_classes and same_ignore else tuple(sorted(values.items()))
     annotated = None if len(own) == len(names) else tuple(sorted(own))
     return [
         replace(

@@ -83,11 +83,11 @@ def in_folder(folder: Path, option: str) -> dict[str, Path]:
     """
     if not folder.is_dir():
         raise ValueError(f"{option} {folder}: no such folder")
-    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    if loud := [n for n in names if n.lower().endswith(volume_suffixes()) and not n.endswith(suffixes())]:
+    shown = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    files = [path for path in shown if path.name.endswith(suffixes())]
+    if loud := [p.name for p in shown if p not in files and p.name.lower().endswith(volume_suffixes())]:
         listed = ", ".join(loud[:20])
         raise ValueError(f"{option} {folder}: endings must be in small letters, rename {listed}")
-    files = sorted(p for p in folder.iterdir() if p.name.endswith(suffixes()) and not p.name.startswith("."))
     if not files:
         others = Counter("".join(p.suffixes[-2:]) or p.name for p in folder.iterdir() if p.is_file())
         there = ", ".join(f"{number} of {name}" for name, number in others.most_common(5)) or "no file"

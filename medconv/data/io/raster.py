@@ -136,12 +136,12 @@ def _upright(path: Path) -> Image.Image:
         if pages == 1:
             image.load()
             upright, changed = ImageOps.exif_transpose(image), _changed(image)
-    if pages == 1 and changed:
+    if pages != 1:
+        raise ValueError(f"{path}: {pages} pages, expected one picture; save each page, or a volume as NIfTI")
+    if changed:
         allowed = "8 or 16 bits without a sign, 32 bits with one, or floating-point"
         raise ValueError(f"{path}: a TIFF with values of {changed}, which cannot be read; expected {allowed}")
-    if pages == 1:
-        return upright
-    raise ValueError(f"{path}: {pages} pages, expected one picture; save each page, or a volume as NIfTI")
+    return upright
 
 
 def _changed(image: Image.Image) -> str | None:

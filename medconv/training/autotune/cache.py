@@ -62,10 +62,8 @@ def _measured(config: RunConfig) -> dict[str, Any]:
     if not perf.auto_seconds > 0:
         raise configs.ConfigError(f"perf.auto_seconds must be positive, got {perf.auto_seconds}")
     log.info("perf=autotune: measuring steps for up to %.0f seconds", perf.auto_seconds)
-    if gpu:
-        hardware.use_first_gpu(config.trainer.devices)
     batches = config.data.samples_per_epoch / (config.data.batch_size or 1)
-    with torch.random.fork_rng():
+    with hardware.measuring(config.trainer.accelerator, config.trainer.devices), torch.random.fork_rng():
         work = _work(config, torch.device("cuda" if gpu else "cpu"))
         fixed = {key.split(".")[1]: _get(config, key) for key in (*OPEN, "perf.fast_depthwise")}
         candidates = search.measure(
@@ -78,9 +76,6 @@ def _measured(config: RunConfig) -> dict[str, Any]:
             ),
             try_batch_size=perf.auto_batch_size,
         )
-    if gpu:
-        torch.cuda.reset_peak_memory_stats()
-        torch.cuda.empty_cache()
     log.info("%s", table(candidates))
     best = candidates[0]
     if math.isinf(best.per_sample):

@@ -44,8 +44,13 @@ class TimeBudget(Callback):
         self._seen = 0
 
     def state_dict(self) -> dict[str, Any]:
-        spent = {"seconds": self.seconds, "spent": self._elapsed(), "validation": self._validation}
-        return {**spent, "limit": self._limit, "total_steps": self.total_steps}
+        return {
+            "seconds": self.seconds,
+            "spent": self._elapsed(),
+            "validation": self._validation,
+            "limit": self._limit,
+            "total_steps": self.total_steps,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.spent, self._validation = state["spent"], state["validation"]

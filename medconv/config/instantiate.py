@@ -153,4 +153,5 @@ def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    first, *others = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{first} {others[0]}" if first.endswith(":") and others else first  # Hydra's own goes on below

@@ -1,6 +1,7 @@
 """Build the network of a config: `model`, its `conv`, and pretrained weights."""
 
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -36,9 +37,12 @@ def build_network(
             projects them, else afterwards.
     Raises: ConfigError: wrong arguments, or a network that cannot take the patch or returns another shape.
     """
-    network: nn.Module = build({k: v for k, v in model.items() if k != "divisible_by"}, "model")
-    unknown = derived.per_voxel and "divisible_by" not in model and not hasattr(network, "divisor")
-    _probe(network, derived, _ROUND_UP if unknown else "")
+    try:
+        network: nn.Module = build({k: v for k, v in model.items() if k != "divisible_by"}, "model")
+        unknown = derived.per_voxel and "divisible_by" not in model and not hasattr(network, "divisor")
+        _probe(network, derived, _ROUND_UP if unknown else "")
+    except ImportError as error:  # MONAI imports what few networks need once it is used
+        raise ConfigError(f"model: {model['_target_']} {_lacks(error)}") from error
     settings = dict(conv)
     projects = bool(settings.get("init_from_weights"))
     if projects and load is not None:
@@ -79,6 +83,14 @@ def model_of(node: Node, per_voxel: bool) -> Node:
     """The `model` node; for image-level targets our U-Net becomes `Encoder`, which has the same arguments."""
     without = not per_voxel and node.get("_target_") == _WITH_DECODER
     return {**node, "_target_": _WITHOUT} if without else node
+
+
+def _lacks(error: ImportError) -> str:
+    found = re.search(r"No module named '(\w+)|import of (\w+) halted", str(error))
+    if found is None:
+        return f"cannot be imported: {str(error).strip().splitlines()[0]}"
+    package = found[1] or found[2]
+    return f"needs the package {package}: pip install {package}"
 
 
 def _probe(network: nn.Module, derived: Derived, hint: str = "") -> None:

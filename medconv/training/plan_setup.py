@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from medconv.config import RunConfig
+from medconv.config import Node, RunConfig
 from medconv.data.case import Dataset
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.models.pretrained.read import planned_as
@@ -49,7 +49,7 @@ def make_plan(
 
     def planned(size: str, origin: str) -> Plan:
         chosen = replace(budget, size=size, size_origin=origin)
-        return plan(measured, overrides, chosen, modalities, num_outputs, warns=bool(origin))
+        return _as_used(plan(measured, overrides, chosen, modalities, num_outputs, warns=bool(origin)), model)
 
     if config.plan.size is not None:
         return planned(config.plan.size, "plan.size")
@@ -60,6 +60,15 @@ def make_plan(
     return plan_for_time.fitting(
         config, planned, budget, len(modalities), num_outputs, dataset.targets.per_voxel
     )
+
+
+def _as_used(made: Plan, model: Node) -> Plan:
+    """The plan, which says so where a network has channels of its own."""
+    if "derived.channels" in str(model):
+        return made
+    ours = "of our own network, by which memory and time are estimated; the model has others"
+    rows = [(what, value, f"{why}; {ours}" if what == "channels" else why) for what, value, why in made.rows]
+    return replace(made, rows=tuple(rows))
 
 
 def may_take_slices(config: RunConfig) -> bool:

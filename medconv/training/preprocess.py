@@ -59,7 +59,7 @@ def _check(run_config: RunConfig) -> int:
     for report in reports:
         for warning in report.warnings:
             print(f"warning: case {report.case}: {warning}")
-    for warning in dataset_warnings([report for report in reports if not report.errors]):
+    for warning in dataset_warnings([report for report in reports if not report.errors], dataset):
         print(f"warning: {warning}")
     errors = {report.case: report.errors for report in reports if report.errors}
     if errors:

@@ -130,6 +130,8 @@ class RunDir:
         self._claim()
         source = self.resume_from()
         if source is None:
+            if (self.path / "config.yaml").is_file():
+                log.info("%s: nothing to resume, its run left no checkpoint; it begins anew", self.path)
             shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
         elif source == self.previous and self.last.is_file():  # else it would become the next previous.ckpt
             self.last.replace(self.last.with_name("damaged.ckpt"))

@@ -59,6 +59,9 @@ def build_trainer(
     if trainer.max_epochs is None:
         bounded = max_time is not None or trainer.max_steps != -1
         settings["max_epochs"] = -1 if bounded else _DEFAULT_EPOCHS
+        if not bounded:
+            each, key = config.data.samples_per_epoch, "trainer.max_time, max_steps or max_epochs"
+            log.info("length: %d epochs of %d samples; %s sets another", _DEFAULT_EPOCHS, each, key)
     loggers = _many(config.logger, "logger", save_dir=str(folder.path))
     return resumable_loop.ResumableTrainer(
         checkpoints,

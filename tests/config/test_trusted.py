@@ -157,7 +157,7 @@ def arguments_of(command: str, payload: Path, trained: Path, dataset: Path) -> l
     return {
         "resume=PATH": [*train, f"run.resume={payload}", f"run.dir={own}"],
         "resume=auto": [*train, "trainer.max_steps=4", f"run.dir={own / 'fold0'}"],
-        "pretrained": [*train, "init=checkpoint", f"init.pretrained={payload}", f"run.dir={own}"],
+        "pretrained": [*train, f"init.pretrained={payload}", f"run.dir={own}"],
         "predict": ["--checkpoint", str(payload), "--input", str(dataset / "imagesTr"), "--output", str(own)],
         "find-postprocessing": ["--runs", str(own)],
     }[command]

@@ -252,7 +252,7 @@ def test_all_faulty_cases_are_named_at_once(tmp_path: Path) -> None:
     assert first == "5 of 6 cases cannot be evaluated"
     errors = dict(line.removeprefix("  case ").split(": ", 1) for line in lines)
     assert (
-        f"{predictions}/shape.nii.gz: shape (5, 5, 4) differs from that of shape.nii.gz, (6, 5, 4)"
+        f"{predictions}/shape.nii.gz: shape (5, 5, 4) differs from that of {references}/shape.nii.gz, (6, 5, 4)"
         == errors["shape"]
     )
     assert errors["affine"].startswith(f"{predictions}/affine.nii.gz: its affine puts the volume's corners")

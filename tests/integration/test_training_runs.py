@@ -374,7 +374,6 @@ def test_weights_of_a_checkpoint_are_the_start_of_another_run(
     done: Path, dataset: Path, tmp_path: Path
 ) -> None:
     settings = [
-        "init=checkpoint",
         f"init.pretrained={done / 'checkpoints/best.ckpt'}",
         "optimizer.lr=0",
         "data.samples_per_epoch=4",

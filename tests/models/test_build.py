@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.configs import derived
+from monai.utils import optional_import
 from torch.nn.utils.parametrize import is_parametrized
 
 from medconv.config import ConfigError, Node
@@ -68,6 +69,19 @@ def test_a_network_that_does_not_fit_the_task_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         build_network(model(), conv, replace(LABEL_MAPS, **changed))
+
+
+def test_a_network_that_needs_another_package_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of MONAI's own kind: what is missing is raised once it is used."""
+    absent, found = optional_import("no_such_package", name="rearrange")
+    assert not found
+    monkeypatch.setattr("monai.networks.nets.swin_unetr.rearrange", absent)
+    sizes = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2, "feature_size": 12}
+    target, conv = "monai.networks.nets.SwinUNETR", {"_target_": "medconv.convs.plain", "_partial_": True}
+    with pytest.raises(
+        ConfigError, match=rf"^model: {target} needs the package no_such_package: pip install no_such_pa"
+    ):
+        build_network({"_target_": target, **sizes}, conv, replace(LABEL_MAPS, patch_size=[64, 64]))
 
 
 def test_image_level_targets_replace_our_unet_with_its_encoder() -> None:

@@ -88,3 +88,11 @@ def test_thick_slices_are_for_runs_whose_network_time_decides(overrides: list[st
     """And in which nothing needs three axes."""
     settings = checked(Path("labels.csv"), "trainer.max_time=00:00:05:00", *overrides)
     assert plan_setup.may_take_slices(settings) == expected
+
+
+@pytest.mark.parametrize(("model", "others"), [("resnet", True), ("encoder", False)])
+def test_a_plan_says_if_the_network_has_channels_of_its_own(model: str, others: bool, tmp_path: Path) -> None:
+    config = checked(write(tmp_path / "data", 20), f"model={model}", "plan.channels=[4,8]")
+    channels = next(row for row in prepare_data(config).plan.rows if row[0] == "channels")
+    assert channels[1] == "4 8" and channels[2].startswith("plan.channels")
+    assert channels[2].endswith("the model has others") == others

@@ -63,3 +63,16 @@ def test_keys_of_another_version_of_lightning_are_no_other_config(tmp_path: Path
     RunDir(tmp_path)._check_same(earlier, now)
     with pytest.raises(ValueError, match="precision: 32-true there, 16-mixed now"):
         RunDir(tmp_path)._check_same(earlier, {"seed": 0, "trainer": {"precision": "16-mixed"}})
+
+
+def test_a_run_without_a_checkpoint_says_that_it_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = RunConfig(run=RunSettings(dir=str(tmp_path / "run"), name="x"))
+    for said in (False, True):
+        folder = RunDir(tmp_path / "run")
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            folder.begin(config)
+        folder.close()
+        assert ("nothing to resume" in caplog.text) == said

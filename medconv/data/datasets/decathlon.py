@@ -11,6 +11,8 @@ def msd(root: str | Path) -> Dataset:
     """Medical Segmentation Decathlon: `dataset.json` lists image and label of every training case."""
     meta, root = read_dataset_json(root), Path(root)  # in this order: root may be None
     path = root / "dataset.json"
+    if "training" not in meta and "channel_names" in meta:
+        raise ValueError(f"{path}: of nnU-Net (key `channel_names`); take data=nnunet")
     entries = meta.get("training")
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"{path}: key `training` must list at least one case, got {entries!r}")

@@ -18,6 +18,7 @@ def folder(
     labels: str,
     class_names: Sequence[str] | None = None,
     modality: str = "MRI",
+    root: str | None = None,
 ) -> Dataset:
     """Pairs from two patterns or folders, see `patterns.files_of`.
 
@@ -26,11 +27,15 @@ def folder(
         class_names: background first; None takes structures' names, or numbers the classes of the first 20
             labels.
         modality: of all channels; names in `images` are modalities themselves.
+        root: folder in which relative patterns begin; None: the current one.
     """
     if not images or not labels:
         advice = "as folders or as patterns such as 'scans/{id}_t1.nii.gz'"
         raise ValueError(f"this layout needs both data.images and data.labels, {advice}")
-    patterns = _by_channel(images, modality)
+    if root is not None and not Path(root).is_dir():
+        raise ValueError(f"data.root={root}: no such folder")
+    patterns = {key: _below(root, pattern) for key, pattern in _by_channel(images, modality).items()}
+    labels = _below(root, labels)
     channels = {key: files_of(pattern, key) for key, pattern in patterns.items()}
     label_files = files_of(labels, "data.labels")
     image_files = {case: path for files in reversed(channels.values()) for case, path in files.items()}
@@ -55,8 +60,12 @@ def folder(
         modalities = tuple(images)
     else:
         modalities = modalities_of(list(image_files.values()), modality)
-    root = home(next(iter(patterns.values())))
-    return build_dataset(root.name or "folder", cases, names, None, modalities, root, errors)
+    place = home(next(iter(patterns.values())))
+    return build_dataset(place.name or "folder", cases, names, None, modalities, place, errors)
+
+
+def _below(root: str | None, pattern: str) -> str:
+    return pattern if root is None else str(Path(root) / pattern)
 
 
 def _by_channel(images: Any, modality: str) -> dict[str, str]:

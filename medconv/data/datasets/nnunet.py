@@ -16,6 +16,8 @@ def nnunet(root: str | Path) -> Dataset:
     """nnU-Net v2 raw: `imagesTr/CASE_0000.nii.gz` per channel, `labelsTr/CASE.nii.gz`, regions, `ignore`."""
     meta, root = read_dataset_json(root), Path(root)  # in this order: root may be None
     path = root / "dataset.json"
+    if "channel_names" not in meta and "modality" in meta:
+        raise ValueError(f"{path}: of the Medical Segmentation Decathlon (key `modality`); take data=msd")
     modalities = names_by_number(meta.get("channel_names"), path, "channel_names")
     ending = str(meta.get("file_ending", ".nii.gz"))
     if ending not in volume_suffixes():

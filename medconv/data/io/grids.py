@@ -16,13 +16,12 @@ def check_same_grid(
 ) -> None:
     """Raises: ValueError: shapes differ, or some corner lies more than `tolerance` voxels apart."""
     if grid.shape != other.shape:
-        raise ValueError(f"{other_path}: shape {other.shape} differs from that of {path.name}, {grid.shape}")
+        raise ValueError(f"{other_path}: shape {other.shape} differs from that of {path}, {grid.shape}")
     distance = grid.corner_distance(other)
     if distance > tolerance:
         raise ValueError(
             f"{other_path}: its affine puts the volume's corners {distance:.3g} voxels from where "
-            f"{path.name} has them (at most {tolerance} is allowed): {other.orientation} {_mm(other)} "
-            f"against {grid.orientation} {_mm(grid)}"
+            f"{path} has them (at most {tolerance} is allowed): {_shown(other)} against {_shown(grid)}"
         )
 
 
@@ -41,5 +40,6 @@ def on_grid(label: np.ndarray, path: Path, grid: Grid, other_path: Path, other: 
     return np.ascontiguousarray(turned)
 
 
-def _mm(grid: Grid) -> str:
-    return size_text(grid.spacing_mm, 3) + " mm"
+def _shown(grid: Grid) -> str:
+    first = ", ".join(f"{mm:.6g}" for mm in grid.matrix[:3, 3])
+    return f"{grid.orientation} {size_text(grid.spacing_mm, 3)} mm from ({first})"

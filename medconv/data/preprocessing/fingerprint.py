@@ -23,6 +23,7 @@ from medconv.data.preprocessing.normalisation import range_error, wide
 from medconv.data.preprocessing.orientation import to_canonical
 from medconv.data.preprocessing.preprocess import content_box
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.label_map import LabelMapTargets
 from medconv.utils.threads import each
 
 INTENSITIES = ("percentile_00_5", "percentile_99_5", "mean", "std")  # measured in each channel
@@ -105,10 +106,10 @@ def check(dataset: Dataset, workers: int, skip: bool = False) -> CheckResult:
     if errors and not (skip and valid):
         raise ValueError(error_report(dataset, errors))
     warnings = [f"case {r.case}: {w}" for r in valid for w in r.warnings]
-    return CheckResult(measure(valid), warnings + dataset_warnings(valid), errors)
+    return CheckResult(measure(valid), warnings + dataset_warnings(valid, dataset), errors)
 
 
-def dataset_warnings(reports: Sequence[CaseReport]) -> list[str]:
+def dataset_warnings(reports: Sequence[CaseReport], dataset: Dataset) -> list[str]:
     """What is said once, not for each case."""
     found = []
     if cases := [r.case for r in reports if not r.oriented]:
@@ -120,6 +121,11 @@ def dataset_warnings(reports: Sequence[CaseReport]) -> list[str]:
             "the mean and widens the deviation that normalisation takes; replace it, for example by the "
             "value of the background"
         )
+    counts = [r.class_voxels for r in reports if r.class_voxels]
+    if counts and isinstance(dataset.targets, LabelMapTargets):
+        voxels = zip(dataset.class_names, np.sum(counts, axis=0).tolist(), strict=True)
+        if absent := ", ".join(name for name, count in voxels if count == 0):
+            found.append(f"no label map has a voxel of {absent}, which nothing can be learned about")
     shapes, spacings = [r.shape for r in reports], [r.spacing_mm for r in reports]
     return found + lost_spacing(shapes, spacings)
 

@@ -21,6 +21,7 @@ def test_msd_reads_the_training_cases(tmp_path: Path) -> None:
 
 BAD_JSON: dict[str, tuple[dict[str, Any], str]] = {
     "no training": ({"training": None}, "`training` must list at least one case, got None"),
+    "an nnU-Net": ({"training": None, "channel_names": {"0": "MRI"}}, "take data=nnunet"),
     "empty training": ({"training": []}, r"`training` must list at least one case, got \[\]"),
     "entry without label": ({"training": [{"image": "a.nii.gz"}]}, "needs the keys `image` and `label`"),
     "no modality": ({"modality": None}, "`modality` must map channel numbers to names"),

@@ -37,6 +37,15 @@ def test_wildcard_matches_the_case_id(tmp_path: Path, images: str, labels: str) 
         assert case.label == tmp_path / labels.replace("*", case.id)
 
 
+def test_relative_patterns_begin_in_the_root(tmp_path: Path) -> None:
+    write_pairs(tmp_path, "scans/*.nii.gz", "masks/*.nii.gz", "ab")
+    for images, labels in (("scans/*.nii.gz", "masks/*.nii.gz"), ("scans", str(tmp_path / "masks"))):
+        dataset = folder(images, labels, root=str(tmp_path))
+        assert [case.images for case in dataset.cases] == [(tmp_path / f"scans/{n}.nii.gz",) for n in "ab"]
+    with pytest.raises(ValueError, match=r"^data\.root=.*/absent: no such folder$"):
+        folder(str(tmp_path / "scans"), str(tmp_path / "masks"), root=str(tmp_path / "absent"))
+
+
 def test_each_case_may_have_its_own_folder(tmp_path: Path) -> None:
     """Two wildcards that match the same text give one name."""
     for name in ("a", "b"):

@@ -43,6 +43,7 @@ def test_nnunet_skips_hidden_files(tmp_path: Path) -> None:
 REGIONS = {"background": 0, "whole": [1, 2], "core": 2}
 BAD_JSON: dict[str, tuple[dict[str, Any], str]] = {
     "no channels": ({"channel_names": None}, "`channel_names` must map channel numbers"),
+    "a Decathlon": ({"channel_names": None, "modality": {"0": "MRI"}}, "take data=msd"),
     "no labels": ({"labels": None}, "`labels` must name the background"),
     "gap in labels": ({"labels": {"background": 0, "a": 2}}, r"without a gap.*got \[0, 2\]"),
     "equal values": ({"labels": {"background": 0, "a": 1, "b": 1}}, r"each once, got \[0, 1, 1\]"),

@@ -12,6 +12,7 @@ from helpers.volumes import (
     AFFINE,
     SHAPE,
     affine_of,
+    edit_json,
     image_array,
     label_array,
     rotation,
@@ -70,17 +71,17 @@ FAULTS: dict[str, tuple[Make, str, str]] = {
     "other_shape": (
         label_voxels(label_array(0, (12, 14, 9))),
         "label",
-        r"shape \(12, 14, 9\) differs from that of other_shape\.nii\.gz, \(12, 14, 10\)",
+        r"shape \(12, 14, 9\) differs from that of .*/other_shape\.nii\.gz, \(12, 14, 10\)",
     ),
     "other_affine": (
         label_voxels(label_array(0), AFFINE + np.outer([0, 0, 1, 0], [0, 0, 0, 1])),
         "label",
-        r"corners 0\.5 voxels from where other_affine\.nii\.gz has them \(at most 0\.01 is allowed\)",
+        r"corners 0\.5 voxels from where .*/other_affine\.nii\.gz has them \(at most 0\.01 is allowed\)",
     ),
     "other_orientation": (
         label_voxels(label_array(0), np.diag([-1, 1.5, 2, 1])),
         "label",
-        "LAS 1 x 1.5 x 2 mm against RAS 1 x 1.5 x 2 mm",
+        r"LAS 1 x 1.5 x 2 mm from \(0, 0, 0\) against RAS 1 x 1.5 x 2 mm from \(",
     ),
     "undeclared": (
         label_voxels(with_value(label_array(0), 7)),
@@ -131,7 +132,7 @@ FAULTS: dict[str, tuple[Make, str, str]] = {
     "other_spacing": (
         label_voxels(label_array(0), AFFINE @ np.diag([1, 1, 1.1, 1])),
         "label",
-        "RAS 1 x 1.5 x 2.2 mm against RAS 1 x 1.5 x 2 mm",
+        r"RAS 1 x 1.5 x 2.2 mm from \(0, 0, 0\) against RAS 1 x 1.5 x 2 mm from \(",
     ),
     "label_promises_more": (
         label_header(dim=[3, 12, 14, 40, 1, 1, 1, 1]),
@@ -251,8 +252,18 @@ def test_a_damaged_file_does_not_make_slices_a_fault(tmp_path: Path) -> None:
 def test_good_datasets_have_neither_faults_nor_warnings(tmp_path: Path) -> None:
     volumes, channels = write_msd(tmp_path / "a"), write_nnunet(tmp_path / "b")
     slices = write_msd(tmp_path / "c", shape=(12, 14, 1))
-    for root in (volumes, channels, slices):
+    for root in (volumes, channels):
         assert check(auto(root), 2)[1] == []
+    assert check(auto(slices), 2)[1] == [
+        "no label map has a voxel of big, which nothing can be learned about"
+    ]
+
+
+def test_a_class_in_no_label_map_is_a_warning(tmp_path: Path) -> None:
+    root = edit_json(write_msd(tmp_path), labels={"0": "background", "1": "a", "2": "b", "3": "c"})
+    assert check(auto(root), 1).warnings == [
+        "no label map has a voxel of c, which nothing can be learned about"
+    ]
 
 
 def test_label_without_foreground_is_a_warning(tmp_path: Path) -> None:

@@ -115,7 +115,8 @@ def _stages_reason(num_stages: int, overrides: PlanOverrides) -> str:
     lengths = {key: len(value) for key, value in lists.items() if isinstance(value, (list, tuple))}
     limits = {"plan.max_stages": overrides.max_stages, **lengths}
     found = [key for key, most in limits.items() if most == num_stages]
-    halved = f"halved while {MIN_EDGE} voxels are left along an axis"
+    even = "" if overrides.patch_size is None else "it is even and "
+    halved = f"halved while {even}{MIN_EDGE} voxels are left along an axis"
     return f"{halved}, up to {' and '.join(found)}" if found else halved
 
 

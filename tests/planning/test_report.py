@@ -76,6 +76,7 @@ def test_an_axis_of_an_odd_patch_is_said_to_rest() -> None:
             "halved while 4 voxels are left along an axis, up to model.residual_blocks",
         ),
         ({"max_stages": 20}, "halved while 4 voxels are left along an axis"),
+        ({"patch_size": [50] * 3}, "halved while it is even and 4 voxels are left along an axis"),
         ({"strides": [2]}, "plan.strides"),
     ],
 )

@@ -64,9 +64,10 @@ class LabelMapEvaluation:
         rows = self.result.get("quality", {}).get("per_class", {}).items()
         return [
             f"{name}: predicted minus true Dice {plain_number(row['difference'])}, Spearman "
-            f"{plain_number(row['spearman'])} in {row['n']} cases; calibrated, off by "
-            f"{plain_number(row['mae_calibrated'])}"
+            f"{plain_number(row['spearman'])} in {row['n']} cases; "
+            + ("not calibrated: too few, or all alike" if off is None else f"calibrated, off by {off:.4f}")
             for name, row in rows
+            for off in [row["mae_calibrated"]]
         ]
 
     def comparison_lines(self) -> list[str]:

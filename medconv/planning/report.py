@@ -43,7 +43,8 @@ def patch_reason(
     visible_share = prod(min(1.0, p / m) for p, m in zip(patch, median, strict=True))
     if visible_share < _SMALL_VIEW:
         coarser = ",".join(f"{s * (_SMALL_VIEW / visible_share) ** (1 / dims):.2g}" for s in spacing)
-        hint = f"; {100 * visible_share:.2g} % of it: data.spacing_mm=[{coarser}] would show more"
+        fewer = "a smaller data.batch_size or " if (overrides.batch_size or 1) > 1 else ""
+        hint = f"; {100 * visible_share:.2g} % of it: {fewer}data.spacing_mm=[{coarser}] would show more"
     if overrides.patch_size is not None:
         return f"data.patch_size; the median image is {median_size}{hint}"
     if overrides.resize is not None:

@@ -91,9 +91,12 @@ def test_evaluate_compares_where_predict_wrote_the_quality(tmp_path: Path) -> No
     assert json.loads(json.dumps(evaluation.result)) == evaluation.result
     lines = table(evaluation).splitlines()
     assert lines[-2] == (
-        f"one: predicted minus true Dice {one['difference']:.4f}, Spearman 1.0000 in 3 cases; calibrated, off by -"
+        f"one: predicted minus true Dice {one['difference']:.4f}, Spearman 1.0000 in 3 cases; not calibrated: too few, or all alike"
     )
-    assert lines[-1] == "two: predicted minus true Dice -, Spearman - in 0 cases; calibrated, off by -"
+    assert (
+        lines[-1]
+        == "two: predicted minus true Dice -, Spearman - in 0 cases; not calibrated: too few, or all alike"
+    )
     metrics = tmp_path / "metrics.json"
     metrics.write_text(json.dumps(evaluation.result))
     line = read_calibration(metrics, ["one", "two"])

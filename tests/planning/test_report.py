@@ -35,6 +35,8 @@ def test_the_table_has_every_value_with_its_reason() -> None:
 def test_a_small_patch_names_the_spacing_that_would_show_more() -> None:
     liver = plan(published("liver"), budget=NNUNET)
     assert "1.9 % of it: data.spacing_mm=[1.8,1.8,2.4] would show more" in reason(liver, "patch")
+    many = plan(published("liver"), PlanOverrides(batch_size=9), NNUNET)
+    assert "of it: a smaller data.batch_size or data.spacing_mm=[" in reason(many, "patch")
     assert "would show" not in reason(plan(published("prostate"), budget=NNUNET), "patch")
 
 

@@ -154,4 +154,4 @@ def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
 
 def _first_line(error: BaseException) -> str:
     first, *others = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{first} {others[0]}" if first.endswith(":") and others else first  # Hydra's own goes on below
+    return f"{first} {others[0]}" if first.endswith(":") and others else first  # as Hydra breaks its own

@@ -64,10 +64,8 @@ class LabelMapEvaluation:
         rows = self.result.get("quality", {}).get("per_class", {}).items()
         return [
             f"{name}: predicted minus true Dice {plain_number(row['difference'])}, Spearman "
-            f"{plain_number(row['spearman'])} in {row['n']} cases; "
-            + ("not calibrated: too few, or all alike" if off is None else f"calibrated, off by {off:.4f}")
+            f"{plain_number(row['spearman'])} in {row['n']} cases; {_calibrated(row['mae_calibrated'])}"
             for name, row in rows
-            for off in [row["mae_calibrated"]]
         ]
 
     def comparison_lines(self) -> list[str]:
@@ -245,6 +243,12 @@ def _compared(first: dict[str, Any], second: dict[str, Any], lesion_iou: float |
         for name, by_metric in result.items():
             by_metric[metric.name]["p_holm"] = corrected[name]
     return result
+
+
+def _calibrated(error: float | None) -> str:
+    if error is None:
+        return "not calibrated: too few, or all alike"
+    return f"calibrated, off by {error:.4f}"
 
 
 def _cells(values: Mapping[str, float | None], sd: float | None) -> str:

@@ -14,6 +14,7 @@ from medconv.config import ConfigError, Derived, Node
 from medconv.convs import NotEquivariantError, plain, swap_convs
 from medconv.convs.swap import check_part
 from medconv.models.outputs import full_resolution
+from medconv.utils.errors import reason
 
 log = logging.getLogger(__name__)
 Builder = Callable[[Node, str], Any]
@@ -86,11 +87,10 @@ def model_of(node: Node, per_voxel: bool) -> Node:
 
 
 def _lacks(error: ImportError) -> str:
-    found = re.search(r"No module named '(\w+)|import of (\w+) halted", str(error))
-    if found is None:
-        return f"cannot be imported: {str(error).strip().splitlines()[0]}"
-    package = found[1] or found[2]
-    return f"needs the package {package}: pip install {package}"
+    """What a network misses, as a part of a sentence."""
+    if found := re.search(r"No module named '(\w+)", str(error)):
+        return f"needs the package {found[1]}: pip install {found[1]}"
+    return f"cannot be imported: {reason(error)}"
 
 
 def _probe(network: nn.Module, derived: Derived, hint: str = "") -> None:
@@ -101,8 +101,8 @@ def _probe(network: nn.Module, derived: Derived, hint: str = "") -> None:
         with torch.no_grad():
             shape = tuple(full_resolution(network.eval()(empty)).shape)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"model cannot take data.patch_size={list(patch_size)}: {reason}{hint}") from error
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError(f"model cannot take data.patch_size={list(patch_size)}: {first}{hint}") from error
     finally:
         network.train(was_training)
     image_level = not derived.per_voxel

@@ -12,7 +12,9 @@ def msd(root: str | Path) -> Dataset:
     meta, root = read_dataset_json(root), Path(root)  # in this order: root may be None
     path = root / "dataset.json"
     if "training" not in meta and "channel_names" in meta:
-        raise ValueError(f"{path}: of nnU-Net (key `channel_names`); take data=nnunet")
+        raise ValueError(
+            f"{path}: has the keys of nnU-Net v2 (`channel_names`), not of the Decathlon; take data=nnunet"
+        )
     entries = meta.get("training")
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"{path}: key `training` must list at least one case, got {entries!r}")

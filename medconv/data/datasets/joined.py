@@ -90,7 +90,7 @@ def _modalities(datasets: Mapping[str, Dataset]) -> tuple[str, ...]:
     (first, one), *others = datasets.items()
     for name, other in others:
         called = [[m.strip().lower() for m in dataset.modalities] for dataset in (one, other)]
-        kinds = [[name == "ct" for name in names] for names in called]
+        kinds = [[modality == "ct" for modality in modalities] for modalities in called]
         turned = called[0] != called[1] and sorted(called[0]) == sorted(called[1])
         if kinds[0] != kinds[1] or turned:
             text = f"{', '.join(other.modalities)}; data.entries.{first} has {', '.join(one.modalities)}"

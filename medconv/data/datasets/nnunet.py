@@ -17,7 +17,9 @@ def nnunet(root: str | Path) -> Dataset:
     meta, root = read_dataset_json(root), Path(root)  # in this order: root may be None
     path = root / "dataset.json"
     if "channel_names" not in meta and "modality" in meta:
-        raise ValueError(f"{path}: of the Medical Segmentation Decathlon (key `modality`); take data=msd")
+        raise ValueError(
+            f"{path}: has the keys of the Decathlon (`modality`), not of nnU-Net v2; take data=msd"
+        )
     modalities = names_by_number(meta.get("channel_names"), path, "channel_names")
     ending = str(meta.get("file_ending", ".nii.gz"))
     if ending not in volume_suffixes():

@@ -85,12 +85,13 @@ def in_folder(folder: Path, option: str) -> dict[str, Path]:
         raise ValueError(f"{option} {folder}: no such folder")
     shown = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     files = [path for path in shown if path.name.endswith(suffixes())]
-    if loud := [p.name for p in shown if p not in files and p.name.lower().endswith(volume_suffixes())]:
+    others = (path.name for path in shown if not path.name.endswith(suffixes()))
+    if loud := [name for name in others if name.lower().endswith(volume_suffixes())]:
         listed = ", ".join(loud[:20])
         raise ValueError(f"{option} {folder}: endings must be in small letters, rename {listed}")
     if not files:
-        others = Counter("".join(p.suffixes[-2:]) or p.name for p in folder.iterdir() if p.is_file())
-        there = ", ".join(f"{number} of {name}" for name, number in others.most_common(5)) or "no file"
+        counts = Counter("".join(p.suffixes[-2:]) or p.name for p in folder.iterdir() if p.is_file())
+        there = ", ".join(f"{number} of {name}" for name, number in counts.most_common(5)) or "no file"
         raise ValueError(f"{option} {folder}: no image there ({known()}); the folder holds {there}")
     files = [path for path in files if not raster.is_picture(path)] or files
     if twice := sorted(name for name, count in Counter(map(stem, files)).items() if count > 1):

@@ -18,13 +18,12 @@ from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, pre
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_right_axis
 from medconv.data.preprocessing.store import Store
 from medconv.data.splits import DataSplit
-from medconv.models.monai_networks import stem_for
 from medconv.performance.step_profiler import StepProfiler
 from medconv.planning.planner import Plan
 from medconv.targets import Targets
 from medconv.training import report, sampling
+from medconv.training.derived_values import derived_values
 from medconv.training.plan_setup import NOTHING, make_plan
-from medconv.training.run_dir import short_hash
 from medconv.utils import signals
 from medconv.utils.signals import StopRequest
 
@@ -52,6 +51,10 @@ class PreparedData:
     skipped: dict[str, str] = field(default_factory=dict)
     spacing_range_mm: tuple[tuple[float, float], ...] = ()
     test: list[Case] = field(default_factory=list)
+
+    def derived(self) -> Derived:
+        """What a config's nodes may use of it."""
+        return derived_values(self.plan, self.dataset, self.train, self.targets, self.flip_label_pairs)
 
 
 def find_data(data: DataConfig) -> tuple[Dataset, int]:
@@ -181,35 +184,6 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
             "them to it"
         )
     return split
-
-
-def derived_values(prepared: PreparedData) -> Derived:
-    """What follows from the data and its plan."""
-    targets, monitored = prepared.targets, prepared.targets.monitored
-    planned = {
-        key: configs.tuples_to_lists(value)
-        for key, value in prepared.plan.values().items()
-        if key != "batch_size"
-    }
-    first = [1] * prepared.preprocessing.spatial_dims
-    return Derived(
-        num_channels=len(prepared.dataset.modalities),
-        num_classes=targets.num_outputs,
-        targets=targets.plain(),
-        per_voxel=targets.per_voxel,
-        class_counts=targets.class_counts(splits.values_of(prepared.train)),
-        overlapping=not targets.exclusive,
-        exclusive=targets.exclusive,
-        class_names=list(prepared.dataset.class_names),
-        flip_label_pairs=configs.tuples_to_lists(prepared.flip_label_pairs) or None,
-        train_cases=f"{len(prepared.train)} cases, {short_hash([case.id for case in prepared.train])}",
-        **planned,
-        stage_strides=[first, *planned["strides"]],
-        monitor=monitored.name,
-        monitor_mode=monitored.mode,
-        num_train_cases=len(prepared.train),
-        stem=stem_for(planned["patch_size"]),
-    )
 
 
 def build_data(

@@ -20,7 +20,7 @@ from medconv.planning.memory_model import Budget
 from medconv.planning.planner import Plan
 from medconv.training import nnunet_plans
 from medconv.training.build import record_of
-from medconv.training.data_setup import PreparedData, derived_values
+from medconv.training.data_setup import PreparedData
 from medconv.training.nnunet_plans import DAMAGED, NnUNetModel
 from medconv.training.run_dir import RunDir
 from medconv.utils import checkpoint_io
@@ -141,7 +141,7 @@ def _resolved(model: NnUNetModel, settings: Node, output: Path) -> tuple[RunConf
         else model.spacing_range_mm,
     )
     cases = f"{model.num_cases} cases of nnU-Net"
-    derived = replace(derived_values(prepared), num_train_cases=model.num_cases, train_cases=cases)
+    derived = replace(prepared.derived(), num_train_cases=model.num_cases, train_cases=cases)
     resolved = configs.resolve(config, derived)
     return replace(resolved, trainer=replace(resolved.trainer, precision="32-true")), prepared
 

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from medconv import config as configs
-from medconv.config import Node, RunConfig
-from medconv.models.encoder import Encoder
-from medconv.models.unet import UNet
+from medconv.config import Derived, Node, RunConfig
+from medconv.models.build import build_network, model_of
+from medconv.models.outputs import full_resolution, heads
 from medconv.planning.memory_model import Budget
 from medconv.planning.planner import Plan
 from medconv.planning.sizes import SIZES
@@ -24,19 +24,19 @@ from medconv.utils.hardware import measuring, out_of_memory, uses_gpu
 
 _TRAINING = 0.85  # share of the time for steps; the rest is for validation
 _QUICK = 0.5  # seconds in which a third step is timed
+_PLAIN = {"_target_": "medconv.convs.plain", "_partial_": True}
 
 log = logging.getLogger(__name__)
 Planned = Callable[[str, str], Plan]  # from a size and the reason for it; without one it is only compared
 
 
-def fitting(
-    config: RunConfig, planned: Planned, budget: Budget, num_channels: int, num_outputs: int, per_voxel: bool
-) -> Plan:
+def fitting(config: RunConfig, planned: Planned, derive: Callable[[Plan], Derived], budget: Budget) -> Plan:
     """The plan of the largest size of which enough steps fit into `trainer.max_time`.
 
-    A size is measured once for a machine; the network is ours with plain convolutions, as for the memory.
-    Args: planned: makes the plan of a size. budget: its precision and checkpointing count.
-    Raises: ValueError: as `planned`, of the smallest size.
+    A size is measured once for a machine, with the network of the config and plain convolutions.
+    Args: planned: makes the plan of a size. derive: what the config's nodes use of a plan. budget: its
+        precision and checkpointing count.
+    Raises: ValueError: as `planned`, of the smallest size. ConfigError: as `build_network`.
     """
     plans = _plans(planned)
     if len(plans) == len(SIZES) and _same(plans.values()):
@@ -46,7 +46,7 @@ def fitting(
     def step_seconds(name: str) -> float:
         if name not in plans:
             return math.inf
-        batch = _step_seconds(config, plans[name], budget, num_channels, num_outputs, per_voxel)
+        batch = _step_seconds(config, plans[name], derive(plans[name]), budget)
         return batch * config.trainer.accumulate_grad_batches
 
     name, why = largest(step_seconds, seconds)
@@ -90,24 +90,20 @@ def _same(plans: Iterable[Plan]) -> bool:
     return len({str({**plan.values(), "size": ""}) for plan in plans}) == 1
 
 
-def _step_seconds(
-    config: RunConfig, plan: Plan, budget: Budget, num_channels: int, num_outputs: int, per_voxel: bool
-) -> float:
+def _step_seconds(config: RunConfig, plan: Plan, derived: Derived, budget: Budget) -> float:
     """Seconds of a training step of a plan; infinite if it does not fit into memory."""
-    keys = ("spatial_dims", "patch_size", "batch_size", "strides", "kernel_sizes", "channels")
+    model = model_of(configs.resolve(config, derived).model, derived.per_voxel)
     key = {
-        "plan": {key: getattr(plan, key) for key in keys},
-        "channels": [num_channels, num_outputs],
+        "model": model,
+        "image": [plan.batch_size, derived.num_channels, *plan.patch_size],
         "precision": [budget.precision, budget.activation_checkpointing],
-        "per_voxel": per_voxel,
-        **_blocks(config.model),
     }
 
     def measure() -> Node:
         log.info("plan.size: measuring a step of size %s", plan.size)
         with measuring(config.trainer.accelerator, config.trainer.devices), torch.random.fork_rng():
             try:
-                seconds = _timed(_trial(config, plan, budget, num_channels, num_outputs, per_voxel))
+                seconds = _timed(_trial(config, model, plan, derived, budget))
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
@@ -121,36 +117,20 @@ def _step_seconds(
     return float(result["seconds"])
 
 
-def _trial(
-    config: RunConfig, plan: Plan, budget: Budget, num_channels: int, num_outputs: int, per_voxel: bool
-) -> Trial:
+def _trial(config: RunConfig, model: Node, plan: Plan, derived: Derived, budget: Budget) -> Trial:
     """A step of the plan on random images."""
     device = torch.device("cuda" if uses_gpu(config.trainer.accelerator) else "cpu")
-    network = (UNet if per_voxel else Encoder)(
-        plan.spatial_dims,
-        num_channels,
-        num_outputs,
-        plan.channels,
-        plan.strides,
-        plan.kernel_sizes,
-        **_blocks(config.model),
-    )
-    patch = plan.patch_size if per_voxel else ()
-    image = torch.randn(plan.batch_size, num_channels, *plan.patch_size, device=device)
+    network = build_network(model, _PLAIN, derived)
+    patch = plan.patch_size if derived.per_voxel else ()
+    image = torch.randn(plan.batch_size, derived.num_channels, *plan.patch_size, device=device)
     label = torch.zeros(plan.batch_size, *patch, dtype=torch.long, device=device)
 
-    def loss(logits: Tensor, label: Tensor) -> Tensor:
+    def loss(output: Tensor | Sequence[Tensor], label: Tensor) -> Tensor:
+        logits = heads(output, plan.spatial_dims)[0] if derived.per_voxel else full_resolution(output)
         return functional.cross_entropy(logits.float(), label)
 
     choice = Choice(budget.precision, True, True, True, budget.activation_checkpointing)
     return Trial(Work(network, loss, Muon, image, label), choice)
-
-
-def _blocks(model: Node) -> Node:
-    """Arguments of a network with residual blocks, which its plan counts, too."""
-    return (
-        {k: model[k] for k in ("residual_blocks", "convs_per_stage")} if model.get("residual_blocks") else {}
-    )
 
 
 def _timed(trial: Trial) -> float:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from medconv.config import Node, RunConfig
+from medconv.data import splits
 from medconv.data.case import Dataset
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.models.pretrained.read import planned_as
@@ -15,6 +16,7 @@ from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import Plan, plan
 from medconv.training import plan_for_time
+from medconv.training.derived_values import derived_values
 from medconv.utils.hardware import resolve_precision
 
 _NEED_3D = ("medconv.convs.acs",)
@@ -57,8 +59,9 @@ def make_plan(
         return planned(recorded["size"], begun)
     if config.trainer.max_time is None:
         return planned("large", budget.size_origin)
+    fitted = dataset.targets.fitted(splits.values_of(dataset.cases))
     return plan_for_time.fitting(
-        config, planned, budget, len(modalities), num_outputs, dataset.targets.per_voxel
+        config, planned, lambda made: derived_values(made, dataset, dataset.cases, fitted), budget
     )
 
 
@@ -66,7 +69,7 @@ def _as_used(made: Plan, model: Node) -> Plan:
     """The plan, which says so where a network has channels of its own."""
     if "derived.channels" in str(model):
         return made
-    ours = "of our own network, by which memory and time are estimated; the model has others"
+    ours = "of our own network, by which memory is estimated; the model has others"
     rows = [(what, value, f"{why}; {ours}" if what == "channels" else why) for what, value, why in made.rows]
     return replace(made, rows=tuple(rows))
 

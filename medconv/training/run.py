@@ -34,7 +34,7 @@ from medconv.training.checkpoint.compatibility import (
     check_same_task,
     check_weights_fit,
 )
-from medconv.training.data_setup import PreparedData, build_data, derived_values, prepare_data
+from medconv.training.data_setup import PreparedData, build_data, prepare_data
 from medconv.training.memory_errors import naming_memory
 from medconv.training.run_dir import RunDir, is_rank_zero
 from medconv.training.task import Task
@@ -143,7 +143,7 @@ def _fit(
 
 def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunConfig:
     """The config with every value filled in."""
-    resolved = configs.resolve(config, derived_values(prepared))
+    resolved = configs.resolve(config, prepared.derived())
     resolved = replace(
         resolved,
         model=model_of(resolved.model, prepared.targets.per_voxel),

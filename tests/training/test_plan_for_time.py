@@ -2,23 +2,29 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import tiny
 from helpers.plans import reason, single_case
+from hydra import compose, initialize_config_dir
+from monai.networks.nets import DynUNet, SegResNet
 from omegaconf import OmegaConf
 from torch import nn
 
-from medconv.config import DataConfig, Node, RunConfig, TrainerConfig
+from medconv import config as configs
+from medconv.data.datasets.auto import auto
 from medconv.models.encoder import Stages
+from medconv.models.unet import UNet
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import Plan, plan
 from medconv.planning.sizes import SIZES
-from medconv.training.plan_for_time import fitting, largest
+from medconv.training import plan_for_time
+from medconv.training.autotune.trial import Trial
+from medconv.training.plan_for_time import largest
+from medconv.training.plan_setup import make_plan
 
 SECONDS = {"tiny": 0.1, "small": 0.4, "medium": 1.0, "large": 4.0}
 
@@ -53,33 +59,25 @@ def test_a_size_that_does_not_fit_into_memory_is_not_taken() -> None:
 def measured(cache: Path) -> dict[int, float]:
     """Channels of the first stage to seconds."""
     contents = (json.loads(path.read_text()) for path in (cache / "step_seconds").glob("*.json"))
-    return {content["key"]["plan"]["channels"][0]: content["seconds"] for content in contents}
+    return {content["key"]["model"]["channels"][0]: content["seconds"] for content in contents}
 
 
-def plan_of(
-    cache: Path, memory_gb: float = 8.0, batches: int = 1, model: Node | None = None, **settings: object
-) -> Plan:
-    """The plan for 20 seconds. Args: batches: of a step."""
-    trainer = TrainerConfig("cpu", max_time="00:00:00:20", accumulate_grad_batches=batches)
-    data = DataConfig(cache_dir=str(cache))
-    config = replace(RunConfig(), data=data, trainer=trainer, model=model or {})
-    overrides, budget = PlanOverrides(**settings), Budget(memory_gb)
-
-    def planned(size: str, origin: str) -> Plan:
-        chosen = replace(budget, size=size, size_origin=origin)
-        return plan(single_case((16, 16, 16), (1.0, 1.0, 1.0)), overrides, chosen)
-
-    return fitting(config, planned, budget, 1, 2, True)
+def plan_of(dataset: Path, cache: Path, *overrides: str) -> Plan:
+    """The plan of a small image for 20 seconds."""
+    keys = ["data=msd", f"data.root={dataset}", f"data.cache_dir={cache}", "trainer.accelerator=cpu"]
+    with initialize_config_dir(str(configs.conf_dir()), version_base="1.3"):
+        config = configs.validate(compose("train", [*keys, "trainer.max_time=00:00:00:20", *overrides]))
+    return make_plan(config, auto(dataset), single_case((16, 16, 16), (1.0, 1.0, 1.0)))
 
 
-def test_steps_of_several_batches_take_as_many_times_as_long(tmp_path: Path) -> None:
-    planned = plan_of(tmp_path, batches=50)
+def test_steps_of_several_batches_take_as_many_times_as_long(dataset: Path, tmp_path: Path) -> None:
+    planned = plan_of(dataset, tmp_path, "trainer.accumulate_grad_batches=50")
     of_a_batch = measured(tmp_path)[planned.channels[0]]
     steps = int(reason(planned, "size").split()[1])
     assert steps == pytest.approx(0.85 * 20 / (50 * of_a_batch), abs=1)
 
 
-def test_residual_blocks_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_residual_blocks_are_timed(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
     block = Stages.residual
 
@@ -88,17 +86,36 @@ def test_residual_blocks_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return block(self, in_channels, stage, blocks, *stride)
 
     monkeypatch.setattr(Stages, "residual", residual)
-    plan_of(tmp_path)
+    plan_of(dataset, tmp_path)
     assert not seen
-    plan_of(tmp_path, model={"residual_blocks": [1, 2, 3, 3, 3], "convs_per_stage": 1})
+    plan_of(dataset, tmp_path, "model=resenc", "model.residual_blocks=[1,2,3,3,3]")
     assert seen[:3] == [[0, 1], [1, 2], [2, 3]]
 
 
-def test_a_size_whose_smallest_patch_does_not_fit_is_not_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "network"), [("segresnet", SegResNet), ("dynunet", DynUNet), ("customconv", UNet)]
+)
+def test_the_network_of_the_config_is_timed(
+    model: str, network: type[nn.Module], dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[nn.Module] = []
+
+    def timed(trial: Trial) -> float:
+        trial.step()
+        seen.append(trial.network)
+        return 1.0
+
+    monkeypatch.setattr(plan_for_time, "_timed", timed)
+    plan_of(dataset, tmp_path, f"model={model}")
+    assert {type(one) for one in seen} == {network}
+
+
+def test_a_size_whose_smallest_patch_does_not_fit_is_not_taken(dataset: Path, tmp_path: Path) -> None:
     settings = {"strides": [2, 2, 2], "batch_size": 1}
     with pytest.raises(ValueError, match=r"plan\.memory_gb: the smallest patch"):
         plan(single_case((16, 16, 16), (1.0, 1.0, 1.0)), PlanOverrides(**settings), Budget(0.01))
-    assert plan_of(tmp_path, 0.01, **settings).size == "tiny"
+    keys = ("plan.strides=[2,2,2]", "data.batch_size=1", "plan.memory_gb=0.01")
+    assert plan_of(dataset, tmp_path, *keys).size == "tiny"
 
 
 def test_a_run_with_a_time_limit_takes_a_size_and_records_it(tmp_path: Path) -> None:

@@ -29,6 +29,10 @@ def test_a_network_has_the_size_of_the_weights_that_it_begins_from(tmp_path: Pat
 
 
 THICK = fingerprint([(48, 48, 9)] * 9, [(1.0, 1.0, 8.0)] * 9, classes=3)
+OPEN = (
+    *("data.patch_size=null", "model.channels=${derived.channels}"),
+    *("model.strides=${derived.strides}", "model.kernel_size=${derived.kernel_sizes}"),
+)
 SLICES = {"size": "tiny", "slice_axis": 2}
 
 
@@ -47,7 +51,7 @@ def test_a_run_that_goes_on_keeps_slices_or_volumes(
 ) -> None:
     """Also with another limit of time, which would decide otherwise for a new run. So do its weights."""
     file = tmp_path / "earlier.ckpt"
-    settings = ["data.patch_size=null", "model.channels=null", "model.strides=null", *overrides]
+    settings = [*OPEN, *overrides]
     settings = [f"data.cache_dir={tmp_path}", *settings]
     config = tiny.checked(dataset, *settings)
     found = auto(dataset)

@@ -80,7 +80,7 @@ def data_module(options: argparse.Namespace, cache: Path) -> Any:
 
     settings = composed(options, cache)
     prepared = data_setup.prepare_data(settings)
-    return data_setup.build_data(config.resolve(settings, data_setup.derived_values(prepared)), prepared)
+    return data_setup.build_data(config.resolve(settings, prepared.derived()), prepared)
 
 
 def _prepare_anew(options: argparse.Namespace) -> int:

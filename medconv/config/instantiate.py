@@ -12,6 +12,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
 from medconv.config.values import ConfigError
+from medconv.utils.errors import first_line
 
 # Types that are checked before anything is prepared; classes check others, such as sequences, themselves.
 _WORDS = {
@@ -35,13 +36,13 @@ def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
         return make if node.get("_partial_") and not kwargs else make(**kwargs)
     except InstantiationException as error:
         raise ConfigError(
-            f"{key}: {target} cannot be built: {_first_line(error.__cause__ or error)}"
+            f"{key}: {target} cannot be built: {first_line(error.__cause__ or error)}"
         ) from error
     except ValueError as error:
         has_key = str(error).startswith(key.split(".")[0])  # our own messages begin with the key
         raise ConfigError(str(error) if has_key else f"{key}: {error}") from error
     except TypeError as error:
-        raise ConfigError(f"{key}: {target} cannot be built: {_first_line(error)}") from error
+        raise ConfigError(f"{key}: {target} cannot be built: {first_line(error)}") from error
 
 
 def errors_with_key(key: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,7 +53,7 @@ def errors_with_key(key: str, function: Callable[..., Any]) -> Callable[..., Any
         try:
             return function(*args, **kwargs)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ConfigError(f"{key}: {_first_line(error)} (given {bound})") from error
+            raise ConfigError(f"{key}: {first_line(error)} (given {bound})") from error
 
     return named
 
@@ -81,7 +82,7 @@ def check_importable(key: str, target: str) -> None:
     try:
         get_object(target)
     except Exception as error:  # importing a user's module may raise anything
-        raise ConfigError(f"{key}={target}: cannot be imported ({_first_line(error)})") from error
+        raise ConfigError(f"{key}={target}: cannot be imported ({first_line(error)})") from error
 
 
 def search_current_folder(target: str) -> None:
@@ -150,8 +151,3 @@ def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
             yield from _texts(child, f"{key}[{index}]")
     elif isinstance(node, str):
         yield key, node
-
-
-def _first_line(error: BaseException) -> str:
-    first, *others = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{first} {others[0]}" if first.endswith(":") and others else first  # as Hydra breaks its own

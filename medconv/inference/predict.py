@@ -30,7 +30,7 @@ from medconv.inference.quality import Line, read_calibration
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import signals
-from medconv.utils.errors import explained
+from medconv.utils.errors import explained, first_line
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import some, start_logging
 from medconv.utils.progress import counting
@@ -260,7 +260,5 @@ def usable_device(name: str | None) -> str:
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:  # the latter: torch was built without it
-        raise ValueError(
-            f"--device {device}: cannot be used here ({str(error).strip().splitlines()[0]})"
-        ) from error
+        raise ValueError(f"--device {device}: cannot be used here ({first_line(error)})") from error
     return device

@@ -14,7 +14,7 @@ from medconv.config import ConfigError, Derived, Node
 from medconv.convs import NotEquivariantError, plain, swap_convs
 from medconv.convs.swap import check_part
 from medconv.models.outputs import full_resolution
-from medconv.utils.errors import reason
+from medconv.utils.errors import first_line, reason
 
 log = logging.getLogger(__name__)
 Builder = Callable[[Node, str], Any]
@@ -101,8 +101,9 @@ def _probe(network: nn.Module, derived: Derived, hint: str = "") -> None:
         with torch.no_grad():
             shape = tuple(full_resolution(network.eval()(empty)).shape)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ConfigError(f"model cannot take data.patch_size={list(patch_size)}: {first}{hint}") from error
+        raise ConfigError(
+            f"model cannot take data.patch_size={list(patch_size)}: {first_line(error)}{hint}"
+        ) from error
     finally:
         network.train(was_training)
     image_level = not derived.per_voxel

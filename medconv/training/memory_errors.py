@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from medconv.config import DataConfig
 from medconv.data.loading import worker_errors
+from medconv.utils.errors import first_line
 from medconv.utils.hardware import memory_advice
 from medconv.utils.signals import RunInterrupted
 
@@ -24,6 +25,5 @@ def naming_memory(data: DataConfig) -> Iterator[None]:
                 raise RunInterrupted from error
             raise ValueError(worker_errors.advice(*ended, data)) from error
         if (advice := memory_advice(error)) is not None:
-            reason = str(error).strip() or type(error).__name__
-            raise ValueError(f"{advice} ({reason.splitlines()[0]})") from error
+            raise ValueError(f"{advice} ({first_line(error)})") from error
         raise

@@ -18,3 +18,9 @@ def reason(error: BaseException) -> str:
     """An error on one line; of the system's errors without number and path."""
     text = getattr(error, "strerror", None) or str(error)
     return " ".join(text.split()) or type(error).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """Of an error that goes on with code or a traceback."""
+    first, *others = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{first} {others[0]}" if first.endswith(":") and others else first  # as Hydra breaks its own

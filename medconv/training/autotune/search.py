@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from medconv.training.autotune.trial import Choice, Trial, Work
+from medconv.utils.errors import first_line
 from medconv.utils.hardware import compiler_missing, memory_advice, resolve_precision
 
 _ROUNDS = 7  # timed steps of a candidate, at most
@@ -228,7 +229,7 @@ def _again(candidate: Candidate) -> None:
 def _failure(error: Exception) -> str:
     if memory_advice(error) is not None:
         return "does not fit into memory"
-    return f"fails: {(str(error).strip() or type(error).__name__).splitlines()[0][:100]}"
+    return f"fails: {first_line(error)[:100]}"
 
 
 def _timed(trial: Trial) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from medconv.models.outputs import heads
 from medconv.targets import Targets
+from medconv.utils.errors import first_line
 
 _TORCH_LOSSES: dict[type[nn.Module], tuple[str, ...]] = {
     nn.CrossEntropyLoss: ("label_map", "multiclass"),
@@ -60,7 +61,7 @@ class FittedLoss(nn.Module):
         except torch.OutOfMemoryError:  # no fault of the loss; if it lasts, the first step reports it
             return
         except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             if reason.startswith("loss."):  # our own messages begin with the config key
                 raise ValueError(reason) from error
             raise ValueError(f"loss: {name} cannot take {kind} targets: {reason}; {advice}") from error

@@ -12,6 +12,8 @@ from medconv.data.io.images import stamp
 
 MANIFEST = "prediction.json"  # its name, beside the predictions
 Entry = dict[str, Any]  # a case's images, as the manifest lists them
+# settings that are known by hashes, which tell nobody anything
+_HASHES = {"checkpoints": "another checkpoint", "postprocess": "another post-processing, or none"}
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def _stamp(path: Path) -> list[int] | None:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The settings that differ. Args: old: the manifest's. new: those of this command."""
     return [
-        f"{key}: {old.get(key)} there, {new.get(key)} now"
+        _HASHES.get(key, f"{key}: {old.get(key)} there, {new.get(key)} now")
         for key in dict.fromkeys([*new, *old])
         if old.get(key) != new.get(key)
     ]

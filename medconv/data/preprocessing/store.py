@@ -5,6 +5,7 @@ Reading a patch touches only the pages of that patch; all workers and ranks of a
 
 import json
 import mmap
+import re
 import shutil
 import zlib
 from contextlib import suppress
@@ -104,9 +105,10 @@ class Store:
 
     def sweep(self) -> None:
         """Remove partial files of killed writers; only while nobody writes."""
-        for partial_file in self.folder.glob(".*.*.*"):  # as `atomic_io.replacing` names them
+        for path in self.folder.glob(".*.*.*"):
             with suppress(OSError):  # a file of the file system itself
-                partial_file.unlink()
+                if re.match(r"\.\d+\.", path.name):  # as `atomic_io.replacing` names them
+                    path.unlink()
 
     def read(self, case_id: str) -> Entry:
         """Raises: ValueError: the case is not in the store, or its files are damaged."""

@@ -120,6 +120,7 @@ def _silence() -> None:
         ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
         ".*module\\(s\\) in eval mode at the start of training.*",  # frozen norms
         ".*WeightAveraging callback with a model that overrides the configure_model.*",
+        ".*WeightAveraging callback, but loading a checkpoint outside.*",  # test=true
         ".*You called `self.log\\('.*', ..., rank_zero_only=True\\)`.*",
         ".*It is recommended to use `self.log\\(.*sync_dist=True\\)`.*",
     ):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +19,7 @@ from helpers.formats import assert_error_names
 from pydicom.dataset import FileDataset
 
 from medconv.data.case import Case
+from medconv.data.io import dicom_series
 from medconv.data.io.images import read_array, stamp
 from medconv.data.preprocessing.store import signature
 
@@ -121,3 +126,61 @@ def test_the_stamp_changes_with_any_slice(tmp_path: Path) -> None:
     assert stamp(folder) != of_folder and stamp(path) == of_file
     next(p for p in folder.iterdir() if p not in (path, folder / "other.dcm")).unlink()
     assert stamp(path) != of_file
+
+
+def radiographs(folder: Path, count: int) -> list[Path]:
+    """Files of one series each, in a folder that was changed long ago."""
+    pixels = np.zeros((4, 4), np.uint8)
+    paths = [
+        dicoms.radiograph(folder / f"{i}.dcm", pixels, SeriesInstanceUID=f"1.2.{i}") for i in range(count)
+    ]
+    os.utime(folder, (1e9, 1e9))
+    return paths
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often a folder was listed, and a header was read."""
+    counted: Counter[str] = Counter()
+
+    def counting(name: str) -> Callable[[Path], Any]:
+        function = getattr(dicom_series, name)
+
+        def call(path: Path) -> Any:
+            counted[name] += 1
+            return function(path)
+
+        return call
+
+    for name in ("list_files", "frames_of"):
+        monkeypatch.setattr(dicom_series, name, counting(name))
+    return counted
+
+
+def test_a_folder_of_many_radiographs_is_not_examined_for_each_of_them(
+    tmp_path: Path, calls: Counter[str]
+) -> None:
+    paths = radiographs(tmp_path, 6)
+    stamps = [stamp(path) for path in paths]
+    for path in paths:
+        read_array(path)
+    assert calls == {"list_files": 1, "frames_of": 6} and len({*map(tuple, stamps)}) == 6
+    dicoms.radiograph(paths[2], np.ones((5, 5), np.uint8), SeriesInstanceUID="1.2.2")  # in place
+    os.utime(tmp_path, (1e9, 1e9))
+    assert stamp(paths[2]) != stamps[2] and read_array(paths[2])[0].shape[:2] == (5, 5)
+    assert [stamp(path) for path in paths[3:]] == stamps[3:]
+
+
+def test_threads_read_the_headers_of_a_folder_once(
+    tmp_path: Path, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, listing, together = radiographs(tmp_path, 6), dicom_series.list_files, Barrier(6, timeout=60)
+
+    def listed(folder: Path) -> Any:
+        together.wait()
+        return listing(folder)
+
+    monkeypatch.setattr(dicom_series, "list_files", listed)
+    with ThreadPoolExecutor(6) as threads:
+        assert len(list(threads.map(stamp, paths))) == 6
+    assert calls["frames_of"] == 6

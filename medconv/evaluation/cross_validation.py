@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,13 @@ _PER_FOLD = ("data.fold", "loss.class_counts", "loss.num_cases", *(f"derived.{ke
 
 @dataclass(frozen=True)
 class Fold:
-    """One run. Args: values: its config, with dotted keys. rows: the best checkpoint's validation, case id
-    to Dice per class, or to outputs and values. skipped: case id to the reason.
+    """One run. Args: config: its nested values. rows: the best checkpoint's validation, case id to Dice per
+    class, or to outputs and values. skipped: case id to the reason.
     """
 
     number: str
     folder: RunDir
-    values: dict[str, Any]
+    config: dict[str, Any]
     status: str
     rows: dict[str, ClassScores]
     skipped: dict[str, str]
@@ -47,6 +48,11 @@ class Fold:
     @property
     def name(self) -> str:
         return self.folder.path.name
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The config, with dotted keys."""
+        return flatten(self.config)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -109,18 +115,22 @@ def _runs(home: Path) -> Iterator[Fold]:
     for path in sorted(home.iterdir()) if home.is_dir() else []:
         if not (path / "config.yaml").is_file() or _MOVED_ASIDE.search(path.name):
             continue
-        folder, values = RunDir(path), _config(path / "config.yaml")
+        folder, config = RunDir(path), _config(path / "config.yaml")
+        values = flatten(config)
         if str(values.get("data.fold", "all")) != "all":
             _check_folds(values, path / "config.yaml")
             summary = folder.summary()
             status = str(summary.get("status") or "not begun")
             rows, skipped = summary.get("val/cases") or {}, summary.get("skipped_cases") or {}
-            yield Fold(str(values["data.fold"]), folder, values, status, rows, skipped)
+            yield Fold(str(values["data.fold"]), folder, config, status, rows, skipped)
 
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        return flatten(OmegaConf.to_container(OmegaConf.load(path)))
+        config = OmegaConf.to_container(OmegaConf.load(path))
+        if not isinstance(config, dict):
+            raise ValueError("expected keys and values")
+        return {str(key): value for key, value in config.items()}
     except (OSError, ValueError, YAMLError, OmegaConfBaseException, RecursionError) as error:
         raise ValueError(f"{path}: not a readable config ({' '.join(str(error).split())})") from error
 

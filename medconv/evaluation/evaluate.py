@@ -110,9 +110,15 @@ def _of_tables(options: argparse.Namespace) -> Callable[[], Evaluation]:
             f"--predictions {options.predictions}: image-level predictions are measured against "
             "--labels, a table (.csv), without --references, --tolerance-mm, --lesions and --annotated"
         )
-    path = options.predictions / TABLE if options.predictions.is_dir() else options.predictions
+    if options.split_column is not None and options.split is None:
+        raise ValueError(f"--split-column {options.split_column}: has no effect without --split PART")
+    path, compare = _table(options.predictions), options.compare and _table(options.compare)
     columns = (options.label_columns, options.split, options.split_column or "split")
-    return partial(image_level.evaluate, path, options.labels, options.compare, *columns, options.images)
+    return partial(image_level.evaluate, path, options.labels, compare, *columns, options.images)
+
+
+def _table(path: Path) -> Path:
+    return path / TABLE if path.is_dir() else path
 
 
 def write(evaluation: Evaluation, path: Path) -> None:

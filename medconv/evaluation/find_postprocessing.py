@@ -143,7 +143,7 @@ def _cases(crossval: CrossValidation, home: Path, trusted: Sequence[str]) -> dic
             )
         if key == "data.ignore_label" and isinstance(value, list):
             raise configs.ConfigError(f"{key}={value}: post-processing is searched with one value to ignore")
-    by_id = {case.id: case for case in _layout(values, trusted).cases}
+    by_id = {case.id: case for case in _layout(crossval.folds[0].config, trusted).cases}
     validated = [case for _, case, _ in crossval.cases]
     missing = [case for case in validated if case not in by_id or by_id[case].label is None]
     if missing:
@@ -155,13 +155,14 @@ def _cases(crossval: CrossValidation, home: Path, trusted: Sequence[str]) -> dic
     return {case: by_id[case] for case in validated}
 
 
-def _layout(values: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
+def _layout(config: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
     """The dataset that a run's config names; its arguments are values, never something to build or call.
 
     Raises: ConfigError: its layout is a function of a package not trusted, or names more to be called.
     """
-    prefix = "data.layout."
-    node = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+    data = config.get("data")
+    layout = data.get("layout") if isinstance(data, Mapping) else None
+    node = layout if isinstance(layout, Mapping) else {}
     target = str(node.get("_target_"))
     from_trusted = target.startswith(tuple(f"{name}." for name in trusted))
     home = str(getattr(get_object(target), "__module__", "")) if from_trusted else ""

@@ -99,7 +99,8 @@ class OutputTable(Output):
         except UnicodeDecodeError as error:
             raise self._refusal(f"{TABLE} there is not a text file; take another folder") from error
         rows = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
-        self._rows = {row[0]: row for row in rows[1:] if row}
+        cases = {_written(case): case for case in manifest.get("cases", {})}
+        self._rows = {cases.get(row[0], row[0]): row for row in rows[1:] if row}
         return list(self._rows)
 
     def _clean(self, replaced: Sequence[str]) -> None:
@@ -117,6 +118,11 @@ class OutputTable(Output):
 def column_of(name: str) -> str:
     """The column of the output with this name."""
     return f"output/{name}" if name in CASE_COLUMNS else name
+
+
+def _written(case: str) -> str:
+    """As it stands in the table: names of files may be no text."""
+    return case.encode("utf-8", "backslashreplace").decode()
 
 
 def _text(rows: Iterable[Sequence[str]]) -> str:

@@ -190,6 +190,13 @@ def test_the_command_evaluates_tables(
     own = ("--predictions", predictions, "--labels", labels, "--output", labels.with_suffix(".json"))
     assert tiny.call(monkeypatch, "evaluate", *own) == 1 and labels.read_bytes() == before
     assert f"would replace {labels}, which this evaluation reads" in capsys.readouterr().err
+    copy = tmp_path / "copy/predictions.csv"
+    copy.parent.mkdir()
+    copy.write_bytes(predictions.read_bytes())
+    both = ("--predictions", copy.parent, "--labels", labels, "--compare", copy.parent, "--split", "test")
+    assert call(*both) == 0 and "minus that of --compare" in capsys.readouterr().out
+    assert call("--predictions", predictions, "--labels", labels, "--split-column", "part") == 1
+    assert "--split-column part: has no effect without --split" in capsys.readouterr().err
     assert call("--predictions", predictions) == 1
     assert "are measured against --labels" in capsys.readouterr().err
     assert call("--predictions", tmp_path, "--references", tmp_path, "--split", "test") == 1

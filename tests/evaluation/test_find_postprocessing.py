@@ -11,6 +11,7 @@ from helpers import tiny
 from helpers.cross_validations import by_fold, edit, edit_configs, summaries
 
 from medconv.data.io.raster import write_mask, write_picture
+from medconv.evaluation import find_postprocessing
 from medconv.inference import postprocessing
 from medconv.utils.exit_codes import DONE, USER
 
@@ -89,7 +90,7 @@ def test_a_config_can_neither_run_code_nor_delete_other_folders(
     call = "{_target_: builtins.open, file: " + str(tmp_path / "hit") + ", mode: w}"
     for value, reason in (
         (f"[{call}]", "data.layout.root[0]._target_=builtins.open is refused: a layout takes plain values"),
-        (call, f"data.layout: {MSD} cannot be called with"),
+        (call, "data.layout.root._target_=builtins.open is refused: a layout takes plain values"),
         ("[1]", f"data.layout: {MSD} cannot be called with"),
     ):
         edit_configs(sweep_folder, root, f"    root: {value}")
@@ -186,3 +187,13 @@ def test_predictions_of_pictures_are_found(
     assert postprocess(monkeypatch, "--runs", "runs/pictures") == DONE
     assert "Dice over 4 cases" in capsys.readouterr().out
     assert len(list(tmp_path.glob("runs/pictures/validation/*/*.png"))) == 4
+
+
+def test_the_layout_of_a_config_may_have_several_channels(tmp_path: Path) -> None:
+    for name in ("a_t1", "a_t2", "a_seg"):
+        nib.save(nib.Nifti1Image(np.ones((4, 4, 4), np.uint8), np.eye(4)), tmp_path / f"{name}.nii.gz")
+    images = {name: f"{tmp_path}/{{id}}_{name}.nii.gz" for name in ("t1", "t2")}
+    target = "medconv.data.datasets.folder.folder"
+    layout = {"_target_": target, "images": images, "labels": f"{tmp_path}/{{id}}_seg.nii.gz"}
+    dataset = find_postprocessing._layout({"data": {"layout": layout}}, [])
+    assert dataset.modalities == ("t1", "t2") and [len(case.images) for case in dataset.cases] == [2]

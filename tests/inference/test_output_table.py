@@ -1,5 +1,6 @@
 """The table of image-level predictions: its rows, resuming, and tables that are not replaced."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,13 @@ def test_a_stopped_command_keeps_its_rows(tmp_path: Path) -> None:
         output.add(cases("a")[0], np.array([0.5, 0.5]))
         raise KeyboardInterrupt
     assert fill(table(tmp_path), cases("a", "b")) == ["b"]
+
+
+def test_a_file_name_that_is_no_text_is_found_again(tmp_path: Path) -> None:
+    named = cases(os.fsdecode(b"M\xfcller"), "b")
+    assert fill(table(tmp_path), named[:1]) == [named[0].id]
+    assert fill(table(tmp_path), named) == ["b"]
+    assert (tmp_path / TABLE).read_text().splitlines()[1] == r"M\udcfcller,case,0.25,0.75"
 
 
 def test_a_table_that_the_manifest_does_not_list_is_refused(tmp_path: Path) -> None:

@@ -156,12 +156,17 @@ def _separate_volumes(path: Path, groups: list[Volume]) -> list[Volume]:
         values = set(tables[0])
         complete = len(values) == len(groups[0]) and all(table.keys() == values for table in tables)
         if complete and None not in values:
-            return [[table[value] for table in tables] for value in sorted(values)]
+            return [[table[value] for table in tables] for value in sorted(values, key=_order)]
     names = " and ".join(frame.name for frame in groups[0][:2])
     raise ValueError(
         f"{path}: {len(groups[0])} slices at each position, such as {names}, and no header separates them; "
         f"expected one, or different values of one of {', '.join(MARKS)}"
     )
+
+
+def _order(mark: float | str) -> tuple[bool, float | str]:
+    """Numbers first: several values in one element are a text."""
+    return isinstance(mark, str), mark
 
 
 def _chosen(path: Path, choice: str, series: list[Volume]) -> Volume:

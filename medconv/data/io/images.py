@@ -3,6 +3,7 @@
 Results are NIfTI on the grid of the source image, or PNG for pictures; `dicom_seg` writes DICOM SEG.
 """
 
+import os
 import pkgutil
 import zlib
 from collections import Counter
@@ -56,7 +57,8 @@ def stem(path: Path) -> str:
     if suffix := _suffix(path):
         return path.name[: -len(suffix)]
     is_uid = path.suffix[1:].isdecimal()  # the last number of a UID is not a suffix
-    return path.name if path.is_dir() or is_uid else path.stem
+    is_folder = os.path.isdir(path)  # noqa: PTH112 without an error for a name that is too long
+    return path.name if is_folder or is_uid else path.stem
 
 
 def stamp(path: Path) -> list[int]:

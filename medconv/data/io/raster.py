@@ -37,7 +37,8 @@ _DAMAGED = (  # what Pillow raises for damaged files
 )
 _GREY = {"1": np.uint8, "L": np.uint8, "I": np.int32, "F": np.float32}  # by Pillow's mode
 _GREY |= dict.fromkeys(("I;16", "I;16L", "I;16B"), np.uint16)
-_SAMPLE_FORMAT = 339  # a tag of TIFF: 1 unsigned, 2 signed
+# tags of TIFF: 1 unsigned, 2 signed; 0 where the lowest value is white
+_SAMPLE_FORMAT, _PHOTOMETRIC = 339, 262
 _MIN_SINGLE_VALUE = 100  # a mask with 0 and one such value, for example 255, has one class
 _MAX_CLASSES = 64  # a mask with more values is a photograph
 
@@ -134,14 +135,26 @@ def _upright(path: Path) -> Image.Image:
     with _opened(path) as image, explained(problem, *_DAMAGED):
         pages = getattr(image, "n_frames", 1)
         if pages == 1:
+            deep = _is_deep(image)
             image.load()
-            upright, changed = ImageOps.exif_transpose(image), _changed(image)
+            upright, changed = ImageOps.exif_transpose(image), deep or _changed(image)
+            if image.mode.startswith("I;16") and getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0:
+                upright = Image.fromarray(
+                    65535 - np.asarray(upright).astype(np.uint16)
+                )  # as Pillow does 8 bits
     if pages != 1:
         raise ValueError(f"{path}: {pages} pages, expected one picture; save each page, or a volume as NIfTI")
     if changed:
-        allowed = "8 or 16 bits without a sign, 32 bits with one, or floating-point"
-        raise ValueError(f"{path}: a TIFF with values of {changed}, which cannot be read; expected {allowed}")
+        allowed = "8 or 16 bits without a sign, 32 bits with one, or floating-point; in colour 8 bits"
+        raise ValueError(f"{path}: values of {changed}, which cannot be read; expected {allowed}")
     return upright
+
+
+def _is_deep(image: Image.Image) -> str | None:
+    """What Pillow reads the upper 8 bits of alone; to be asked before it loads the pixels."""
+    tiles = getattr(image, "tile", [])
+    deep = image.mode not in _GREY and any(";16" in str(tile[3]) for tile in tiles)
+    return "16 bits in colour or with alpha" if deep else None
 
 
 def _changed(image: Image.Image) -> str | None:

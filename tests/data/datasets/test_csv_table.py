@@ -77,6 +77,7 @@ def test_repeated_file_names_get_the_folder_as_prefix(tmp_path: Path) -> None:
     ("row", "message"),
     [
         ("images/9.png,a,train,p", "images/9.png: no such file"),
+        (f"{'9' * 300},a,train,p", f"{'9' * 300}: no such file"),
         (",a,train,p", "column 'path' is empty, expected an image file"),
         ("images/0.png,,train,p", "column 'label' is empty, expected a label"),
         ("images/0.png,a,later,p", "column 'split' must be train, val or test, got 'later'"),

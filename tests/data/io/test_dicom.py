@@ -120,7 +120,12 @@ def test_several_echoes_of_a_single_slice_are_channels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "values"),
-    [("DiffusionBValue", (800.0, 0.0)), ("EchoTime", (4.6, 2.3)), ("ImageType", (["A", "W"], ["A", "F"]))],
+    [
+        ("DiffusionBValue", (800.0, 0.0)),
+        ("EchoTime", (4.6, 2.3)),
+        ("EchoTime", ([1, 2], 2.3)),
+        ("ImageType", (["A", "W"], ["A", "F"])),
+    ],
 )
 def test_repeated_positions_are_channels(tmp_path: Path, name: str, values: tuple) -> None:
     """In the order of the header values, not of the files."""

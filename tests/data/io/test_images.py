@@ -32,6 +32,10 @@ def test_stem_removes_the_suffix_of_the_format(name: str, expected: str) -> None
     assert stem(Path("folder") / name) == expected
 
 
+def test_the_stem_of_a_name_too_long_for_a_file_is_no_error() -> None:
+    assert stem(Path(f"{'a' * 300}.x")) == "a" * 300
+
+
 WRITERS: dict[str, Callable[[Path, np.ndarray], Path]] = {
     "NIfTI header": formats.header_pair,
     "NIfTI voxels": formats.voxel_pair,

@@ -1,6 +1,7 @@
 """medconv/data/io/raster.py: PNG, JPEG, TIFF and GIF files as images, masks, cases and predictions."""
 
 import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,47 @@ def unsigned(path: Path) -> Path:
     return path
 
 
+def deep_png(path: Path, colour_type: int) -> Path:
+    """Of 16 bits, of which Pillow would read 8: RGB is colour type 2, grey with alpha 4."""
+    channels = {2: 3, 4: 2}[colour_type]
+    rows = np.full((4, 4 * channels), 300, ">u2")
+    header = struct.pack(">IIBBBBB", 4, 4, 16, colour_type, 0, 0, 0)
+    chunks = {
+        b"IHDR": header,
+        b"IDAT": zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows)),
+        b"IEND": b"",
+    }
+    parts = (
+        struct.pack(">I", len(c)) + k + c + struct.pack(">I", zlib.crc32(k + c)) for k, c in chunks.items()
+    )
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    return path
+
+
+def tiff(path: Path, pixels: np.ndarray, photometric: int) -> Path:
+    """Uncompressed. Shape: (height, width) or (height, width, 3)."""
+    content, bits = pixels.tobytes(), 8 * pixels.itemsize
+    height, width, channels = (*pixels.shape, 1)[:3]
+    entries = {256: width, 257: height, 258: 8 if channels > 1 else bits, 259: 1, 262: photometric}
+    entries |= {273: 14, 277: channels, 278: height, 279: len(content)}
+    tags = [
+        struct.pack("<HHII", tag, 3, channels if tag == 258 else 1, value) for tag, value in entries.items()
+    ]
+    table = struct.pack("<H", len(tags)) + b"".join(tags) + bytes(4)
+    start = struct.pack("<I", 14 + len(content)) + struct.pack("<HHH", bits, bits, bits)
+    path.write_bytes(b"II*\0" + start + content + table)
+    return path
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_tiff_whose_lowest_value_is_white_is_bright_there(tmp_path: Path, dtype: type) -> None:
+    largest, pixels = np.iinfo(dtype).max, GREY.astype(dtype)
+    for photometric, expected in ((1, pixels), (0, largest - pixels)):
+        seen = as_seen(read_image([tiff(tmp_path / "a.tif", pixels, photometric)])[0][0])
+        np.testing.assert_array_equal(seen, expected)
+
+
+READ, DEEP = (read_image, read_label), "values of 16 bits in colour or with alpha, which cannot be read"
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
 MASK = np.where(NOISE[..., 0] > 128, 255, 0).astype(np.uint8)
 
@@ -162,12 +204,18 @@ MASK = np.where(NOISE[..., 0] > 128, 255, 0).astype(np.uint8)
         (
             read_image,
             lambda p: unsigned(save(p / "a.tif", np.full((4, 4), -2, np.int32))),
-            "a.tif: a TIFF with values of 32 bits of 2^31 or more, which cannot be read; expected 8 or 16",
+            "a.tif: values of 32 bits of 2^31 or more, which cannot be read; expected 8 or 16",
         ),
         (
             read_image,
             lambda p: save(p / "a.tif", GREY, tiffinfo={339: 2}),
-            "a.tif: a TIFF with values of 8 bits below 0, which cannot be read",
+            "a.tif: values of 8 bits below 0, which cannot be read",
+        ),
+        *((read, lambda p, c=c: deep_png(p / "a.png", c), f"a.png: {DEEP}") for read in READ for c in (2, 4)),
+        (
+            read_image,
+            lambda p: tiff(p / "a.tif", np.dstack([GREY] * 3).astype(np.uint16), 2),
+            f"a.tif: {DEEP}",
         ),
         (read_image, lambda p: pages(p / "a.tif"), "a.tif: 3 pages, expected one picture"),
         (

@@ -135,6 +135,8 @@ class RunDir:
             shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
         elif source == self.previous and self.last.is_file():  # else it would become the next previous.ckpt
             self.last.replace(self.last.with_name("damaged.ckpt"))
+        if source is not None and not self._is_own(source):  # nor is the best one of an earlier attempt
+            self.best.unlink(missing_ok=True)
         log_rewind.rewind(self.path, self._source[1] if self._source else {})
         for partial in self.checkpoints.glob(".*.ckpt"):  # left by a killed process
             partial.unlink(missing_ok=True)
@@ -174,8 +176,7 @@ class RunDir:
             return None, {}
         if self.resume != "auto":
             path = Path(self.resume)
-            own = path.resolve().parent == self.checkpoints.resolve()
-            return path, checkpoint_io.read(path).get("curves", {}) if own else {}
+            return path, checkpoint_io.read(path).get("curves", {}) if self._is_own(path) else {}
         try:
             return self.last, checkpoint_io.read(self.last).get("curves", {})
         except ValueError as error:
@@ -185,6 +186,9 @@ class RunDir:
                 ) from error
             log.warning("%s; resuming from the previous checkpoint, %s", error, self.previous)
         return self.previous, checkpoint_io.read(self.previous).get("curves", {})
+
+    def _is_own(self, checkpoint: Path) -> bool:
+        return checkpoint.resolve().parent == self.checkpoints.resolve()
 
     def has_own(self) -> bool:
         """Whether a run has left a checkpoint here."""
@@ -278,7 +282,9 @@ class RunDir:
         old, new = flatten(earlier), flatten(now)
         # keys that only one version of Lightning has
         free = (*FREE, *(f"trainer.{k}" for k in {*earlier.get("trainer", {})} ^ {*now["trainer"]}))
-        changed = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not k.startswith(free)]
+        changed = [
+            k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not f"{k}.".startswith(free)
+        ]
         if changed:
             lines = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed)
             raise ConfigError(

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning import LightningModule
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
@@ -151,6 +152,12 @@ class Task(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["medconv"] = {**self.record, "validation": self.rows}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Without weight averaging a training goes on with its own weights, not with their mean."""
+        averages = any(isinstance(callback, WeightAveraging) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
+        if not averages and "current_model_state" in checkpoint:
+            checkpoint["state_dict"] = checkpoint["current_model_state"]
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None

@@ -37,12 +37,12 @@ log = logging.getLogger(__name__)
 
 
 def settle(config: RunConfig, folder: RunDir) -> RunConfig:
-    """The same config, with a choice for each of OPEN that is null.
+    """The same config, with a choice for each of OPEN that is null, and for the batch if that is asked for.
 
     Raises: ConfigError: nothing fits into memory, or waiting for rank 0's choice timed out.
     """
     unsettled = [key for key in OPEN if _get(config, key) is None]
-    if not unsettled:
+    if not unsettled and not config.perf.auto_batch_size:
         return config
     earlier = folder.path / "config.yaml"
     if folder.resume != "never" and folder.has_own() and earlier.is_file():
@@ -114,11 +114,11 @@ def _work(config: RunConfig, device: torch.device) -> Work:
 
 
 def _planned_seconds(trainer: TrainerConfig, batches: float, step: float) -> float:
-    """How long the run will take if a step takes `step` seconds. Args: batches: in an epoch."""
-    limits = [step * trainer.max_steps] if trainer.max_steps > 0 else []
+    """How long the run will take if a batch takes `step` seconds. Args: batches: in an epoch."""
+    limits = [step * trainer.max_steps * trainer.accumulate_grad_batches] if trainer.max_steps > 0 else []
     if trainer.max_time is not None:
         limits.append(configs.duration_seconds(trainer.max_time, "trainer.max_time"))
-    if trainer.max_epochs is not None:
+    if trainer.max_epochs not in (None, -1):
         limit = trainer.limit_train_batches
         if limit is not None:  # Lightning's: a number of batches, or a share of them
             batches = min(batches, limit) if isinstance(limit, int) else batches * limit

@@ -138,11 +138,11 @@ class TimeBudget(Callback):
         between = steps_between_validations(trainer)
         validation = self._validation or 0.0
         done = self._seen % between
-        for validations in range(1, 1 + int(math.ceil(left / step) / between) + 2 if left > 0 else 1):
-            steps = max(0, int((left - validations * validation) / step))
-            if math.ceil((done + steps) / between) <= validations:
-                return steps
-        return 0
+        if left <= 0:
+            return 0
+        validations = max(1, math.ceil((done + left / step) / (between + validation / step)))
+        one_less = int((validations - 1) * between - done)  # ends with it, and fits in any case
+        return max(0, one_less, int((left - validations * validation) / step))
 
     @staticmethod
     def _least(trainer: Trainer) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from medconv.config import Derived, InitConfig
+from medconv.config import Derived, InitConfig, RunConfig
 from medconv.utils.checkpoint_io import output_names
 
 
@@ -70,15 +70,17 @@ def check_weights_fit(module: nn.Module, content: Mapping[str, Any], setting: st
         raise ValueError(f"{setting}: its weights do not fit this network: {'; '.join(wrong[:3])}")
 
 
-def check_same_optimizer(
-    content: Mapping[str, Any], optimizer: Mapping[str, Any], setting: str, new_lr: bool
-) -> None:
+def check_same_optimizer(content: Mapping[str, Any], config: RunConfig, setting: str, new_lr: bool) -> None:
     """An optimizer takes its settings from the checkpoint, so they must be those of this run.
 
-    Args: optimizer: the config's. new_lr: whether the schedule takes the learning rate from the config.
+    Args: new_lr: whether the schedule takes the learning rate from the config; else it must be the same, too.
     Raises: ValueError: the checkpoint holds the state of another optimizer, or its settings differ.
     """
-    saved = content["medconv"].get("config", {}).get("optimizer", optimizer)
+    earlier, optimizer = content["medconv"].get("config", {}), config.optimizer
+    saved, key = earlier.get("optimizer", optimizer), "_target_"
+    there, here = (node.get(key) for node in (earlier.get("scheduler", config.scheduler), config.scheduler))
+    if not new_lr and there != here:
+        raise _differs(setting, f"scheduler.{key}", there, here)
     for key in sorted({*saved, *optimizer} - ({"lr"} if new_lr else set())):
         there, here = (node.get(key, "its default") for node in (saved, optimizer))
         if there != here:

@@ -8,6 +8,7 @@ checkpoint needs no random state, and a resumed run computes exactly what an uni
 import random
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,8 @@ class ResumableEpochLoop(_TrainingEpochLoop):
         epoch, first = divmod(total.processed, in_epoch)
         if self._owed and first == 0:
             epoch, first = epoch - 1, in_epoch
+        if Path(str(self.trainer.ckpt_path)).resolve().parent != self._checkpoints.folder.resolve():
+            _check_not_finished(self.trainer, epoch, in_epoch)
         fit = self.trainer.fit_loop
         for tracker in (fit.epoch_progress.total, fit.epoch_progress.current):
             tracker.ready = tracker.started = tracker.processed = tracker.completed = epoch  # type: ignore[attr-defined]
@@ -172,6 +175,19 @@ class ResumableTrainer(Trainer):
 class _NoSignals(_SignalConnector):
     def register_signal_handlers(self) -> None:
         """Lightning's would write a checkpoint from within the handler of a signal."""
+
+
+def _check_not_finished(trainer: Trainer, epoch: int, batches: int) -> None:
+    """Epochs of another run may be longer. Args: epoch: of its checkpoint, in epochs of so many `batches`.
+
+    Raises: ValueError: no epoch is left to train.
+    """
+    limit = -1 if trainer.max_epochs is None else trainer.max_epochs
+    if 0 <= limit <= epoch:
+        raise ValueError(
+            f"run.resume={trainer.ckpt_path}: was trained for {epoch} epochs of {batches} batches, as are "
+            f"those here; trainer.max_epochs must be more than {epoch} to train on from it, got {limit}"
+        )
 
 
 def _overridden() -> Iterator[tuple[type, str]]:

@@ -63,7 +63,7 @@ class ProgressSchedule(LRScheduler):
         rates, configured = self.base_lrs, self.configured
         super().load_state_dict(state_dict)
         self.base_lrs, self.configured = rates, configured
-        if math.isfinite(configured) and configured != state_dict["configured"]:
+        if configured != state_dict.get("configured"):  # none: of another schedule. An infinite length: anew
             self.total_steps, self.progress = configured, min(1.0, self.last_epoch / configured)
         self._apply()
 

@@ -116,6 +116,22 @@ def test_planned_seconds_follow_the_number_of_batches(limit: Any, expected: floa
     assert cache._planned_seconds(trainer, 500, 2.0) == expected
 
 
+def test_planned_seconds_of_steps_of_several_batches_and_without_a_limit_of_epochs() -> None:
+    trainer = TrainerConfig(max_epochs=-1, max_steps=100, accumulate_grad_batches=8)
+    assert cache._planned_seconds(trainer, 500, 2.0) == 1600
+    timed = TrainerConfig(max_epochs=-1, max_time="00:00:01:00")
+    assert cache._planned_seconds(timed, 500, 2.0) == 60
+
+
+def test_the_batch_is_chosen_where_all_else_is_set(dataset: Path, tmp_path: Path) -> None:
+    fixed = [f"perf.{key}=false" for key in ("channels_last", "fast_norm", "compile")]
+    fixed += ["perf.activation_checkpointing=none", "trainer.precision=32-true", "perf.auto_batch_size=true"]
+    tiny.train(dataset, tmp_path / "run", *AUTO, *fixed)
+    (file,) = (dataset.parent / "prepared/autotune").glob("*.json")
+    chosen = json.loads(file.read_text())["choice"]["data.batch_size"]
+    assert OmegaConf.load(tmp_path / "run/config.yaml").data.batch_size == chosen
+
+
 def test_deep_supervision_heads_are_measured_too(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -93,3 +94,23 @@ def test_a_resumed_run_leaves_time_for_validations() -> None:
     settings: Any = {"num_training_batches": 50, "accumulate_grad_batches": 1, "val_check_batch": 50}
     trainer: Any = SimpleNamespace(**settings, check_val_every_n_epoch=1, num_val_batches=[])
     assert budget._fitting(trainer, 1.0) == 80  # two validations
+
+
+def test_as_many_steps_fit_as_leave_time_for_their_validations() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        left, step, validation = random.uniform(0, 100), random.uniform(0.1, 5), random.uniform(0, 10)
+        between, seen = int(random.integers(1, 20)), int(random.integers(0, 40))
+        budget = TimeBudget(left)
+        spent = {"seconds": left, "spent": 0.0, "validation": validation, "total_steps": None}
+        budget.load_state_dict(spent)
+        budget._seen = seen
+        settings = {"num_training_batches": between, "accumulate_grad_batches": 1, "val_check_batch": between}
+        trainer: Any = SimpleNamespace(**settings, check_val_every_n_epoch=1)
+        steps = budget._fitting(trainer, step)
+        # validations that these steps end or, as the run ends, begin
+        taken = [
+            n * step + validation * math.ceil((seen % between + n) / between) for n in (steps, steps + 1)
+        ]
+        assert taken[0] <= left + 1e-9 or steps == 0
+        assert taken[1] > left - 1e-9

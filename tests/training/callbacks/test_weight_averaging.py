@@ -114,6 +114,16 @@ def test_a_resumed_run_has_the_mean_of_an_uninterrupted_one(tmp_path: Path) -> N
             torch.testing.assert_close(other[name], value, msg=name)
 
 
+def test_a_run_that_goes_on_without_a_mean_has_the_weights_of_the_training(tmp_path: Path) -> None:
+    dataset, rest = tiny.write_dataset(tmp_path / "dataset"), "trainer.max_steps=8"
+    tiny.train(dataset, tmp_path / "half", *STEPS, "trainer.max_steps=4")
+    half = tmp_path / "half/checkpoints/last.ckpt"
+    tiny.train(dataset, tmp_path / "both", *STEPS, rest, f"run.resume={half}")
+    without = [key for key in STEPS if not key.startswith("weight_averaging.")]
+    tiny.train(dataset, tmp_path / "without", *without, rest, "weight_averaging=none", f"run.resume={half}")
+    assert tiny.losses(tmp_path / "without") == tiny.losses(tmp_path / "both")
+
+
 def test_the_mean_is_loaded(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "dataset")
     tiny.train(dataset, tmp_path / "run", *STEPS)

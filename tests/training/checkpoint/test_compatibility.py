@@ -86,6 +86,29 @@ def test_a_run_does_not_resume_with_another_optimizer_or_other_settings_of_it(
     assert same["status"] == "done"
 
 
+def test_a_run_does_not_resume_with_a_schedule_that_is_not_ours(dataset: Path, tmp_path: Path) -> None:
+    """It would go on with the rates of the other one, such as 0 at its end."""
+    tiny.train(dataset, tmp_path / "first", "trainer.max_steps=2")
+    last = tmp_path / "first/checkpoints/last.ckpt"
+    other = ["scheduler._target_=torch.optim.lr_scheduler.StepLR", "+scheduler.step_size=9"]
+    without = [f"~scheduler.{key}" for key in ("warmup_steps",)]
+    with pytest.raises(ValueError, match=r"scheduler\._target_=medconv\S+, this run has torch\S+StepLR; use"):
+        tiny.train(dataset, tmp_path / "second", *other, *without, f"run.resume={last}")
+
+
+def test_epochs_of_another_length_are_counted_as_those_of_the_run(dataset: Path, tmp_path: Path) -> None:
+    """Else nothing would be trained."""
+    length = ["trainer.max_steps=-1", "data.samples_per_epoch=8", "logger=none"]
+    tiny.train(dataset, tmp_path / "first", *length, "data.batch_size=1", "trainer.max_epochs=1")
+    last = f"run.resume={tmp_path / 'first/checkpoints/last.ckpt'}"
+    larger = ["data.batch_size=2", last]  # 8 batches are two epochs of 4
+    with pytest.raises(
+        ValueError, match=r"2 epochs of 4 batches, .*max_epochs must be more than 2 .* got 2$"
+    ):
+        tiny.train(dataset, tmp_path / "none", *length, *larger, "trainer.max_epochs=2")
+    assert tiny.train(dataset, tmp_path / "more", *length, *larger, "trainer.max_epochs=3")["steps"] == 12
+
+
 def test_a_length_that_the_checkpoint_has_reached_is_an_error(dataset: Path, tmp_path: Path) -> None:
     tiny.train(dataset, tmp_path / "first", "trainer.max_steps=2", "data.samples_per_epoch=4")  # an epoch
     last = tmp_path / "first/checkpoints/last.ckpt"

@@ -161,6 +161,11 @@ def test_a_run_that_resumes_from_another_has_a_best_of_its_own(dataset: Path, tm
     assert callbacks["CheckpointWriter"]["best"] <= 1
     assert callbacks["StepProfiler"]["samples"] == 2 * 4
     assert summary["wall_seconds"] > content["callbacks"]["StepProfiler"]["wall_seconds"] > 0
+    # a second start begins there again: what the first one left is not its best
+    for name in ("best", "last"):
+        torch.save(content, tmp_path / f"two/checkpoints/{name}.ckpt")
+    RunDir(tmp_path / "two").write_summary(status="preempted")
+    assert tiny.train(dataset, tmp_path / "two", "logger=none", *more)["val/dice"] == summary["val/dice"]
 
 
 def test_without_hard_links_the_file_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

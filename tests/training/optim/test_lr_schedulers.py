@@ -245,7 +245,8 @@ def test_state_is_plain_numbers_and_continues_exactly(tmp_path: Path) -> None:
     uninterrupted = make(cosine, 40, warmup_steps=4)
     expected = rates(uninterrupted, 40)
 
-    first = make(cosine, 40, warmup_steps=4)
+    first = make(cosine, math.inf, warmup_steps=4)
+    first.move_end(40)
     rates(first, 17)
     state = {"schedule": first.state_dict(), "optimizer": first.optimizer.state_dict()}
     torch.save(state, tmp_path / "state.pt")
@@ -275,6 +276,23 @@ def test_an_extended_run_resumes_at_its_step_of_the_longer_schedule() -> None:
     assert learning_rates == pytest.approx(
         [0.1 * 0.5 * (1 + math.cos(math.pi * k / 40)) for k in range(10, 40)], abs=1e-9
     )
+
+
+def test_a_run_that_goes_on_without_a_number_of_steps_begins_its_schedule_anew() -> None:
+    """Such as one with a time limit after one that its steps ended; else its rates would be those of the end."""
+    ended = make(cosine, 10)
+    rates(ended, 10)
+    longer = resumed(ended.state_dict(), math.inf)
+    assert longer.progress == 0
+    longer.move_end(30)
+    assert rates(longer, 20) == pytest.approx(
+        [0.1 * 0.5 * (1 + math.cos(math.pi * k / 20)) for k in range(20)]
+    )
+
+
+def test_the_state_of_a_schedule_of_torch_is_taken() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    assert resumed(lr.StepLR(optimizer, 2).state_dict(), 10).progress == 0
 
 
 def test_a_resumed_run_takes_its_learning_rate_from_the_config() -> None:

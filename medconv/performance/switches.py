@@ -9,6 +9,7 @@ from medconv.models.layers.depthwise import swap_depthwise
 from medconv.models.layers.instance_norm import swap_norms
 from medconv.performance.checkpoint_blocks import apply_checkpointing
 from medconv.performance.sound_convolutions import use_sound_convolutions
+from medconv.performance.sound_group_norm import use_sound_group_norm
 from medconv.utils.hardware import need_compiler
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ def apply_switches(
     compile: bool = False,
     cuda_graphs: bool = False,
 ) -> nn.Module:
-    """Apply the settings of `perf` to a network, in place, and `use_sound_convolutions` to this process.
+    """Apply the settings of `perf` to a network, in place; in this process, PyTorch's faults are mended, too.
 
     Args:
         channels_last: weights in `torch.channels_last` or `channels_last_3d`; inputs: see `memory_format`.
@@ -38,6 +39,7 @@ def apply_switches(
     if cuda_graphs and not compile:
         raise ValueError("perf.cuda_graphs=true needs perf.compile=true: the compiler records the graphs")
     use_sound_convolutions()
+    use_sound_group_norm()
     if fast_norm:
         swap_norms(network)
     if fast_depthwise:

@@ -25,19 +25,27 @@ log = logging.getLogger(__name__)
 
 
 def measured_once(
-    config: RunConfig, what: str, key: Node, measure: Callable[[], Node], complete: Callable[[Node], bool]
+    config: RunConfig,
+    what: str,
+    key: Node,
+    measure: Callable[[], Node],
+    complete: Callable[[Node], bool],
+    begin: Callable[[], None] = lambda: None,
 ) -> tuple[Node, Path]:
     """The result of `measure`, or of an earlier run with the same key, and its file.
 
     Args:
         what: names the file's folder under `data.cache_dir` and begins messages.
         key: all that the result depends on beside hardware and versions. measure: returns plain values.
-        complete: whether the content of a file is a result.
+        complete: whether the content of a file is a result. begin: called before on each rank that finds no
+            result; its errors must be those of all ranks.
     Raises: ConfigError: the file of several ranks cannot be written, or waiting for rank 0 timed out.
     """
     key = {**_machine(config), **key}
     path = Path(config.data.cache_dir) / what / f"{short_hash(key)}.json"
     result = _remembered(path, what, complete)
+    if result is None:
+        begin()
     if result is None and is_rank_zero():
         result = {**measure(), "key": key}
         _remember(result, path, what, config)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from medconv import config as configs
-from medconv.config import Derived, Node, RunConfig
+from medconv.config import ConfigError, Derived, Node, RunConfig
 from medconv.models.build import build_network, model_of
 from medconv.models.outputs import full_resolution, heads
 from medconv.planning.memory_model import Budget
@@ -38,30 +38,39 @@ def fitting(config: RunConfig, planned: Planned, derive: Callable[[Plan], Derive
         precision and checkpointing count.
     Raises: ValueError: as `planned`, of the smallest size. ConfigError: as `build_network`.
     """
-    plans = _plans(planned)
+    plans, refused = _plans(planned), {}  # size to the error of its network
     if len(plans) == len(SIZES) and _same(plans.values()):
         return planned(next(iter(SIZES)), "the config sets all that a size decides")
     seconds = _TRAINING * configs.duration_seconds(str(config.trainer.max_time), "trainer.max_time")
 
-    def step_seconds(name: str) -> float:
+    def step_seconds(name: str) -> float | None:
         if name not in plans:
             return math.inf
-        batch = _step_seconds(config, plans[name], derive(plans[name]), budget)
+        try:
+            batch = _step_seconds(config, plans[name], derive(plans[name]), budget)
+        except ConfigError as error:
+            refused[name] = error
+            return None
         return batch * config.trainer.accumulate_grad_batches
 
     name, why = largest(step_seconds, seconds)
+    if not name:
+        tried, error = next(iter(refused.items()))
+        raise ConfigError(f"{error} (plan.size={tried}, and so for the others)") from error
     return planned(name, why)
 
 
-def largest(step_seconds: Callable[[str], float], seconds: float) -> tuple[str, str]:
-    """The largest size of which enough steps fit, or the smallest, and the reason.
+def largest(step_seconds: Callable[[str], float | None], seconds: float) -> tuple[str, str]:
+    """The largest size of which enough steps fit, or the smallest, and the reason; empty if there is none.
 
-    Args: step_seconds: of a size; asked from the smallest up, until one has too few steps.
-        seconds: for all steps.
+    Args: step_seconds: of a size; asked from the smallest up, until one has too few steps. None: the network
+        cannot have this size. seconds: for all steps.
     """
     chosen, steps, larger = "", 0.0, ""
     for name, size in reversed(SIZES.items()):
         step = step_seconds(name)
+        if step is None:
+            continue
         if chosen and seconds < size.enough_steps * step:
             larger = f"; {name} does not fit into memory"
             if math.isfinite(step):
@@ -99,11 +108,17 @@ def _step_seconds(config: RunConfig, plan: Plan, derived: Derived, budget: Budge
         "precision": [budget.precision, budget.activation_checkpointing],
     }
 
+    networks: list[nn.Module] = []
+
+    def build() -> None:  # on all ranks, which so have the same errors
+        with torch.random.fork_rng():
+            networks.append(build_network(model, _PLAIN, derived))
+
     def measure() -> Node:
         log.info("plan.size: measuring a step of size %s", plan.size)
         with measuring(config.trainer.accelerator, config.trainer.devices), torch.random.fork_rng():
             try:
-                seconds = _timed(_trial(config, model, plan, derived, budget))
+                seconds = _timed(_trial(config, networks[0], plan, derived, budget))
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
@@ -113,14 +128,13 @@ def _step_seconds(config: RunConfig, plan: Plan, derived: Derived, budget: Budge
     def complete(result: Node) -> bool:
         return isinstance(result["seconds"], float) and result["seconds"] > 0
 
-    result, _ = measured_once(config, "step_seconds", key, measure, complete)
+    result, _ = measured_once(config, "step_seconds", key, measure, complete, build)
     return float(result["seconds"])
 
 
-def _trial(config: RunConfig, model: Node, plan: Plan, derived: Derived, budget: Budget) -> Trial:
+def _trial(config: RunConfig, network: nn.Module, plan: Plan, derived: Derived, budget: Budget) -> Trial:
     """A step of the plan on random images."""
     device = torch.device("cuda" if uses_gpu(config.trainer.accelerator) else "cpu")
-    network = build_network(model, _PLAIN, derived)
     patch = plan.patch_size if derived.per_voxel else ()
     image = torch.randn(plan.batch_size, derived.num_channels, *plan.patch_size, device=device)
     label = torch.zeros(plan.batch_size, *patch, dtype=torch.long, device=device)

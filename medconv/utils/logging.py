@@ -121,6 +121,7 @@ def _silence() -> None:
         ".*module\\(s\\) in eval mode at the start of training.*",  # frozen norms
         ".*WeightAveraging callback with a model that overrides the configure_model.*",
         ".*WeightAveraging callback, but loading a checkpoint outside.*",  # test=true
+        ".*Grad strides do not match bucket view strides.*",  # of 1x1 kernels, whose strides say nothing
         ".*You called `self.log\\('.*', ..., rank_zero_only=True\\)`.*",
         ".*It is recommended to use `self.log\\(.*sync_dist=True\\)`.*",
     ):

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from medconv import config as configs
+from medconv.config import ConfigError, RunConfig
 from medconv.data.datasets.auto import auto
 from medconv.models.encoder import Stages
 from medconv.models.unet import UNet
@@ -62,11 +63,15 @@ def measured(cache: Path) -> dict[int, float]:
     return {content["key"]["model"]["channels"][0]: content["seconds"] for content in contents}
 
 
-def plan_of(dataset: Path, cache: Path, *overrides: str) -> Plan:
-    """The plan of a small image for 20 seconds."""
+def tiny_config(dataset: Path, cache: Path, *overrides: str) -> RunConfig:
     keys = ["data=msd", f"data.root={dataset}", f"data.cache_dir={cache}", "trainer.accelerator=cpu"]
     with initialize_config_dir(str(configs.conf_dir()), version_base="1.3"):
-        config = configs.validate(compose("train", [*keys, "trainer.max_time=00:00:00:20", *overrides]))
+        return configs.validate(compose("train", [*keys, *overrides]))
+
+
+def plan_of(dataset: Path, cache: Path, *overrides: str) -> Plan:
+    """The plan of a small image for 20 seconds."""
+    config = tiny_config(dataset, cache, "trainer.max_time=00:00:00:20", *overrides)
     return make_plan(config, auto(dataset), single_case((16, 16, 16), (1.0, 1.0, 1.0)))
 
 
@@ -108,6 +113,20 @@ def test_the_network_of_the_config_is_timed(
     monkeypatch.setattr(plan_for_time, "_timed", timed)
     plan_of(dataset, tmp_path, f"model={model}")
     assert {type(one) for one in seen} == {network}
+
+
+def test_a_size_whose_network_cannot_be_built_is_passed_over(dataset: Path, tmp_path: Path) -> None:
+    def planned(*overrides: str) -> Plan:
+        config = tiny_config(dataset, tmp_path, "trainer.max_time=00:08:00:00", *overrides)
+        return make_plan(config, auto(dataset), single_case((96, 96, 96), (1.0, 1.0, 1.0)))
+
+    smallest = planned("plan.size=tiny")
+    channels = [4] * (len(planned("plan.size=large").channels))
+    assert len(smallest.channels) < len(channels), "else all sizes take it"
+    fitted = planned(f"model.channels={channels}")
+    assert fitted.size != "tiny" and len(fitted.channels) == len(channels)
+    with pytest.raises(ConfigError, match=r"model: .* \(plan\.size=tiny, and so for the others\)$"):
+        planned("model.channels=[4,8]")
 
 
 def test_a_size_whose_smallest_patch_does_not_fit_is_not_taken(dataset: Path, tmp_path: Path) -> None:

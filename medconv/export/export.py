@@ -66,7 +66,7 @@ def export(source: Path, output: Path, choices: ExportOptions, trusted: Sequence
     with _new_folder(output) if is_bundle else replacing(output, durable=True) as partial:
         model = partial / MODEL if is_bundle else partial
         model.parent.mkdir(parents=True, exist_ok=True)
-        write_network(captured, _file_format(choices), model, choices.opset)
+        captured = write_network(captured, _file_format(choices), model, choices.opset)
         metadata = _compare(source, model, choices, network, captured, load(source, trusted))
         if is_bundle:
             _write_metadata(metadata, model)

@@ -1,5 +1,7 @@
 """Write a captured network to a file, and read it back in the process that wrote it."""
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,13 @@ from torch import nn
 from medconv.export.graph import Captured
 from medconv.inference.exported.load import INPUT, OUTPUT, first_line, need, quiet, read_onnx
 
+log = logging.getLogger(__name__)
 FORMATS = ("torchscript", "onnx", "pt2", "bundle")
 OPSETS = range(18, 24)  # of ONNX; torch writes 18 and converts it to later ones
 
 
-def write_network(captured: Captured, format: str, path: Path, opset: int) -> None:
-    """Args: opset: for ONNX only.
+def write_network(captured: Captured, format: str, path: Path, opset: int) -> Captured:
+    """Returns: the network, with the sizes that the file takes. Args: opset: for ONNX only.
 
     Raises: ValueError: torch cannot write the network in this format.
     """
@@ -25,6 +28,7 @@ def write_network(captured: Captured, format: str, path: Path, opset: int) -> No
             elif format == "torchscript":
                 # A trace records one path through the code; torch.export has shown that there is no other.
                 traced = torch.jit.trace(captured.module, captured.example, check_trace=False)
+                captured = _as_traced(captured, traced)
                 torch.jit.save(traced, str(path))
             else:
                 with path.open("wb") as file:
@@ -33,6 +37,18 @@ def write_network(captured: Captured, format: str, path: Path, opset: int) -> No
         raise
     except Exception as error:  # torch has many classes for what it cannot write
         raise ValueError(f"the network cannot be written as {format} ({first_line(error)})") from error
+    return captured
+
+
+def _as_traced(captured: Captured, traced: Any) -> Captured:
+    """A trace may hold numbers that follow from the patch's size, such as that of attention windows."""
+    image = torch.zeros(1, captured.example.shape[1], *captured.larger)
+    try:
+        traced(image)
+    except RuntimeError:
+        log.info("as torchscript, the network takes images of the patch's size alone")
+        return replace(captured, dynamic=(False,) * len(captured.dynamic))
+    return captured
 
 
 def read_written(path: Path, format: str) -> nn.Module:

@@ -41,6 +41,12 @@ class Captured:
     divisor: tuple[int, ...]
     dynamic: tuple[bool, ...]
 
+    @property
+    def larger(self) -> tuple[int, ...]:
+        """Another size than the example's, along dynamic axes."""
+        sizes = zip(self.example.shape[2:], self.divisor, self.dynamic, strict=True)
+        return tuple(n + d if dynamic else n for n, d, dynamic in sizes)
+
 
 def capture(model: LoadedModel) -> Captured:
     """Args: model: loaded with `plain=True`.

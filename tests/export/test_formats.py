@@ -8,8 +8,11 @@ import pytest
 import torch
 from helpers import exports
 from helpers.exports import Exported, refusal
+from torch import nn
 
 from medconv.convs import fold_convs
+from medconv.export.formats import write_network
+from medconv.export.graph import Captured, Logits
 from medconv.inference.load import load
 
 
@@ -67,3 +70,17 @@ def test_a_missing_package_is_named_before_anything_is_read(
     error = refusal(monkeypatch, capsys, "export", *arguments)
     assert f"needs {package}: pip install 'medconv[onnx]'" in error
     assert not list(tmp_path.iterdir())
+
+
+class Counts(nn.Module):
+    """Its trace holds a number of the example's, as that of attention windows does."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return image.reshape(image.shape[0], 1, int(image.shape[2]), -1) + 1
+
+
+def test_a_trace_that_holds_the_size_of_the_patch_takes_no_other(tmp_path: Path) -> None:
+    for network, dynamic in ((Counts(), False), (nn.Conv2d(1, 1, 1), True)):
+        captured = Captured(Logits(network), None, torch.zeros(2, 1, 8, 8), (1, 1), (True, True))
+        written = write_network(captured, "torchscript", tmp_path / "m.pt", 18)
+        assert written.dynamic == (dynamic,) * 2

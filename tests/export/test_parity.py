@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import nibabel as nib
 import numpy as np
@@ -11,10 +10,12 @@ import torch
 from helpers import loaded_models
 from torch import Tensor, nn
 
+from medconv.export.graph import Captured, Logits
 from medconv.export.parity import on_case, on_patches
 from medconv.targets.regression import RegressionTargets
 
-CAPTURED = SimpleNamespace(divisor=(2, 2, 2), dynamic=(True, False, True))
+PATCH = torch.zeros(1, 1, 8, 8, 8)
+CAPTURED = Captured(Logits(nn.Identity()), None, PATCH, (2, 2, 2), (True, False, True))
 
 
 class Shifted(nn.Module):
@@ -66,7 +67,7 @@ def test_differences_of_a_regression_are_relative_to_its_largest_number() -> Non
 
     targets = RegressionTargets(("age",))
     models = [loaded_models.image_level(Number(number), targets) for number in (1000.0, 1001.0)]
-    captured = SimpleNamespace(divisor=(1, 1), dynamic=(False, False))
+    captured = Captured(Logits(nn.Identity()), None, torch.zeros(1, 1, 8, 8), (1, 1), (False, False))
     assert on_patches(*models, captured) == pytest.approx(1e-3)
 
 

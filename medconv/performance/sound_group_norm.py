@@ -26,7 +26,7 @@ def use_sound_group_norm() -> None:
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel.*")
         for name, sound in (("native_group_norm", _norm), ("native_group_norm_backward", _norm_backward)):
             kernel = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
-            library.impl(name, partial(sound, kernel), "CPU", with_keyset=True, allow_override=True)
+            library.impl(name, partial(sound, kernel), "CPU", with_keyset=True)
     _libraries.append(library)
 
 

@@ -127,12 +127,10 @@ def _runs(home: Path) -> Iterator[Fold]:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        config = OmegaConf.to_container(OmegaConf.load(path))
-        if not isinstance(config, dict):
-            raise ValueError("expected keys and values")
-        return {str(key): value for key, value in config.items()}
+        config: Any = OmegaConf.to_container(OmegaConf.load(path))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException, RecursionError) as error:
         raise ValueError(f"{path}: not a readable config ({' '.join(str(error).split())})") from error
+    return config if isinstance(config, dict) else {}  # else of something else than a run
 
 
 def _check_folds(values: Mapping[str, Any], path: Path) -> None:

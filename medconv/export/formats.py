@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from medconv.export.graph import Captured
-from medconv.inference.exported.load import INPUT, OUTPUT, first_line, need, quiet, read_onnx
+from medconv.inference.exported.load import INPUT, OUTPUT, need, quiet, read_onnx
+from medconv.utils.errors import with_class
 
 log = logging.getLogger(__name__)
 FORMATS = ("torchscript", "onnx", "pt2", "bundle")
@@ -21,6 +22,7 @@ def write_network(captured: Captured, format: str, path: Path, opset: int) -> Ca
 
     Raises: ValueError: torch cannot write the network in this format.
     """
+    fixed = False
     try:
         with quiet(), torch.no_grad():
             if format == "onnx":
@@ -28,7 +30,7 @@ def write_network(captured: Captured, format: str, path: Path, opset: int) -> Ca
             elif format == "torchscript":
                 # A trace records one path through the code; torch.export has shown that there is no other.
                 traced = torch.jit.trace(captured.module, captured.example, check_trace=False)
-                captured = _as_traced(captured, traced)
+                fixed = any(captured.dynamic) and not _takes_more(traced, captured)
                 torch.jit.save(traced, str(path))
             else:
                 with path.open("wb") as file:
@@ -36,19 +38,20 @@ def write_network(captured: Captured, format: str, path: Path, opset: int) -> Ca
     except (OSError, KeyboardInterrupt):
         raise
     except Exception as error:  # torch has many classes for what it cannot write
-        raise ValueError(f"the network cannot be written as {format} ({first_line(error)})") from error
-    return captured
+        raise ValueError(f"the network cannot be written as {format} ({with_class(error)})") from error
+    if not fixed:
+        return captured
+    log.info("as torchscript, the network takes images of the patch's size alone")
+    return replace(captured, dynamic=(False,) * len(captured.dynamic))
 
 
-def _as_traced(captured: Captured, traced: Any) -> Captured:
-    """A trace may hold numbers that follow from the patch's size, such as that of attention windows."""
-    image = torch.zeros(1, captured.example.shape[1], *captured.larger)
+def _takes_more(traced: Any, captured: Captured) -> bool:
+    """Whether a trace takes other sizes; it may hold numbers of the patch's, as that of attention windows."""
     try:
-        traced(image)
+        traced(torch.zeros(1, captured.example.shape[1], *captured.larger))
     except RuntimeError:
-        log.info("as torchscript, the network takes images of the patch's size alone")
-        return replace(captured, dynamic=(False,) * len(captured.dynamic))
-    return captured
+        return False
+    return True
 
 
 def read_written(path: Path, format: str) -> nn.Module:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from medconv.inference.exported.load import first_line, quiet
+from medconv.inference.exported.load import quiet
 from medconv.inference.load import LoadedModel
 from medconv.models.outputs import full_resolution
+from medconv.utils.errors import with_class
 
 
 class Logits(nn.Module):
@@ -65,7 +66,7 @@ def capture(model: LoadedModel) -> Captured:
             with quiet(), torch.no_grad():
                 program = torch.export.export(module, (example,), dynamic_shapes=(_open(divisor, dynamic),))
         except Exception as error:  # torch has many classes for code that it cannot capture
-            reason = first_line(error)
+            reason = with_class(error)
             continue
         return Captured(module, program, example, divisor, dynamic)
     kind = type(model.network).__name__

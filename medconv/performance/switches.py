@@ -8,8 +8,7 @@ from torch import nn
 from medconv.models.layers.depthwise import swap_depthwise
 from medconv.models.layers.instance_norm import swap_norms
 from medconv.performance.checkpoint_blocks import apply_checkpointing
-from medconv.performance.sound_convolutions import use_sound_convolutions
-from medconv.performance.sound_group_norm import use_sound_group_norm
+from medconv.performance.sound_kernels import use_sound_kernels
 from medconv.utils.hardware import need_compiler
 
 log = logging.getLogger(__name__)
@@ -25,7 +24,7 @@ def apply_switches(
     compile: bool = False,
     cuda_graphs: bool = False,
 ) -> nn.Module:
-    """Apply the settings of `perf` to a network, in place; in this process, PyTorch's faults are mended, too.
+    """Apply the settings of `perf` to a network, in place, and `use_sound_kernels` to this process.
 
     Args:
         channels_last: weights in `torch.channels_last` or `channels_last_3d`; inputs: see `memory_format`.
@@ -38,8 +37,7 @@ def apply_switches(
     """
     if cuda_graphs and not compile:
         raise ValueError("perf.cuda_graphs=true needs perf.compile=true: the compiler records the graphs")
-    use_sound_convolutions()
-    use_sound_group_norm()
+    use_sound_kernels()
     if fast_norm:
         swap_norms(network)
     if fast_depthwise:

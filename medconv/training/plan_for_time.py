@@ -13,7 +13,7 @@ from torch.nn import functional
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node, RunConfig
 from medconv.models.build import build_network, model_of
-from medconv.models.outputs import full_resolution, heads
+from medconv.models.outputs import heads
 from medconv.planning.memory_model import Budget
 from medconv.planning.planner import Plan
 from medconv.planning.sizes import SIZES
@@ -107,7 +107,6 @@ def _step_seconds(config: RunConfig, plan: Plan, derived: Derived, budget: Budge
         "image": [plan.batch_size, derived.num_channels, *plan.patch_size],
         "precision": [budget.precision, budget.activation_checkpointing],
     }
-
     networks: list[nn.Module] = []
 
     def build() -> None:  # on all ranks, which so have the same errors
@@ -140,8 +139,7 @@ def _trial(config: RunConfig, network: nn.Module, plan: Plan, derived: Derived, 
     label = torch.zeros(plan.batch_size, *patch, dtype=torch.long, device=device)
 
     def loss(output: Tensor | Sequence[Tensor], label: Tensor) -> Tensor:
-        logits = heads(output, plan.spatial_dims)[0] if derived.per_voxel else full_resolution(output)
-        return functional.cross_entropy(logits.float(), label)
+        return functional.cross_entropy(heads(output, plan.spatial_dims)[0].float(), label)
 
     choice = Choice(budget.precision, True, True, True, budget.activation_checkpointing)
     return Trial(Work(network, loss, Muon, image, label), choice)

@@ -135,7 +135,7 @@ class RunDir:
             shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
         elif source == self.previous and self.last.is_file():  # else it would become the next previous.ckpt
             self.last.replace(self.last.with_name("damaged.ckpt"))
-        if source is not None and not self._is_own(source):  # nor is the best one of an earlier attempt
+        if source is not None and not self._is_own(source):  # a best one here is of an earlier attempt
             self.best.unlink(missing_ok=True)
         log_rewind.rewind(self.path, self._source[1] if self._source else {})
         for partial in self.checkpoints.glob(".*.ckpt"):  # left by a killed process

@@ -20,6 +20,12 @@ def reason(error: BaseException) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
+def with_class(error: BaseException) -> str:
+    """Class and first line of another package's error."""
+    line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {line:.200}".removesuffix(": ")
+
+
 def first_line(error: BaseException) -> str:
     """Of an error that goes on with code or a traceback."""
     first, *others = str(error).strip().splitlines() or [type(error).__name__]

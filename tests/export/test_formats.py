@@ -79,8 +79,12 @@ class Counts(nn.Module):
         return image.reshape(image.shape[0], 1, int(image.shape[2]), -1) + 1
 
 
-def test_a_trace_that_holds_the_size_of_the_patch_takes_no_other(tmp_path: Path) -> None:
+def test_a_trace_that_holds_the_size_of_the_patch_takes_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     for network, dynamic in ((Counts(), False), (nn.Conv2d(1, 1, 1), True)):
         captured = Captured(Logits(network), None, torch.zeros(2, 1, 8, 8), (1, 1), (True, True))
         written = write_network(captured, "torchscript", tmp_path / "m.pt", 18)
         assert written.dynamic == (dynamic,) * 2
+    assert caplog.messages.count("as torchscript, the network takes images of the patch's size alone") == 1

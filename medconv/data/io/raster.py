@@ -37,8 +37,8 @@ _DAMAGED = (  # what Pillow raises for damaged files
 )
 _GREY = {"1": np.uint8, "L": np.uint8, "I": np.int32, "F": np.float32}  # by Pillow's mode
 _GREY |= dict.fromkeys(("I;16", "I;16L", "I;16B"), np.uint16)
-# tags of TIFF: 1 unsigned, 2 signed; 0 where the lowest value is white
-_SAMPLE_FORMAT, _PHOTOMETRIC = 339, 262
+_SAMPLE_FORMAT = 339  # a tag of TIFF: 1 unsigned, 2 signed
+_PHOTOMETRIC = 262  # a tag of TIFF: 0 where the lowest value is white
 _MIN_SINGLE_VALUE = 100  # a mask with 0 and one such value, for example 255, has one class
 _MAX_CLASSES = 64  # a mask with more values is a photograph
 
@@ -135,13 +135,12 @@ def _upright(path: Path) -> Image.Image:
     with _opened(path) as image, explained(problem, *_DAMAGED):
         pages = getattr(image, "n_frames", 1)
         if pages == 1:
-            deep = _is_deep(image)
+            halved = _halved(image)
             image.load()
-            upright, changed = ImageOps.exif_transpose(image), deep or _changed(image)
+            upright, changed = ImageOps.exif_transpose(image), halved or _changed(image)
             if image.mode.startswith("I;16") and getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0:
-                upright = Image.fromarray(
-                    65535 - np.asarray(upright).astype(np.uint16)
-                )  # as Pillow does 8 bits
+                # as Pillow itself does with 8 bits
+                upright = Image.fromarray(65535 - np.asarray(upright).astype(np.uint16))
     if pages != 1:
         raise ValueError(f"{path}: {pages} pages, expected one picture; save each page, or a volume as NIfTI")
     if changed:
@@ -150,11 +149,10 @@ def _upright(path: Path) -> Image.Image:
     return upright
 
 
-def _is_deep(image: Image.Image) -> str | None:
-    """What Pillow reads the upper 8 bits of alone; to be asked before it loads the pixels."""
-    tiles = getattr(image, "tile", [])
-    deep = image.mode not in _GREY and any(";16" in str(tile[3]) for tile in tiles)
-    return "16 bits in colour or with alpha" if deep else None
+def _halved(image: Image.Image) -> str | None:
+    """Values of which Pillow reads the upper 8 bits alone; None: none. Known before it loads them alone."""
+    of_16_bits = any(";16" in str(tile[3]) for tile in getattr(image, "tile", []))
+    return "16 bits in colour or with alpha" if of_16_bits and image.mode not in _GREY else None
 
 
 def _changed(image: Image.Image) -> str | None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from medconv.inference.exported import metadata as exported_metadata
 from medconv.inference.load import LoadedModel
+from medconv.utils.errors import with_class
 
 INPUT, OUTPUT = "image", "logits"  # their names in an ONNX file
 _TORCH = (".pt", ".pth", ".ts", ".pt2")
@@ -72,7 +73,7 @@ def _attempt(path: Path, read: Callable[[], Any]) -> Any:
         with quiet():
             return read()
     except Exception as error:  # torch, protobuf and the runtime have no common class for damaged files
-        raise ValueError(f"{path}: damaged, or of another version ({first_line(error)})") from error
+        raise ValueError(f"{path}: damaged, or of another version ({with_class(error)})") from error
 
 
 @contextmanager
@@ -88,12 +89,6 @@ def quiet() -> Iterator[None]:
                 yield
     finally:
         logging.disable(before)
-
-
-def first_line(error: Exception) -> str:
-    """Class and first line of another package's error, for a message of one line."""
-    line = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {line:.200}".removesuffix(": ")
 
 
 def read_onnx(path: Path, device: str) -> nn.Module:

@@ -73,14 +73,15 @@ def check_weights_fit(module: nn.Module, content: Mapping[str, Any], setting: st
 def check_same_optimizer(content: Mapping[str, Any], config: RunConfig, setting: str, new_lr: bool) -> None:
     """An optimizer takes its settings from the checkpoint, so they must be those of this run.
 
-    Args: new_lr: whether the schedule takes the learning rate from the config; else it must be the same, too.
+    Args: new_lr: whether the schedule takes the learning rate from the config; else it goes on with that of
+        the checkpoint, so it must be the same schedule.
     Raises: ValueError: the checkpoint holds the state of another optimizer, or its settings differ.
     """
     earlier, optimizer = content["medconv"].get("config", {}), config.optimizer
-    saved, key = earlier.get("optimizer", optimizer), "_target_"
-    there, here = (node.get(key) for node in (earlier.get("scheduler", config.scheduler), config.scheduler))
+    saved, schedule = earlier.get("optimizer", optimizer), earlier.get("scheduler", config.scheduler)
+    there, here = (node.get("_target_") for node in (schedule, config.scheduler))
     if not new_lr and there != here:
-        raise _differs(setting, f"scheduler.{key}", there, here)
+        raise _differs(setting, "scheduler._target_", there, here)
     for key in sorted({*saved, *optimizer} - ({"lr"} if new_lr else set())):
         there, here = (node.get(key, "its default") for node in (saved, optimizer))
         if there != here:

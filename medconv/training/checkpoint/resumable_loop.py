@@ -185,8 +185,8 @@ def _check_not_finished(trainer: Trainer, epoch: int, batches: int) -> None:
     limit = -1 if trainer.max_epochs is None else trainer.max_epochs
     if 0 <= limit <= epoch:
         raise ValueError(
-            f"run.resume={trainer.ckpt_path}: was trained for {epoch} epochs of {batches} batches, as are "
-            f"those here; trainer.max_epochs must be more than {epoch} to train on from it, got {limit}"
+            f"run.resume={trainer.ckpt_path}: was trained for {epoch} epochs of {batches} batches, as "
+            f"this run's have; trainer.max_epochs must be more than {epoch} to train on from it, got {limit}"
         )
 
 

@@ -1,8 +1,9 @@
-"""medconv/performance/sound_convolutions.py: against wider types, in shapes that oneDNN gets wrong."""
+"""medconv/performance/sound_kernels.py: against wider types, where PyTorch's own kernels are wrong."""
 
 import subprocess
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medconv.convs.autograd import convolution
-from medconv.performance.sound_convolutions import use_sound_convolutions
+from medconv.performance.sound_kernels import use_sound_kernels
 
 Convolve = Callable[..., Tensor]
 # Function, spatial size, kernel, stride. But for the last three, wrong without these convolutions.
@@ -30,7 +31,7 @@ BF16: dict[str, tuple[Convolve, tuple[int, ...], int, int]] = {
 
 @pytest.fixture(autouse=True)
 def sound() -> None:
-    use_sound_convolutions()
+    use_sound_kernels()
 
 
 @pytest.mark.parametrize("name", BF16)
@@ -79,3 +80,52 @@ def test_the_networks_of_a_run_have_them() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.parametrize("mean", [0.0, 30.0, 300.0])
+@pytest.mark.parametrize("groups", [1, 8, 32])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-10), (torch.bfloat16, 2e-2)]
+)
+def test_group_norm_in_channels_last_gives_what_fp64_does(
+    mean: float, groups: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    torch.manual_seed(0)
+    for size, layout in (((6, 7, 8), torch.channels_last_3d), ((9, 8), torch.channels_last)):
+        image = (torch.randn(2, 32, *size) + mean).to(dtype)
+        norm, wide = nn.GroupNorm(groups, 32), nn.GroupNorm(groups, 32).double()
+        nn.init.normal_(norm.weight)
+        wide.load_state_dict(norm.state_dict())
+        x, x64 = image.contiguous(memory_format=layout).requires_grad_(), image.double().requires_grad_()
+        norm = norm.double() if dtype == torch.float64 else norm
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            output = norm(x)
+        grad = torch.randn(output.shape).to(output.dtype)
+        output.backward(grad)
+        wide(x64).backward(grad.double())
+        assert output.is_contiguous(memory_format=layout) and output.dtype == dtype
+        close(output, wide(x64), tolerance)
+        close(x.grad, x64.grad, tolerance)
+        close(norm.bias.grad, wide.bias.grad, tolerance)
+        close(norm.weight.grad, wide.weight.grad, max(tolerance, 1e-3 if dtype == torch.float32 else 0))
+
+
+def close(found: Tensor, right: Tensor, tolerance: float) -> None:
+    assert (found.double() - right).abs().max() <= tolerance * right.abs().max()
+
+
+def test_padding_does_not_bias_the_statistics_of_a_group_norm() -> None:
+    image = torch.full((1, 8, 32, 32, 32), 0.123)
+    image[..., :6, :6, :6] += torch.randn(6, 6, 6)
+    norm = nn.GroupNorm(8, 8)
+    close(
+        norm(image.contiguous(memory_format=torch.channels_last_3d)),
+        deepcopy(norm).double()(image.double()),
+        1e-5,
+    )
+
+
+def test_group_norms_of_contiguous_and_empty_tensors_are_as_before() -> None:
+    norm, x = nn.GroupNorm(4, 8), torch.randn(2, 8, 3, 4, 5)
+    torch.testing.assert_close(norm(x.contiguous(memory_format=torch.channels_last_3d)), norm(x))
+    assert norm(x[:0]).shape == (0, 8, 3, 4, 5)

@@ -12,6 +12,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from medconv.config.values import duration_seconds
+
 PACKAGE = Path(__file__).parents[1]
 Node = dict[str, Any]  # a `_target_` and its arguments, or several by name; for `build` alone
 
@@ -117,6 +119,13 @@ class TrainerConfig:
     enable_progress_bar: bool = True
     model_registry: str | None = None
     plugins: Any = None
+
+    @property
+    def max_seconds(self) -> float | None:
+        """`max_time` in seconds. Raises: ConfigError: as `duration_seconds`."""
+        if self.max_time is None:
+            return None
+        return duration_seconds(self.max_time, "trainer.max_time")
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def fitting(config: RunConfig, planned: Planned, derive: Callable[[Plan], Derive
     plans, refused = _plans(planned), {}  # size to the error of its network
     if len(plans) == len(SIZES) and _same(plans.values()):
         return planned(next(iter(SIZES)), "the config sets all that a size decides")
-    seconds = _TRAINING * configs.duration_seconds(str(config.trainer.max_time), "trainer.max_time")
+    seconds = _TRAINING * (config.trainer.max_seconds or math.inf)
 
     def step_seconds(name: str) -> float | None:
         if name not in plans:

@@ -160,9 +160,8 @@ def _check_checkpoint(path: str, config: RunConfig, task: L.LightningModule, tra
     check_same_freezing(content, config.init, setting)
     check_weights_fit(task, content, setting)
     check_same_optimizer(content, config, setting, new_lr=has_progress(config))
-    time = config.trainer.max_time
-    seconds = None if time is None else configs.duration_seconds(time, "trainer.max_time")
-    check_not_finished(content, trainer.max_steps, trainer.max_epochs or -1, seconds, setting)
+    limits = (trainer.max_steps, trainer.max_epochs or -1, config.trainer.max_seconds)
+    check_not_finished(content, *limits, setting)
 
 
 def _first_weights(config: RunConfig, resolved: RunConfig, folder: RunDir) -> Callable[..., Any] | None:

@@ -88,7 +88,7 @@ def _callbacks(
     """All callbacks in the order in which Lightning calls them; it puts a user's ModelCheckpoint last."""
     run, trainer = config.run, config.trainer
     averaging, users = _averaging(config), _many(config.callbacks, "callbacks")
-    budget = _time_budget(trainer.max_time)
+    budget = None if trainer.max_seconds is None else TimeBudget(trainer.max_seconds)
     averages = [callback for callback in (*averaging, *users) if isinstance(callback, AverageWeights)]
     return [
         # At the end of training it saves before averaging replaces the weights
@@ -139,10 +139,6 @@ def _averaging(config: RunConfig) -> list[L.Callback]:
         )
         return []
     return [configs.build(config.weight_averaging, "weight_averaging")]
-
-
-def _time_budget(max_time: str | None) -> TimeBudget | None:
-    return None if max_time is None else TimeBudget(configs.duration_seconds(max_time, "trainer.max_time"))
 
 
 def _monitoring(config: RunConfig, validates: bool) -> list[L.Callback]:

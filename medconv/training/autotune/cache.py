@@ -116,8 +116,8 @@ def _work(config: RunConfig, device: torch.device) -> Work:
 def _planned_seconds(trainer: TrainerConfig, batches: float, step: float) -> float:
     """How long the run will take if a batch takes `step` seconds. Args: batches: in an epoch."""
     limits = [step * trainer.max_steps * trainer.accumulate_grad_batches] if trainer.max_steps > 0 else []
-    if trainer.max_time is not None:
-        limits.append(configs.duration_seconds(trainer.max_time, "trainer.max_time"))
+    if trainer.max_seconds is not None:
+        limits.append(trainer.max_seconds)
     if trainer.max_epochs not in (None, -1):
         limit = trainer.limit_train_batches
         if limit is not None:  # Lightning's: a number of batches, or a share of them

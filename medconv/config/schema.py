@@ -174,7 +174,7 @@ class Derived:
     the slice axis.
     Args:
         targets: as plain values. per_voxel: whether they are label maps.
-        class_counts: training cases of each class; None: does not apply.
+        class_counts: training cases of each class or label, or above each grade; None: does not apply.
         overlapping: whether outputs may be positive at once, so that each has a sigmoid. exclusive: the
             opposite; a softmax.
         flip_label_pairs: classes that a mirror exchanges, as numbers.

@@ -131,12 +131,12 @@ def write(evaluation: Evaluation, path: Path) -> None:
 
 
 def table(evaluation: Evaluation) -> str:
-    """The scores, how many cases have no prediction, and the comparison."""
+    """The scores, how many cases have no prediction or label, and the comparison."""
     lines, result = evaluation.score_lines(), evaluation.result
-    if missing := result["without_prediction"]:
-        total = len(missing) + len(result["cases"])
-        what = f"{len(missing)} of {total} {evaluation.counted}"
-        lines.append(f"{what} have no prediction and are not counted: {some(missing)}")
+    for what in ("prediction", "label"):
+        if missing := result.get(f"without_{what}"):
+            count = f"{len(missing)} of {len(missing) + len(result['cases'])} {evaluation.counted}"
+            lines.append(f"{count} have no {what} and are not counted: {some(missing)}")
     lines += training_notes(result)
     return "\n".join([*lines, *(evaluation.comparison_lines() if "comparison" in result else [])])
 

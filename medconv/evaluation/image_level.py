@@ -75,8 +75,8 @@ def evaluate(
         None: the images that the predictions were made from, or that the rows of `labels` name.
     Returns: with the result: `mean`, `intervals` and `per_class` (as `targets.scores`), `cases` (a row
         each), `train_cases` (those that the network was trained on), `without_prediction` (cases with a label
-        but no prediction), `targets`, `part`; with `compare` also `comparison` (metric to what
-        `metrics.image_level.paired` returns).
+        but no prediction), `without_label` (the reverse: their cells are empty), `targets`, `part`; with
+        `compare` also `comparison` (metric to what `metrics.image_level.paired` returns).
     Raises: ValueError: tables that cannot be read, or predictions without a label.
     """
     table = read_predictions(predictions, "--predictions")
@@ -99,6 +99,7 @@ def evaluate(
         ],
         "train_cases": train_cases(predictions.parent, cases),
         "without_prediction": sorted(case for case in truth.values if case not in table.outputs),
+        "without_label": sorted(case for case in truth.unlabelled if case in table.outputs),
     }
     if compare is not None:
         result |= _compared(compare, targets, table, truth, cases)
@@ -113,13 +114,14 @@ def _common(predictions: PredictionTable, truth: Truth, labels: Path, part: str 
     prediction has no label.
     """
     unlabelled = [case for case in predictions.outputs if case not in truth.values]
+    absent = [case for case in unlabelled if case not in truth.unlabelled]
     cases = [case for case in predictions.outputs if case in truth.values]
     if not cases:
         raise ValueError(
             f"--labels {labels}: none of the cases of {predictions.path}, such as {unlabelled[0]}"
         )
-    if unlabelled and part is None:
-        raise ValueError(f"--labels {labels}: no row for {some(unlabelled, 20)}")
+    if absent and part is None:
+        raise ValueError(f"--labels {labels}: no row for {some(absent, 20)}")
     return cases
 
 

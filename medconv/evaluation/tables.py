@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from medconv.data.datasets.common import ids_of, read_json
-from medconv.data.datasets.csv_table import SPLITS, read_rows
+from medconv.data.datasets.common import read_json
+from medconv.data.datasets.csv_table import SPLITS, is_missing, read_rows, row_ids
 from medconv.inference.manifest import MANIFEST
 from medconv.inference.output_table import CASE_COLUMNS, column_of
 from medconv.targets import Targets
@@ -37,10 +37,13 @@ class PredictionTable:
 
 @dataclass(frozen=True)
 class Truth:
-    """The true labels. Args: values: case to its values. images: case to the file that its row names."""
+    """The true labels. Args: values: case to its values. images: case to the file that its row names.
+    unlabelled: cases whose rows lack a label.
+    """
 
     values: Mapping[str, tuple[float, ...]]
     images: Mapping[str, Path]
+    unlabelled: Sequence[str] = ()
 
 
 def read_predictions(path: Path, option: str) -> PredictionTable:
@@ -81,9 +84,9 @@ def targets_of(predictions: PredictionTable, path: Path, columns: Sequence[str])
     if predictions.targets is not None:
         return predictions.targets
     _, rows = _table(path, "--labels")
-    values = {row.get(column, "") for _, row in rows for column in columns or predictions.names}
+    values = {row.get(column, "").lower() for _, row in rows for column in columns or predictions.names}
     probabilities = map(_are_probabilities, predictions.outputs.values())
-    binary = all(probabilities) and values <= {"0", "1", "0.0", "1.0", ""}
+    binary = all(probabilities) and values <= {"0", "1", "0.0", "1.0", "", "true", "false"}
     return MultilabelTargets(predictions.names) if binary else RegressionTargets(predictions.names)
 
 
@@ -103,11 +106,7 @@ def read_truth(
     Raises: ValueError: no such file or column, or a label that does not fit; names the row.
     """
     header, rows = _table(path, "--labels")
-    columns = list(columns or targets.default_columns)
-    if len(columns) != targets.num_values:
-        raise ValueError(
-            f"--label-columns: expected {targets.num_values} for {targets.kind}, got {', '.join(columns)}"
-        )
+    columns = _in_order(columns, targets) if columns else list(targets.default_columns)
     for column in (*columns, *([split] if part is not None else [])):
         if column not in header:
             raise ValueError(f"--labels {path}: no column {column!r}; it has {', '.join(header)}")
@@ -117,20 +116,43 @@ def read_truth(
         )
     files = [path.parent / row["path"] for _, row in rows] if "path" in header else []
     # A label may be called `case`; then `path` tells the case.
-    has_ids = "case" in header and ("path" not in header or "case" not in columns)
-    ids = [row["case"] for _, row in rows] if has_ids else ids_of(files, path.parent, path)
+    ids = row_ids(path, header, [row for _, row in rows], others=columns if files else ())
     values: dict[str, tuple[float, ...]] = {}
+    unlabelled = []
     for case, (number, row) in zip(ids, rows, strict=True):
         if part is not None and SPLITS.get(row[split].lower(), row[split]) != part:
             continue
-        if case in values:
+        if case in values or case in unlabelled:
             raise ValueError(f"--labels {path}, row {number}: case {case} is there twice")
+        if any(is_missing(row[column]) for column in columns):
+            unlabelled.append(case)
+            continue
         values[case] = _parsed(targets, row, columns, f"--labels {path}, row {number}")
     if not values:
+        which = f" whose column {split!r} is {part}" if part is not None else ""
+        raise ValueError(f"--labels {path}: no row{which}" + (" with a label" if unlabelled else ""))
+    return Truth(values, dict(zip(ids, files, strict=True)) if files else {}, tuple(unlabelled))
+
+
+def _in_order(columns: Sequence[str], targets: ImageLevelTargets) -> list[str]:
+    """`--label-columns` in the order of the targets' names, where they are these names.
+
+    Raises: ValueError: too few or too many, or some of them are names of other predictions.
+    """
+    if len(columns) != targets.num_values:
         raise ValueError(
-            f"--labels {path}: no row" + (f" whose column {split!r} is {part}" if part is not None else "")
+            f"--label-columns: expected {targets.num_values} for {targets.kind}, got {', '.join(columns)}"
         )
-    return Truth(values, dict(zip(ids, files, strict=True)) if files else {})
+    names = list(targets.value_names)
+    if sorted(columns) == sorted(names):
+        return names
+    for column, name in zip(columns, names, strict=True):
+        if column != name and column in names:
+            raise ValueError(
+                f"--label-columns: {column} would be compared with the predictions of {name}; expected a "
+                f"column for each of {', '.join(names)}, in this order"
+            )
+    return list(columns)
 
 
 def _parsed(

@@ -2,16 +2,16 @@
 
 import json
 import logging
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from medconv.data.case import Case
 from medconv.data.datasets import patterns
-from medconv.data.datasets.common import ids_of
-from medconv.data.datasets.csv_table import read_rows
+from medconv.data.datasets.common import id_error
+from medconv.data.datasets.csv_table import read_rows, row_ids
 from medconv.data.datasets.nnunet import group_channels
 from medconv.data.io import dicom_series
 from medconv.data.io.dicom_headers import choice_of, is_dicom, list_files
@@ -19,12 +19,11 @@ from medconv.data.io.images import in_folder, known, stem, suffixes, volume_suff
 from medconv.utils.errors import explained
 
 _FIRST = "_0000"  # the ending of the first channel's name
-_MAX_BYTES = 200  # of a case id; most file systems allow names of 255, and temporary files have longer ones
 Entry = tuple[str | None, tuple[str, ...]]  # a case id, or None, and its files
 log = logging.getLogger(__name__)
 
 
-def find_cases(source: Path, num_channels: int) -> list[Case]:
+def find_cases(source: Path, num_channels: int, answers: Sequence[str] = ()) -> list[Case]:
     """The cases in a file, a folder, a pattern with `{id}` or a list; channels are files CASE_0000,
     CASE_0001, ... or in one file.
 
@@ -35,17 +34,23 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
     line, its channels separated by tabs; `.json` is an array of cases (a path, or an array of paths), or
     an object of case id to such cases. Paths are relative to the list's folder.
     `#2` or `#b=50` at the end of `source` takes one volume of each DICOM series.
+    Args: answers: names of the network's answers; a `.csv` that trains it may have a column for each.
     Raises: ValueError: no images, missing channels, or two cases with the same name.
     """
     check_source(source)
     source, choice = choice_of(source)
     if choice:
-        return [_with_choice(case, choice) for case in find_cases(source, num_channels)]
+        return [_with_choice(case, choice) for case in find_cases(source, num_channels, answers)]
     if patterns.is_pattern(source) and not source.exists():
         found = patterns.files_of(source, "--input")
         return [Case(_checked(case, source), (path,)) for case, path in found.items()]
     if source.is_file():
-        reader = {".txt": _lines, ".json": _json, ".csv": _table}.get(source.suffix)
+        readers: dict[str, Callable[[Path], list[Entry]]] = {
+            ".txt": _lines,
+            ".json": _json,
+            ".csv": partial(_table, answers=answers),
+        }
+        reader = readers.get(source.suffix)
         return [_single(source, num_channels)] if reader is None else _named(source, reader(source))
     if not any(path.name.endswith(volume_suffixes()) for path in source.iterdir()):
         if cases := _in_dicom(source):
@@ -126,15 +131,14 @@ def _lines(source: Path) -> list[Entry]:
     return [(None, tuple(line.split("\t"))) for line in lines if line and not line.startswith("#")]
 
 
-def _table(source: Path) -> list[Entry]:
+def _table(source: Path, answers: Sequence[str]) -> list[Entry]:
     """A row for each image, as `data=csv` reads them."""
     header, rows = read_rows(source)
     if "path" not in header:
         raise ValueError(f"--input {source}: no column 'path', it has {', '.join(header)}")
     if empty := [number for number, row in rows if not row["path"]]:
         raise ValueError(f"--input {source}, row {empty[0]}: column 'path' is empty, expected an image file")
-    files = [source.parent / row["path"] for _, row in rows]
-    ids = [row["case"] for _, row in rows] if "case" in header else ids_of(files, source.parent, source)
+    ids = row_ids(source, header, [row for _, row in rows], others=answers)
     return [(case, (row["path"],)) for case, (_, row) in zip(ids, rows, strict=True)]
 
 
@@ -182,12 +186,6 @@ def name_of(first: Path) -> str:
 
 
 def _checked(case: str, source: Path) -> str:
-    try:
-        size = len(os.fsencode(case))
-    except UnicodeEncodeError:
-        size = 0
-    if not 0 < size <= _MAX_BYTES or Path(case).name != case or case[0] == "." or min(case) < " ":
-        shown = repr(case) if len(case) <= _MAX_BYTES else f"one of {size} bytes, {case[:20]!r}..."
-        what = f"a case id names a file, of at most {_MAX_BYTES} bytes"
-        raise ValueError(f"--input {source}: {what}, and cannot be {shown}")
+    if error := id_error(case):
+        raise ValueError(f"--input {source}: {error}")
     return case

@@ -101,6 +101,10 @@ class Targets(ABC):
         """Number of cases of each class or label; None: does not apply. Shape: (cases, values)."""
         return None
 
+    def output_counts(self, values: np.ndarray) -> list[int] | None:
+        """Number of cases in which each output is 1; None: does not apply. Shape: (cases, values)."""
+        return self.class_counts(values)
+
     def check_examples(self, values: np.ndarray, split: str) -> str | None:
         """Whether a split has the cases that it needs; returns a warning or None. Shape: (cases, values).
 

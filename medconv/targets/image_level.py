@@ -43,6 +43,8 @@ class ImageLevelTargets(Targets):
     def __post_init__(self) -> None:
         if len(self.names) < self.min_names:
             raise ValueError(f"too few names of {self.kind}: {list(self.names)}")
+        if twice := [name for number, name in enumerate(self.names) if name in self.names[:number]]:
+            raise ValueError(f"{self.kind} names: {twice[0]} is there twice")
 
     @classmethod
     def from_fields(cls, content: Mapping[str, Any]) -> Self:
@@ -115,12 +117,13 @@ class ImageLevelTargets(Targets):
         return [np.flatnonzero(column) for column in members.T]
 
     def check_examples(self, values: np.ndarray, split: str) -> str | None:
-        if missing := self.missing(values):
+        missing = self.missing(values)
+        if missing and (split == "training" or len(missing) >= len(self.names) - 1):
             raise ValueError(
-                f"no {split} case has class {', '.join(missing)}, expected at least one of each; another "
-                "data.fold or data.num_folds, or data.class_names without it, may help"
+                f"no {split} case has {self.name_word} {', '.join(missing)}, expected at least one of each; "
+                "another data.fold or data.num_folds, or data.class_names without it, may help"
             )
-        return None
+        return f"no {split} case has {', '.join(missing)}, so there is no score of it" if missing else None
 
     def missing(self, values: np.ndarray) -> list[str]:
         """Classes or labels without a case. Shape: (cases, values)."""

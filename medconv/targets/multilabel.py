@@ -14,6 +14,8 @@ from medconv.metrics.segmentation import MetricValues
 from medconv.targets.monitor import CROSS_ENTROPY, MonitoredMetric
 from medconv.targets.numbers import NumberTargets
 
+_BOOLEANS = {"true": "1", "false": "0"}  # as pandas writes them
+
 
 @dataclass(frozen=True)
 class MultilabelTargets(NumberTargets):
@@ -33,6 +35,9 @@ class MultilabelTargets(NumberTargets):
         if len(values) == len(self.names) and not set(values) <= {0.0, 1.0}:
             return f"expected 0 or 1 for each of {', '.join(self.names)}, got {list(values)}"
         return super().invalid_reason(values)
+
+    def _parse(self, column: str, label: str) -> float:
+        return super()._parse(column, _BOOLEANS.get(label.lower(), label))
 
     def cell_error(self, number: float) -> str | None:
         return None if number in (0, 1) else "0 or 1"

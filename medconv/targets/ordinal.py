@@ -40,6 +40,10 @@ class OrdinalTargets(MulticlassTargets):
     def output_names(self) -> tuple[str, ...]:
         return tuple(f"above {name}" for name in self.names[:-1])
 
+    def output_counts(self, values: np.ndarray) -> list[int]:
+        counts: list[int] = (values > np.arange(self.num_outputs)).sum(0).tolist()
+        return counts
+
     def encode(self, label: Tensor) -> Tensor:
         """1 for each step below the grade, else 0."""
         return (label > torch.arange(self.num_outputs, device=label.device)).float()

@@ -66,6 +66,10 @@ class RegressionTargets(NumberTargets):
         count = len(self.names)
         return self.means or (0.0,) * count, self.stds or (1.0,) * count
 
+    def check_examples(self, values: np.ndarray, split: str) -> str | None:
+        same = [name for name, spread in zip(self.names, np.ptp(values, 0), strict=True) if not spread]
+        return f"all {split} cases have the same {', '.join(same)}" if same else None
+
     def members(self, values: np.ndarray) -> None:
         return None
 

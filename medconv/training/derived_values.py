@@ -30,7 +30,7 @@ def derived_values(
         num_classes=targets.num_outputs,
         targets=targets.plain(),
         per_voxel=targets.per_voxel,
-        class_counts=targets.class_counts(values),
+        class_counts=targets.output_counts(values),
         overlapping=not targets.exclusive,
         exclusive=targets.exclusive,
         class_names=list(dataset.class_names),

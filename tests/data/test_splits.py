@@ -213,7 +213,7 @@ def test_class_without_an_example_is_an_error(caplog: pytest.LogCaptureFixture) 
     neither, both, second = (Case(str(v), (), values=v) for v in ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0)))
     check_examples(DataSplit([both], [neither, second], []), findings)
     assert "no validation case has x" in caplog.text
-    with pytest.raises(ValueError, match="no training case has class x"):
+    with pytest.raises(ValueError, match="no training case has label x"):
         check_examples(DataSplit([second], [neither, second], []), findings)
     for val in ([neither, neither], [second, second]):  # no finding has an AUC
         with pytest.raises(ValueError, match="no finding has both positive and negative validation cases"):

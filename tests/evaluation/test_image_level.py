@@ -40,6 +40,31 @@ def test_without_a_manifest_the_labels_decide_the_kind_of_targets(tmp_path: Path
     assert "mean absolute error" in table(evaluation) and "R2" in evaluation.page()
 
 
+def test_columns_of_labels_are_paired_by_name(tmp_path: Path) -> None:
+    predictions = write_table(tmp_path / "p.csv", ["case", "a", "b"], ["x", 0.2, 0.9], ["y", 0.8, 0.1])
+    labels = write_table(tmp_path / "l.csv", ["case", "a", "b", "c"], ["x", 0, 1, 1], ["y", 1, 0, 0])
+    for columns in (("a", "b"), ("b", "a")):
+        assert image_level.evaluate(predictions, labels, columns=columns).result["mean"]["accuracy"] == 1
+    assert image_level.evaluate(predictions, labels, columns=("a", "c")).result["mean"]["accuracy"] == 1
+    with pytest.raises(ValueError, match="--label-columns: a would be compared with the predictions of b"):
+        image_level.evaluate(predictions, labels, columns=("c", "a"))
+
+
+def test_cases_without_a_label_are_named_and_not_counted(tmp_path: Path) -> None:
+    predictions = write_table(
+        tmp_path / "p.csv", ["case", "a", "b"], ["x", 0.2, 0.9], ["y", 0.8, 0.1], ["z", 0.8, 0.1]
+    )
+    labels = write_table(
+        tmp_path / "l.csv", ["case", "a", "b"], ["x", 0, 1], ["y", 1, 0], ["z", "", 0], ["w", "nan", 1]
+    )
+    evaluation = image_level.evaluate(predictions, labels)
+    assert evaluation.result["without_label"] == ["z"] and len(evaluation.result["cases"]) == 2
+    assert "1 of 3 cases have no label and are not counted: z" in table(evaluation)
+    (tmp_path / "l.csv").write_text("case,a,b\nx,,\n")
+    with pytest.raises(ValueError, match=r"l\.csv: no row with a label"):
+        image_level.evaluate(predictions, labels)
+
+
 def test_a_comparison_is_over_the_cases_of_both(tmp_path: Path) -> None:
     predictions, labels, outputs, truth = write_tables(tmp_path)
     others = np.array([[0.5, 0.5], [0.9, 0.1], [0.3, 0.7], [0.6, 0.4], [0.2, 0.8]])

@@ -84,6 +84,14 @@ def test_input_without_an_image_is_refused(tmp_path: Path) -> None:
         find_cases(tmp_path, 1)
 
 
+def test_a_label_called_case_is_no_id(tmp_path: Path) -> None:
+    touch(tmp_path, "a.png", "b.png")
+    (tmp_path / "t.csv").write_text("path,case\na.png,0\nb.png,0\n")
+    assert [case.id for case in find_cases(tmp_path / "t.csv", 1, ["case", "other"])] == ["a", "b"]
+    with pytest.raises(ValueError, match="two cases are called 0"):
+        find_cases(tmp_path / "t.csv", 1)
+
+
 def test_endings_in_capitals_are_not_skipped_silently(tmp_path: Path) -> None:
     touch(tmp_path, "a.nii.gz", "B.NII.GZ", "c.Nii")
     with pytest.raises(
@@ -280,3 +288,11 @@ def test_a_pattern_names_the_cases(tmp_path: Path) -> None:
     }
     with pytest.raises(ValueError, match=r"--input .*\{id\}_t1\.nii\.gz: no file matches"):
         find_cases(tmp_path / "{id}_t1.nii.gz", 1)
+
+
+def test_pictures_with_endings_in_capitals_are_not_skipped_silently(tmp_path: Path) -> None:
+    touch(tmp_path, "a.png", "b.Png")
+    with pytest.raises(ValueError, match=r"endings must be in small letters, rename b\.Png$"):
+        find_cases(tmp_path, 1)
+    (tmp_path / "a.png").rename(tmp_path / "a.nii.gz")  # pictures beside volumes are not read
+    assert [case.id for case in find_cases(tmp_path, 1)] == ["a"]

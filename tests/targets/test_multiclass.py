@@ -26,6 +26,13 @@ def test_cases_are_counted_and_grouped_by_class() -> None:
     assert [group.tolist() for group in CLASSES.balanced_groups(values)] == [[0], [1, 2], []]
     with pytest.raises(ValueError, match="no training case has class z"):
         CLASSES.check_examples(values, "training")
+    assert (
+        CLASSES.check_examples(values, "validation") == "no validation case has z, so there is no score of it"
+    )
+    with pytest.raises(ValueError, match="no validation case has class x, z"):
+        CLASSES.check_examples(values[1:], "validation")
+    with pytest.raises(ValueError, match="multiclass names: b is there twice"):
+        MulticlassTargets(("a", "b", "b"))
 
 
 def test_labels_become_probabilities_of_classes() -> None:

@@ -20,8 +20,14 @@ def test_a_validation_needs_a_label_with_both_answers() -> None:
     assert FINDINGS.check_examples(VALUES, "validation") is None
     with pytest.raises(ValueError, match="no finding has both positive and negative validation cases"):
         FINDINGS.check_examples(VALUES[:1], "validation")
-    with pytest.raises(ValueError, match="no training case has class x"):
+    with pytest.raises(ValueError, match="no training case has label x"):
         FINDINGS.check_examples(VALUES[1:], "training")
+
+
+def test_cells_may_be_true_and_false() -> None:
+    assert FINDINGS.parse({"x": "True", "y": "false"}) == (1, 0)
+    with pytest.raises(ValueError, match="column 'y' must hold a finite number, got 'yes'"):
+        FINDINGS.parse({"x": "1", "y": "yes"})
 
 
 def test_the_error_of_a_case_is_that_of_its_worst_label() -> None:

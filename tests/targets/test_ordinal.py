@@ -22,6 +22,7 @@ def test_a_grade_is_the_steps_below_it() -> None:
     assert GRADES.num_outputs == 2 and GRADES.output_names == ("above none", "above mild")
     assert GRADES.encode(torch.tensor([[0.0], [1.0], [2.0]])).tolist() == [[0, 0], [1, 0], [1, 1]]
     assert Targets.from_plain(GRADES.plain()) == GRADES
+    assert GRADES.output_counts(np.array([[0.0], [1.0], [2.0], [2.0]])) == [3, 2]
 
 
 def test_steps_become_probabilities_of_grades() -> None:
@@ -65,6 +66,7 @@ def test_losses_of_labels_fit() -> None:
 def test_a_table_of_grades_trains(tmp_path: Path) -> None:
     table = small_runs.write_table(tmp_path / "table", {"label": "finding"})
     quick = ["trainer.max_steps=2", "callbacks=none", "logger=none", *small_runs.OURS]
-    summary = small_runs.train(table, tmp_path / "run", "data.target_type=ordinal", *quick)
+    balanced = ["data.target_type=ordinal", "loss=bce", "loss.class_weights=balanced"]  # of the steps
+    summary = small_runs.train(table, tmp_path / "run", *balanced, *quick)
     assert summary["score"]["name"] == "val/quadratic_kappa" and summary["val/grade_error"] is not None
     assert load(tmp_path / "run/checkpoints/last.ckpt").targets.kind == "ordinal"

@@ -53,3 +53,11 @@ def test_without_means_and_spreads_numbers_stay_as_they_are() -> None:
 
 def test_equal_labels_have_no_spread_from_rounding() -> None:
     assert RegressionTargets(("a",)).fitted(np.full((3, 1), 0.1)).stds == (1.0,)
+
+
+def test_a_number_that_never_changes_is_named() -> None:
+    targets = RegressionTargets(("age", "size"))
+    assert targets.check_examples(np.array([[1.0, 2.0], [3.0, 2.0]]), "training") == (
+        "all training cases have the same size"
+    )
+    assert targets.check_examples(np.array([[1.0, 2.0], [3.0, 4.0]]), "training") is None

@@ -1,6 +1,7 @@
 """What the dataset layouts share: dataset.json, case ids, and the channels of files."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from medconv.targets import parse
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import explained
 
+_MAX_BYTES = 200  # of a case id; most file systems allow names of 255, and temporary files have longer ones
 _NO_JSON = (json.JSONDecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -40,6 +42,18 @@ def ids_of(files: Sequence[Path], root: Path, source: Path) -> list[str]:
         named = ", ".join(twice[:6])
         raise ValueError(f"{source}: images that would be one case: {named}; expected one of each name")
     return ids
+
+
+def id_error(case: str) -> str | None:
+    """Why a text cannot be a case id, which names files; None: it can."""
+    try:
+        size = len(os.fsencode(case))
+    except UnicodeEncodeError:
+        size = 0
+    if 0 < size <= _MAX_BYTES and Path(case).name == case and case[0] != "." and min(case) >= " ":
+        return None
+    shown = repr(case) if len(case) <= _MAX_BYTES else f"one of {size} bytes, {case[:20]!r}..."
+    return f"a case id names a file, of at most {_MAX_BYTES} bytes, and cannot be {shown}"
 
 
 def _below(path: Path, root: Path) -> tuple[str, ...]:

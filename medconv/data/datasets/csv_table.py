@@ -3,12 +3,15 @@
 import csv as files
 import difflib
 import os
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.common import ids_of, modalities_of
+from medconv.data.datasets.common import id_error, ids_of, modalities_of
 from medconv.targets import KINDS
 from medconv.targets.base import finite_number
 from medconv.targets.image_level import ImageLevelTargets
@@ -20,6 +23,7 @@ SPLITS = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 _MAX_CLASSES = 20  # more different whole numbers may be classes or numbers
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,10 @@ def csv(
     rows = [
         _row(path, number, line, path_column, columns, split_column, group_column) for number, line in lines
     ]
-    return _dataset(path, rows, _targets(target_type, columns, rows, class_names, path), modality)
+    others = [name for name in (path_column, *columns, split_column, group_column) if name]
+    ids = row_ids(path, header, [line for _, line in lines], path_column, others)
+    _check_ids(ids, rows, path)
+    return _dataset(path, ids, rows, _targets(target_type, columns, rows, class_names, path), modality)
 
 
 def _need_table(root: str | Path | None) -> Path:
@@ -83,22 +90,65 @@ def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
     """Column names, and each row with its line number. Raises: ValueError: no table, or no rows."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            first = file.readline()
+            delimiter = _delimiter(file.readline())
             file.seek(0)
-            reader = files.DictReader(
-                file, delimiter=max(",;\t", key=first.count), restval="", restkey="", skipinitialspace=True
-            )
-            header = [name.strip() for name in reader.fieldnames or []]
-            reader.fieldnames = header
-            lines = [(reader.line_num, {k: v.strip() for k, v in line.items() if k}) for line in reader]
+            reader = files.reader(file, delimiter=delimiter, skipinitialspace=True)
+            cells = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
     except (OSError, UnicodeDecodeError, files.Error) as error:
         raise ValueError(f"{path}: cannot be read as a table ({error})") from error
-    duplicates = sorted({name for name in header if header.count(name) > 1})
+    (_, header), *rows = cells or [(1, [])]
+    header = _without_empty_end(header)
+    duplicates = sorted({name for name in header if name and header.count(name) > 1})
     if duplicates:
         raise ValueError(f"{path}: column {duplicates[0]!r} is there twice")
-    if not lines:
+    if not rows:
         raise ValueError(f"{path}: expected a row per image, found none")
-    return header, lines
+    for number, row in rows:
+        if len(_without_empty_end(row)) > len(header):
+            raise ValueError(
+                f"{path}, row {number}: {len(row)} cells, {len(header)} columns: {' | '.join(row)}; a cell "
+                f"that holds {delimiter!r} must be in quotes"
+            )
+    return header, [(number, _by_column(header, row)) for number, row in rows]
+
+
+def _delimiter(header: str) -> str:
+    """The first of comma, semicolon and tab that is not in quotes; a comma if there is none."""
+    found = re.search("[,;\t]", re.sub('"[^"]*"', "", header))
+    return found.group() if found else ","
+
+
+def _without_empty_end(row: Sequence[str]) -> list[str]:
+    """A row without the empty cells that spreadsheets add to its end."""
+    filled = [number for number, cell in enumerate(row, 1) if cell]
+    return list(row[: max(filled, default=0)])
+
+
+def _by_column(header: Sequence[str], row: Sequence[str]) -> dict[str, str]:
+    """Column to cell; missing ones are empty, and those of columns without a name are left out."""
+    return {name: cell for name, cell in zip_longest(header, row[: len(header)], fillvalue="") if name}
+
+
+def is_missing(label: str) -> bool:
+    """Whether a cell holds no label: it is empty, or `nan` as pandas may write it."""
+    return label.lower() in ("", "nan")
+
+
+def row_ids(
+    table: Path,
+    header: Sequence[str],
+    rows: Sequence[Mapping[str, str]],
+    path_column: str = "path",
+    others: Sequence[str] = (),
+) -> list[str]:
+    """A case id for each row: its cell in the column `case`, or without it the name of its image as `ids_of`.
+
+    Args: others: columns that hold something else, such as labels, even if one is called `case`.
+    Raises: ValueError: as `ids_of`.
+    """
+    if "case" in header and "case" not in others:
+        return [row["case"] for row in rows]
+    return ids_of([table.parent / row[path_column] for row in rows], table.parent, table)
 
 
 def _need_column(key: str, column: str | None, header: Sequence[str], path: Path) -> None:
@@ -106,6 +156,18 @@ def _need_column(key: str, column: str | None, header: Sequence[str], path: Path
         near = difflib.get_close_matches(column, header, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ValueError(f"{key}: {path} has no column {column!r}, it has {', '.join(header)}{hint}")
+
+
+def _check_ids(ids: Sequence[str], rows: Sequence[_Row], path: Path) -> None:
+    """Raises: ValueError: an id that no file can have, or two rows with one."""
+    for case, row in zip(ids, rows, strict=True):
+        if row.error is None and (error := id_error(case)):
+            raise ValueError(f"{path.parent / row.location}: column 'case': {error}")
+    if twice := [case for case, count in Counter(ids).items() if count > 1]:
+        raise ValueError(
+            f"{path}: column 'case' has {twice[0]} in several rows, expected another case id in each; if it "
+            "names patients, data.group_column=case keeps their images in one fold"
+        )
 
 
 def _row(
@@ -130,7 +192,9 @@ def _row(
         error = f"column {group!r} is empty, expected the name of a group, such as a patient"
     elif empty := [column for column in columns if not line[column]]:
         error = f"column {empty[0]!r} is empty, expected a label"
-    labels = {column: line[column] for column in columns}
+    elif missing := [column for column in columns if is_missing(line[column])]:
+        error = f"column {missing[0]!r} holds {line[missing[0]]}, expected a label"
+    labels = {column: "" if is_missing(line[column]) else line[column] for column in columns}
     return _Row(location, file, labels, case_split, line[group] if group else "", error)
 
 
@@ -142,6 +206,8 @@ def _targets(
     path: Path,
 ) -> ImageLevelTargets:
     labels = [[row.labels[column] for row in rows] for column in columns]
+    if not names and target_type in (None, "regression"):
+        _check_decimals(columns, labels, path)
     names_of_classes = len(columns) == 1 and len(names or ()) > 1
     kind = target_type or ("multiclass" if names_of_classes else _likely_kind(columns, labels, path))
     if not issubclass(targets := KINDS.get(kind, LabelMapTargets), ImageLevelTargets):
@@ -151,6 +217,18 @@ def _targets(
         return targets.from_columns(columns, labels, names)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _check_decimals(columns: Sequence[str], labels: Sequence[Sequence[str]], path: Path) -> None:
+    """Raises: ValueError: most labels of a column are numbers with a decimal comma."""
+    for column, cells in zip(columns, labels, strict=True):
+        filled = [cell for cell in cells if cell]
+        commas = [cell for cell in filled if _DECIMAL_COMMA.fullmatch(cell)]
+        if 2 * len(commas) > len(filled):
+            raise ValueError(
+                f"{path}: column {column!r} holds numbers with a decimal comma, such as {commas[0]}; "
+                "expected a decimal point; if they are classes, set data.target_type=multiclass"
+            )
 
 
 def _likely_kind(columns: Sequence[str], labels: Sequence[Sequence[str]], path: Path) -> str:
@@ -170,8 +248,9 @@ def _likely_kind(columns: Sequence[str], labels: Sequence[Sequence[str]], path: 
     return "multiclass" if len(columns) == 1 else "multilabel"
 
 
-def _dataset(path: Path, rows: Sequence[_Row], targets: ImageLevelTargets, modality: str) -> Dataset:
-    ids = ids_of([row.path for row in rows], path.parent, path)
+def _dataset(
+    path: Path, ids: Sequence[str], rows: Sequence[_Row], targets: ImageLevelTargets, modality: str
+) -> Dataset:
     cases, errors = [], {}
     for case, row in zip(ids, rows, strict=True):
         values, error = None, row.error

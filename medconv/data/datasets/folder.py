@@ -101,6 +101,6 @@ def _names_in(labels: Sequence[Path]) -> tuple[str, ...]:
     if len(values) <= highest // 2:
         raise ValueError(
             f"data=folder: labels hold {sorted(values)[:8]}, expected 0, 1, 2, ... for the classes; "
-            "renumber them, or name every number in data.class_names"
+            "renumber them, or name the classes in data.class_names, without the value of data.ignore_label"
         )
     return ("background", *(str(value) for value in range(1, max(highest, 1) + 1)))

@@ -7,8 +7,9 @@ from pathlib import Path
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import ids_of, modalities_of
 from medconv.data.datasets.csv_table import SPLITS
-from medconv.data.io.images import known, suffixes
+from medconv.data.io.images import check_endings, known, suffixes
 from medconv.targets.multiclass import MulticlassTargets
+from medconv.utils.logging import some
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +17,7 @@ log = logging.getLogger(__name__)
 def imagefolder(
     root: str | Path | None, class_names: Sequence[str] | None = None, modality: str = "MRI"
 ) -> Dataset:
-    """A case per image file; its class is the name of its folder.
+    """A case per image file; its class is the name of its folder, or of the one that holds this.
 
     Args: class_names: in the order of the outputs; None sorts the names of the folders.
     Raises: ValueError: no such folder, fewer than two classes, a folder without an image, or one that is not
@@ -63,7 +64,12 @@ def _folders(root: Path) -> list[Path]:
 def _images(folder: Path, names: Sequence[str]) -> list[Path]:
     if folder.name not in names:
         raise ValueError(f"{folder}: its name is not a class; data.class_names has {', '.join(names)}")
-    images = sorted(p for p in folder.iterdir() if p.name.endswith(suffixes()) and not p.name.startswith("."))
+    inside = [path.relative_to(folder) for path in folder.rglob("*")]
+    shown = sorted(folder / path for path in inside if not any(part.startswith(".") for part in path.parts))
+    images = [path for path in shown if path.name.endswith(suffixes())]
+    check_endings([path for path in shown if path not in images], suffixes(), "data.root")
+    if below := sorted({str(path.parent.relative_to(folder)) for path in images if path.parent != folder}):
+        log.info("%s: also takes the images of %d folders below: %s", folder, len(below), some(below))
     if not images:
         raise ValueError(f"{folder}: no image there ({known()}), expected those of class {folder.name}")
     return images

@@ -87,10 +87,8 @@ def in_folder(folder: Path, option: str) -> dict[str, Path]:
         raise ValueError(f"{option} {folder}: no such folder")
     shown = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     files = [path for path in shown if path.name.endswith(suffixes())]
-    others = (path.name for path in shown if not path.name.endswith(suffixes()))
-    if loud := [name for name in others if name.lower().endswith(volume_suffixes())]:
-        listed = ", ".join(loud[:20])
-        raise ValueError(f"{option} {folder}: endings must be in small letters, rename {listed}")
+    pictures = all(map(raster.is_picture, files))  # beside volumes they are not read
+    check_endings([p for p in shown if p not in files], suffixes() if pictures else volume_suffixes(), option)
     if not files:
         counts = Counter("".join(p.suffixes[-2:]) or p.name for p in folder.iterdir() if p.is_file())
         there = ", ".join(f"{number} of {name}" for name, number in counts.most_common(5)) or "no file"
@@ -99,6 +97,13 @@ def in_folder(folder: Path, option: str) -> dict[str, Path]:
     if twice := sorted(name for name, count in Counter(map(stem, files)).items() if count > 1):
         raise ValueError(f"{option} {folder}: more than one file for {', '.join(twice[:20])}")
     return {stem(path): path for path in files}
+
+
+def check_endings(others: Sequence[Path], endings: tuple[str, ...], option: str) -> None:
+    """Raises: ValueError: some of these files would be images if their endings were in small letters."""
+    if loud := [path for path in others if path.name.lower().endswith(endings)]:
+        listed = ", ".join(path.name for path in loud[:20])
+        raise ValueError(f"{option} {loud[0].parent}: endings must be in small letters, rename {listed}")
 
 
 def nifti_header(path: Path) -> Any:

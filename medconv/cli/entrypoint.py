@@ -5,8 +5,10 @@ import os
 import select
 import signal
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from medconv.utils.atomic_io import NO_ACCESS, NO_ROOM
 from medconv.utils.exit_codes import BUG, INTERRUPTED, PREEMPTED, USER
@@ -41,7 +43,8 @@ def _guarded(command: Callable[[], int]) -> int:
         return command()
     except _imported(*USER_ERRORS) as error:
         log.debug("the error came from", exc_info=True)
-        print(f"error: {shown(message(error))}", file=sys.stderr)
+        place = _own_code(error)
+        print(shown(f"error: {f'{place}: ' if place else ''}{message(error)}"), file=sys.stderr)
         return USER
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -62,7 +65,7 @@ def _guarded(command: Callable[[], int]) -> int:
 
 
 def _unexpected(error: Exception) -> int:
-    """A file that cannot be written or read is the user's; anything else is a bug."""
+    """A file that cannot be written or read is the user's, and so is code of a user's; all else is a bug."""
     if isinstance(error, BrokenPipeError) and _reader_is_gone():  # such as `medconv train --help | head -1`
         return USER
     if isinstance(error, OSError) and error.errno in NO_ROOM:
@@ -73,8 +76,32 @@ def _unexpected(error: Exception) -> int:
         print(shown(f"error: {error.filename}: no access ({error.strerror})"), file=sys.stderr)
         return USER
     traceback.print_exc()
+    if place := _own_code(error):
+        print(shown(f"error: {place}: {type(error).__name__}: {error}"), file=sys.stderr)
+        return USER
     print("error: this is a bug in medconv, please report it with the lines above", file=sys.stderr)
     return BUG
+
+
+def _own_code(error: BaseException) -> str | None:
+    """File and line of a user's code that raised the error, itself or by what it called of a library."""
+    package = str(Path(__file__).parents[1])
+    libraries = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    # a library may lie elsewhere, such as in a folder of PYTHONPATH
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in ("torch", "lightning", "numpy")]
+    folders = tuple(f"{folder}{os.sep}" for folder in (*libraries, *(Path(f).parents[1] for f in files if f)))
+    place = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if file.startswith(package):
+            place = None
+        elif (
+            Path(file).is_file()
+            and not file.startswith(folders)
+            and frame.f_globals["__name__"] != "__main__"
+        ):
+            place = f"{file}, line {line}"
+    return place
 
 
 def _imported(*names: tuple[str, str]) -> tuple[type[BaseException], ...]:

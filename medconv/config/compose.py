@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -26,6 +26,8 @@ from medconv.config.run_config import place_elsewhere
 
 _OURS = {"hydra/launcher": ("basic", "slurm"), "hydra/sweeper": ("basic", "optuna")}
 _OF_OUR_NETWORK = "smooth"  # the conv of conf/model/customconv.yaml
+_WITH_OTHER_CLASSES = ("model", "conv", "loss", "optimizer", "scheduler")
+_OF_BUILDING = {"conv": ("where", "share")}  # read by `build_network`
 _FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")
 _LEFT_OUT = {  # loggers that other templates of Lightning have
     "comet": "Offline, it writes no file",
@@ -140,29 +142,49 @@ def _is_readable(argument: str) -> bool:
 
 
 def _fit_classes(composed_config: DictConfig, settings: Any) -> None:
-    """Find the classes that the command line names; a class for `model` gets no keys that it lacks, and its
-    convolutions stay as they are unless a `conv` is asked for."""
+    """Find the classes that the command line names. A class in the place of an option's gets no keys of the
+    option that it lacks; for `model` convolutions stay as they are unless a `conv` is asked for."""
     # as they were typed: Hydra's list would fill in their interpolations
     overrides = OmegaConf.to_container(settings.overrides.task, resolve=False)
     given = dict(str(override).lstrip("+").partition("=")[::2] for override in overrides or ())
     for key, target in given.items():
         if key.endswith("._target_"):
             search_current_folder(target)
-    if "model._target_" not in given:
-        return
-    target, named = given["model._target_"], [key.removeprefix("model.") for key in given]
     with open_dict(composed_config), read_write(settings):
-        for key in keys_not_taken(composed_config.model):
-            if key not in named:
-                del composed_config.model[key]
-                log.info("model.%s is left out: %s has no such argument", key, target)
-        ours = target.startswith("medconv.")
-        if settings.runtime.choices.conv == _OF_OUR_NETWORK and "conv" not in given and not ours:
+        changed = {
+            group: _fit_class(composed_config, group, settings.runtime.choices[group], given)
+            for group in _WITH_OTHER_CLASSES
+        }
+        ours = changed["model"] is None or changed["model"].startswith("medconv.")
+        asked = any(key == "conv" or key.startswith("conv.") for key in given)
+        if settings.runtime.choices.conv == _OF_OUR_NETWORK and not asked and not ours:
             composed_config.conv = OmegaConf.load(config.conf_dir() / "conv" / "none.yaml")
             settings.runtime.choices.conv = "none"
             log.info(
-                "conv=none: %s keeps its first weights; conv=%s would draw others", target, _OF_OUR_NETWORK
+                "conv=none: %s keeps its first weights; conv=%s would draw others",
+                changed["model"],
+                _OF_OUR_NETWORK,
             )
+
+
+def _fit_class(composed_config: DictConfig, group: str, choice: str, given: Mapping[str, str]) -> str | None:
+    """Leave out what only the class of the group's option needs, if another one is named in its place.
+
+    Args: given: what the command line sets. Returns: the other class; None: there is none.
+    """
+    file = config.conf_dir() / group / f"{choice}.yaml"
+    option: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
+    node: Any = OmegaConf.to_container(composed_config[group], resolve=False)
+    if not isinstance(node, dict) or not option or node.get("_target_") == option.get("_target_"):
+        return None
+    not_taken, kept = keys_not_taken(node), ("_target_", *_OF_BUILDING.get(group, ()))
+    for key, value in option.items():
+        is_default = node.get(key, "") == value and f"{group}.{key}" not in given and key not in kept
+        if is_default and (key in not_taken or value is None):
+            del composed_config[group][key]
+            if value is not None:
+                log.info("%s.%s is left out: %s has no such argument", group, key, node["_target_"])
+    return str(node["_target_"])
 
 
 def hydra_flags(arguments: Sequence[str], command: str) -> argparse.Namespace:

@@ -117,6 +117,8 @@ def _mask(mask: str | Sequence[Any] | Tensor, kernel_size: Sequence[int], shape:
     if not fits or tuple(wide.shape[2:]) != tuple(kernel_size):
         raise ValueError(f"mask must have shape kernel_size = {tuple(kernel_size)}, or broadcast to the "
                          f"weight's {tuple(shape)}, got {tuple(values.shape)}")  # fmt: skip
+    if not torch.isfinite(values).all() or not values.any():
+        raise ValueError(f"mask must be finite, and not 0 everywhere, got {values.tolist()}")
     return wide.float().clone()
 
 

@@ -1,5 +1,6 @@
 """Put a convolution into any network, and fold it back to plain torch modules."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from medconv.convs.filter_banks import check_spacing
 from medconv.convs.mirror import Mirror
 from medconv.convs.parametrization import CONVS, TRANSPOSED, Foldable, Prior, UnsuitableLayerError, replace
 from medconv.convs.share import shared
+
+_FOLDED = 1e-3  # of a layer's largest output: how far what it folds to may be away
 
 
 @dataclass
@@ -86,6 +89,8 @@ def swap_convs(
                 if reason is None and spacing_mm is not None and name not in grids:
                     reason = "unused"
                 new: Any = None if reason else conv(layer, **grids.get(name, {}))
+                if reason is None and not isinstance(new, nn.Module):
+                    raise ValueError(f"it must return a module, it returned a {type(new).__name__}")
             except UnsuitableLayerError as error:
                 reason = error.reason
             except ValueError as error:
@@ -131,6 +136,36 @@ def fold_convs(network: nn.Module) -> nn.Module:
         if isinstance(layer, Foldable):
             replace(folded, name, layer.folded())
     return folded
+
+
+@torch.no_grad()
+def check_folds(network: nn.Module, example: Tensor) -> None:
+    """Run the network and compare each layer of another package that folds with what it folds to.
+
+    Args: network: in evaluation mode. example: an input of it.
+    Raises: ValueError: `folded()` of a layer, which is named, computes something else.
+    """
+
+    def compare(name: str, layer: Any, args: tuple[Any, ...], output: Tensor) -> None:
+        other = deepcopy(layer).folded().eval()(*args)
+        same = other.shape == output.shape
+        error = float((other - output).abs().max() / output.abs().max().clamp_min(1e-6)) if same else math.inf
+        if not error < _FOLDED:
+            raise ValueError(
+                f"layer {name}: folded() of {type(layer).__name__} computes something else than the layer, "
+                f"by {error:.2g} of its largest output; predictions and exports use what it returns"
+            )
+
+    hooks = []
+    for name, layer in network.named_modules():
+        if isinstance(layer, Foldable) and not type(layer).__module__.startswith("medconv."):
+            hooks.append(layer.register_forward_hook(partial(compare, name)))
+    try:
+        if hooks:
+            network(example)
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _ours(layer: Any) -> list[str]:

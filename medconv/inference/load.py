@@ -19,7 +19,7 @@ from medconv.convs import mirror_axes as mirror_axes_of
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.inference.tta import training_axes, usable_axes
-from medconv.models.build import build_network
+from medconv.models.build import build_network, check_folding
 from medconv.performance import switches
 from medconv.performance.switches import apply_switches
 from medconv.targets import Targets
@@ -118,6 +118,7 @@ def _build_model(
         axes = usable_axes(config.task.mirror_axes, dims, seen, equivariant)
     else:
         axes = usable_axes(mirror_axes, dims, seen, equivariant, "--mirror-axes")
+    check_folding(network, derived)
     network = fold_convs(network).eval()
     channels_last, fast_norm = (bool(on) and not plain for on in (perf.channels_last, perf.fast_norm))
     fast_depthwise = perf.fast_depthwise and not plain

@@ -12,8 +12,8 @@ from torch import nn
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node
 from medconv.convs import NotEquivariantError, plain, swap_convs
-from medconv.convs.swap import check_part
-from medconv.models.outputs import full_resolution
+from medconv.convs.swap import check_folds, check_part
+from medconv.models.outputs import evaluating, full_resolution, heads
 from medconv.utils.errors import first_line, reason
 
 log = logging.getLogger(__name__)
@@ -63,17 +63,30 @@ def build_network(
             raise ConfigError(
                 f"conv: {error}{'; model=encoder keeps the symmetry' if turned else ''}"
             ) from error
-        _probe(network, derived)
+        _probe(network, derived, of="conv: with it, model")
+        check_folding(network, derived)
     if not projects and load is not None:
         load(network)
     return network
 
 
+def check_folding(network: nn.Module, derived: Derived) -> None:
+    """Raises: ConfigError: a layer of a user's folds to something else, see `convs.swap.check_folds`."""
+    generator = torch.Generator().manual_seed(0)
+    try:
+        with evaluating(network):
+            check_folds(
+                network, torch.randn(1, derived.num_channels, *derived.patch_size, generator=generator)
+            )
+    except ValueError as error:
+        raise ConfigError(f"conv: {error}") from error
+
+
 def check_conv(conv: Node) -> None:
-    """Raises: ConfigError: `conv.where` or `conv.share` that the convolution cannot have, in any network."""
+    """Raises: ConfigError: keys of `conv` that the convolution cannot have, in any network."""
     swap, share = get_object(str(conv["_target_"])), conv.get("share")
-    if share is not None and swap is plain:
-        raise ConfigError(f"conv.share={share}: conv=none has no prior to share")
+    if swap is plain and (unused := [key for key in conv if not key.startswith("_")]):
+        raise ConfigError(f"conv.{unused[0]}={conv[unused[0]]}: conv=none changes no layer and has no keys")
     try:
         check_part(swap, conv.get("where"), 1.0 if share is None else share)
     except ValueError as error:
@@ -93,24 +106,28 @@ def _lacks(error: ImportError) -> str:
     return f"cannot be imported: {reason(error)}"
 
 
-def _probe(network: nn.Module, derived: Derived, hint: str = "") -> None:
+def _probe(network: nn.Module, derived: Derived, hint: str = "", of: str = "model") -> None:
     patch_size = derived.patch_size
     empty = torch.zeros(1, derived.num_channels, *patch_size)
-    was_training = network.training
     try:
-        with torch.no_grad():
-            shape = tuple(full_resolution(network.eval()(empty)).shape)
+        with torch.no_grad(), evaluating(network):
+            output = network(empty)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ConfigError(
-            f"model cannot take data.patch_size={list(patch_size)}: {first_line(error)}{hint}"
+            f"{of} cannot take data.patch_size={list(patch_size)}: {first_line(error)}{hint}"
         ) from error
-    finally:
-        network.train(was_training)
+    try:
+        shapes = [tuple(each.shape) for each in heads(output, len(patch_size))]
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    logits, shape = full_resolution(output), shapes[0]
     image_level = not derived.per_voxel
     expected = (1, derived.num_classes, *(() if image_level else patch_size))
     if shape != expected:
         axes = "(batch, outputs)" if image_level else "(batch, classes, *patch_size)"
         near = "model=resnet, densenet, efficientnet, senet or encoder" if image_level else "model=customconv"
         raise ConfigError(
-            f"model must return logits of shape {expected} {axes}, it returns {shape}; {near} does"
+            f"{of} must return logits of shape {expected} {axes}, it returns {shape}; {near} does"
         )
+    if not logits.is_floating_point():
+        raise ConfigError(f"{of} must return logits in floating point, it returns {logits.dtype}")

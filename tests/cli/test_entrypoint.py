@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.errors import HydraException
@@ -18,6 +20,14 @@ from medconv.cli.entrypoint import guard
 from medconv.utils.cluster import PeerLostError
 from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
 from medconv.utils.signals import RunInterrupted
+
+
+def of_medconv(body: str, **names: Any) -> Callable[[], int]:
+    """A function as if it were defined in a file of medconv."""
+    file = Path(entrypoint.__file__).with_name("broken.py")
+    exec(compile(f"def broken():\n    {body}", file, "exec"), names)
+    function: Callable[[], int] = names["broken"]
+    return function
 
 
 @pytest.mark.parametrize(
@@ -53,10 +63,7 @@ from medconv.utils.signals import RunInterrupted
 def test_every_error_has_its_exit_code(
     error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def command() -> int:
-        raise error
-
-    assert guard(command) == code
+    assert guard(of_medconv("raise error", error=error)) == code
     assert capsys.readouterr().err == message
 
 
@@ -66,11 +73,29 @@ def test_error_classes_that_are_named_as_text_exist() -> None:
 
 
 def test_a_bug_shows_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    def broken() -> int:
-        raise AssertionError("ours")
+    assert guard(of_medconv("raise AssertionError('ours')")) == BUG
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown and shown.endswith("please report it with the lines above\n")
 
-    assert guard(broken) == BUG
-    assert "Traceback" in capsys.readouterr().err
+
+def test_an_error_in_own_code_is_the_users(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the code itself, or of a library that it called; not what medconv does below it."""
+
+    def own() -> int:
+        return importlib.import_module("nowhere").number
+
+    line = f"error: {__file__}, line {own.__code__.co_firstlineno + 1}: "
+    assert guard(of_medconv("callback()", callback=own)) == USER
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown and f"{line}ModuleNotFoundError: No module named 'nowhere'\n" in shown
+    assert guard(lambda: of_medconv("raise KeyError('ours')")()) == BUG
+    capsys.readouterr()
+
+    def wrong() -> int:
+        return int("a word")
+
+    assert guard(of_medconv("callback()", callback=wrong)) == USER
+    assert f"line {wrong.__code__.co_firstlineno + 1}: invalid literal for int()" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
@@ -110,8 +135,5 @@ def test_a_closed_pipe_is_not_a_bug(lines: int, code: int) -> None:
 
 
 def test_another_broken_pipe_is_a_bug(capfd: pytest.CaptureFixture[str]) -> None:
-    def broken() -> int:
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-    assert guard(broken) == BUG
+    assert guard(of_medconv("raise BrokenPipeError(32, 'Broken pipe')")) == BUG
     assert "Traceback" in capfd.readouterr().err

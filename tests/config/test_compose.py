@@ -190,6 +190,32 @@ def test_a_class_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert "strides" in config_of("model._target_=medconv.models.Encoder").model
 
 
+def test_other_classes_get_no_keys_of_the_options_they_replace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Named on the command line or by an experiment; keys that these set stay, so that wrong ones fail."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    (tmp_path / "another_own.py").write_text(
+        NETWORK + "class Wide(Net):\n    def __init__(self, **more): super().__init__(**more)\n"
+        "def swap(conv, share=None, extent_mm=None): return conv\n"
+    )
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(
+        "# @package _global_\nmodel: {_target_: another_own.Net, width: 8, strided: true}\n"
+    )
+    config = config_of("experiment=mine", "--config-dir", str(tmp_path))
+    assert sorted(config.model) == ["_target_", "in_channels", "norm", "out_channels", "strided", "width"]
+    assert config.conv._target_ == "medconv.convs.plain"
+    wide = config_of("model._target_=another_own.Wide", "+model.width=8").model
+    assert sorted(wide) == ["_target_", "in_channels", "out_channels", "spatial_dims", "width"]
+    conv = config_of("conv._target_=another_own.swap", "conv.length_mm=3").conv
+    assert sorted(conv) == ["_partial_", "_target_", "length_mm", "share", "where"]  # extent_mm was null
+    optimizer = config_of("optimizer._target_=torch.optim.RMSprop").optimizer
+    assert sorted(optimizer) == ["_partial_", "_target_", "weight_decay"]
+    monai = config_of("model._target_=monai.networks.nets.Unet", "conv.share=0.5")
+    assert monai.conv._target_ == "medconv.convs.smooth" and monai.conv.share == 0.5
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

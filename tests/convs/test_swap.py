@@ -14,6 +14,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from medconv.convs import SwapReport, ball, basis, fold_convs, plain, swap_convs, transform
+from medconv.convs.parametrization import Foldable
+from medconv.convs.swap import check_folds
 from medconv.models.unet import UNet
 
 DOWN, UP, POINT = "down-sampling by its kernel", "transposed", "1x1"
@@ -290,3 +292,35 @@ def test_a_network_that_is_one_convolution() -> None:
     assert type(fold_convs(conv)) is nn.Conv2d
     with pytest.raises(ValueError, match="bare Conv2d cannot be replaced"):
         swap_convs(nn.Conv2d(1, 2, 3), lambda layer: nn.Sequential(layer))
+
+
+class Doubled(Foldable):
+    """Twice a convolution, or by `factor` in what it folds to."""
+
+    def __init__(self, conv: nn.Module, factor: float = 2) -> None:
+        super().__init__()
+        self.conv, self.factor = conv, factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * self.conv(x)
+
+    def folded(self) -> nn.Module:
+        with torch.no_grad():
+            self.conv.weight.mul_(self.factor)
+        return self.conv
+
+
+def test_what_a_layer_folds_to_is_compared_with_it() -> None:
+    convs = [nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.Conv2d(3, 2, 3, padding=1, bias=False)]
+    image = torch.randn(1, 1, 6, 7)
+    right = nn.Sequential(*map(Doubled, convs))
+    before = right(image)
+    check_folds(right, image)
+    assert torch.equal(right(image), before)
+    with pytest.raises(ValueError, match=r"layer 1: folded\(\) of Doubled computes .* by 0.5 of its largest"):
+        check_folds(nn.Sequential(convs[0], Doubled(convs[1], 1)), image)
+
+
+def test_what_is_put_in_must_be_a_module() -> None:
+    with pytest.raises(ValueError, match="layer 0: it must return a module, it returned a NoneType"):
+        swap_convs(nn.Sequential(nn.Conv2d(1, 1, 3)), lambda conv: None)

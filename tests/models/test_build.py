@@ -6,15 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from helpers.configs import derived
 from monai.utils import optional_import
 from torch.nn.utils.parametrize import is_parametrized
 
 from medconv.config import ConfigError, Node
+from medconv.convs.parametrization import Foldable
 from medconv.models import Encoder, UNet
-from medconv.models.build import build_network, model_of
+from medconv.models.build import build_network, check_conv, model_of
 
 NETWORK = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2, "channels": [4, 8], "strides": [2]}
+PLAIN = {"_target_": "medconv.convs.plain", "_partial_": True}
 CONV = {"_target_": "medconv.convs.basis", "_partial_": True, "where": "encoder"}
 LABEL_MAPS = derived(spatial_dims=2, num_classes=2, patch_size=[8, 8])
 
@@ -105,3 +108,56 @@ def test_a_patch_that_another_network_cannot_take_is_refused_with_what_helps() -
         build_network(segresnet, conv, values)
     with pytest.raises(ConfigError, match=r"^model cannot take data\.patch_size=\[12, 12\]: [^;]*$"):
         build_network({**segresnet, "divisible_by": 8}, conv, values)
+
+
+class Half(UNet):
+    """Returns logits in the type `dtype`; its first norm is in evaluation mode."""
+
+    def __init__(self, *, dtype: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.dtype = getattr(torch, dtype)
+        self.encoder[0][1].eval()
+
+    def forward(self, x: torch.Tensor, stages: int = 0) -> Any:
+        return super().forward(x).to(self.dtype)
+
+
+class Wrong(Foldable):
+    def __init__(self, conv: Any) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * self.conv(x)
+
+    def folded(self) -> Any:
+        return self.conv
+
+
+def test_faults_of_own_networks_and_layers_are_named() -> None:
+    own = {**model(f"{__name__}.Half"), "dtype": "float32"}
+    network: Any = build_network(own, PLAIN, LABEL_MAPS)
+    assert network.training and not network.encoder[0][1].training  # frozen by its author
+    with pytest.raises(ConfigError, match=r"logits in floating point, it returns torch\.int64"):
+        build_network({**own, "dtype": "int64"}, PLAIN, LABEL_MAPS)
+    conv = {"_target_": f"{__name__}.Wrong", "_partial_": True}
+    with pytest.raises(
+        ConfigError, match=r"^conv: layer encoder\.0\.0: folded\(\) of Wrong computes something"
+    ):
+        build_network(model(), conv, LABEL_MAPS)
+    unpadded = {"_target_": f"{__name__}.without_padding", "_partial_": True}
+    with pytest.raises(ConfigError, match=r"^conv: with it, model cannot take data\.patch_size=\[8, 8\]"):
+        build_network(model(), unpadded, LABEL_MAPS)
+
+
+def without_padding(conv: Any) -> Any:
+    conv.padding = (0, 0)
+    return conv
+
+
+def test_a_key_without_effect_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^conv\.where=encoder: conv=none changes no layer and has no keys"
+    ):
+        check_conv({**PLAIN, "where": "encoder"})
+    check_conv(PLAIN)

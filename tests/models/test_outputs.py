@@ -3,9 +3,9 @@
 import pytest
 import torch
 from monai.networks.nets import DynUNet, SegResNetDS
-from torch import Tensor
+from torch import Tensor, nn
 
-from medconv.models.outputs import full_resolution, heads
+from medconv.models.outputs import evaluating, full_resolution, heads
 from medconv.models.unet import UNet
 
 
@@ -49,3 +49,19 @@ def test_a_single_output_is_the_only_head(spatial_dims: int) -> None:
     assert full_resolution(output) is output
     (only_head,) = heads(output, spatial_dims)
     assert only_head is output
+
+
+@pytest.mark.parametrize(
+    ("output", "got"), [({"out": 1}, "a dict"), (None, "a NoneType"), ((1, "x"), "a tuple of")]
+)
+def test_outputs_of_other_types_are_named(output: object, got: str) -> None:
+    for function in (full_resolution, lambda each: heads(each, 2)):
+        with pytest.raises(ValueError, match=f"model must return logits, or a list .* it returned {got}"):
+            function(output)
+
+
+def test_each_module_gets_its_mode_back() -> None:
+    network = nn.Sequential(nn.BatchNorm2d(1), nn.BatchNorm2d(1).eval())
+    with evaluating(network):
+        assert not any(part.training for part in network.modules())
+    assert [part.training for part in network.modules()] == [True, True, False]

@@ -38,6 +38,7 @@ class FittedLoss(nn.Module):
     def forward(self, outputs: Any, encoded: Tensor, annotated: Tensor | None = None) -> Tensor:
         """Args: annotated: as in `targets.compare`."""
         logits = heads(outputs, self.spatial_dims)
+        self._check_heads(logits)
         weights = [0.5**i for i in range(len(logits))]
         known = () if annotated is None else (annotated,)
         losses = [
@@ -45,6 +46,16 @@ class FittedLoss(nn.Module):
             for weight, output in zip(weights, logits, strict=True)
         ]
         return torch.stack(losses).sum() / sum(weights)
+
+    def _check_heads(self, logits: Sequence[Tensor]) -> None:
+        count, axes = self.targets.num_outputs, logits[0].ndim
+        if all(each.ndim == axes and each.shape[1] == count for each in logits):
+            return
+        raise ValueError(
+            f"model returned outputs of shapes {', '.join(str(tuple(each.shape)) for each in logits)} in "
+            f"training; expected logits of {count} channels and {axes} axes, and nothing else, since further "
+            "outputs are trained as heads of deep supervision"
+        )
 
     def _check(self) -> None:
         name, kind = getattr(self.loss, "__name__", type(self.loss).__name__), self.targets.kind

@@ -250,3 +250,12 @@ def test_the_loss_of_cases_that_lack_labels_compiles_into_one_graph() -> None:
     loss = fitted(DiceCrossEntropy(), CLASSES, 2)
     compiled = torch.compile(loss, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(logits, label, ONE_LACKS_A), loss(logits, label, ONE_LACKS_A))
+
+
+def test_further_outputs_that_are_no_heads_are_refused() -> None:
+    logits, label = target_example(CLASSES)
+    for other in (torch.zeros(logits.shape[0], 8, *logits.shape[2:]), torch.zeros(())):
+        with pytest.raises(
+            ValueError, match="outputs of shapes .* in training; expected logits of 3 channels"
+        ):
+            fitted(DiceCrossEntropy(), CLASSES, 2)([logits, other], label)

@@ -118,7 +118,7 @@ def _mask(mask: str | Sequence[Any] | Tensor, kernel_size: Sequence[int], shape:
         raise ValueError(f"mask must have shape kernel_size = {tuple(kernel_size)}, or broadcast to the "
                          f"weight's {tuple(shape)}, got {tuple(values.shape)}")  # fmt: skip
     if not torch.isfinite(values).all() or not values.any():
-        raise ValueError(f"mask must be finite, and not 0 everywhere, got {values.tolist()}")
+        raise ValueError(f"mask must be finite, and not make every weight zero, got {values.tolist()}")
     return wide.float().clone()
 
 

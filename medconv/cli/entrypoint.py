@@ -22,6 +22,7 @@ USER_ERRORS = (
     ("omegaconf.errors", "OmegaConfBaseException"),
     ("lightning.fabric.utilities.exceptions", "MisconfigurationException"),
 )
+_NO_CODE = ("__main__", "torch.")  # of a user's: the start, and what torch generates
 PEER_LOST = ("medconv.utils.cluster", "PeerLostError")
 
 log = logging.getLogger("medconv")
@@ -85,21 +86,17 @@ def _unexpected(error: Exception) -> int:
 
 def _own_code(error: BaseException) -> str | None:
     """File and line of a user's code that raised the error, itself or by what it called of a library."""
-    package = str(Path(__file__).parents[1])
+    package = f"{Path(__file__).parents[1]}{os.sep}"
     libraries = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     # a library may lie elsewhere, such as in a folder of PYTHONPATH
     files = [getattr(sys.modules.get(name), "__file__", None) for name in ("torch", "lightning", "numpy")]
     folders = tuple(f"{folder}{os.sep}" for folder in (*libraries, *(Path(f).parents[1] for f in files if f)))
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
+        file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
         if file.startswith(package):
             place = None
-        elif (
-            Path(file).is_file()
-            and not file.startswith(folders)
-            and frame.f_globals["__name__"] != "__main__"
-        ):
+        elif Path(file).is_file() and not file.startswith(folders) and not module.startswith(_NO_CODE):
             place = f"{file}, line {line}"
     return place
 

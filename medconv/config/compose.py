@@ -19,6 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from medconv import config
 from medconv.config.instantiate import keys_not_taken, search_current_folder
@@ -150,41 +151,44 @@ def _fit_classes(composed_config: DictConfig, settings: Any) -> None:
     for key, target in given.items():
         if key.endswith("._target_"):
             search_current_folder(target)
+    choices = settings.runtime.choices
     with open_dict(composed_config), read_write(settings):
-        changed = {
-            group: _fit_class(composed_config, group, settings.runtime.choices[group], given)
-            for group in _WITH_OTHER_CLASSES
-        }
-        ours = changed["model"] is None or changed["model"].startswith("medconv.")
+        for group in _WITH_OTHER_CLASSES:
+            if group in composed_config and group in choices:
+                _leave_out(composed_config[group], group, choices[group], given)
+        target = given.get("model._target_", "medconv.")
         asked = any(key == "conv" or key.startswith("conv.") for key in given)
-        if settings.runtime.choices.conv == _OF_OUR_NETWORK and not asked and not ours:
+        if choices.get("conv") == _OF_OUR_NETWORK and not asked and not target.startswith("medconv."):
             composed_config.conv = OmegaConf.load(config.conf_dir() / "conv" / "none.yaml")
-            settings.runtime.choices.conv = "none"
+            choices.conv = "none"
             log.info(
-                "conv=none: %s keeps its first weights; conv=%s would draw others",
-                changed["model"],
-                _OF_OUR_NETWORK,
+                "conv=none: %s keeps its first weights; conv=%s would draw others", target, _OF_OUR_NETWORK
             )
 
 
-def _fit_class(composed_config: DictConfig, group: str, choice: str, given: Mapping[str, str]) -> str | None:
-    """Leave out what only the class of the group's option needs, if another one is named in its place.
+def _leave_out(node: Any, group: str, choice: str, given: Mapping[str, str]) -> None:
+    """Leave out the keys of a group's option that the class in the place of its own has no argument for.
 
-    Args: given: what the command line sets. Returns: the other class; None: there is none.
+    Args: given: what the command line sets; it and an experiment keep their keys, so that wrong ones fail.
     """
     file = config.conf_dir() / group / f"{choice}.yaml"
     option: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
-    node: Any = OmegaConf.to_container(composed_config[group], resolve=False)
-    if not isinstance(node, dict) or not option or node.get("_target_") == option.get("_target_"):
+    named = f"{group}._target_" in given
+    if not OmegaConf.is_dict(node) or not (named or option.get("_target_", "") != _target(node)):
+        return
+    values: Any = OmegaConf.to_container(node, resolve=False)
+    for key in keys_not_taken(node):
+        is_default = values[key] == option.get(key, "") or (named and group == "model")
+        if is_default and f"{group}.{key}" not in given and key not in _OF_BUILDING.get(group, ()):
+            del node[key]
+            log.info("%s.%s is left out: %s has no such argument", group, key, node["_target_"])
+
+
+def _target(node: Any) -> Any:
+    try:
+        return node.get("_target_")
+    except OmegaConfBaseException:  # an interpolation that only the data fills in
         return None
-    not_taken, kept = keys_not_taken(node), ("_target_", *_OF_BUILDING.get(group, ()))
-    for key, value in option.items():
-        is_default = node.get(key, "") == value and f"{group}.{key}" not in given and key not in kept
-        if is_default and (key in not_taken or value is None):
-            del composed_config[group][key]
-            if value is not None:
-                log.info("%s.%s is left out: %s has no such argument", group, key, node["_target_"])
-    return str(node["_target_"])
 
 
 def hydra_flags(arguments: Sequence[str], command: str) -> argparse.Namespace:

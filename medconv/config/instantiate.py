@@ -14,7 +14,6 @@ from hydra.utils import get_object, instantiate
 from medconv.config.values import ConfigError
 from medconv.utils.errors import first_line
 
-_OF_EVERY_NETWORK = ("spatial_dims", "in_channels", "out_channels")
 # Types that are checked before anything is prepared; classes check others, such as sequences, themselves.
 _WORDS = {
     bool: "true or false",
@@ -120,16 +119,14 @@ def _check_type(value: Any, annotation: Any, key: str) -> None:
 
 
 def keys_not_taken(node: Mapping[str, Any]) -> list[str]:
-    """Keys of a node that its class names no argument for; none if it cannot be imported. One that takes any
-    keys is taken to want those of every network.
-    """
+    """Keys of a node that its class has no argument for; none if it cannot be imported, or takes any."""
     try:
         arguments = signature(get_object(str(node["_target_"]))).parameters
     except Exception:  # importing a user's module may raise anything; `check_importable` reports it
         return []
-    takes_any = any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
-    taken = {*arguments, *(_OF_EVERY_NETWORK if takes_any else ())}
-    return [key for key in node if not key.startswith("_") and key not in taken]
+    if any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values()):
+        return []
+    return [key for key in node if not key.startswith("_") and key not in arguments]
 
 
 def check_no_interpolation(node: Any, key: str) -> None:

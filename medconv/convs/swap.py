@@ -19,6 +19,7 @@ from medconv.convs.filter_banks import check_spacing
 from medconv.convs.mirror import Mirror
 from medconv.convs.parametrization import CONVS, TRANSPOSED, Foldable, Prior, UnsuitableLayerError, replace
 from medconv.convs.share import shared
+from medconv.utils.errors import with_class
 
 _FOLDED = 1e-3  # of a layer's largest output: how far what it folds to may be away
 
@@ -146,20 +147,35 @@ def check_folds(network: nn.Module, example: Tensor) -> None:
     Raises: ValueError: `folded()` of a layer, which is named, computes something else.
     """
 
-    def compare(name: str, layer: Any, args: tuple[Any, ...], output: Tensor) -> None:
-        other = deepcopy(layer).folded().eval()(*args)
+    own = [
+        (name, layer)
+        for name, layer in network.named_modules()
+        if isinstance(layer, Foldable) and not type(layer).__module__.startswith("medconv.")
+    ]
+    folded = {name: deepcopy(layer).folded().eval() for name, layer in own}
+    inputs: dict[str, Any] = {}
+
+    def keep(name: str, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs[name] = deepcopy((args, kwargs))  # the layer may change them
+
+    def compare(name: str, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not isinstance(output, Tensor):
+            return
+        what = f"layer {name}: what folded() of {type(layer).__name__} returns"
+        try:
+            other = folded[name](*inputs[name][0], **inputs[name][1])
+        except Exception as error:
+            raise ValueError(f"{what} cannot take the layer's input: {with_class(error)}") from error
         same = other.shape == output.shape
-        error = float((other - output).abs().max() / output.abs().max().clamp_min(1e-6)) if same else math.inf
-        if not error < _FOLDED:
+        away = float((other - output).abs().max() / output.abs().max().clamp_min(1e-6)) if same else math.inf
+        if not away < _FOLDED:
             raise ValueError(
-                f"layer {name}: folded() of {type(layer).__name__} computes something else than the layer, "
-                f"by {error:.2g} of its largest output; predictions and exports use what it returns"
+                f"{what} computes something else than the layer, by {away:.2g} of its largest output; "
+                "predictions and exports use it"
             )
 
-    hooks = []
-    for name, layer in network.named_modules():
-        if isinstance(layer, Foldable) and not type(layer).__module__.startswith("medconv."):
-            hooks.append(layer.register_forward_hook(partial(compare, name)))
+    hooks = [layer.register_forward_pre_hook(partial(keep, name), with_kwargs=True) for name, layer in own]
+    hooks += [layer.register_forward_hook(partial(compare, name), with_kwargs=True) for name, layer in own]
     try:
         if hooks:
             network(example)

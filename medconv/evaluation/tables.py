@@ -84,9 +84,10 @@ def targets_of(predictions: PredictionTable, path: Path, columns: Sequence[str])
     if predictions.targets is not None:
         return predictions.targets
     _, rows = _table(path, "--labels")
-    values = {row.get(column, "").lower() for _, row in rows for column in columns or predictions.names}
+    cells = (row.get(column, "").lower() for _, row in rows for column in columns or predictions.names)
+    values = {cell for cell in cells if not is_missing(cell)}
     probabilities = map(_are_probabilities, predictions.outputs.values())
-    binary = all(probabilities) and values <= {"0", "1", "0.0", "1.0", "", "true", "false"}
+    binary = all(probabilities) and values <= {"0", "1", "0.0", "1.0", "true", "false"}
     return MultilabelTargets(predictions.names) if binary else RegressionTargets(predictions.names)
 
 
@@ -118,14 +119,14 @@ def read_truth(
     # A label may be called `case`; then `path` tells the case.
     ids = row_ids(path, header, [row for _, row in rows], others=columns if files else ())
     values: dict[str, tuple[float, ...]] = {}
-    unlabelled = []
+    unlabelled: dict[str, None] = {}  # in order
     for case, (number, row) in zip(ids, rows, strict=True):
         if part is not None and SPLITS.get(row[split].lower(), row[split]) != part:
             continue
         if case in values or case in unlabelled:
             raise ValueError(f"--labels {path}, row {number}: case {case} is there twice")
         if any(is_missing(row[column]) for column in columns):
-            unlabelled.append(case)
+            unlabelled[case] = None
             continue
         values[case] = _parsed(targets, row, columns, f"--labels {path}, row {number}")
     if not values:

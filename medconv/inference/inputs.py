@@ -34,7 +34,7 @@ def find_cases(source: Path, num_channels: int, answers: Sequence[str] = ()) -> 
     line, its channels separated by tabs; `.json` is an array of cases (a path, or an array of paths), or
     an object of case id to such cases. Paths are relative to the list's folder.
     `#2` or `#b=50` at the end of `source` takes one volume of each DICOM series.
-    Args: answers: names of the network's answers; a `.csv` that trains it may have a column for each.
+    Args: answers: columns of labels that a `.csv` that trains the network has.
     Raises: ValueError: no images, missing channels, or two cases with the same name.
     """
     check_source(source)

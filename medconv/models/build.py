@@ -13,7 +13,7 @@ from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node
 from medconv.convs import NotEquivariantError, plain, swap_convs
 from medconv.convs.swap import check_folds, check_part
-from medconv.models.outputs import evaluating, full_resolution, heads
+from medconv.models.outputs import evaluating, full_resolution
 from medconv.utils.errors import first_line, reason
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,9 @@ def check_folding(network: nn.Module, derived: Derived) -> None:
 def check_conv(conv: Node) -> None:
     """Raises: ConfigError: keys of `conv` that the convolution cannot have, in any network."""
     swap, share = get_object(str(conv["_target_"])), conv.get("share")
-    if swap is plain and (unused := [key for key in conv if not key.startswith("_")]):
+    defaults = {"where": None, "share": 1.0}
+    unused = [key for key in conv if not key.startswith("_") and conv[key] not in (None, defaults.get(key))]
+    if swap is plain and unused:
         raise ConfigError(f"conv.{unused[0]}={conv[unused[0]]}: conv=none changes no layer and has no keys")
     try:
         check_part(swap, conv.get("where"), 1.0 if share is None else share)
@@ -117,10 +119,10 @@ def _probe(network: nn.Module, derived: Derived, hint: str = "", of: str = "mode
             f"{of} cannot take data.patch_size={list(patch_size)}: {first_line(error)}{hint}"
         ) from error
     try:
-        shapes = [tuple(each.shape) for each in heads(output, len(patch_size))]
+        logits = full_resolution(output)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    logits, shape = full_resolution(output), shapes[0]
+    shape = tuple(logits.shape)
     image_level = not derived.per_voxel
     expected = (1, derived.num_classes, *(() if image_level else patch_size))
     if shape != expected:

@@ -317,8 +317,33 @@ def test_what_a_layer_folds_to_is_compared_with_it() -> None:
     before = right(image)
     check_folds(right, image)
     assert torch.equal(right(image), before)
-    with pytest.raises(ValueError, match=r"layer 1: folded\(\) of Doubled computes .* by 0.5 of its largest"):
+    with pytest.raises(
+        ValueError, match=r"layer 1: what folded\(\) of Doubled returns computes .* by 0.5 of its"
+    ):
         check_folds(nn.Sequential(convs[0], Doubled(convs[1], 1)), image)
+
+
+class Kept(Foldable):
+    """Folds to itself, takes a keyword and changes its input."""
+
+    def forward(self, x: torch.Tensor, scale: float = 1) -> torch.Tensor:
+        return x.mul_(scale)
+
+    def folded(self) -> nn.Module:
+        return self
+
+
+class Calling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Kept()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.clone(), scale=3)
+
+
+def test_right_layers_of_any_form_pass() -> None:
+    check_folds(Calling(), torch.randn(1, 1, 4, 4))
 
 
 def test_what_is_put_in_must_be_a_module() -> None:

@@ -58,6 +58,7 @@ def test_cases_without_a_label_are_named_and_not_counted(tmp_path: Path) -> None
         tmp_path / "l.csv", ["case", "a", "b"], ["x", 0, 1], ["y", 1, 0], ["z", "", 0], ["w", "nan", 1]
     )
     evaluation = image_level.evaluate(predictions, labels)
+    assert evaluation.result["targets"]["kind"] == "multilabel"
     assert evaluation.result["without_label"] == ["z"] and len(evaluation.result["cases"]) == 2
     assert "1 of 3 cases have no label and are not counted: z" in table(evaluation)
     (tmp_path / "l.csv").write_text("case,a,b\nx,,\n")

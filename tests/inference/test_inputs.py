@@ -88,8 +88,8 @@ def test_a_label_called_case_is_no_id(tmp_path: Path) -> None:
     touch(tmp_path, "a.png", "b.png")
     (tmp_path / "t.csv").write_text("path,case\na.png,0\nb.png,0\n")
     assert [case.id for case in find_cases(tmp_path / "t.csv", 1, ["case", "other"])] == ["a", "b"]
-    with pytest.raises(ValueError, match="two cases are called 0"):
-        find_cases(tmp_path / "t.csv", 1)
+    (tmp_path / "t.csv").write_text("case,path\ns1,a.png\ns2,b.png\n")
+    assert [case.id for case in find_cases(tmp_path / "t.csv", 1, ["label"])] == ["s1", "s2"]
 
 
 def test_endings_in_capitals_are_not_skipped_silently(tmp_path: Path) -> None:

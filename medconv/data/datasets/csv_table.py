@@ -2,9 +2,9 @@
 
 import csv as files
 import difflib
+import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -17,6 +17,7 @@ from medconv.targets.base import finite_number
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
 
+log = logging.getLogger(__name__)
 SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation"), "val"),
@@ -74,7 +75,6 @@ def csv(
     ]
     others = [name for name in (path_column, *columns, split_column, group_column) if name]
     ids = row_ids(path, header, [line for _, line in lines], path_column, others)
-    _check_ids(ids, rows, path)
     return _dataset(path, ids, rows, _targets(target_type, columns, rows, class_names, path), modality)
 
 
@@ -90,14 +90,13 @@ def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
     """Column names, and each row with its line number. Raises: ValueError: no table, or no rows."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            delimiter = _delimiter(file.readline())
+            delimiter = _delimiter(next((line for line in file if line.strip()), ""))
             file.seek(0)
             reader = files.reader(file, delimiter=delimiter, skipinitialspace=True)
             cells = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
     except (OSError, UnicodeDecodeError, files.Error) as error:
         raise ValueError(f"{path}: cannot be read as a table ({error})") from error
     (_, header), *rows = cells or [(1, [])]
-    header = _without_empty_end(header)
     duplicates = sorted({name for name in header if name and header.count(name) > 1})
     if duplicates:
         raise ValueError(f"{path}: column {duplicates[0]!r} is there twice")
@@ -109,13 +108,14 @@ def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
                 f"{path}, row {number}: {len(row)} cells, {len(header)} columns: {' | '.join(row)}; a cell "
                 f"that holds {delimiter!r} must be in quotes"
             )
-    return header, [(number, _by_column(header, row)) for number, row in rows]
+    return [name for name in header if name], [(number, _by_column(header, row)) for number, row in rows]
 
 
 def _delimiter(header: str) -> str:
-    """The first of comma, semicolon and tab that is not in quotes; a comma if there is none."""
-    found = re.search("[,;\t]", re.sub('"[^"]*"', "", header))
-    return found.group() if found else ","
+    """What follows `case` or `path` at the start; else the most frequent of these outside quotes."""
+    outside = re.sub('"[^"]*"', "", header)
+    first = re.match('"?(?:case|path)"?([,;\t])', header)
+    return first[1] if first else max(",;\t", key=outside.count)
 
 
 def _without_empty_end(row: Sequence[str]) -> list[str]:
@@ -141,13 +141,17 @@ def row_ids(
     path_column: str = "path",
     others: Sequence[str] = (),
 ) -> list[str]:
-    """A case id for each row: its cell in the column `case`, or without it the name of its image as `ids_of`.
+    """A case id for each row: its cell in the column `case`, or, if these cannot name files or are alike,
+    the name of its image as `ids_of`.
 
     Args: others: columns that hold something else, such as labels, even if one is called `case`.
     Raises: ValueError: as `ids_of`.
     """
     if "case" in header and "case" not in others:
-        return [row["case"] for row in rows]
+        ids = [row["case"] for row in rows]
+        if path_column not in header or (len({*ids}) == len(ids) and not any(map(id_error, ids))):
+            return ids
+        log.warning("%s: the column 'case' does not name each row; cases are named after their images", table)
     return ids_of([table.parent / row[path_column] for row in rows], table.parent, table)
 
 
@@ -156,18 +160,6 @@ def _need_column(key: str, column: str | None, header: Sequence[str], path: Path
         near = difflib.get_close_matches(column, header, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ValueError(f"{key}: {path} has no column {column!r}, it has {', '.join(header)}{hint}")
-
-
-def _check_ids(ids: Sequence[str], rows: Sequence[_Row], path: Path) -> None:
-    """Raises: ValueError: an id that no file can have, or two rows with one."""
-    for case, row in zip(ids, rows, strict=True):
-        if row.error is None and (error := id_error(case)):
-            raise ValueError(f"{path.parent / row.location}: column 'case': {error}")
-    if twice := [case for case, count in Counter(ids).items() if count > 1]:
-        raise ValueError(
-            f"{path}: column 'case' has {twice[0]} in several rows, expected another case id in each; if it "
-            "names patients, data.group_column=case keeps their images in one fold"
-        )
 
 
 def _row(

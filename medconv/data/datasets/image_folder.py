@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 def imagefolder(
     root: str | Path | None, class_names: Sequence[str] | None = None, modality: str = "MRI"
 ) -> Dataset:
-    """A case per image file; its class is the name of its folder, or of the one that holds this.
+    """A case per image file; its class is the name of its folder.
 
     Args: class_names: in the order of the outputs; None sorts the names of the folders.
     Raises: ValueError: no such folder, fewer than two classes, a folder without an image, or one that is not
@@ -64,12 +64,13 @@ def _folders(root: Path) -> list[Path]:
 def _images(folder: Path, names: Sequence[str]) -> list[Path]:
     if folder.name not in names:
         raise ValueError(f"{folder}: its name is not a class; data.class_names has {', '.join(names)}")
-    inside = [path.relative_to(folder) for path in folder.rglob("*")]
-    shown = sorted(folder / path for path in inside if not any(part.startswith(".") for part in path.parts))
+    shown = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     images = [path for path in shown if path.name.endswith(suffixes())]
-    check_endings([path for path in shown if path not in images], suffixes(), "data.root")
-    if below := sorted({str(path.parent.relative_to(folder)) for path in images if path.parent != folder}):
-        log.info("%s: also takes the images of %d folders below: %s", folder, len(below), some(below))
+    check_endings([path for path in shown if not path.name.endswith(suffixes())], suffixes(), "data.root")
+    if below := [
+        path.name for path in _folders(folder) if any(p.name.endswith(suffixes()) for p in path.iterdir())
+    ]:
+        log.warning("%s: images in folders below it are not read: %s", folder, some(below))
     if not images:
         raise ValueError(f"{folder}: no image there ({known()}), expected those of class {folder.name}")
     return images

@@ -88,7 +88,8 @@ def in_folder(folder: Path, option: str) -> dict[str, Path]:
     shown = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     files = [path for path in shown if path.name.endswith(suffixes())]
     pictures = all(map(raster.is_picture, files))  # beside volumes they are not read
-    check_endings([p for p in shown if p not in files], suffixes() if pictures else volume_suffixes(), option)
+    others = [path for path in shown if not path.name.endswith(suffixes())]
+    check_endings(others, suffixes() if pictures else volume_suffixes(), option)
     if not files:
         counts = Counter("".join(p.suffixes[-2:]) or p.name for p in folder.iterdir() if p.is_file())
         there = ", ".join(f"{number} of {name}" for name, number in counts.most_common(5)) or "no file"

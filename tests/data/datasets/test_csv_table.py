@@ -94,24 +94,19 @@ def test_error_names_the_row(tmp_path: Path, row: str, message: str) -> None:
         check(dataset, 1)
 
 
-def test_a_column_of_ids_names_the_cases(tmp_path: Path) -> None:
+def test_a_column_of_ids_names_the_cases(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = table(tmp_path, "case,path,label\ns1,images/0.png,a\ns2,images/1.png,b\n")
     assert [case.id for case in csv(path).cases] == ["s1", "s2"]
     path.write_text("case,path\na,images/0.png\nb,images/1.png\n")  # here it is the label
     assert [case.id for case in csv(path, label_columns="case").cases] == ["0", "1"]
-    path.write_text("case,path,label\ns1,images/0.png,a\ns1,images/1.png,b\n")
-    with pytest.raises(
-        ValueError, match="column 'case' has s1 in several rows.*data.group_column=case keeps"
-    ):
-        csv(path)
-    assert [case.group for case in csv(path, group_column="case").cases] == ["s1", "s1"]
-    path.write_text("case,path,label\n../s1,images/0.png,a\ns2,images/1.png,b\n")
-    with pytest.raises(ValueError, match="labels.csv, row 2: column 'case': a case id names a file"):
-        csv(path)
+    for other in ("s1", "../s2", ""):  # several images of a patient, or no name of a file
+        path.write_text(f"case,path,label\ns1,images/0.png,a\n{other},images/1.png,b\n")
+        assert [case.id for case in csv(path).cases] == ["0", "1"]
+    assert caplog.text.count("the column 'case' does not name each row; cases are named after") == 3
 
 
 def test_no_cell_of_a_row_is_left_out(tmp_path: Path) -> None:
-    path = table(tmp_path, "path,age,,\nimages/0.png,26.5,,,\n\nimages/1.png,30.5\n,,,\n")
+    path = table(tmp_path, "path,age\nimages/0.png,26.5,,,\n\nimages/1.png,30.5\n,,,\n")
     assert [case.values for case in csv(path, label_columns="age").cases] == [(26.5,), (30.5,)]
     path.write_text("path,age\nimages/0.png,26,6\nimages/1.png,30,5\n")
     with pytest.raises(
@@ -136,9 +131,13 @@ def test_nan_is_no_class(tmp_path: Path) -> None:
     assert dataset.errors == {"1": "labels.csv, row 3: column 'label' holds nan, expected a label"}
 
 
-def test_the_first_separator_of_the_header_divides_cells(tmp_path: Path) -> None:
+def test_what_divides_cells(tmp_path: Path) -> None:
     path = table(tmp_path, 'path,"left; right",mild; low; no\nimages/0.png,1,0\nimages/1.png,0,1\n')
     assert csv(path, label_columns=["left; right", "mild; low; no"]).targets.kind == "multilabel"
+    path.write_text('\n"age, years; all";path;label\n1;images/0.png;a\n2;images/1.png;b\n')
+    assert csv(path).class_names == ("a", "b")
+    path.write_text(",path,label,\n0,images/0.png,a,blurred\n1,images/1.png,b\n")  # pandas' index, a note
+    assert csv(path).class_names == ("a", "b")
 
 
 def test_regression_needs_numbers(tmp_path: Path) -> None:

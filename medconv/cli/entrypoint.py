@@ -22,7 +22,7 @@ USER_ERRORS = (
     ("omegaconf.errors", "OmegaConfBaseException"),
     ("lightning.fabric.utilities.exceptions", "MisconfigurationException"),
 )
-_NO_CODE = ("__main__", "torch.")  # of a user's: the start, and what torch generates
+_NOT_OWN = ("__main__", "torch.")  # modules outside of libraries: the start, and what torch generates
 PEER_LOST = ("medconv.utils.cluster", "PeerLostError")
 
 log = logging.getLogger("medconv")
@@ -96,7 +96,7 @@ def _own_code(error: BaseException) -> str | None:
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
         if file.startswith(package):
             place = None
-        elif Path(file).is_file() and not file.startswith(folders) and not module.startswith(_NO_CODE):
+        elif Path(file).is_file() and not file.startswith(folders) and not module.startswith(_NOT_OWN):
             place = f"{file}, line {line}"
     return place
 

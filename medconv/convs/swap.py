@@ -19,7 +19,7 @@ from medconv.convs.filter_banks import check_spacing
 from medconv.convs.mirror import Mirror
 from medconv.convs.parametrization import CONVS, TRANSPOSED, Foldable, Prior, UnsuitableLayerError, replace
 from medconv.convs.share import shared
-from medconv.utils.errors import with_class
+from medconv.utils.errors import explained
 
 _FOLDED = 1e-3  # of a layer's largest output: how far what it folds to may be away
 
@@ -146,7 +146,6 @@ def check_folds(network: nn.Module, example: Tensor) -> None:
     Args: network: in evaluation mode. example: an input of it.
     Raises: ValueError: `folded()` of a layer, which is named, computes something else.
     """
-
     own = [
         (name, layer)
         for name, layer in network.named_modules()
@@ -162,10 +161,8 @@ def check_folds(network: nn.Module, example: Tensor) -> None:
         if not isinstance(output, Tensor):
             return
         what = f"layer {name}: what folded() of {type(layer).__name__} returns"
-        try:
+        with explained(f"{what} cannot take the layer's input"):
             other = folded[name](*inputs[name][0], **inputs[name][1])
-        except Exception as error:
-            raise ValueError(f"{what} cannot take the layer's input: {with_class(error)}") from error
         same = other.shape == output.shape
         away = float((other - output).abs().max() / output.abs().max().clamp_min(1e-6)) if same else math.inf
         if not away < _FOLDED:

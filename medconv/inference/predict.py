@@ -71,7 +71,8 @@ def run_command(options: argparse.Namespace) -> int:
         steps.check(predictor.targets)
     if stated := predictor.members[0].source_spacing_mm:
         log.info("spacing of the images, in place of their headers': %s mm (data.source_spacing_mm)", stated)
-    columns = getattr(predictor.targets, "default_columns", ())  # of image-level targets
+    targets = predictor.targets
+    columns = targets.default_columns if isinstance(targets, ImageLevelTargets) else ()
     cases = find_cases(options.input, len(predictor.modalities), columns)
     if known := [case.id for case in cases if case.id in predictor.train_cases]:
         what = "the network was trained on %d of these %d cases, by their names (%s): scores will be too good"

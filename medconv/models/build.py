@@ -72,12 +72,10 @@ def build_network(
 
 def check_folding(network: nn.Module, derived: Derived) -> None:
     """Raises: ConfigError: a layer of a user's folds to something else, see `convs.swap.check_folds`."""
-    generator = torch.Generator().manual_seed(0)
+    shape, generator = (1, derived.num_channels, *derived.patch_size), torch.Generator().manual_seed(0)
     try:
         with evaluating(network):
-            check_folds(
-                network, torch.randn(1, derived.num_channels, *derived.patch_size, generator=generator)
-            )
+            check_folds(network, torch.randn(shape, generator=generator))
     except ValueError as error:
         raise ConfigError(f"conv: {error}") from error
 
@@ -85,10 +83,10 @@ def check_folding(network: nn.Module, derived: Derived) -> None:
 def check_conv(conv: Node) -> None:
     """Raises: ConfigError: keys of `conv` that the convolution cannot have, in any network."""
     swap, share = get_object(str(conv["_target_"])), conv.get("share")
-    defaults = {"where": None, "share": 1.0}
-    unused = [key for key in conv if not key.startswith("_") and conv[key] not in (None, defaults.get(key))]
+    set_keys = [(key, value) for key, value in conv.items() if not key.startswith("_") and value is not None]
+    unused = [f"{key}={value}" for key, value in set_keys if (key, value) != ("share", 1.0)]
     if swap is plain and unused:
-        raise ConfigError(f"conv.{unused[0]}={conv[unused[0]]}: conv=none changes no layer and has no keys")
+        raise ConfigError(f"conv.{unused[0]}: conv=none changes no layer and has no keys")
     try:
         check_part(swap, conv.get("where"), 1.0 if share is None else share)
     except ValueError as error:

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def evaluating(network: nn.Module) -> Iterator[nn.Module]:
+def evaluating(network: nn.Module) -> Iterator[None]:
     """Inside, the network is in evaluation mode; then each of its modules has the mode that it had before."""
     before = [(part, part.training) for part in network.modules()]
     network.eval()
     try:
-        yield network
+        yield
     finally:
         for part, training in before:
             part.training = training

@@ -182,10 +182,9 @@ def _row(
         error = f"column {split!r} must be train, val or test, got {line[split]!r}"
     elif group and not line[group]:
         error = f"column {group!r} is empty, expected the name of a group, such as a patient"
-    elif empty := [column for column in columns if not line[column]]:
-        error = f"column {empty[0]!r} is empty, expected a label"
     elif missing := [column for column in columns if is_missing(line[column])]:
-        error = f"column {missing[0]!r} holds {line[missing[0]]}, expected a label"
+        cell = line[missing[0]]
+        error = f"column {missing[0]!r} {f'holds {cell}' if cell else 'is empty'}, expected a label"
     labels = {column: "" if is_missing(line[column]) else line[column] for column in columns}
     return _Row(location, file, labels, case_split, line[group] if group else "", error)
 

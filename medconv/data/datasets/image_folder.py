@@ -66,7 +66,7 @@ def _images(folder: Path, names: Sequence[str]) -> list[Path]:
         raise ValueError(f"{folder}: its name is not a class; data.class_names has {', '.join(names)}")
     shown = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     images = [path for path in shown if path.name.endswith(suffixes())]
-    check_endings([path for path in shown if not path.name.endswith(suffixes())], suffixes(), "data.root")
+    check_endings(shown, suffixes(), "data.root")
     if below := [
         path.name for path in _folders(folder) if any(p.name.endswith(suffixes()) for p in path.iterdir())
     ]:

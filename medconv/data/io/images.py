@@ -88,8 +88,7 @@ def in_folder(folder: Path, option: str) -> dict[str, Path]:
     shown = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     files = [path for path in shown if path.name.endswith(suffixes())]
     pictures = all(map(raster.is_picture, files))  # beside volumes they are not read
-    others = [path for path in shown if not path.name.endswith(suffixes())]
-    check_endings(others, suffixes() if pictures else volume_suffixes(), option)
+    check_endings(shown, suffixes() if pictures else volume_suffixes(), option)
     if not files:
         counts = Counter("".join(p.suffixes[-2:]) or p.name for p in folder.iterdir() if p.is_file())
         there = ", ".join(f"{number} of {name}" for name, number in counts.most_common(5)) or "no file"
@@ -100,8 +99,9 @@ def in_folder(folder: Path, option: str) -> dict[str, Path]:
     return {stem(path): path for path in files}
 
 
-def check_endings(others: Sequence[Path], endings: tuple[str, ...], option: str) -> None:
+def check_endings(paths: Sequence[Path], endings: tuple[str, ...], option: str) -> None:
     """Raises: ValueError: some of these files would be images if their endings were in small letters."""
+    others = [path for path in paths if not path.name.endswith(suffixes())]
     if loud := [path for path in others if path.name.lower().endswith(endings)]:
         listed = ", ".join(path.name for path in loud[:20])
         raise ValueError(f"{option} {loud[0].parent}: endings must be in small letters, rename {listed}")

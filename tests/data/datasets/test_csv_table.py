@@ -110,7 +110,7 @@ def test_no_cell_of_a_row_is_left_out(tmp_path: Path) -> None:
     assert [case.values for case in csv(path, label_columns="age").cases] == [(26.5,), (30.5,)]
     path.write_text("path,age\nimages/0.png,26,6\nimages/1.png,30,5\n")
     with pytest.raises(
-        ValueError, match="row 2: 3 cells, 2 columns: images/0.png | 26 | 6; a cell that holds"
+        ValueError, match=r"row 2: 3 cells, 2 columns: images/0\.png \| 26 \| 6; a cell that holds ',' must"
     ):
         csv(path, label_columns="age")
 

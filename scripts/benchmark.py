@@ -23,7 +23,7 @@ NAMES = (
     "data",
     "workers",
     "recipe",
-    "against",
+    "zoo",
     "evaluation",
     "prediction",
     "export",

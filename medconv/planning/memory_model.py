@@ -19,9 +19,14 @@ class Budget:
     """What a training step may cost: the memory of one device, and a size for the time there is.
 
     Args:
-        memory_gb: GiB. origin: where the number comes from, in words.
-        size: of `sizes.SIZES`. size_origin: why, in words.
-        precision: Lightning's. activation_checkpointing: as `perf.activation_checkpointing`.
+        memory_gb: GiB.
+        origin: where `memory_gb` comes from, in words.
+        precision: Lightning's.
+        activation_checkpointing: as `perf.activation_checkpointing`.
+        size: of `sizes.SIZES`.
+        size_origin: why this size, in words.
+        least_view: share of the median image's voxels that a patch should cover; the grid becomes coarser
+            until it does. 0 keeps the grid of the images, as nnU-Net does.
     """
 
     memory_gb: float = 8.0
@@ -30,6 +35,7 @@ class Budget:
     activation_checkpointing: str = "none"
     size: str = "large"
     size_origin: str = "no limit of time"
+    least_view: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.memory_gb < float("inf"):

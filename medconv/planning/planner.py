@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import log2, prod, sqrt
 from statistics import median as middle
 from typing import Any
@@ -13,6 +13,7 @@ from medconv.planning import report, topology
 from medconv.planning.memory_model import GB, Budget, step_bytes
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.report import ReportRow
+from medconv.planning.resolution import coarser, keeps_structures, view_share
 from medconv.planning.sizes import Size, need_size
 from medconv.planning.spacing import across, median_shape, slice_axis, target_spacing
 from medconv.planning.topology import Network, rounded_up
@@ -70,58 +71,100 @@ def plan(
     Raises: ValueError: values that do not fit the data or each other, or a budget too small for any patch.
     Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; docs/planning.md has the differences.
     """
-    overrides, budget = overrides or PlanOverrides(), budget or Budget()
+    overrides = overrides or PlanOverrides()
+    budget = budget or Budget()
     if overrides.image_level and overrides.spatial_dims not in (None, fingerprint.spatial_dims):
         raise ValueError(
             f"data.spatial_dims must be {fingerprint.spatial_dims} or null, as the network takes whole "
             f"images and these are {fingerprint.spatial_dims}D, got {overrides.spatial_dims}"
         )
-    wanted = overrides.spatial_dims, overrides.slice_axis, overrides.thick_as_slices
-    axis = None if overrides.image_level else slice_axis(fingerprint, *wanted)
-    seen = fingerprint if axis is None else across(fingerprint, axis)
+    axis = None
+    if not overrides.image_level:
+        axis = slice_axis(
+            fingerprint,
+            overrides.spatial_dims,
+            axis=overrides.slice_axis,
+            thick_as_slices=overrides.thick_as_slices,
+        )
+    images = fingerprint if axis is None else across(fingerprint, axis)
     names = normalisation_for(overrides.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))
-    spacing = tuple(float(s) for s in overrides.spacing_mm) if overrides.spacing_mm else target_spacing(seen)
-    _need_axes("data.spacing_mm", spacing, seen.spatial_dims)
-    median = median_shape(seen, spacing)
-    if overrides.resize is not None:
-        _need_axes("data.resize", overrides.resize, seen.spatial_dims)
-        if not overrides.spacing_mm:  # what the network sees
-            spacing = tuple(s * n / new for s, n, new in zip(spacing, median, overrides.resize, strict=True))
-        median = tuple(overrides.resize)
-    outputs = num_outputs or len(fingerprint.class_voxels[0])
-    planner = _Planner(spacing, median, overrides, budget, len(fingerprint.intensities), outputs)
+    num_outputs = num_outputs or len(fingerprint.class_voxels[0])
+    planner = _planner(images, overrides, budget, num_outputs)
     network, patch = planner.network_and_patch()
+    native_spacing = planner.spacing
+    fixed = overrides.spacing_mm or overrides.patch_size or overrides.resize or overrides.image_level
+    if budget.least_view and not fixed:
+        planner, network, patch = _coarsened(planner, images, network, patch)
+    spacing = planner.spacing
+    median = planner.median
     # slices keep their own spacing
-    slices = 1 if axis is None else middle(shape[axis] for shape in fingerprint.shapes)
-    batch, why = planner.batch(network, patch, prod(median) * slices * len(fingerprint.shapes))
+    num_slices = 1 if axis is None else middle(shape[axis] for shape in fingerprint.shapes)
+    all_voxels = prod(median) * num_slices * len(fingerprint.shapes)
+    batch, batch_reason = planner.batch(network, patch, all_voxels)
     needed_gb = planner.gb(network, patch, batch)
     if warns:
         planner.warn(patch, batch, needed_gb)
-    patch_why = report.patch_reason(network, patch, median, spacing, overrides)
+    grid = report.Grid(
+        spacing_mm=spacing,
+        native_spacing_mm=native_spacing,
+        view_share=view_share(patch, median),
+        bounded=bool(
+            budget.least_view and not fixed and not keeps_structures(coarser(spacing), images.thickness_mm)
+        ),
+    )
+    patch_reason = report.patch_reason(network, patch, median, grid, overrides)
     rows = [
         ("size", budget.size, budget.size_origin),
-        ("dimensions", f"{seen.spatial_dims}D", report.dims_reason(fingerprint, axis, overrides)),
-        ("spacing", f"{size_text(spacing, 4)} mm", report.spacing_reason(seen, overrides)),
-        ("patch", f"{size_text(patch, 4)} voxels", patch_why),
-        ("batch", str(batch), why),
+        ("dimensions", f"{images.spatial_dims}D", report.dims_reason(fingerprint, axis, overrides)),
+        ("spacing", f"{size_text(spacing, 4)} mm", report.spacing_reason(images, overrides, grid)),
+        ("patch", f"{size_text(patch, 4)} voxels", patch_reason),
+        ("batch", str(batch), batch_reason),
         *report.network_rows(network, patch, spacing, overrides),
         ("normalisation", ", ".join(names), report.normalisation_reason(modalities, overrides)),
         ("memory", f"{needed_gb:.2g} of {budget.memory_gb:g} GB", report.memory_reason(budget)),
     ]
     return Plan(
-        seen.spatial_dims,
-        axis,
-        spacing,
-        patch,
-        batch,
-        network.strides,
-        network.kernel_sizes,
-        network.channels,
-        names,
-        float(budget.memory_gb),
-        budget.size,
-        tuple(rows),
+        spatial_dims=images.spatial_dims,
+        slice_axis=axis,
+        spacing_mm=spacing,
+        patch_size=patch,
+        batch_size=batch,
+        strides=network.strides,
+        kernel_sizes=network.kernel_sizes,
+        channels=network.channels,
+        normalisation=names,
+        memory_gb=float(budget.memory_gb),
+        size=budget.size,
+        rows=tuple(rows),
     )
+
+
+def _planner(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_outputs: int) -> "_Planner":
+    """The search on the grid that the config sets, or else on that of the images."""
+    spacing = target_spacing(images)
+    if overrides.spacing_mm:
+        spacing = tuple(float(mm) for mm in overrides.spacing_mm)
+    _need_axes("data.spacing_mm", spacing, images.spatial_dims)
+    median = median_shape(images, spacing)
+    if overrides.resize is not None:
+        _need_axes("data.resize", overrides.resize, images.spatial_dims)
+        if not overrides.spacing_mm:  # what the network sees
+            spacing = tuple(s * n / new for s, n, new in zip(spacing, median, overrides.resize, strict=True))
+        median = tuple(overrides.resize)
+    return _Planner(spacing, median, overrides, budget, len(images.intensities), num_outputs)
+
+
+def _coarsened(
+    planner: "_Planner", images: Fingerprint, network: Network, patch: tuple[int, ...]
+) -> tuple["_Planner", Network, tuple[int, ...]]:
+    """The finest grid on which a patch covers `least_view`, as far as the thinnest structure allows."""
+    while view_share(patch, planner.median) < planner.budget.least_view:
+        spacing = coarser(planner.spacing)
+        if not keeps_structures(spacing, images.thickness_mm):
+            break
+        planner = replace(planner, spacing=spacing, median=median_shape(images, spacing))
+        network, patch = planner.network_and_patch()
+    return planner, network, patch
 
 
 @dataclass(frozen=True)

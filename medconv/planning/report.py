@@ -2,12 +2,14 @@
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
+from medconv.planning.resolution import FEWEST_VOXELS
 from medconv.planning.spacing import slice_axis, thick_axis
 from medconv.planning.topology import EVEN, MIN_EDGE, Network, coarsest, largest_patch, rounded_up
 from medconv.utils.logging import size_text
@@ -16,6 +18,22 @@ _SMALL_VIEW = 0.25  # of the median image's voxels; with less in a patch nnU-Net
 _WIDTH = 90  # columns of a terminal
 _AXES = ("right", "anterior", "superior")
 ReportRow = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The grid of a plan.
+
+    Args:
+        native_spacing_mm: that of the images, which `spacing_mm` may be coarser than.
+        view_share: share of the median image's voxels that a patch covers.
+        bounded: a coarser grid would not keep the thinnest structure.
+    """
+
+    spacing_mm: tuple[float, ...]
+    native_spacing_mm: tuple[float, ...]
+    view_share: float
+    bounded: bool = False
 
 
 def table(rows: Sequence[ReportRow]) -> str:
@@ -31,20 +49,13 @@ def table(rows: Sequence[ReportRow]) -> str:
 
 
 def patch_reason(
-    network: Network,
-    patch: Sequence[int],
-    median: Sequence[int],
-    spacing: Sequence[float],
-    overrides: PlanOverrides,
+    network: Network, patch: Sequence[int], median: Sequence[int], grid: Grid, overrides: PlanOverrides
 ) -> str:
     """Args: median: the median image's voxels."""
-    dims, median_size, hint, most = len(patch), size_text(median, 4), "", overrides.divisible_by
-    up_to = "to what the strides divide" if most == 1 else f"to multiples of {most}, for the network"
-    visible_share = prod(min(1.0, p / m) for p, m in zip(patch, median, strict=True))
-    if visible_share < _SMALL_VIEW:
-        coarser = ",".join(f"{s * (_SMALL_VIEW / visible_share) ** (1 / dims):.2g}" for s in spacing)
-        fewer = "a smaller data.batch_size or " if (overrides.batch_size or 1) > 1 else ""
-        hint = f"; {100 * visible_share:.2g} % of it: {fewer}data.spacing_mm=[{coarser}] would show more"
+    median_size = size_text(median, 4)
+    hint = _view_hint(grid, overrides)
+    multiple = overrides.divisible_by
+    up_to = "to what the strides divide" if multiple == 1 else f"to multiples of {multiple}, for the network"
     if overrides.patch_size is not None:
         return f"data.patch_size; the median image is {median_size}{hint}"
     if overrides.resize is not None:
@@ -54,9 +65,25 @@ def patch_reason(
         return f"{whole}; others are cut or padded at their borders"
     if all(p >= m for p, m in zip(patch, median, strict=True)):
         return whole
-    start = rounded_up(largest_patch(median, spacing), network.divisor(dims))
-    short = "what the memory holds of" if prod(patch) < prod(start) else "as much as is ever taken of"
-    return f"{short} the median image, {median_size}{hint}"
+    largest = rounded_up(largest_patch(median, grid.spacing_mm), network.divisor(len(patch)))
+    limit = "what the memory holds of" if prod(patch) < prod(largest) else "as much as is ever taken of"
+    return f"{limit} the median image, {median_size}{hint}"
+
+
+def _view_hint(grid: Grid, overrides: PlanOverrides) -> str:
+    """What to do about a patch that sees little of the image; empty if it sees enough."""
+    if grid.view_share >= _SMALL_VIEW:
+        return ""
+    share = f"; {_percent(grid.view_share)} % of it"
+    factor = (_SMALL_VIEW / grid.view_share) ** (1 / len(grid.spacing_mm))
+    spacing = ",".join(f"{mm * factor:.2g}" for mm in grid.spacing_mm)
+    if grid.bounded:
+        return (
+            f"{share}, but on a coarser grid the thinnest structure would have fewer than {FEWEST_VOXELS} "
+            f"voxels; if that is not needed, data.spacing_mm=[{spacing}] shows more"
+        )
+    fewer = "a smaller data.batch_size or " if (overrides.batch_size or 1) > 1 else ""
+    return f"{share}: {fewer}data.spacing_mm=[{spacing}] would show more"
 
 
 def dims_reason(fingerprint: Fingerprint, axis: int | None, overrides: PlanOverrides) -> str:
@@ -71,14 +98,35 @@ def dims_reason(fingerprint: Fingerprint, axis: int | None, overrides: PlanOverr
     return f"the images are {'volumes' if fingerprint.spatial_dims == 3 else flat}"
 
 
-def spacing_reason(seen: Fingerprint, overrides: PlanOverrides) -> str:
+def spacing_reason(images: Fingerprint, overrides: PlanOverrides, grid: Grid) -> str:
     if overrides.spacing_mm is not None:
         return "data.spacing_mm"
     if overrides.resize is not None:
-        return f"the median of {len(seen.shapes)} cases, scaled by data.resize"
-    axis = thick_axis(seen)
+        return f"the median of {len(images.shapes)} cases, scaled by data.resize"
+    if grid.spacing_mm != grid.native_spacing_mm:
+        return _coarser_reason(images, grid)
+    axis = thick_axis(images)
     across_slices = "" if axis is None else "; across the thick slices the 10th percentile"
-    return f"the median of {len(seen.shapes)} cases{across_slices}"
+    return f"the median of {len(images.shapes)} cases{across_slices}"
+
+
+def _coarser_reason(images: Fingerprint, grid: Grid) -> str:
+    """What a coarser grid is taken for, and what it costs."""
+    reason = (
+        f"coarser than the images' {size_text(grid.native_spacing_mm, 4)}, so that a patch covers "
+        f"{_percent(grid.view_share)} % of the median image"
+    )
+    present = [row for row in images.thickness_mm if any(row)]
+    if not present:
+        return reason
+    voxels_across = min(
+        mm / voxel_mm for row in present for mm, voxel_mm in zip(row, grid.spacing_mm, strict=True)
+    )
+    return f"{reason}; the thinnest structure keeps {voxels_across:.2g} voxels"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}" if share >= 0.1 else f"{100 * share:.2g}"
 
 
 def network_rows(

@@ -46,6 +46,7 @@ class CaseReport:
         shape, spacing_mm: of the content, in canonical (RAS) axis order.
         oriented: every file says where left and right are.
         class_voxels: one count per class, without voxels to ignore. intensities: (channels, sampled voxels).
+        thickness_mm: (classes, axes), see `thickness_of`; None for image-level targets.
         content: hash of the voxels, for image-level targets.
     """
 
@@ -63,6 +64,7 @@ class CaseReport:
     oriented: bool = True
     class_voxels: tuple[int, ...] = ()
     intensities: np.ndarray | None = None
+    thickness_mm: np.ndarray | None = None
     content: str = ""
 
 
@@ -75,6 +77,8 @@ class Fingerprint:
         intensities: per channel, of the foreground of all cases (for pictures and image-level targets, of all
             voxels): percentile_00_5, percentile_99_5, mean, std.
         class_voxels: per case, one count per class; empty for image-level targets.
+        thickness_mm: per foreground class, along each axis, the median of the cases that have the class; 0
+            for a class that no case has. Empty for image-level targets.
         contents: per case, a hash of the voxels; for image-level targets only.
     """
 
@@ -84,6 +88,7 @@ class Fingerprint:
     intensities: tuple[dict[str, float], ...]
     class_voxels: tuple[tuple[int, ...], ...]
     contents: tuple[str, ...] = ()
+    thickness_mm: tuple[tuple[float, ...], ...] = ()
 
 
 class CheckResult(NamedTuple):
@@ -253,12 +258,49 @@ def _describe(image: np.ndarray, label: np.ndarray, dataset: Dataset, report: Ca
     labelled = stored != (-1 if ignore is None else ignore)
     values = stored[labelled].clip(max=num_classes - 1)
     report.class_voxels = tuple(np.bincount(values, minlength=num_classes).tolist())
+    canonical_label, _ = to_canonical(label[None], report.grid)
+    report.thickness_mm = thickness_of(canonical_label[0], report.class_voxels, report.spacing_mm)
     if report.intensities is not None:
         return
     places = np.flatnonzero((stored > 0) & labelled)
     places = places if len(places) else np.flatnonzero(labelled)
     places = places[:: max(1, len(places) // _MAX_SAMPLES)]
     report.intensities = np.stack([channel.T.reshape(-1)[places] for channel in image])
+
+
+def thickness_of(label: np.ndarray, class_voxels: Sequence[int], spacing_mm: Sequence[float]) -> np.ndarray:
+    """How thick the structures of each class are along each axis: the mean length of their runs of voxels.
+
+    A ball of diameter d has 2/3 d, a plate across an axis its thickness. Components count by their number of
+    runs, so many small lesions are not hidden by a large one.
+
+    Shape: label (X, Y, Z) -> (classes, axes), in mm; 0 for a class without voxels.
+    Args:
+        class_voxels: one count per class, the background's first. Higher label values do not count.
+    """
+    num_classes = len(class_voxels)
+    thickness = np.zeros((num_classes, label.ndim))
+    for axis, voxel_mm in enumerate(spacing_mm):
+        along_axis = np.moveaxis(label, axis, 0)
+        begins_run = along_axis[1:] != along_axis[:-1]
+        num_runs = np.bincount(along_axis[0].ravel(), minlength=num_classes)[:num_classes]
+        num_runs += np.bincount(along_axis[1:][begins_run], minlength=num_classes)[:num_classes]
+        thickness[:, axis] = voxel_mm * np.array(class_voxels) / np.maximum(num_runs, 1)
+    return thickness
+
+
+def _typical_thickness(reports: Sequence[CaseReport]) -> tuple[tuple[float, ...], ...]:
+    """Per foreground class, the median of the cases that have it, mm."""
+    measured = [report.thickness_mm for report in reports if report.thickness_mm is not None]
+    if not measured:
+        return ()
+    by_class = np.stack(measured, axis=1)[1:]  # (foreground classes, cases, axes)
+    rows = []
+    for of_cases in by_class:
+        present = of_cases[of_cases[:, 0] > 0]
+        row = np.median(present, axis=0) if len(present) else np.zeros(of_cases.shape[1])
+        rows.append(tuple(round(float(mm), 4) for mm in row))
+    return tuple(rows)
 
 
 def measure(reports: Sequence[CaseReport]) -> Fingerprint:
@@ -276,10 +318,11 @@ def measure(reports: Sequence[CaseReport]) -> Fingerprint:
     rows = [(low, high, values.mean(), values.std()) for low, high, values in measured]
     intensities = [dict(zip(INTENSITIES, map(float, row), strict=True)) for row in rows]
     return Fingerprint(
-        spatial_dims,
-        tuple(r.shape[:spatial_dims] for r in reports),
-        tuple(r.spacing_mm[:spatial_dims] for r in reports),
-        tuple(intensities),
-        tuple(r.class_voxels for r in reports),
-        tuple(r.content for r in reports) if any(r.content for r in reports) else (),
+        spatial_dims=spatial_dims,
+        shapes=tuple(r.shape[:spatial_dims] for r in reports),
+        spacings_mm=tuple(r.spacing_mm[:spatial_dims] for r in reports),
+        intensities=tuple(intensities),
+        class_voxels=tuple(r.class_voxels for r in reports),
+        contents=tuple(r.content for r in reports) if any(r.content for r in reports) else (),
+        thickness_mm=tuple(row[:spatial_dims] for row in _typical_thickness(reports)),
     )

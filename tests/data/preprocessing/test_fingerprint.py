@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import nibabel as nib
@@ -28,7 +29,7 @@ from helpers.volumes import (
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.auto import auto
 from medconv.data.datasets.decathlon import msd
-from medconv.data.preprocessing.fingerprint import CaseReport, check, examine, measure
+from medconv.data.preprocessing.fingerprint import CaseReport, check, examine, measure, thickness_of
 
 Make = Callable[[Path, Path], object]  # damages a case, given the paths of its image and label
 
@@ -389,3 +390,48 @@ def test_nothing_is_measured_of_test_cases_alone() -> None:
         ValueError, match="every valid case is in the test split, expected at least one to train"
     ):
         measure([tested])
+
+
+def test_thickness_is_the_mean_length_of_runs() -> None:
+    """Against a count voxel by voxel."""
+    label = np.random.default_rng(0).integers(0, 4, (7, 6, 5)).astype(np.uint8)
+    label[label == 3] = 9  # a value to ignore
+    spacing_mm = (1.0, 0.5, 3.0)
+    measured = thickness_of(label, np.bincount(label.ravel())[:3], spacing_mm)
+    for value in range(3):
+        for axis in range(3):
+            runs = [
+                len(list(run))
+                for line in np.moveaxis(label, axis, -1).reshape(-1, label.shape[axis])
+                for key, run in groupby(line)
+                if key == value
+            ]
+            assert measured[value, axis] == pytest.approx(spacing_mm[axis] * np.mean(runs))
+
+
+def test_a_ball_is_two_thirds_of_its_diameter_thick_and_small_ones_are_not_hidden() -> None:
+    radius = 12
+    axes = np.ogrid[-16:17, -16:17, -16:17]
+    ball = (sum(axis**2 for axis in axes) < radius**2).astype(np.uint8)
+    counts = np.bincount(ball.ravel())
+    assert thickness_of(ball, counts, (1, 1, 1))[1] == pytest.approx([16, 16, 16], rel=0.05)
+    specks = np.concatenate([ball, np.zeros((60, 33, 33), np.uint8)])
+    specks[36::4, ::4, ::4] = 1  # single voxels
+    assert thickness_of(specks, np.bincount(specks.ravel()), (1, 1, 1))[1].max() < 6
+
+
+def test_the_fingerprint_has_the_median_thickness_of_the_cases_that_have_a_class() -> None:
+    def report(*rows: tuple[float, float, float]) -> CaseReport:
+        shape = {"shape": (9, 9, 9), "spacing_mm": (1.0, 1.0, 1.0)}
+        return CaseReport(
+            "a", intensities=np.ones((1, 3)), thickness_mm=np.array([(9.0,) * 3, *rows]), **shape
+        )
+
+    absent = (0.0, 0.0, 0.0)
+    reports = [
+        report((2.0, 4.0, 6.0), absent),
+        report((4.0, 4.0, 4.0), absent),
+        report(absent, absent),
+        report((6.0, 2.0, 5.0), absent),
+    ]
+    assert measure(reports).thickness_mm == ((4.0, 4.0, 5.0), absent)

@@ -1,4 +1,4 @@
-"""scripts/benchmarks/against.py: real trainings of two checkouts in turns; folds by patient; the made pictures."""
+"""scripts/benchmarks/zoo.py: real trainings of defaults, of plans by hand and of another checkout; its table."""
 
 import argparse
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from helpers import tiny
 from helpers.benchmarks_harness import benchmark
 
-from benchmarks import against, pictures
+from benchmarks import pictures, zoo, zoo_sets
 
 QUICK = [
     *("plan.channels=[4,8]", "data.patch_size=[16,16]", "data.batch_size=2", "data.num_workers=0"),
@@ -17,7 +17,17 @@ QUICK = [
 
 
 def test_both_checkouts_train_in_the_same_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    arguments = ["against", str(tiny.ROOT), "--minutes", "0.03", "--output", str(tmp_path / "runs")]
+    arguments = [
+        "zoo",
+        "--sets",
+        "phantom2d",
+        "--against",
+        str(tiny.ROOT),
+        "--minutes",
+        "0.03",
+        "--output",
+        str(tmp_path / "runs"),
+    ]
     arguments += ["--set", *QUICK, "--other-set", *QUICK, "--plot", str(tmp_path / "plots")]
     rows = benchmark(monkeypatch, tmp_path, *arguments)
     assert [row["variant"] for row in rows] == ["this", "other"]
@@ -30,16 +40,18 @@ def test_both_checkouts_train_in_the_same_minutes(monkeypatch: pytest.MonkeyPatc
 def test_the_table_has_medians_and_paired_differences() -> None:
     def row(side: str, seed: int, dice: float) -> dict:
         about = {"set": "acdc", "minutes": 10.0, "seed": seed, "hardware": "CPU", "cores": 2}
-        return {**about, "variant": side, "dice": dice, "steps": 100 + seed}
+        grid = {"spacing_mm": "1.5 x 1.5", "patch_size": "224 x 256", "published": "nnU-Net: .913"}
+        return {**about, **grid, "score": "val/dice", "variant": side, "dice": dice, "steps": 100 + seed}
 
     rows = [row("this", 0, 0.85), row("other", 0, 0.75), row("this", 1, 0.87), row("other", 1, 0.79)]
-    text = against.show(rows)
-    assert "| acdc | 10 | 2 | 0.8600 | 100 | 0.7700 | 100 | +9.00 ± 12.71 |" in text
+    text = zoo.show(rows)
+    assert "| acdc | 10 | this | 2 | 0.8600 |  | 100 | 1.5 x 1.5, 224 x 256 | nnU-Net: .913 |" in text
+    assert "| acdc | 10 | other | 2 | 0.7700 | -9.00 ± 12.71 | 100 | 1.5 x 1.5, 224 x 256 |  |" in text
 
 
 def test_the_frames_of_a_patient_stay_together() -> None:
     names = [f"patient{n:03}_frame{k:02}" for n in range(12) for k in (1, 12)]
-    folds = against.by_patient(names)
+    folds = zoo_sets.by_patient(names)
     assert sorted(name for fold in folds for name in fold["val"]) == names
     for fold in folds:
         patients = {part: {name[:10] for name in fold[part]} for part in ("train", "val")}
@@ -48,7 +60,7 @@ def test_the_frames_of_a_patient_stay_together() -> None:
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no checkout of medconv, there is no train.py"):
-        against.run(argparse.Namespace(checkout=tmp_path))
+        zoo.run(argparse.Namespace(against=tmp_path))
 
 
 def test_pictures_are_the_same_for_the_same_seed() -> None:
@@ -64,5 +76,34 @@ def test_keys_are_called_as_in_the_checkout(tmp_path: Path) -> None:
     (tmp_path / "conf/data").mkdir(parents=True)
     (tmp_path / "conf/data/base.yaml").write_text("root: null\ncache: data/prepared\n")
     settings = ["data=msd", "data.root=x", "data.cache_dir=y", "data.splits_file=z"]
-    assert against._as_called_there(tiny.ROOT, settings) == settings
-    assert against._as_called_there(tmp_path, settings)[2:] == ["data.cache=y", "data.splits=z"]
+    assert zoo._as_called_there(tiny.ROOT, settings) == settings
+    assert zoo._as_called_there(tmp_path, settings)[2:] == ["data.cache=y", "data.splits=z"]
+
+
+def test_few_training_cases_leave_the_validation_as_it_is() -> None:
+    names = [f"la_{n:03}" for n in range(80)]
+    (few,) = zoo_sets.few_cases(names, 8)
+    (all_cases,) = zoo_sets.few_cases(names, 64)
+    assert len(few["train"]) == 8 and set(few["train"]) <= set(all_cases["train"])
+    assert few["val"] == all_cases["val"] and len(few["val"]) == 16
+
+
+@pytest.mark.slow
+def test_plans_by_hand_stand_beside_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    arguments = ["zoo", "--sets", "phantom2d", "--plans", "--minutes", "0.03", "--output", str(tmp_path)]
+    rows = benchmark(
+        monkeypatch, tmp_path, *arguments, "--set", "data.num_workers=0", "trainer.accelerator=cpu"
+    )
+    assert [row["variant"] for row in rows] == [
+        "this",
+        *(f"{f:g} x spacing, {w}" for f in zoo.COARSER for w in zoo.WIDTHS),
+    ]
+    assert len({row["spacing_mm"] for row in rows[1:]}) == len(zoo.COARSER)
+
+
+def test_a_set_that_is_not_there_is_named(tmp_path: Path) -> None:
+    options = argparse.Namespace(sets=["la2018"], root=tmp_path)
+    with pytest.raises(ValueError, match=r"no LA2018 there; --root names the folder"):
+        zoo._chosen(options)
+    options = argparse.Namespace(sets=None, root=tmp_path)
+    assert [data.name for data in zoo._chosen(options)] == ["phantom", "phantom2d", "pictures", "ct"]

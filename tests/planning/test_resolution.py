@@ -1,0 +1,94 @@
+"""medconv/planning/resolution.py: coarser grids, and how coarse a structure allows them to be; and their plans."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.plans import fingerprint, published, reason
+
+from medconv.data.preprocessing.fingerprint import Fingerprint
+from medconv.planning.memory_model import Budget
+from medconv.planning.overrides import PlanOverrides
+from medconv.planning.planner import plan
+from medconv.planning.resolution import FEWEST_VOXELS, coarser, keeps_structures, view_share
+
+# As of `LA2018`: 80 volumes with a left atrium, of which a small patch on the images' grid shows a twentieth
+ATRIA = replace(fingerprint([(192, 142, 88)] * 80, [(0.625,) * 3] * 80), thickness_mm=((30.0, 19.0, 13.0),))
+LITTLE_TIME = Budget(1.0, size="small", least_view=1.0)
+
+
+def with_structure(fingerprint: Fingerprint, *thickness_mm: float) -> Fingerprint:
+    return replace(fingerprint, thickness_mm=(*fingerprint.thickness_mm, thickness_mm))
+
+
+def test_the_view_is_the_share_of_voxels_that_a_patch_covers() -> None:
+    assert view_share((32, 32, 32), (64, 64, 64)) == 0.125
+    assert view_share((128, 32), (64, 64)) == 0.5  # what lies outside of the image shows nothing
+
+
+def test_fine_axes_become_coarser_before_thick_slices() -> None:
+    spacing = (1.5, 1.5, 10.0)
+    while spacing[2] == 10.0:
+        spacing = coarser(spacing)
+    assert 5.0 < spacing[0] == spacing[1] < 5.5
+    assert coarser((1.0, 1.0)) == (1.05, 1.05)
+    assert coarser((1.0, 1.9, 2.0)) == (1.05, 1.99, 2.0)
+
+
+def test_the_thinnest_structure_keeps_its_voxels() -> None:
+    thickness = ((30.0, 30.0, 30.0), (4.0, 12.0, 12.0))
+    finest_needed = 4.0 / FEWEST_VOXELS
+    assert keeps_structures((finest_needed,) * 3, thickness)
+    assert not keeps_structures((1.01 * finest_needed, 0.5, 0.5), thickness)
+    assert keeps_structures((99.0,) * 3, ((0.0, 0.0, 0.0),))  # no case has this class
+    assert keeps_structures((99.0,) * 3, ())
+
+
+def test_with_little_time_the_grid_becomes_coarse_enough_to_see_the_whole_image() -> None:
+    made = plan(ATRIA, budget=LITTLE_TIME)
+    assert 1.25 < made.spacing_mm[0] < 2.0 and len(set(made.spacing_mm)) == 1
+    median = np.array([192, 142, 88]) * 0.625 / made.spacing_mm
+    assert all(made.patch_size >= median.round())
+    text = reason(made, "spacing")
+    assert "coarser than the images' 0.625 x 0.625 x 0.625" in text
+    assert "covers 100 % of the median image" in text
+    assert f"keeps {13 / made.spacing_mm[2]:.2g} voxels" in text
+    finer = plan(ATRIA, budget=replace(LITTLE_TIME, least_view=0.25))
+    assert finer.spacing_mm < made.spacing_mm and finer.patch_size[0] <= made.patch_size[0] + 16
+
+
+def test_larger_sizes_see_as_much_on_finer_grids() -> None:
+    grids = [plan(ATRIA, budget=replace(LITTLE_TIME, size=size)).spacing_mm for size in ("large", "small")]
+    assert grids[0] < grids[1]
+    most = plan(ATRIA, budget=replace(LITTLE_TIME, size="large", memory_gb=24))
+    assert most.spacing_mm == (0.625,) * 3  # all of it fits
+
+
+def test_a_small_structure_bounds_the_grid() -> None:
+    small = with_structure(ATRIA, 4.0, 4.0, 4.0)
+    made = plan(small, budget=LITTLE_TIME)
+    assert 0.9 < made.spacing_mm[0] <= 4.0 / FEWEST_VOXELS
+    tiny = with_structure(ATRIA, 2.0, 2.0, 2.0)
+    made = plan(tiny, budget=LITTLE_TIME)
+    assert made.spacing_mm == (0.625,) * 3
+    assert "thinnest structure" in reason(made, "patch")
+
+
+@pytest.mark.parametrize("name", ["hippocampus", "heart", "liver", "prostate"])
+def test_without_a_least_view_the_grid_is_that_of_the_images(name: str) -> None:
+    assert plan(published(name)).spacing_mm == plan(published(name), budget=Budget()).spacing_mm
+
+
+def test_an_image_that_a_patch_covers_keeps_its_grid() -> None:
+    assert plan(published("hippocampus"), budget=LITTLE_TIME).spacing_mm == (1.0, 1.0, 1.0)
+
+
+def test_a_grid_that_the_config_sets_is_kept() -> None:
+    made = plan(ATRIA, PlanOverrides(spacing_mm=(0.7, 0.7, 0.7)), LITTLE_TIME)
+    assert made.spacing_mm == (0.7, 0.7, 0.7)
+    assert "would show more" in reason(made, "patch")
+
+
+def test_a_patch_that_the_config_sets_is_kept_and_the_grid_with_it() -> None:
+    made = plan(ATRIA, PlanOverrides(patch_size=(64, 48, 32)), LITTLE_TIME)
+    assert made.patch_size == (64, 48, 32) and made.spacing_mm == (0.625,) * 3

@@ -25,8 +25,8 @@ class Budget:
         activation_checkpointing: as `perf.activation_checkpointing`.
         size: of `sizes.SIZES`.
         size_origin: why this size, in words.
-        least_view: share of the median image's voxels that a patch should cover; the grid becomes coarser
-            until it does. 0 keeps the grid of the images, as nnU-Net does.
+        coarsens: the grid becomes coarser until a patch covers the median image; else it is that of the
+            images, as nnU-Net has it.
     """
 
     memory_gb: float = 8.0
@@ -35,7 +35,7 @@ class Budget:
     activation_checkpointing: str = "none"
     size: str = "large"
     size_origin: str = "no limit of time"
-    least_view: float = 0.0
+    coarsens: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.memory_gb < float("inf"):

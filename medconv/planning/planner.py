@@ -93,7 +93,7 @@ def plan(
     network, patch = planner.network_and_patch()
     native_spacing = planner.spacing
     fixed = overrides.spacing_mm or overrides.patch_size or overrides.resize or overrides.image_level
-    if budget.least_view and not fixed:
+    if budget.coarsens and not fixed:
         planner, network, patch = _coarsened(planner, images, network, patch)
     spacing = planner.spacing
     median = planner.median
@@ -104,13 +104,12 @@ def plan(
     needed_gb = planner.gb(network, patch, batch)
     if warns:
         planner.warn(patch, batch, needed_gb)
+    view = view_share(patch, median)
     grid = report.Grid(
         spacing_mm=spacing,
         native_spacing_mm=native_spacing,
-        view_share=view_share(patch, median),
-        bounded=bool(
-            budget.least_view and not fixed and not keeps_structures(coarser(spacing), images.thickness_mm)
-        ),
+        view_share=view,
+        is_bounded=view < 1 and bool(budget.coarsens) and not fixed,
     )
     patch_reason = report.patch_reason(network, patch, median, grid, overrides)
     rows = [
@@ -157,13 +156,15 @@ def _planner(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_
 def _coarsened(
     planner: "_Planner", images: Fingerprint, network: Network, patch: tuple[int, ...]
 ) -> tuple["_Planner", Network, tuple[int, ...]]:
-    """The finest grid on which a patch covers `least_view`, as far as the thinnest structure allows."""
-    while view_share(patch, planner.median) < planner.budget.least_view:
+    """The finest grid on which a patch covers the median image, as far as the thinnest structure allows."""
+    view = view_share(patch, planner.median)
+    while view < 1:
         spacing = coarser(planner.spacing)
-        if not keeps_structures(spacing, images.thickness_mm):
+        if not keeps_structures(spacing, planner.spacing, images.thickness_mm, view):
             break
         planner = replace(planner, spacing=spacing, median=median_shape(images, spacing))
         network, patch = planner.network_and_patch()
+        view = view_share(patch, planner.median)
     return planner, network, patch
 
 

@@ -9,12 +9,11 @@ from math import prod
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
-from medconv.planning.resolution import FEWEST_VOXELS
+from medconv.planning.resolution import FEWEST_VOXELS, SMALL_VIEW
 from medconv.planning.spacing import slice_axis, thick_axis
 from medconv.planning.topology import EVEN, MIN_EDGE, Network, coarsest, largest_patch, rounded_up
 from medconv.utils.logging import size_text
 
-_SMALL_VIEW = 0.25  # of the median image's voxels; with less in a patch nnU-Net trains a coarser network, too
 _WIDTH = 90  # columns of a terminal
 _AXES = ("right", "anterior", "superior")
 ReportRow = tuple[str, str, str]
@@ -27,13 +26,13 @@ class Grid:
     Args:
         native_spacing_mm: that of the images, which `spacing_mm` may be coarser than.
         view_share: share of the median image's voxels that a patch covers.
-        bounded: a coarser grid would not keep the thinnest structure.
+        is_bounded: a coarser grid would not keep the thinnest structure.
     """
 
     spacing_mm: tuple[float, ...]
     native_spacing_mm: tuple[float, ...]
     view_share: float
-    bounded: bool = False
+    is_bounded: bool = False
 
 
 def table(rows: Sequence[ReportRow]) -> str:
@@ -72,12 +71,12 @@ def patch_reason(
 
 def _view_hint(grid: Grid, overrides: PlanOverrides) -> str:
     """What to do about a patch that sees little of the image; empty if it sees enough."""
-    if grid.view_share >= _SMALL_VIEW:
+    if grid.view_share >= SMALL_VIEW:
         return ""
     share = f"; {_percent(grid.view_share)} % of it"
-    factor = (_SMALL_VIEW / grid.view_share) ** (1 / len(grid.spacing_mm))
+    factor = (SMALL_VIEW / grid.view_share) ** (1 / len(grid.spacing_mm))
     spacing = ",".join(f"{mm * factor:.2g}" for mm in grid.spacing_mm)
-    if grid.bounded:
+    if grid.is_bounded:
         return (
             f"{share}, but on a coarser grid the thinnest structure would have fewer than {FEWEST_VOXELS} "
             f"voxels; if that is not needed, data.spacing_mm=[{spacing}] shows more"

@@ -20,8 +20,6 @@ from medconv.training.derived_values import derived_values
 from medconv.utils.hardware import resolve_precision, uses_gpu
 
 _NEED_3D = ("medconv.convs.acs",)
-# Share of the median image that a patch should cover where time or a CPU is the limit (docs/planning.md).
-_LEAST_VIEW = 1.0
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -107,11 +105,10 @@ def _memory_budget(config: RunConfig, earlier_gb: float | None) -> Budget:
         gb, origin = measured_gb(accelerator, max(1, int(devices)) if devices.isdigit() else 1)
     precision = config.trainer.precision or "auto"  # null: perf=autotune measures it
     precision = resolve_precision("auto", accelerator) if precision == "auto" else str(precision)
-    limited = config.trainer.max_time is not None or not uses_gpu(accelerator)
     return Budget(
         memory_gb=gb,
         origin=origin,
         precision=precision,
         activation_checkpointing=config.perf.activation_checkpointing or "none",
-        least_view=_LEAST_VIEW if limited else 0.0,
+        coarsens=config.trainer.max_time is not None or not uses_gpu(accelerator),
     )

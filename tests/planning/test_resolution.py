@@ -10,11 +10,18 @@ from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import plan
-from medconv.planning.resolution import FEWEST_VOXELS, coarser, keeps_structures, view_share
+from medconv.planning.resolution import (
+    ENOUGH_VOXELS,
+    FEWEST_VOXELS,
+    VERY_SMALL_VIEW,
+    coarser,
+    keeps_structures,
+    view_share,
+)
 
 # As of `LA2018`: 80 volumes with a left atrium, of which a small patch on the images' grid shows a twentieth
 ATRIA = replace(fingerprint([(192, 142, 88)] * 80, [(0.625,) * 3] * 80), thickness_mm=((30.0, 19.0, 13.0),))
-LITTLE_TIME = Budget(1.0, size="small", least_view=1.0)
+LITTLE_TIME = Budget(1.0, size="small", coarsens=True)
 
 
 def with_structure(fingerprint: Fingerprint, *thickness_mm: float) -> Fingerprint:
@@ -37,11 +44,14 @@ def test_fine_axes_become_coarser_before_thick_slices() -> None:
 
 def test_the_thinnest_structure_keeps_its_voxels() -> None:
     thickness = ((30.0, 30.0, 30.0), (4.0, 12.0, 12.0))
-    finest_needed = 4.0 / FEWEST_VOXELS
-    assert keeps_structures((finest_needed,) * 3, thickness)
-    assert not keeps_structures((1.01 * finest_needed, 0.5, 0.5), thickness)
-    assert keeps_structures((99.0,) * 3, ((0.0, 0.0, 0.0),))  # no case has this class
-    assert keeps_structures((99.0,) * 3, ())
+    fine = (0.5, 0.5, 0.5)
+    for view, num_voxels in ((0.1, FEWEST_VOXELS), (0.2, ENOUGH_VOXELS)):
+        coarsest = 4.0 / num_voxels
+        assert keeps_structures((coarsest,) * 3, fine, thickness, view)
+        assert not keeps_structures((1.01 * coarsest, 0.5, 0.5), fine, thickness, view)
+    assert keeps_structures((2.0, 2.0, 10.0), (1.5, 1.5, 10.0), ((12.0, 12.0, 24.0),), 0.5)  # slices stay
+    assert keeps_structures((99.0,) * 3, fine, ((0.0, 0.0, 0.0),), 0.5)  # no case has this class
+    assert keeps_structures((99.0,) * 3, fine, (), 0.5)
 
 
 def test_with_little_time_the_grid_becomes_coarse_enough_to_see_the_whole_image() -> None:
@@ -53,8 +63,6 @@ def test_with_little_time_the_grid_becomes_coarse_enough_to_see_the_whole_image(
     assert "coarser than the images' 0.625 x 0.625 x 0.625" in text
     assert "covers 100 % of the median image" in text
     assert f"keeps {13 / made.spacing_mm[2]:.2g} voxels" in text
-    finer = plan(ATRIA, budget=replace(LITTLE_TIME, least_view=0.25))
-    assert finer.spacing_mm < made.spacing_mm and finer.patch_size[0] <= made.patch_size[0] + 16
 
 
 def test_larger_sizes_see_as_much_on_finer_grids() -> None:
@@ -65,17 +73,27 @@ def test_larger_sizes_see_as_much_on_finer_grids() -> None:
 
 
 def test_a_small_structure_bounds_the_grid() -> None:
-    small = with_structure(ATRIA, 4.0, 4.0, 4.0)
+    small = with_structure(ATRIA, 3.0, 3.0, 3.0)
     made = plan(small, budget=LITTLE_TIME)
-    assert 0.9 < made.spacing_mm[0] <= 4.0 / FEWEST_VOXELS
-    tiny = with_structure(ATRIA, 2.0, 2.0, 2.0)
-    made = plan(tiny, budget=LITTLE_TIME)
+    assert made.spacing_mm[0] == pytest.approx(3 / FEWEST_VOXELS, rel=0.05)
+    thin = with_structure(ATRIA, 2.0, 2.0, 2.0)
+    made = plan(thin, budget=LITTLE_TIME)
     assert made.spacing_mm == (0.625,) * 3
-    assert "thinnest structure" in reason(made, "patch")
+    assert "the thinnest structure would have fewer than 4 voxels" in reason(made, "patch")
+
+
+def test_a_patch_that_sees_enough_does_not_thin_structures_out() -> None:
+    """A fifth of a picture in a patch is context enough for its vessels."""
+    vessels = replace(
+        fingerprint([(565, 584)] * 20, [(1.0, 1.0)] * 20, channels=3), thickness_mm=((6.2, 6.2),)
+    )
+    made = plan(vessels, budget=LITTLE_TIME)
+    assert made.spacing_mm == (1.0, 1.0)
+    assert view_share(made.patch_size, (565, 584)) > VERY_SMALL_VIEW
 
 
 @pytest.mark.parametrize("name", ["hippocampus", "heart", "liver", "prostate"])
-def test_without_a_least_view_the_grid_is_that_of_the_images(name: str) -> None:
+def test_with_memory_as_the_only_limit_the_grid_is_that_of_the_images(name: str) -> None:
     assert plan(published(name)).spacing_mm == plan(published(name), budget=Budget()).spacing_mm
 
 

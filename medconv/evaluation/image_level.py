@@ -14,7 +14,7 @@ from medconv.evaluation.image_level_report import words, write_report
 from medconv.evaluation.labels import recorded_images, train_cases
 from medconv.evaluation.rendering import plain_number
 from medconv.evaluation.tables import PredictionTable, Truth, read_predictions, read_truth, targets_of
-from medconv.metrics import image_level
+from medconv.metrics import bootstrap
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.logging import some
 
@@ -76,7 +76,7 @@ def evaluate(
     Returns: with the result: `mean`, `intervals` and `per_class` (as `targets.scores`), `cases` (a row
         each), `train_cases` (those that the network was trained on), `without_prediction` (cases with a label
         but no prediction), `without_label` (the reverse: their cells are empty), `targets`, `part`; with
-        `compare` also `comparison` (metric to what `metrics.image_level.paired` returns).
+        `compare` also `comparison` (metric to what `metrics.bootstrap.paired` returns).
     Raises: ValueError: tables that cannot be read, or predictions without a label.
     """
     table = read_predictions(predictions, "--predictions")
@@ -146,7 +146,7 @@ def _compared(
         raise ValueError(f"--compare {path}: no case that {predictions.path} has too")
     outputs, values = _arrays(predictions, truth, shared)
     other_outputs, _ = _arrays(others, truth, shared)
-    comparison = image_level.paired(targets, outputs, other_outputs, values)
+    comparison = bootstrap.paired(targets, outputs, other_outputs, values)
     trained_on = train_cases(path.parent, shared)
     compare = {"predictions": str(path), "cases": len(shared), "train_cases": trained_on}
     return {"compare": compare, "comparison": comparison}

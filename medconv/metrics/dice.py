@@ -1,6 +1,6 @@
 """Dice of label maps in validation, and means that skip undefined classes; `segmentation` has all metrics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,31 +24,56 @@ class LabelValues(Protocol):
     def by_name(self) -> Mapping[str, tuple[int, ...]]: ...
 
 
-def dice(prediction: np.ndarray, reference: np.ndarray, targets: LabelValues) -> ClassScores:
+def dice(
+    prediction: np.ndarray,
+    reference: np.ndarray,
+    targets: LabelValues,
+) -> ClassScores:
     """Dice of each foreground class or region; voxels whose reference is `targets.ignore` do not count.
 
     A class in neither label map is undefined (None); a class in only one of them has 0.
     Shape: two label maps of the same shape.
     """
     if targets.ignore is not None:
-        labelled = reference != targets.ignore
-        prediction, reference = prediction[labelled], reference[labelled]
-    size = 1 + int(max(targets.num_values, prediction.max(initial=0), reference.max(initial=0)))
-    codes = (prediction.astype(np.int64) * size + reference).ravel()
-    pairs = np.bincount(codes, minlength=size**2).reshape(size, size)
-    row: ClassScores = {}
+        is_labelled = reference != targets.ignore
+        prediction = prediction[is_labelled]
+        reference = reference[is_labelled]
+    table = _contingency_table(prediction, reference, targets.num_values)
+    scores: ClassScores = {}
     for name, values in targets.by_name.items():
-        total = pairs[list(values)].sum() + pairs[:, list(values)].sum()
-        row[name] = float(2 * pairs[np.ix_(values, values)].sum() / total) if total else None
-    return row
+        overlap = table[np.ix_(values, values)].sum()
+        predicted_voxels = table[list(values)].sum()
+        reference_voxels = table[:, list(values)].sum()
+        total = predicted_voxels + reference_voxels
+        scores[name] = float(2 * overlap / total) if total else None
+    return scores
 
 
 def mean_per_class(rows: Sequence[Mapping[str, float | None]]) -> ClassScores:
     """Mean of each class over the cases in which it is defined; None if there are none."""
-    return {name: mean(dict(enumerate(row[name] for row in rows))) for name in (rows[0] if rows else ())}
+    if not rows:
+        return {}
+    return {name: _mean_of_defined(row[name] for row in rows) for name in rows[0]}
 
 
 def mean(row: Mapping[Any, float | None]) -> float | None:
     """Mean over the defined classes; None if there are none."""
-    values = [value for value in row.values() if value is not None]
-    return float(np.mean(values)) if values else None
+    return _mean_of_defined(row.values())
+
+
+def _contingency_table(
+    prediction: np.ndarray,
+    reference: np.ndarray,
+    num_values: int,
+) -> np.ndarray:
+    """Number of voxels with each pair of values: (predicted value, reference value) -> voxels."""
+    # a prediction may hold values that the targets do not declare
+    highest = max(num_values, prediction.max(initial=0), reference.max(initial=0))
+    size = 1 + int(highest)
+    codes = prediction.astype(np.int64) * size + reference
+    return np.bincount(codes.ravel(), minlength=size**2).reshape(size, size)
+
+
+def _mean_of_defined(values: Iterable[float | None]) -> float | None:
+    defined = [value for value in values if value is not None]
+    return float(np.mean(defined)) if defined else None

@@ -13,7 +13,13 @@ from scipy.optimize import linear_sum_assignment
 
 @dataclass(frozen=True)
 class Lesions:
-    """Lesions of a case and class. Args: overlaps: the intersection over union of each matched pair."""
+    """Lesions of a case and class.
+
+    Args:
+        predicted: number of lesions in the prediction.
+        reference: number of lesions in the reference.
+        overlaps: the intersection over union of each matched pair.
+    """
 
     predicted: int
     reference: int
@@ -29,30 +35,53 @@ class Lesions:
         return 2 * sum(self.overlaps) / (self.predicted + self.reference)
 
 
-def match(prediction: np.ndarray, reference: np.ndarray, iou: float) -> Lesions:
+def match(
+    prediction: np.ndarray,
+    reference: np.ndarray,
+    iou: float,
+) -> Lesions:
     """Match lesions one to one where their intersection over union is at least `iou`: of all pairings, that
     of the largest sum of overlaps. Above 0.5 there is only one.
 
     Voxels that touch by a face, an edge or a corner belong to one lesion.
     Shape: two masks of the same shape, (*spatial) bool.
     """
-    touching = generate_binary_structure(prediction.ndim, prediction.ndim)
-    (ours, predicted), (theirs, true) = (label(mask, touching) for mask in (prediction, reference))
-    both = prediction & reference
-    codes, counts = np.unique(ours[both].astype(np.int64) * (true + 1) + theirs[both], return_counts=True)
-    common = np.stack(np.divmod(codes, true + 1)) - 1
-    sizes = [np.bincount(labels.ravel(), minlength=1)[1:] for labels in (ours, theirs)]
-    overlaps = counts / (sizes[0][common[0]] + sizes[1][common[1]] - counts)
-    kept = overlaps >= iou
-    return Lesions(predicted, true, _one_to_one(common[:, kept], overlaps[kept]))
+    connectivity = generate_binary_structure(prediction.ndim, prediction.ndim)
+    predicted_lesions, num_predicted = label(prediction, connectivity)
+    reference_lesions, num_reference = label(reference, connectivity)
+    # number the pairs of lesions that share voxels, and count these voxels
+    overlap = prediction & reference
+    codes = predicted_lesions[overlap].astype(np.int64) * (num_reference + 1) + reference_lesions[overlap]
+    pair_codes, shared_voxels = np.unique(codes, return_counts=True)
+    predicted_index, reference_index = np.stack(np.divmod(pair_codes, num_reference + 1)) - 1
+    predicted_sizes = _sizes(predicted_lesions)[predicted_index]
+    reference_sizes = _sizes(reference_lesions)[reference_index]
+    overlaps = shared_voxels / (predicted_sizes + reference_sizes - shared_voxels)
+    is_kept = overlaps >= iou
+    matched = _one_to_one(
+        predicted_index[is_kept],
+        reference_index[is_kept],
+        overlaps[is_kept],
+    )
+    return Lesions(num_predicted, num_reference, matched)
 
 
-def _one_to_one(pairs: np.ndarray, overlaps: np.ndarray) -> tuple[float, ...]:
-    """The overlaps of the chosen pairs. Shape: pairs: (2, pairs), overlaps: (pairs)."""
-    (rows, row), (columns, column) = (np.unique(numbers, return_inverse=True) for numbers in pairs)
-    if len(rows) == len(columns) == len(overlaps):
-        return tuple(overlaps.tolist())
-    found = np.zeros((len(rows), len(columns)))
-    found[row, column] = overlaps
-    chosen = found[linear_sum_assignment(found, maximize=True)]
+def _sizes(lesions: np.ndarray) -> np.ndarray:
+    """Voxels of each lesion. Shape: (*spatial), numbered from 1 -> (lesions,)."""
+    return np.bincount(lesions.ravel(), minlength=1)[1:]
+
+
+def _one_to_one(
+    predicted_index: np.ndarray,
+    reference_index: np.ndarray,
+    overlaps: np.ndarray,
+) -> tuple[float, ...]:
+    """The overlaps of the chosen pairs. Shape: all (pairs,)."""
+    predicted, row = np.unique(predicted_index, return_inverse=True)
+    reference, column = np.unique(reference_index, return_inverse=True)
+    if len(predicted) == len(reference) == len(overlaps):
+        return tuple(overlaps.tolist())  # no lesion has two partners
+    overlap_matrix = np.zeros((len(predicted), len(reference)))
+    overlap_matrix[row, column] = overlaps
+    chosen = overlap_matrix[linear_sum_assignment(overlap_matrix, maximize=True)]
     return tuple(chosen[chosen > 0].tolist())

@@ -6,7 +6,7 @@ Source: Reinke et al. 2024, doi:10.1038/s41592-023-02150-0 (missing values: the 
 Maier-Hein et al. 2024, doi:10.1038/s41592-023-02151-z.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -19,14 +19,19 @@ from medconv.metrics import surface_distance
 from medconv.metrics.dice import ClassScores, LabelValues
 
 MetricValues = dict[str, float | None]  # metric name to value
-_ML = 1e-3  # ml per mm^3
+_ML_PER_MM3 = 1e-3
 
 
 @dataclass(frozen=True)
 class ClassMasks:
     """One class of a case, in at least one of the two label maps.
 
-    Args: prediction, reference: masks of one shape, (*spatial) bool. tolerance_mm: of the surface Dice.
+    Args:
+        prediction: mask, (*spatial) bool.
+        reference: mask of the same shape.
+        spacing_mm: of each axis of the masks.
+        voxel_mm3: volume of a voxel.
+        tolerance_mm: of the surface Dice.
         lesion_iou: overlap from which lesions match; None: they are not measured.
     """
 
@@ -45,7 +50,11 @@ class ClassMasks:
     @cached_property
     def distances(self) -> surface_distance.Distances:
         """In mm, between boundary voxels, in both directions."""
-        return surface_distance.voxel_distances(self.prediction, self.reference, self.spacing_mm)
+        return surface_distance.voxel_distances(
+            self.prediction,
+            self.reference,
+            self.spacing_mm,
+        )
 
     @cached_property
     def lesions(self) -> metrics_lesions.Lesions:
@@ -61,8 +70,12 @@ class Metric:
     Where the class is in one label map only, a metric of which higher is better is 0, and one of which lower
     is better is the diagonal of the image; others are measured.
     Args:
+        name: column and key of results.
+        title: for people.
         better: 1 higher is better, -1 lower, a distance in mm, 0 closer to 0 (a signed error).
-        measure: None: undefined. definition: for the report.
+        measure: returns None where undefined.
+        definition: for the report.
+        unit: "" if it has none.
     """
 
     name: str
@@ -83,11 +96,16 @@ class Metric:
 
 
 def _dice(masks: ClassMasks) -> float:
-    return 2 * int((masks.prediction & masks.reference).sum()) / sum(masks.sizes)
+    overlap = int((masks.prediction & masks.reference).sum())
+    return 2 * overlap / sum(masks.sizes)
 
 
 def _surface_dice(masks: ClassMasks) -> float:
-    elements = surface_distance.element_distances(masks.prediction, masks.reference, masks.spacing_mm)
+    elements = surface_distance.element_distances(
+        masks.prediction,
+        masks.reference,
+        masks.spacing_mm,
+    )
     return surface_distance.surface_dice(elements, masks.tolerance_mm)
 
 
@@ -98,61 +116,97 @@ def _volume_error(masks: ClassMasks) -> float | None:
 
 def _volume_error_ml(masks: ClassMasks) -> float:
     predicted, reference = masks.sizes
-    return (predicted - reference) * (masks.voxel_mm3 * _ML)
+    return (predicted - reference) * (masks.voxel_mm3 * _ML_PER_MM3)
 
 
 METRICS = [
-    Metric("dice", "Dice", 1, _dice, "twice the volume of the overlap over the sum of both volumes."),
     Metric(
-        *("nsd", "Surface Dice", 1, _surface_dice),
-        "the share of both surfaces' area within the tolerance of the other one (Nikolov et al. 2018).",
+        name="dice",
+        title="Dice",
+        better=1,
+        measure=_dice,
+        definition="twice the volume of the overlap over the sum of both volumes.",
     ),
     Metric(
-        *("hd95_mm", "HD95", -1, lambda masks: surface_distance.hd95(masks.distances)),
-        "the 95th percentile of the distances between the boundary voxels, the larger one of the two "
-        "directions.",
-        "mm",
+        name="nsd",
+        title="Surface Dice",
+        better=1,
+        measure=_surface_dice,
+        definition="the share of both surfaces' area within the tolerance of the other one "
+        "(Nikolov et al. 2018).",
     ),
     Metric(
-        *("asd_mm", "ASD", -1, lambda masks: surface_distance.average_distance(masks.distances)),
-        "average symmetric surface distance: the mean over the boundary voxels of both.",
-        "mm",
+        name="hd95_mm",
+        title="HD95",
+        better=-1,
+        measure=lambda masks: surface_distance.hd95(masks.distances),
+        definition="the 95th percentile of the distances between the boundary voxels, the larger one of the "
+        "two directions.",
+        unit="mm",
+    ),
+    Metric(
+        name="asd_mm",
+        title="ASD",
+        better=-1,
+        measure=lambda masks: surface_distance.average_distance(masks.distances),
+        definition="average symmetric surface distance: the mean over the boundary voxels of both.",
+        unit="mm",
     ),
     # a share of the reference's volume; shown in per cent
     Metric(
-        *("volume_error", "Volume error", 0, _volume_error),
-        *("prediction minus reference; in per cent of the reference.", "%"),
+        name="volume_error",
+        title="Volume error",
+        better=0,
+        measure=_volume_error,
+        definition="prediction minus reference; in per cent of the reference.",
+        unit="%",
     ),
     Metric(
-        *("volume_error_ml", "Volume error", 0, _volume_error_ml),
-        *("prediction minus reference; in per cent of the reference.", "ml"),
+        name="volume_error_ml",
+        title="Volume error",
+        better=0,
+        measure=_volume_error_ml,
+        definition="prediction minus reference; in per cent of the reference.",
+        unit="ml",
     ),
 ]
-LESION_METRICS = [  # only where they are asked for
+LESION_METRICS = [  # only with a `lesion_iou`
     Metric(
-        *("lesion_f1", "Lesion F1", 1, lambda masks: masks.lesions.f1),
-        "matched lesions (connected components) over the mean number of predicted and reference lesions.",
+        name="lesion_f1",
+        title="Lesion F1",
+        better=1,
+        measure=lambda masks: masks.lesions.f1,
+        definition="matched lesions (connected components) over the mean number of predicted and reference "
+        "lesions.",
     ),
     Metric(
-        *("lesion_sensitivity", "Lesion sensitivity", 1),
-        lambda masks: len(masks.lesions.overlaps) / masks.lesions.reference,
-        "the share of the reference's lesions that are matched.",
+        name="lesion_sensitivity",
+        title="Lesion sensitivity",
+        better=1,
+        measure=lambda masks: len(masks.lesions.overlaps) / masks.lesions.reference,
+        definition="the share of the reference's lesions that are matched.",
     ),
     Metric(
-        *("lesion_precision", "Lesion precision", 1),
-        lambda masks: len(masks.lesions.overlaps) / masks.lesions.predicted,
-        "the share of the predicted lesions that are matched.",
+        name="lesion_precision",
+        title="Lesion precision",
+        better=1,
+        measure=lambda masks: len(masks.lesions.overlaps) / masks.lesions.predicted,
+        definition="the share of the predicted lesions that are matched.",
     ),
     Metric(
-        *("panoptic_quality", "Panoptic quality", 1, lambda masks: masks.lesions.panoptic_quality),
-        "lesion F1 times the mean intersection over union of matched lesions (Kirillov et al. 2019).",
+        name="panoptic_quality",
+        title="Panoptic quality",
+        better=1,
+        measure=lambda masks: masks.lesions.panoptic_quality,
+        definition="lesion F1 times the mean intersection over union of matched lesions "
+        "(Kirillov et al. 2019).",
     ),
 ]
 VOLUMES = ("volume_ml", "reference_volume_ml")  # no metrics, but columns of the CSV
 
 
 def metrics_of(lesion_iou: float | None) -> list[Metric]:
-    """What is measured. Args: lesion_iou: None: no lesions."""
+    """The metrics to measure; without lesions where `lesion_iou` is None."""
     return METRICS if lesion_iou is None else [*METRICS, *LESION_METRICS]
 
 
@@ -177,44 +231,106 @@ def measure(
     """Metric to class to value. Voxels whose reference is `targets.ignore` count as background in both.
 
     Shape: two integer label maps (X, Y, Z); a single slice along any axis is measured in 2D.
-    Args: grid: of both label maps. tolerance_mm: of the surface Dice, per class.
+
+    Args:
+        grid: of both label maps.
+        tolerance_mm: of the surface Dice, per class.
         lesion_iou: overlap from which lesions match; None: they are not measured.
     """
     if targets.ignore is not None:
-        labelled = reference != targets.ignore
-        prediction, reference = np.where(labelled, prediction, 0), np.where(labelled, reference, 0)
+        prediction, reference = _without_ignored(prediction, reference, targets.ignore)
     spacing_mm: tuple[float, ...] = grid.spacing_mm
     if 1 in reference.shape:
-        thin = 2 - reference.shape[::-1].index(1)  # the last such axis
-        prediction, reference = prediction.squeeze(thin), reference.squeeze(thin)
-        spacing_mm = (*spacing_mm[:thin], *spacing_mm[thin + 1 :])
-    boxes = [find_objects(label, max_label=targets.num_values - 1) for label in (prediction, reference)]
-    worst_mm = surface_distance.diagonal_mm(prediction.shape, spacing_mm)
+        prediction, reference, spacing_mm = _as_slice(prediction, reference, spacing_mm)
     metrics = metrics_of(lesion_iou)
-    rows: dict[str, ClassScores] = {name: {} for name in (*(m.name for m in metrics), *VOLUMES)}
+    columns = [*(metric.name for metric in metrics), *VOLUMES]
+    scores: dict[str, ClassScores] = {column: {} for column in columns}
+    worst_mm = surface_distance.diagonal_mm(prediction.shape, spacing_mm)
+    # one class at a time, so that memory does not grow with the number of classes
+    for name, class_prediction, class_reference in _class_masks(prediction, reference, targets):
+        masks = ClassMasks(
+            prediction=class_prediction,
+            reference=class_reference,
+            spacing_mm=spacing_mm,
+            voxel_mm3=grid.voxel_mm3,
+            tolerance_mm=tolerance_mm[name],
+            lesion_iou=lesion_iou,
+        )
+        for column, value in _class_scores(masks, metrics, worst_mm).items():
+            scores[column][name] = value
+    return scores
+
+
+def _without_ignored(
+    prediction: np.ndarray,
+    reference: np.ndarray,
+    ignore: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Both label maps, with background where the reference has the value to ignore."""
+    is_labelled = reference != ignore
+    return np.where(is_labelled, prediction, 0), np.where(is_labelled, reference, 0)
+
+
+def _as_slice(
+    prediction: np.ndarray,
+    reference: np.ndarray,
+    spacing_mm: tuple[float, ...],
+) -> tuple[np.ndarray, np.ndarray, tuple[float, ...]]:
+    """Both label maps and the spacing without the last axis of one voxel."""
+    axis = 2 - reference.shape[::-1].index(1)
+    plane_spacing_mm = (*spacing_mm[:axis], *spacing_mm[axis + 1 :])
+    return prediction.squeeze(axis), reference.squeeze(axis), plane_spacing_mm
+
+
+def _class_masks(
+    prediction: np.ndarray,
+    reference: np.ndarray,
+    targets: LabelValues,
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Name, predicted mask and reference mask of each class, cropped to the voxels of both."""
+    highest = targets.num_values - 1
+    predicted_boxes = find_objects(prediction, max_label=highest)
+    reference_boxes = find_objects(reference, max_label=highest)
     for name, values in targets.by_name.items():
-        box = _around([boxes_of_map[value - 1] for boxes_of_map in boxes for value in values])
-        mask, true = (np.isin(m[box], values) if box else np.zeros(0, bool) for m in (prediction, reference))
-        masks = ClassMasks(mask, true, spacing_mm, grid.voxel_mm3, tolerance_mm[name], lesion_iou)
-        for metric in metrics:
-            rows[metric.name][name] = _value(metric, masks, worst_mm)
-        for volume, voxels in zip(VOLUMES, masks.sizes, strict=True):
-            rows[volume][name] = voxels * (grid.voxel_mm3 * _ML)
-    return rows
+        # the boxes of label value 1 come first
+        boxes = [predicted_boxes[value - 1] for value in values]
+        boxes += [reference_boxes[value - 1] for value in values]
+        box = _bounding_box(boxes)
+        if box is None:
+            yield name, np.zeros(0, bool), np.zeros(0, bool)
+        else:
+            yield name, np.isin(prediction[box], values), np.isin(reference[box], values)
 
 
-def _value(metric: Metric, masks: ClassMasks, worst_mm: float) -> float | None:
+def _class_scores(
+    masks: ClassMasks,
+    metrics: Sequence[Metric],
+    worst_mm: float,
+) -> MetricValues:
+    """Metric, and volume, to value."""
+    scores = {metric.name: _value(metric, masks, worst_mm) for metric in metrics}
+    for column, voxels in zip(VOLUMES, masks.sizes, strict=True):
+        scores[column] = voxels * (masks.voxel_mm3 * _ML_PER_MM3)
+    return scores
+
+
+def _value(
+    metric: Metric,
+    masks: ClassMasks,
+    worst_mm: float,
+) -> float | None:
     if not any(masks.sizes):
         return None
-    if metric.better and not all(masks.sizes):
+    is_missed = not all(masks.sizes)  # in one of the two maps only
+    if metric.better and is_missed:
         return 0.0 if metric.better > 0 else worst_mm
     return metric.measure(masks)
 
 
-def _around(boxes: Sequence[tuple[slice, ...] | None]) -> tuple[slice, ...] | None:
+def _bounding_box(boxes: Sequence[tuple[slice, ...] | None]) -> tuple[slice, ...] | None:
     """The smallest box around all boxes; voxels outside of both masks do not change surfaces."""
     present = [box for box in boxes if box is not None]
     if not present:
         return None
-    axes = zip(*present, strict=True)
-    return tuple(slice(min(s.start for s in axis), max(s.stop for s in axis)) for axis in axes)
+    sides = zip(*present, strict=True)  # per axis
+    return tuple(slice(min(s.start for s in side), max(s.stop for s in side)) for side in sides)

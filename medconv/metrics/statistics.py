@@ -7,7 +7,8 @@ import numpy as np
 from scipy.stats import wilcoxon
 
 _RESAMPLES = 10_000
-_AT_ONCE = 1_000_000  # random numbers per chunk: 8 MB
+_NUMBERS_PER_CHUNK = 1_000_000  # random numbers: 8 MB
+_ROUNDING = 1e-12  # smaller differences are rounding errors
 
 
 def describe(values: Sequence[float | None]) -> dict[str, float | int | None]:
@@ -20,9 +21,14 @@ def describe(values: Sequence[float | None]) -> dict[str, float | int | None]:
     if not len(defined):
         return {"n": 0, **dict.fromkeys(("mean", "sd", "median", "low", "high"))}
     low, high = interval(defined)
-    sd = float(defined.std(ddof=1)) if len(defined) > 1 else None
-    mean, median = float(defined.mean()), float(np.median(defined))
-    return {"n": len(defined), "mean": mean, "sd": sd, "median": median, "low": low, "high": high}
+    return {
+        "n": len(defined),
+        "mean": float(defined.mean()),
+        "sd": float(defined.std(ddof=1)) if len(defined) > 1 else None,
+        "median": float(np.median(defined)),
+        "low": low,
+        "high": high,
+    }
 
 
 def interval(values: np.ndarray) -> tuple[float | None, float | None]:
@@ -35,34 +41,46 @@ def interval(values: np.ndarray) -> tuple[float | None, float | None]:
     if n < 2:
         return None, None
     rng = np.random.default_rng(0)
-    at_once = max(1, _AT_ONCE // n)
-    sizes = [min(at_once, _RESAMPLES - start) for start in range(0, _RESAMPLES, at_once)]
-    means = np.concatenate([values[rng.integers(n, size=(size, n))].mean(1) for size in sizes])
-    low, high = np.percentile(means, [2.5, 97.5])
+    resamples_per_chunk = max(1, _NUMBERS_PER_CHUNK // n)
+    chunk_means = []
+    for start in range(0, _RESAMPLES, resamples_per_chunk):
+        size = min(resamples_per_chunk, _RESAMPLES - start)
+        indices = rng.integers(n, size=(size, n))
+        chunk_means.append(values[indices].mean(1))
+    low, high = np.percentile(np.concatenate(chunk_means), [2.5, 97.5])
     return float(low), float(high)
 
 
 def paired(first: Sequence[float | None], second: Sequence[float | None]) -> dict[str, Any]:
     """The difference `first` - `second` over the `n` cases in which both are defined, in the same order.
 
-    Returns: `n`; `mean`, `mean_compare`: of both, over these cases; `difference`: its mean; `low`, `high`:
+    Returns:
+        `n`; `mean`, `mean_compare`: of both, over these cases; `difference`: its mean; `low`, `high`:
         the 95 % interval of that; `p`: of the two-sided Wilcoxon signed-rank test, 1 where no case differs.
     Source: Wilcoxon 1945, doi:10.2307/3001968; exact for up to 50 differences without ties or zeros (scipy).
     """
-    both = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
-    if not both:
+    pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
+    if not pairs:
         return {"n": 0, **dict.fromkeys(("mean", "mean_compare", "difference", "low", "high", "p"))}
-    means = dict(zip(("mean", "mean_compare"), np.mean(both, axis=0).tolist(), strict=True))
-    difference = np.array([a - b for a, b in both])
-    difference[np.abs(difference) < 1e-12] = 0  # equal up to rounding
-    low, high = interval(difference)
-    row = {"n": len(both), **means, "difference": float(difference.mean()), "low": low, "high": high}
-    return {**row, "p": signed_rank(difference)}
+    mean_first, mean_second = np.mean(pairs, axis=0).tolist()
+    differences = np.array([a - b for a, b in pairs])
+    differences[np.abs(differences) < _ROUNDING] = 0
+    low, high = interval(differences)
+    return {
+        "n": len(pairs),
+        "mean": mean_first,
+        "mean_compare": mean_second,
+        "difference": float(differences.mean()),
+        "low": low,
+        "high": high,
+        "p": signed_rank(differences),
+    }
 
 
-def signed_rank(difference: np.ndarray) -> float:
+def signed_rank(differences: np.ndarray) -> float:
     """Two-sided p of Wilcoxon's test without the equal pairs, exact for few pairs; 1 if all are equal."""
-    differing = difference[difference != 0]  # with zeros SciPy approximates: p is too small for few pairs
+    # with zeros SciPy approximates: p is too small for few pairs
+    differing = differences[differences != 0]
     return float(wilcoxon(differing).pvalue) if len(differing) else 1.0
 
 
@@ -75,6 +93,8 @@ def holm(p_values: Mapping[str, float | None]) -> dict[str, float | None]:
     corrected: dict[str, float | None] = dict.fromkeys(p_values)
     highest = 0.0
     for rank, (p, name) in enumerate(ordered):
-        highest = max(highest, min(1.0, p * (len(ordered) - rank)))
+        remaining_tests = len(ordered) - rank
+        # no corrected p is below that of a smaller p
+        highest = max(highest, min(1.0, p * remaining_tests))
         corrected[name] = highest
     return corrected

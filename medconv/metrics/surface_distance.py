@@ -20,8 +20,11 @@ from scipy.spatial import KDTree
 class Distances:
     """From every point of each of two surfaces to the nearest point of the other.
 
-    Args: there, back: mm; from the first mask's surface to the second's, and back.
-        there_area, back_area: weight of each point: mm^2 (mm in 2D), or 1 for a voxel.
+    Args:
+        there: mm, from each point of the first mask's surface to the second's.
+        back: mm, from each point of the second mask's surface to the first's.
+        there_area: weight of each point of the first surface: mm^2 (mm in 2D), or 1 for a voxel.
+        back_area: the same of the second surface.
     """
 
     there: np.ndarray
@@ -51,61 +54,103 @@ def surface_dice(elements: Distances, tolerance_mm: float) -> float:
 
     Source: Nikolov et al. 2018, arXiv:1809.04430.
     """
-    allowed = tolerance_mm * (1 + 1e-6)  # a distance equal to the tolerance counts in spite of rounding
-    both = ((elements.there, elements.there_area), (elements.back, elements.back_area))
-    near = sum(areas[distances <= allowed].sum() for distances, areas in both)
-    return float(near / sum(areas.sum() for _, areas in both))
+    allowed_mm = tolerance_mm * (1 + 1e-6)  # a distance equal to the tolerance counts in spite of rounding
+    near_there = elements.there_area[elements.there <= allowed_mm].sum()
+    near_back = elements.back_area[elements.back <= allowed_mm].sum()
+    total_area = elements.there_area.sum() + elements.back_area.sum()
+    return float((near_there + near_back) / total_area)
 
 
-def voxel_distances(first: np.ndarray, second: np.ndarray, spacing_mm: Sequence[float]) -> Distances:
+def voxel_distances(
+    first: np.ndarray,
+    second: np.ndarray,
+    spacing_mm: Sequence[float],
+) -> Distances:
     """Distances between the boundary voxels of two masks. Outside of the array is background.
 
     Shape: two bool arrays of 2 or 3 axes, neither empty; spacing for each axis.
     """
-    a, b = _boundary(first), _boundary(second)
-    areas = [np.ones(int(surface.sum())) for surface in (a, b)]
-    return Distances(_nearest(a, b, spacing_mm), _nearest(b, a, spacing_mm), *areas)
+    first_boundary = _boundary(first)
+    second_boundary = _boundary(second)
+    return Distances(
+        there=_nearest_distances(first_boundary, second_boundary, spacing_mm),
+        back=_nearest_distances(second_boundary, first_boundary, spacing_mm),
+        there_area=np.ones(int(first_boundary.sum())),
+        back_area=np.ones(int(second_boundary.sum())),
+    )
 
 
-def element_distances(first: np.ndarray, second: np.ndarray, spacing_mm: Sequence[float]) -> Distances:
+def element_distances(
+    first: np.ndarray,
+    second: np.ndarray,
+    spacing_mm: Sequence[float],
+) -> Distances:
     """Distances between the surface elements of two masks, at voxel corners. Shape: as `voxel_distances`.
 
     The weight of an element is the area of the marching-cubes triangles in the 2 x 2 (x 2) voxels around it.
     """
-    table, weights = (np.asarray(part) for part in get_code_to_measure_table(tuple(spacing_mm)))
-    codes = [_codes(mask, weights[0, 0].astype(np.uint8)) for mask in (first, second)]
-    a, b = ((code != 0) & (code != len(table) - 1) for code in codes)
-    areas = [table[code[surface]].astype(float) for code, surface in zip(codes, (a, b), strict=True)]
-    return Distances(_nearest(a, b, spacing_mm), _nearest(b, a, spacing_mm), *areas)
+    # MONAI's table: the code of the voxels around a corner -> area; weights: the bit of each of these voxels
+    table, weights = get_code_to_measure_table(tuple(spacing_mm))
+    areas = np.asarray(table)
+    code_bits = np.asarray(weights)[0, 0].astype(np.uint8)
+    first_codes = _corner_codes(first, code_bits)
+    second_codes = _corner_codes(second, code_bits)
+    # a corner is on the surface if the voxels around it are neither all background nor all foreground
+    all_foreground = len(areas) - 1
+    first_surface = (first_codes != 0) & (first_codes != all_foreground)
+    second_surface = (second_codes != 0) & (second_codes != all_foreground)
+    return Distances(
+        there=_nearest_distances(first_surface, second_surface, spacing_mm),
+        back=_nearest_distances(second_surface, first_surface, spacing_mm),
+        there_area=areas[first_codes[first_surface]].astype(float),
+        back_area=areas[second_codes[second_surface]].astype(float),
+    )
 
 
 def _boundary(mask: np.ndarray) -> np.ndarray:
-    shifted, inner = sliding_window_view(np.pad(mask, 1), mask.shape), mask.copy()
+    """The voxels of a mask that share a face with the background."""
+    # shifted[1, 1, 1] is the mask itself; padding makes the outside background
+    shifted = sliding_window_view(np.pad(mask, 1), mask.shape)
+    inner = mask.copy()
     for shift in np.argwhere(generate_binary_structure(mask.ndim, 1)):
         inner &= shifted[tuple(shift)]
     boundary: np.ndarray = mask & ~inner
     return boundary
 
 
-def _codes(mask: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _corner_codes(mask: np.ndarray, code_bits: np.ndarray) -> np.ndarray:
     """A bit code of the voxels around each corner. Shape: n voxels -> n + 1 corners per axis."""
+    # each view is the mask shifted by one voxel along some of the axes
     codes = np.zeros([n + 1 for n in mask.shape], np.uint8)
     shifted = sliding_window_view(np.pad(mask, 1).astype(np.uint8), codes.shape)
-    for shift in np.ndindex(weights.shape):
-        codes += shifted[shift] * weights[shift]
+    for shift in np.ndindex(code_bits.shape):
+        codes += shifted[shift] * code_bits[shift]
     return codes
 
 
-def _nearest(here: np.ndarray, there: np.ndarray, spacing_mm: Sequence[float]) -> np.ndarray:
+def _nearest_distances(
+    here: np.ndarray,
+    there: np.ndarray,
+    spacing_mm: Sequence[float],
+) -> np.ndarray:
     """Euclidean distance in mm from each voxel of `here` to the nearest of `there`, in array order."""
     distances = np.zeros(int(here.sum()))
-    apart = ~there[here]  # shared voxels are 0 mm apart: most of a good prediction
-    if apart.any():
-        tree = KDTree(np.argwhere(there) * spacing_mm, leafsize=32, balanced_tree=False, compact_nodes=False)
-        distances[apart] = tree.query(np.argwhere(here)[apart] * spacing_mm)[0]
+    is_apart = ~there[here]  # shared voxels are 0 mm apart: most of a good prediction
+    if is_apart.any():
+        there_mm = np.argwhere(there) * spacing_mm
+        here_mm = np.argwhere(here)[is_apart] * spacing_mm
+        tree = KDTree(
+            there_mm,
+            leafsize=32,
+            balanced_tree=False,
+            compact_nodes=False,
+        )
+        distances[is_apart] = tree.query(here_mm)[0]
     return distances
 
 
 def diagonal_mm(shape: Sequence[int], spacing_mm: Sequence[float]) -> float:
     """The diagonal of an image: the longest possible distance in it."""
-    return math.dist([0.0] * len(shape), [n * mm for n, mm in zip(shape, spacing_mm, strict=True)])
+    sides_mm = [n * mm for n, mm in zip(shape, spacing_mm, strict=True)]
+    origin = [0.0] * len(shape)
+    return math.dist(origin, sides_mm)

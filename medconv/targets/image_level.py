@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.metrics import image_level
+from medconv.metrics import bootstrap, image_level
 from medconv.metrics.image_level import Columns
 from medconv.metrics.segmentation import MetricValues
 from medconv.metrics.statistics import describe
@@ -242,7 +242,7 @@ class ImageLevelTargets(Targets):
 
     def scores(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
         """`mean`: metric to value; `intervals`: metric to its 95 % interval; `per_class`: as `per_name`."""
-        intervals = image_level.intervals(self, outputs, truth)
+        intervals = bootstrap.intervals(self, outputs, truth)
         return {
             "mean": image_level.measure(self, outputs, truth),
             "intervals": {name: list(ends) for name, ends in intervals.items()},

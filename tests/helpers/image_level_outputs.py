@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from reference import scores
 
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.multiclass import MulticlassTargets
@@ -29,3 +30,15 @@ def drawn(targets: ImageLevelTargets, cases: int = 60, seed: int = 0) -> tuple[n
     noise = rng.normal(0, 1, (cases, targets.num_outputs))
     logits = targets.members(truth) + noise
     return targets.decode(torch.tensor(logits.round(1))).numpy(), truth
+
+
+def slow_metrics(
+    targets: ImageLevelTargets, outputs: np.ndarray, truth: np.ndarray
+) -> dict[str, float | None]:
+    """The metrics by the plain definitions of `tests/reference/scores.py`."""
+    values = outputs.astype(float).tolist()
+    if targets.kind == "multiclass":
+        return scores.classes(values, truth[:, 0].astype(int).tolist())
+    if targets.kind == "multilabel":
+        return scores.findings(values, truth.tolist())
+    return scores.numbers(values, truth.tolist())

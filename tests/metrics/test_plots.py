@@ -43,7 +43,7 @@ def test_equal_scores_share_a_step_of_the_curve() -> None:
     """Scores 0.9 (with), 0.5 (one with and one without), 0.1 (without): two ways up, the middle one a
     slope.
     """
-    false, true = plots._steps(np.array([0.1, 0.9, 0.5, 0.5]), np.array([False, True, True, False]))
+    false, true = plots._roc_points(np.array([0.1, 0.9, 0.5, 0.5]), np.array([False, True, True, False]))
     assert false.tolist() == [0, 0, 0.5, 1] and true.tolist() == [0, 0.5, 1, 1]
 
 

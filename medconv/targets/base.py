@@ -23,6 +23,7 @@ class Targets(ABC):
 
     A kind is a subclass with a `kind` in a module of `medconv.targets`. `SegmentationTargets` is the base of
     kinds with an output per voxel, `ImageLevelTargets` of those with outputs per image.
+
     Args:
         kind: its name in configs, checkpoints and manifests.
         per_voxel: whether outputs have the image's axes, and labels are label maps.
@@ -36,7 +37,7 @@ class Targets(ABC):
         score_title: what `score_table` holds.
         names: of the foreground classes, regions, labels or numbers.
         ignore: the label value of unlabelled voxels; None: there is none.
-        also_ignored: further ones, in whose place label maps are read with `ignore`.
+        also_ignored: further label values of unlabelled voxels; they are read as `ignore`.
     """
 
     kind: ClassVar[str]
@@ -55,6 +56,7 @@ class Targets(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        # not `hasattr`: a subclass without a kind of its own is a base of kinds
         if "kind" in vars(cls):
             KINDS[cls.kind] = cls
 
@@ -62,9 +64,11 @@ class Targets(ABC):
     def from_plain(cls, content: Any) -> Self:
         """The inverse of `plain`, for kinds below this class; the content may be untrusted.
 
-        Raises: ValueError: another kind, or invalid.
+        Raises:
+            ValueError: another kind, or invalid.
         """
         kinds = {name: kind for name, kind in KINDS.items() if issubclass(kind, cls)}
+        # the file may hold anything, such as a list for `kind`
         kind = content.get("kind") if isinstance(content, Mapping) else None
         if not isinstance(kind, str) or kind not in kinds:
             raise ValueError(f"the kind of targets must be one of {', '.join(kinds)}, got {kind!r:.40}")
@@ -73,7 +77,11 @@ class Targets(ABC):
     @classmethod
     @abstractmethod
     def from_fields(cls, content: Mapping[str, Any]) -> Self:
-        """From the content of `plain`, which may be untrusted. Raises: ValueError: invalid."""
+        """From the content of `plain`, which may be untrusted.
+
+        Raises:
+            ValueError: invalid.
+        """
 
     @abstractmethod
     def plain(self) -> dict[str, Any]:
@@ -89,12 +97,12 @@ class Targets(ABC):
         """What two networks must share so that their outputs can be averaged, for messages."""
         return f"{self.kind}: {', '.join(self.names)}"
 
-    def distinguishes(self, a: int, b: int) -> bool:
-        """Whether the label values a and b mean different things."""
+    def distinguishes(self, first_value: int, second_value: int) -> bool:
+        """Whether two label values mean different things."""
         return True
 
     def fitted(self, values: np.ndarray) -> Self:
-        """With what follows from the image-level labels of the training cases, (cases, values)."""
+        """A copy with the statistics of the image-level labels of the training cases, (cases, values)."""
         return self
 
     def class_counts(self, values: np.ndarray) -> list[int] | None:
@@ -108,14 +116,16 @@ class Targets(ABC):
     def check_examples(self, values: np.ndarray, split: str) -> str | None:
         """Whether a split has the cases that it needs; returns a warning or None. Shape: (cases, values).
 
-        Raises: ValueError: a class is missing.
+        Raises:
+            ValueError: a class is missing.
         """
         return None
 
     def balanced_groups(self, values: np.ndarray) -> list[np.ndarray]:
         """Indices of the cases of each class, to draw each class equally often. Shape: (cases, values).
 
-        Raises: ValueError: there are no classes to draw.
+        Raises:
+            ValueError: there are no classes to draw.
         """
         raise ValueError(
             f"data.balanced_sampling=true draws each class equally often, but this dataset has {self.kind} "
@@ -128,35 +138,55 @@ class Targets(ABC):
         return self.names
 
     def finish(self, network: nn.Module) -> nn.Module:
-        """Changes a network so that its outputs are answers' logits, such as numbers in their units."""
+        """Add what `decode` expects of the network, such as a layer that scales to the units of numbers."""
         return network
 
     @abstractmethod
     def encode(self, label: Tensor) -> Tensor:
-        """A batch of labels as samples of a batch are mixed and resized, before `compare`."""
+        """A batch of labels in the form in which samples are mixed and resized, before `compare`."""
 
     @abstractmethod
     def random_labels(self, batch: int, patch_size: Sequence[int]) -> Tensor:
-        """A batch of labels to measure steps with."""
+        """A batch of random labels, to measure the speed of steps."""
 
     @abstractmethod
-    def compare(self, loss: Any, outputs: Tensor, encoded: Tensor, annotated: Tensor | None = None) -> Tensor:
-        """The loss of a batch. Args: loss: (outputs, reference) -> scalar. encoded: from `encode`.
-        annotated: (batch, outputs) bool, of label maps: outputs that a sample has a reference for; None: all.
+    def compare(
+        self,
+        loss: Any,
+        outputs: Tensor,
+        encoded: Tensor,
+        annotated: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            loss: (outputs, reference) -> scalar.
+            encoded: from `encode`.
+            annotated: (batch, outputs) bool, for label maps: outputs that a sample has a reference for; None:
+                all.
         """
 
     @abstractmethod
     def try_loss(self, loss: Any, spatial_dims: int) -> str | None:
-        """Tries a loss on random numbers. Returns: why it does not fit; None: it fits.
+        """Try a loss on random numbers.
 
-        Raises: any error of the loss.
+        Returns:
+            Why it does not fit; None: it fits.
+        Raises:
+            Exception: any error of the loss.
         """
 
     @abstractmethod
-    def logged(self, rows: Mapping[str, Any], losses: Mapping[str, float | None]) -> dict[str, float | None]:
+    def logged(
+        self,
+        rows: Mapping[str, Any],
+        losses: Mapping[str, float | None],
+    ) -> dict[str, float | None]:
         """What a validation logs, without `val/`: metric to value; None if undefined.
 
-        Args: rows: case id to its row of a checkpoint's `validation`. losses: case id to its cross-entropy.
+        Args:
+            rows: case id to its row of a checkpoint's `validation`.
+            losses: case id to its cross-entropy.
         """
 
     @abstractmethod
@@ -165,11 +195,19 @@ class Targets(ABC):
 
     @abstractmethod
     def score_table(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
-        """Names and values for the terminal. Args: summary: the content of `summary.json`."""
+        """Names and values for the terminal.
+
+        Args:
+            summary: the content of `summary.json`.
+        """
 
     @abstractmethod
     def case_cells(self, row: Any) -> dict[str, Any]:
-        """Column to cell of a table of cases. Args: row: of a checkpoint's `validation`."""
+        """Column to cell of a table of cases.
+
+        Args:
+            row: of a checkpoint's `validation`.
+        """
 
     @abstractmethod
     def case_entry(self, row: Any) -> dict[str, Any]:
@@ -180,31 +218,51 @@ class Targets(ABC):
         """Scores of a cross-validation: `mean` and `per_class` over all cases, as `evaluate` writes them, how
         certain they are, and the means of the folds' scores.
 
-        Args: folds: of each the rows of its checkpoint's `validation`.
+        Args:
+            folds: the rows of the `validation` of each fold's checkpoint.
         """
 
     @abstractmethod
-    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
-        """Lines of a table: what each holds, and a value for each of `score_columns`.
+    def over_folds_lines(
+        self,
+        scores: Mapping[str, Any],
+        cases: int,
+    ) -> list[tuple[str, list[Any]]]:
+        """Lines of a table: a title, and a value for each of `score_columns`.
 
-        Args: scores: what `over_folds` returned. cases: of all folds.
+        Args:
+            scores: what `over_folds` returned.
+            cases: number of cases of all folds.
         """
 
     @abstractmethod
     def score_columns(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
-        """Names and values of a fold, for a table. Args: summary: what `summary` returned."""
+        """Names and values of a fold, for a table.
+
+        Args:
+            summary: what `summary` returned.
+        """
 
 
 def names_of(content: Any) -> tuple[str, ...]:
-    """Names from an untrusted file. Raises: ValueError: not a list of different names."""
+    """Names from an untrusted file.
+
+    Raises:
+        ValueError: not a list of different names.
+    """
     names = list_of(content)
-    if not all(isinstance(name, str) and name.strip() for name in names) or len(set(names)) < len(names):
+    are_names = all(isinstance(name, str) and name.strip() for name in names)
+    if not are_names or len(set(names)) < len(names):
         raise ValueError(f"class names must differ from each other and not be blank, got {names!r:.200}")
     return tuple(names)
 
 
 def list_of(content: Any) -> Sequence[Any]:
-    """Raises: ValueError: not a list."""
+    """A list from an untrusted file.
+
+    Raises:
+        ValueError: not a list.
+    """
     if not isinstance(content, (list, tuple)):
         raise ValueError("expected a list")
     return list(content)
@@ -220,8 +278,13 @@ def finite_number(text: str) -> float | None:
 
 
 def label_values(content: Any) -> list[int]:
-    """Label values from an untrusted file. Raises: ValueError: other than whole numbers in range."""
+    """Label values from an untrusted file.
+
+    Raises:
+        ValueError: other than whole numbers in range.
+    """
     values = list(list_of(content))
+    # `type`, as True and False are of class int
     if not all(type(value) is int and 1 <= value <= HIGHEST for value in values):
         raise ValueError(f"label values must be whole numbers from 1 to {HIGHEST}")
     return values

@@ -16,12 +16,11 @@ from medconv.metrics.segmentation import MetricValues
 from medconv.metrics.statistics import describe
 from medconv.targets.base import Targets, names_of
 
-# a row of `validation`: outputs, decoded; values: the case's label
+# a row of `validation`: `outputs`, decoded, and `values`, the case's label
 CaseOutputs = dict[str, list[float]]
-_TRIAL_SAMPLES = 6  # a loss is tried on so many random samples
+_TRIAL_SAMPLES = 6  # random samples on which a loss is tried
 _TOLERANCE = 1e-4  # relative difference allowed between a loss and the mean of its samples' losses
-_MAX_NAMES = 20  # in a table of cases
-_MEANS = {"all cases": "mean", "mean of folds": "mean_of_folds"}  # lines of a cross-validation's table
+_MAX_NAMES = 20  # rows of a table
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,9 @@ class ImageLevelTargets(Targets):
 
     Args:
         names: of the answers, in their order.
-        metric_names: of `columns`. name_word: what a name stands for, for people.
+        metric_names: the keys of `columns`.
+        name_word: what a name stands for, for people.
+        min_names: the smallest number of names.
     """
 
     per_voxel: ClassVar[bool] = False
@@ -43,8 +44,9 @@ class ImageLevelTargets(Targets):
     def __post_init__(self) -> None:
         if len(self.names) < self.min_names:
             raise ValueError(f"too few names of {self.kind}: {list(self.names)}")
-        if twice := [name for number, name in enumerate(self.names) if name in self.names[:number]]:
-            raise ValueError(f"{self.kind} names: {twice[0]} is there twice")
+        for index, name in enumerate(self.names):
+            if name in self.names[:index]:
+                raise ValueError(f"{self.kind} names: {name} is there twice")
 
     @classmethod
     def from_fields(cls, content: Mapping[str, Any]) -> Self:
@@ -82,15 +84,28 @@ class ImageLevelTargets(Targets):
     @classmethod
     @abstractmethod
     def from_columns(
-        cls, columns: Sequence[str], labels: Sequence[Sequence[str]], names: Sequence[str] | None
+        cls,
+        columns: Sequence[str],
+        labels: Sequence[Sequence[str]],
+        names: Sequence[str] | None,
     ) -> Self:
-        """For a table. Args: labels: per column the text of each row. names: `data.class_names`; None: not
-        set. Raises: ValueError: the columns do not fit; the message names the key.
+        """The targets of a table.
+
+        Args:
+            columns: the columns of the labels.
+            labels: per column the text of each row.
+            names: `data.class_names`; None: not set.
+        Raises:
+            ValueError: the columns do not fit; the message names the key.
         """
 
     @abstractmethod
     def parse(self, labels: Mapping[str, str]) -> tuple[float, ...]:
-        """The values of a case from its cells, column to text. Raises: ValueError: names the column."""
+        """The values of a case from its cells, column to text.
+
+        Raises:
+            ValueError: a cell does not fit; the message names the column.
+        """
 
     def invalid_reason(self, values: Sequence[float]) -> str | None:
         """Why the values of a case are invalid; None if they are valid."""
@@ -102,12 +117,15 @@ class ImageLevelTargets(Targets):
 
     def class_counts(self, values: np.ndarray) -> list[int] | None:
         members = self.members(values)
-        return None if members is None else [int(count) for count in members.sum(0)]
+        if members is None:
+            return None
+        return [int(count) for count in members.sum(0)]
 
     @abstractmethod
     def members(self, values: np.ndarray) -> np.ndarray | None:
-        """Which classes or labels each case has; None: there are none. Shape: (cases, values) -> (cases,
-        names), bool.
+        """Which classes or labels each case has; None: there are none.
+
+        Shape: (cases, values) -> (cases, names), bool.
         """
 
     def balanced_groups(self, values: np.ndarray) -> list[np.ndarray]:
@@ -118,17 +136,24 @@ class ImageLevelTargets(Targets):
 
     def check_examples(self, values: np.ndarray, split: str) -> str | None:
         missing = self.missing(values)
-        if missing and (split == "training" or len(missing) >= len(self.names) - 1):
+        if not missing:
+            return None
+        names = ", ".join(missing)
+        # with one class alone nothing can be validated
+        if split == "training" or len(missing) >= len(self.names) - 1:
             raise ValueError(
-                f"no {split} case has {self.name_word} {', '.join(missing)}, expected at least one of each; "
-                "another data.fold or data.num_folds, or data.class_names without it, may help"
+                f"no {split} case has {self.name_word} {names}, expected at least one of each; another "
+                "data.fold or data.num_folds, or data.class_names without it, may help"
             )
-        return f"no {split} case has {', '.join(missing)}, so there is no score of it" if missing else None
+        return f"no {split} case has {names}, so there is no score of it"
 
     def missing(self, values: np.ndarray) -> list[str]:
         """Classes or labels without a case. Shape: (cases, values)."""
-        counts = self.class_counts(values) or [len(values)] * len(self.names)
-        return [name for name, count in zip(self.names, counts, strict=True) if not count]
+        counts = self.class_counts(values)
+        if not counts:  # numbers: every case has each
+            counts = [len(values)] * len(self.names)
+        named_counts = zip(self.names, counts, strict=True)
+        return [name for name, count in named_counts if not count]
 
     @abstractmethod
     def decode(self, logits: Tensor) -> Tensor:
@@ -142,22 +167,34 @@ class ImageLevelTargets(Targets):
         return torch.randint(2, (batch, self.num_values))
 
     def compare(
-        self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor, annotated: Tensor | None = None
+        self,
+        loss: Callable[..., Tensor],
+        outputs: Tensor,
+        encoded: Tensor,
+        annotated: Tensor | None = None,
     ) -> Tensor:
         return loss(outputs, encoded)
 
     def try_loss(self, loss: Any, spatial_dims: int) -> str | None:
         """The loss must be a mean over samples, so that accumulated batches have the gradient of one."""
         generator = torch.Generator().manual_seed(0)
-        label = torch.randint(2, (_TRIAL_SAMPLES, self.num_values), generator=generator).float()
-        outputs = self._trial_outputs(torch.randn(_TRIAL_SAMPLES, self.num_outputs, generator=generator))
+        shape = (_TRIAL_SAMPLES, self.num_values)
+        label = torch.randint(2, shape, generator=generator).float()
+        noise = torch.randn(_TRIAL_SAMPLES, self.num_outputs, generator=generator)
+        outputs = self._trial_outputs(noise)
         encoded = self.encode(label)
-        of_batch = float(self.compare(loss, outputs, encoded))
-        pairs = zip(outputs.split(1), encoded.split(1), strict=True)
-        of_samples = sum(float(self.compare(loss, *pair)) for pair in pairs) / _TRIAL_SAMPLES
-        if not math.isfinite(of_batch):
-            return f"is {of_batch} for {self.kind} targets, expected a finite number"
-        if abs(of_batch - of_samples) <= _TOLERANCE * max(abs(of_batch), _TOLERANCE):
+        batch_loss = float(self.compare(loss, outputs, encoded))
+        sum_of_losses = 0.0
+        for output, target in zip(outputs.split(1), encoded.split(1), strict=True):
+            sum_of_losses += float(self.compare(loss, output, target))
+        mean_loss = sum_of_losses / _TRIAL_SAMPLES
+        if not math.isfinite(batch_loss):
+            return f"is {batch_loss} for {self.kind} targets, expected a finite number"
+        scale = max(
+            abs(batch_loss),
+            _TOLERANCE,
+        )  # of losses near 0 the difference counts, not its share
+        if abs(batch_loss - mean_loss) <= _TOLERANCE * scale:
             return None
         return f"is not a mean over samples, as a loss for {self.kind} targets must be"
 
@@ -165,7 +202,12 @@ class ImageLevelTargets(Targets):
         return noise
 
     @abstractmethod
-    def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
+    def columns(
+        self,
+        outputs: np.ndarray,
+        truth: np.ndarray,
+        counts: np.ndarray,
+    ) -> Columns:
         """The metrics of `metric_names`, for each sample of cases.
 
         Shape: outputs (cases, names), truth (cases, values), counts (samples, cases): how often each sample
@@ -173,7 +215,11 @@ class ImageLevelTargets(Targets):
         """
 
     @abstractmethod
-    def per_name(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, MetricValues]:
+    def per_name(
+        self,
+        outputs: np.ndarray,
+        truth: np.ndarray,
+    ) -> dict[str, MetricValues]:
         """Metrics of each class, label or number. Shape: as in `columns`."""
 
     @abstractmethod
@@ -181,7 +227,11 @@ class ImageLevelTargets(Targets):
         """The error of each case, to find the worst ones. Shape: as in `columns` -> (cases,)."""
 
     @abstractmethod
-    def pictures(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
+    def pictures(
+        self,
+        outputs: np.ndarray,
+        truth: np.ndarray,
+    ) -> dict[str, np.ndarray]:
         """Plots over all cases, by name; each (height, width, 3) uint8. Shape: as in `columns`."""
 
     @abstractmethod
@@ -201,7 +251,7 @@ class ImageLevelTargets(Targets):
         return [f"{value:.4g}" for value in values]
 
     def shown_output(self, outputs: np.ndarray) -> int:
-        """The output that a saliency map of this prediction explains. Shape: (names,)."""
+        """The index of the output that a saliency map of this prediction explains. Shape: (names,)."""
         return int(outputs.argmax())
 
     def prediction_cells(self, outputs: np.ndarray) -> list[str]:
@@ -210,32 +260,50 @@ class ImageLevelTargets(Targets):
 
     def arrays(self, rows: Sequence[Mapping[str, Sequence[float]]]) -> tuple[np.ndarray, np.ndarray]:
         """Outputs (cases, names) and labels (cases, values) of rows of `validation`."""
-        outputs, values = (np.array([row[key] for row in rows], float) for key in ("outputs", "values"))
-        return outputs.reshape(len(rows), len(self.names)), values.reshape(len(rows), self.num_values)
+        outputs = np.array([row["outputs"] for row in rows], float)
+        values = np.array([row["values"] for row in rows], float)
+        # reshaped, as without rows both are of one axis
+        outputs = outputs.reshape(len(rows), len(self.names))
+        values = values.reshape(len(rows), self.num_values)
+        return outputs, values
 
     def logged(
-        self, rows: Mapping[str, CaseOutputs], losses: Mapping[str, float | None]
+        self,
+        rows: Mapping[str, CaseOutputs],
+        losses: Mapping[str, float | None],
     ) -> dict[str, float | None]:
         outputs, truth = self.arrays(list(rows.values()))
-        return {**image_level.measure(self, outputs, truth), **self.cross_entropy(outputs, truth)}
+        metrics = image_level.measure(self, outputs, truth)
+        return {**metrics, **self.cross_entropy(outputs, truth)}
 
-    def cross_entropy(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
-        """As `image_level.log_loss`, classes apart; empty: not defined."""
+    def cross_entropy(
+        self,
+        outputs: np.ndarray,
+        truth: np.ndarray,
+    ) -> dict[str, float | None]:
+        """Key `cross_entropy`: `image_level.log_loss` with classes as groups; empty: not defined."""
         return {}
 
     def summary(self, rows: Mapping[str, CaseOutputs]) -> dict[str, Any]:
-        return image_level.measure(self, *self.arrays(list(rows.values()))) if rows else {}
+        if not rows:
+            return {}
+        outputs, truth = self.arrays(list(rows.values()))
+        return image_level.measure(self, outputs, truth)
 
     def score_table(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
-        named = ((name, f"val/{name}") for name in self.metric_names)
-        return [(name.replace("_", " "), summary[key]) for name, key in named if key in summary]
+        scores = []
+        for name in self.metric_names:
+            if f"val/{name}" in summary:
+                title = name.replace("_", " ")
+                scores.append((title, summary[f"val/{name}"]))
+        return scores
 
     def case_cells(self, row: CaseOutputs) -> dict[str, float]:
-        truth, outputs = (
-            zip(self.value_names, row["values"], strict=True),
-            zip(self.names, row["outputs"], strict=True),
-        )
-        return {**{f"truth/{n}": v for n, v in truth}, **{f"output/{n}": v for n, v in outputs}}
+        truth = zip(self.value_names, row["values"], strict=True)
+        outputs = zip(self.names, row["outputs"], strict=True)
+        cells = {f"truth/{name}": value for name, value in truth}
+        cells |= {f"output/{name}": value for name, value in outputs}
+        return cells
 
     def case_entry(self, row: CaseOutputs) -> dict[str, Any]:
         return dict(row)
@@ -250,16 +318,27 @@ class ImageLevelTargets(Targets):
         }
 
     def over_folds(self, folds: Sequence[Mapping[str, CaseOutputs]]) -> dict[str, Any]:
-        rows, summaries = [row for fold in folds for row in fold.values()], list(map(self.summary, folds))
-        of_folds = {name: describe([s[name] for s in summaries])["mean"] for name in self.metric_names}
-        return {**self.scores(*self.arrays(rows)), "mean_of_folds": of_folds}
+        rows = [row for fold in folds for row in fold.values()]
+        summaries = [self.summary(fold) for fold in folds]
+        means = {}
+        for name in self.metric_names:
+            fold_values = [summary[name] for summary in summaries]
+            means[name] = describe(fold_values)["mean"]
+        outputs, truth = self.arrays(rows)
+        return {**self.scores(outputs, truth), "mean_of_folds": means}
 
-    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
-        ends = [scores["intervals"].get(name, (None, None)) for name in scores["mean"]]
-        means = [(title, list(scores[key].values())) for title, key in _MEANS.items()]
+    def over_folds_lines(
+        self,
+        scores: Mapping[str, Any],
+        cases: int,
+    ) -> list[tuple[str, list[Any]]]:
+        undefined = (None, None)
+        intervals = [scores["intervals"].get(name, undefined) for name in scores["mean"]]
         return [
-            *means,
-            *((f"95 % {end}", [pair[i] for pair in ends]) for i, end in enumerate(("from", "to"))),
+            ("all cases", list(scores["mean"].values())),
+            ("mean of folds", list(scores["mean_of_folds"].values())),
+            ("95 % from", [low for low, _ in intervals]),
+            ("95 % to", [high for _, high in intervals]),
         ]
 
     def score_columns(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
@@ -267,11 +346,13 @@ class ImageLevelTargets(Targets):
 
     def score_text(self, outputs: np.ndarray, truth: np.ndarray) -> str:
         """Markdown tables of the scores, and of the number of cases of each class or label."""
-        scores, counts = image_level.measure(self, outputs, truth), self.class_counts(truth)
         lines = [f"{len(truth)} cases, {self.kind}", "", "| score | |", "|---|---|"]
-        lines += [f"| {key} | {'-' if value is None else f'{value:.4f}'} |" for key, value in scores.items()]
+        for metric, value in image_level.measure(self, outputs, truth).items():
+            cell = "-" if value is None else f"{value:.4f}"
+            lines.append(f"| {metric} | {cell} |")
+        counts = self.class_counts(truth)
         if counts is not None:
             lines += ["", "| name | cases |", "|---|---|"]
-            rows = list(zip(self.names, counts, strict=True))[:_MAX_NAMES]
-            lines += [f"| {name} | {count} |" for name, count in rows]
+            rows = list(zip(self.names, counts, strict=True))
+            lines += [f"| {name} | {count} |" for name, count in rows[:_MAX_NAMES]]
         return "\n".join(lines)

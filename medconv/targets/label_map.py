@@ -15,9 +15,10 @@ from medconv.targets.segmentation import ABSENT, SegmentationTargets
 
 @dataclass(frozen=True)
 class LabelMapTargets(SegmentationTargets):
-    """Exclusive classes: a background channel and one channel each, softmax.
+    """Exclusive classes: a background channel and one channel per class, softmax.
 
-    Args: values: one each, 1, 2, ... in this order.
+    Args:
+        values: one per class: 1, 2, ... in this order.
     """
 
     kind: ClassVar[str] = "label_map"
@@ -29,9 +30,15 @@ class LabelMapTargets(SegmentationTargets):
     )
 
     @classmethod
-    def of_classes(cls, class_names: Sequence[str], ignore: int | None = None) -> LabelMapTargets:
+    def of_classes(
+        cls,
+        class_names: Sequence[str],
+        ignore: int | None = None,
+    ) -> LabelMapTargets:
         """The index of a name is its label value, the first is the background."""
-        return cls(tuple(class_names[1:]), tuple((value,) for value in range(1, len(class_names))), ignore)
+        names = tuple(class_names[1:])
+        values = tuple((value,) for value in range(1, len(class_names)))
+        return cls(names, values, ignore)
 
     @property
     def written(self) -> tuple[int, ...]:
@@ -42,19 +49,37 @@ class LabelMapTargets(SegmentationTargets):
         return len(self.names) + 1
 
     def reference(self, label: Tensor) -> Tensor:
-        return label if self.ignore is None else torch.where(label == self.ignore, 0, label)
+        if self.ignore is None:
+            return label
+        return torch.where(label == self.ignore, 0, label)
 
     def annotated_outputs(self, values: Collection[int]) -> tuple[bool, ...]:
         return (True, *(value in values for value in self.written))
 
-    def marginal(self, outputs: Tensor, reference: Tensor, annotated: Tensor) -> tuple[Tensor, Tensor]:
-        known = annotated.view(*annotated.shape, *(1,) * (outputs.ndim - 2))
+    def marginal(
+        self,
+        outputs: Tensor,
+        reference: Tensor,
+        annotated: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        spatial_ones = (1,) * (outputs.ndim - 2)
+        is_annotated = annotated.view(*annotated.shape, *spatial_ones)
+        is_annotated_class = is_annotated[:, 1:]
         outputs = outputs.float()
-        background, classes, of_classes = outputs[:, :1], outputs[:, 1:], known[:, 1:]
-        joined = torch.cat([background, torch.where(of_classes, ABSENT, classes)], 1)
-        merged = torch.cat([joined.logsumexp(1, keepdim=True), torch.where(of_classes, classes, ABSENT)], 1)
-        labels = reference.flatten(1).long()
-        return merged, torch.where(annotated.gather(1, labels).view_as(reference), reference, 0)
+        background = outputs[:, :1]
+        classes = outputs[:, 1:]
+        # the sum of probabilities is `logsumexp` of logits: background with all classes not annotated
+        not_annotated = torch.where(is_annotated_class, ABSENT, classes)
+        merged_background = torch.cat([background, not_annotated], 1).logsumexp(
+            1,
+            keepdim=True,
+        )
+        remaining_classes = torch.where(is_annotated_class, classes, ABSENT)
+        merged = torch.cat([merged_background, remaining_classes], 1)
+        # voxels of a class that is not annotated become background
+        voxel_outputs = reference.flatten(1).long()  # the output of a voxel's class is its label value
+        voxel_is_annotated = annotated.gather(1, voxel_outputs).view_as(reference)
+        return merged, torch.where(voxel_is_annotated, reference, 0)
 
     def decode(self, logits: Iterable[Tensor]) -> Tensor:
         return highest(logits)
@@ -62,16 +87,22 @@ class LabelMapTargets(SegmentationTargets):
     def decode_mean(self, probabilities: Iterable[Tensor]) -> Tensor:
         return highest(probabilities)
 
-    def probabilities(self, channels: Iterable[Tensor], again: Iterable[Tensor]) -> Iterator[Tensor]:
+    def probabilities(
+        self,
+        channels: Iterable[Tensor],
+        again: Iterable[Tensor],
+    ) -> Iterator[Tensor]:
         channels = iter(channels)
-        total = next(channels)
+        log_total = next(channels)
         for channel in channels:
-            total = torch.logaddexp(total, channel)
-        yield from ((channel - total).exp() for channel in again)
+            log_total = torch.logaddexp(log_total, channel)
+        for channel in again:
+            yield (channel - log_total).exp()
 
     def _entropy(self, logits: Tensor, reference: Tensor) -> Tensor:
         # CUDA has no deterministic kernel for the mean of images
-        return F.cross_entropy(logits, reference[:, 0].long(), reduction="none").mean()
+        voxel_losses = F.cross_entropy(logits, reference[:, 0].long(), reduction="none")
+        return voxel_losses.mean()
 
 
 def highest(channels: Iterable[Tensor]) -> Tensor:
@@ -80,9 +111,9 @@ def highest(channels: Iterable[Tensor]) -> Tensor:
     Equals `argmax(0)`, but holds one channel at a time and takes a fifth of the time on a CPU.
     """
     channels = iter(channels)
-    best = next(channels)
-    label = torch.zeros_like(best, dtype=torch.int16)
-    for number, channel in enumerate(channels, start=1):
-        label.masked_fill_(channel > best, number)
-        best = torch.maximum(best, channel)
+    highest_logit = next(channels)
+    label = torch.zeros_like(highest_logit, dtype=torch.int16)
+    for index, channel in enumerate(channels, start=1):
+        label.masked_fill_(channel > highest_logit, index)
+        highest_logit = torch.maximum(highest_logit, channel)
     return label

@@ -7,7 +7,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class MonitoredMetric:
-    """The attribute `monitored` of targets. Args: name: as logged, such as val/dice. words: for messages."""
+    """The attribute `monitored` of targets.
+
+    Args:
+        name: as logged, such as val/dice.
+        words: for messages.
+        higher_is_better: False for errors and losses.
+    """
 
     name: str
     words: str
@@ -28,20 +34,31 @@ class MonitoredMetric:
         return value if self.higher_is_better else -value
 
     def plain(self) -> dict[str, str]:
-        return {"name": self.name, "words": self.words, "mode": self.mode}
+        return {
+            "name": self.name,
+            "words": self.words,
+            "mode": self.mode,
+        }
 
 
 DICE = MonitoredMetric("val/dice", "Dice")
 # Unlike an AUC it sees calibration: a network that orders few validation cases well may give all one class.
-CROSS_ENTROPY = MonitoredMetric("val/cross_entropy", "cross-entropy", higher_is_better=False)
+CROSS_ENTROPY = MonitoredMetric(
+    "val/cross_entropy",
+    "cross-entropy",
+    higher_is_better=False,
+)
 MAE = MonitoredMetric("val/mae", "mean absolute error", higher_is_better=False)
 
 
 def metric_of_summary(summary: Mapping[str, Any]) -> MonitoredMetric:
     """The metric of the run that wrote a `summary.json`; Dice if it names none."""
     score = summary.get("score")
-    if not isinstance(score, Mapping) or not all(
-        isinstance(score.get(key), str) for key in ("name", "words", "mode")
-    ):
+    if not isinstance(score, Mapping):
         return DICE
-    return MonitoredMetric(score["name"], score["words"], score["mode"] != "min")
+    name = score.get("name")
+    words = score.get("words")
+    mode = score.get("mode")
+    if not (isinstance(name, str) and isinstance(words, str) and isinstance(mode, str)):
+        return DICE
+    return MonitoredMetric(name, words, higher_is_better=mode != "min")

@@ -52,24 +52,31 @@ class MulticlassTargets(ImageLevelTargets):
 
     @classmethod
     def from_columns(
-        cls, columns: Sequence[str], labels: Sequence[Sequence[str]], names: Sequence[str] | None
+        cls,
+        columns: Sequence[str],
+        labels: Sequence[Sequence[str]],
+        names: Sequence[str] | None,
     ) -> Self:
         if len(columns) > 1:
             raise ValueError(
                 f"data.target_type={cls.kind} takes one of data.label_columns, got {', '.join(columns)}; "
                 "multilabel takes several"
             )
-        found = tuple(sorted({*labels[0]} - {""}, key=_sort_key))
-        if len(found) > _MAX_CLASSES and not names:
+        if names:
+            return cls(tuple(map(str, names)))
+        different_labels = {*labels[0]} - {""}
+        class_names = tuple(sorted(different_labels, key=_sort_key))
+        if len(class_names) > _MAX_CLASSES:
             raise ValueError(
-                f"{len(found)} different labels in column {columns[0]!r}, expected classes; for numbers, set "
-                "data.target_type=regression"
+                f"{len(class_names)} different labels in column {columns[0]!r}, expected classes; for "
+                "numbers, set data.target_type=regression"
             )
-        if len(found) < 2 and not names:
+        if len(class_names) < 2:
             raise ValueError(
-                f"column {columns[0]!r} holds {', '.join(found) or 'nothing'}, expected two classes or more"
+                f"column {columns[0]!r} holds {', '.join(class_names) or 'nothing'}, expected two classes or "
+                "more"
             )
-        return cls(tuple(map(str, names)) if names else found)
+        return cls(class_names)
 
     def parse(self, labels: Mapping[str, str]) -> tuple[float, ...]:
         ((column, label),) = labels.items()
@@ -80,42 +87,77 @@ class MulticlassTargets(ImageLevelTargets):
         return (float(self.names.index(label)),)
 
     def invalid_reason(self, values: Sequence[float]) -> str | None:
-        if len(values) == 1 and values[0] not in range(len(self.names)):
+        class_indices = range(len(self.names))
+        if len(values) == 1 and values[0] not in class_indices:
             return f"expected the index of one of {len(self.names)} classes, got {values[0]:g}"
         return super().invalid_reason(values)
 
     def members(self, values: np.ndarray) -> np.ndarray:
-        members: np.ndarray = values.astype(int) == np.arange(len(self.names))
+        class_indices = np.arange(len(self.names))
+        members: np.ndarray = values.astype(int) == class_indices
         return members
 
     def decode(self, logits: Tensor) -> Tensor:
         return torch.softmax(logits.float(), -1)
 
     def encode(self, label: Tensor) -> Tensor:
-        return F.one_hot(label[:, 0].long(), len(self.names)).float()
+        class_index = label[:, 0].long()
+        return F.one_hot(class_index, len(self.names)).float()
 
-    def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
-        return image_level.multiclass_metrics(outputs, self._predicted(outputs), self.members(truth), counts)
+    def columns(
+        self,
+        outputs: np.ndarray,
+        truth: np.ndarray,
+        counts: np.ndarray,
+    ) -> Columns:
+        return image_level.multiclass_metrics(
+            outputs,
+            predicted=self._predicted(outputs),
+            positive=self.members(truth),
+            counts=counts,
+        )
 
-    def per_name(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, MetricValues]:
-        return image_level.per_class(self.names, outputs, self._predicted(outputs), self.members(truth))
+    def per_name(
+        self,
+        outputs: np.ndarray,
+        truth: np.ndarray,
+    ) -> dict[str, MetricValues]:
+        return image_level.per_class(
+            self.names,
+            outputs,
+            predicted=self._predicted(outputs),
+            positive=self.members(truth),
+        )
 
     def errors(self, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
         """1 - probability of the true class."""
-        right: np.ndarray = outputs[self.members(truth)]
-        return 1 - right
+        probability_of_truth: np.ndarray = outputs[self.members(truth)]
+        return 1 - probability_of_truth
 
-    def cross_entropy(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
-        return {"cross_entropy": image_level.log_loss(outputs[self.members(truth)], truth.astype(int))}
+    def cross_entropy(
+        self,
+        outputs: np.ndarray,
+        truth: np.ndarray,
+    ) -> dict[str, float | None]:
+        probability_of_truth = outputs[self.members(truth)]
+        return {"cross_entropy": image_level.log_loss(probability_of_truth, groups=truth.astype(int))}
 
-    def pictures(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
-        predicted, member = self._predicted(outputs), self.members(truth)
-        right = (predicted & member).any(1)
-        scored = slice(1, None) if len(self.names) == 2 else slice(None)  # of two classes, the second
+    def pictures(
+        self,
+        outputs: np.ndarray,
+        truth: np.ndarray,
+    ) -> dict[str, np.ndarray]:
+        predicted = self._predicted(outputs)
+        members = self.members(truth)
+        is_right = (predicted & members).any(1)
+        highest = outputs.max(1, initial=0)
+        # of two classes, only the curve of the second: that of the first is its mirror image
+        drawn = slice(1, None) if len(self.names) == 2 else slice(None)
+        true_by_predicted = members.T.astype(int) @ predicted  # cases
         return {
-            "confusion": plots.confusion(self.names, member.T.astype(int) @ predicted),
-            "roc": plots.roc(self.names[scored], outputs[:, scored], member[:, scored]),
-            "reliability": plots.reliability([("highest probability", outputs.max(1, initial=0), right)]),
+            "confusion": plots.confusion(self.names, true_by_predicted),
+            "roc": plots.roc(self.names[drawn], outputs[:, drawn], members[:, drawn]),
+            "reliability": plots.reliability([("highest probability", highest, is_right)]),
         }
 
     def label_text(self, values: Sequence[float]) -> str:
@@ -129,17 +171,20 @@ class MulticlassTargets(ImageLevelTargets):
         return [self.names[int(values[0])]]
 
     def cells_per_name(self, values: Sequence[float]) -> list[str]:
-        return ["x" if values[0] == index else "" for index in range(len(self.names))]
+        class_indices = range(len(self.names))
+        return ["x" if values[0] == index else "" for index in class_indices]
 
     def prediction_cells(self, outputs: np.ndarray) -> list[str]:
         return [self.names[int(outputs.argmax())]]
 
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
-        predicted: np.ndarray = outputs.argmax(1)[:, None] == np.arange(outputs.shape[1])
+        """One-hot over the class of the highest probability. Shape: (cases, classes) -> the same, bool."""
+        predicted_class = outputs.argmax(1)[:, None]
+        predicted: np.ndarray = predicted_class == np.arange(outputs.shape[1])
         return predicted
 
 
 def _sort_key(label: str) -> tuple[float, str]:
     """Numbers by value, then text."""
     number = finite_number(label)
-    return (math.inf if number is None else number), label
+    return math.inf if number is None else number, label

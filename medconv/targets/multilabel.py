@@ -32,12 +32,14 @@ class MultilabelTargets(NumberTargets):
     )
 
     def invalid_reason(self, values: Sequence[float]) -> str | None:
-        if len(values) == len(self.names) and not set(values) <= {0.0, 1.0}:
+        are_binary = set(values) <= {0.0, 1.0}
+        if len(values) == len(self.names) and not are_binary:
             return f"expected 0 or 1 for each of {', '.join(self.names)}, got {list(values)}"
         return super().invalid_reason(values)
 
     def _parse(self, column: str, label: str) -> float:
-        return super()._parse(column, _BOOLEANS.get(label.lower(), label))
+        number_text = _BOOLEANS.get(label.lower(), label)
+        return super()._parse(column, number_text)
 
     def cell_error(self, number: float) -> str | None:
         return None if number in (0, 1) else "0 or 1"
@@ -48,56 +50,90 @@ class MultilabelTargets(NumberTargets):
     def balanced_groups(self, values: np.ndarray) -> list[np.ndarray]:
         """The positive cases of each label, then the cases without any."""
         groups = super().balanced_groups(values)
-        return [*groups, np.flatnonzero(~self.members(values).any(1))]
+        without_label = ~self.members(values).any(1)
+        return [*groups, np.flatnonzero(without_label)]
 
     def check_examples(self, values: np.ndarray, split: str) -> str | None:
         if split == "training":
             return super().check_examples(values, split)
         members = self.members(values)
-        if not (members.any(0) & ~members.all(0)).any():
+        has_both = members.any(0) & ~members.all(0)  # positive and negative cases, per label
+        if not has_both.any():
             raise ValueError(
-                "no finding has both positive and negative validation cases, so there is no AUC to choose a "
+                "no label has both positive and negative validation cases, so there is no AUC to choose a "
                 "checkpoint by; another data.fold or data.num_folds may help"
             )
         missing = self.missing(values)
-        return f"no validation case has {', '.join(missing)}, so its AUC is undefined" if missing else None
+        if not missing:
+            return None
+        return f"no validation case has {', '.join(missing)}, so its AUC is undefined"
 
     def decode(self, logits: Tensor) -> Tensor:
         return torch.sigmoid(logits.float())
 
-    def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
-        pairs = zip(outputs.T, self.members(truth).T, strict=True)
-        return image_level.mean_of([image_level.multilabel_metrics(o, t, counts) for o, t in pairs])
+    def columns(
+        self,
+        outputs: np.ndarray,
+        truth: np.ndarray,
+        counts: np.ndarray,
+    ) -> Columns:
+        rows = []
+        for scores, positive in zip(outputs.T, self.members(truth).T, strict=True):
+            rows.append(image_level.multilabel_metrics(scores, positive, counts))
+        return image_level.mean_of(rows)
 
-    def per_name(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, MetricValues]:
-        return image_level.per_class(self.names, outputs, self._predicted(outputs), self.members(truth))
+    def per_name(
+        self,
+        outputs: np.ndarray,
+        truth: np.ndarray,
+    ) -> dict[str, MetricValues]:
+        return image_level.per_class(
+            self.names,
+            outputs,
+            predicted=self._predicted(outputs),
+            positive=self.members(truth),
+        )
 
     def errors(self, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
         """The largest 1 - probability of the truth over labels."""
-        errors: np.ndarray = np.abs(outputs - self.members(truth)).max(1)
+        distances = np.abs(outputs - self.members(truth))
+        errors: np.ndarray = distances.max(1)
         return errors
 
-    def cross_entropy(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
-        present = self.members(truth)
-        groups = 2 * np.arange(len(self.names)) + present
-        return {"cross_entropy": image_level.log_loss(np.where(present, outputs, 1 - outputs), groups)}
+    def cross_entropy(
+        self,
+        outputs: np.ndarray,
+        truth: np.ndarray,
+    ) -> dict[str, float | None]:
+        is_positive = self.members(truth)
+        probability_of_truth = np.where(is_positive, outputs, 1 - outputs)
+        # two groups for each label: its negative and its positive cases
+        groups = 2 * np.arange(len(self.names)) + is_positive
+        return {"cross_entropy": image_level.log_loss(probability_of_truth, groups)}
 
-    def pictures(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
-        predicted, member = self._predicted(outputs), self.members(truth)
-        curves = list(zip(self.names, outputs.T, member.T, strict=True))
+    def pictures(
+        self,
+        outputs: np.ndarray,
+        truth: np.ndarray,
+    ) -> dict[str, np.ndarray]:
+        predicted = self._predicted(outputs)
+        positive = self.members(truth)
+        curves = list(zip(self.names, outputs.T, positive.T, strict=True))
         return {
-            "confusion": plots.right_and_wrong(self.names, predicted, member),
-            "roc": plots.roc(self.names, outputs, member),
+            "confusion": plots.right_and_wrong(self.names, predicted, positive),
+            "roc": plots.roc(self.names, outputs, positive),
             "reliability": plots.reliability(curves),
         }
 
     def label_text(self, values: Sequence[float]) -> str:
-        present = (name for name, value in zip(self.names, values, strict=True) if value)
-        return ", ".join(present) or "nothing"
+        named_values = zip(self.names, values, strict=True)
+        return ", ".join(name for name, value in named_values if value) or "nothing"
 
     def prediction_text(self, outputs: Sequence[float]) -> str:
-        rows = zip(self.names, outputs, self._predicted(np.array(outputs)), strict=True)
-        return ", ".join(f"{name} {value:.2f}" for name, value, positive in rows if positive) or "nothing"
+        is_predicted = self._predicted(np.array(outputs))
+        labels = zip(self.names, outputs, is_predicted, strict=True)
+        texts = [f"{name} {probability:.2f}" for name, probability, predicted in labels if predicted]
+        return ", ".join(texts) or "nothing"
 
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
         return outputs > image_level.THRESHOLD

@@ -14,7 +14,10 @@ class NumberTargets(ImageLevelTargets):
 
     @classmethod
     def from_columns(
-        cls, columns: Sequence[str], labels: Sequence[Sequence[str]], names: Sequence[str] | None
+        cls,
+        columns: Sequence[str],
+        labels: Sequence[Sequence[str]],
+        names: Sequence[str] | None,
     ) -> Self:
         if names and len(names) != len(columns):
             raise ValueError(
@@ -30,9 +33,13 @@ class NumberTargets(ImageLevelTargets):
         return tuple(self._parse(column, label) for column, label in labels.items())
 
     def _parse(self, column: str, label: str) -> float:
-        if (number := finite_number(label)) is None:
+        number = finite_number(label)
+        if number is None:
             raise ValueError(f"column {column!r} must hold a finite number, got {label!r}")
-        if rule := self.cell_error(number):
-            advice = "data.target_type=regression takes any number"
-            raise ValueError(f"column {column!r} must hold {rule}, got {label!r}; {advice}")
+        rule = self.cell_error(number)
+        if rule:
+            raise ValueError(
+                f"column {column!r} must hold {rule}, got {label!r}; data.target_type=regression takes any "
+                "number"
+            )
         return number

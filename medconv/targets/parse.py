@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -13,29 +13,93 @@ from medconv.targets.regions import RegionTargets
 from medconv.targets.segmentation import SegmentationTargets
 
 IGNORE = "ignore"  # the name that a dataset.json gives to the value of unlabelled voxels
-Regions = dict[str, tuple[int, ...]]
+Regions = dict[str, tuple[int, ...]]  # name to its label values
+NamesAndTargets = tuple[tuple[str, ...], SegmentationTargets]  # class names with the background first
 
 
-def parse_labels(labels: Any, order: Any, path: Path) -> tuple[tuple[str, ...], SegmentationTargets]:
+@dataclass(frozen=True)
+class _Keys:
+    """The keys of regions and of their order, for messages."""
+
+    regions: str = "data.regions"
+    order: str = "data.regions_order"
+
+
+def parse_labels(
+    labels: Any,
+    order: Any,
+    path: Path,
+) -> NamesAndTargets:
     """The class names, background first, and the targets of a dataset.json.
 
     Decathlon writes {"0": "background"}, nnU-Net v2 {"background": 0}; there a name with several values is a
     region.
-    Args: order: the value of `regions_class_order`; None if absent.
-    Raises: ValueError: label values with a gap, or regions without an order.
+
+    Args:
+        labels: the value of `labels`.
+        order: the value of `regions_class_order`; None if absent.
+        path: of the file, for messages.
+    Raises:
+        ValueError: label values with a gap, or regions without an order.
     """
     if not isinstance(labels, dict) or len(labels) < 2:
         raise ValueError(
             f"{path}: key `labels` must name the background and at least one class, got {labels!r}"
         )
-    groups = _groups(labels, path)
-    if high := {name: max(values) for name, values in groups.items() if max(values) > HIGHEST}:
-        raise ValueError(f"{path}: label values must lie in 0 to {HIGHEST}, got {high}")
+    groups = _label_groups(labels, path)
+    highest = {name: max(values) for name, values in groups.items()}
+    too_high = {name: value for name, value in highest.items() if value > HIGHEST}
+    if too_high:
+        raise ValueError(f"{path}: label values must lie in 0 to {HIGHEST}, got {too_high}")
+    # not a class: it has a value, but no output
     ignore = groups.pop(IGNORE, (None,))[0]
     if any(len(values) > 1 for values in groups.values()):
         return _parse_regions(groups, ignore, order, path)
-    pairs = sorted((values[0], name) for name, values in groups.items())
-    values, names = [value for value, _ in pairs], tuple(name for _, name in pairs)
+    return _parse_classes(groups, ignore, path)
+
+
+def _label_groups(labels: dict[str, Any], path: Path) -> Regions:
+    """Name to its label values, of either format."""
+    if all(str(key).isdecimal() for key in labels):
+        return _decathlon_groups(labels, path)
+    lists = {}
+    for name, value in labels.items():
+        lists[name] = value if isinstance(value, list) else [value]
+    invalid = [name for name, values in lists.items() if not _are_label_values(values)]
+    if not invalid and len(lists.get(IGNORE, [0])) > 1:
+        invalid = [IGNORE]
+    if invalid:
+        invalid_labels = {name: labels[name] for name in invalid}
+        raise ValueError(
+            f"{path}: `labels` must give each name a label value, or for a region a list of them, got "
+            f"{invalid_labels}"
+        )
+    return {name: tuple(map(int, values)) for name, values in lists.items()}
+
+
+def _decathlon_groups(labels: dict[str, Any], path: Path) -> Regions:
+    """Of {"0": "background", "1": "liver"}."""
+    in_order = sorted(labels.items(), key=lambda pair: int(pair[0]))
+    names = [str(name) for _, name in in_order]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{path}: `labels` must give every class a different name, got {names}")
+    return {str(name): (int(value),) for value, name in labels.items()}
+
+
+def _are_label_values(values: Sequence[Any]) -> bool:
+    return bool(values) and all(str(value).isdecimal() for value in values)
+
+
+def _parse_classes(
+    groups: Regions,
+    ignore: int | None,
+    path: Path,
+) -> NamesAndTargets:
+    """Classes that exclude each other."""
+    # sorted by value, as a file may list them in any order
+    pairs = sorted((group[0], name) for name, group in groups.items())
+    values = [value for value, _ in pairs]
+    names = tuple(name for _, name in pairs)
     if values != list(range(len(values))):
         raise ValueError(
             f"{path}: label values must be 0, 1, 2, ... without a gap and each once, got {values}"
@@ -45,36 +109,24 @@ def parse_labels(labels: Any, order: Any, path: Path) -> tuple[tuple[str, ...], 
     return names, LabelMapTargets.of_classes(names, ignore)
 
 
-def _groups(labels: dict[str, Any], path: Path) -> Regions:
-    """Name to its label values."""
-    if all(str(key).isdecimal() for key in labels):
-        names = [str(name) for _, name in sorted(labels.items(), key=lambda pair: int(pair[0]))]
-        if len(set(names)) < len(names):
-            raise ValueError(f"{path}: `labels` must give every class a name of its own, got {names}")
-        return {str(name): (int(value),) for value, name in labels.items()}
-    lists = {name: value if isinstance(value, list) else [value] for name, value in labels.items()}
-    invalid = [n for n, values in lists.items() if not values or not all(str(v).isdecimal() for v in values)]
-    if invalid or len(lists.get(IGNORE, [0])) > 1:
-        got = {name: labels[name] for name in invalid or [IGNORE]}
-        raise ValueError(
-            f"{path}: `labels` must give each name a label value, or for a region a list of them, got {got}"
-        )
-    return {name: tuple(int(v) for v in values) for name, values in lists.items()}
-
-
 def _parse_regions(
-    groups: Regions, ignore: int | None, order: Any, path: Path
-) -> tuple[tuple[str, ...], SegmentationTargets]:
+    groups: Regions,
+    ignore: int | None,
+    order: Any,
+    path: Path,
+) -> NamesAndTargets:
+    """Regions that may overlap; a label value without a name of its own is called `label 3`."""
     regions = {name: values for name, values in groups.items() if values != (0,)}
-    single = {values[0]: name for name, values in groups.items() if len(values) == 1}
+    names_by_value = {values[0]: name for name, values in groups.items() if len(values) == 1}
+    names_by_value.setdefault(0, "background")
     highest = max(max(values) for values in regions.values())
-    names = tuple(single.get(v, f"label {v}" if v else "background") for v in range(highest + 1))
+    names = tuple(names_by_value.get(value, f"label {value}") for value in range(highest + 1))
     if order is None:
         raise ValueError(
             f"{path}: regions need the key `regions_class_order`, one label value for each of {list(regions)}"
         )
-    keys = f"{path}: labels", f"{path}: regions_class_order"
-    return names, _region_targets(regions, order, names, ignore, *keys)
+    keys = _Keys(f"{path}: labels", f"{path}: regions_class_order")
+    return names, _region_targets(regions, order, names, ignore, keys)
 
 
 def _region_targets(
@@ -82,51 +134,80 @@ def _region_targets(
     order: Any,
     names: tuple[str, ...],
     ignore: int | None,
-    key: str,
-    order_key: str = "data.regions_order",
+    keys: _Keys,
 ) -> SegmentationTargets:
-    _check_values(regions, names, ignore, key)
+    _check_values(regions, names, ignore, keys.regions)
     if order is None:
-        shared = [f"{a} and {b}" for a, b in combinations(regions, 2) if set(regions[a]) & set(regions[b])]
-        if shared:
-            raise ValueError(
-                f"{order_key} is needed, as {shared[0]} overlap: for each of {list(regions)} the label "
-                "value that it writes into a prediction, later ones over earlier ones"
-            )
+        _check_disjoint(regions, keys.order)
         order = [values[0] for values in regions.values()]
-    valid = (
-        isinstance(order, Sequence)
-        and all(type(value) is int for value in order)
-        and len(set(order)) == len(order) == len(regions)
-        and all(value in region for value, region in zip(order, regions.values(), strict=True))
-    )
-    if not valid:
+    if not _is_order_of(order, regions):
         raise ValueError(
-            f"{order_key} must give each of {list(regions)} a label value of its own, one that lies in it, "
+            f"{keys.order} must give each of {list(regions)} a label value of its own, one that lies in it, "
             f"got {order}"
         )
-    return RegionTargets(tuple(regions), tuple(regions.values()), ignore, tuple(int(v) for v in order))
+    return RegionTargets(
+        names=tuple(regions),
+        values=tuple(regions.values()),
+        ignore=ignore,
+        order=tuple(int(value) for value in order),
+    )
 
 
-def _check_values(regions: Regions, names: Sequence[str], ignore: int | None, key: str) -> None:
-    for region, values in regions.items():
-        wrong = [v for v in values if not 0 < v < len(names)]
-        if not values or wrong or len(set(values)) < len(values):
-            what = "the value to ignore" if ignore in wrong else "not a foreground value"
-            detail = f"{wrong[0]} is {what}" if wrong else f"got {list(values)}"
+def _check_disjoint(regions: Regions, key: str) -> None:
+    for first, second in combinations(regions, 2):
+        if set(regions[first]) & set(regions[second]):
             raise ValueError(
-                f"{key}: {region} must name different label values from 1 to {len(names) - 1}: {detail}"
+                f"{key} is needed, as {first} and {second} overlap: for each of {list(regions)} the label "
+                "value that it writes into a prediction, later ones over earlier ones"
             )
-    if ignore is not None and ignore < len(names):
-        raise ValueError(
-            f"{key}: the value to ignore must be above all classes, 0 to {len(names) - 1}, got {ignore}"
-        )
 
 
-def _values(region: str, members: Any, names: Sequence[str]) -> tuple[int, ...]:
-    listed = members if isinstance(members, Sequence) and not isinstance(members, str) else [members]
-    key = f"data.regions: {region}"
-    return tuple(m if type(m) is int else _value_of(m, names, key) for m in listed)
+def _is_order_of(order: Any, regions: Regions) -> bool:
+    """Whether an order has a different value of each region."""
+    if not isinstance(order, Sequence):
+        return False
+    if not all(type(value) is int for value in order):
+        return False
+    if len(order) != len(regions) or len(set(order)) < len(order):
+        return False
+    pairs = zip(order, regions.values(), strict=True)
+    return all(value in region for value, region in pairs)
+
+
+def _check_values(
+    regions: Regions,
+    names: Sequence[str],
+    ignore: int | None,
+    key: str,
+) -> None:
+    last = len(names) - 1
+    for region, values in regions.items():
+        invalid = [value for value in values if not 0 < value <= last]
+        if values and not invalid and len(set(values)) == len(values):
+            continue
+        if invalid:
+            reason = "the value to ignore" if ignore in invalid else "not a foreground value"
+            detail = f"{invalid[0]} is {reason}"
+        else:
+            detail = f"got {list(values)}"
+        raise ValueError(f"{key}: {region} must name different label values from 1 to {last}: {detail}")
+    if ignore is not None and ignore <= last:
+        raise ValueError(f"{key}: the value to ignore must be above all classes, 0 to {last}, got {ignore}")
+
+
+def _region_values(
+    region: str,
+    members: Any,
+    names: Sequence[str],
+) -> tuple[int, ...]:
+    """The label values of a region of the config: a class or a list of classes, each by value or name."""
+    if not isinstance(members, Sequence) or isinstance(members, str):
+        members = [members]
+    values = []
+    for member in members:
+        is_value = type(member) is int
+        values.append(member if is_value else _value_of(member, names, f"data.regions: {region}"))
+    return tuple(values)
 
 
 def _value_of(name: Any, names: Sequence[str], key: str) -> int:
@@ -137,17 +218,22 @@ def _value_of(name: Any, names: Sequence[str], key: str) -> int:
     raise ValueError(f"{key}: {name} is not a class; {hint}")
 
 
-def _drop_ignored(names: tuple[str, ...], ignore: Any) -> tuple[tuple[str, ...], int]:
+def _drop_ignored(
+    names: tuple[str, ...],
+    ignore: Any,
+) -> tuple[tuple[str, ...], int]:
     """The remaining classes, and the value to ignore."""
     value = ignore if type(ignore) is int else _value_of(ignore, names, "data.ignore_label")
     last = len(names) - 1
+    # at least one foreground class remains
     if not max(2, last) <= value <= HIGHEST:
-        named = f"class {names[value]}" if 0 <= value <= last else "not a label value"
-        least = f"{last} ({names[last]}, which is then not a class)" if last >= 2 else "2"
+        meaning = f"class {names[value]}" if 0 <= value <= last else "not a label value"
+        lowest = f"{last} ({names[last]}, which is then not a class)" if last >= 2 else "2"
         raise ValueError(
-            f"data.ignore_label must be above all classes, from {least} to {HIGHEST}, got {ignore}, {named}"
+            f"data.ignore_label must be above all classes, from {lowest} to {HIGHEST}, got {ignore}, "
+            f"{meaning}"
         )
-    return (names[:-1] if value == last else names), value
+    return names[:-1] if value == last else names, value
 
 
 def override(
@@ -156,34 +242,51 @@ def override(
     regions: Mapping[str, Any] | None,
     regions_order: Sequence[int] | None,
     ignore_label: Any,
-) -> tuple[tuple[str, ...], SegmentationTargets]:
+) -> NamesAndTargets:
     """Class names and targets of a dataset after the config's `data.regions`, `data.regions_order` and
     `data.ignore_label`; None of all three keeps what the dataset declares.
 
     Args:
-        names, targets: what the dataset declares; names with the background first.
+        names: what the dataset declares, with the background first.
+        targets: what the dataset declares.
         regions: name to a class or a list of classes, each by value or by name.
+        regions_order: the label value that each region writes, later over earlier.
         ignore_label: a value above all classes; or the name or value of the last class, which is then no
             class; or a list of such a value and of further ones.
-    Raises: ValueError: names the invalid key.
+    Raises:
+        ValueError: names the invalid key.
     """
     if isinstance(ignore_label, (list, tuple)):
-        first, *also = ignore_label or [None]
+        first, *further = ignore_label or [None]
         names, targets = override(names, targets, regions, regions_order, first)
-        valid = all(type(value) is int and len(names) <= value <= HIGHEST for value in also)
-        if targets.ignore is None or not valid or len({*also, targets.ignore}) <= len(also):
-            what = f"different values above all classes, from {len(names)} to {HIGHEST}"
-            raise ValueError(f"data.ignore_label must be one value, or a list of {what}, got {ignore_label}")
-        return names, replace(targets, also_ignored=tuple(also))
-    names, ignored_value = names_of(names), targets.ignore
-    if ignore_label is not None and not (ignore_label == IGNORE and ignored_value is not None):
-        names, ignored_value = _drop_ignored(names, ignore_label)
+        _check_also_ignored(further, names, targets.ignore, ignore_label)
+        return names, replace(targets, also_ignored=tuple(further))
+    names = names_of(names)
+    ignore = targets.ignore
+    keeps_declared = ignore_label is None or (ignore_label == IGNORE and ignore is not None)
+    if not keeps_declared:
+        names, ignore = _drop_ignored(names, ignore_label)
     if regions:
-        values = {name: _values(name, classes, names) for name, classes in regions.items()}
-        return names, _region_targets(values, regions_order, names, ignored_value, "data.regions")
+        values = {name: _region_values(name, members, names) for name, members in regions.items()}
+        return names, _region_targets(values, regions_order, names, ignore, _Keys())
     if regions_order:
         raise ValueError(f"data.regions_order={list(regions_order)} needs data.regions, which is not set")
     if not targets.exclusive:
-        _check_values(targets.by_name, names, ignored_value, "data.ignore_label")
-        return names, replace(targets, ignore=ignored_value)
-    return names, LabelMapTargets.of_classes(names, ignored_value)
+        _check_values(targets.by_name, names, ignore, "data.ignore_label")
+        return names, replace(targets, ignore=ignore)
+    return names, LabelMapTargets.of_classes(names, ignore)
+
+
+def _check_also_ignored(
+    further: Sequence[Any],
+    names: Sequence[str],
+    ignore: int | None,
+    ignore_label: Any,
+) -> None:
+    are_valid = all(type(value) is int and len(names) <= value <= HIGHEST for value in further)
+    # checked last, as only whole numbers are certain to go into a set
+    if ignore is None or not are_valid or len({*further, ignore}) <= len(further):
+        raise ValueError(
+            "data.ignore_label must be one value, or a list of different values above all classes, from "
+            f"{len(names)} to {HIGHEST}, got {ignore_label}"
+        )

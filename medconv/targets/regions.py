@@ -16,7 +16,8 @@ from medconv.targets.segmentation import ABSENT, SegmentationTargets
 class RegionTargets(SegmentationTargets):
     """Regions that may overlap: one channel each, sigmoid, because a voxel may lie in several.
 
-    Args: order: the label value that each region writes into a label map, later over earlier.
+    Args:
+        order: the label value that each region writes into a label map, later over earlier.
     Source: as in nnU-Net v2's `regions_class_order`, Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
     """
 
@@ -43,28 +44,39 @@ class RegionTargets(SegmentationTargets):
     def written(self) -> tuple[int, ...]:
         return self.order
 
-    def distinguishes(self, a: int, b: int) -> bool:
-        return any((a in values) != (b in values) for values in self.values)
+    def distinguishes(self, first_value: int, second_value: int) -> bool:
+        return any((first_value in values) != (second_value in values) for values in self.values)
 
     @property
     def num_outputs(self) -> int:
         return len(self.names)
 
     def reference(self, label: Tensor) -> Tensor:
-        masks = [torch.stack([label == value for value in values]).any(0) for values in self.values]
+        masks = []
+        for values in self.values:
+            value_masks = torch.stack([label == value for value in values])
+            masks.append(value_masks.any(0))
         return torch.cat(masks, 1).float()
 
     def annotated_outputs(self, values: Collection[int]) -> tuple[bool, ...]:
         return tuple(all(value in values for value in group) for group in self.values)
 
-    def marginal(self, outputs: Tensor, reference: Tensor, annotated: Tensor) -> tuple[Tensor, Tensor]:
-        known = annotated.view(*annotated.shape, *(1,) * (outputs.ndim - 2))
-        return torch.where(known, outputs, ABSENT), torch.where(known, reference, 0)
+    def marginal(
+        self,
+        outputs: Tensor,
+        reference: Tensor,
+        annotated: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        spatial_ones = (1,) * (outputs.ndim - 2)
+        is_annotated = annotated.view(*annotated.shape, *spatial_ones)
+        return torch.where(is_annotated, outputs, ABSENT), torch.where(is_annotated, reference, 0)
 
     def decode(self, logits: Iterable[Tensor]) -> Tensor:
         label: Tensor | None = None
         for value, region in zip(self.order, logits, strict=True):
-            label = torch.zeros_like(region, dtype=torch.int16) if label is None else label
+            if label is None:
+                label = torch.zeros_like(region, dtype=torch.int16)
+            # a logit above 0 is a probability above one half
             label.masked_fill_(region > 0, value)
         assert label is not None
         return label
@@ -73,8 +85,13 @@ class RegionTargets(SegmentationTargets):
         """A region is where its probability is above one half, and `decode` looks above 0."""
         return self.decode(channel - 0.5 for channel in probabilities)
 
-    def probabilities(self, channels: Iterable[Tensor], again: Iterable[Tensor]) -> Iterator[Tensor]:
-        yield from (channel.sigmoid() for channel in channels)
+    def probabilities(
+        self,
+        channels: Iterable[Tensor],
+        again: Iterable[Tensor],
+    ) -> Iterator[Tensor]:
+        for channel in channels:
+            yield channel.sigmoid()
 
     def _entropy(self, logits: Tensor, reference: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(logits, reference.float())

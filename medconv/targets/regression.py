@@ -26,7 +26,10 @@ class RegressionTargets(NumberTargets):
     """Numbers, in the units of the labels.
 
     For the loss they are standardised, so that it does not depend on units; networks return units.
-    Args: means, stds: of each number over the training cases; empty: 0 and 1.
+
+    Args:
+        means: of each number over the training cases; empty: 0.
+        stds: of each number over the training cases; empty: 1.
     """
 
     kind: ClassVar[str] = "regression"
@@ -43,32 +46,51 @@ class RegressionTargets(NumberTargets):
     @classmethod
     def from_fields(cls, content: Mapping[str, Any]) -> Self:
         targets = super().from_fields(content)
-        means, stds = (list_of(content.get(key) or ()) for key in ("means", "stds"))
-        finite = all(type(value) in (int, float) and abs(value) < math.inf for value in (*means, *stds))
+        means = list_of(content.get("means") or ())
+        stds = list_of(content.get("stds") or ())
+        are_finite = all(_is_finite(value) for value in (*means, *stds))
         counts = {len(means), len(stds)}
-        if not finite or counts not in ({0}, {len(targets.names)}) or not all(std > 0 for std in stds):
+        is_complete = counts in ({0}, {len(targets.names)})
+        if not are_finite or not is_complete or not all(std > 0 for std in stds):
             raise ValueError("regression targets need a mean and a positive std for each name")
-        return replace(targets, means=tuple(map(float, means)), stds=tuple(map(float, stds)))
+        return replace(
+            targets,
+            means=tuple(map(float, means)),
+            stds=tuple(map(float, stds)),
+        )
 
     def plain(self) -> dict[str, Any]:
-        return {**super().plain(), "means": list(self.means), "stds": list(self.stds)}
+        return {
+            **super().plain(),
+            "means": list(self.means),
+            "stds": list(self.stds),
+        }
 
     def fitted(self, values: np.ndarray) -> Self:
-        stds, largest = values.std(0), np.abs(values).max(0)
+        stds = values.std(0)
+        largest = np.abs(values).max(0)
         stds = np.where(stds > _CONSTANT * largest, stds, 1.0)
-        return replace(self, means=tuple(values.mean(0).tolist()), stds=tuple(stds.tolist()))
+        means = values.mean(0)
+        return replace(self, means=tuple(means.tolist()), stds=tuple(stds.tolist()))
 
     def finish(self, network: nn.Module) -> nn.Module:
-        return in_units(network, *self._scale)
+        means, stds = self._scale
+        return in_units(network, means, stds)
 
     @property
     def _scale(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Means and stds."""
         count = len(self.names)
-        return self.means or (0.0,) * count, self.stds or (1.0,) * count
+        means = self.means or (0.0,) * count
+        stds = self.stds or (1.0,) * count
+        return means, stds
 
     def check_examples(self, values: np.ndarray, split: str) -> str | None:
-        same = [name for name, spread in zip(self.names, np.ptp(values, 0), strict=True) if not spread]
-        return f"all {split} cases have the same {', '.join(same)}" if same else None
+        named_ranges = zip(self.names, np.ptp(values, 0), strict=True)
+        constant = [name for name, extent in named_ranges if not extent]
+        if not constant:
+            return None
+        return f"all {split} cases have the same {', '.join(constant)}"
 
     def members(self, values: np.ndarray) -> None:
         return None
@@ -81,43 +103,82 @@ class RegressionTargets(NumberTargets):
         return (label.float() - means) / stds
 
     def compare(
-        self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor, annotated: Tensor | None = None
+        self,
+        loss: Callable[..., Tensor],
+        outputs: Tensor,
+        encoded: Tensor,
+        annotated: Tensor | None = None,
     ) -> Tensor:
+        # networks return units: outputs are standardised as labels are
         return loss(self.encode(outputs), encoded)
 
     def _trial_outputs(self, noise: Tensor) -> Tensor:
         means, stds = _on_device(self, noise.device)
         return noise * stds + means
 
-    def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
-        pairs = zip(outputs.T, truth.T, strict=True)
-        return image_level.mean_of([image_level.regression_metrics(o, t, counts) for o, t in pairs])
+    def columns(
+        self,
+        outputs: np.ndarray,
+        truth: np.ndarray,
+        counts: np.ndarray,
+    ) -> Columns:
+        rows = []
+        for output, true in zip(outputs.T, truth.T, strict=True):
+            rows.append(image_level.regression_metrics(output, true, counts))
+        return image_level.mean_of(rows)
 
-    def per_name(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, MetricValues]:
-        pairs = zip(self.names, outputs.T[..., None], truth.T[..., None], strict=True)
-        return {name: image_level.measure(RegressionTargets((name,)), o, t) for name, o, t in pairs}
+    def per_name(
+        self,
+        outputs: np.ndarray,
+        truth: np.ndarray,
+    ) -> dict[str, MetricValues]:
+        metrics = {}
+        for index, name in enumerate(self.names):
+            column = slice(index, index + 1)
+            targets = RegressionTargets((name,))
+            metrics[name] = image_level.measure(
+                targets,
+                outputs[:, column],
+                truth[:, column],
+            )
+        return metrics
 
     def errors(self, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
         """The mean absolute error in standard deviations: of the training cases, else of the truth."""
-        spread = np.array(self.stds) if self.stds else truth.std(0)
-        errors: np.ndarray = (np.abs(outputs - truth) / np.where(spread > 0, spread, 1)).mean(1)
+        stds = np.array(self.stds) if self.stds else truth.std(0)
+        stds = np.where(stds > 0, stds, 1)
+        scaled = np.abs(outputs - truth) / stds
+        errors: np.ndarray = scaled.mean(1)
         return errors
 
     def shown_output(self, outputs: np.ndarray) -> int:
         return 0
 
-    def pictures(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
+    def pictures(
+        self,
+        outputs: np.ndarray,
+        truth: np.ndarray,
+    ) -> dict[str, np.ndarray]:
         return {"scatter": plots.scatter(self.names, outputs, truth)}
 
     def label_text(self, values: Sequence[float]) -> str:
-        return ", ".join(f"{name} {value:.4g}" for name, value in zip(self.names, values, strict=True))
+        named_values = zip(self.names, values, strict=True)
+        return ", ".join(f"{name} {value:.4g}" for name, value in named_values)
 
     def prediction_text(self, outputs: Sequence[float]) -> str:
         return self.label_text(outputs)
 
 
+def _is_finite(value: Any) -> bool:
+    # `type`, as True and False are of class int
+    return type(value) in (int, float) and abs(value) < math.inf
+
+
 @lru_cache(maxsize=16)
-def _on_device(targets: RegressionTargets, device: torch.device) -> tuple[Tensor, Tensor]:
+def _on_device(
+    targets: RegressionTargets,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
     """Means and stds, so that no step copies them."""
     means, stds = targets._scale
     with torch.inference_mode(False):  # training uses them, too

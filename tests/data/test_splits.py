@@ -216,7 +216,7 @@ def test_class_without_an_example_is_an_error(caplog: pytest.LogCaptureFixture) 
     with pytest.raises(ValueError, match="no training case has label x"):
         check_examples(DataSplit([second], [neither, second], []), findings)
     for val in ([neither, neither], [second, second]):  # no finding has an AUC
-        with pytest.raises(ValueError, match="no finding has both positive and negative validation cases"):
+        with pytest.raises(ValueError, match="no label has both positive and negative validation cases"):
             check_examples(DataSplit([both], val, []), findings)
 
 

@@ -18,7 +18,7 @@ def test_a_validation_needs_a_label_with_both_answers() -> None:
     warning = "no validation case has x, so its AUC is undefined"
     assert FINDINGS.check_examples(VALUES[1:], "validation") == warning
     assert FINDINGS.check_examples(VALUES, "validation") is None
-    with pytest.raises(ValueError, match="no finding has both positive and negative validation cases"):
+    with pytest.raises(ValueError, match="no label has both positive and negative validation cases"):
         FINDINGS.check_examples(VALUES[:1], "validation")
     with pytest.raises(ValueError, match="no training case has label x"):
         FINDINGS.check_examples(VALUES[1:], "training")

@@ -51,14 +51,6 @@ def test_invalid_content_of_a_file_is_refused(changes: dict[str, Any], message: 
         SegmentationTargets.from_plain({"kind": "label_map", "names": ["a"]})
 
 
-def test_dice_of_a_class_that_is_not_annotated_is_undefined() -> None:
-    prediction, reference = np.array([1, 1, 2, 0]), np.array([0, 1, 2, 2])
-    assert CLASSES.dice(prediction, reference) == {"a": pytest.approx(2 / 3), "b": pytest.approx(2 / 3)}
-    assert CLASSES.dice(prediction, reference, (True, False, True)) == {"a": None, "b": pytest.approx(2 / 3)}
-    row = REGIONS.dice(prediction, reference, REGIONS.annotated_outputs((2,)))
-    assert row == {"lesion": None, "core": pytest.approx(2 / 3)}
-
-
 def test_label_maps_have_one_value_to_ignore() -> None:
     label = np.array([0, 7, 2, 8, 9], np.int16)
     assert SEVERAL.one_ignored(label).tolist() == [0, 9, 2, 9, 9] and IGNORING.one_ignored(label) is label

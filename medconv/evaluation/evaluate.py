@@ -23,13 +23,20 @@ from medconv.utils.atomic_io import write_text
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import shown, some, start_logging
 
-_IMAGE_LEVEL_OPTIONS = ("label_columns", "split", "split_column")
+# option to its words in messages
+_IMAGE_LEVEL_OPTIONS = {
+    "label_columns": "label columns",
+    "split": "split",
+    "split_column": "split column",
+}
 
 
 class Evaluation(Protocol):
-    """What an evaluation found; what its kind of predictions decides.
+    """The result of an evaluation; each kind of predictions implements it.
 
-    Args: result: the content of the JSON file. counted: what `without_prediction` lists.
+    Args:
+        result: the content of the JSON file.
+        counted: what `without_prediction` lists.
     """
 
     @property
@@ -42,10 +49,10 @@ class Evaluation(Protocol):
         """The header, then the rows."""
 
     def score_lines(self) -> list[str]:
-        """Of the table in the terminal."""
+        """The scores, for the terminal."""
 
     def comparison_lines(self) -> list[str]:
-        """Of the same table, with `--compare`."""
+        """The comparison with other predictions, for the terminal."""
 
     def page(self) -> str:
         """The HTML report; reads the files of the worst cases again."""
@@ -56,68 +63,77 @@ def run_command(options: argparse.Namespace) -> int:
     start_logging()
     output: Path = options.output
     if output.suffix != ".json":
-        raise ValueError(f"--output {output}: expected a JSON file; CSV and HTML are written beside it")
+        raise ValueError(f"output {output}: expected a JSON file; CSV and HTML are written beside it")
     if options.workers < 1:
-        raise ValueError(f"--workers must be at least 1, got {options.workers}")
+        raise ValueError(f"workers must be at least 1, got {options.workers}")
     is_table = options.labels is not None or options.predictions.suffix == ".csv"
-    evaluate = (_of_tables if is_table else _of_label_maps)(options)
+    evaluate = _table_evaluation(options) if is_table else _label_map_evaluation(options)
     _check_writable(output, options)
     evaluation = evaluate()
     write(evaluation, output)
     print(shown(table(evaluation)))
-    write_text(output.with_suffix(".html"), evaluation.page())
+    report = output.with_suffix(".html")
+    write_text(report, evaluation.page())
     print(f"\nper case: {output} and {output.with_suffix('.csv')}")
-    print(f"report:   {output.with_suffix('.html')}")
+    print(f"report:   {report}")
     return DONE
 
 
-def _of_label_maps(options: argparse.Namespace) -> Callable[[], Evaluation]:
-    """What evaluates folders. Raises: ValueError: the options do not fit each other."""
+def _label_map_evaluation(options: argparse.Namespace) -> Callable[[], Evaluation]:
+    """The function that evaluates folders. Raises: ValueError: the options do not fit each other."""
     if options.references is None:
         raise ValueError(
-            "--references is needed: the folder of reference label maps; for classification and regression, "
-            "--labels: a table"
+            "references are needed: the folder of reference label maps; for classification and regression, "
+            "labels: a table (.csv)"
         )
-    if wrong := [f"--{name.replace('_', '-')}" for name in _IMAGE_LEVEL_OPTIONS if getattr(options, name)]:
-        raise ValueError(
-            f"{wrong[0]} is for classification and regression, whose --predictions is a table (.csv)"
-        )
-    sets = (options.predictions, options.references, options.compare)
+    for option, words in _IMAGE_LEVEL_OPTIONS.items():
+        if getattr(options, option):
+            raise ValueError(
+                f"{words}: for classification and regression only, whose predictions are a table (.csv)"
+            )
     if options.lesions is not None and not 0 < options.lesions <= 1:
-        raise ValueError(f"--lesions: expected an overlap above 0 and at most 1, got {options.lesions}")
-    tolerance_mm = labels.tolerances(options.tolerance_mm)
+        raise ValueError(f"lesions: expected an overlap above 0 and at most 1, got {options.lesions}")
     return partial(
         segmentation.evaluate,
-        *sets,
-        tolerance_mm,
-        options.workers,
-        options.images,
-        options.lesions,
-        options.annotated,
-    )
-
-
-def _of_tables(options: argparse.Namespace) -> Callable[[], Evaluation]:
-    """What evaluates tables. Raises: ValueError: the options do not fit each other."""
-    of_label_maps = (
+        options.predictions,
         options.references,
-        options.tolerance_mm or None,
-        options.lesions,
-        options.annotated or None,
+        options.compare,
+        tolerance_mm=labels.tolerances(options.tolerance_mm),
+        workers=options.workers,
+        images=options.images,
+        lesion_iou=options.lesions,
+        annotated=options.annotated,
     )
-    if options.labels is None or any(option is not None for option in of_label_maps):
+
+
+def _table_evaluation(options: argparse.Namespace) -> Callable[[], Evaluation]:
+    """The function that evaluates tables. Raises: ValueError: the options do not fit each other."""
+    has_label_map_options = (
+        options.references is not None
+        or bool(options.tolerance_mm)
+        or options.lesions is not None
+        or bool(options.annotated)
+    )
+    if options.labels is None or has_label_map_options:
         raise ValueError(
-            f"--predictions {options.predictions}: image-level predictions are measured against "
-            "--labels, a table (.csv), without --references, --tolerance-mm, --lesions and --annotated"
+            f"predictions {options.predictions}: image-level predictions are measured against labels, a "
+            "table (.csv), without references, tolerance, lesions and annotated classes"
         )
     if options.split_column is not None and options.split is None:
-        raise ValueError(f"--split-column {options.split_column}: has no effect without --split PART")
-    path, compare = _table(options.predictions), options.compare and _table(options.compare)
-    columns = (options.label_columns, options.split, options.split_column or "split")
-    return partial(image_level.evaluate, path, options.labels, compare, *columns, options.images)
+        raise ValueError(f"split column {options.split_column}: has no effect without a split")
+    return partial(
+        image_level.evaluate,
+        _table_path(options.predictions),
+        options.labels,
+        options.compare and _table_path(options.compare),
+        label_columns=options.label_columns,
+        split=options.split,
+        split_column=options.split_column or "split",
+        images=options.images,
+    )
 
 
-def _table(path: Path) -> Path:
+def _table_path(path: Path) -> Path:
     return path / TABLE if path.is_dir() else path
 
 
@@ -132,36 +148,51 @@ def write(evaluation: Evaluation, path: Path) -> None:
 
 def table(evaluation: Evaluation) -> str:
     """The scores, how many cases have no prediction or label, and the comparison."""
-    lines, result = evaluation.score_lines(), evaluation.result
-    for what in ("prediction", "label"):
-        if missing := result.get(f"without_{what}"):
-            count = f"{len(missing)} of {len(missing) + len(result['cases'])} {evaluation.counted}"
-            lines.append(f"{count} have no {what} and are not counted: {some(missing)}")
+    result = evaluation.result
+    lines = evaluation.score_lines()
+    for kind in ("prediction", "label"):
+        missing = result.get(f"without_{kind}")
+        if missing:
+            total = len(missing) + len(result["cases"])
+            count = f"{len(missing)} of {total} {evaluation.counted}"
+            lines.append(f"{count} have no {kind} and are not counted: {some(missing)}")
     lines += training_notes(result)
-    return "\n".join([*lines, *(evaluation.comparison_lines() if "comparison" in result else [])])
+    if "comparison" in result:
+        lines += evaluation.comparison_lines()
+    return "\n".join(lines)
 
 
-def _check_writable(path: Path, options: argparse.Namespace) -> None:
-    """Fail before the work, not after it. Raises: ValueError: the path, or one beside it, cannot be
-    written, or is read by this evaluation.
+def _check_writable(output: Path, options: argparse.Namespace) -> None:
+    """Fail before the work, not after it.
+
+    Raises:
+        ValueError: the output, or a file beside it, cannot be written, or is read by this evaluation.
     """
-    sets = [each for each in (options.predictions, options.compare) if each is not None]
-    if options.references is None:  # tables
-        tables = [each / TABLE if each.is_dir() else each for each in sets]
-        read = [*tables, *(table.with_name(MANIFEST) for table in tables), options.labels]
-    else:
-        read = [home(each) / MANIFEST for each in sets]
-        read.append(home(options.references).absolute().parent / "dataset.json")
-    taken = {each.resolve() for each in read}
+    read_files = {path.resolve() for path in _read_files(options)}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for file in (path, path.with_suffix(".csv"), path.with_suffix(".html")):
-            if file.resolve() in taken:
-                raise ValueError(f"--output {path}: would replace {file}, which this evaluation reads")
-            if file.is_dir():
-                raise ValueError(f"--output {file}: cannot be written ({os.strerror(errno.EISDIR)})")
-        probe = path.with_name(f".{os.getpid()}.{path.name}")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        for path in (output, output.with_suffix(".csv"), output.with_suffix(".html")):
+            if path.resolve() in read_files:
+                raise ValueError(f"output {output}: would replace {path}, which this evaluation reads")
+            if path.is_dir():
+                raise ValueError(f"output {path}: cannot be written ({os.strerror(errno.EISDIR)})")
+        probe = output.with_name(f".{os.getpid()}.{output.name}")
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise ValueError(f"--output {path}: cannot be written ({error.strerror})") from error
+        raise ValueError(f"output {output}: cannot be written ({error.strerror})") from error
+
+
+def _read_files(options: argparse.Namespace) -> list[Path]:
+    """The tables and descriptions that an evaluation reads, where an output could replace them."""
+    prediction_sets = [options.predictions]
+    if options.compare is not None:
+        prediction_sets.append(options.compare)
+    if options.references is None:
+        tables = [_table_path(path) for path in prediction_sets]
+        manifests = [path.with_name(MANIFEST) for path in tables]
+        return [*tables, *manifests, options.labels]
+    manifests = [home(path) / MANIFEST for path in prediction_sets]
+    # absolute, as the references may be `.`
+    dataset_folder = home(options.references).absolute().parent
+    return [*manifests, dataset_folder / "dataset.json"]

@@ -21,10 +21,14 @@ from medconv.utils.logging import some
 
 @dataclass(frozen=True)
 class ImageLevelEvaluation:
-    """What `evaluate` found.
+    """The result of `evaluate`.
 
-    Args: result: the content of the JSON file. outputs, values: of its cases, (cases, names) and (cases,
-        values). images: case to image, where known.
+    Args:
+        result: the content of the JSON file.
+        targets: what the outputs mean.
+        outputs: (cases, names).
+        values: the true labels, (cases, values).
+        images: case to image, for cases that have one.
     """
 
     counted: ClassVar[str] = "cases"
@@ -39,117 +43,170 @@ class ImageLevelEvaluation:
         rows = self.result["cases"]
         cells = [self.targets.case_cells({**row, "values": row["truth"]}) for row in rows]
         yield ["case", "error", *cells[0]]
-        for row, own in zip(rows, cells, strict=True):
-            yield [row["case"], row["error"], *own.values()]
+        for row, case_cells in zip(rows, cells, strict=True):
+            yield [row["case"], row["error"], *case_cells.values()]
 
     def score_lines(self) -> list[str]:
         """Each metric with its interval, then each class, label or number."""
-        part = f" of {self.result['part']}" if self.result["part"] else ""
-        lines = [f"{len(self.result['cases'])} cases{part}"]
+        split = f" of {self.result['part']}" if self.result["part"] else ""
+        lines = [f"{len(self.result['cases'])} cases{split}"]
         for name, value in self.result["mean"].items():
-            ends = ", ".join(map(plain_number, self.result["intervals"].get(name, ())))
-            lines.append(f"{words(name):<20}{plain_number(value):>8}" + (f"  [{ends}]" if ends else ""))
-        return [*lines, *(f"  {name}: {_cells(row)}" for name, row in self.result["per_class"].items())]
+            line = f"{words(name):<20}{plain_number(value):>8}"
+            if name in self.result["intervals"]:
+                low, high = self.result["intervals"][name]
+                line += f"  [{plain_number(low)}, {plain_number(high)}]"
+            lines.append(line)
+        for name, row in self.result["per_class"].items():
+            lines.append(f"  {name}: {_cells(row)}")
+        return lines
 
     def comparison_lines(self) -> list[str]:
-        shown = ("difference", "low", "high", "p")
-        rows = self.result["comparison"].items()
-        return [f"{words(n)} minus that of --compare: {_cells({k: r[k] for k in shown})}" for n, r in rows]
+        lines = []
+        for name, row in self.result["comparison"].items():
+            differences = {key: row[key] for key in ("difference", "low", "high", "p")}
+            lines.append(f"{words(name)}, predictions minus compare: {_cells(differences)}")
+        return lines
 
     def page(self) -> str:
-        return write_report(self.result, self.targets, self.outputs, self.values, self.images)
+        return write_report(
+            self.result,
+            self.targets,
+            self.outputs,
+            self.values,
+            self.images,
+        )
 
 
 def evaluate(
     predictions: Path,
     labels: Path,
     compare: Path | None = None,
-    columns: Sequence[str] = (),
-    part: str | None = None,
-    split: str = "split",
+    label_columns: Sequence[str] = (),
+    split: str | None = None,
+    split_column: str = "split",
     images: Path | None = None,
 ) -> ImageLevelEvaluation:
     """Scores of a table of predictions.
 
-    Args: as in `tables.read_truth`; compare: other predictions for the same cases. images: their folder;
-        None: the images that the predictions were made from, or that the rows of `labels` name.
-    Returns: with the result: `mean`, `intervals` and `per_class` (as `targets.scores`), `cases` (a row
-        each), `train_cases` (those that the network was trained on), `without_prediction` (cases with a label
-        but no prediction), `without_label` (the reverse: their cells are empty), `targets`, `part`; with
+    Args:
+        predictions: table of the predictions.
+        labels: table of the true labels.
+        compare: other predictions for the same cases.
+        label_columns: as in `tables.read_truth`.
+        split: as in `tables.read_truth`.
+        split_column: as in `tables.read_truth`.
+        images: folder of the images; None: the images that the predictions were made from, or that the rows
+            of `labels` name.
+    Returns:
+        With the result: `mean`, `intervals` and `per_class` (as `targets.scores`), `cases` (a row each),
+        `train_cases` (those that the network was trained on), `without_prediction` (cases with a label but no
+        prediction), `without_label` (the reverse: their cells are empty), `targets`, `part` (the split); with
         `compare` also `comparison` (metric to what `metrics.bootstrap.paired` returns).
-    Raises: ValueError: tables that cannot be read, or predictions without a label.
+    Raises:
+        ValueError: tables that cannot be read, or predictions without a label.
     """
-    table = read_predictions(predictions, "--predictions")
-    targets = targets_of(table, labels, columns)
-    truth = read_truth(labels, targets, columns, part, split)
-    cases = _common(table, truth, labels, part)
+    table = read_predictions(predictions, "predictions")
+    targets = targets_of(table, labels, label_columns)
+    truth = read_truth(labels, targets, label_columns, split, split_column)
+    cases = _common_cases(table, truth, labels, split)
     outputs, values = _arrays(table, truth, cases)
-    rows = zip(
-        cases, values.tolist(), outputs.tolist(), targets.errors(outputs, values).tolist(), strict=True
-    )
     result = {
         "predictions": str(predictions),
         "labels": str(labels),
-        "part": part,
+        "part": split,
         "targets": targets.plain(),
         **targets.scores(outputs, values),
-        "cases": [
-            {"case": case, "truth": targets.label_cells(value), "outputs": output, "error": error}
-            for case, value, output, error in rows
-        ],
+        "cases": _case_rows(targets, cases, outputs, values),
         "train_cases": train_cases(predictions.parent, cases),
         "without_prediction": sorted(case for case in truth.values if case not in table.outputs),
         "without_label": sorted(case for case in truth.unlabelled if case in table.outputs),
     }
     if compare is not None:
-        result |= _compared(compare, targets, table, truth, cases)
-    shown = {**truth.images, **recorded_images(predictions.parent)}
+        result |= _comparison(compare, targets, table, truth, cases)
     if images is not None:
-        shown = in_folder(images, "--images")
-    return ImageLevelEvaluation(result, targets, outputs, values, shown)
+        image_files = in_folder(images, "images")
+    else:
+        image_files = {**truth.images, **recorded_images(predictions.parent)}
+    return ImageLevelEvaluation(result, targets, outputs, values, image_files)
 
 
-def _common(predictions: PredictionTable, truth: Truth, labels: Path, part: str | None) -> list[str]:
-    """The cases with a prediction and a label. Raises: ValueError: there are none; or, without `part`, a
-    prediction has no label.
+def _case_rows(
+    targets: ImageLevelTargets,
+    cases: Sequence[str],
+    outputs: np.ndarray,
+    values: np.ndarray,
+) -> list[dict[str, Any]]:
+    errors = targets.errors(outputs, values).tolist()
+    columns = zip(cases, values.tolist(), outputs.tolist(), errors, strict=True)
+    return [
+        {
+            "case": case,
+            "truth": targets.label_cells(case_values),
+            "outputs": case_outputs,
+            "error": error,
+        }
+        for case, case_values, case_outputs, error in columns
+    ]
+
+
+def _common_cases(
+    predictions: PredictionTable,
+    truth: Truth,
+    labels: Path,
+    split: str | None,
+) -> list[str]:
+    """The cases with a prediction and a label.
+
+    Raises:
+        ValueError: there are none; or, without `split`, a prediction has no row of labels.
     """
-    unlabelled = [case for case in predictions.outputs if case not in truth.values]
-    absent = [case for case in unlabelled if case not in truth.unlabelled]
     cases = [case for case in predictions.outputs if case in truth.values]
+    unlabelled = [case for case in predictions.outputs if case not in truth.values]
     if not cases:
-        raise ValueError(
-            f"--labels {labels}: none of the cases of {predictions.path}, such as {unlabelled[0]}"
-        )
-    if absent and part is None:
-        raise ValueError(f"--labels {labels}: no row for {some(absent, 20)}")
+        raise ValueError(f"labels {labels}: none of the cases of {predictions.path}, such as {unlabelled[0]}")
+    without_row = [case for case in unlabelled if case not in truth.unlabelled]
+    if without_row and split is None:
+        raise ValueError(f"labels {labels}: no row for {some(without_row, 20)}")
     return cases
 
 
 def _arrays(
-    predictions: PredictionTable, truth: Truth, cases: Sequence[str]
+    predictions: PredictionTable,
+    truth: Truth,
+    cases: Sequence[str],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Outputs and true values of these cases."""
+    outputs = np.stack([predictions.outputs[case] for case in cases])
     values = np.array([truth.values[case] for case in cases], float)
-    return np.stack([predictions.outputs[case] for case in cases]), values
+    return outputs, values
 
 
-def _compared(
-    path: Path, targets: ImageLevelTargets, predictions: PredictionTable, truth: Truth, cases: Sequence[str]
+def _comparison(
+    path: Path,
+    targets: ImageLevelTargets,
+    predictions: PredictionTable,
+    truth: Truth,
+    cases: Sequence[str],
 ) -> dict[str, Any]:
-    others = read_predictions(path, "--compare")
-    if others.names != predictions.names:
+    """The keys `compare` and `comparison`. Args: path: of the other predictions."""
+    compared = read_predictions(path, "compare")
+    if compared.names != predictions.names:
         raise ValueError(
-            f"--compare {path}: its names differ from those of {predictions.path}: {some(others.names)}"
+            f"compare {path}: its names differ from those of {predictions.path}: {some(compared.names)}"
         )
-    shared = [case for case in cases if case in others.outputs]
+    shared = [case for case in cases if case in compared.outputs]
     if not shared:
-        raise ValueError(f"--compare {path}: no case that {predictions.path} has too")
+        raise ValueError(f"compare {path}: no case that {predictions.path} has too")
     outputs, values = _arrays(predictions, truth, shared)
-    other_outputs, _ = _arrays(others, truth, shared)
-    comparison = bootstrap.paired(targets, outputs, other_outputs, values)
-    trained_on = train_cases(path.parent, shared)
-    compare = {"predictions": str(path), "cases": len(shared), "train_cases": trained_on}
-    return {"compare": compare, "comparison": comparison}
+    compared_outputs, _ = _arrays(compared, truth, shared)
+    return {
+        "compare": {
+            "predictions": str(path),
+            "cases": len(shared),
+            "train_cases": train_cases(path.parent, shared),
+        },
+        "comparison": bootstrap.paired(targets, outputs, compared_outputs, values),
+    }
 
 
 def _cells(row: Mapping[str, float | None]) -> str:

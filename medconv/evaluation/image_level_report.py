@@ -14,8 +14,15 @@ from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils import visualization
 
 _WORST_CASES = 12
-_SHOWN_OUTPUTS = 4  # of a case
+_MAX_OUTPUTS = 4  # of a case
 _MAX_BYTES = 4_000_000  # of a saliency picture; a larger file was not written by medconv
+_DISPLAY_NAMES = {
+    "auc": "AUC",
+    "f1": "F1",
+    "mae": "mean absolute error",
+    "rmse": "RMSE",
+    "r2": "R2",
+}
 _DEFINITIONS = {
     "AUC": "area under the ROC curve: the share of pairs of a positive and a negative case in which the "
     "positive one has the higher probability; a tie counts half. With two classes, that of the second; with "
@@ -34,9 +41,7 @@ _DEFINITIONS = {
 
 def words(name: str) -> str:
     """The display name of a metric."""
-    return {"auc": "AUC", "f1": "F1", "mae": "mean absolute error", "rmse": "RMSE", "r2": "R2"}.get(
-        name, name.replace("_", " ")
-    )
+    return _DISPLAY_NAMES.get(name, name.replace("_", " "))
 
 
 def write_report(
@@ -48,49 +53,75 @@ def write_report(
 ) -> str:
     """The HTML page. Args: as those of `ImageLevelEvaluation`."""
     charts = targets.pictures(outputs, values)
-    saliency = Path(result["predictions"]).parent / SALIENCY
-    worst = sorted(result["cases"], key=lambda row: (-row["error"], row["case"]))[:_WORST_CASES]
+    first_row = next(iter(result["per_class"].values()))
+    saliency_folder = Path(result["predictions"]).parent / SALIENCY
+    worst = sorted(result["cases"], key=lambda row: (-row["error"], row["case"]))
+    cards = []
+    for row in worst[:_WORST_CASES]:
+        saliency = saliency_folder / f"{row['case']}.png"
+        cards.append(_case_card(row, targets, images.get(row["case"]), saliency))
     return rendering.render(
         "image_level_report.html.j2",
         result=result,
         targets=targets,
         charts={name: visualization.png(pixels) for name, pixels in charts.items()},
-        columns=[words(name) for name in next(iter(result["per_class"].values()))],
-        worst=[
-            _case(row, targets, images.get(row["case"]), saliency / f"{row['case']}.png") for row in worst
-        ],
+        columns=[words(name) for name in first_row],
+        worst=cards,
         definitions=_DEFINITIONS,
         words=words,
     )
 
 
-def _case(
-    row: Mapping[str, Any], targets: ImageLevelTargets, image: Path | None, saliency: Path
+def _case_card(
+    row: Mapping[str, Any],
+    targets: ImageLevelTargets,
+    image: Path | None,
+    saliency: Path,
 ) -> dict[str, Any]:
     """A case for the template: its picture, and its highest outputs, or those farthest from the truth."""
     png, caption = _picture(image, saliency)
-    case = {"name": row["case"], "error": row["error"], "png": png, "caption": caption, "truth": None}
+    card = {
+        "name": row["case"],
+        "error": row["error"],
+        "png": png,
+        "caption": caption,
+        "truth": None,
+    }
     if targets.num_values < len(targets.names):  # one class of several
-        outputs = sorted(zip(targets.names, row["outputs"], strict=True), key=lambda item: -item[1])
-        return case | {"truth": row["truth"][0], "outputs": outputs[:_SHOWN_OUTPUTS]}
-    triples = sorted(zip(targets.names, row["truth"], row["outputs"], strict=True), key=lambda item: -item[2])
-    return case | {"outputs": sorted(triples, key=lambda item: -abs(item[2] - item[1]))[:_SHOWN_OUTPUTS]}
+        named_outputs = zip(targets.names, row["outputs"], strict=True)
+        highest_first = sorted(named_outputs, key=lambda item: -item[1])
+        return card | {"truth": row["truth"][0], "outputs": highest_first[:_MAX_OUTPUTS]}
+    rows = zip(targets.names, row["truth"], row["outputs"], strict=True)
+    # sorting is stable: of outputs equally far from the truth, the highest comes first
+    highest_first = sorted(rows, key=lambda item: -item[2])
+    farthest_first = sorted(highest_first, key=lambda item: -abs(item[2] - item[1]))
+    return card | {"outputs": farthest_first[:_MAX_OUTPUTS]}
 
 
 def _picture(image: Path | None, saliency: Path) -> tuple[bytes, str]:
     """The picture of `predict --saliency`, else the image, as PNG, with its caption; or why there is none."""
-    try:
-        content = saliency.read_bytes() if saliency.stat().st_size < _MAX_BYTES else b""
-    except (OSError, ValueError):  # the latter: not a possible file name
-        content = b""
+    content = _small_file(saliency)
     if content.startswith(b"\x89PNG\r\n\x1a\n"):
         return content, "image, and saliency map (Grad-CAM)"
     if image is None:
         return b"", ""
     try:
-        array, grid = read_image([image])
+        voxels, grid = read_image([image])
     except (ValueError, OSError) as error:
         return b"", f"without the image: {error}"
-    canonical, spacing = to_canonical(array, grid)
-    flat = canonical[..., 0] if grid.shape[2] == 1 else canonical
-    return visualization.png(visualization.heat(flat, None, spacing[: flat.ndim - 1])), ""
+    canonical, spacing = to_canonical(voxels, grid)
+    is_slice = grid.shape[2] == 1
+    pixels = canonical[..., 0] if is_slice else canonical
+    spatial_axes = pixels.ndim - 1  # the first one holds channels
+    picture = visualization.heat(pixels, None, spacing[:spatial_axes])
+    return visualization.png(picture), ""
+
+
+def _small_file(path: Path) -> bytes:
+    """The content; empty if there is no such file, or it is too large."""
+    try:
+        if path.stat().st_size >= _MAX_BYTES:
+            return b""
+        return path.read_bytes()
+    except (OSError, ValueError):  # the latter: not a possible file name
+        return b""

@@ -25,32 +25,59 @@ _TEMPLATES.globals["version"] = medconv.__version__
 
 
 def render(template: str, **values: Any) -> str:
-    """The HTML page. Args: template: a file name in `templates/`; values: its variables."""
+    """The HTML page.
+
+    Args:
+        template: a file name in `templates/`.
+        values: its variables.
+    """
     return _TEMPLATES.get_template(template).render(values)
 
 
-def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
+def number(
+    value: float | None,
+    digits: int = 3,
+    signed: bool = False,
+) -> str:
     """A number as reports print it: with a true minus sign; a dash for None; integers without decimals."""
-    if value is None or isinstance(value, int):
-        return "\N{EN DASH}" if value is None else str(value)
-    return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "\N{MINUS SIGN}")
+    if value is None:
+        return "\N{EN DASH}"
+    if isinstance(value, int):
+        return str(value)
+    sign = "+" if signed else ""
+    return f"{value:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def plain_number(value: float | None, digits: int = 4) -> str:
     """A number as tables of the terminal print it; integers without decimals."""
-    return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.{digits}f}"
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.{digits}f}"
 
 
 def training_notes(result: Mapping[str, Any]) -> list[str]:
     """A line for each set of predictions with cases that its network was trained on."""
-    sets = {"--predictions": result, "--compare": result.get("compare", {})}
-    return [
-        f"the network of {option} was trained on {len(cases)} of its cases, by their names "
-        f"({some(cases, 2)}): their scores are too good"
-        for option, part in sets.items()
-        if (cases := part.get("train_cases"))
-    ]
+    sets = {
+        "predictions": result,
+        "compare": result.get("compare", {}),
+    }
+    notes = []
+    for name, summary in sets.items():
+        cases = summary.get("train_cases")
+        if cases:
+            notes.append(
+                f"{name}: the network was trained on {len(cases)} of these cases, by their names "
+                f"({some(cases, 2)}), so their scores are too good"
+            )
+    return notes
 
 
-_TEMPLATES.filters |= {"base64": lambda content: base64.b64encode(content).decode(), "number": number}
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+_TEMPLATES.filters["base64"] = _base64
+_TEMPLATES.filters["number"] = number
 _TEMPLATES.filters["training_notes"] = training_notes

@@ -20,13 +20,18 @@ from medconv.targets.regression import RegressionTargets
 from medconv.utils.logging import some
 
 Rows = list[tuple[int, dict[str, str]]]  # number in the file, and column to text
+_BINARY_CELLS = {"0", "1", "0.0", "1.0", "true", "false"}
 
 
 @dataclass(frozen=True)
 class PredictionTable:
-    """The predictions to evaluate. Args: outputs: case to its probabilities or numbers, in the order of
-    the names.
-    targets: None: unknown until the labels are read.
+    """The predictions to evaluate.
+
+    Args:
+        path: of the table.
+        targets: None: unknown until the labels are read.
+        names: of the classes, labels or numbers.
+        outputs: case to its probabilities or numbers, in the order of the names.
     """
 
     path: Path
@@ -37,8 +42,12 @@ class PredictionTable:
 
 @dataclass(frozen=True)
 class Truth:
-    """The true labels. Args: values: case to its values. images: case to the file that its row names.
-    unlabelled: cases whose rows lack a label.
+    """The true labels.
+
+    Args:
+        values: case to its values.
+        images: case to the file that its row names.
+        unlabelled: cases whose rows lack a label.
     """
 
     values: Mapping[str, tuple[float, ...]]
@@ -46,103 +55,151 @@ class Truth:
     unlabelled: Sequence[str] = ()
 
 
-def read_predictions(path: Path, option: str) -> PredictionTable:
+def read_predictions(path: Path, argument: str) -> PredictionTable:
     """Read a table of predictions. The manifest beside it says what the columns mean; without one, a column
     `predicted` means multiclass, and otherwise `targets_of` decides by the labels.
 
-    Raises: ValueError: no such file, or not such a table; names the row.
+    Args:
+        path: of the table.
+        argument: its name, for messages.
+    Raises:
+        ValueError: no such file, or not such a table; names the row.
     """
-    header, rows = _table(path, option)
+    header, rows = _read_table(path, argument)
     if "case" not in header:
         raise ValueError(
-            f"{option} {path}: no column 'case', expected a table as medconv predict writes it: "
+            f"{argument} {path}: no column 'case', expected a table as medconv predict writes it: "
             f"{', '.join(header)}"
         )
     columns = [name for name in header if name not in CASE_COLUMNS]
-    renamed = {column_of(name): name for name in CASE_COLUMNS}
-    names = tuple(renamed.get(name, name) for name in columns)
+    # `predict` renames the column of a class that is called `case` or `predicted`
+    original_names = {column_of(name): name for name in CASE_COLUMNS}
+    names = tuple(original_names.get(column, column) for column in columns)
     targets: ImageLevelTargets | None = _from_manifest(path, names)
     if targets is None and "predicted" in header and len(names) > 1:
         targets = MulticlassTargets(names)
-    numbers, outputs = RegressionTargets(names), {}
+    are_probabilities = targets is not None and not targets.unbounded
+    parser = RegressionTargets(names)  # any finite number
+    outputs: dict[str, np.ndarray] = {}
     for number, row in rows:
-        case, where = row["case"], f"{option} {path}, row {number}"
+        case = row["case"]
+        position = f"{argument} {path}, row {number}"
         if case in outputs:
-            raise ValueError(f"{where}: case {case} is there twice")
-        outputs[case] = np.array(_parsed(numbers, row, columns, where))
-        if targets is not None and not targets.unbounded and not _are_probabilities(outputs[case]):
-            raise ValueError(f"{where}: expected probabilities, from 0 to 1")
+            raise ValueError(f"{position}: case {case} is there twice")
+        outputs[case] = np.array(_parsed(parser, row, columns, position))
+        if are_probabilities and not _are_probabilities(outputs[case]):
+            raise ValueError(f"{position}: expected probabilities, from 0 to 1")
     return PredictionTable(path, targets, names, outputs)
 
 
-def targets_of(predictions: PredictionTable, path: Path, columns: Sequence[str]) -> ImageLevelTargets:
+def targets_of(
+    predictions: PredictionTable,
+    labels: Path,
+    label_columns: Sequence[str],
+) -> ImageLevelTargets:
     """The targets of the predictions. If these do not say: multilabel if all labels are 0 or 1 and all
     outputs are probabilities, else regression.
 
-    Args: path, columns: of the labels.
+    Args:
+        predictions: the predictions.
+        labels: table of the labels.
+        label_columns: its columns; none: the names of the predictions.
     """
     if predictions.targets is not None:
         return predictions.targets
-    _, rows = _table(path, "--labels")
-    cells = (row.get(column, "").lower() for _, row in rows for column in columns or predictions.names)
-    values = {cell for cell in cells if not is_missing(cell)}
-    probabilities = map(_are_probabilities, predictions.outputs.values())
-    binary = all(probabilities) and values <= {"0", "1", "0.0", "1.0", "true", "false"}
-    return MultilabelTargets(predictions.names) if binary else RegressionTargets(predictions.names)
+    _, rows = _read_table(labels, "labels")
+    values = set()
+    for _, row in rows:
+        for column in label_columns or predictions.names:
+            values.add(row.get(column, "").lower())
+    are_binary = all(value in _BINARY_CELLS or is_missing(value) for value in values)
+    if are_binary and all(map(_are_probabilities, predictions.outputs.values())):
+        return MultilabelTargets(predictions.names)
+    return RegressionTargets(predictions.names)
 
 
 def read_truth(
     path: Path,
     targets: ImageLevelTargets,
-    columns: Sequence[str] = (),
-    part: str | None = None,
-    split: str = "split",
+    label_columns: Sequence[str] = (),
+    split: str | None = None,
+    split_column: str = "split",
 ) -> Truth:
     """Read a table of true labels.
 
     A row is for the case in its column `case`, or for the image in its column `path` (relative to the table's
     folder).
-    Args: columns: of the labels; none: `label` for multiclass, else the names of the targets. part: read only
-        rows with this value in the column `split`.
-    Raises: ValueError: no such file or column, or a label that does not fit; names the row.
+
+    Args:
+        path: of the table.
+        targets: of the predictions.
+        label_columns: of the labels; none: `label` for multiclass, else the names of the targets.
+        split: read only rows with this value in the split column; None: all.
+        split_column: its name.
+    Raises:
+        ValueError: no such file or column, or a label that does not fit; names the row.
     """
-    header, rows = _table(path, "--labels")
-    columns = _in_order(columns, targets) if columns else list(targets.default_columns)
-    for column in (*columns, *([split] if part is not None else [])):
-        if column not in header:
-            raise ValueError(f"--labels {path}: no column {column!r}; it has {', '.join(header)}")
-    if not {"case", "path"} & set(header):
-        raise ValueError(
-            f"--labels {path}: a column 'case' or 'path' is needed, to tell which case a row is for"
-        )
-    files = [path.parent / row["path"] for _, row in rows] if "path" in header else []
+    header, rows = _read_table(path, "labels")
+    columns = list(targets.default_columns)
+    if label_columns:
+        columns = _in_order(label_columns, targets)
+    _check_header(path, header, columns if split is None else [*columns, split_column])
+    image_files = [path.parent / row["path"] for _, row in rows] if "path" in header else []
     # A label may be called `case`; then `path` tells the case.
-    ids = row_ids(path, header, [row for _, row in rows], others=columns if files else ())
+    ids = row_ids(
+        path,
+        header,
+        [row for _, row in rows],
+        others=columns if image_files else (),
+    )
     values: dict[str, tuple[float, ...]] = {}
     unlabelled: dict[str, None] = {}  # in order
     for case, (number, row) in zip(ids, rows, strict=True):
-        if part is not None and SPLITS.get(row[split].lower(), row[split]) != part:
+        if split is not None and _split_of(row, split_column) != split:
             continue
+        position = f"labels {path}, row {number}"
         if case in values or case in unlabelled:
-            raise ValueError(f"--labels {path}, row {number}: case {case} is there twice")
+            raise ValueError(f"{position}: case {case} is there twice")
         if any(is_missing(row[column]) for column in columns):
             unlabelled[case] = None
-            continue
-        values[case] = _parsed(targets, row, columns, f"--labels {path}, row {number}")
+        else:
+            values[case] = _parsed(targets, row, columns, position)
     if not values:
-        which = f" whose column {split!r} is {part}" if part is not None else ""
-        raise ValueError(f"--labels {path}: no row{which}" + (" with a label" if unlabelled else ""))
-    return Truth(values, dict(zip(ids, files, strict=True)) if files else {}, tuple(unlabelled))
+        condition = f" whose column {split_column!r} is {split}" if split is not None else ""
+        condition += " with a label" if unlabelled else ""
+        raise ValueError(f"labels {path}: no row{condition}")
+    images = dict(zip(ids, image_files, strict=True)) if image_files else {}
+    return Truth(values, images, tuple(unlabelled))
+
+
+def _check_header(
+    path: Path,
+    header: Sequence[str],
+    columns: Sequence[str],
+) -> None:
+    for column in columns:
+        if column not in header:
+            raise ValueError(f"labels {path}: no column {column!r}; it has {', '.join(header)}")
+    if not {"case", "path"} & set(header):
+        raise ValueError(
+            f"labels {path}: a column 'case' or 'path' is needed, to tell which case a row is for"
+        )
+
+
+def _split_of(row: Mapping[str, str], split_column: str) -> str:
+    cell = row[split_column]
+    return SPLITS.get(cell.lower(), cell)
 
 
 def _in_order(columns: Sequence[str], targets: ImageLevelTargets) -> list[str]:
-    """`--label-columns` in the order of the targets' names, where they are these names.
+    """The label columns in the order of the targets' names, where they are these names.
 
-    Raises: ValueError: too few or too many, or some of them are names of other predictions.
+    Raises:
+        ValueError: too few or too many, or some of them are names of other predictions.
     """
     if len(columns) != targets.num_values:
         raise ValueError(
-            f"--label-columns: expected {targets.num_values} for {targets.kind}, got {', '.join(columns)}"
+            f"label columns: expected {targets.num_values} for {targets.kind}, got {', '.join(columns)}"
         )
     names = list(targets.value_names)
     if sorted(columns) == sorted(names):
@@ -150,28 +207,38 @@ def _in_order(columns: Sequence[str], targets: ImageLevelTargets) -> list[str]:
     for column, name in zip(columns, names, strict=True):
         if column != name and column in names:
             raise ValueError(
-                f"--label-columns: {column} would be compared with the predictions of {name}; expected a "
+                f"label columns: {column} would be compared with the predictions of {name}; expected a "
                 f"column for each of {', '.join(names)}, in this order"
             )
     return list(columns)
 
 
 def _parsed(
-    targets: ImageLevelTargets, row: Mapping[str, str], columns: Sequence[str], where: str
+    targets: ImageLevelTargets,
+    row: Mapping[str, str],
+    columns: Sequence[str],
+    position: str,
 ) -> tuple[float, ...]:
+    """The values of a row. Args: position: of the row, for messages."""
+    cells = {column: row[column] for column in columns}
     try:
-        return targets.parse({column: row[column] for column in columns})
+        return targets.parse(cells)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+        raise ValueError(f"{position}: {error}") from error
 
 
 def _are_probabilities(outputs: np.ndarray) -> bool:
     return bool(((outputs >= 0) & (outputs <= 1)).all())
 
 
-def _from_manifest(path: Path, names: tuple[str, ...]) -> ImageLevelTargets | None:
-    """The targets in the manifest beside the table, if any. Raises: ValueError: it is the manifest of another
-    table.
+def _from_manifest(
+    path: Path,
+    names: tuple[str, ...],
+) -> ImageLevelTargets | None:
+    """The targets in the manifest beside the table, if any.
+
+    Raises:
+        ValueError: it is the manifest of another table.
     """
     manifest = path.with_name(MANIFEST)
     if not manifest.exists():
@@ -193,7 +260,8 @@ def _from_manifest(path: Path, names: tuple[str, ...]) -> ImageLevelTargets | No
     return type(targets)(names)
 
 
-def _table(path: Path, option: str) -> tuple[list[str], Rows]:
+def _read_table(path: Path, argument: str) -> tuple[list[str], Rows]:
+    """Header and rows. Args: argument: the name of the table, for messages."""
     if not path.is_file():
-        raise ValueError(f"{option} {path}: no such file, expected a table (CSV)")
+        raise ValueError(f"{argument} {path}: no such file, expected a table (CSV)")
     return read_rows(path)

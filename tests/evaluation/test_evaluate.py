@@ -38,7 +38,7 @@ def test_the_command_prints_a_table_and_writes_the_results(
     assert json.loads((tmp_path / "metrics.json").read_text())["mean"]["dice"] == 1
     (references / "a.nii.gz").unlink()
     assert run_main(monkeypatch, predictions, references, output) == 1
-    assert "error: --references" in capsys.readouterr().err
+    assert "error: references " in capsys.readouterr().err
 
 
 def test_scores_of_training_cases_are_marked(
@@ -56,10 +56,10 @@ def test_scores_of_training_cases_are_marked(
     output, lines = (
         tmp_path / "m.json",
         [
-            "the network of --predictions was trained on 2 of its cases, by their names (a, c): "
-            "their scores are too good",
-            "the network of --compare was trained on 1 of its cases, by their names (b): "
-            "their scores are too good",
+            "predictions: the network was trained on 2 of these cases, by their names (a, c), so their "
+            "scores are too good",
+            "compare: the network was trained on 1 of these cases, by their names (b), so their "
+            "scores are too good",
         ],
     )
     for options, expected in (((), lines[:1]), (("--compare", other), lines)):
@@ -76,38 +76,38 @@ def test_scores_of_training_cases_are_marked(
     [
         (
             ["--output", "metrics.csv"],
-            "--output metrics.csv: expected a JSON file; CSV and HTML are written beside it",
+            "output metrics.csv: expected a JSON file; CSV and HTML are written beside it",
         ),
         (
             ["--output", "labelsTr/a.nii.gz/m.json"],
-            "--output labelsTr/a.nii.gz/m.json: cannot be written (File exists)",
+            "output labelsTr/a.nii.gz/m.json: cannot be written (File exists)",
         ),
-        (["--output", "folder.json"], "--output folder.json: cannot be written (Is a directory)"),
-        (["--output", "other.json"], "--output other.csv: cannot be written (Is a directory)"),
+        (["--output", "folder.json"], "output folder.json: cannot be written (Is a directory)"),
+        (["--output", "other.json"], "output other.csv: cannot be written (Is a directory)"),
         (
             ["--output", "predictions/prediction.json"],
-            "--output predictions/prediction.json: would replace predictions/prediction.json, which this "
+            "output predictions/prediction.json: would replace predictions/prediction.json, which this "
             "evaluation reads",
         ),
         (
             ["--predictions", "predictions/{id}.nii.gz", "--output", "predictions/prediction.json"],
-            "--output predictions/prediction.json: would replace predictions/prediction.json, which this "
+            "output predictions/prediction.json: would replace predictions/prediction.json, which this "
             "evaluation reads",
         ),
         (
             ["--output", "dataset.json"],
-            "--output dataset.json: would replace dataset.json, which this evaluation reads",
+            "output dataset.json: would replace dataset.json, which this evaluation reads",
         ),
-        (["--images", "elsewhere"], "--images elsewhere: no image of any case there, such as a.nii.gz"),
-        (["--workers", 0], "--workers must be at least 1, got 0"),
-        (["--images", "nowhere"], "--images nowhere: no such folder"),
-        (["--compare", "nowhere"], "--compare nowhere: no such folder"),
+        (["--images", "elsewhere"], "images elsewhere: no image of any case there, such as a.nii.gz"),
+        (["--workers", 0], "workers must be at least 1, got 0"),
+        (["--images", "nowhere"], "images nowhere: no such folder"),
+        (["--compare", "nowhere"], "compare nowhere: no such folder"),
         (
             ["--tolerance-mm", "2 mm"],
-            "--tolerance-mm 2 mm: expected millimetres, such as 2, or NAME=MM for one class",
+            "tolerance 2 mm: expected millimetres, such as 2, or NAME=MM for one class",
         ),
-        (["--lesions", "0"], "--lesions: expected an overlap above 0 and at most 1, got 0.0"),
-        (["--tolerance-mm", "livr=2"], "--tolerance-mm: no class 'livr'; there are 1"),
+        (["--lesions", "0"], "lesions: expected an overlap above 0 and at most 1, got 0.0"),
+        (["--tolerance-mm", "livr=2"], "tolerance: no class 'livr'; there are 1"),
     ],
 )
 def test_unusable_options_are_refused_before_the_work(
@@ -194,12 +194,12 @@ def test_the_command_evaluates_tables(
     copy.parent.mkdir()
     copy.write_bytes(predictions.read_bytes())
     both = ("--predictions", copy.parent, "--labels", labels, "--compare", copy.parent, "--split", "test")
-    assert call(*both) == 0 and "minus that of --compare" in capsys.readouterr().out
+    assert call(*both) == 0 and "AUC, predictions minus compare: difference 0.0000" in capsys.readouterr().out
     assert call("--predictions", predictions, "--labels", labels, "--split-column", "part") == 1
-    assert "--split-column part: has no effect without --split" in capsys.readouterr().err
+    assert "split column part: has no effect without a split" in capsys.readouterr().err
     assert call("--predictions", predictions) == 1
-    assert "are measured against --labels" in capsys.readouterr().err
+    assert "are measured against labels, a table (.csv)" in capsys.readouterr().err
     assert call("--predictions", tmp_path, "--references", tmp_path, "--split", "test") == 1
-    assert "--split is for classification and regression" in capsys.readouterr().err
+    assert "split: for classification and regression only" in capsys.readouterr().err
     assert call("--predictions", tmp_path) == 1
-    assert "--references is needed" in capsys.readouterr().err
+    assert "references are needed" in capsys.readouterr().err

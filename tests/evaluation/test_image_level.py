@@ -20,7 +20,7 @@ def test_scores_are_those_of_the_metrics(tmp_path: Path) -> None:
     assert result["mean"] == metrics.measure(CLASSES, outputs, truth)
     assert result["intervals"]["auc"] == list(bootstrap.intervals(CLASSES, outputs, truth)["auc"])
     assert result["per_class"] == CLASSES.per_name(outputs, truth)
-    part = image_level.evaluate(predictions, labels, part="test").result
+    part = image_level.evaluate(predictions, labels, split="test").result
     assert (
         part["mean"] == metrics.measure(CLASSES, outputs[4:], truth[4:]) and part["cases"][0]["case"] == "c4"
     )
@@ -45,10 +45,10 @@ def test_columns_of_labels_are_paired_by_name(tmp_path: Path) -> None:
     predictions = write_table(tmp_path / "p.csv", ["case", "a", "b"], ["x", 0.2, 0.9], ["y", 0.8, 0.1])
     labels = write_table(tmp_path / "l.csv", ["case", "a", "b", "c"], ["x", 0, 1, 1], ["y", 1, 0, 0])
     for columns in (("a", "b"), ("b", "a")):
-        assert image_level.evaluate(predictions, labels, columns=columns).result["mean"]["accuracy"] == 1
-    assert image_level.evaluate(predictions, labels, columns=("a", "c")).result["mean"]["accuracy"] == 1
-    with pytest.raises(ValueError, match="--label-columns: a would be compared with the predictions of b"):
-        image_level.evaluate(predictions, labels, columns=("c", "a"))
+        assert image_level.evaluate(predictions, labels, label_columns=columns).result["mean"]["accuracy"] == 1
+    assert image_level.evaluate(predictions, labels, label_columns=("a", "c")).result["mean"]["accuracy"] == 1
+    with pytest.raises(ValueError, match="label columns: a would be compared with the predictions of b"):
+        image_level.evaluate(predictions, labels, label_columns=("c", "a"))
 
 
 def test_cases_without_a_label_are_named_and_not_counted(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_training_cases_are_those_that_the_manifests_name(tmp_path: Path) -> Non
     evaluation = image_level.evaluate(predictions, labels, other)
     assert evaluation.result["train_cases"] == ["c5"]
     assert evaluation.result["compare"]["train_cases"] == ["c2"]
-    assert "1 of its cases, by their names (c5)" in evaluation.page()
+    assert "1 of these cases, by their names (c5)" in evaluation.page()
 
 
 def test_errors_of_numbers_are_in_standard_deviations_of_the_truth(tmp_path: Path) -> None:

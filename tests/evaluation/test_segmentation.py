@@ -154,7 +154,7 @@ def test_without_names_the_classes_are_those_of_all_cases(tmp_path: Path) -> Non
 def test_missing_references_are_named(tmp_path: Path) -> None:
     labels = {name: label_of(3) for name in ("a", "b", "c")}
     predictions, references = folders(tmp_path, labels, {"a": label_of(3), "other": label_of(1)})
-    with pytest.raises(ValueError, match=rf"--references {references}: no label map there for b, c$"):
+    with pytest.raises(ValueError, match=rf"references {references}: no label map there for b, c$"):
         evaluate(predictions, references)
 
 
@@ -186,7 +186,7 @@ def test_two_sets_of_predictions_are_compared_case_by_case(tmp_path: Path) -> No
     )
     assert [row["case"] for row in result["compare"]["cases"]] == ["a", "b"]
     assert result["compare"]["predictions"] == str(tmp_path / "other")
-    assert "1: Dice minus that of --compare 0.3254 in 2 cases, p 1.0000 (Wilcoxon, Holm)" in table(evaluation)
+    assert "1: Dice, predictions minus compare: 0.3254 in 2 cases, p 1.0000 (Wilcoxon, Holm)" in table(evaluation)
     write(evaluation, tmp_path / "metrics.json")
     with (tmp_path / "metrics.csv").open(newline="") as file:
         assert [row["predictions"] for row in csv.DictReader(file)] == [str(predictions)] * 6 + [
@@ -197,7 +197,7 @@ def test_two_sets_of_predictions_are_compared_case_by_case(tmp_path: Path) -> No
 def test_sets_without_a_common_case_are_refused(tmp_path: Path) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(3)}, {"a": label_of(3), "b": label_of(4)})
     save_spaced(tmp_path / "other/b.nii.gz", label_of(3))
-    with pytest.raises(ValueError, match=rf"--compare {tmp_path}/other: no case that {predictions} has too"):
+    with pytest.raises(ValueError, match=rf"compare {tmp_path}/other: no case that {predictions} has too"):
         evaluate(predictions, references, tmp_path / "other")
 
 
@@ -267,16 +267,16 @@ def test_all_faulty_cases_are_named_at_once(tmp_path: Path) -> None:
 
 def test_missing_and_empty_folders_are_refused(tmp_path: Path) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(1)}, {})
-    with pytest.raises(ValueError, match=rf"--references {references}: no image there \(\.nii\.gz, \.nii, "):
+    with pytest.raises(ValueError, match=rf"references {references}: no image there \(\.nii\.gz, \.nii, "):
         evaluate(predictions, references)
-    with pytest.raises(ValueError, match=rf"--predictions {tmp_path}/gone: no such folder"):
+    with pytest.raises(ValueError, match=rf"predictions {tmp_path}/gone: no such folder"):
         evaluate(tmp_path / "gone", references)
 
 
 def test_two_label_maps_of_one_case_are_refused(tmp_path: Path) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(1), "b": label_of(1)}, {"a": label_of(1)})
     save_spaced(predictions / "b.nii", label_of(2))
-    with pytest.raises(ValueError, match=rf"--predictions {predictions}: more than one file for b$"):
+    with pytest.raises(ValueError, match=rf"predictions {predictions}: more than one file for b$"):
         evaluate(predictions, references)
 
 
@@ -374,7 +374,7 @@ def test_a_class_that_a_reference_lacks_does_not_count(tmp_path: Path) -> None:
         ("c=1", "no case matches; the cases are a_1"),
         ("*_1=1", "another pattern matches case b_1, too"),
     ):
-        with pytest.raises(ValueError, match=f"^--annotated .*: {words}"):
+        with pytest.raises(ValueError, match=f"^annotated .*: {words}"):
             evaluate(*folders_, annotated=["b_*=1", option])
 
 

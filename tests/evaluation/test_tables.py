@@ -29,7 +29,7 @@ def test_classes_named_like_columns_are_read_back(tmp_path: Path, kind: type[Ima
     with folder.open(cases):
         for case, values in zip(cases, outputs, strict=True):
             folder.add(case, values)
-    table = tables.read_predictions(tmp_path / "predictions.csv", "--predictions")
+    table = tables.read_predictions(tmp_path / "predictions.csv", "predictions")
     assert table.targets == targets and list(table.outputs) == ["x", "y"]
     np.testing.assert_allclose(np.stack(list(table.outputs.values())), outputs)
     if kind is MultilabelTargets:
@@ -42,7 +42,7 @@ def test_classes_named_like_columns_are_read_back(tmp_path: Path, kind: type[Ima
 HEADER = ["case", "predicted", "cat", "dog"]
 RECORD = '{"targets": {"kind": "multiclass", "names": ["a", "b"]}}'
 FAULTS: dict[str, Callable[[Path, Path], Any]] = {
-    r"--predictions .*predictions.csv: no such file, expected a table \(CSV\)": lambda p, q: p.unlink(),
+    r"predictions .*predictions.csv: no such file, expected a table \(CSV\)": lambda p, q: p.unlink(),
     "no column 'case', expected a table as medconv predict writes it": lambda p, q: write_table(
         p, ["name", "x"], ["a", 1]
     ),
@@ -77,16 +77,16 @@ def test_faulty_tables_are_refused_with_the_row(tmp_path: Path, message: str) ->
 def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
     predictions, labels, _, _ = write_tables(tmp_path)
     with pytest.raises(ValueError, match="no row whose column 'split' is val"):
-        image_level.evaluate(predictions, labels, part="val")
+        image_level.evaluate(predictions, labels, split="val")
     with pytest.raises(ValueError, match="no column 'fold'; it has path, label, split"):
-        image_level.evaluate(predictions, labels, part="val", split="fold")
+        image_level.evaluate(predictions, labels, split="val", split_column="fold")
 
 
 def test_a_table_beside_label_maps_says_itself_what_it_holds(tmp_path: Path) -> None:
     predictions, *_ = write_tables(tmp_path)
     manifest = tmp_path / "prediction.json"
     manifest.write_text(json.dumps({"targets": LabelMapTargets.of_classes(["rest", "a"]).plain()}))
-    assert tables.read_predictions(predictions, "--predictions").targets.kind == "multiclass"
+    assert tables.read_predictions(predictions, "predictions").targets.kind == "multiclass"
     manifest.write_text(json.dumps({"targets": {"kind": "regression", "names": ["a"], "means": 5}}))
     with pytest.raises(ValueError, match=rf"^{manifest}: expected a list"):
-        tables.read_predictions(predictions, "--predictions")
+        tables.read_predictions(predictions, "predictions")

@@ -156,7 +156,7 @@ def test_a_missing_structure_is_prepared_and_evaluated_where_it_is_not_annotated
         segmentation.evaluate(tmp_path / "pred", Path(pattern))
     with pytest.raises(ValueError, match=r"case b: .*rs\.dcm: no structures are 'lung'"):
         segmentation.evaluate(tmp_path / "pred", Path(pattern), annotated=[f"b={heart},{lung}"])
-    with pytest.raises(ValueError, match=rf"--annotated b=x: no class 'x'; there are {heart}, {lung}"):
+    with pytest.raises(ValueError, match=rf"annotated b=x: no class 'x'; there are {heart}, {lung}"):
         segmentation.evaluate(tmp_path / "pred", Path(pattern), annotated=["b=x"])
 
 

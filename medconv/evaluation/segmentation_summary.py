@@ -1,0 +1,106 @@
+"""Statistics of a segmentation evaluation: per class over the cases, and compared between two networks."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from medconv.data.datasets.patterns import home
+from medconv.evaluation import labels
+from medconv.metrics import dice as metrics_dice
+from medconv.metrics import statistics
+from medconv.metrics.segmentation import VOLUMES, Metric, metrics_of
+
+CaseRow = dict[str, Any]  # `case`, and metric to class to value
+
+
+def columns_of(lesion_iou: float | None) -> list[str]:
+    """Metrics and volumes, as a case's row has them."""
+    metric_names = [metric.name for metric in metrics_of(lesion_iou)]
+    return [*metric_names, *VOLUMES]
+
+
+def summarize(
+    predictions: Path,
+    rows: Sequence[CaseRow],
+    names: Sequence[str],
+    lesion_iou: float | None,
+) -> dict[str, Any]:
+    """The results of one set of predictions; a class that a case's row does not have is undefined there."""
+    columns = columns_of(lesion_iou)
+    cases = [_with_all_classes(row, names, columns) for row in rows]
+    described = {name: _described(cases, name, columns) for name in names}
+    per_class = {
+        name: {column: values["mean"] for column, values in by_column.items()}
+        for name, by_column in described.items()
+    }
+    mean = {}
+    for column in columns:
+        class_means = {name: per_class[name][column] for name in names}
+        mean[column] = metrics_dice.mean(class_means)
+    return {
+        "predictions": str(predictions),
+        "mean": mean,
+        "per_class": per_class,
+        "statistics": described,
+        "cases": cases,
+        "train_cases": labels.train_cases(home(predictions), [row["case"] for row in rows]),
+    }
+
+
+def compare(
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
+    lesion_iou: float | None,
+) -> dict[str, Any]:
+    """Class to metric to what `statistics.paired` returns, over the cases of both, with `p_holm`:
+    corrected over the classes.
+
+    Args:
+        first: what `summarize` returned.
+        second: the same of the other predictions.
+    Raises:
+        ValueError: no case that both have.
+    """
+    first_rows = {row["case"]: row for row in first["cases"]}
+    second_rows = {row["case"]: row for row in second["cases"]}
+    pairs = [(row, second_rows[case]) for case, row in first_rows.items() if case in second_rows]
+    if not pairs:
+        raise ValueError(f"compare {second['predictions']}: no case that {first['predictions']} has too")
+    comparison: dict[str, Any] = {name: {} for name in first["per_class"]}
+    for metric in metrics_of(lesion_iou):
+        tests = {name: _paired_test(pairs, metric, name) for name in comparison}
+        corrected = statistics.holm({name: test["p"] for name, test in tests.items()})
+        for name, test in tests.items():
+            comparison[name][metric.name] = {**test, "p_holm": corrected[name]}
+    return comparison
+
+
+def _with_all_classes(
+    row: CaseRow,
+    names: Sequence[str],
+    columns: Sequence[str],
+) -> CaseRow:
+    """A row whose metrics have all classes; None where a class is undefined."""
+    complete: CaseRow = {"case": row["case"]}
+    for column in columns:
+        complete[column] = {name: row[column].get(name) for name in names}
+    return complete
+
+
+def _described(
+    cases: Sequence[CaseRow],
+    name: str,
+    columns: Sequence[str],
+) -> dict[str, Any]:
+    """Metric to the statistics of a class."""
+    return {column: statistics.describe([row[column][name] for row in cases]) for column in columns}
+
+
+def _paired_test(
+    pairs: Sequence[tuple[CaseRow, CaseRow]],
+    metric: Metric,
+    name: str,
+) -> dict[str, Any]:
+    first_values = [metric.error(first[metric.name][name]) for first, _ in pairs]
+    second_values = [metric.error(second[metric.name][name]) for _, second in pairs]
+    return statistics.paired(first_values, second_values)

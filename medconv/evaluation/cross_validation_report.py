@@ -14,42 +14,52 @@ from medconv.utils.atomic_io import write_text
 
 def table(crossval: CrossValidation) -> str:
     """Scores of each fold and of all cases together, and the means of the folds' scores."""
-    targets, entry = crossval.targets, plain(crossval)
-    names = [name for name, _ in targets.score_columns(entry["folds"][0]["scores"])]
-    rows: list[tuple[str, Any, list[Any]]] = [
-        (f"fold {fold['fold']}", fold["cases"], [v for _, v in targets.score_columns(fold["scores"])])
-        for fold in entry["folds"]
-    ]
-    lines, count = targets.over_folds_lines(entry, len(crossval.cases)), len(crossval.cases)
-    rows += [(title, "" if number else count, values) for number, (title, values) in enumerate(lines)]
+    targets = crossval.targets
+    entry = plain(crossval)
+    folds = entry["folds"]
+    names = [name for name, _ in targets.score_columns(folds[0]["scores"])]
     widths = [max(7, len(name)) for name in names]
     total = len(crossval.folds) + len(crossval.missing)
     label = f": {crossval.label}" if crossval.label else ""
-    return "\n".join(
-        [
-            f"cross-validation, {len(crossval.folds)} of {total} folds{label}",
-            _line(targets.score_title, "cases", names, widths),
-            *(_line(title, count, map(plain_number, values), widths) for title, count, values in rows),
-            *(f"warning: {warning}" for warning in crossval.warnings),
-        ]
-    )
+    lines = [
+        f"cross-validation, {len(crossval.folds)} of {total} folds{label}",
+        _line(targets.score_title, "cases", names, widths),
+    ]
+    for fold in folds:
+        values = [plain_number(value) for _, value in targets.score_columns(fold["scores"])]
+        lines.append(_line(f"fold {fold['fold']}", fold["cases"], values, widths))
+    count: Any = len(crossval.cases)
+    for title, scores in targets.over_folds_lines(entry, len(crossval.cases)):
+        lines.append(_line(title, count, map(plain_number, scores), widths))
+        count = ""  # only in the first line: the number is the same in all
+    lines += [f"warning: {warning}" for warning in crossval.warnings]
+    return "\n".join(lines)
 
 
 def plain(crossval: CrossValidation) -> dict[str, Any]:
     """One entry of `cross_validation.json`; `mean`, `per_class` and `cases` are as `evaluate` writes them."""
-    targets, folds = crossval.targets, crossval.folds
+    targets = crossval.targets
+    folds = [
+        {
+            "fold": fold.number,
+            "folder": fold.name,
+            "cases": len(fold.rows),
+            "scores": targets.summary(fold.rows),
+        }
+        for fold in crossval.folds
+    ]
+    cases = []
+    for fold_number, case, row in crossval.cases:
+        cases.append({"case": case, "fold": fold_number, **targets.case_entry(row)})
     return {
-        **{key: getattr(crossval, key) for key in ("key", "label", "missing")},
+        "key": crossval.key,
+        "label": crossval.label,
+        "missing": crossval.missing,
         "warnings": list(crossval.warnings),
         "targets": targets.plain(),
-        "folds": [
-            {"fold": f.number, "folder": f.name, "cases": len(f.rows), "scores": targets.summary(f.rows)}
-            for f in folds
-        ],
-        **targets.over_folds([fold.rows for fold in folds]),
-        "cases": [
-            {"case": case, "fold": fold, **targets.case_entry(row)} for fold, case, row in crossval.cases
-        ],
+        "folds": folds,
+        **targets.over_folds([fold.rows for fold in crossval.folds]),
+        "cases": cases,
     }
 
 
@@ -58,25 +68,36 @@ def write(home: Path, crossvals: Sequence[CrossValidation]) -> Path:
     first.
     """
     entries = [plain(crossval) for crossval in crossvals]
-    write_text(home / JSON, json.dumps({"crossvalidations": entries}, indent=2) + "\n")
+    content = {"crossvalidations": entries}
+    write_text(home / JSON, json.dumps(content, indent=2) + "\n")
     write_text(home / CSV, _csv_text(crossvals))
     return home / JSON
 
 
 def _csv_text(crossvals: Sequence[CrossValidation]) -> str:
     """A row per case, with the columns of all targets."""
-    rows = [
-        {"crossvalidation": crossval.label, "fold": fold, "case": case, **crossval.targets.case_cells(row)}
-        for crossval in crossvals
-        for fold, case, row in crossval.cases
-    ]
-    text, columns = io.StringIO(newline=""), dict.fromkeys(column for row in rows for column in row)
+    rows: list[dict[str, Any]] = []
+    for crossval in crossvals:
+        for fold_number, case, row in crossval.cases:
+            identity = {
+                "crossvalidation": crossval.label,
+                "fold": fold_number,
+                "case": case,
+            }
+            rows.append(identity | crossval.targets.case_cells(row))
+    columns = dict.fromkeys(column for row in rows for column in row)  # in order, each once
+    text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
 
 
-def _line(name: str, count: Any, values: Iterable[str], widths: Sequence[int]) -> str:
-    cells = (f"{value:>{width}}" for value, width in zip(values, widths, strict=True))
-    return f"  {name:<16}{count:>6}  {'  '.join(cells)}"
+def _line(
+    title: str,
+    count: Any,
+    cells: Iterable[str],
+    widths: Sequence[int],
+) -> str:
+    padded = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
+    return f"  {title:<16}{count:>6}  {'  '.join(padded)}"

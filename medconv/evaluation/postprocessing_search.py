@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from medconv.data.case import Grid
+from medconv.evaluation.postprocessing_decision import Decision, Verdict
 from medconv.inference.postprocessing import FOREGROUND, Step, bounding_box, component_volumes, values_of
 from medconv.metrics.dice import ClassScores, dice
 from medconv.metrics.statistics import holm, paired
 from medconv.targets.segmentation import SegmentationTargets
 
-LEVEL = 0.05  # significance level of a round's tests together
 _PERCENTILES = (5, 25)  # of the references' component volumes, as candidates for remove_small
 _ROUNDING = 1e-9  # Dice; smaller differences are rounding errors
 
@@ -30,85 +30,45 @@ class LabelledCase:
 
     def cropped(self) -> LabelledCase:
         """The crop with all foreground of both; steps and Dice depend on nothing else."""
-        box = bounding_box((self.prediction != 0) | (self.reference != 0)) or (slice(0, 1),) * 3
-        return LabelledCase(self.prediction[box].copy(), self.reference[box].copy(), self.grid)
+        is_foreground = (self.prediction != 0) | (self.reference != 0)
+        one_voxel = (slice(0, 1),) * 3
+        box = bounding_box(is_foreground) or one_voxel
+        # copies, so that the uncropped arrays are freed
+        prediction = self.prediction[box].copy()
+        reference = self.reference[box].copy()
+        return LabelledCase(prediction, reference, self.grid)
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The effect of a step. before, after: Dice of its class; of the whole foreground, the mean over classes.
-
-    Args: changed: number of cases. low, high: 95 % interval of the difference. p: corrected for the number of
-        candidates. gain: in mean Dice over all classes. worse: classes whose mean Dice falls.
-    """
-
-    step: Step
-    cases: int
-    changed: int
-    before: float
-    after: float
-    low: float | None
-    high: float | None
-    p: float
-    gain: float
-    worse: tuple[str, ...] = ()
-    accepted: bool = False
-
-    @property
-    def difference(self) -> float:
-        return self.after - self.before
-
-    @property
-    def helps(self) -> bool:
-        return self.difference > 0 and (self.low or 0) > 0 and self.p < LEVEL and not self.worse
-
-    @property
-    def reason(self) -> str:
-        if self.accepted:
-            return "kept"
-        if not self.changed:
-            return "no: changes nothing"
-        if self.difference <= 0:
-            return "no: does not help"
-        harmed = ", ".join(self.worse)
-        return f"no: harms {harmed}" if harmed else f"no: could be chance (p = {self.p:.2g})"
-
-    def plain(self) -> dict[str, Any]:
-        keys = ("cases", "changed", "before", "after", "difference", "low", "high", "p")
-        return {key: getattr(self, key) for key in keys}
+Load = Callable[[str], LabelledCase]  # by case id
+Progress = Callable[[Sequence[str], str], Iterable[str]]  # case ids and a title to the same case ids
 
 
-@dataclass(frozen=True)
-class Decision:
-    """Args: accepted: in order. rejected: on top of the accepted ones. before, after: mean Dice per class."""
-
-    accepted: tuple[Verdict, ...]
-    rejected: tuple[Verdict, ...]
-    before: ClassScores
-    after: ClassScores
-
-
-Load = Callable[[str], LabelledCase]
-Progress = Callable[[Sequence[str], str], Iterable[str]]
-
-
-def silent(cases: Sequence[str], what: str) -> Iterable[str]:
+def silent(cases: Sequence[str], title: str) -> Iterable[str]:
+    """A `Progress` that shows nothing."""
     return cases
 
 
 def volumes(
-    load: Load, cases: Sequence[str], targets: SegmentationTargets, progress: Progress = silent
+    load: Load,
+    cases: Sequence[str],
+    targets: SegmentationTargets,
+    progress: Progress = silent,
 ) -> dict[str, np.ndarray]:
     """The volumes in mm^3 of all references' components, by class or region, and of the whole foreground."""
-    by_label: dict[str, list[np.ndarray]] = {label: [] for label in _labels(targets)}
+    labels = _labels(targets)
+    by_label: dict[str, list[np.ndarray]] = {label: [] for label in labels}
     for case in progress(cases, "measuring references"):
         sample = load(case)
-        for label, values in _labels(targets).items():
-            by_label[label].append(component_volumes(np.isin(sample.reference, values), sample.grid))
+        for label, values in labels.items():
+            mask = np.isin(sample.reference, values)
+            by_label[label].append(component_volumes(mask, sample.grid))
     return {label: np.sort(np.concatenate(arrays)) for label, arrays in by_label.items()}
 
 
-def candidates(volumes: Mapping[str, np.ndarray], targets: SegmentationTargets) -> list[Step]:
+def candidates(
+    volumes: Mapping[str, np.ndarray],
+    targets: SegmentationTargets,
+) -> list[Step]:
     """The steps to try, for every class or region, and for the whole foreground if none of them covers it.
 
     Thresholds of `remove_small`: half the volume of the references' smallest component, that volume, and
@@ -117,9 +77,12 @@ def candidates(volumes: Mapping[str, np.ndarray], targets: SegmentationTargets) 
     steps = []
     for label in _labels(targets):
         steps.append(Step("keep_largest", label))
-        if len(sizes := volumes[label]):
-            thresholds = (sizes[0] / 2, sizes[0], *np.percentile(sizes, _PERCENTILES))
-            steps += [Step("remove_small", label, mm3) for mm3 in sorted({*map(_rounded_down, thresholds)})]
+        sizes_mm3 = volumes[label]
+        if len(sizes_mm3):
+            smallest = sizes_mm3[0]
+            thresholds = (smallest / 2, smallest, *np.percentile(sizes_mm3, _PERCENTILES))
+            rounded = {_rounded_down(threshold) for threshold in thresholds}
+            steps += [Step("remove_small", label, mm3) for mm3 in sorted(rounded)]
         if label != FOREGROUND:
             steps.append(Step("fill_holes", label))
     return steps
@@ -138,32 +101,30 @@ def decide(
     signed-rank test corrected for the number of candidates is significant, and no class's mean falls.
     """
     accepted: list[Verdict] = []
-    first: np.ndarray | None = None
+    first_scores: np.ndarray | None = None
     while True:
         steps = [verdict.step for verdict in accepted]
         remaining = [step for step in tried if step not in steps]
         bar = progress(cases, f"trying step {len(accepted) + 1}")
         scores, changed = _scores(load, bar, targets, steps, remaining)
-        first = scores[0] if first is None else first
+        if first_scores is None:
+            first_scores = scores[0]
         verdicts = _verdicts(scores, changed, remaining, targets)
-        best = max((v for v in verdicts if v.helps), key=lambda v: v.gain, default=None)
-        if best is None:
-            means = [dict(zip(targets.names, s.mean(0).tolist(), strict=True)) for s in (first, scores[0])]
-            return Decision(tuple(accepted), tuple(verdicts), *means)
+        helpful = [verdict for verdict in verdicts if verdict.helps]
+        if not helpful:
+            return Decision(
+                accepted=tuple(accepted),
+                rejected=tuple(verdicts),
+                before=_class_means(first_scores, targets),
+                after=_class_means(scores[0], targets),
+            )
+        best = max(helpful, key=lambda verdict: verdict.gain)
         accepted.append(replace(best, accepted=True))
 
 
-def table(decision: Decision) -> str:
-    """A line for each accepted step, in their order, then for each rejected one."""
-    names = ("operation", "label", "changed", "before", "after", "change", "95 % interval", "kept")
-    rows: list[tuple[str, ...]] = [names]
-    for v in (*decision.accepted, *decision.rejected):
-        label = "whole foreground" if v.step.label == FOREGROUND else v.step.label
-        interval = "-" if v.low is None else f"{v.low:+.4f} to {v.high:+.4f}"
-        scores = f"{v.before:.4f}", f"{v.after:.4f}", f"{v.difference:+.4f}"
-        rows.append((str(v.step), label, str(v.changed), *scores, interval, v.reason))
-    line = "{:<32} {:<20} {:>8} {:>7} {:>7} {:>8}  {:<19} {}"
-    return "\n".join(line.format(*row) for row in rows)
+def _class_means(scores: np.ndarray, targets: SegmentationTargets) -> ClassScores:
+    """Shape: (cases, classes)."""
+    return dict(zip(targets.names, scores.mean(0).tolist(), strict=True))
 
 
 def _scores(
@@ -178,62 +139,106 @@ def _scores(
     Shape: (1 + steps, cases, classes), (steps, cases). If neither prediction nor reference has a class,
     Dice is 1 here, so that removing a false positive counts fully.
     """
-    scores, changed = [], []
+    scores = []
+    changed = []
     for case in cases:
         sample = load(case)
         label = sample.prediction
         for step in accepted:
             label = step.apply(label, sample.grid, targets)
-        labels = [label, *(step.apply(label, sample.grid, targets) for step in tried)]
-        base = _dice(label, sample.reference, targets)
-        scores.append([base if new is label else _dice(new, sample.reference, targets) for new in labels])
-        changed.append([other is not label for other in labels[1:]])
-    return np.moveaxis(np.array(scores, float), 0, 1), np.array(changed, bool).reshape(len(scores), -1).T
+        case_scores = [_dice(label, sample.reference, targets)]
+        case_changed = []
+        for step in tried:
+            processed = step.apply(label, sample.grid, targets)
+            is_changed = processed is not label  # a step returns its input if it changes nothing
+            score = _dice(processed, sample.reference, targets) if is_changed else case_scores[0]
+            case_scores.append(score)
+            case_changed.append(is_changed)
+        scores.append(case_scores)
+        changed.append(case_changed)
+    # from (cases, steps, ...) to (steps, cases, ...)
+    step_scores = np.moveaxis(np.array(scores, float), 0, 1)
+    step_changed = np.array(changed, bool).reshape(len(scores), -1).T
+    return step_scores, step_changed
 
 
 def _verdicts(
-    scores: np.ndarray, changed: np.ndarray, tried: Sequence[Step], targets: SegmentationTargets
+    scores: np.ndarray,
+    changed: np.ndarray,
+    tried: Sequence[Step],
+    targets: SegmentationTargets,
 ) -> list[Verdict]:
     """A verdict on each step. Shape: as `_scores` returns them."""
-    tests = []
-    for step, after in zip(tried, scores[1:], strict=True):
-        own = slice(None) if step.label == FOREGROUND else [targets.names.index(step.label)]
-        tests.append(paired(after[:, own].mean(1).tolist(), scores[0][:, own].mean(1).tolist()))
-    p = holm({str(i): test["p"] if changed[i].any() else None for i, test in enumerate(tests)})
+    before = scores[0]
+    tests = [
+        _paired_test(step, after, before, targets) for step, after in zip(tried, scores[1:], strict=True)
+    ]
+    p_values = {}
+    for index, test in enumerate(tests):
+        p_values[str(index)] = test["p"] if changed[index].any() else None
+    corrected = holm(p_values)
     verdicts = []
-    for i, (step, test) in enumerate(zip(tried, tests, strict=True)):
-        per_class = (scores[1 + i] - scores[0]).mean(0)
+    for index, (step, test) in enumerate(zip(tried, tests, strict=True)):
+        class_gains = (scores[1 + index] - before).mean(0)
+        p = corrected[str(index)]
         verdicts.append(
             Verdict(
                 step=step,
                 cases=test["n"],
-                changed=int(changed[i].sum()),
+                changed=int(changed[index].sum()),
                 before=test["mean_compare"],
                 after=test["mean"],
                 low=test["low"],
                 high=test["high"],
-                p=1.0 if (corrected := p[str(i)]) is None else corrected,
-                gain=float(per_class.mean()),
-                worse=tuple(
-                    name for name, up in zip(targets.names, per_class, strict=True) if up < -_ROUNDING
-                ),
+                p=1.0 if p is None else p,
+                gain=float(class_gains.mean()),
+                worse=_worse_classes(class_gains, targets),
             )
         )
     return verdicts
 
 
+def _paired_test(
+    step: Step,
+    after: np.ndarray,
+    before: np.ndarray,
+    targets: SegmentationTargets,
+) -> dict[str, Any]:
+    """Dice of the step's class, or the mean over classes. Shape: (cases, classes)."""
+    classes: slice | list[int] = slice(None)
+    if step.label != FOREGROUND:
+        classes = [targets.names.index(step.label)]
+    return paired(after[:, classes].mean(1).tolist(), before[:, classes].mean(1).tolist())
+
+
+def _worse_classes(
+    class_gains: np.ndarray,
+    targets: SegmentationTargets,
+) -> tuple[str, ...]:
+    named_gains = zip(targets.names, class_gains, strict=True)
+    return tuple(name for name, gain in named_gains if gain < -_ROUNDING)
+
+
 def _rounded_down(value: float) -> float:
     """Rounded down to three digits, so that a component of exactly this size is not removed."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return float(f"{math.floor(value / unit * (1 + 1e-9)) * unit:.3g}")
+    # 1e-9: a value of three digits must not fall below them by a rounding error
+    units = math.floor(value / unit * (1 + 1e-9))
+    return float(f"{units * unit:.3g}")
 
 
-def _dice(label: np.ndarray, reference: np.ndarray, targets: SegmentationTargets) -> list[float]:
-    return [1.0 if value is None else value for value in dice(label, reference, targets).values()]
+def _dice(
+    label: np.ndarray,
+    reference: np.ndarray,
+    targets: SegmentationTargets,
+) -> list[float]:
+    scores = dice(label, reference, targets)
+    return [1.0 if score is None else score for score in scores.values()]
 
 
 def _labels(targets: SegmentationTargets) -> dict[str, tuple[int, ...]]:
     """Classes or regions with their label values, and the whole foreground if none of them covers it."""
     foreground = values_of(FOREGROUND, targets)
-    covered = any(set(values) == set(foreground) for values in targets.values)
-    return targets.by_name if covered else {**targets.by_name, FOREGROUND: foreground}
+    if any(set(values) == set(foreground) for values in targets.values):
+        return targets.by_name
+    return {**targets.by_name, FOREGROUND: foreground}

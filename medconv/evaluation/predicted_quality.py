@@ -14,95 +14,156 @@ from medconv.metrics import plots
 from medconv.metrics.dice import ClassScores
 from medconv.utils import visualization
 
-_FEWEST = 3  # cases of a rank correlation
+_MIN_CASES = 3  # of a rank correlation, and of a calibration
 
 
-def read(predictions: Path, names: Sequence[str], cases: Sequence[str]) -> dict[str, ClassScores]:
+def read(
+    predictions: Path,
+    names: Sequence[str],
+    cases: Sequence[str],
+) -> dict[str, ClassScores]:
     """Case to the predicted Dice of each class; the cases that have one.
 
-    Raises: ValueError: a file that `predict --quality` did not write for these classes.
+    Raises:
+        ValueError: a file that `predict --quality` did not write for these classes.
     """
-    paths = {case: predictions / quality.FOLDER / f"{case}.json" for case in cases}
-    return {case: _of_case(path, names) for case, path in paths.items() if path.is_file()}
+    folder = predictions / quality.FOLDER
+    paths = {case: folder / f"{case}.json" for case in cases}
+    return {case: _read_case(path, names) for case, path in paths.items() if path.is_file()}
 
 
-def _of_case(path: Path, names: Sequence[str]) -> ClassScores:
+def _read_case(path: Path, names: Sequence[str]) -> ClassScores:
     try:
         classes = read_json(path)["classes"]
-        row = {name: classes[name]["dice"] for name in names}
-        if not all(value is None or 0 <= value <= 1 for value in row.values()):
+        scores = {name: classes[name]["dice"] for name in names}
+        if not all(value is None or 0 <= value <= 1 for value in scores.values()):
             raise ValueError("Dice outside of 0 to 1")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path}: expected the quality of a case as medconv predict --quality writes it, with a Dice for "
             f"{', '.join(names)} ({type(error).__name__}: {error})"
         ) from error
-    return row
+    return scores
 
 
 def compared(
-    predicted: Mapping[str, ClassScores], true: Mapping[str, ClassScores], names: Sequence[str]
+    predicted: Mapping[str, ClassScores],
+    true: Mapping[str, ClassScores],
+    names: Sequence[str],
 ) -> dict[str, Any]:
-    """Class to `n` cases in which both Dice are defined, their rank correlation `spearman`, `difference`:
-    predicted minus true, the mean, and `mae`: the mean without its sign; `calibration`: slope and intercept
-    of the line from predicted to true Dice, for `predict --calibration`, and `mae_calibrated`: its mean error
-    on cases that were left out, one by one, when it was fitted. None: undefined.
+    """Agreement of predicted with true Dice, by class.
 
-    Args: predicted, true: case to Dice of each class.
+    Args:
+        predicted: case to Dice of each class.
+        true: the same of the measured Dice.
+        names: of the classes.
+    Returns:
+        Class to `n` cases in which both Dice are defined, their rank correlation `spearman`, `difference`:
+        predicted minus true, the mean, and `mae`: the mean without its sign; `calibration`: slope and
+        intercept of the line from predicted to true Dice, for `predict --calibration`, and `mae_calibrated`:
+        its mean error on cases that were left out, one by one, when it was fitted. None: undefined.
     """
-    return {name: _of_class(*_both(predicted, true, name)) for name in names}
+    rows = {}
+    for name in names:
+        predicted_dice, true_dice = _defined_pairs(predicted, true, name)
+        rows[name] = _agreement(predicted_dice, true_dice)
+    return rows
 
 
 def chart(
-    predicted: Mapping[str, ClassScores], true: Mapping[str, ClassScores], names: Sequence[str]
+    predicted: Mapping[str, ClassScores],
+    true: Mapping[str, ClassScores],
+    names: Sequence[str],
 ) -> bytes:
     """PNG: predicted against true Dice, a panel per class, at most six; a dot is a case, the line the
-    calibration."""
-    values = np.array(
-        [[[row[case][name] for name in names] for case in predicted] for row in (predicted, true)], float
+    calibration.
+    """
+    cases = list(predicted)
+    lines = [_fitted(*_defined_pairs(predicted, true, name)) for name in names]
+    pixels = plots.scatter(
+        names,
+        outputs=_dice_table(predicted, cases, names),
+        truth=_dice_table(true, cases, names),
+        lines=lines,
     )
-    lines = [_fitted(*_both(predicted, true, name)) for name in names]
-    return visualization.png(plots.scatter(names, values[0], values[1], lines))
+    return visualization.png(pixels)
 
 
-def _both(
-    predicted: Mapping[str, ClassScores], true: Mapping[str, ClassScores], name: str
+def _dice_table(
+    scores: Mapping[str, ClassScores],
+    cases: Sequence[str],
+    names: Sequence[str],
+) -> np.ndarray:
+    """Shape: (cases, names), NaN where undefined."""
+    return np.array([[scores[case][name] for name in names] for case in cases], float)
+
+
+def _defined_pairs(
+    predicted: Mapping[str, ClassScores],
+    true: Mapping[str, ClassScores],
+    name: str,
 ) -> tuple[np.ndarray, np.ndarray]:
-    pairs = ((predicted[case][name], true[case][name]) for case in predicted)
-    values = np.array([pair for pair in pairs if None not in pair], float).reshape(-1, 2)
+    """Predicted and true Dice of a class, of the cases in which both are defined."""
+    pairs = [(predicted[case][name], true[case][name]) for case in predicted]
+    defined = [pair for pair in pairs if None not in pair]
+    values = np.array(defined, float).reshape(-1, 2)
     return values[:, 0], values[:, 1]
 
 
-def _of_class(predicted: np.ndarray, true: np.ndarray) -> dict[str, Any]:
+def _agreement(predicted: np.ndarray, true: np.ndarray) -> dict[str, Any]:
     if not len(true):
-        return {"n": 0, **dict.fromkeys(("spearman", "difference", "mae", "calibration", "mae_calibrated"))}
-    with warnings.catch_warnings():  # of constant values, whose correlation is undefined
-        warnings.simplefilter("ignore")
-        rho = float(spearmanr(predicted, true).statistic) if len(true) >= _FEWEST else np.nan
+        undefined = (
+            "spearman",
+            "difference",
+            "mae",
+            "calibration",
+            "mae_calibrated",
+        )
+        return {"n": 0, **dict.fromkeys(undefined)}
     difference = predicted - true
+    line = _fitted(predicted, true)
     return {
         "n": len(true),
-        "spearman": rho if np.isfinite(rho) else None,
+        "spearman": _rank_correlation(predicted, true),
         "difference": float(difference.mean()),
         "mae": float(np.abs(difference).mean()),
-        "calibration": list(line) if (line := _fitted(predicted, true)) else None,
-        "mae_calibrated": _left_out(predicted, true),
+        "calibration": list(line) if line else None,
+        "mae_calibrated": _leave_one_out_error(predicted, true),
     }
 
 
+def _rank_correlation(predicted: np.ndarray, true: np.ndarray) -> float | None:
+    """None: too few cases, or constant values."""
+    if len(true) < _MIN_CASES:
+        return None
+    with warnings.catch_warnings():  # of constant values, whose correlation is undefined
+        warnings.simplefilter("ignore")
+        correlation = float(spearmanr(predicted, true).statistic)
+    return correlation if np.isfinite(correlation) else None
+
+
 def _fitted(predicted: np.ndarray, true: np.ndarray) -> quality.Line | None:
-    """Least squares, never falling: agreement that says nothing leaves the mean. None: too few cases."""
-    if len(true) < _FEWEST:
+    """Slope and intercept by least squares; None: too few cases.
+
+    Never falling: where predicted Dice says nothing about true Dice, the line is the mean.
+    """
+    if len(true) < _MIN_CASES:
         return None
-    spread = predicted - predicted.mean()
-    slope = max(0.0, float(spread @ true)) / max(float(spread @ spread), 1e-12)
-    return slope, float(true.mean() - slope * predicted.mean())
+    centred = predicted - predicted.mean()
+    covariance = max(0.0, float(centred @ true))
+    variance = max(float(centred @ centred), 1e-12)
+    slope = covariance / variance
+    intercept = float(true.mean() - slope * predicted.mean())
+    return slope, intercept
 
 
-def _left_out(predicted: np.ndarray, true: np.ndarray) -> float | None:
-    others = [np.arange(len(true)) != i for i in range(len(true))]
-    lines = [_fitted(predicted[kept], true[kept]) for kept in others]
-    expected = [quality.expected(p, line) for p, line in zip(predicted.tolist(), lines, strict=True)]
-    if None in expected:
+def _leave_one_out_error(predicted: np.ndarray, true: np.ndarray) -> float | None:
+    """The mean error of a case under the line that was fitted without it; None: too few cases."""
+    expected_dice = []
+    for index, dice in enumerate(predicted.tolist()):
+        is_kept = np.arange(len(true)) != index
+        line = _fitted(predicted[is_kept], true[is_kept])
+        expected_dice.append(quality.expected(dice, line))
+    if None in expected_dice:
         return None
-    return float(np.abs(np.array(expected, float) - true).mean())
+    return float(np.abs(np.array(expected_dice, float) - true).mean())

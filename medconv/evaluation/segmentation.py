@@ -1,9 +1,9 @@
 """Predicted against reference label maps: the metrics of every case, and their statistics per class."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -13,93 +13,17 @@ from medconv.data.io.images import read_label
 from medconv.data.io.raster import check_ignored
 from medconv.evaluation import labels, predicted_quality, segmentation_summary
 from medconv.evaluation.overlays import images_of
-from medconv.evaluation.rendering import plain_number
-from medconv.evaluation.segmentation_report import write_report
+from medconv.evaluation.segmentation_results import LabelMapEvaluation
 from medconv.evaluation.segmentation_summary import CaseRow, columns_of
 from medconv.evaluation.stated_spacing import agreed_spacing, stated_grid
-from medconv.metrics.dice import ClassScores
 from medconv.metrics.segmentation import measure
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.threads import each
 
 
 @dataclass(frozen=True)
-class LabelMapEvaluation:
-    """The result of `evaluate`.
-
-    Args:
-        result: the content of the JSON file.
-        files: case to its reference, its prediction and, with `compare`, its other prediction.
-        images: case to image, for cases that have one.
-    """
-
-    counted: ClassVar[str] = "references"
-    result: dict[str, Any]
-    files: Mapping[str, tuple[Path, ...]]
-    images: Mapping[str, Path]
-
-    def csv_rows(self) -> Iterator[Sequence[Any]]:
-        """The header, then a row per case and class (with `compare`, of both sets)."""
-        columns = columns_of(self.result["lesion_iou"])
-        yield ["predictions", "case", "class", *columns]
-        summaries = [self.result]
-        if "compare" in self.result:
-            summaries.append(self.result["compare"])
-        for summary in summaries:
-            for row in summary["cases"]:
-                for name in summary["per_class"]:
-                    values = [row[column][name] for column in columns]
-                    yield [summary["predictions"], row["case"], name, *values]
-
-    def score_lines(self) -> list[str]:
-        """Per class: mean and standard deviation of Dice, the means of the other metrics, and the number of
-        cases where Dice is defined.
-        """
-        per_class = self.result["per_class"]
-        width = max([20, *map(len, per_class)])
-        lines = [f"{'class':<{width}} {self._titles()} {'cases':>6}"]
-        for name, values in self.result["statistics"].items():
-            cells = _cells(per_class[name], values["dice"]["sd"])
-            lines.append(f"{name:<{width}} {cells} {values['dice']['n']:>6}")
-        lines.append(f"{'mean foreground':<{width}} {_cells(self.result['mean'], None)}")
-        return lines + self._quality_lines()
-
-    def _titles(self) -> str:
-        titles = f"{'Dice':>7} {'sd':>7} {'NSD':>7} {'HD95 mm':>8} {'ASD mm':>7} {'volume %':>8}"
-        if self.result["lesion_iou"] is not None:
-            titles += f" {'lesion F1':>9} {'PQ':>7}"
-        return titles
-
-    def _quality_lines(self) -> list[str]:
-        if "quality" not in self.result:
-            return []
-        lines = []
-        for name, row in self.result["quality"]["per_class"].items():
-            difference = plain_number(row["difference"])
-            correlation = plain_number(row["spearman"])
-            lines.append(
-                f"{name}: predicted minus true Dice {difference}, Spearman {correlation} in {row['n']} cases; "
-                f"{_calibration_text(row['mae_calibrated'])}"
-            )
-        return lines
-
-    def comparison_lines(self) -> list[str]:
-        lines = []
-        for name, tests in self.result["comparison"].items():
-            dice = tests["dice"]
-            lines.append(
-                f"{name}: Dice, predictions minus compare: {plain_number(dice['difference'])} in {dice['n']} "
-                f"cases, p {plain_number(dice['p_holm'])} (Wilcoxon, Holm)"
-            )
-        return lines
-
-    def page(self) -> str:
-        return write_report(self.result, self.files, self.images)
-
-
-@dataclass(frozen=True)
-class _PredictionSet:
-    """Label maps of one network.
+class _LabelMaps:
+    """Predictions of one network, or references.
 
     Args:
         path: folder, or pattern with `{id}`.
@@ -115,18 +39,18 @@ class _PredictionSet:
 
 
 @dataclass(frozen=True)
-class _Measurement:
-    """What is measured in a case.
+class _Settings:
+    """What is measured.
 
     Args:
-        targets: None: the label values of each case are its classes.
         tolerances: of the surface Dice in mm, by class; None stands for all other classes.
         lesion_iou: overlap from which lesions match; None: they are not measured.
+        annotated: such as `siteA_*=liver`: other classes are undefined in these cases.
     """
 
-    targets: SegmentationTargets | None
     tolerances: Mapping[str | None, float]
     lesion_iou: float | None
+    annotated: Sequence[str]
 
 
 def evaluate(
@@ -139,181 +63,184 @@ def evaluate(
     lesion_iou: float | None = None,
     annotated: Sequence[str] = (),
 ) -> LabelMapEvaluation:
-    """Measure every prediction against the reference of the same case id; with `compare`, those of a second
-    folder too. Each is a folder, or a pattern with `{id}`, see `patterns.files_of`.
+    """Measure every prediction against the reference of the same case id.
 
     Args:
-        predictions: label maps to measure.
-        references: label maps to measure against.
-        compare: other predictions.
+        predictions: folder of label maps, or a pattern with `{id}`, see `patterns.files_of`.
+        references: folder or pattern of the references.
+        compare: folder or pattern of other predictions, which are measured and compared.
         tolerance_mm: of the surface Dice, by class; None stands for all other classes.
         workers: cases measured at once.
-        images: their folder; None: the images that the predictions were made from, or `imagesTr` beside
-            `labelsTr`.
+        images: their folder; None: see `overlays.images_of`.
         lesion_iou: overlap from which lesions match; None: they are not measured.
         annotated: such as `siteA_*=liver`: other classes are undefined in these cases.
-    Returns:
-        With the result: `mean` (metric to value), `per_class` (class to metric to mean), `statistics` (class
-        to metric to what `statistics.describe` returns), `cases` (one row each: metric to class to value),
-        `train_cases` (those that the network was trained on), `without_prediction` (references without a
-        prediction), `tolerance_mm`, `lesion_iou`; with `compare` also `compare` (the same for the other
-        predictions) and `comparison`; with predicted quality beside the predictions, `quality`.
     Raises:
         ValueError: a folder without label maps, predictions without a reference, or label maps that cannot
             be measured; names all.
     """
+    settings = _Settings(tolerance_mm or {}, lesion_iou, annotated)
     prediction_sets = _prediction_sets(predictions, compare)
-    reference_files = _reference_files(references, prediction_sets)
+    reference_set = _reference_set(references, prediction_sets)
     targets = labels.agreed_targets(
-        [each_set.folder for each_set in prediction_sets],
-        home(references),
+        [maps.folder for maps in prediction_sets],
+        reference_set.folder,
     )
-    reference_files = labels.with_annotated_structures(
-        reference_files,
-        annotated,
+    reference_set = _with_annotated_structures(reference_set, targets, settings)
+    if targets:
+        _check_targets(targets, reference_set, settings)
+    cases = list(prediction_sets[0].files)
+    image_files = images_of(
+        prediction_sets[0].folder,
+        reference_set.folder,
+        images,
+        cases,
+    )
+    rows_of_sets = _measure_sets(
+        prediction_sets,
+        reference_set,
         targets,
+        settings,
+        workers,
     )
-    tolerances = tolerance_mm or {}
-    if targets:  # fail before the work
-        labels.check_tolerances(tolerances, targets.names)
-        _check_ignored_values(targets, reference_files)
-    first = prediction_sets[0]
-    image_files = images_of(first.folder, home(references), images, list(first.files))
-    measurement = _Measurement(targets, tolerances, lesion_iou)
-    rows_of_sets = _measure_sets(prediction_sets, reference_files, measurement, workers)
     targets = targets or _numbered_targets(rows_of_sets)
-    labels.check_tolerances(tolerances, targets.names)
-    annotated_names = labels.annotated(annotated, reference_files, targets.names)
-    for rows in rows_of_sets:
-        _drop_not_annotated(rows, annotated_names, targets.names, lesion_iou)
-    summaries = [
-        segmentation_summary.summarize(each_set.path, rows, targets.names, lesion_iou)
-        for each_set, rows in zip(prediction_sets, rows_of_sets, strict=True)
-    ]
-    result = {
-        **summaries[0],
-        "references": str(references),
-        "targets": targets.plain(),
-        "tolerance_mm": labels.tolerance_of(tolerances, targets.names),
-        "lesion_iou": lesion_iou,
-        "without_prediction": sorted(set(reference_files) - set(first.files)),
-    }
-    result |= _quality(first, summaries[0]["cases"], targets.names)
-    result |= _comparison(summaries, lesion_iou)
-    files = _files_of_cases(prediction_sets, reference_files)
-    return LabelMapEvaluation(result, files, image_files)
+    labels.check_tolerances(settings.tolerances, targets.names)
+    _drop_not_annotated(rows_of_sets, reference_set, targets, settings)
+    result = _result(prediction_sets, reference_set, rows_of_sets, targets, settings)
+    return LabelMapEvaluation(
+        result,
+        _files_of_cases(prediction_sets, reference_set),
+        image_files,
+    )
 
 
-def _prediction_sets(
-    predictions: Path,
-    compare: Path | None,
-) -> list[_PredictionSet]:
-    sets = [_PredictionSet(predictions, labels.case_files(predictions, "predictions"))]
+def _prediction_sets(predictions: Path, compare: Path | None) -> list[_LabelMaps]:
+    sets = [_LabelMaps(predictions, labels.case_files(predictions, "predictions"))]
     if compare:
-        sets.append(_PredictionSet(compare, labels.case_files(compare, "compare")))
+        sets.append(_LabelMaps(compare, labels.case_files(compare, "compare")))
     return sets
 
 
-def _reference_files(
+def _reference_set(
     references: Path,
-    prediction_sets: Sequence[_PredictionSet],
-) -> dict[str, Path]:
-    """Case to its reference. Raises: ValueError: predictions without a reference."""
+    prediction_sets: Sequence[_LabelMaps],
+) -> _LabelMaps:
+    """The references. Raises: ValueError: predictions without a reference."""
     files = labels.case_files(references, "references")
-    predicted_cases = {case for each_set in prediction_sets for case in each_set.files}
+    predicted_cases = {case for predictions in prediction_sets for case in predictions.files}
     missing = sorted(predicted_cases - set(files))
     if missing:
         raise ValueError(f"references {references}: no label map there for {', '.join(missing[:20])}")
-    return files
+    return _LabelMaps(references, files)
 
 
-def _check_ignored_values(
+def _with_annotated_structures(
+    references: _LabelMaps,
+    targets: SegmentationTargets | None,
+    settings: _Settings,
+) -> _LabelMaps:
+    files = labels.with_annotated_structures(
+        references.files,
+        settings.annotated,
+        targets,
+    )
+    return replace(references, files=files)
+
+
+def _check_targets(
     targets: SegmentationTargets,
-    reference_files: Mapping[str, Path],
+    references: _LabelMaps,
+    settings: _Settings,
 ) -> None:
+    """Fail before the work, not after it."""
+    labels.check_tolerances(settings.tolerances, targets.names)
     for value in (targets.ignore, *targets.also_ignored):
-        check_ignored(value, reference_files.values())
+        check_ignored(value, references.files.values())
 
 
 def _measure_sets(
-    prediction_sets: Sequence[_PredictionSet],
-    reference_files: Mapping[str, Path],
-    measurement: _Measurement,
+    prediction_sets: Sequence[_LabelMaps],
+    references: _LabelMaps,
+    targets: SegmentationTargets | None,
+    settings: _Settings,
     workers: int,
 ) -> list[list[CaseRow]]:
     """A row per case, for each set of predictions."""
-    folders = [each_set.folder for each_set in prediction_sets]
-    cases = {case for each_set in prediction_sets for case in each_set.files}
-    spacings = agreed_spacing(folders, cases)
-    return [
-        _measure_cases(each_set.files, reference_files, measurement, stated_spacing, workers)
-        for each_set, stated_spacing in zip(prediction_sets, spacings, strict=True)
-    ]
+    folders = [predictions.folder for predictions in prediction_sets]
+    cases = {case for predictions in prediction_sets for case in predictions.files}
+    rows_of_sets = []
+    for predictions, spacing in zip(prediction_sets, agreed_spacing(folders, cases), strict=True):
+        measurement = _CaseMeasurement(
+            predictions,
+            references,
+            targets,
+            settings,
+            spacing,
+        )
+        rows_of_sets.append(_measure_cases(measurement, workers))
+    return rows_of_sets
 
 
-def _measure_cases(
-    prediction_files: Mapping[str, Path],
-    reference_files: Mapping[str, Path],
-    measurement: _Measurement,
-    stated_spacing: Any,
-    workers: int,
-) -> list[CaseRow]:
+@dataclass(frozen=True)
+class _CaseMeasurement:
+    """Measures cases of one set of predictions.
+
+    Args:
+        targets: None: the label values of each case are its classes.
+        stated_spacing: what `data.source_spacing_mm` stated of the images.
+    """
+
+    predictions: _LabelMaps
+    references: _LabelMaps
+    targets: SegmentationTargets | None
+    settings: _Settings
+    stated_spacing: Any
+
+    def row(self, case: str) -> CaseRow:
+        """Metric to class to value. Raises: ValueError: the case cannot be measured."""
+        prediction_file = self.predictions.files[case]
+        reference_file = self.references.files[case]
+        prediction, prediction_grid = read_label(prediction_file)
+        reference, grid = read_label(reference_file, prediction_file)
+        prediction = on_grid(
+            prediction,
+            reference_file,
+            grid,
+            prediction_file,
+            prediction_grid,
+        )
+        targets = self.targets
+        if targets is None:
+            targets = labels.numbered(set(np.union1d(prediction, reference).tolist()))
+        reference = targets.one_ignored(reference)
+        labels.check_declared(prediction_file, prediction, targets)
+        # only a reference may hold the value to ignore
+        labels.check_declared(reference_file, reference, targets, targets.ignore)
+        scores = measure(
+            prediction,
+            reference,
+            stated_grid(grid, self.stated_spacing, case),
+            targets,
+            tolerance_mm=labels.tolerance_of(self.settings.tolerances, targets.names),
+            lesion_iou=self.settings.lesion_iou,
+        )
+        return {"case": case, **scores}
+
+
+def _measure_cases(measurement: _CaseMeasurement, workers: int) -> list[CaseRow]:
     """A row per case. Raises: ValueError: all cases that cannot be measured."""
 
     def row_or_error(case: str) -> CaseRow | str:
         try:
-            scores = _measure_case(
-                case,
-                prediction_files[case],
-                reference_files[case],
-                measurement,
-                stated_spacing,
-            )
+            return measurement.row(case)
         except ValueError as error:
             return f"  case {case}: {error}"
-        return {"case": case, **scores}
 
-    results = list(each(row_or_error, list(prediction_files), workers, "evaluating"))
+    cases = list(measurement.predictions.files)
+    results = list(each(row_or_error, cases, workers, "evaluating"))
     errors = [result for result in results if isinstance(result, str)]
     if errors:
-        count = f"{len(errors)} of {len(prediction_files)} cases"
-        raise ValueError(f"{count} cannot be evaluated\n" + "\n".join(errors))
+        raise ValueError(f"{len(errors)} of {len(cases)} cases cannot be evaluated\n" + "\n".join(errors))
     return [result for result in results if not isinstance(result, str)]
-
-
-def _measure_case(
-    case: str,
-    prediction_file: Path,
-    reference_file: Path,
-    measurement: _Measurement,
-    stated_spacing: Any,
-) -> dict[str, ClassScores]:
-    """Metric to class to value."""
-    prediction, prediction_grid = read_label(prediction_file)
-    reference, grid = read_label(reference_file, prediction_file)
-    prediction = on_grid(
-        prediction,
-        reference_file,
-        grid,
-        prediction_file,
-        prediction_grid,
-    )
-    targets = measurement.targets
-    if targets is None:
-        targets = labels.numbered(set(np.union1d(prediction, reference).tolist()))
-    grid = stated_grid(grid, stated_spacing, case)
-    reference = targets.one_ignored(reference)
-    labels.check_declared(prediction_file, prediction, targets)
-    # only a reference may hold the value to ignore
-    labels.check_declared(reference_file, reference, targets, targets.ignore)
-    return measure(
-        prediction,
-        reference,
-        grid,
-        targets,
-        tolerance_mm=labels.tolerance_of(measurement.tolerances, targets.names),
-        lesion_iou=measurement.lesion_iou,
-    )
 
 
 def _numbered_targets(rows_of_sets: Sequence[Sequence[CaseRow]]) -> SegmentationTargets:
@@ -322,31 +249,64 @@ def _numbered_targets(rows_of_sets: Sequence[Sequence[CaseRow]]) -> Segmentation
 
 
 def _drop_not_annotated(
-    rows: Sequence[CaseRow],
-    annotated_names: Mapping[str, Sequence[str]],
-    names: Sequence[str],
-    lesion_iou: float | None,
+    rows_of_sets: Sequence[Sequence[CaseRow]],
+    references: _LabelMaps,
+    targets: SegmentationTargets,
+    settings: _Settings,
 ) -> None:
-    """Make the values of classes that a case's reference does not have undefined."""
-    for row in rows:
-        annotated = annotated_names.get(row["case"])
-        if annotated is None:
-            continue
-        for column in columns_of(lesion_iou):
-            scores = row[column]
-            row[column] = {name: scores.get(name) if name in annotated else None for name in names}
+    """Make the values of classes that are not annotated in a case's reference undefined."""
+    annotated = labels.annotated(settings.annotated, references.files, targets.names)
+    for rows in rows_of_sets:
+        for row in rows:
+            if row["case"] not in annotated:
+                continue
+            names = annotated[row["case"]]
+            for column in columns_of(settings.lesion_iou):
+                scores = row[column]
+                row[column] = {n: scores.get(n) if n in names else None for n in targets.names}
+
+
+def _result(
+    prediction_sets: Sequence[_LabelMaps],
+    references: _LabelMaps,
+    rows_of_sets: Sequence[Sequence[CaseRow]],
+    targets: SegmentationTargets,
+    settings: _Settings,
+) -> dict[str, Any]:
+    """The content of the JSON file."""
+    summaries = [
+        segmentation_summary.summarize(predictions.path, rows, targets.names, settings.lesion_iou)
+        for predictions, rows in zip(prediction_sets, rows_of_sets, strict=True)
+    ]
+    first = prediction_sets[0]
+    result = {
+        **summaries[0],
+        "references": str(references.path),
+        "targets": targets.plain(),
+        "tolerance_mm": labels.tolerance_of(settings.tolerances, targets.names),
+        "lesion_iou": settings.lesion_iou,
+        "without_prediction": sorted(set(references.files) - set(first.files)),
+    }
+    result |= _quality(first, summaries[0]["cases"], targets.names)
+    if len(summaries) > 1:
+        result["compare"] = summaries[1]
+        result["comparison"] = segmentation_summary.compare(
+            *summaries,
+            settings.lesion_iou,
+        )
+    return result
 
 
 def _quality(
-    prediction_set: _PredictionSet,
+    predictions: _LabelMaps,
     cases: Sequence[CaseRow],
     names: Sequence[str],
 ) -> dict[str, Any]:
     """The key `quality`, where the network predicted its own Dice."""
     predicted_dice = predicted_quality.read(
-        prediction_set.folder,
+        predictions.folder,
         names,
-        list(prediction_set.files),
+        list(predictions.files),
     )
     if not predicted_dice:
         return {}
@@ -355,48 +315,13 @@ def _quality(
     return {"quality": {"per_class": per_class, "cases": predicted_dice}}
 
 
-def _comparison(
-    summaries: Sequence[dict[str, Any]],
-    lesion_iou: float | None,
-) -> dict[str, Any]:
-    """The keys `compare` and `comparison`, where there are two sets of predictions."""
-    if len(summaries) < 2:
-        return {}
-    first, second = summaries
-    return {"compare": second, "comparison": segmentation_summary.compare(first, second, lesion_iou)}
-
-
 def _files_of_cases(
-    prediction_sets: Sequence[_PredictionSet],
-    reference_files: Mapping[str, Path],
+    prediction_sets: Sequence[_LabelMaps],
+    references: _LabelMaps,
 ) -> dict[str, tuple[Path, ...]]:
     """Case to its reference and its predictions."""
     files = {}
     for case in prediction_sets[0].files:
-        predicted = [each_set.files[case] for each_set in prediction_sets if case in each_set.files]
-        files[case] = (reference_files[case], *predicted)
+        label_map_sets = (references, *prediction_sets)
+        files[case] = tuple(maps.files[case] for maps in label_map_sets if case in maps.files)
     return files
-
-
-def _calibration_text(error: float | None) -> str:
-    if error is None:
-        return "not calibrated: too few cases, or all predictions alike"
-    return f"calibrated, off by {error:.4f}"
-
-
-def _cells(values: Mapping[str, float | None], sd: float | None) -> str:
-    """Cells of a line. Args: values: metric to value."""
-    volume_error = values["volume_error"]
-    volume_per_cent = None if volume_error is None else 100 * volume_error
-    cells = [  # value, digits, width
-        (values["dice"], 4, 7),
-        (sd, 4, 7),
-        (values["nsd"], 4, 7),
-        (values["hd95_mm"], 2, 8),
-        (values["asd_mm"], 2, 7),
-        (volume_per_cent, 1, 8),
-    ]
-    if "lesion_f1" in values:
-        cells.append((values["lesion_f1"], 4, 9))
-        cells.append((values["panoptic_quality"], 4, 7))
-    return " ".join(f"{plain_number(value, digits):>{width}}" for value, digits, width in cells)

@@ -15,6 +15,7 @@ from medconv.utils import visualization
 _WORST_CASES = 6
 _WORST_CLASSES = 8  # of each worst case
 _MAX_LEGEND = 40  # label values
+_LEVEL = 0.05  # significance level
 _DEFINITIONS = {
     "Missing class": "in both label maps: no value, the case is not counted (n). In one of the two: Dice "
     "and surface Dice are 0, distances are the length of the image from corner to corner.",
@@ -23,28 +24,34 @@ _DEFINITIONS = {
 
 
 def write_report(
-    result: Mapping[str, Any], paths: Mapping[str, tuple[Path, ...]], images: Mapping[str, Path]
+    result: Mapping[str, Any],
+    paths: Mapping[str, tuple[Path, ...]],
+    images: Mapping[str, Path],
 ) -> str:
     """The HTML page.
 
-    Args: result: as `evaluate` returns it. paths: for each case the reference, the prediction, and that of
-        `--compare`. images: case to image, where known.
+    Args:
+        result: as `evaluate` returns it.
+        paths: for each case the reference, the prediction and, with `compare`, the other prediction.
+        images: case to image, for cases that have one.
     """
     targets = SegmentationTargets.from_plain(result["targets"])
     metrics = metrics_of(result["lesion_iou"])
+    charts = [(metric, distribution(_series(result, metric), metric.unit)) for metric in metrics]
+    metric_definitions = {metric.title: metric.definition for metric in metrics}
     return rendering.render(
         "segmentation_report.html.j2",
         result=result,
         metrics=metrics,
         tolerance=_tolerance(result["tolerance_mm"]),
         lesion_iou=result["lesion_iou"],
-        charts=[(metric, distribution(_series(result, metric), metric.unit)) for metric in metrics],
+        charts=charts,
         quality_chart=_quality_chart(result),
         legend=_legend(targets),
-        worst=_worst(result, paths, images, targets.ignore),
-        definitions={**{metric.title: metric.definition for metric in metrics}, **_DEFINITIONS},
+        worst=_worst_cases(result, paths, images, targets.ignore),
+        definitions={**metric_definitions, **_DEFINITIONS},
         number=_number,
-        p_value=_p,
+        p_value=_p_value,
         better=_better,
     )
 
@@ -53,76 +60,117 @@ def _quality_chart(result: Mapping[str, Any]) -> bytes | None:
     if "quality" not in result:
         return None
     true = {row["case"]: row["dice"] for row in result["cases"]}
-    return predicted_quality.chart(result["quality"]["cases"], true, list(result["per_class"]))
+    return predicted_quality.chart(
+        result["quality"]["cases"],
+        true,
+        list(result["per_class"]),
+    )
 
 
 def _tolerance(by_class: Mapping[str, float]) -> str:
-    if len(set(by_class.values())) == 1:
-        return f"{next(iter(by_class.values())):g} mm"
+    different = set(by_class.values())
+    if len(different) == 1:
+        return f"{different.pop():g} mm"
     return ", ".join(f"{name} {mm:g} mm" for name, mm in by_class.items())
 
 
 def _better(row: Mapping[str, Any], metric: Metric) -> str:
     """CSS class of a significant difference."""
-    if row["p_holm"] is None or row["p_holm"] >= 0.05:
+    if row["p_holm"] is None or row["p_holm"] >= _LEVEL:
         return ""
-    return "good" if row["difference"] * (metric.better or -1) > 0 else "bad"
+    direction = metric.better or -1  # a signed error is compared without its sign: lower is better
+    return "good" if row["difference"] * direction > 0 else "bad"
 
 
 def _series(result: Mapping[str, Any], metric: Metric) -> list[Series]:
-    sets = [("a", result["cases"])] + ([("b", result["compare"]["cases"])] if "compare" in result else [])
     scale = 100 if metric.unit == "%" else 1
-    rows = []
+    cases_by_style = {"a": result["cases"]}
+    if "compare" in result:
+        cases_by_style["b"] = result["compare"]["cases"]
+    series = []
     for name in result["per_class"]:
-        for style, cases in sets:
-            by_case = {row["case"]: row[metric.name][name] for row in cases}
-            values = {case: scale * value for case, value in by_case.items() if value is not None}
-            rows.append(Series(f"{name} {style.upper()}" if len(sets) > 1 else name, values, style))
-    return rows
+        for style, cases in cases_by_style.items():
+            values = {}
+            for row in cases:
+                value = row[metric.name][name]
+                if value is not None:
+                    values[row["case"]] = scale * value
+            title = f"{name} {style.upper()}" if len(cases_by_style) > 1 else name
+            series.append(Series(title, values, style))
+    return series
 
 
-def _worst(
+def _worst_cases(
     result: Mapping[str, Any],
     paths: Mapping[str, tuple[Path, ...]],
     images: Mapping[str, Path],
     ignore: int | None,
 ) -> list[dict[str, Any]]:
-    scored = [(mean(row["dice"]), row["case"], row) for row in result["cases"]]
-    worst = sorted((entry for entry in scored if entry[0] is not None), key=lambda entry: entry[:2])
-    return [
-        {"dice": dice, **_case(row, paths[case], images.get(case), ignore)}
-        for dice, case, row in worst[:_WORST_CASES]
-    ]
+    """The cases of the lowest mean Dice, for the template."""
+    scored = []
+    for row in result["cases"]:
+        dice = mean(row["dice"])
+        if dice is not None:
+            scored.append((dice, row["case"], row))
+    scored.sort(key=lambda entry: entry[:2])
+    cards = []
+    for dice, case, row in scored[:_WORST_CASES]:
+        card = _case_card(row, paths[case], images.get(case), ignore)
+        cards.append({"dice": dice, **card})
+    return cards
 
 
-def _case(
-    row: Mapping[str, Any], labels: tuple[Path, ...], image: Path | None, ignore: int | None
+def _case_card(
+    row: Mapping[str, Any],
+    label_paths: tuple[Path, ...],
+    image: Path | None,
+    ignore: int | None,
 ) -> dict[str, Any]:
     """A case for the template: its picture, and its worst classes."""
-    error = ""
+    problem = ""
     try:
-        png = case_png(labels, image, ignore)
-    except ValueError as reason:
-        png, error, image = case_png(labels, None, ignore), f"; without the image: {reason}", None
-    predictions = ["prediction"] if len(labels) == 2 else ["prediction A", "prediction B"]
-    columns, dice = ["reference", *predictions], row["dice"]
-    classes = sorted(dice, key=lambda name: (dice[name] is None, dice[name]))[:_WORST_CLASSES]
-    caption = ", ".join((["image"] if image else []) + columns) + error
-    return {"name": row["case"], "row": row, "png": png, "caption": caption, "classes": classes}
+        png = case_png(label_paths, image, ignore)
+    except ValueError as error:
+        png = case_png(label_paths, None, ignore)
+        problem = f"; without the image: {error}"
+        image = None
+    columns = ["image"] if image else []
+    columns.append("reference")
+    columns += ["prediction"] if len(label_paths) == 2 else ["prediction A", "prediction B"]
+    dice = row["dice"]
+    # undefined classes last
+    classes = sorted(dice, key=lambda name: (dice[name] is None, dice[name]))
+    return {
+        "name": row["case"],
+        "row": row,
+        "png": png,
+        "caption": ", ".join(columns) + problem,
+        "classes": classes[:_WORST_CLASSES],
+    }
 
 
 def _legend(targets: SegmentationTargets) -> list[tuple[str, str]]:
     """Colour and class names of each label value in the pictures; with more than seven values, colours
     repeat.
     """
-    named = list(targets.value_names.items())[:_MAX_LEGEND]
-    return [(visualization.colour(value), name) for value, name in named]
+    named_values = list(targets.value_names.items())
+    return [(visualization.colour(value), name) for value, name in named_values[:_MAX_LEGEND]]
 
 
-def _number(value: float | None, metric: Metric, signed: bool = False) -> str:
-    scaled = None if value is None else float(100 * value if metric.unit == "%" else value)
-    return rendering.number(scaled, 2 if metric.unit else 3, signed and metric.better == 0)
+def _number(
+    value: float | None,
+    metric: Metric,
+    signed: bool = False,
+) -> str:
+    digits = 2 if metric.unit else 3
+    has_sign = signed and metric.better == 0
+    if value is None:
+        return rendering.number(None, digits, has_sign)
+    scale = 100 if metric.unit == "%" else 1
+    return rendering.number(float(scale * value), digits, has_sign)
 
 
-def _p(value: float | None) -> str:
-    return "< 0.001" if value is not None and value < 0.001 else rendering.number(value)
+def _p_value(value: float | None) -> str:
+    if value is not None and value < 0.001:
+        return "< 0.001"
+    return rendering.number(value)

@@ -62,7 +62,7 @@ class SegmentationTargets(DiceScoredTargets):
         return {}
 
     def plain(self) -> dict[str, Any]:
-        content = {
+        content: dict[str, Any] = {
             "kind": self.kind,
             "names": list(self.names),
             "values": [list(group) for group in self.values],

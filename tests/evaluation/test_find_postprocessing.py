@@ -11,7 +11,6 @@ from helpers import tiny
 from helpers.cross_validations import by_fold, edit, edit_configs, summaries
 
 from medconv.data.io.raster import write_mask, write_picture
-from medconv.evaluation import find_postprocessing
 from medconv.inference import postprocessing
 from medconv.utils.exit_codes import DONE, USER
 
@@ -146,12 +145,12 @@ def test_incomplete_cross_validations_are_refused_with_the_reason(
         (
             "annotated",
             "{case_*: [box]}",
-            "annotated.case_*=['box']: no post-processing is searched where cases",
+            "annotated.case_*=['box']: post-processing is not searched for where cases",
         ),
         (
             "ignore_label",
             "[3, 4]",
-            "ignore_label=[3, 4]: post-processing is searched with one value to ignore",
+            "ignore_label=[3, 4]: post-processing is searched for with one value to ignore",
         ),
     ):
         edit_configs(sweep_folder, f"  {key}: null", f"  {key}: {value}")
@@ -163,8 +162,8 @@ def test_incomplete_cross_validations_are_refused_with_the_reason(
     for number, path in runs.items():
         other = Path(shutil.copytree(path, sweep_folder / f"other{number}")) / "config.yaml"
         other.write_text(other.read_text().replace("seed: 0", "seed: 7"))
-    assert "more than one cross-validation there; choose by --select" in fails("--runs", str(sweep_folder))
-    assert "none of them is --select 'seed=8'" in fails("--runs", str(sweep_folder), "--select", "seed=8")
+    assert "more than one cross-validation there; select " in fails("--runs", str(sweep_folder))
+    assert "none of them is 'seed=8'; select " in fails("--runs", str(sweep_folder), "--select", "seed=8")
 
 
 def test_predictions_of_pictures_are_found(
@@ -187,13 +186,3 @@ def test_predictions_of_pictures_are_found(
     assert postprocess(monkeypatch, "--runs", "runs/pictures") == DONE
     assert "Dice over 4 cases" in capsys.readouterr().out
     assert len(list(tmp_path.glob("runs/pictures/validation/*/*.png"))) == 4
-
-
-def test_the_layout_of_a_config_may_have_several_channels(tmp_path: Path) -> None:
-    for name in ("a_t1", "a_t2", "a_seg"):
-        nib.save(nib.Nifti1Image(np.ones((4, 4, 4), np.uint8), np.eye(4)), tmp_path / f"{name}.nii.gz")
-    images = {name: f"{tmp_path}/{{id}}_{name}.nii.gz" for name in ("t1", "t2")}
-    target = "medconv.data.datasets.folder.folder"
-    layout = {"_target_": target, "images": images, "labels": f"{tmp_path}/{{id}}_seg.nii.gz"}
-    dataset = find_postprocessing._layout({"data": {"layout": layout}}, [])
-    assert dataset.modalities == ("t1", "t2") and [len(case.images) for case in dataset.cases] == [2]

@@ -45,7 +45,9 @@ def test_columns_of_labels_are_paired_by_name(tmp_path: Path) -> None:
     predictions = write_table(tmp_path / "p.csv", ["case", "a", "b"], ["x", 0.2, 0.9], ["y", 0.8, 0.1])
     labels = write_table(tmp_path / "l.csv", ["case", "a", "b", "c"], ["x", 0, 1, 1], ["y", 1, 0, 0])
     for columns in (("a", "b"), ("b", "a")):
-        assert image_level.evaluate(predictions, labels, label_columns=columns).result["mean"]["accuracy"] == 1
+        assert (
+            image_level.evaluate(predictions, labels, label_columns=columns).result["mean"]["accuracy"] == 1
+        )
     assert image_level.evaluate(predictions, labels, label_columns=("a", "c")).result["mean"]["accuracy"] == 1
     with pytest.raises(ValueError, match="label columns: a would be compared with the predictions of b"):
         image_level.evaluate(predictions, labels, label_columns=("c", "a"))

@@ -5,7 +5,8 @@ import pytest
 
 from medconv.data.case import Grid
 from medconv.evaluation import postprocessing_search
-from medconv.evaluation.postprocessing_search import Decision, LabelledCase
+from medconv.evaluation.postprocessing_decision import Decision, table
+from medconv.evaluation.postprocessing_search import LabelledCase
 from medconv.inference.postprocessing import FOREGROUND, Step
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
@@ -63,7 +64,7 @@ def test_a_step_that_helps_is_kept_with_its_evidence() -> None:
     assert decision.before == pytest.approx({"a": np.mean(before), "b": 1.0})
     assert decision.after == {"a": 1.0, "b": 1.0}
     assert [v.reason for v in decision.rejected] == ["no: changes nothing"] * 2
-    assert postprocessing_search.table(decision).count("\n") == 3
+    assert table(decision).count("\n") == 3
 
 
 def test_a_step_that_harms_is_not_kept() -> None:

@@ -3,8 +3,6 @@
 import csv
 import json
 import math
-import shutil
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,44 +90,6 @@ def test_an_absent_class_is_none_and_null(tmp_path: Path) -> None:
     assert json.loads(text)["per_class"]["three"]["dice"] is None
 
 
-def test_dice_of_empty_label_maps_is_undefined(tmp_path: Path) -> None:
-    evaluation = segmentation.evaluate(*folders(tmp_path, {"a": label_of()}, {"a": label_of()}))
-    result = evaluation.result
-    assert result["mean"]["dice"] is None
-    write(evaluation, tmp_path / "metrics.json")
-    assert json.loads((tmp_path / "metrics.json").read_text())["mean"]["dice"] is None
-    assert table(evaluation).splitlines()[-1].split() == ["mean", "foreground", *"------"]
-
-
-def test_the_csv_has_a_row_per_case_and_class_the_table_one_per_class(tmp_path: Path) -> None:
-    predicted, true_labels = {"b": label_of(4, 2), "a": label_of(4)}, {"a": label_of(4), "b": label_of(4)}
-    predictions, references = folders(tmp_path, predicted, true_labels)
-    with_names(predictions, "background", "liver", "tumour, left")
-    evaluation = segmentation.evaluate(predictions, references)
-    write(evaluation, tmp_path / "metrics.json")
-    with (tmp_path / "metrics.csv").open(newline="") as file:
-        rows = list(csv.reader(file))
-    assert rows[0][:5] == ["predictions", "case", "class", "dice", "nsd"]
-    assert [row[1:5] for row in rows[1:]] == [
-        ["a", "liver", "1.0", "1.0"],
-        ["a", "tumour, left", "", ""],
-        ["b", "liver", "1.0", "1.0"],
-        ["b", "tumour, left", "0.0", "0.0"],
-    ]
-    assert {len(row) for row in rows} == {11} and rows[1][0] == str(predictions)
-    lines = [line.split() for line in table(evaluation).splitlines()]
-    assert lines[1] == ["liver", "1.0000", "0.0000", "1.0000", "0.00", "0.00", "0.0", "2"]
-    assert lines[2] == ["tumour,", "left", "0.0000", "-", "0.0000", "16.73", "16.73", "-", "1"]
-    assert lines[3] == ["mean", "foreground", "0.5000", "-", "0.5000", "8.37", "8.37", "0.0"]
-
-
-def test_volume_errors_are_in_per_cent_in_the_table(tmp_path: Path) -> None:
-    evaluation = segmentation.evaluate(*folders(tmp_path, {"a": label_of(6)}, {"a": label_of(4)}))
-    assert evaluation.result["mean"]["volume_error"] == 0.5
-    _, row, mean = (line.split() for line in table(evaluation).splitlines())
-    assert row[-2:] == ["50.0", "1"] and mean[-1] == "50.0"
-
-
 def test_class_names_come_from_the_manifest_or_the_dataset(tmp_path: Path) -> None:
     labels = {"a": label_of(3, 3)}
     predictions, references = folders(tmp_path, labels, labels)
@@ -141,14 +101,6 @@ def test_class_names_come_from_the_manifest_or_the_dataset(tmp_path: Path) -> No
     assert list(evaluate(predictions, references)["per_class"]) == ["front", "back"]
     with_names(predictions, "background", "x", "y")
     assert list(evaluate(predictions, references)["per_class"]) == ["x", "y"]
-
-
-def test_without_names_the_classes_are_those_of_all_cases(tmp_path: Path) -> None:
-    """A class that a case does not have is undefined there."""
-    labels = {"a": label_of(3), "b": label_of(3, 3)}
-    result = evaluate(*folders(tmp_path, labels, labels))
-    assert result["cases"][0]["dice"] == {"1": 1.0, "2": None}
-    assert dices(result) == {"1": 1.0, "2": 1.0}
 
 
 def test_missing_references_are_named(tmp_path: Path) -> None:
@@ -165,40 +117,6 @@ def test_references_without_a_prediction_are_reported(tmp_path: Path) -> None:
     assert [row["case"] for row in result["cases"]] == ["a"]
     assert result["without_prediction"] == ["b"]
     assert table(evaluation).splitlines()[-1] == "1 of 2 references have no prediction and are not counted: b"
-
-
-def test_two_sets_of_predictions_are_compared_case_by_case(tmp_path: Path) -> None:
-    """Case c is in one set only; b's class 2 has no Dice in the first, so it is compared nowhere."""
-    true_labels = {name: label_of(10, 5) for name in "ac"} | {"b": label_of(10)}
-    predictions, references = folders(
-        tmp_path, {"a": label_of(10, 5), "b": label_of(8), "c": label_of(1)}, true_labels
-    )
-    for name, label in {"a": label_of(5, 5), "b": label_of(4, 3)}.items():
-        save_spaced(tmp_path / "other" / f"{name}.nii.gz", label)
-    evaluation = segmentation.evaluate(predictions, references, tmp_path / "other")
-    result = evaluation.result
-    one, two = (result["comparison"][name]["dice"] for name in "12")
-    assert (one["n"], two["n"]) == (2, 1)
-    assert one["difference"] == pytest.approx((1 - 10 / 15 + 16 / 18 - 8 / 14) / 2)
-    assert one["p"] == 0.5 and one["p_holm"] == 1.0
-    assert result["comparison"]["1"]["volume_error_ml"]["mean_compare"] == pytest.approx(
-        (5 + 6) / 2 * 6 / 1000
-    )
-    assert [row["case"] for row in result["compare"]["cases"]] == ["a", "b"]
-    assert result["compare"]["predictions"] == str(tmp_path / "other")
-    assert "1: Dice, predictions minus compare: 0.3254 in 2 cases, p 1.0000 (Wilcoxon, Holm)" in table(evaluation)
-    write(evaluation, tmp_path / "metrics.json")
-    with (tmp_path / "metrics.csv").open(newline="") as file:
-        assert [row["predictions"] for row in csv.DictReader(file)] == [str(predictions)] * 6 + [
-            str(tmp_path / "other")
-        ] * 4
-
-
-def test_sets_without_a_common_case_are_refused(tmp_path: Path) -> None:
-    predictions, references = folders(tmp_path, {"a": label_of(3)}, {"a": label_of(3), "b": label_of(4)})
-    save_spaced(tmp_path / "other/b.nii.gz", label_of(3))
-    with pytest.raises(ValueError, match=rf"compare {tmp_path}/other: no case that {predictions} has too"):
-        evaluate(predictions, references, tmp_path / "other")
 
 
 def test_the_number_of_workers_does_not_change_the_scores(tmp_path: Path) -> None:
@@ -333,33 +251,6 @@ def test_predictions_in_another_orientation_are_turned(tmp_path: Path) -> None:
     )
     nib.save(turned.as_reoriented(flip), predictions / "a.nii.gz")
     assert evaluate(predictions, references)["mean"]["dice"] == 1
-
-
-def test_distances_are_in_the_spacing_that_training_stated(tmp_path: Path) -> None:
-    """The headers say 1 x 2 x 3 mm."""
-    predictions, references = folders(tmp_path, {"a": label_of(4)}, {"a": label_of(8)})
-    before = evaluate(predictions, references)["cases"][0]
-    settings = {"source_spacing_mm": {"a": [2, 4, 6]}}
-    manifest = {"settings": settings, "overwriting": [], "cases": {}, "class_names": ["background", "1"]}
-    (predictions / MANIFEST).write_text(json.dumps(manifest))
-    after = evaluate(predictions, references)["cases"][0]
-    assert after["hd95_mm"]["1"] == 2 * before["hd95_mm"]["1"] > 0
-    assert after["volume_ml"]["1"] == pytest.approx(8 * before["volume_ml"]["1"])
-    others = tmp_path / "others"
-    shutil.copytree(predictions, others)
-    (others / MANIFEST).write_text(json.dumps(manifest | {"settings": {}}))
-    for first, second in ((predictions, others), (others, predictions)):  # of the same references
-        both = evaluate(first, references, second)
-        distances = [part["cases"][0]["hd95_mm"]["1"] for part in (both, both["compare"])]
-        assert distances == [after["hd95_mm"]["1"]] * 2
-    for spacing, agrees in (([1, 1, 1], False), ([2, 4, 6], True)):  # the latter written in another way
-        (others / MANIFEST).write_text(json.dumps(manifest | {"settings": {"source_spacing_mm": spacing}}))
-        with nullcontext() if agrees else pytest.raises(ValueError, match=r"^case a: .* is \(2\.0, 4\.0, 6"):
-            assert evaluate(predictions, references, others)["comparison"]
-    settings["source_spacing_mm"] = {"a": "wide"}
-    (predictions / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="prediction.json .*data.source_spacing_mm.* expected positive"):
-        evaluate(predictions, references)
 
 
 def test_a_class_that_a_reference_lacks_does_not_count(tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+"""The result of a segmentation evaluation: rows of the CSV, and lines of the table in the terminal."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from medconv.evaluation.rendering import plain_number
+from medconv.evaluation.segmentation_report import write_report
+from medconv.evaluation.segmentation_summary import columns_of
+
+
+@dataclass(frozen=True)
+class LabelMapEvaluation:
+    """The result of `segmentation.evaluate`.
+
+    Args:
+        result: the content of the JSON file: `mean` (metric to value), `per_class` (class to metric to mean),
+            `statistics` (class to metric to what `statistics.describe` returns), `cases` (one row each:
+            metric to class to value), `train_cases` (those that the network was trained on),
+            `without_prediction` (references without a prediction), `tolerance_mm`, `lesion_iou`; with
+            `compare` also `compare` (the same for the other predictions) and `comparison`; with predicted
+            quality beside the predictions, `quality`.
+        files: case to its reference, its prediction and, with `compare`, its other prediction.
+        images: case to image, for cases that have one.
+    """
+
+    counted: ClassVar[str] = "references"
+    result: dict[str, Any]
+    files: Mapping[str, tuple[Path, ...]]
+    images: Mapping[str, Path]
+
+    def csv_rows(self) -> Iterator[Sequence[Any]]:
+        """The header, then a row per case and class (with `compare`, of both sets)."""
+        columns = columns_of(self.result["lesion_iou"])
+        yield ["predictions", "case", "class", *columns]
+        summaries = [self.result]
+        if "compare" in self.result:
+            summaries.append(self.result["compare"])
+        for summary in summaries:
+            for row in summary["cases"]:
+                for name in summary["per_class"]:
+                    values = [row[column][name] for column in columns]
+                    yield [summary["predictions"], row["case"], name, *values]
+
+    def score_lines(self) -> list[str]:
+        """Per class: mean and standard deviation of Dice, the means of the other metrics, and the number of
+        cases where Dice is defined.
+        """
+        per_class = self.result["per_class"]
+        width = max([20, *map(len, per_class)])
+        lines = [f"{'class':<{width}} {self._titles()} {'cases':>6}"]
+        for name, values in self.result["statistics"].items():
+            cells = _cells(per_class[name], values["dice"]["sd"])
+            lines.append(f"{name:<{width}} {cells} {values['dice']['n']:>6}")
+        lines.append(f"{'mean foreground':<{width}} {_cells(self.result['mean'], None)}")
+        return lines + self._quality_lines()
+
+    def _titles(self) -> str:
+        titles = f"{'Dice':>7} {'sd':>7} {'NSD':>7} {'HD95 mm':>8} {'ASD mm':>7} {'volume %':>8}"
+        if self.result["lesion_iou"] is not None:
+            titles += f" {'lesion F1':>9} {'PQ':>7}"
+        return titles
+
+    def _quality_lines(self) -> list[str]:
+        if "quality" not in self.result:
+            return []
+        lines = []
+        for name, row in self.result["quality"]["per_class"].items():
+            difference = plain_number(row["difference"])
+            correlation = plain_number(row["spearman"])
+            lines.append(
+                f"{name}: predicted minus true Dice {difference}, Spearman {correlation} in {row['n']} "
+                f"cases; {_calibration_text(row['mae_calibrated'])}"
+            )
+        return lines
+
+    def comparison_lines(self) -> list[str]:
+        lines = []
+        for name, tests in self.result["comparison"].items():
+            dice = tests["dice"]
+            lines.append(
+                f"{name}: Dice, predictions minus compare: {plain_number(dice['difference'])} in {dice['n']} "
+                f"cases, p {plain_number(dice['p_holm'])} (Wilcoxon, Holm)"
+            )
+        return lines
+
+    def page(self) -> str:
+        return write_report(self.result, self.files, self.images)
+
+
+def _calibration_text(error: float | None) -> str:
+    if error is None:
+        return "not calibrated: too few cases, or all predictions alike"
+    return f"calibrated, off by {error:.4f}"
+
+
+def _cells(values: Mapping[str, float | None], sd: float | None) -> str:
+    """Cells of a line. Args: values: metric to value."""
+    volume_error = values["volume_error"]
+    volume_per_cent = None if volume_error is None else 100 * volume_error
+    cells = [  # value, digits, width
+        (values["dice"], 4, 7),
+        (sd, 4, 7),
+        (values["nsd"], 4, 7),
+        (values["hd95_mm"], 2, 8),
+        (values["asd_mm"], 2, 7),
+        (volume_per_cent, 1, 8),
+    ]
+    if "lesion_f1" in values:
+        cells.append((values["lesion_f1"], 4, 9))
+        cells.append((values["panoptic_quality"], 4, 7))
+    return " ".join(f"{plain_number(value, digits):>{width}}" for value, digits, width in cells)

@@ -1,0 +1,45 @@
+"""medconv/evaluation/postprocessing_decision.py: the reason of a verdict, and the table."""
+
+from dataclasses import replace
+
+import pytest
+
+from medconv.evaluation.postprocessing_decision import Decision, Verdict, table
+from medconv.inference.postprocessing import FOREGROUND, Step
+
+HELPFUL = Verdict(
+    step=Step("keep_largest", FOREGROUND),
+    cases=9,
+    changed=7,
+    before=0.8,
+    after=0.85,
+    low=0.02,
+    high=0.08,
+    p=0.01,
+    gain=0.05,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"accepted": True}, "kept"),
+        ({"changed": 0}, "no: changes nothing"),
+        ({"after": 0.8}, "no: does not help"),
+        ({"worse": ("liver", "spleen")}, "no: harms liver, spleen"),
+        ({"p": 0.0734}, "no: could be chance (p = 0.073)"),
+    ],
+)
+def test_a_verdict_says_why(changes: dict[str, object], reason: str) -> None:
+    verdict = replace(HELPFUL, **changes)  # type: ignore[arg-type]
+    assert HELPFUL.helps and verdict.reason == reason
+    assert verdict.accepted or not verdict.helps
+
+
+def test_the_table_has_accepted_steps_first() -> None:
+    undefined = replace(HELPFUL, low=None, high=None)
+    accepted = replace(HELPFUL, accepted=True)
+    lines = table(Decision((accepted,), (undefined,), before={}, after={})).splitlines()
+    assert lines[0].split()[:3] == ["operation", "label", "changed"]
+    assert "whole foreground" in lines[1] and "+0.0200 to +0.0800" in lines[1] and lines[1].endswith("kept")
+    assert " +0.0500  - " in lines[2]

@@ -13,7 +13,8 @@ from medconv.data.case import Case
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_label
 from medconv.evaluation import cross_validation, cross_validation_report
-from medconv.evaluation.cross_validation import CrossValidation, Fold
+from medconv.evaluation.cross_validation import CrossValidation
+from medconv.evaluation.folds import Fold
 from medconv.evaluation.postprocessing_decision import Decision, table
 from medconv.evaluation.postprocessing_search import LabelledCase, Load, candidates, decide, volumes
 from medconv.evaluation.stated_spacing import stated_grid, stated_spacing

@@ -89,8 +89,8 @@ def _case_card(
     }
     if targets.num_values < len(targets.names):  # one class of several
         named_outputs = zip(targets.names, row["outputs"], strict=True)
-        highest_first = sorted(named_outputs, key=lambda item: -item[1])
-        return card | {"truth": row["truth"][0], "outputs": highest_first[:_MAX_OUTPUTS]}
+        outputs = sorted(named_outputs, key=lambda item: -item[1])
+        return card | {"truth": row["truth"][0], "outputs": outputs[:_MAX_OUTPUTS]}
     rows = zip(targets.names, row["truth"], row["outputs"], strict=True)
     # sorting is stable: of outputs equally far from the truth, the highest comes first
     highest_first = sorted(rows, key=lambda item: -item[2])

@@ -53,7 +53,7 @@ def test_folds_of_other_configs_are_not_averaged(sweep_folder: Path) -> None:
     path.write_text(path.read_text().replace("seed: 0", "seed: 7"))
     (crossval,) = cross_validation.read(sweep_folder)
     assert [fold.number for fold in crossval.folds] == ["0", "1"] and crossval.missing == {"2": "not there"}
-    both = cross_validation.read(sweep_folder, least=1)
+    both = cross_validation.read(sweep_folder, min_folds=1)
     larger = next(crossval for crossval in both if len(crossval.folds) == 2)
     assert "fold 2 was trained with another config, and is not counted: seed=0 and 7" in larger.warnings
 
@@ -89,31 +89,6 @@ def test_folds_of_other_classes_are_not_averaged(sweep_folder: Path, names: tupl
     assert f"warning: without fold 1 (other classes: {', '.join(names)})" in cross_validation_report.table(
         crossval
     )
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (b"\xff\xfe", "not a readable config"),
-        (b"data: ${", "not a readable config"),
-        (
-            b"data: {fold: 0, splits_file: null, num_folds: null}",
-            "data.num_folds must be a number of folds, got None",
-        ),
-        (b"data: {fold: 0, num_folds: 100000}", "data.num_folds must be a number of folds, got 100000"),
-        (
-            b"data: {fold: /../../precious, num_folds: 5}",
-            "data.fold must be `all` or a number, got '/../../precious'",
-        ),
-        (b"data: {fold: '1*', num_folds: 5}", "data.fold must be `all` or a number, got '1*'"),
-    ],
-)
-def test_an_unusable_config_is_an_error_with_its_path(content: bytes, expected: str, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/config.yaml").write_bytes(content)
-    with pytest.raises(ValueError) as error:
-        cross_validation.read(tmp_path)
-    assert str(error.value).startswith(f"{tmp_path}/run/config.yaml: ") and expected in str(error.value)
 
 
 def test_skipped_cases_are_named(sweep_folder: Path) -> None:

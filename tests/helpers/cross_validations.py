@@ -13,7 +13,7 @@ import pytest
 from helpers import tiny
 from helpers.processes import FORKED, Forked, is_running, until
 
-from medconv.evaluation import cross_validation
+from medconv.evaluation.folds import read_folds
 from medconv.sweeps import run
 from medconv.utils.exit_codes import DONE, PREEMPTED
 
@@ -78,7 +78,7 @@ def _stopped_and_resumed(dataset: Path, cwd: Path) -> str:
 
 def by_fold(home: Path) -> dict[str, Path]:
     """The run's folder of each fold."""
-    return {fold.number: fold.folder.path for fold in cross_validation._runs(home)}
+    return {fold.number: fold.folder.path for fold in read_folds(home)}
 
 
 def summaries(home: Path) -> dict[str, dict[str, Any]]:

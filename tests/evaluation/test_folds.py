@@ -1,0 +1,32 @@
+"""medconv/evaluation/folds.py: configs that cannot be used."""
+
+from pathlib import Path
+
+import pytest
+
+from medconv.evaluation.folds import read_folds
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"\xff\xfe", "not a readable config"),
+        (b"data: ${", "not a readable config"),
+        (
+            b"data: {fold: 0, splits_file: null, num_folds: null}",
+            "data.num_folds must be a number of folds, got None",
+        ),
+        (b"data: {fold: 0, num_folds: 100000}", "data.num_folds must be a number of folds, got 100000"),
+        (
+            b"data: {fold: /../../precious, num_folds: 5}",
+            "data.fold must be `all` or a number, got '/../../precious'",
+        ),
+        (b"data: {fold: '1*', num_folds: 5}", "data.fold must be `all` or a number, got '1*'"),
+    ],
+)
+def test_an_unusable_config_is_an_error_with_its_path(content: bytes, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        list(read_folds(tmp_path))
+    assert str(error.value).startswith(f"{tmp_path}/run/config.yaml: ") and expected in str(error.value)

@@ -69,6 +69,7 @@ def read(
     earlier_labels = {entry["key"]: entry["label"] for entry in _earlier_entries(runs)}
     groups: dict[str, list[Fold]] = {}
     for fold in read_folds(runs):
+        # folds of one cross-validation differ in no setting but the fold
         key = short_hash(fold.shared_settings)
         groups.setdefault(key, []).append(fold)
     crossvals = []
@@ -113,8 +114,11 @@ def _cross_validation(
             f"data.splits_file={splits_file} cannot be read, so the number of folds is unknown; some may be "
             "missing"
         )
+    # both the folds that have begun and those that nobody has started
     missing_numbers = {*states, *(expected or ())} - set(done)
-    missing = {number: states.get(number, "not there") for number in sorted(missing_numbers, key=fold_order)}
+    missing = {}
+    for number in sorted(missing_numbers, key=fold_order):
+        missing[number] = states.get(number, "not there")
     if missing:
         warnings.append(_missing_warning(missing, counted))
     warnings += _disagreements(counted)
@@ -125,7 +129,8 @@ def _latest_done(folds: Sequence[Fold]) -> tuple[dict[str, Fold], list[str]]:
     """Number to the run that counts, and a warning for each that does not."""
     done: dict[str, Fold] = {}
     warnings = []
-    for fold in sorted((fold for fold in folds if fold.done), key=_end_time):
+    ended = sorted((fold for fold in folds if fold.done), key=_end_time)
+    for fold in ended:
         earlier = done.get(fold.number)
         if earlier is not None:
             warnings.append(
@@ -182,6 +187,7 @@ def _with_config_warnings(
     warnings = []
     numbers = {fold.number for fold in crossval.folds}
     for candidate in crossvals:
+        # two complete cross-validations differ on purpose
         candidate_numbers = {fold.number for fold in candidate.folds}
         both_lack_folds = crossval.missing and candidate.missing
         if candidate is crossval or not both_lack_folds or numbers & candidate_numbers:

@@ -18,7 +18,7 @@ def table(crossval: CrossValidation) -> str:
     entry = plain(crossval)
     folds = entry["folds"]
     names = [name for name, _ in targets.score_columns(folds[0]["scores"])]
-    widths = [max(7, len(name)) for name in names]
+    widths = [max(7, len(name)) for name in names]  # 7: such as -0.1234
     total = len(crossval.folds) + len(crossval.missing)
     label = f": {crossval.label}" if crossval.label else ""
     lines = [
@@ -85,7 +85,8 @@ def _csv_text(crossvals: Sequence[CrossValidation]) -> str:
                 "case": case,
             }
             rows.append(identity | crossval.targets.case_cells(row))
-    columns = dict.fromkeys(column for row in rows for column in row)  # in order, each once
+    # the union of all columns, in order: cross-validations may have different classes
+    columns = dict.fromkeys(column for row in rows for column in row)
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()

@@ -67,9 +67,11 @@ def run_command(options: argparse.Namespace) -> int:
     if options.workers < 1:
         raise ValueError(f"workers must be at least 1, got {options.workers}")
     is_table = options.labels is not None or options.predictions.suffix == ".csv"
+    # all options are checked before the work
     evaluate = _table_evaluation(options) if is_table else _label_map_evaluation(options)
     _check_writable(output, options)
     evaluation = evaluate()
+    # scores are written before the report, which reads images and may fail
     write(evaluation, output)
     print(shown(table(evaluation)))
     report = output.with_suffix(".html")
@@ -141,6 +143,7 @@ def write(evaluation: Evaluation, path: Path) -> None:
     """`path` as JSON, and beside it a CSV with the cases (with `compare`, of both sets)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(evaluation.result, indent=2, allow_nan=False) + "\n")
+    # complete or absent: `write_text` renames the finished file
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(evaluation.csv_rows())
     write_text(path.with_suffix(".csv"), text.getvalue())
@@ -176,6 +179,7 @@ def _check_writable(output: Path, options: argparse.Namespace) -> None:
                 raise ValueError(f"output {output}: would replace {path}, which this evaluation reads")
             if path.is_dir():
                 raise ValueError(f"output {path}: cannot be written ({os.strerror(errno.EISDIR)})")
+        # `os.access` may be wrong on network file systems
         probe = output.with_name(f".{os.getpid()}.{output.name}")
         probe.touch()
         probe.unlink()

@@ -50,6 +50,7 @@ def run_command(options: argparse.Namespace) -> int:
         )
     ending = f"-{crossval.key}" if len(crossvals) > 1 else ""
     cases = validated_cases(crossval, options.runs, options.trust_package)
+    # predictions of finished cases stay, so that a stopped command goes on where it was
     with signals.raising():
         folder = options.runs / f"validation{ending}"
         predictions, targets = _predict_folds(
@@ -114,6 +115,7 @@ def _loader(predictions: Mapping[str, Path], cases: Mapping[str, Case]) -> Load:
         case_id = name.split("/", 1)[1]
         path = predictions[name]
         sample = _read_case(path, cases[case_id], spacings[path.parent])
+        # each step is tried on every case again, so reading files would dominate
         if sum(map(_num_bytes, (*cache.values(), sample))) <= _CACHE_BYTES:
             cache[name] = sample
         return sample
@@ -209,6 +211,7 @@ def _fold_folder(folder: Path, fold: Fold) -> Path:
     name = prefix + digest(fold.folder.best)[:8]
     of_same_fold = re.compile(f"{prefix}[0-9a-f]{{8}}")
     for path in folder.iterdir() if folder.is_dir() else ():
+        # nothing is removed behind a link
         is_earlier = of_same_fold.fullmatch(path.name) and path.name != name
         if is_earlier and not path.is_symlink():
             shutil.rmtree(path)
@@ -243,7 +246,9 @@ def _write(
     targets: SegmentationTargets,
     crossval: CrossValidation,
 ) -> None:
-    steps = [{**verdict.step.plain(), "evidence": verdict.plain()} for verdict in decision.accepted]
+    steps = []
+    for verdict in decision.accepted:
+        steps.append({**verdict.step.plain(), "evidence": verdict.plain()})
     rejected = []
     for verdict in decision.rejected:
         evidence = {"reason": verdict.reason, "evidence": verdict.plain()}

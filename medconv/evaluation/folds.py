@@ -74,7 +74,7 @@ class Fold:
     @property
     def shared_settings(self) -> dict[str, Any]:
         """The settings that all folds of one cross-validation share, without values derived from the data."""
-        free_keys = ("derived.", *FREE)
+        free_keys = ("derived.", *FREE)  # FREE: keys that a resumed run may change
         settings = {}
         for key, value in self.values.items():
             if key not in PER_FOLD and key != "derived" and not key.startswith(free_keys):

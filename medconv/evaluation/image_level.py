@@ -24,7 +24,11 @@ class ImageLevelEvaluation:
     """The result of `evaluate`.
 
     Args:
-        result: the content of the JSON file.
+        result: the content of the JSON file: `mean`, `intervals` and `per_class` (as `targets.scores`),
+            `cases` (a row each), `train_cases` (those that the network was trained on),
+            `without_prediction` (cases with a label but no prediction), `without_label` (the reverse: their
+            cells are empty), `targets`, `part` (the split); with `compare` also `compare` and `comparison`
+            (metric to what `metrics.bootstrap.paired` returns).
         targets: what the outputs mean.
         outputs: (cases, names).
         values: the true labels, (cases, values).
@@ -52,6 +56,7 @@ class ImageLevelEvaluation:
         lines = [f"{len(self.result['cases'])} cases{split}"]
         for name, value in self.result["mean"].items():
             line = f"{words(name):<20}{plain_number(value):>8}"
+            # an undefined metric has none
             if name in self.result["intervals"]:
                 low, high = self.result["intervals"][name]
                 line += f"  [{plain_number(low)}, {plain_number(high)}]"
@@ -97,11 +102,6 @@ def evaluate(
         split_column: as in `tables.read_truth`.
         images: folder of the images; None: the images that the predictions were made from, or that the rows
             of `labels` name.
-    Returns:
-        With the result: `mean`, `intervals` and `per_class` (as `targets.scores`), `cases` (a row each),
-        `train_cases` (those that the network was trained on), `without_prediction` (cases with a label but no
-        prediction), `without_label` (the reverse: their cells are empty), `targets`, `part` (the split); with
-        `compare` also `comparison` (metric to what `metrics.bootstrap.paired` returns).
     Raises:
         ValueError: tables that cannot be read, or predictions without a label.
     """
@@ -123,11 +123,20 @@ def evaluate(
     }
     if compare is not None:
         result |= _comparison(compare, targets, table, truth, cases)
-    if images is not None:
-        image_files = in_folder(images, "images")
-    else:
-        image_files = {**truth.images, **recorded_images(predictions.parent)}
+    image_files = _image_files(images, predictions, truth)
     return ImageLevelEvaluation(result, targets, outputs, values, image_files)
+
+
+def _image_files(
+    images: Path | None,
+    predictions: Path,
+    truth: Truth,
+) -> Mapping[str, Path]:
+    """Case to image, for the report."""
+    if images is not None:
+        return in_folder(images, "images")
+    # the images that `predict` recorded replace those that the table of labels names
+    return {**truth.images, **recorded_images(predictions.parent)}
 
 
 def _case_rows(
@@ -160,11 +169,13 @@ def _common_cases(
     Raises:
         ValueError: there are none; or, without `split`, a prediction has no row of labels.
     """
+    # in the order of the predictions
     cases = [case for case in predictions.outputs if case in truth.values]
     unlabelled = [case for case in predictions.outputs if case not in truth.values]
     if not cases:
         raise ValueError(f"labels {labels}: none of the cases of {predictions.path}, such as {unlabelled[0]}")
     without_row = [case for case in unlabelled if case not in truth.unlabelled]
+    # with a split, cases of the other splits have no row here
     if without_row and split is None:
         raise ValueError(f"labels {labels}: no row for {some(without_row, 20)}")
     return cases

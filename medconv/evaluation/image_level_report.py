@@ -54,6 +54,7 @@ def write_report(
     """The HTML page. Args: as those of `ImageLevelEvaluation`."""
     charts = targets.pictures(outputs, values)
     first_row = next(iter(result["per_class"].values()))
+    # `predict --saliency` writes its pictures beside the table
     saliency_folder = Path(result["predictions"]).parent / SALIENCY
     worst = sorted(result["cases"], key=lambda row: (-row["error"], row["case"]))
     cards = []

@@ -78,7 +78,7 @@ def agreed_targets(
 
 def numbered(values: Collection[int] | Collection[str]) -> SegmentationTargets:
     """A class for each label value that occurs, named by its number."""
-    foreground = sorted({int(value) for value in values} - {0})
+    foreground = sorted({int(value) for value in values} - {0})  # 0 is the background
     names = tuple(map(str, foreground))
     return LabelMapTargets(names, tuple((value,) for value in foreground))
 
@@ -94,7 +94,7 @@ def check_declared(
     Raises:
         ValueError: it has; names the file.
     """
-    ignored_value = -1 if ignore is None else ignore
+    ignored_value = -1 if ignore is None else ignore  # -1: no value is ignored
     highest = int(label.max(initial=0, where=label != ignored_value))
     if highest >= targets.num_values:
         raise ValueError(
@@ -112,6 +112,7 @@ def tolerances(options: Sequence[str]) -> dict[str | None, float]:
     by_class: dict[str | None, float] = {}
     for option in options:
         name, equals, number = option.rpartition("=")
+        # the last `=`: a class name may contain others
         try:
             mm = float(number)
         except ValueError:
@@ -164,6 +165,7 @@ def annotated(
         for name in classes:
             if name not in names:
                 raise ValueError(f"annotated {option}: no class {name!r}; there are {', '.join(names)}")
+        # shell patterns with `*` and `?`; upper and lower case differ
         matching_cases = [case for case in cases if fnmatchcase(case, pattern)]
         if not matching_cases:
             raise ValueError(f"annotated {option}: no case matches; the cases are {some(sorted(cases))}")
@@ -187,13 +189,14 @@ def with_annotated_structures(
         targets: None: classes are numbered.
     """
     paths = dict(references)
-    structure_count = max((len(structures_of(path)) for path in references.values()), default=0)
+    # label maps have no structures
+    structure_counts = [len(structures_of(path)) for path in references.values()]
+    structure_count = max(structure_counts, default=0)
     if not options or not structure_count:
         return paths
     all_values = range(1, 1 + structure_count)
-    values_of: Mapping[str, tuple[int, ...]] = {str(value): (value,) for value in all_values}
-    if targets:
-        values_of = targets.by_name
+    numbers = {str(value): (value,) for value in all_values}
+    values_of: Mapping[str, tuple[int, ...]] = targets.by_name if targets else numbers
     for case, names in annotated(options, references, list(values_of)).items():
         annotated_values = {value for name in names for value in values_of[name]}
         paths[case] = without(paths[case], set(all_values) - annotated_values)
@@ -207,8 +210,12 @@ def recorded_images(predictions: Path) -> dict[str, Path]:
         if manifest_path.stat().st_size > _MAX_BYTES:
             return {}
         cases = common.read_json(manifest_path)["cases"]
-        images = {case: Path(entry["images"][0]) for case, entry in cases.items() if entry["images"]}
-        return {case: path for case, path in images.items() if path.is_file()}
+        images = {}
+        for case, entry in cases.items():
+            paths = entry["images"]
+            if paths and Path(paths[0]).is_file():
+                images[case] = Path(paths[0])
+        return images
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}  # no manifest, or not one of ours; the report is made without images
 
@@ -237,7 +244,7 @@ def _manifest_targets(path: Path) -> SegmentationTargets:
     content: Any = common.read_json(path)
     if "targets" in content:
         targets = SegmentationTargets.from_plain(content["targets"])
-    else:  # of an earlier version
+    else:  # names alone, which a person may have written
         targets = LabelMapTargets.of_classes(names_of(content["class_names"]))
     if not targets.names:
         raise ValueError("no class")

@@ -31,11 +31,12 @@ def case_png(
     """
     reference_path = paths[0]
     reference, grid = read_label(reference_path, paths[-1])
+    # all on the grid of the reference
     label_maps = [reference]
     for path in paths[1:]:
         prediction, prediction_grid = read_label(path, paths[-1])
         label_maps.append(on_grid(prediction, reference_path, grid, path, prediction_grid))
-    is_labelled = reference != (-1 if ignore is None else ignore)
+    is_labelled = reference != (-1 if ignore is None else ignore)  # -1: no value is ignored
     arrays = [np.where(is_labelled, label_map, 0) for label_map in label_maps]
     if image is not None:
         voxels, image_grid = read_image([image])
@@ -44,11 +45,12 @@ def case_png(
     is_slice = grid.shape[2] == 1
     planes = []
     for array in arrays:
-        canonical, spacing = to_canonical(array[None], grid)
+        canonical, spacing = to_canonical(array[None], grid)  # with an axis of channels
         planes.append(canonical[0, ..., 0] if is_slice else canonical[0])
     if is_slice:
         spacing = spacing[:2]
-    return _picture(planes[: len(paths)], planes[-1] if image else None, spacing)
+    image_plane = planes[-1] if image else None
+    return _picture(planes[: len(paths)], image_plane, spacing)
 
 
 def _picture(
@@ -123,5 +125,6 @@ def _foreground_box(
     sides = []
     for side, mm in zip(content_box(labels), spacing_mm, strict=True):
         margin = round(_MARGIN_MM / mm)  # voxels
-        sides.append(slice(max(0, side.start - margin), side.stop + margin))
+        start = max(0, side.start - margin)  # a negative start would count from the end
+        sides.append(slice(start, side.stop + margin))
     return tuple(sides)

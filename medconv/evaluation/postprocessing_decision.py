@@ -107,6 +107,7 @@ def table(decision: Decision) -> str:
     )
     lines = [template.format(*titles)]
     for verdict in (*decision.accepted, *decision.rejected):
+        # undefined for a single case
         has_interval = verdict.low is not None
         cells = (
             str(verdict.step),

@@ -173,7 +173,7 @@ def _verdicts(
     tests = [
         _paired_test(step, after, before, targets) for step, after in zip(tried, scores[1:], strict=True)
     ]
-    p_values = {}
+    p_values = {}  # a step that changes nothing is no test
     for index, test in enumerate(tests):
         p_values[str(index)] = test["p"] if changed[index].any() else None
     corrected = holm(p_values)
@@ -208,7 +208,9 @@ def _paired_test(
     classes: slice | list[int] = slice(None)
     if step.label != FOREGROUND:
         classes = [targets.names.index(step.label)]
-    return paired(after[:, classes].mean(1).tolist(), before[:, classes].mean(1).tolist())
+    after_means = after[:, classes].mean(1)
+    before_means = before[:, classes].mean(1)
+    return paired(after_means.tolist(), before_means.tolist())
 
 
 def _worse_classes(

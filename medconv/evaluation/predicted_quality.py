@@ -105,6 +105,7 @@ def _defined_pairs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Predicted and true Dice of a class, of the cases in which both are defined."""
     pairs = [(predicted[case][name], true[case][name]) for case in predicted]
+    # a class is undefined where neither label map has it
     defined = [pair for pair in pairs if None not in pair]
     values = np.array(defined, float).reshape(-1, 2)
     return values[:, 0], values[:, 1]
@@ -151,7 +152,10 @@ def _fitted(predicted: np.ndarray, true: np.ndarray) -> quality.Line | None:
         return None
     centred = predicted - predicted.mean()
     covariance = max(0.0, float(centred @ true))
-    variance = max(float(centred @ centred), 1e-12)
+    variance = max(
+        float(centred @ centred),
+        1e-12,
+    )  # constant predictions: the slope is 0
     slope = covariance / variance
     intercept = float(true.mean() - slope * predicted.mean())
     return slope, intercept
@@ -161,6 +165,7 @@ def _leave_one_out_error(predicted: np.ndarray, true: np.ndarray) -> float | Non
     """The mean error of a case under the line that was fitted without it; None: too few cases."""
     expected_dice = []
     for index, dice in enumerate(predicted.tolist()):
+        # the line of all other cases
         is_kept = np.arange(len(true)) != index
         line = _fitted(predicted[is_kept], true[is_kept])
         expected_dice.append(quality.expected(dice, line))

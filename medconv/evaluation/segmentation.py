@@ -86,7 +86,7 @@ def evaluate(
         reference_set.folder,
     )
     reference_set = _with_annotated_structures(reference_set, targets, settings)
-    if targets:
+    if targets:  # without them, the classes are those that the cases turn out to have
         _check_targets(targets, reference_set, settings)
     cases = list(prediction_sets[0].files)
     image_files = images_of(
@@ -167,6 +167,7 @@ def _measure_sets(
     """A row per case, for each set of predictions."""
     folders = [predictions.folder for predictions in prediction_sets]
     cases = {case for predictions in prediction_sets for case in predictions.files}
+    # the same reference is measured with one spacing in both sets
     rows_of_sets = []
     for predictions, spacing in zip(prediction_sets, agreed_spacing(folders, cases), strict=True):
         measurement = _CaseMeasurement(
@@ -235,6 +236,7 @@ def _measure_cases(measurement: _CaseMeasurement, workers: int) -> list[CaseRow]
         except ValueError as error:
             return f"  case {case}: {error}"
 
+    # collect the errors of all cases, so that a user can mend all files at once
     cases = list(measurement.predictions.files)
     results = list(each(row_or_error, cases, workers, "evaluating"))
     errors = [result for result in results if isinstance(result, str)]
@@ -245,7 +247,11 @@ def _measure_cases(measurement: _CaseMeasurement, workers: int) -> list[CaseRow]
 
 def _numbered_targets(rows_of_sets: Sequence[Sequence[CaseRow]]) -> SegmentationTargets:
     """A class for each label value of any case."""
-    return labels.numbered({name for rows in rows_of_sets for row in rows for name in row["dice"]})
+    values: set[str] = set()
+    for rows in rows_of_sets:
+        for row in rows:
+            values.update(row["dice"])
+    return labels.numbered(values)
 
 
 def _drop_not_annotated(
@@ -322,6 +328,6 @@ def _files_of_cases(
     """Case to its reference and its predictions."""
     files = {}
     for case in prediction_sets[0].files:
-        label_map_sets = (references, *prediction_sets)
+        label_map_sets = (references, *prediction_sets)  # the second set may lack a case
         files[case] = tuple(maps.files[case] for maps in label_map_sets if case in maps.files)
     return files

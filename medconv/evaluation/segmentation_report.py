@@ -37,7 +37,10 @@ def write_report(
     """
     targets = SegmentationTargets.from_plain(result["targets"])
     metrics = metrics_of(result["lesion_iou"])
-    charts = [(metric, distribution(_series(result, metric), metric.unit)) for metric in metrics]
+    charts = []
+    for metric in metrics:
+        series = _series(result, metric)
+        charts.append((metric, distribution(series, metric.unit)))
     metric_definitions = {metric.title: metric.definition for metric in metrics}
     return rendering.render(
         "segmentation_report.html.j2",
@@ -83,6 +86,7 @@ def _better(row: Mapping[str, Any], metric: Metric) -> str:
 
 
 def _series(result: Mapping[str, Any], metric: Metric) -> list[Series]:
+    # shares are drawn in per cent
     scale = 100 if metric.unit == "%" else 1
     cases_by_style = {"a": result["cases"]}
     if "compare" in result:
@@ -112,7 +116,7 @@ def _worst_cases(
         dice = mean(row["dice"])
         if dice is not None:
             scored.append((dice, row["case"], row))
-    scored.sort(key=lambda entry: entry[:2])
+    scored.sort(key=lambda entry: entry[:2])  # equal Dice: by case id
     cards = []
     for dice, case, row in scored[:_WORST_CASES]:
         card = _case_card(row, paths[case], images.get(case), ignore)

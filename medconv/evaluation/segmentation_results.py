@@ -34,6 +34,7 @@ class LabelMapEvaluation:
         """The header, then a row per case and class (with `compare`, of both sets)."""
         columns = columns_of(self.result["lesion_iou"])
         yield ["predictions", "case", "class", *columns]
+        # `compare` has the same keys as the whole result
         summaries = [self.result]
         if "compare" in self.result:
             summaries.append(self.result["compare"])
@@ -48,7 +49,7 @@ class LabelMapEvaluation:
         cases where Dice is defined.
         """
         per_class = self.result["per_class"]
-        width = max([20, *map(len, per_class)])
+        width = max([20, *map(len, per_class)])  # letters of the first column
         lines = [f"{'class':<{width}} {self._titles()} {'cases':>6}"]
         for name, values in self.result["statistics"].items():
             cells = _cells(per_class[name], values["dice"]["sd"])
@@ -97,6 +98,7 @@ def _calibration_text(error: float | None) -> str:
 
 def _cells(values: Mapping[str, float | None], sd: float | None) -> str:
     """Cells of a line. Args: values: metric to value."""
+    # a share in the JSON, per cent in the table
     volume_error = values["volume_error"]
     volume_per_cent = None if volume_error is None else 100 * volume_error
     cells = [  # value, digits, width

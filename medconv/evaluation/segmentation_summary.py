@@ -33,6 +33,7 @@ def summarize(
         name: {column: values["mean"] for column, values in by_column.items()}
         for name, by_column in described.items()
     }
+    # over cases first, then over classes: a rare class counts as much as a frequent one
     mean = {}
     for column in columns:
         class_means = {name: per_class[name][column] for name in names}
@@ -61,15 +62,20 @@ def compare(
     Raises:
         ValueError: no case that both have.
     """
-    first_rows = {row["case"]: row for row in first["cases"]}
+    # paired by case id, as each set may lack cases of the other
     second_rows = {row["case"]: row for row in second["cases"]}
-    pairs = [(row, second_rows[case]) for case, row in first_rows.items() if case in second_rows]
+    pairs = []
+    for row in first["cases"]:
+        if row["case"] in second_rows:
+            pairs.append((row, second_rows[row["case"]]))
     if not pairs:
         raise ValueError(f"compare {second['predictions']}: no case that {first['predictions']} has too")
     comparison: dict[str, Any] = {name: {} for name in first["per_class"]}
     for metric in metrics_of(lesion_iou):
         tests = {name: _paired_test(pairs, metric, name) for name in comparison}
-        corrected = statistics.holm({name: test["p"] for name, test in tests.items()})
+        # one family of tests per metric
+        p_values = {name: test["p"] for name, test in tests.items()}
+        corrected = statistics.holm(p_values)
         for name, test in tests.items():
             comparison[name][metric.name] = {**test, "p_holm": corrected[name]}
     return comparison
@@ -93,7 +99,11 @@ def _described(
     columns: Sequence[str],
 ) -> dict[str, Any]:
     """Metric to the statistics of a class."""
-    return {column: statistics.describe([row[column][name] for row in cases]) for column in columns}
+    described = {}
+    for column in columns:
+        values = [row[column][name] for row in cases]
+        described[column] = statistics.describe(values)
+    return described
 
 
 def _paired_test(

@@ -19,7 +19,7 @@ from medconv.targets.multilabel import MultilabelTargets
 from medconv.targets.regression import RegressionTargets
 from medconv.utils.logging import some
 
-Rows = list[tuple[int, dict[str, str]]]  # number in the file, and column to text
+Row = tuple[int, dict[str, str]]  # number in the file, and column to text
 _BINARY_CELLS = {"0", "1", "0.0", "1.0", "true", "false"}
 
 
@@ -79,7 +79,7 @@ def read_predictions(path: Path, argument: str) -> PredictionTable:
     if targets is None and "predicted" in header and len(names) > 1:
         targets = MulticlassTargets(names)
     are_probabilities = targets is not None and not targets.unbounded
-    parser = RegressionTargets(names)  # any finite number
+    parser = RegressionTargets(names)  # takes any finite number
     outputs: dict[str, np.ndarray] = {}
     for number, row in rows:
         case = row["case"]
@@ -144,7 +144,9 @@ def read_truth(
     if label_columns:
         columns = _in_order(label_columns, targets)
     _check_header(path, header, columns if split is None else [*columns, split_column])
-    image_files = [path.parent / row["path"] for _, row in rows] if "path" in header else []
+    image_files = []
+    if "path" in header:
+        image_files = [path.parent / row["path"] for _, row in rows]
     # A label may be called `case`; then `path` tells the case.
     ids = row_ids(
         path,
@@ -152,11 +154,28 @@ def read_truth(
         [row for _, row in rows],
         others=columns if image_files else (),
     )
+    cases = list(zip(ids, rows, strict=True))
+    if split is not None:
+        cases = [(case, row) for case, row in cases if _split_of(row[1], split_column) == split]
+    values, unlabelled = _values_of(cases, targets, columns, path)
+    if not values:
+        condition = f" whose column {split_column!r} is {split}" if split is not None else ""
+        condition += " with a label" if unlabelled else ""
+        raise ValueError(f"labels {path}: no row{condition}")
+    images = dict(zip(ids, image_files, strict=True)) if image_files else {}
+    return Truth(values, images, unlabelled)
+
+
+def _values_of(
+    cases: Sequence[tuple[str, Row]],
+    targets: ImageLevelTargets,
+    columns: Sequence[str],
+    path: Path,
+) -> tuple[dict[str, tuple[float, ...]], tuple[str, ...]]:
+    """Case to its values, and the cases without a label."""
     values: dict[str, tuple[float, ...]] = {}
-    unlabelled: dict[str, None] = {}  # in order
-    for case, (number, row) in zip(ids, rows, strict=True):
-        if split is not None and _split_of(row, split_column) != split:
-            continue
+    unlabelled: dict[str, None] = {}  # a set in order
+    for case, (number, row) in cases:
         position = f"labels {path}, row {number}"
         if case in values or case in unlabelled:
             raise ValueError(f"{position}: case {case} is there twice")
@@ -164,12 +183,7 @@ def read_truth(
             unlabelled[case] = None
         else:
             values[case] = _parsed(targets, row, columns, position)
-    if not values:
-        condition = f" whose column {split_column!r} is {split}" if split is not None else ""
-        condition += " with a label" if unlabelled else ""
-        raise ValueError(f"labels {path}: no row{condition}")
-    images = dict(zip(ids, image_files, strict=True)) if image_files else {}
-    return Truth(values, images, tuple(unlabelled))
+    return values, tuple(unlabelled)
 
 
 def _check_header(
@@ -201,6 +215,7 @@ def _in_order(columns: Sequence[str], targets: ImageLevelTargets) -> list[str]:
         raise ValueError(
             f"label columns: expected {targets.num_values} for {targets.kind}, got {', '.join(columns)}"
         )
+    # the same names in another order are certain to belong together
     names = list(targets.value_names)
     if sorted(columns) == sorted(names):
         return names
@@ -228,7 +243,8 @@ def _parsed(
 
 
 def _are_probabilities(outputs: np.ndarray) -> bool:
-    return bool(((outputs >= 0) & (outputs <= 1)).all())
+    is_in_range = (outputs >= 0) & (outputs <= 1)
+    return bool(is_in_range.all())
 
 
 def _from_manifest(
@@ -260,7 +276,7 @@ def _from_manifest(
     return type(targets)(names)
 
 
-def _read_table(path: Path, argument: str) -> tuple[list[str], Rows]:
+def _read_table(path: Path, argument: str) -> tuple[list[str], list[Row]]:
     """Header and rows. Args: argument: the name of the table, for messages."""
     if not path.is_file():
         raise ValueError(f"{argument} {path}: no such file, expected a table (CSV)")

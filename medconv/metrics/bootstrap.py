@@ -55,6 +55,7 @@ def paired(
     values = image_level.measure(targets, outputs, truth)
     compared_values = image_level.measure(targets, compared_outputs, truth)
     resampled = _resampled_columns(targets, outputs, truth, samples, seed)
+    # the same seed draws the same cases
     compared_resampled = _resampled_columns(
         targets,
         compared_outputs,

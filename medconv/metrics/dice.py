@@ -41,6 +41,7 @@ def dice(
     table = _contingency_table(prediction, reference, targets.num_values)
     scores: ClassScores = {}
     for name, values in targets.by_name.items():
+        # a voxel of a region may have another of its values in the other map
         overlap = table[np.ix_(values, values)].sum()
         predicted_voxels = table[list(values)].sum()
         reference_voxels = table[:, list(values)].sum()

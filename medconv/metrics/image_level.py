@@ -255,7 +255,10 @@ def regression_metrics(
     }
 
 
-def _without_rounding_error(variance: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _without_rounding_error(
+    variance: np.ndarray,
+    values: np.ndarray,
+) -> np.ndarray:
     """The variance; 0 if it is only rounding error."""
     smallest_std = _CONSTANT * np.abs(values).max()
     return np.where(variance <= smallest_std**2, 0, variance)
@@ -307,7 +310,10 @@ def _bin_membership(probabilities: np.ndarray) -> np.ndarray:
     return membership.astype(float)
 
 
-def _ratio(numerator: np.ndarray | float, denominator: np.ndarray | float) -> np.ndarray:
+def _ratio(
+    numerator: np.ndarray | float,
+    denominator: np.ndarray | float,
+) -> np.ndarray:
     """numerator / denominator; NaN if the denominator is 0."""
     numerator = np.atleast_1d(numerator).astype(float)
     denominator = np.atleast_1d(denominator).astype(float)

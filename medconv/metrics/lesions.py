@@ -57,6 +57,7 @@ def match(
     predicted_sizes = _sizes(predicted_lesions)[predicted_index]
     reference_sizes = _sizes(reference_lesions)[reference_index]
     overlaps = shared_voxels / (predicted_sizes + reference_sizes - shared_voxels)
+    # pairs below the threshold may not take a partner from others
     is_kept = overlaps >= iou
     matched = _one_to_one(
         predicted_index[is_kept],

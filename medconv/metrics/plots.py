@@ -150,6 +150,7 @@ def reliability(curves: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> np.ndar
     Args:
         curves: at most ten are drawn: name, probabilities (cases,), and whether each is right (cases,).
     """
+    # the diagram is three times as high as the histogram
     figure, (axes, histogram) = _figure(height_ratios=(3, 1))
     drawn_curves = curves[:_MAX_CURVES]
     for name, probabilities, right in drawn_curves:
@@ -204,7 +205,8 @@ def scatter(
         _PANEL_INCHES * rows,
         panels=len(names),
     )
-    lines = [*lines, *[None] * len(names)]  # a name without a line has None
+    # a name without a line has None
+    lines = [*lines, *[None] * len(names)]
     for axes, name, predicted, true, line in zip(panels, names, outputs.T, truth.T, lines, strict=False):
         is_finite = np.isfinite(predicted) & np.isfinite(true)
         _scatter_panel(axes, predicted[is_finite], true[is_finite], line)
@@ -224,6 +226,7 @@ def _scatter_panel(
     values = np.concatenate([predicted, true])
     _plot_diagonal(axes, float(values.min()), float(values.max()))
     if line is not None:
+        # a line over predicted values, which are on the vertical axis
         slope, intercept = line
         ends = [float(predicted.min()), float(predicted.max())]
         axes.plot(
@@ -244,9 +247,13 @@ def _plot_diagonal(axes: Any, low: float, high: float) -> None:
     )
 
 
-def _roc_points(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _roc_points(
+    scores: np.ndarray,
+    positive: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     """False and true positive rate at each threshold, from the highest; equal scores share a threshold."""
     order = np.argsort(-scores, kind="stable")
+    # cases of equal scores are on the same side of every threshold
     is_last_of_score = np.append(np.diff(scores[order]) != 0, True)
     ends = np.flatnonzero(is_last_of_score)
     true_positives = np.concatenate([[0], np.cumsum(positive[order])[ends]])
@@ -279,6 +286,7 @@ def _figure(
     if panels:
         columns = min(_PANELS_PER_ROW, panels)
         grid = figure.subplots(_panel_rows(panels), columns, squeeze=False).ravel()
+        # the last row may have empty panels
         for axes in grid[panels:]:
             axes.set_axis_off()
         return figure, grid[:panels]

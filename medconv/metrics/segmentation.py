@@ -101,6 +101,7 @@ def _dice(masks: ClassMasks) -> float:
 
 
 def _surface_dice(masks: ClassMasks) -> float:
+    # not cached: only this metric needs surface elements
     elements = surface_distance.element_distances(
         masks.prediction,
         masks.reference,
@@ -292,7 +293,7 @@ def _class_masks(
     predicted_boxes = find_objects(prediction, max_label=highest)
     reference_boxes = find_objects(reference, max_label=highest)
     for name, values in targets.by_name.items():
-        # the boxes of label value 1 come first
+        # `find_objects` gives the box of label value 1 first; None: the map does not have the value
         boxes = [predicted_boxes[value - 1] for value in values]
         boxes += [reference_boxes[value - 1] for value in values]
         box = _bounding_box(boxes)
@@ -321,7 +322,8 @@ def _value(
 ) -> float | None:
     if not any(masks.sizes):
         return None
-    is_missed = not all(masks.sizes)  # in one of the two maps only
+    # in one of the two maps only: the worst possible value
+    is_missed = not all(masks.sizes)
     if metric.better and is_missed:
         return 0.0 if metric.better > 0 else worst_mm
     return metric.measure(masks)

@@ -40,6 +40,7 @@ def interval(values: np.ndarray) -> tuple[float | None, float | None]:
     n = len(values)
     if n < 2:
         return None, None
+    # the same cases give the same interval in every report
     rng = np.random.default_rng(0)
     resamples_per_chunk = max(1, _NUMBERS_PER_CHUNK // n)
     chunk_means = []
@@ -51,7 +52,10 @@ def interval(values: np.ndarray) -> tuple[float | None, float | None]:
     return float(low), float(high)
 
 
-def paired(first: Sequence[float | None], second: Sequence[float | None]) -> dict[str, Any]:
+def paired(
+    first: Sequence[float | None],
+    second: Sequence[float | None],
+) -> dict[str, Any]:
     """The difference `first` - `second` over the `n` cases in which both are defined, in the same order.
 
     Returns:

@@ -159,6 +159,7 @@ class ImageLevelTargets(ImageLevelScoredTargets):
 
     def try_loss(self, loss: Any, spatial_dims: int) -> str | None:
         """The loss must be a mean over samples, so that accumulated batches have the gradient of one."""
+        # its own generator: a trial must not change the run's random numbers
         generator = torch.Generator().manual_seed(0)
         shape = (_TRIAL_SAMPLES, self.num_values)
         label = torch.randint(2, shape, generator=generator).float()

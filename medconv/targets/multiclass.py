@@ -64,6 +64,7 @@ class MulticlassTargets(ImageLevelTargets):
             )
         if names:
             return cls(tuple(map(str, names)))
+        # an empty cell: the case has no label
         different_labels = {*labels[0]} - {""}
         class_names = tuple(sorted(different_labels, key=_sort_key))
         if len(class_names) > _MAX_CLASSES:
@@ -179,6 +180,7 @@ class MulticlassTargets(ImageLevelTargets):
 
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
         """One-hot over the class of the highest probability. Shape: (cases, classes) -> the same, bool."""
+        # of equal probabilities, the first class
         predicted_class = outputs.argmax(1)[:, None]
         predicted: np.ndarray = predicted_class == np.arange(outputs.shape[1])
         return predicted

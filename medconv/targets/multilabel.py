@@ -54,6 +54,7 @@ class MultilabelTargets(NumberTargets):
         return [*groups, np.flatnonzero(without_label)]
 
     def check_examples(self, values: np.ndarray, split: str) -> str | None:
+        # training needs positive cases alone; an AUC in validation needs negative ones, too
         if split == "training":
             return super().check_examples(values, split)
         members = self.members(values)

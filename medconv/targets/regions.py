@@ -73,6 +73,7 @@ class RegionTargets(SegmentationTargets):
 
     def decode(self, logits: Iterable[Tensor]) -> Tensor:
         label: Tensor | None = None
+        # one region at a time: not all of them need to be in memory
         for value, region in zip(self.order, logits, strict=True):
             if label is None:
                 label = torch.zeros_like(region, dtype=torch.int16)

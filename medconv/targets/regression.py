@@ -69,6 +69,7 @@ class RegressionTargets(NumberTargets):
     def fitted(self, values: np.ndarray) -> Self:
         stds = values.std(0)
         largest = np.abs(values).max(0)
+        # a constant number is not scaled
         stds = np.where(stds > _CONSTANT * largest, stds, 1.0)
         means = values.mean(0)
         return replace(self, means=tuple(means.tolist()), stds=tuple(stds.tolist()))

@@ -50,6 +50,7 @@ class SegmentationTargets(DiceScoredTargets):
         ignore, also_ignored = _ignored_values(content, values)
         further_fields = cls._further_fields(content)
         targets = cls(names, values, ignore, also_ignored=also_ignored, **further_fields)
+        # else a label map could not tell two names apart
         if len(set(targets.written)) != len(names):
             raise ValueError("each name needs a label value of its own; for regions, `order` gives it")
         if any(value not in group for value, group in zip(targets.written, values, strict=True)):
@@ -68,7 +69,7 @@ class SegmentationTargets(DiceScoredTargets):
             "values": [list(group) for group in self.values],
             "ignore": self.ignore,
         }
-        if self.also_ignored:  # absent elsewhere, so that files of earlier versions stay the same
+        if self.also_ignored:  # left out where empty, so that other files keep their content
             content["also_ignored"] = list(self.also_ignored)
         return content
 
@@ -116,6 +117,7 @@ class SegmentationTargets(DiceScoredTargets):
         """A label map with `ignore` in the place of the values of `also_ignored`."""
         if self.ignore is None or not self.also_ignored:
             return label
+        # the loss and the metrics know `ignore` alone
         is_ignored = np.isin(label, self.also_ignored)
         return np.where(is_ignored, self.ignore, label).astype(label.dtype)
 
@@ -195,6 +197,7 @@ class SegmentationTargets(DiceScoredTargets):
         """
         reference = self.reference(encoded)
         labelled = self.labelled(encoded)
+        # outputs without a reference get no gradient of their own
         if annotated is not None:
             outputs, reference = self.marginal(outputs, reference, annotated)
         if labelled is None:
@@ -215,6 +218,7 @@ class SegmentationTargets(DiceScoredTargets):
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(2, self.num_outputs, *size, generator=generator)
         label = torch.randint(self.num_values, (2, 1, *size), generator=generator)
+        # voxels of both samples change places
         order = torch.randperm(label.numel(), generator=generator)
         reference = self.reference(label)
         value = float(loss(logits, reference))
@@ -300,6 +304,7 @@ def _has_mask_argument(function: Callable[..., Any]) -> bool:
 
 def _labelled_row(values: Tensor, labelled: Tensor) -> Tensor:
     """The labelled voxels of all samples: (batch, channels, *spatial) -> (1, channels, voxels, 1, ...)."""
+    # channels last, so that the mask takes whole voxels
     row = values.movedim(1, -1)[labelled[:, 0]].T
     trailing_ones = (1,) * (values.ndim - 3)
     return row.reshape(1, *row.shape, *trailing_ones)

@@ -111,8 +111,8 @@ def tolerances(options: Sequence[str]) -> dict[str | None, float]:
     """
     by_class: dict[str | None, float] = {}
     for option in options:
-        name, equals, number = option.rpartition("=")
         # the last `=`: a class name may contain others
+        name, equals, number = option.rpartition("=")
         try:
             mm = float(number)
         except ValueError:

@@ -88,13 +88,8 @@ def evaluate(
     reference_set = _with_annotated_structures(reference_set, targets, settings)
     if targets:  # without them, the classes are those that the cases turn out to have
         _check_targets(targets, reference_set, settings)
-    cases = list(prediction_sets[0].files)
-    image_files = images_of(
-        prediction_sets[0].folder,
-        reference_set.folder,
-        images,
-        cases,
-    )
+    first = prediction_sets[0]
+    image_files = images_of(first.folder, reference_set.folder, images, list(first.files))
     rows_of_sets = _measure_sets(
         prediction_sets,
         reference_set,
@@ -105,11 +100,10 @@ def evaluate(
     targets = targets or _numbered_targets(rows_of_sets)
     labels.check_tolerances(settings.tolerances, targets.names)
     _drop_not_annotated(rows_of_sets, reference_set, targets, settings)
-    result = _result(prediction_sets, reference_set, rows_of_sets, targets, settings)
     return LabelMapEvaluation(
-        result,
-        _files_of_cases(prediction_sets, reference_set),
-        image_files,
+        result=_result(prediction_sets, reference_set, rows_of_sets, targets, settings),
+        files=_files_of_cases(prediction_sets, reference_set),
+        images=image_files,
     )
 
 

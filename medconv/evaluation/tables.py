@@ -144,15 +144,13 @@ def read_truth(
     if label_columns:
         columns = _in_order(label_columns, targets)
     _check_header(path, header, columns if split is None else [*columns, split_column])
-    image_files = []
-    if "path" in header:
-        image_files = [path.parent / row["path"] for _, row in rows]
+    has_paths = "path" in header and bool(rows)
     # A label may be called `case`; then `path` tells the case.
     ids = row_ids(
         path,
         header,
         [row for _, row in rows],
-        others=columns if image_files else (),
+        others=columns if has_paths else (),
     )
     cases = list(zip(ids, rows, strict=True))
     if split is not None:
@@ -162,7 +160,9 @@ def read_truth(
         condition = f" whose column {split_column!r} is {split}" if split is not None else ""
         condition += " with a label" if unlabelled else ""
         raise ValueError(f"labels {path}: no row{condition}")
-    images = dict(zip(ids, image_files, strict=True)) if image_files else {}
+    images = {}
+    if has_paths:
+        images = {case: path.parent / row["path"] for case, (_, row) in zip(ids, rows, strict=True)}
     return Truth(values, images, unlabelled)
 
 

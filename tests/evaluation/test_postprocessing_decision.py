@@ -32,8 +32,13 @@ HELPFUL = Verdict(
 )
 def test_a_verdict_says_why(changes: dict[str, object], reason: str) -> None:
     verdict = replace(HELPFUL, **changes)  # type: ignore[arg-type]
-    assert HELPFUL.helps and verdict.reason == reason
-    assert verdict.accepted or not verdict.helps
+    assert verdict.reason == reason
+
+
+def test_a_step_helps_if_it_is_better_significant_and_harms_no_class() -> None:
+    assert HELPFUL.helps
+    for changes in ({"after": 0.8}, {"low": -0.01}, {"low": None}, {"p": 0.06}, {"worse": ("liver",)}):
+        assert not replace(HELPFUL, **changes).helps  # type: ignore[arg-type]
 
 
 def test_the_table_has_accepted_steps_first() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from medconv.targets.monitor import MonitoredMetric
 
 HIGHEST = torch.iinfo(torch.int16).max  # the largest label value
+NamedScore = tuple[str, float | None]  # None: undefined
 KINDS: dict[str, type[Targets]] = {}  # by name; a class with a `kind` enters itself
 
 
@@ -194,7 +195,7 @@ class Targets(ABC):
         """Scores for `summary.json`, without `val/`."""
 
     @abstractmethod
-    def score_table(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
+    def score_table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
         """Names and values for the terminal.
 
         Args:
@@ -236,7 +237,7 @@ class Targets(ABC):
         """
 
     @abstractmethod
-    def score_columns(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
+    def score_columns(self, summary: Mapping[str, Any]) -> list[NamedScore]:
         """Names and values of a fold, for a table.
 
         Args:

@@ -9,7 +9,7 @@ import numpy as np
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics.dice import ClassScores
 from medconv.metrics.statistics import describe
-from medconv.targets.base import Targets
+from medconv.targets.base import NamedScore, Targets
 from medconv.targets.monitor import DICE, MonitoredMetric
 
 
@@ -65,7 +65,7 @@ class DiceScoredTargets(Targets):
         per_class = metrics_dice.mean_per_class(list(rows.values()))
         return {"dice": metrics_dice.mean(per_class), "dice_per_class": per_class}
 
-    def score_table(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
+    def score_table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
         per_class = summary.get("val/dice_per_class") or {}
         if not per_class:
             return []
@@ -85,11 +85,12 @@ class DiceScoredTargets(Targets):
             case_values = [row[name] for row in rows]
             fold_values = [summary["dice_per_class"][name] for summary in summaries]
             per_class[name] = _over_cases(case_values, fold_values)
-        mean = _over_cases(
-            [metrics_dice.mean(row) for row in rows], [summary["dice"] for summary in summaries]
-        )
+        case_means = [metrics_dice.mean(row) for row in rows]
+        fold_means = [summary["dice"] for summary in summaries]
+        mean = _over_cases(case_means, fold_means)
         # as `evaluate`: the mean over classes of the means over cases
-        mean["dice"] = metrics_dice.mean({name: scores["dice"] for name, scores in per_class.items()})
+        class_means = {name: scores["dice"] for name, scores in per_class.items()}
+        mean["dice"] = metrics_dice.mean(class_means)
         return {"mean": mean, "per_class": per_class}
 
     def over_folds_lines(
@@ -105,9 +106,12 @@ class DiceScoredTargets(Targets):
         }
         if any(column["n"] < cases for column in columns):
             keys["defined in"] = "n"
-        return [(title, [column[key] for column in columns]) for title, key in keys.items()]
+        lines = []
+        for title, key in keys.items():
+            lines.append((title, [column[key] for column in columns]))
+        return lines
 
-    def score_columns(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
+    def score_columns(self, summary: Mapping[str, Any]) -> list[NamedScore]:
         return [*summary["dice_per_class"].items(), ("mean", summary["dice"])]
 
 

@@ -10,7 +10,7 @@ from medconv.metrics import bootstrap, image_level
 from medconv.metrics.image_level import Columns
 from medconv.metrics.segmentation import MetricValues
 from medconv.metrics.statistics import describe
-from medconv.targets.base import Targets
+from medconv.targets.base import NamedScore, Targets
 
 # a row of `validation`: `outputs`, decoded, and `values`, the case's label
 CaseOutputs = dict[str, list[float]]
@@ -101,7 +101,7 @@ class ImageLevelScoredTargets(Targets):
         outputs, truth = self.arrays(list(rows.values()))
         return image_level.measure(self, outputs, truth)
 
-    def score_table(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
+    def score_table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
         scores = []
         for name in self.metric_names:
             if f"val/{name}" in summary:
@@ -152,7 +152,7 @@ class ImageLevelScoredTargets(Targets):
             ("95 % to", [high for _, high in intervals]),
         ]
 
-    def score_columns(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
+    def score_columns(self, summary: Mapping[str, Any]) -> list[NamedScore]:
         return list(summary.items())
 
     def score_text(self, outputs: np.ndarray, truth: np.ndarray) -> str:

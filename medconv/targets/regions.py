@@ -69,7 +69,9 @@ class RegionTargets(SegmentationTargets):
     ) -> tuple[Tensor, Tensor]:
         spatial_ones = (1,) * (outputs.ndim - 2)
         is_annotated = annotated.view(*annotated.shape, *spatial_ones)
-        return torch.where(is_annotated, outputs, ABSENT), torch.where(is_annotated, reference, 0)
+        outputs = torch.where(is_annotated, outputs, ABSENT)
+        reference = torch.where(is_annotated, reference, 0)
+        return outputs, reference
 
     def decode(self, logits: Iterable[Tensor]) -> Tensor:
         label: Tensor | None = None

@@ -53,8 +53,9 @@ class SegmentationTargets(DiceScoredTargets):
         # else a label map could not tell two names apart
         if len(set(targets.written)) != len(names):
             raise ValueError("each name needs a label value of its own; for regions, `order` gives it")
-        if any(value not in group for value, group in zip(targets.written, values, strict=True)):
-            raise ValueError("the label value that a region writes must be one of its values")
+        for value, group in zip(targets.written, values, strict=True):
+            if value not in group:
+                raise ValueError("the label value that a region writes must be one of its values")
         return targets
 
     @classmethod
@@ -90,8 +91,10 @@ class SegmentationTargets(DiceScoredTargets):
     @property
     def words(self) -> str:
         """For messages, such as `whole=1+2, core=2`."""
-        sums = {name: "+".join(map(str, values)) for name, values in self.by_name.items()}
-        return ", ".join(f"{name}={values}" for name, values in sums.items())
+        texts = []
+        for name, values in self.by_name.items():
+            texts.append(f"{name}={'+'.join(map(str, values))}")
+        return ", ".join(texts)
 
     @property
     def description(self) -> str:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from medconv.convs import SwapReport, ball, basis, fold_convs, plain, swap_convs, transform
+from medconv.convs.factorised import SqueezeExcitation
 from medconv.convs.parametrization import Foldable
 from medconv.convs.swap import check_folds
 from medconv.models.unet import UNet
@@ -231,6 +232,24 @@ def test_other_parametrizations_are_kept_and_not_folded() -> None:
     assert parametrize.is_parametrized(folded[0]) and not parametrize.is_parametrized(folded[1])
 
 
+class Halved(nn.Module):
+    def forward(self, bias: torch.Tensor) -> torch.Tensor:
+        return bias / 2
+
+
+def test_a_folded_layer_is_plain_beside_a_parametrization_of_another_package() -> None:
+    """`transform` overrides `forward`, which must go with its prior while the bias stays computed."""
+    conv = transform(nn.Conv2d(2, 3, 3))
+    parametrize.register_parametrization(conv, "bias", Halved())
+    image = torch.randn(1, 2, 6, 7)
+    expected = conv(image)
+    folded = fold_convs(conv)
+    assert parametrize.type_before_parametrizations(folded) is nn.Conv2d
+    assert not parametrize.is_parametrized(folded, "weight") and parametrize.is_parametrized(folded, "bias")
+    torch.testing.assert_close(folded(image), expected)
+    torch.testing.assert_close(conv(image), expected)  # it keeps its class
+
+
 def test_the_report_has_the_error_of_projected_weights() -> None:
     report = swap_convs(UNet(2, 1, 2, (4, 8), (2,)), partial(basis, init_from_weights=True))
     assert set(report.errors) == set(report.swapped) and all(0 < e < 1 for e in report.errors.values())
@@ -321,6 +340,30 @@ def test_what_a_layer_folds_to_is_compared_with_it() -> None:
         ValueError, match=r"layer 1: what folded\(\) of Doubled returns computes .* by 0.5 of its"
     ):
         check_folds(nn.Sequential(convs[0], Doubled(convs[1], 1)), image)
+
+
+@pytest.mark.parametrize("module", ["mine.doubled", "medconv.convs.doubled"])
+def test_a_wrong_fold_is_named_wherever_its_class_is_written(
+    monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    monkeypatch.setattr(Doubled, "__module__", module)
+    conv = nn.Conv2d(1, 2, 3, padding=1)
+    with pytest.raises(ValueError, match=r"layer 0: what folded\(\) of Doubled returns computes"):
+        check_folds(nn.Sequential(Doubled(conv, 1)), torch.randn(1, 1, 6, 7))
+
+
+class Doubtful(SqueezeExcitation):
+    """Its base class has a tested fold, which this one does not inherit."""
+
+    def folded(self) -> nn.Module:
+        return nn.Identity()
+
+
+def test_a_subclass_of_a_layer_with_a_tested_fold_is_checked() -> None:
+    image = torch.randn(1, 4, 6, 7)
+    check_folds(nn.Sequential(SqueezeExcitation(2, 4, 2)), image)
+    with pytest.raises(ValueError, match=r"layer 0: what folded\(\) of Doubtful returns computes"):
+        check_folds(nn.Sequential(Doubtful(2, 4, 2)), image)
 
 
 class Kept(Foldable):

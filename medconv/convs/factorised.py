@@ -66,7 +66,11 @@ def bottleneck(
     return chain
 
 
-def _bottleneck_channels(conv: Conv, ratio: float, channels: tuple[int, int] | int | None) -> tuple[int, int]:
+def _bottleneck_channels(
+    conv: Conv,
+    ratio: float,
+    channels: tuple[int, int] | int | None,
+) -> tuple[int, int]:
     if channels is None:
         narrow_in = max(1, round(conv.in_channels * ratio))
         narrow_out = max(1, round(conv.out_channels * ratio))
@@ -79,7 +83,12 @@ def _bottleneck_channels(conv: Conv, ratio: float, channels: tuple[int, int] | i
     return narrow_in, narrow_out
 
 
-def separable(conv: Conv, *, depth_multiplier: int = 1, init_from_weights: bool = False) -> nn.Module:
+def separable(
+    conv: Conv,
+    *,
+    depth_multiplier: int = 1,
+    init_from_weights: bool = False,
+) -> nn.Module:
     """Depthwise, then pointwise.
 
     Args:
@@ -143,7 +152,12 @@ class SqueezeExcitation(Foldable, fold_is_tested=True):
         return fx.symbolic_trace(self)
 
 
-def se(conv: Any, *, reduction: int = 8, inner: Callable[[nn.Module], nn.Module] | None = None) -> nn.Module:
+def se(
+    conv: Any,
+    *,
+    reduction: int = 8,
+    inner: Callable[[nn.Module], nn.Module] | None = None,
+) -> nn.Module:
     """The convolution, then squeeze-and-excitation over its outputs.
 
     Args:
@@ -179,7 +193,11 @@ def product_weight(chain: Any) -> Tensor:
 
 
 def _like(
-    conv: Any, in_channels: int, out_channels: int, kernel_size: int | Sequence[int], **settings: Any
+    conv: Any,
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int | Sequence[int],
+    **settings: Any,
 ) -> nn.Module:
     """A plain convolution of the same dimensions, device and type."""
     plain_class: Any = next(torch_class for torch_class in CONVS if isinstance(conv, torch_class))
@@ -190,7 +208,13 @@ def _like(
     return layer
 
 
-def _pointwise(conv: Any, in_channels: int, out_channels: int, *, is_last: bool) -> nn.Module:
+def _pointwise(
+    conv: Any,
+    in_channels: int,
+    out_channels: int,
+    *,
+    is_last: bool,
+) -> nn.Module:
     """1x1; the last of a chain has the bias of the convolution that it replaces."""
     has_bias = is_last and conv.bias is not None
     layer = _like(conv, in_channels, out_channels, 1, bias=has_bias)

@@ -19,7 +19,9 @@ _WAVELENGTH = 4.0  # in sigma
 
 
 def gaussian_jet(
-    kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None
+    kernel_size: Sizes,
+    spacing_mm: Lengths | None = None,
+    sigma_mm: float | None = None,
 ) -> Tensor:
     """Gaussian and its first and second derivatives: blob, edges along each axis, lines and corners.
 
@@ -46,7 +48,9 @@ def gaussian_jet(
 
 
 def laplacian_of_gaussian(
-    kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None
+    kernel_size: Sizes,
+    spacing_mm: Lengths | None = None,
+    sigma_mm: float | None = None,
 ) -> Tensor:
     """Blobs at three scales: the Laplacian of a Gaussian of 1, 1.5 and 2 sigma; and the Gaussian itself.
 
@@ -63,7 +67,11 @@ def laplacian_of_gaussian(
     return _unit(filters)
 
 
-def lines(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None) -> Tensor:
+def lines(
+    kernel_size: Sizes,
+    spacing_mm: Lengths | None = None,
+    sigma_mm: float | None = None,
+) -> Tensor:
     """Bright lines such as vessels: minus the second derivative across a line, one filter per direction.
 
     Directions join a voxel with its 8 neighbours in 2D (4 lines) or 26 in 3D (13 lines), in mm; the Gaussian
@@ -84,7 +92,11 @@ def lines(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float
     return _unit(filters)
 
 
-def gabor(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None) -> Tensor:
+def gabor(
+    kernel_size: Sizes,
+    spacing_mm: Lengths | None = None,
+    sigma_mm: float | None = None,
+) -> Tensor:
     """Even and odd waves of length 4 sigma under a Gaussian, a pair per direction: oriented texture, edges.
 
     Shape, Args, Raises: as `gaussian_jet`, the Gaussian first; 9 filters in 2D, 27 in 3D.
@@ -183,7 +195,9 @@ def tap_positions_mm(kernel_size: Sizes, spacing_mm: Lengths) -> list[Tensor]:
 
 
 def _gaussian(
-    kernel_size: Sizes, spacing_mm: Lengths | None, sigma_mm: float | None
+    kernel_size: Sizes,
+    spacing_mm: Lengths | None,
+    sigma_mm: float | None,
 ) -> tuple[list[Tensor], Tensor]:
     """Coordinates along each axis longer than 1, in units of sigma, and the Gaussian's exponent there."""
     spacing = tuple(spacing_mm) if spacing_mm is not None else (1.0,) * len(kernel_size)
@@ -197,7 +211,11 @@ def _gaussian(
     return coordinates, exponent
 
 
-def _directions(coordinates: list[Tensor], kernel_size: Sizes, spacing_mm: Lengths | None) -> list[Tensor]:
+def _directions(
+    coordinates: list[Tensor],
+    kernel_size: Sizes,
+    spacing_mm: Lengths | None,
+) -> list[Tensor]:
     """Position along each line through a voxel and its neighbours, in units of sigma.
 
     Each line comes once: the two neighbours that it joins have opposite signs.

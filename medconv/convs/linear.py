@@ -179,7 +179,12 @@ def spacing(
     return conv
 
 
-def acs(conv: Conv, *, weight_2d: Tensor | None = None, init_from_weights: bool = False) -> nn.Module:
+def acs(
+    conv: Conv,
+    *,
+    weight_2d: Tensor | None = None,
+    init_from_weights: bool = False,
+) -> nn.Module:
     """2D kernels in a 3D convolution: a third of the outputs for each of axial, coronal and sagittal planes.
 
     One dense convolution whose kernels are zero outside of their plane: faster than the three thin

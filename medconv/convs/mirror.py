@@ -53,7 +53,13 @@ class MirrorPrior(WeightPrior):
         columns: whether columns are regular fields.
     """
 
-    def __init__(self, kernel_size: Sequence[int], axes: Sequence[int], rows: bool, columns: bool) -> None:
+    def __init__(
+        self,
+        kernel_size: Sequence[int],
+        axes: Sequence[int],
+        rows: bool,
+        columns: bool,
+    ) -> None:
         super().__init__(kernel_size)
         self.axes = tuple(axes)
         self.rows = rows
@@ -248,7 +254,13 @@ def equivariant_head(layer: nn.Module, axes: Sequence[int]) -> None:
     _convert_conv(layer, Regular(input=True, output=False), Mirror(axes))
 
 
-def _convert(network: nn.Module, name: str, layer: Any, regular: Regular, mirror: Mirror) -> None:
+def _convert(
+    network: nn.Module,
+    name: str,
+    layer: Any,
+    regular: Regular,
+    mirror: Mirror,
+) -> None:
     """Tie the copies of one layer with parameters per channel."""
     if isinstance(layer, CONVS + TRANSPOSED):
         _convert_conv(layer, regular, mirror)
@@ -305,7 +317,11 @@ def _tie(layer: nn.Module, key: str, copies: int) -> None:
     parametrize.register_parametrization(layer, key, Repeat(copies), unsafe=True)
 
 
-def _resized(norm: _BatchNorm, channels: int, change: Callable[[Tensor], Tensor]) -> _BatchNorm:
+def _resized(
+    norm: _BatchNorm,
+    channels: int,
+    change: Callable[[Tensor], Tensor],
+) -> _BatchNorm:
     """A plain batch norm like this one with more or fewer channels.
 
     Args:

@@ -34,7 +34,11 @@ _OUT_AXIS = 0  # of a weight (out, in, *kernel_size)
 _IN_AXIS = 1
 
 
-def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> dict[str, str]:
+def shard_convs(
+    network: nn.Module,
+    mesh: DeviceMesh,
+    plan: Mapping[str, str],
+) -> dict[str, str]:
     """Shard the weights of convolutions, in place. Output and gradients equal those of the unsharded network.
 
     With N processes, an input of X bytes and an output of Y bytes, each process sends, forward and backward:
@@ -140,7 +144,12 @@ class _Exchange(torch.autograd.Function):
     apply: ClassVar[Callable[..., Tensor]]
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, function: _TensorFunction, gradient: _TensorFunction) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        function: _TensorFunction,
+        gradient: _TensorFunction,
+    ) -> Tensor:
         ctx.gradient = gradient
         return function(x)
 

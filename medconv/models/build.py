@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node
 from medconv.convs import NotEquivariantError, swap_convs
-from medconv.convs.swap import check_folds, check_selection, is_plain
+from medconv.convs.fold import check_folds
+from medconv.convs.swap import check_selection, is_plain
 from medconv.models.outputs import evaluating, full_resolution
 from medconv.models.unet import UNet
 from medconv.utils.errors import first_line, reason
@@ -67,7 +68,13 @@ def _build_model(model: Node, derived: Derived, build: Builder) -> nn.Module:
     return network
 
 
-def _swap(network: nn.Module, conv: Node, derived: Derived, build: Builder, quiet: bool) -> None:
+def _swap(
+    network: nn.Module,
+    conv: Node,
+    derived: Derived,
+    build: Builder,
+    quiet: bool,
+) -> None:
     """Put the convolution of a config into a network."""
     settings = dict(conv)
     where = settings.pop("where", None)
@@ -101,7 +108,7 @@ def check_folding(network: nn.Module, derived: Derived) -> None:
     """Compare each layer of a user's that folds with what it folds to, on a random patch.
 
     Raises:
-        ConfigError: one folds to something else, see `convs.swap.check_folds`.
+        ConfigError: one folds to something else, see `convs.fold.check_folds`.
     """
     generator = torch.Generator().manual_seed(0)
     example = torch.randn(1, derived.num_channels, *derived.patch_size, generator=generator)
@@ -157,7 +164,12 @@ def _missing_package(error: ImportError) -> str:
     return f"needs the package {match[1]}: pip install {match[1]}"
 
 
-def _probe(network: nn.Module, derived: Derived, hint: str = "", subject: str = "model") -> None:
+def _probe(
+    network: nn.Module,
+    derived: Derived,
+    hint: str = "",
+    subject: str = "model",
+) -> None:
     """Run a network on an empty patch and check what it returns.
 
     Raises:

@@ -60,7 +60,10 @@ class Stages(nn.Module):
         self.apply(initialise)
 
     def _encoder(
-        self, in_channels: int, residual_blocks: Sequence[int] | None, strided: bool
+        self,
+        in_channels: int,
+        residual_blocks: Sequence[int] | None,
+        strided: bool,
     ) -> nn.ModuleList:
         """One block per stage; if `strided`, it changes channels and resolution itself."""
         encoder = nn.ModuleList()
@@ -88,14 +91,23 @@ class Stages(nn.Module):
                 down.append(conv(fine, coarse, stride, stride=stride))
         return down
 
-    def block(self, in_channels: int, stage: int, stride: int | Sequence[int] = 1) -> ConvBlock:
+    def block(
+        self,
+        in_channels: int,
+        stage: int,
+        stride: int | Sequence[int] = 1,
+    ) -> ConvBlock:
         """The convolutions of a stage, in the encoder or the decoder."""
         out_channels = self.channels[stage]
         widths = [in_channels, *[out_channels] * self._convs[stage]]
         return ConvBlock(len(self.divisor), widths, self._kernels[stage], self._norm, stride)
 
     def residual(
-        self, in_channels: int, stage: int, blocks: int, stride: int | Sequence[int] = 1
+        self,
+        in_channels: int,
+        stage: int,
+        blocks: int,
+        stride: int | Sequence[int] = 1,
     ) -> nn.Sequential:
         """Residual blocks; the first stage begins with a convolution from the image to its channels."""
         spatial_dims = len(self.divisor)
@@ -181,7 +193,9 @@ def _convs(convs_per_stage: int | Sequence[int], stages: int) -> tuple[int, ...]
 
 
 def _kernels(
-    kernel_size: int | Sequence[int | Sequence[int]], stages: int, spatial_dims: int
+    kernel_size: int | Sequence[int | Sequence[int]],
+    stages: int,
+    spatial_dims: int,
 ) -> list[tuple[int, ...]]:
     """The kernel size of each stage, one number per axis."""
     per_stage = [kernel_size] * stages if isinstance(kernel_size, int) else list(kernel_size)

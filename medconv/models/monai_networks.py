@@ -40,7 +40,11 @@ class DenseNet(nets.DenseNet):
     """
 
     def __init__(
-        self, spatial_dims: int, *args: Any, stem: Mapping[str, Any] | None = None, **settings: Any
+        self,
+        spatial_dims: int,
+        *args: Any,
+        stem: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(spatial_dims, *args, **settings)
         if stem is not None:
@@ -57,7 +61,13 @@ class EfficientNet(nets.EfficientNetBN):
         Others: as MONAI's.
     """
 
-    def __init__(self, model_name: str, *, stem: Mapping[str, Any] | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        *,
+        stem: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(model_name, pretrained=False, **settings)
         if stem is not None and stem["stride"] == 1:  # the usual stem has a 3-kernel and no pooling
             ones = (1,) * self._conv_stem.weight[0, 0].ndim

@@ -59,6 +59,7 @@ class TransformPrior(WeightPrior):
     def taps(self, original: Tensor) -> Tensor:
         in_channels = original.shape[1]
         transform = original.view(self.groups, -1, in_channels)
+        # (groups, out / groups * taps, width) @ (groups, width, in)
         weight = torch.bmm(self._blocks.to(original.dtype), transform)
         out_channels, _, taps = self.bank.shape
         return weight.view(out_channels, taps, in_channels)
@@ -136,6 +137,7 @@ def ways_of(
     passes_fixed = 2 if training else 1
     width_per_group = prior.bank.shape[1]
     transform_channels = width_per_group * prior.groups
+    # folded: every dense weight is a sum over the transform channels of its group
     weights = conv.out_channels * conv.in_channels * prod(conv.kernel_size)
     fold = cost_model.weight_preparation(weights, weights * width_per_group, passes_fixed)
     dense = cost_model.convolution(
@@ -147,6 +149,7 @@ def ways_of(
         machine=machine,
         passes=passes_learned,
     )
+    # in two launches: the image between them is written and read again
     pointwise = cost_model.convolution(
         conv.in_channels,
         transform_channels,
@@ -219,6 +222,7 @@ def _blocks(out_channels: int, width: int, filters: Tensor) -> Tensor:
     Shape:
         filters (F, *kernel_size) -> (groups, out / groups, width / groups, *kernel_size).
     """
+    # each group has out / groups outputs, and the filters repeat after len(filters) of them
     max_groups = gcd(out_channels, width)
     groups = max_groups
     for candidate in range(1, max_groups):
@@ -236,9 +240,19 @@ def _two_launches(conv: Any, prior: TransformPrior, x: Tensor) -> Tensor:
     transform = conv.parametrizations.weight.original
     spatial_dims = len(conv.kernel_size)
     convolve = (F.conv1d, F.conv2d, F.conv3d)[spatial_dims - 1]
-    mixed = convolve(x, transform.reshape(*transform.shape, *[1] * spatial_dims))
+    # The transform has no bias: zeros that pad its input would give zeros, so padding the bank's is the same.
+    pointwise_weight = transform.reshape(*transform.shape, *[1] * spatial_dims)
+    mixed = convolve(x, pointwise_weight)
     padding = conv.padding
     if conv.padding_mode != "zeros":  # as torch's own forward: padded beforehand, since F.conv pads by zeros
         mixed = F.pad(mixed, conv._reversed_padding_repeated_twice, mode=conv.padding_mode)
         padding = 0
-    return convolve(mixed, prior.dense_bank(), conv.bias, conv.stride, padding, conv.dilation, prior.groups)
+    return convolve(
+        mixed,
+        prior.dense_bank(),
+        conv.bias,
+        conv.stride,
+        padding,
+        conv.dilation,
+        prior.groups,
+    )

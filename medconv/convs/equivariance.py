@@ -39,6 +39,7 @@ def check_equivariance(network: nn.Module, example: Tensor, axes: Sequence[int])
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(0.1 * noise.to(parameter))
     image = torch.randn(example.shape, generator=generator).to(example)
+    # in training, batch norms use the statistics of the batch, which must not depend on the copy
     for mode in (False, True):
         copy.train(mode)
         for layer in copy.modules():
@@ -79,19 +80,28 @@ def fields(network: nn.Module, example: Tensor) -> dict[str, tuple[bool, bool]]:
     trace = _trace(network, example)
     kinds = _Kinds()
     leaves = [leaf for _, leaf in trace.leaves]
+    # What a tensor depends on without a convolution between is of its kind.
     for reader, tensor in trace.reads:
         if not tensor.requires_grad:
             continue
-        slopes = torch.autograd.grad(tensor.sum(), leaves, retain_graph=True, allow_unused=True)
+        slopes = torch.autograd.grad(
+            tensor.sum(),
+            leaves,
+            retain_graph=True,  # the same graph for each reader
+            allow_unused=True,
+        )
         for (writer, _), slope in zip(trace.leaves, slopes, strict=True):
             if slope is not None:
                 kinds.join(reader, writer)
     kinds.join("image", "result")  # both are plain images, and so is whatever is added to them
     plain = kinds.of("image")
     names = {reader.removeprefix("in ") for reader, _ in trace.reads if reader != "result"}
-    return {
-        name: (kinds.of(f"in {name}") != plain, kinds.of(f"out {name}") != plain) for name in sorted(names)
-    }
+    regular = {}
+    for name in sorted(names):
+        reads_fields = kinds.of(f"in {name}") != plain
+        writes_fields = kinds.of(f"out {name}") != plain
+        regular[name] = (reads_fields, writes_fields)
+    return regular
 
 
 @dataclass
@@ -171,7 +181,8 @@ def _flip_error(network: nn.Module, image: Tensor, axis: int) -> float:
         else:  # class scores do not turn with the image
             expected = output
         difference = (output_of_flip - expected).abs().max()
-        errors.append(float(difference / output.std().clamp(min=1e-12)))
+        scale = output.std().clamp(min=1e-12)
+        errors.append(float(difference / scale))
     return max(errors)
 
 
@@ -225,4 +236,8 @@ def _is_flip(output: Tensor, output_of_flip: Tensor, axis: int | None, copies: i
             candidates.append(fields[:, :, order].flatten(1, 2))
     scale = float(output.std()) or 1.0
     tolerance = _TOLERANCE * max(scale, 1e-12)
-    return any(float((output_of_flip - candidate).abs().max()) <= tolerance for candidate in candidates)
+    for candidate in candidates:
+        largest_difference = float((output_of_flip - candidate).abs().max())
+        if largest_difference <= tolerance:
+            return True
+    return False

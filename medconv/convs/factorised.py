@@ -181,9 +181,11 @@ def product_weight(chain: Any) -> Tensor:
     """The dense kernel (out, in, *kernel_size), float64, that a `bottleneck` or `separable` amounts to."""
     weights = [layer.weight.detach().double().flatten(2) for layer in chain]
     if len(weights) == 3:
+        # o, i: outputs and inputs; b, a: channels after and before the spatial convolution; k: taps
         down, core, up = weights
         dense = torch.einsum("ob,bak,ai->oik", up[..., 0], core, down[..., 0])
         return dense.view(*dense.shape[:2], *chain[1].kernel_size)
+    # m: filters per input
     depthwise, pointwise = weights
     per_input = (chain[0].in_channels, -1)  # inputs, and filters per input
     mixing = pointwise[..., 0].unflatten(1, per_input)
@@ -247,8 +249,11 @@ def _tucker(dense: Tensor, rank_in: int, rank_out: int) -> tuple[Tensor, Tensor,
     """
     by_output = dense.flatten(1)
     by_input = dense.transpose(0, 1).flatten(1)
-    up = torch.linalg.svd(by_output, full_matrices=False)[0][:, :rank_out]
-    down = torch.linalg.svd(by_input, full_matrices=False)[0][:, :rank_in]
+    output_vectors, _, _ = torch.linalg.svd(by_output, full_matrices=False)
+    input_vectors, _, _ = torch.linalg.svd(by_input, full_matrices=False)
+    # The first ones carry most of the norm; the core is the weight in their coordinates.
+    up = output_vectors[:, :rank_out]
+    down = input_vectors[:, :rank_in]
     core = torch.einsum("oik,ob,ia->bak", dense, up, down)
     return down, core, up
 
@@ -262,8 +267,9 @@ def _separated(dense: Tensor, depth_multiplier: int) -> tuple[Tensor, Tensor]:
     in_channels = dense.shape[1]
     width = in_channels * depth_multiplier
     per_input = dense.transpose(0, 1)  # (in, out, taps)
-    u, s, v = torch.linalg.svd(per_input, full_matrices=False)
+    u, s, v = torch.linalg.svd(per_input, full_matrices=False)  # one decomposition per input
     rank = min(depth_multiplier, s.shape[1])
+    # the filters have unit norm, the mixing carries the singular values
     depthwise = _padded(v[:, :rank], depth_multiplier).reshape(width, 1, -1)
     scaled = (u * s[:, None]).transpose(1, 2)  # (in, rank, out)
     pointwise = _padded(scaled[:, :rank], depth_multiplier).reshape(width, -1)
@@ -294,12 +300,16 @@ def _finish(chain: Any, conv: Conv, dense: Tensor, init_from_weights: bool) -> N
     if init_from_weights:
         note_error(chain, product_weight(chain), dense)
         return
+    # He's initialisation up to a constant, which the gain below replaces
     for layer in chain:
         fan_in = prod(layer.weight.shape[1:])
         layer.weight.normal_(std=fan_in**-0.5)
-    if rms(dense) == 0:  # zero at the start: only the last step, or none would ever get a gradient
+    if rms(dense) == 0:
+        # zero at the start, as last layers of residual blocks are: only the last step, or none would ever get
+        # a gradient
         chain[-1].weight.zero_()
         return
+    # the same factor for each layer, so that their product has the rms of the dense weight
     gain = (rms(dense) / rms(product_weight(chain))) ** (1 / len(chain))
     for layer in chain:
         layer.weight.mul_(gain)

@@ -136,9 +136,11 @@ def filter_bank(
     if not bank_names or any(name not in BANKS for name in bank_names):
         raise ValueError(f"bank must be one of {sorted(BANKS)}, or a list of them, got {names!r}")
     filters = torch.cat([BANKS[name](kernel_size, spacing_mm, sigma_mm) for name in bank_names])
+    # Every bank holds the Gaussian, and several hold the same edges.
     distinct: list[Tensor] = []
     for candidate in filters:
-        if not any(torch.allclose(candidate, filter_, atol=1e-6) for filter_ in distinct):
+        is_repeated = any(torch.allclose(candidate, filter_, atol=1e-6) for filter_ in distinct)
+        if not is_repeated:
             distinct.append(candidate)
     return torch.stack(distinct)
 
@@ -154,8 +156,10 @@ def ball(kernel_size: Sizes, spacing_mm: Lengths, radius_mm: float) -> Tensor:
     check_grid(kernel_size, spacing_mm)
     if not radius_mm > 0:
         raise ValueError(f"radius_mm must be positive, got {radius_mm}")
-    distance_mm = torch.stack(tap_positions_mm(kernel_size, spacing_mm)).square().sum(0).sqrt()
-    return distance_mm <= radius_mm * (1 + 1e-6)  # taps on the sphere belong to it, whatever the rounding
+    coordinates = torch.stack(tap_positions_mm(kernel_size, spacing_mm))
+    distance_mm = coordinates.square().sum(0).sqrt()
+    # taps on the sphere belong to the ball, whatever the rounding
+    return distance_mm <= radius_mm * (1 + 1e-6)
 
 
 def check_grid(kernel_size: Sizes, spacing_mm: Lengths) -> None:
@@ -205,6 +209,7 @@ def _gaussian(
     sigma = _DEFAULT_SIGMA * min(spacing) if sigma_mm is None else sigma_mm
     if not sigma > 0:
         raise ValueError(f"sigma_mm must be positive, got {sigma}")
+    # in units of sigma, so that the exponent is -|x|^2 / 2
     grids = [grid / sigma for grid in tap_positions_mm(kernel_size, spacing)]
     exponent = -0.5 * torch.stack(grids).square().sum(0)
     coordinates = [grid for grid, size in zip(grids, kernel_size, strict=True) if size > 1]
@@ -228,6 +233,7 @@ def _directions(
         first_step = next((step for step in neighbour if step), 0)
         if first_step <= 0:  # the voxel itself, or the other end of a line
             continue
+        # in mm: the diagonal of an anisotropic voxel is not at 45 degrees
         direction = step_mm * torch.tensor(neighbour, dtype=torch.float64)
         direction /= direction.norm()
         along = [cosine * grid for cosine, grid in zip(direction, coordinates, strict=True)]

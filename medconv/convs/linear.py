@@ -214,6 +214,7 @@ def acs(
     # Planes through the centre, of axes (x, y, z): axial across z, coronal across y, sagittal across x.
     planes = [taps.select(across, centre).flatten() for across in (2, 1, 0)]
     mixtures = torch.stack([torch.eye(num_taps)[:, plane] for plane in planes])
+    # thirds of the outputs, also where 3 does not divide them
     kind = torch.arange(conv.out_channels) * 3 // conv.out_channels
     install(conv, LinearPrior(size, mixtures, kind), init_from_weights)
     if weight_2d is not None:
@@ -243,6 +244,7 @@ def _interpolation(size: int, reference_mm: float, spacing_mm: float) -> Tensor:
     if size == 1:
         return torch.ones(1, 1)
     reach_mm = (size // 2 + 1) * reference_mm  # the outermost hat function is 0 from here on
+    # voxels on each side of the centre where some hat is not 0
     half = max(0, ceil(reach_mm / spacing_mm - 1e-6) - 1)
     # both in units of the reference grid, from the centre
     voxels = (torch.arange(2 * half + 1, dtype=torch.float64) - half) * spacing_mm / reference_mm
@@ -269,13 +271,16 @@ def _adapted_padding(conv: Conv, new_size: Sequence[int]) -> str | tuple[int, ..
         )
     if isinstance(conv.padding, str):
         return conv.padding
+    padding = []
     axes = zip(conv.padding, conv.dilation, conv.kernel_size, new_size, strict=True)
-    padding = tuple(voxels + dilation * (new // 2 - old // 2) for voxels, dilation, old, new in axes)
+    for old_padding, dilation, old_size, size in axes:
+        # as much further as the kernel reaches further on each side
+        padding.append(old_padding + dilation * (size // 2 - old_size // 2))
     if min(padding) < 0:
         raise UnsuitableLayerError(
             f"conv=spacing has no padding for a kernel of {tuple(new_size)} voxels", "unpadded"
         )
-    return padding
+    return tuple(padding)
 
 
 def _resize(conv: Any, new_size: Sequence[int], padding: str | tuple[int, ...]) -> None:

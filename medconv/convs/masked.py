@@ -86,6 +86,7 @@ def masked(
         inside = values.flatten() == 1
         mixture = torch.eye(values.numel())[:, inside]  # (taps, taps under the mask)
         return install(conv, LinearPrior(conv.kernel_size, mixture[None]), init_from_weights)
+    # Another mask, or channels of a wider weight: all of the true weight is stored.
     prior = MaskedPrior(values, _channels(channels, shape[1], true_shape[1]))
     prior.to(device=conv.weight.device).train(conv.training)
     if weight is None:
@@ -106,6 +107,7 @@ def cross(kernel_size: Sequence[int]) -> Tensor:
     """
     if any(size % 2 == 0 for size in kernel_size):
         raise ValueError(f"kernel_size must be odd along every axis for mask=cross, got {tuple(kernel_size)}")
+    # along each axis the one tap at the centre
     is_central = [torch.arange(size) == size // 2 for size in kernel_size]
     grids = torch.meshgrid(*is_central, indexing="ij")
     return torch.stack(grids).sum(0) >= len(kernel_size) - 1  # off the centre along one axis at most
@@ -127,6 +129,7 @@ def _install_on_weight(conv: Any, prior: MaskedPrior, weight: Tensor) -> None:
     """Put the prior on a weight that may have more inputs, and that other convolutions may share."""
     conv.weight = nn.Parameter(weight.detach().clone())
     parametrize.register_parametrization(conv, "weight", prior, unsafe=True)
+    # `register_parametrization` keeps a tensor of its own; this shares the caller's.
     if isinstance(weight, nn.Parameter):
         conv.parametrizations.weight.original = weight
 
@@ -163,6 +166,7 @@ def _mask(
     else:
         values = mask if isinstance(mask, Tensor) else _nested(mask)
     missing_axes = len(shape) - values.ndim
+    # Axes are added in front: a mask of the kernel's shape is the same for all channels.
     wide = values.reshape(*[1] * missing_axes, *values.shape)
     broadcasts = wide.ndim == len(shape) and all(
         size in (1, full_size) for size, full_size in zip(wide.shape, shape, strict=True)

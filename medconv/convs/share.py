@@ -64,8 +64,10 @@ def shared(
     check_plain_groups(layer, "share")
     if layer.out_channels < 2:
         raise UnsuitableLayerError("conv.share needs two output channels", "one output channel")
+    # at least one output of each kind
     outputs = round(share * layer.out_channels)
     outputs = min(max(1, outputs), layer.out_channels - 1)
+    # The prior is drawn or projected for a layer that has these outputs alone, and then moved.
     first_outputs = _first_outputs(layer, outputs)
     converted: Any = conv(first_outputs, **settings)
     prior = _only_prior(converted, first_outputs, layer)

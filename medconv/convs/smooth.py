@@ -50,6 +50,7 @@ def smooth(
     Source: covariance of initial weights, Trockman et al. 2022, arXiv:2210.03651; trained filters are
         correlated in space, Fortuin et al. 2021, arXiv:2102.06571.
     """
+    # lengths on the layer's grid, whose voxels may be coarser than the image's
     spacing = (1.0,) * len(conv.kernel_size) if spacing_mm is None else tuple(spacing_mm)
     filter_banks.check_grid(conv.kernel_size, spacing)
     layer_extent_mm = _EXTENT * min(spacing) if extent_mm is None else extent_mm * scale
@@ -99,7 +100,8 @@ def covariance(
     from_centre = (positions / extent_mm).square().sum(1)
     offsets = positions[:, None] - positions[None]
     apart = (offsets / length_mm).square().sum(2)
-    # Divided by 1 + floor already here: the centre tap then has variance 1.
-    taps = torch.exp(-(from_centre[:, None] + from_centre[None]) / 4 - apart / 2) / (1 + floor)
+    envelope = (from_centre[:, None] + from_centre[None]) / 4
+    # Divided by 1 + floor: the centre tap then has variance 1, before the trace is scaled.
+    taps = torch.exp(-envelope - apart / 2) / (1 + floor)
     taps += floor / (1 + floor) * torch.eye(len(taps), dtype=taps.dtype)
     return taps * (len(taps) / taps.trace())

@@ -128,11 +128,13 @@ def _swap_layers(
     """Replace the layers of a network one by one; `grids` as of `_grids`, None: `conv` needs none."""
     report = SwapReport()
     users = _users_of_weights(network)
+    # a list: replacing layers would disturb the iteration
     for name, layer in list(network.named_modules()):
         if not isinstance(layer, CONVS + TRANSPOSED):
             continue
         reason = _reason_to_keep(name, layer, where)
-        if reason is None and users[id(layer._parameters.get("weight"))] > 1:
+        weight = layer._parameters.get("weight")
+        if reason is None and users[id(weight)] > 1:
             reason = "sharing its weight"
         if reason is None and grids is not None and name not in grids:
             reason = "unused"
@@ -209,10 +211,15 @@ def _grids(
     check_spacing(spacing_mm)
     grids = {}
     for name, size in _input_sizes(network, example).items():
-        # how many voxels of the image one voxel of the layer's input spans
-        steps = [max(1, round(n / m)) for n, m in zip(example.shape[2:], size, strict=True)]
-        layer_mm = [mm * step for mm, step in zip(spacing_mm, steps, strict=True)]
-        grids[name] = {"spacing_mm": tuple(layer_mm), "scale": min(layer_mm) / min(spacing_mm)}
+        layer_mm = []
+        for image_voxels, layer_voxels, mm in zip(example.shape[2:], size, spacing_mm, strict=True):
+            # how many voxels of the image one voxel of the layer's input spans
+            step = max(1, round(image_voxels / layer_voxels))
+            layer_mm.append(mm * step)
+        grids[name] = {
+            "spacing_mm": tuple(layer_mm),
+            "scale": min(layer_mm) / min(spacing_mm),
+        }
     return grids
 
 
@@ -235,8 +242,10 @@ def _users_of_weights(network: nn.Module) -> Counter[int]:
     """How many convolutions share each weight, by its id; computed weights are not counted."""
     users: Counter[int] = Counter()
     for layer in network.modules():
-        if isinstance(layer, CONVS + TRANSPOSED) and layer._parameters.get("weight") is not None:
-            users[id(layer._parameters["weight"])] += 1
+        if isinstance(layer, CONVS + TRANSPOSED):
+            weight = layer._parameters.get("weight")
+            if weight is not None:
+                users[id(weight)] += 1
     return users
 
 

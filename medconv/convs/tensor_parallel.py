@@ -27,7 +27,17 @@ from medconv.convs.parametrization import CONVS, TRANSPOSED, has_own_forward
 WAYS = ("out", "in", "pair")
 _TensorFunction = Callable[[Tensor], Tensor]
 _NORMS = (_BatchNorm, _InstanceNorm)
-_ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid)
+_ACTIVATIONS = (
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ReLU6,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Tanh,
+    nn.Sigmoid,
+)
 # layers that treat each channel separately, so that sharded channels need not be gathered for them
 _CHANNELWISE = (*_NORMS, *_ACTIVATIONS, nn.Identity)
 _OUT_AXIS = 0  # of a weight (out, in, *kernel_size)
@@ -66,6 +76,7 @@ def shard_convs(
     ways = _ways(network, mesh, plan)  # raises before anything is changed
     for name, way in ways.items():
         _shard(network.get_submodule(name), way, mesh)
+    # What is not sharded must be the same everywhere, whatever each process drew.
     for tensor in (*network.parameters(), *network.buffers()):
         if not isinstance(tensor, DTensor):
             distributed.broadcast(tensor.data, group_src=0, group=mesh.get_group())
@@ -157,6 +168,10 @@ class _Exchange(torch.autograd.Function):
     @once_differentiable  # an exchange has no second derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return ctx.gradient(grad), None, None
+
+
+# The four exchanges. Each is the adjoint of another: the sum's gradient is passed on, a copy's is summed, and
+# gathering and splitting undo each other.
 
 
 def _with_summed_gradient(x: Tensor, mesh: DeviceMesh) -> Tensor:

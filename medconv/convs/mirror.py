@@ -55,7 +55,8 @@ class Mirror:
     @property
     def copies(self) -> int:
         """Of each field: one per element of the group of flips."""
-        return 2 ** len(self.axes)
+        copies: int = 2 ** len(self.axes)
+        return copies
 
     def __call__(self, network: nn.Module, example: Tensor) -> list[str]:
         """Convert a network in place; if that fails, the network stays unchanged.

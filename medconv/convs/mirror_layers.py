@@ -149,7 +149,7 @@ class MirrorBatchNorm(Foldable, fold_is_tested=True):
         # copies side by side along the first spatial axis, so that they count as voxels of one channel
         by_field = x.unflatten(1, (-1, self.copies)).flatten(2, 3)
         normed: Tensor = self.norm(by_field)
-        by_channel = normed.unflatten(2, (self.copies, -1)).flatten(1, 2)
+        by_channel: Tensor = normed.unflatten(2, (self.copies, -1)).flatten(1, 2)
         return by_channel.contiguous(memory_format=layout)
 
     def folded(self) -> nn.Module:

@@ -7,8 +7,6 @@ When it pays and what it costs: docs/performance.md.
 Source: Shoeybi et al. 2019, arXiv:1909.08053, for the pair of layers with one all-reduce; there for matrices.
 """
 
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, ClassVar
@@ -18,28 +16,10 @@ from torch import Tensor, distributed, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.utils.parametrize import is_parametrized
 
-from medconv.convs.parametrization import CONVS, TRANSPOSED, has_own_forward
+from medconv.convs.tensor_parallel_plan import largest_share, pair_of, ways_of
 
-WAYS = ("out", "in", "pair")
 _TensorFunction = Callable[[Tensor], Tensor]
-_NORMS = (_BatchNorm, _InstanceNorm)
-_ACTIVATIONS = (
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.ReLU6,
-    nn.ELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Tanh,
-    nn.Sigmoid,
-)
-# layers that treat each channel separately, so that sharded channels need not be gathered for them
-_CHANNELWISE = (*_NORMS, *_ACTIVATIONS, nn.Identity)
 _OUT_AXIS = 0  # of a weight (out, in, *kernel_size)
 _IN_AXIS = 1
 
@@ -73,7 +53,7 @@ def shard_convs(
     """
     if mesh.ndim != 1:
         raise ValueError(f"mesh must have one dimension, got {mesh.ndim}; one of several is mesh['name']")
-    ways = _ways(network, mesh, plan)  # raises before anything is changed
+    ways = ways_of(network, mesh, plan)  # raises before anything is changed
     for name, way in ways.items():
         _shard(network.get_submodule(name), way, mesh)
     # What is not sharded must be the same everywhere, whatever each process drew.
@@ -105,48 +85,6 @@ def clip_grad_norm(network: nn.Module, max_norm: float) -> Tensor:
         local_grad = grad.to_local() if isinstance(grad, DTensor) else grad
         local_grad.mul_(factor)
     return total
-
-
-def _ways(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> dict[str, str]:
-    """Module name to its way, for each module that a pattern of the plan matches.
-
-    Raises:
-        ValueError: as `shard_convs`.
-    """
-    for pattern, way in plan.items():
-        if way not in WAYS:
-            raise ValueError(f"plan: {pattern!r} must be one of {WAYS}, got {way!r}")
-    users = Counter(id(parameter) for _, parameter in network.named_parameters(remove_duplicate=False))
-    ways: dict[str, str] = {}
-    unmatched = set(plan)
-    sharded_ids: set[int] = set()
-    for name, module in network.named_modules():
-        pattern = _first_match(name, module, plan)
-        if pattern is None:
-            continue
-        unmatched.discard(pattern)
-        try:
-            if any(users[id(parameter)] > 1 for parameter in module.parameters()):
-                raise ValueError("another layer has the same weights")
-            _check_layers(module, plan[pattern], mesh, sharded_ids)
-        except ValueError as error:
-            raise ValueError(f"layer {name}: {error}" if name else str(error)) from error
-        ways[name] = plan[pattern]
-    if unmatched:
-        pattern = min(unmatched)
-        raise ValueError(
-            f"plan: {pattern!r} matches no layer for {plan[pattern]!r} of {type(network).__name__}"
-        )
-    return ways
-
-
-def _first_match(name: str, module: nn.Module, plan: Mapping[str, str]) -> str | None:
-    """The first pattern that matches a module's name and whose way is for such modules."""
-    for pattern, way in plan.items():
-        kinds = nn.Sequential if way == "pair" else CONVS + TRANSPOSED
-        if re.search(pattern, name) and isinstance(module, kinds):
-            return pattern
-    return None
 
 
 class _Exchange(torch.autograd.Function):
@@ -208,7 +146,7 @@ class _Out(_Local):
     in_pair: bool  # the output stays sharded
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        y = self._conv_forward(_with_summed_gradient(x, self.mesh), self.weight, self.bias)
+        y: Tensor = self._conv_forward(_with_summed_gradient(x, self.mesh), self.weight, self.bias)
         return y if self.in_pair else _gathered(y, self.out_channels, self.mesh)
 
 
@@ -221,17 +159,19 @@ class _In(_Local):
     def forward(self: Any, x: Tensor) -> Tensor:
         local = x if self.in_pair else _split(x, self.mesh)
         y = _summed(self._conv_forward(local, self.weight, None), self.mesh)
-        if self.bias is None:
+        bias: Tensor | None = self.bias
+        if bias is None:
             return y
+        # after the sum, so that it is added once and not by every process
         spatial_ones = [1] * (y.dim() - 2)
-        return y + self.bias.view(-1, *spatial_ones).to(y.dtype)  # once, not by every process
+        return y + bias.view(-1, *spatial_ones).to(y.dtype)
 
 
 def _shard(module: Any, way: str, mesh: DeviceMesh) -> None:
     if way != "pair":
         _shard_conv(module, way, mesh)
         return
-    first, norms, second = _pair(module)
+    first, norms, second = pair_of(module)
     _shard_conv(first, "out", mesh, in_pair=True)
     for norm in norms:
         _shard_norm(norm, mesh)
@@ -258,70 +198,6 @@ def _shard_norm(norm: Any, mesh: DeviceMesh) -> None:
     norm.__class__ = _mixed(_Local, norm.__class__)
 
 
-def _pair(block: nn.Sequential) -> tuple[Any, list[Any], Any]:
-    """First convolution, the norms between, second convolution.
-
-    Raises:
-        ValueError: the block differs.
-    """
-    layers = list(block)
-    conv_indices = [i for i, layer in enumerate(layers) if isinstance(layer, CONVS + TRANSPOSED)]
-    if len(conv_indices) != 2:
-        raise ValueError(f"a pair has two convolutions, this one has {len(conv_indices)}")
-    first, second = conv_indices
-    between = layers[first + 1 : second]
-    for layer in between:
-        if isinstance(layer, nn.SyncBatchNorm) or not isinstance(layer, _CHANNELWISE):
-            raise ValueError(
-                f"{type(layer).__name__} within a pair may mix channels, and each process has a share of them"
-            )
-    norms = [layer for layer in between if isinstance(layer, _NORMS)]
-    return layers[first], norms, layers[second]
-
-
-def _check_layers(module: Any, way: str, mesh: DeviceMesh, sharded_ids: set[int]) -> None:
-    """Check a module's convolutions, and add them to `sharded_ids`.
-
-    Raises:
-        ValueError: one cannot be sharded.
-    """
-    layers = [(module, way)]
-    if way == "pair":
-        first, _, second = _pair(module)
-        layers = [(first, "out"), (second, "in")]
-    for layer, layer_way in layers:
-        if id(layer) in sharded_ids:
-            raise ValueError("it is divided already")
-        _check_shares(layer, layer_way, mesh)
-        sharded_ids.add(id(layer))
-
-
-def _check_shares(layer: Any, way: str, mesh: DeviceMesh) -> None:
-    """Check that every process gets some channels, and that the layer computes nothing but a convolution.
-
-    Raises:
-        ValueError: the layer cannot be sharded this way.
-    """
-    if isinstance(layer, TRANSPOSED):
-        raise ValueError("only plain convolutions with groups=1 can be divided, this is a transposed one")
-    if layer.groups != 1:
-        raise ValueError(
-            f"only plain convolutions with groups=1 can be divided, this is groups={layer.groups}"
-        )
-    if isinstance(layer, _Local):
-        raise ValueError("it is divided already")
-    if is_parametrized(layer):
-        raise ValueError("its weight is computed from others; fold_convs makes a plain convolution of it")
-    if has_own_forward(layer):
-        raise ValueError(f"{type(layer).__name__} has a forward of its own, which would be lost")
-    channels = layer.out_channels if way == "out" else layer.in_channels
-    processes = mesh.size()
-    if _largest_share(channels, mesh) * (processes - 1) >= channels:
-        raise ValueError(
-            f"{channels} {way}put channels cannot be divided over {processes} processes, some would get none"
-        )
-
-
 @cache
 def _mixed(mixin: type, layer_class: type) -> type:
     """A subclass for the layer to become: its names, hooks and `isinstance` stay valid."""
@@ -333,11 +209,6 @@ def _sharded(tensor: Tensor, axis: int, mesh: DeviceMesh) -> Tensor:
     """The first process's tensor, sharded; the last shard may be smaller."""
     shards = distribute_tensor(tensor.detach().contiguous(), mesh, [Shard(axis)])
     return nn.Parameter(shards, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shards
-
-
-def _largest_share(channels: int, mesh: DeviceMesh) -> int:
-    """Channels of each process but the last, which may have fewer: rounded up, as `chunk` and DTensor do."""
-    return -(-channels // mesh.size())
 
 
 def _local_channels(x: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -354,10 +225,11 @@ def _sum(x: Tensor, mesh: DeviceMesh) -> Tensor:
 def _gather(x: Tensor, channels: int, mesh: DeviceMesh) -> Tensor:
     """Collectives need equal sizes, so the last share is padded with zeros, which are removed afterwards."""
     batch, local_channels, *spatial = x.shape
-    padded: Tensor = x.new_zeros((batch, _largest_share(channels, mesh), *spatial))
+    padded: Tensor = x.new_zeros((batch, largest_share(channels, mesh), *spatial))
     padded[:, :local_channels] = x
     shares = padded.new_empty((mesh.size() * batch, *padded.shape[1:]))
     distributed.all_gather_into_tensor(shares, padded, group=mesh.get_group())
     # (processes * batch, share, ...) -> (batch, processes * share, ...)
-    all_channels = shares.unflatten(0, (mesh.size(), batch)).transpose(0, 1).flatten(1, 2)
+    by_process: Tensor = shares.unflatten(0, (mesh.size(), batch))
+    all_channels = by_process.transpose(0, 1).flatten(1, 2)
     return all_channels[:, :channels]

@@ -68,6 +68,7 @@ class Stages(nn.Module):
         """One block per stage; if `strided`, it changes channels and resolution itself."""
         encoder = nn.ModuleList()
         for stage, channels in enumerate(self.channels):
+            # Without `strided`, `down` has changed resolution and channels already.
             stride: int | Sequence[int] = 1
             stage_in = in_channels if stage == 0 else channels
             if strided and stage > 0:
@@ -139,7 +140,7 @@ class Stages(nn.Module):
             voxels % divisor for voxels, divisor in zip(size, self.divisor, strict=True)
         ):
             raise ValueError(f"the spatial size must be divisible by {self.divisor} axis by axis, got {size}")
-        outputs = [self.encoder[0](x)]
+        outputs = [self.encoder[0](x)]  # at the image's resolution
         for down, block in zip(self.down, self.encoder[1:], strict=True):
             outputs.append(block(down(outputs[-1])))
         return outputs
@@ -162,6 +163,7 @@ class Encoder(Stages):
         self.head = conv_nd(len(self.divisor))(self.channels[-1], out_channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        # kept as an image of one voxel, which a convolution takes
         coarsest = self.features(x)[-1]
         spatial_axes = list(range(2, x.ndim))
         pooled = coarsest.mean(spatial_axes, keepdim=True)

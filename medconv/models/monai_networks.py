@@ -22,6 +22,7 @@ def stem_for(patch_size: Sequence[int]) -> dict[str, Any]:
     Returns:
         kernel_size and stride of the first convolution; no_pool: without the pooling after it.
     """
+    # The first convolution halves each axis, then the pooling.
     needs_stride = prod(size / 2 for size in patch_size) > _STEM_VOXELS
     needs_pool = prod(patch_size) > _STEM_VOXELS
     return {
@@ -131,6 +132,7 @@ class VNet(nets.VNet):
         super().__init__(spatial_dims, *args, **settings)
         if spatial_dims != 2:
             return
+        # `Dropout3d` takes a batch of 2D images, which has four axes, for one 3D image of many channels.
         for name, layer in list(self.named_modules()):
             if isinstance(layer, nn.Dropout3d):
                 self.set_submodule(name, nn.Dropout2d(layer.p))
@@ -141,7 +143,9 @@ def _with_stem(conv: Any, stem: Mapping[str, Any]) -> Any:
     size = stem["kernel_size"]
     stride = stem["stride"]
     spatial_dims = len(conv.kernel_size)
-    if conv.kernel_size == (size,) * spatial_dims and conv.stride == (stride,) * spatial_dims:
+    has_size = conv.kernel_size == (size,) * spatial_dims
+    has_stride = conv.stride == (stride,) * spatial_dims
+    if has_size and has_stride:
         return conv
     new: Any = conv_nd(spatial_dims)(
         conv.in_channels,

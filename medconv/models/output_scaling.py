@@ -47,12 +47,12 @@ class _InUnits(nn.Module):
 
 
 @cache
-def _with_units(network_class: type[nn.Module]) -> type[nn.Module]:
+def _with_units(network_class: type) -> Any:
     """The subclass of a network's class, created once."""
     return type(network_class.__name__, (_InUnits, network_class), {})
 
 
-def _blank(network_class: type[nn.Module]) -> nn.Module:
+def _blank(network_class: type) -> Any:
     """For copying and unpickling: an empty module, whose state is set afterwards."""
     mixed_class = _with_units(network_class)
     return mixed_class.__new__(mixed_class)

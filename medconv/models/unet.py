@@ -58,7 +58,9 @@ class UNet(Stages):
         """
         *skips, x = self.features(x)
         coarser = []  # what the decoder has at each stage but the finest, coarsest first
-        for up, block, skip in zip(reversed(self.up), reversed(self.decoder), reversed(skips), strict=True):
+        # Layers and skips are listed finest first, the decoder runs from the coarsest.
+        stages_up = zip(reversed(self.up), reversed(self.decoder), reversed(skips), strict=True)
+        for up, block, skip in stages_up:
             coarser.append(x)
             x = block(torch.cat([skip, up(x)], 1))
         logits = self.head(x)

@@ -34,6 +34,7 @@ def verdict(shares: Mapping[str, float], config: RunConfig, cores: int) -> str |
     if not shares:
         return None
     limits = _limits(config, cores)
+    # of those over their limits the one with the largest share, not the one that is furthest over
     over = {phase: shares[phase] for phase, limit in limits.items() if shares[phase] > limit.share}
     if not over:
         network = shares["forward"] + shares["backward"] + shares["optimizer"]

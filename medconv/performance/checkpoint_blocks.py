@@ -60,8 +60,9 @@ class _Pointwise(_Mixin):
         is_training_step = self.training and torch.is_grad_enabled()
         if torch.compiler.is_compiling() or not is_training_step:
             return super().forward(*args, **kwargs)  # the compiler itself chooses what to keep
-        tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        device = next((tensor.device.type for tensor in tensors), "cpu")
+        arguments = (*args, *kwargs.values())
+        tensors = [value for value in arguments if isinstance(value, Tensor)]
+        device = tensors[0].device.type if tensors else "cpu"
         with Recompute(device):
             return super().forward(*args, **kwargs)
 
@@ -110,13 +111,13 @@ class _FrozenStatistics:
 
 
 @cache
-def _mixed(mixin: type[nn.Module], module_class: type[nn.Module]) -> type[nn.Module]:
+def _mixed(mixin: type, module_class: type) -> Any:
     """The class of a mixin and a module class, created once."""
     name = f"{mixin.__name__.strip('_')}{module_class.__name__}"
     return type(name, (mixin, module_class), {})
 
 
-def _blank(mixin: type[nn.Module], module_class: type[nn.Module]) -> nn.Module:
+def _blank(mixin: type, module_class: type) -> Any:
     """For copying and unpickling: an empty module, whose state is set afterwards."""
     mixed_class = _mixed(mixin, module_class)
     return mixed_class.__new__(mixed_class)

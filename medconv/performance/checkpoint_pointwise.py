@@ -171,8 +171,8 @@ class Note:
 
     def __post_init__(self) -> None:
         """`depth`: the length of the chain of notes back to saved tensors."""
-        depths = (leaf.depth for leaf in tree_leaves(self.inputs) if isinstance(leaf, Note))
-        self.depth: int = 1 + max(depths, default=0)
+        notes = [leaf for leaf in tree_leaves(self.inputs) if isinstance(leaf, Note)]
+        self.depth: int = 1 + max((note.depth for note in notes), default=0)
 
     def read(self) -> Tensor:
         """The tensor, for one of the operations that saved it."""

@@ -80,7 +80,8 @@ def total_memory(cgroups: Path = _CGROUPS, process_cgroup: Path = Path("/proc/se
 def _limits(root: Path, group: str, file_name: str) -> list[int]:
     """The limits of a group and of all groups around it."""
     innermost = root / group.lstrip("/")
-    folders = [folder for folder in (innermost, *innermost.parents) if folder.is_relative_to(root)]
+    groups = (innermost, *innermost.parents)
+    folders = [folder for folder in groups if folder.is_relative_to(root)]
     # In a container the path may be the host's, which does not exist here; the root then is the container's.
     return [_limit(folder / file_name) for folder in (*folders, root)]
 

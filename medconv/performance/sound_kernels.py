@@ -60,7 +60,9 @@ def _convolution(
     stride, padding, dilation, transposed, *_ = settings
     is_affected = input.dtype == torch.bfloat16 and not transposed and stride[-1] > 1
     if is_affected:
-        slack = input.shape[-1] + 2 * padding[-1] - _extent(weight, dilation)[-1]
+        # by how much the kernel can move along the last axis
+        padded_voxels = input.shape[-1] + 2 * padding[-1]
+        slack = padded_voxels - _extent(weight, dilation)[-1]
         gives_one_element = slack < stride[-1]  # along the last axis
         if gives_one_element:
             wide_bias = None if bias is None else bias.float()
@@ -113,7 +115,8 @@ def _sound_type(
     is_long_kernel = is_3d and extent[0] > 6 and stride[0] > 1 and fine_size[0] < 2 * extent[0]
     if is_long_kernel:
         return torch.float64
-    is_short_input = is_3d and any(size < reach for size, reach in zip(fine_size, extent, strict=True))
+    is_shorter = [size < reach for size, reach in zip(fine_size, extent, strict=True)]
+    is_short_input = is_3d and any(is_shorter)
     gives_one_element = coarse_size[-1] == 1 and stride[-1] > 1
     return torch.float32 if is_short_input or gives_one_element else dtype
 

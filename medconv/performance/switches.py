@@ -73,7 +73,9 @@ def _to_channels_last(network: nn.Module) -> None:
     1x1 kernels are not converted: they are in both layouts already, and DDP's buckets expect their strides.
     """
     for layer in network.modules():
-        if not isinstance(layer, (*_CONVS_2D, *_CONVS_3D)) or all(size == 1 for size in layer.kernel_size):
+        if not isinstance(layer, (*_CONVS_2D, *_CONVS_3D)):
+            continue
+        if all(size == 1 for size in layer.kernel_size):
             continue
         layout = torch.channels_last if isinstance(layer, _CONVS_2D) else torch.channels_last_3d
         layer.to(memory_format=layout)  # type: ignore[call-overload]

@@ -11,8 +11,9 @@ class RunningStatistics:
     """Those of a network, which a forward pass changes before its loss is known to be finite."""
 
     def __init__(self, module: nn.Module) -> None:
+        # Tensors of one type are copied together; the counts of batches are whole numbers.
         means_and_variances: list[Tensor] = []
-        counts: list[Tensor] = []  # of batches; whole numbers, so apart from the others
+        counts: list[Tensor] = []
         layers: Any = module.modules()
         for layer in layers:
             if isinstance(getattr(layer, "running_mean", None), Tensor):
@@ -33,8 +34,11 @@ class RunningStatistics:
         """
         for group, old in zip(self._groups, saved, strict=True):
             restored = old if where is None else torch.where(where, old, _flat(group))
-            pieces = restored.split([value.numel() for value in group])
-            shaped = [piece.view_as(value) for piece, value in zip(pieces, group, strict=True)]
+            sizes = [value.numel() for value in group]
+            shaped = []
+            for piece, value in zip(restored.split(sizes), group, strict=True):
+                shaped.append(piece.view_as(value))
+            # one launch for all of them
             torch._foreach_copy_(group, shaped)
 
 

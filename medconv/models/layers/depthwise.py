@@ -23,6 +23,7 @@ class BlockDepthwiseConv3d(nn.Conv3d):
         dtype = torch.get_autocast_dtype("cpu") if is_autocast else input.dtype
         if input.device.type != "cpu" or dtype != torch.bfloat16:
             return super().forward(input)
+        # computed in each call, so that parameters, state dict and gradients stay those of a depthwise layer
         size = block_size(self.in_channels)
         weight = block_weight(self.weight, self.in_channels, size)
         return F.conv3d(
@@ -38,10 +39,13 @@ class BlockDepthwiseConv3d(nn.Conv3d):
 
 def swap_depthwise(network: nn.Module) -> int:
     """Make every depthwise `nn.Conv3d` a BlockDepthwiseConv3d, in place; returns their number."""
-    layers = [layer for layer in network.modules() if type(layer) is nn.Conv3d and _suits(layer)]
-    for layer in layers:
-        layer.__class__ = BlockDepthwiseConv3d
-    return len(layers)
+    swapped = 0
+    for layer in network.modules():
+        # not of subclasses, which may have a forward of their own
+        if type(layer) is nn.Conv3d and _suits(layer):
+            layer.__class__ = BlockDepthwiseConv3d
+            swapped += 1
+    return swapped
 
 
 def block_size(channels: int) -> int:
@@ -59,8 +63,9 @@ def block_weight(weight: Tensor, channels: int, size: int) -> Tensor:
     """
     multiplier = weight.shape[0] // channels
     kernel_size = weight.shape[2:]
+    # (outputs of a block, inputs of a block): 1 where an output belongs to an input
     identity = torch.eye(size, dtype=weight.dtype, device=weight.device)
-    belongs = identity.repeat_interleave(multiplier, 0)  # (outputs of a block, inputs of a block)
+    belongs = identity.repeat_interleave(multiplier, 0)
     by_block = weight.view(-1, size * multiplier, 1, *kernel_size)
     blocks = by_block * belongs[None, :, :, None, None, None]
     return blocks.flatten(0, 1).contiguous(memory_format=torch.channels_last_3d)

@@ -71,6 +71,7 @@ def norm_by_sample(
     """
     if not torch.compiler.is_compiling() and has_torch_function((x,)):  # so that a mode sees one operation
         return handle_torch_function(norm_by_sample, (x,), x, weight, bias, eps)
+    # Batch norm of one sample has the statistics of instance norm.
     is_differentiated = torch.is_grad_enabled() or torch.compiler.is_compiling()
     is_single_voxel = x.numel() == x.shape[0] * x.shape[1]  # batch_norm raises there, and should
     if is_differentiated or x.is_cuda or is_single_voxel:
@@ -174,9 +175,9 @@ def swap_norms(network: nn.Module, fuse: bool = True) -> int:
             norm.__class__ = _SWAPS[type(norm)]
             swapped += 1
     if fuse:
-        registrations = Counter(
-            id(child) for parent in network.modules() for child in parent._modules.values()
-        )
+        registrations: Counter[int] = Counter()
+        for parent in network.modules():
+            registrations.update(id(child) for child in parent._modules.values())
         for parent in network.modules():
             if isinstance(parent, nn.Sequential) and _is_block(parent):
                 _fuse(parent, registrations)
@@ -190,9 +191,11 @@ def _fuse(parent: nn.Sequential, registrations: Counter[int]) -> None:
             continue
         if type(activation) not in (nn.LeakyReLU, nn.ReLU):
             continue
-        if all(registrations[id(layer)] == 1 and _is_bare(layer) for layer in (norm, activation)):
+        is_used_once = registrations[id(norm)] == 1 and registrations[id(activation)] == 1
+        if is_used_once and _is_bare(norm) and _is_bare(activation):
             slope = float(getattr(activation, "negative_slope", 0.0))
-            norm.negative_slope = slope  # type: ignore[assignment]
+            norm.negative_slope = slope
+            # in its place, so that the names of the layers after it stay
             parent._modules[name] = nn.Identity().train(activation.training)
 
 
@@ -214,7 +217,8 @@ def _is_untouched(layer: nn.Module) -> bool:
 def _is_bare(layer: Any) -> bool:
     """Untouched, and nothing watches it."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return _is_untouched(layer) and not any(getattr(layer, attribute, None) for attribute in hooks)
+    has_hooks = any(getattr(layer, attribute, None) for attribute in hooks)
+    return _is_untouched(layer) and not has_hooks
 
 
 def _activated(x: Tensor, negative_slope: float | None) -> Tensor:

@@ -13,26 +13,32 @@ class WindowMaxPool3d(nn.MaxPool3d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, channels, *size = x.shape
+        batch, channels = x.shape[:2]
         kernel_size = _triple(self.kernel_size)
-        counts = [voxels // window for voxels, window in zip(size, kernel_size, strict=True)]
-        # Voxels after the last whole window do not count.
-        for axis, (count, window) in enumerate(zip(counts, kernel_size, strict=True)):
-            x = x.narrow(2 + axis, 0, count * window)
-        depth, height, width = kernel_size
-        out_depth, out_height, out_width = counts
-        split = x.reshape(batch, channels, out_depth, depth, out_height, height, out_width, width)
-        by_window = split.permute(0, 1, 2, 4, 6, 3, 5, 7)  # what is inside of a window goes last
-        windows = by_window.reshape(batch, channels, *counts, prod(kernel_size))
+        out_size = []
+        split_size = []
+        for axis, window in enumerate(kernel_size, start=2):
+            out_voxels = x.shape[axis] // window
+            # Voxels after the last whole window do not count.
+            x = x.narrow(axis, 0, out_voxels * window)
+            out_size.append(out_voxels)
+            split_size += [out_voxels, window]
+        split = x.reshape(batch, channels, *split_size)
+        # (N, C, D', d, H', h, W', w) -> (N, C, D', H', W', d, h, w): what is inside of a window goes last
+        by_window = split.permute(0, 1, 2, 4, 6, 3, 5, 7)
+        windows = by_window.reshape(batch, channels, *out_size, prod(kernel_size))
         return windows.max(-1).values
 
 
 def swap_pools(network: nn.Module) -> int:
     """Make every suitable `nn.MaxPool3d` a WindowMaxPool3d, in place; returns their number."""
-    pools = [layer for layer in network.modules() if type(layer) is nn.MaxPool3d and _suits(layer)]
-    for layer in pools:
-        layer.__class__ = WindowMaxPool3d
-    return len(pools)
+    swapped = 0
+    for layer in network.modules():
+        # not of subclasses, which may have a forward of their own
+        if type(layer) is nn.MaxPool3d and _suits(layer):
+            layer.__class__ = WindowMaxPool3d
+            swapped += 1
+    return swapped
 
 
 def _suits(layer: nn.MaxPool3d) -> bool:

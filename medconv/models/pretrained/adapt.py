@@ -68,7 +68,12 @@ def module_of(name: str) -> str:
 def within(name: str, modules: frozenset[str]) -> bool:
     """Whether a parameter belongs to one of these modules, or to a module that replaced one."""
     layer = module_of(name)
-    return any(layer == module or (module and layer.startswith(f"{module}.")) for module in modules)
+    for module in modules:
+        # "": the network itself, which is one layer
+        is_inside = module != "" and layer.startswith(f"{module}.")
+        if layer == module or is_inside:
+            return True
+    return False
 
 
 def to_channels(value: Tensor, shape: Shape, num_channels: int) -> Tensor | None:
@@ -86,13 +91,13 @@ def to_channels(value: Tensor, shape: Shape, num_channels: int) -> Tensor | None
     """
     if value.ndim != len(shape):
         return None
-    sizes = zip(value.shape, shape, strict=True)
-    differing_axes = [axis for axis, (old_size, new_size) in enumerate(sizes) if old_size != new_size]
+    differing_axes = [axis for axis in range(value.ndim) if value.shape[axis] != shape[axis]]
     if len(differing_axes) != 1:
         return None
     channel_axis = differing_axes[0]
     if channel_axis == 0 or shape[channel_axis] != num_channels:  # axis 0: outputs, or inputs if transposed
         return None
+    # in float64, since a sum of rounded numbers would be rounded again
     mean = value.double().sum(channel_axis, keepdim=True) / num_channels
     return mean.to(value.dtype).expand(*shape)
 
@@ -106,10 +111,16 @@ def new_axis(shapes: Sequence[tuple[Shape, Shape]], slice_axis: Any = None) -> i
     """
 
     def matching_kernels(axis: int) -> int:
-        return sum(tuple(shape_2d[2:]) == _without(shape_3d, axis) for shape_2d, shape_3d in shapes)
+        matches = 0
+        for shape_2d, shape_3d in shapes:
+            matches += tuple(shape_2d[2:]) == _without(shape_3d, axis)
+        return matches
 
-    preferred: list[int] = [slice_axis] if slice_axis in (0, 1, 2) else []
-    return max([*preferred, 2, 1, 0], key=matching_kernels)  # the first of equally good ones
+    # `max` takes the first of equally good ones; slices are usually stored along the last axis.
+    candidates = [2, 1, 0]
+    if slice_axis in (0, 1, 2):
+        candidates.insert(0, slice_axis)
+    return max(candidates, key=matching_kernels)
 
 
 def inflate_2d(value: Tensor, layer: Any, how: str, axis: int) -> Tensor | None:

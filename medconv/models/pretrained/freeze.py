@@ -35,6 +35,7 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> str:
     frozen = [parameter for parameter in parameters.values() if not parameter.requires_grad]
     if len(frozen) == len(parameters):
         raise ConfigError(f"init.freeze={list(patterns)} freezes the whole network, nothing is left to train")
+    # after all patterns, since several may freeze one norm
     norms = [
         module for name, module in network.named_modules() if _has_fixed_statistics(name, module, patterns)
     ]

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from medconv.config import ConfigError, Derived
-from medconv.convs.parametrization import CONVS, TRANSPOSED
 from medconv.models.pretrained import adapt, read
 from medconv.models.pretrained.adapt import Layers, module_of
+from medconv.models.pretrained.fit import Fit, Pair, Pairs, convolution_of
 from medconv.models.pretrained.match import COUNTER, Match, matched
 from medconv.models.pretrained.report import Report
 from medconv.utils.checkpoint_io import output_names
@@ -22,22 +22,6 @@ log = logging.getLogger(__name__)
 # the name that replaces `.weight` in a convolution with a computed weight
 _COMPUTED = ".parametrizations.weight.original"
 Tensors = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """A tensor of the file and the one of the network whose place it may take."""
-
-    file: Tensor
-    network: Tensor
-
-    @property
-    def is_2d_to_3d(self) -> bool:
-        """By the number of axes; a convolution's kernel has two for its channels."""
-        return (self.file.ndim, self.network.ndim) == (4, 5)
-
-
-Pairs = Mapping[str, _Pair]  # by name in the network
 
 
 def load(
@@ -66,7 +50,7 @@ def load(
         allowed = ", ".join(adapt.TO_3D)
         raise ConfigError(f"init.inflate_2d must be null or one of {allowed}, got {inflate_2d}")
     file_tensors, metadata = read.read(path)
-    saved = read.derived_values(metadata)
+    saved = read.derived_values(metadata) or {}
     layers = layers or Layers()
     source = f"init.pretrained={path}"
     tensors = {name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)}
@@ -76,9 +60,10 @@ def load(
         raise ValueError(f"{source}: no name in it is one of this network's: {kernels}")
     file_names = {name: match.file_name(name) for name in tensors}
     pairs = _pairs(file_names, file_tensors, tensors)
+    # Before anything is loaded: a network with half of its weights would be worse than an error.
     _check_same_convolution(match, file_tensors, tensors, source)
     _check_dimensions(network, pairs, source, inflate_2d)
-    fit = _Fit(
+    fit = Fit(
         network=network,
         num_channels=derived.num_channels,
         layers=layers,
@@ -107,18 +92,19 @@ def _pairs(
     pairs = {}
     for name, file_name in file_names.items():
         if file_name in file_tensors:
-            pairs[name] = _Pair(file=file_tensors[file_name], network=tensors[name])
+            pairs[name] = Pair(file=file_tensors[file_name], network=tensors[name])
     return pairs
 
 
 def _new_axis(pairs: Pairs, saved: Mapping[str, Any]) -> int:
     """The axis that the file's 2D kernels lack."""
-    shapes = [(pair.file.shape, pair.network.shape) for pair in pairs.values() if pair.is_2d_to_3d]
+    inflated = [pair for pair in pairs.values() if pair.is_2d_to_3d]
+    shapes = [(pair.file.shape, pair.network.shape) for pair in inflated]
     return adapt.new_axis(shapes, saved.get("slice_axis"))
 
 
 def _fitted(
-    fit: "_Fit",
+    fit: Fit,
     pairs: Pairs,
     tensors: Tensors,
     report: Report,
@@ -149,64 +135,6 @@ def _loaded_share(values: Tensors, tensors: Tensors, layers: Layers) -> float:
             total += value.numel()
             loaded += value.numel() if name in values else 0
     return loaded / max(1, total)
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """Makes the tensors of one file fit one network.
-
-    Args:
-        axis: the spatial axis that 2D kernels of the file lack.
-        has_other_classes: the file's network predicts something else than this one.
-    """
-
-    network: nn.Module
-    num_channels: int
-    layers: Layers
-    inflate_2d: str | None
-    axis: int
-    has_other_classes: bool
-
-    def __call__(self, name: str, pair: _Pair) -> tuple[Tensor | None, str]:
-        """What to load and how it was changed, or None and the reason."""
-        if self.has_other_classes and adapt.within(name, self.layers.head):
-            return None, "head of other classes"
-        value = pair.file
-        shape = tuple(pair.network.shape)
-        changes: list[str] = []
-        inflated = self._inflated(name, pair)
-        if inflated is not None:
-            value = inflated
-            changes.append(f"2D to 3D by {self.inflate_2d}, axis {self.axis}")
-        if value.shape != shape and adapt.within(name, self.layers.image):
-            adapted = adapt.to_channels(value, shape, self.num_channels)
-            if adapted is not None:
-                value = adapted
-                changes.append("other input channels")
-        file_shape = tuple(pair.file.shape)
-        if value.shape != shape:
-            return None, f"{file_shape} in the file, here {shape}"
-        if value.is_floating_point() != pair.network.is_floating_point() or value.is_complex():
-            return None, f"{value.dtype} in the file, here {pair.network.dtype}"
-        return value, f"{file_shape} to {shape}: {', '.join(changes)}" if changes else ""
-
-    def _inflated(self, name: str, pair: _Pair) -> Tensor | None:
-        """A 2D kernel for a 3D layer; None: it is no such kernel, or is not wanted."""
-        if self.inflate_2d is None or not pair.is_2d_to_3d:
-            return None
-        layer = _convolution(self.network, name)
-        if layer is None:
-            return None
-        return adapt.inflate_2d(pair.file, layer, self.inflate_2d, self.axis)
-
-
-def _convolution(network: nn.Module, name: str) -> nn.Module | None:
-    """The plain convolution that a tensor of the state dict belongs to; None: another layer."""
-    try:
-        layer = network.get_submodule(name.rpartition(".")[0])
-    except AttributeError:  # a network may name what it saves as it likes
-        return None
-    return layer if isinstance(layer, CONVS + TRANSPOSED) else None
 
 
 def _check_same_convolution(
@@ -250,7 +178,8 @@ def _check_dimensions(
         ConfigError: 2D kernels for 3D without a rule, or 3D ones for 2D.
     """
     for name, pair in pairs.items():
-        if {pair.file.ndim, pair.network.ndim} != {4, 5} or _convolution(network, name) is None:
+        differs = {pair.file.ndim, pair.network.ndim} == {4, 5}
+        if not differs or convolution_of(network, name) is None:
             continue
         message = (
             f"{source}: it is of a {pair.file.ndim - 2}D network ({name} {tuple(pair.file.shape)}), "
@@ -306,7 +235,8 @@ def _check_finite(
     Raises:
         ValueError: names the tensors with NaN or infinity.
     """
-    broken = [str(file_names[name]) for name, value in values.items() if not value.isfinite().all()]
+    broken_names = [name for name, value in values.items() if not value.isfinite().all()]
+    broken = [str(file_names[name]) for name in broken_names]
     if broken:
         raise ValueError(f"{source}: {some(broken, 3)} in it holds numbers that are not finite")
 

@@ -41,6 +41,7 @@ def matched(file_tensors: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -
         The prefixes; None: no name matches.
     """
     file_prefixes = _prefixes_by_suffix(file_tensors)
+    # Every tensor votes for each pair of prefixes under which the file has one like it.
     votes: Counter[Match] = Counter()
     for network_prefix in _common_prefixes(tensors):
         for name, value in tensors.items():
@@ -49,8 +50,9 @@ def matched(file_tensors: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -
             suffix = name.removeprefix(network_prefix)
             for file_prefix in file_prefixes.get(suffix, ()):
                 file_value = file_tensors[file_prefix + suffix]
+                same_outputs = file_value.shape[:1] == value.shape[:1]
                 # a match without votes counts too: it keeps the order of the file
-                votes[Match(file_prefix, network_prefix)] += file_value.shape[:1] == value.shape[:1]
+                votes[Match(file_prefix, network_prefix)] += same_outputs
     best = max(votes, key=lambda match: votes[match], default=None)
     return best if best is not None and votes[best] else None
 
@@ -74,5 +76,7 @@ def _common_prefixes(tensors: Mapping[str, Tensor]) -> Iterator[str]:
 
 def _prefixes(name: str) -> list[str]:
     """What stands before each word of a dotted name: `a.b.c` has ``, `a.` and `a.b.`."""
-    words = name.split(".")
-    return ["".join(f"{word}." for word in words[:count]) for count in range(len(words))]
+    prefixes = [""]
+    for word in name.split(".")[:-1]:
+        prefixes.append(f"{prefixes[-1]}{word}.")
+    return prefixes

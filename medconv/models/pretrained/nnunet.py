@@ -174,6 +174,7 @@ def by_our_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(tensors)
     state = {name.removeprefix(prefix): value for name, value in tensors.items()}
     weights, unknown = unet_weights(state)
+    # The unknown ones stay under their names, to be reported as not used.
     return {**weights, **{name: state[name] for name in unknown}}
 
 
@@ -200,8 +201,9 @@ def unet_weights(
     Returns:
         Weights by our names; names that no such network has.
     """
+    # The decoder has one stage less than the encoder, and counts from the coarsest.
     stages = [int(match[1]) for match in map(_STAGE.match, state) if match is not None]
-    finest = max(stages, default=0) - 1  # stage of the decoder, of which the coarsest is 0
+    finest = max(stages, default=0) - 1
     weights: dict[str, Tensor] = {}
     unknown: list[str] = []
     for name, value in state.items():

@@ -43,18 +43,18 @@ def planned_as(path: Path) -> dict[str, Any]:
     """
     _, metadata = read(path)
     derived = derived_values(metadata)
-    if not derived:
+    if derived is None:
         return {}
     # before there were sizes all networks were large
     size = str(derived.get("size") or "large")
     return {"size": size, "slice_axis": derived.get("slice_axis")}
 
 
-def derived_values(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The group `derived` of a checkpoint's config; empty if it has none."""
+def derived_values(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The group `derived` of a checkpoint's config; None: other files have none."""
     config = metadata.get("config")
     derived = config.get("derived") if isinstance(config, Mapping) else None
-    return derived if isinstance(derived, Mapping) else {}
+    return derived if isinstance(derived, Mapping) else None
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ Jacobsen et al. 2016, arXiv:1605.02971, where the bank comes first and the learn
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import gcd, prod
 from typing import Any
 
@@ -135,38 +136,36 @@ def ways_of(
     # forward, gradient of the input, gradient of the weight; the bank is fixed and has no gradient
     passes_learned = 3 if training else 1
     passes_fixed = 2 if training else 1
+    cost = partial(cost_model.convolution, machine=machine)
     width_per_group = prior.bank.shape[1]
     transform_channels = width_per_group * prior.groups
     # folded: every dense weight is a sum over the transform channels of its group
     weights = conv.out_channels * conv.in_channels * prod(conv.kernel_size)
     fold = cost_model.weight_preparation(weights, weights * width_per_group, passes_fixed)
-    dense = cost_model.convolution(
+    dense = cost(
         conv.in_channels,
         conv.out_channels,
         conv.kernel_size,
         in_voxels,
         out_voxels,
-        machine=machine,
         passes=passes_learned,
     )
     # in two launches: the image between them is written and read again
-    pointwise = cost_model.convolution(
+    pointwise = cost(
         conv.in_channels,
         transform_channels,
         [1] * len(conv.kernel_size),
         in_voxels,
         in_voxels,
-        machine=machine,
         passes=passes_learned,
     )
-    bank = cost_model.convolution(
+    bank = cost(
         transform_channels,
         conv.out_channels,
         conv.kernel_size,
         in_voxels,
         out_voxels,
         groups=prior.groups,
-        machine=machine,
         passes=passes_fixed,
     )
     return Ways(folded=[fold, dense], two_launches=[pointwise, bank])

@@ -49,7 +49,8 @@ class Mirror:
     init_from_weights: bool = False
 
     def __post_init__(self) -> None:
-        if not self.axes or len(set(self.axes)) != len(self.axes) or min(self.axes) < 0:
+        is_repeated = len(set(self.axes)) != len(self.axes)
+        if not self.axes or is_repeated or min(self.axes) < 0:
             raise ValueError(f"axes must be different spatial axes, counted from 0, got {list(self.axes)}")
 
     @property
@@ -70,7 +71,9 @@ class Mirror:
             raise ValueError(
                 f"axes must lie below {example.ndim - 2}, the image's spatial axes, got {list(self.axes)}"
             )
-        regular = {name: Regular(*kinds) for name, kinds in fields(network, example).items()}
+        regular = {}
+        for name, (reads_fields, writes_fields) in fields(network, example).items():
+            regular[name] = Regular(input=reads_fields, output=writes_fields)
         with torch.random.fork_rng():  # the network gets the same new weights as without this trial
             trial = deepcopy(network)
             self._convert_all(trial, regular)
@@ -93,7 +96,10 @@ class Mirror:
 
 def mirror_axes(network: nn.Module) -> tuple[int, ...]:
     """The axes along which `conv=mirror` made a network equivariant; none for others and folded ones."""
-    return next((layer.axes for layer in network.modules() if isinstance(layer, MirrorPrior)), ())
+    for layer in network.modules():
+        if isinstance(layer, MirrorPrior):
+            return layer.axes
+    return ()
 
 
 def equivariant_head(layer: nn.Module, axes: Sequence[int]) -> None:

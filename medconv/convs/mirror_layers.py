@@ -72,8 +72,10 @@ class MirrorPrior(WeightPrior):
                 kernel = torch.stack([kernel, kernel.flip(spatial_axis)], -1)
             else:
                 kernel = (kernel + kernel.flip(spatial_axis)) / 2
+        # group indices are next to their fields already, so this is a view of the rows as channels
         row_copies = 2**steps if self.rows else 1
-        return kernel.reshape(original.shape[0] * row_copies, prod(self.kernel_size), -1)
+        rows = original.shape[0] * row_copies
+        return kernel.reshape(rows, prod(self.kernel_size), -1)
 
     def nearest(self, taps: Tensor) -> Tensor:
         """The mean over the group, after each copy is flipped back to match the first."""
@@ -149,12 +151,14 @@ class MirrorBatchNorm(Foldable, fold_is_tested=True):
         # copies side by side along the first spatial axis, so that they count as voxels of one channel
         by_field = x.unflatten(1, (-1, self.copies)).flatten(2, 3)
         normed: Tensor = self.norm(by_field)
-        by_channel: Tensor = normed.unflatten(2, (self.copies, -1)).flatten(1, 2)
+        by_copy = normed.unflatten(2, (self.copies, -1))  # (batch, fields, copies, D, ...)
+        by_channel: Tensor = by_copy.flatten(1, 2)
         return by_channel.contiguous(memory_format=layout)
 
     def folded(self) -> nn.Module:
         """A plain batch norm over all channels."""
-        return _resized(self.norm, self.norm.num_features * self.copies, Repeat(self.copies))
+        num_channels = self.norm.num_features * self.copies
+        return _resized(self.norm, num_channels, Repeat(self.copies))
 
 
 def _resized(
@@ -169,7 +173,13 @@ def _resized(
     """
     # A subclass may take other arguments and keep other state.
     plain_class = next((cls for cls in _BATCH_NORMS if isinstance(norm, cls)), _BatchNorm)
-    new: _BatchNorm = plain_class(channels, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+    new: _BatchNorm = plain_class(
+        channels,
+        norm.eps,
+        norm.momentum,
+        norm.affine,
+        norm.track_running_stats,
+    )
     state = {}
     for key, value in norm.state_dict().items():
         state[key] = change(value) if value.ndim else value  # the count of batches is one number

@@ -55,19 +55,8 @@ def smooth(
     filter_banks.check_grid(conv.kernel_size, spacing)
     layer_extent_mm = _EXTENT * min(spacing) if extent_mm is None else extent_mm * scale
     layer_length_mm = _LENGTH * min(spacing) if length_mm is None else length_mm * scale
-    positive = {
-        "extent_mm": layer_extent_mm,
-        "length_mm": layer_length_mm,
-        "floor": floor,
-        "scale": scale,
-    }
-    for name, value in positive.items():
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{name} must be positive and finite, got {value}")
-    kernel_covariance = covariance(conv.kernel_size, spacing, layer_extent_mm, layer_length_mm, floor)
-    # The symmetric root P^(1/2): white noise times it has covariance P.
-    eigenvalues, eigenvectors = torch.linalg.eigh(kernel_covariance)
-    root = eigenvectors @ eigenvalues.sqrt().diag() @ eigenvectors.T
+    _check_positive(extent_mm=layer_extent_mm, length_mm=layer_length_mm, floor=floor, scale=scale)
+    root = _root(covariance(conv.kernel_size, spacing, layer_extent_mm, layer_length_mm, floor))
     prior = LinearPrior(conv.kernel_size, root[None])
     if throughout:
         return install(conv, prior, init_from_weights)
@@ -78,6 +67,18 @@ def smooth(
         prior.to(conv.weight)
         conv.weight.copy_(prior(drawn(prior, conv.weight)))
     return conv
+
+
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be positive and finite, got {value}")
+
+
+def _root(matrix: Tensor) -> Tensor:
+    """The symmetric root P^(1/2): white noise times it has covariance P."""
+    eigenvalues, eigenvectors = torch.linalg.eigh(matrix)
+    return eigenvectors @ eigenvalues.sqrt().diag() @ eigenvectors.T
 
 
 def covariance(

@@ -113,7 +113,11 @@ class _Exchange(torch.autograd.Function):
 
 
 def _with_summed_gradient(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    return _Exchange.apply(x, lambda x: x.view_as(x), lambda grad: _sum(grad, mesh))
+    return _Exchange.apply(
+        x,
+        lambda x: x.view_as(x),  # autograd wants another tensor than the input
+        lambda grad: _sum(grad, mesh),
+    )
 
 
 def _summed(x: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -122,13 +126,21 @@ def _summed(x: Tensor, mesh: DeviceMesh) -> Tensor:
 
 def _gathered(x: Tensor, channels: int, mesh: DeviceMesh) -> Tensor:
     """All channels; the gradient is the process's own share, since all processes have the same."""
-    return _Exchange.apply(x, lambda x: _gather(x, channels, mesh), lambda grad: _local_channels(grad, mesh))
+    return _Exchange.apply(
+        x,
+        lambda x: _gather(x, channels, mesh),
+        lambda grad: _local_channels(grad, mesh),
+    )
 
 
 def _split(x: Tensor, mesh: DeviceMesh) -> Tensor:
     """The process's share of the channels; the gradients of all shares are gathered."""
     channels = x.shape[1]
-    return _Exchange.apply(x, lambda x: _local_channels(x, mesh), lambda grad: _gather(grad, channels, mesh))
+    return _Exchange.apply(
+        x,
+        lambda x: _local_channels(x, mesh),
+        lambda grad: _gather(grad, channels, mesh),
+    )
 
 
 class _Local:
@@ -194,7 +206,8 @@ def _shard_norm(norm: Any, mesh: DeviceMesh) -> None:
         for key in ("weight", "bias", "running_mean", "running_var"):
             if tensors.get(key) is not None:
                 tensors[key] = _sharded(tensors[key], 0, mesh)
-    norm.num_features = _local_channels(torch.empty(1, norm.num_features), mesh).shape[1]
+    channels = torch.empty(1, norm.num_features)
+    norm.num_features = _local_channels(channels, mesh).shape[1]
     norm.__class__ = _mixed(_Local, norm.__class__)
 
 

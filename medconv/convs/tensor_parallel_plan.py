@@ -1,4 +1,4 @@
-"""Which convolutions `shard_convs` divides, and which way; all that is refused, before anything is changed."""
+"""Which convolutions `shard_convs` divides, and which way: all checks, before anything is changed."""
 
 import re
 from collections import Counter

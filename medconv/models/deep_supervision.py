@@ -51,8 +51,10 @@ class DeepSupervision(nn.Module):
         if not self.heads:
             return [network(image)]
         logits, *stages = network(image, stages=len(self.heads))
-        coarser_logits = [head(stage) for head, stage in zip(self.heads, stages, strict=True)]
-        return [logits, *coarser_logits]
+        outputs = [logits]
+        for head, stage in zip(self.heads, stages, strict=True):
+            outputs.append(head(stage))
+        return outputs
 
 
 class Supervised(nn.Module):

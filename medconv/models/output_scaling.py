@@ -24,9 +24,13 @@ def in_units(
         means: one per value, in its unit.
         stds: standard deviations, one per value, in its unit.
     """
-    network.register_buffer("value_means", torch.tensor(means, dtype=torch.float32), persistent=False)
-    network.register_buffer("value_stds", torch.tensor(stds, dtype=torch.float32), persistent=False)
-    network.__class__ = _with_units(type(network))
+    value_means = torch.tensor(means, dtype=torch.float32)
+    value_stds = torch.tensor(stds, dtype=torch.float32)
+    # not persistent: the checkpoint's targets hold them
+    network.register_buffer("value_means", value_means, persistent=False)
+    network.register_buffer("value_stds", value_stds, persistent=False)
+    network_class: Any = type(network)
+    network.__class__ = _with_units(network_class)
     return network
 
 

@@ -32,15 +32,17 @@ def apply_checkpointing(network: nn.Module, mode: str) -> int:
         raise ValueError(f"perf.activation_checkpointing must be one of {CHECKPOINTING}, got {mode!r}")
     if mode == "none":
         return 0
+    mixin: Any
     if mode == "pointwise":
         candidates = [network]
-        mixin: type[_Mixin] = _Pointwise
+        mixin = _Pointwise
     else:
         candidates = _blocks(network)
         mixin = _Checkpointed
     modules = [module for module in candidates if not isinstance(module, _Mixin)]
     for module in modules:
-        module.__class__ = _mixed(mixin, type(module))
+        module_class: Any = type(module)
+        module.__class__ = _mixed(mixin, module_class)
     return len(modules)
 
 

@@ -50,8 +50,11 @@ def _resized_modules(model: Mapping[str, Any], variant: Mapping[str, Any]) -> fr
             variant_shapes = _parameter_shapes(configs.build(variant, "model"))
     except Exception:  # a network without such a version may raise anything
         return frozenset()
-    resized = [name for name, shape in shapes.items() if variant_shapes.get(name, shape) != shape]
-    return frozenset(module_of(name) for name in resized)
+    resized = set()
+    for name, shape in shapes.items():
+        if variant_shapes.get(name, shape) != shape:
+            resized.add(module_of(name))
+    return frozenset(resized)
 
 
 def _parameter_shapes(network: nn.Module) -> dict[str, torch.Size]:

@@ -91,7 +91,7 @@ def _pairs(
 ) -> Pairs:
     pairs = {}
     for name, file_name in file_names.items():
-        if file_name in file_tensors:
+        if file_name is not None and file_name in file_tensors:
             pairs[name] = Pair(file=file_tensors[file_name], network=tensors[name])
     return pairs
 

@@ -72,7 +72,7 @@ class MirrorPrior(WeightPrior):
                 kernel = torch.stack([kernel, kernel.flip(spatial_axis)], -1)
             else:
                 kernel = (kernel + kernel.flip(spatial_axis)) / 2
-        # group indices are next to their fields already, so this is a view of the rows as channels
+        # The group indices follow their fields, so a reshape makes channels of them.
         row_copies = 2**steps if self.rows else 1
         rows = original.shape[0] * row_copies
         return kernel.reshape(rows, prod(self.kernel_size), -1)

@@ -78,7 +78,8 @@ def _check_positive(**values: float) -> None:
 def _root(matrix: Tensor) -> Tensor:
     """The symmetric root P^(1/2): white noise times it has covariance P."""
     eigenvalues, eigenvectors = torch.linalg.eigh(matrix)
-    return eigenvectors @ eigenvalues.sqrt().diag() @ eigenvectors.T
+    root: Tensor = eigenvectors @ eigenvalues.sqrt().diag() @ eigenvectors.T
+    return root
 
 
 def covariance(

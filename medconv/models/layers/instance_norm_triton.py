@@ -153,8 +153,9 @@ def _row(pointer, channels, PER_SAMPLE: tl.constexpr, COLS: tl.constexpr, ACC: t
 def _store_partial(pointer, value, channels, COLS: tl.constexpr):
     """One number per channel into (N, chunks, C), at this program's sample and chunk."""
     columns = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    first = (tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * channels
-    tl.store(pointer + first + columns, value, columns < channels)
+    # (sample, chunk) as one index
+    row = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(pointer + row * channels + columns, value, columns < channels)
 
 
 @triton.jit
@@ -171,12 +172,21 @@ def _weighted_mean(means, counts):
     """The mean of means along the first axis, refined once: summing many large values loses digits."""
     total = tl.sum(counts, 0)
     rough = tl.sum(means * counts, 0) / total
-    return rough + tl.sum((means - rough[None, :]) * counts, 0) / total
+    correction = tl.sum((means - rough[None, :]) * counts, 0) / total
+    return rough + correction
 
 
 @triton.jit
 def _moments(
-    x, means, squares, voxels, channels, steps, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr
+    x,
+    means,
+    squares,
+    voxels,
+    channels,
+    steps,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ACC: tl.constexpr,
 ):
     """Mean and sum of squared deviations of a chunk: Welford's update per lane, then Chan's merge."""
     mean = tl.zeros((ROWS, COLS), ACC)
@@ -185,6 +195,7 @@ def _moments(
     for step in range(steps):
         offsets, exists = _tile(step, steps, voxels, channels, ROWS, COLS)
         value = tl.load(x + offsets, exists, 0.0).to(ACC)
+        # Welford's update; elements that do not exist change nothing
         count += 1.0
         delta = tl.where(exists, value - mean, 0.0)
         mean += delta * (1.0 / count)
@@ -200,15 +211,27 @@ def _moments(
 
 @triton.jit
 def _merge(
-    means, squares, mean, rstd, voxels, channels, chunks, length,
-    EPS: tl.constexpr, CHUNKS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+    means,
+    squares,
+    mean,
+    rstd,
+    voxels,
+    channels,
+    chunks,
+    length,
+    EPS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    COLS: tl.constexpr,
+    ACC: tl.constexpr,
+):
     """Chan's merge of all chunks: mean and 1 / standard deviation."""
     chunk = tl.arange(0, CHUNKS)
     columns = tl.program_id(0) * COLS + tl.arange(0, COLS)
     offsets = (tl.program_id(1) * chunks + chunk[:, None]) * channels + columns[None, :]
     exists = (chunk < chunks)[:, None] & (columns < channels)[None, :]
-    counts = tl.maximum(tl.minimum(voxels - chunk.to(tl.int64) * length, length), 0).to(ACC)[:, None]
+    # the last chunk may end early, and CHUNKS is rounded up to a power of two
+    remaining = voxels - chunk.to(tl.int64) * length
+    counts = tl.maximum(tl.minimum(remaining, length), 0).to(ACC)[:, None]
     chunk_means = tl.load(means + offsets, exists, 0.0)
     merged = _weighted_mean(chunk_means, counts)
     deviation = chunk_means - merged[None, :]
@@ -221,12 +244,24 @@ def _merge(
 
 @triton.jit
 def _normalise(
-    x, mean, rstd, weight, bias, y, voxels, channels,
-    SLOPE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+    x,
+    mean,
+    rstd,
+    weight,
+    bias,
+    y,
+    voxels,
+    channels,
+    SLOPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ACC: tl.constexpr,
+):
     offsets, exists = _tile(0, 1, voxels, channels, ROWS, COLS)
     value = tl.load(x + offsets, exists, 0.0).to(ACC)
-    hat = (value - _row(mean, channels, 1, COLS, ACC)) * _row(rstd, channels, 1, COLS, ACC)
+    mean_row = _row(mean, channels, 1, COLS, ACC)
+    rstd_row = _row(rstd, channels, 1, COLS, ACC)
+    hat = (value - mean_row) * rstd_row
     out = _affine(hat, weight, bias, channels, COLS, ACC)
     if SLOPE is not None:
         out = tl.where(out > 0, out, out * SLOPE)
@@ -235,23 +270,49 @@ def _normalise(
 
 @triton.jit
 def _through_activation(
-    grad, x, mean, rstd, weight, bias, offsets, exists, channels,
-    SLOPE: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+    grad,
+    x,
+    mean,
+    rstd,
+    weight,
+    bias,
+    offsets,
+    exists,
+    channels,
+    SLOPE: tl.constexpr,
+    COLS: tl.constexpr,
+    ACC: tl.constexpr,
+):
     """The gradient before the activation, whose sign is recomputed, and the normalised value; 0 outside."""
     value = tl.load(x + offsets, exists, 0.0).to(ACC)
     slope = tl.load(grad + offsets, exists, 0.0).to(ACC)
-    hat = (value - _row(mean, channels, 1, COLS, ACC)) * _row(rstd, channels, 1, COLS, ACC)
+    mean_row = _row(mean, channels, 1, COLS, ACC)
+    rstd_row = _row(rstd, channels, 1, COLS, ACC)
+    hat = (value - mean_row) * rstd_row
     if SLOPE is not None:
-        slope = tl.where(_affine(hat, weight, bias, channels, COLS, ACC) > 0, slope, slope * SLOPE)
+        before_activation = _affine(hat, weight, bias, channels, COLS, ACC)
+        slope = tl.where(before_activation > 0, slope, slope * SLOPE)
     return slope, hat
 
 
 @triton.jit
 def _slopes(
-    grad, x, mean, rstd, weight, bias, shifts, scales, voxels, channels, steps,
-    SLOPE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+    grad,
+    x,
+    mean,
+    rstd,
+    weight,
+    bias,
+    shifts,
+    scales,
+    voxels,
+    channels,
+    steps,
+    SLOPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ACC: tl.constexpr,
+):
     """A chunk's share of the gradients of bias and weight."""
     shift = tl.zeros((ROWS, COLS), ACC)
     scale = tl.zeros((ROWS, COLS), ACC)
@@ -268,9 +329,22 @@ def _slopes(
 
 @triton.jit
 def _input_gradient(
-    grad, x, mean, rstd, weight, bias, shift, scale, dx, voxels, channels,
-    SLOPE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+    grad,
+    x,
+    mean,
+    rstd,
+    weight,
+    bias,
+    shift,
+    scale,
+    dx,
+    voxels,
+    channels,
+    SLOPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ACC: tl.constexpr,
+):
     """The gradient of x, with its mean over the voxels and its component along x removed."""
     offsets, exists = _tile(0, 1, voxels, channels, ROWS, COLS)
     slope, hat = _through_activation(
@@ -279,6 +353,8 @@ def _input_gradient(
     factor = _row(rstd, channels, 1, COLS, ACC)
     if weight is not None:
         factor = factor * _row(weight, channels, 0, COLS, ACC)
+    # sums over the voxels: shift of the gradient, scale of the gradient times the normalised value
+    mean_slope = _row(shift, channels, 1, COLS, ACC) / voxels
     along = hat * (_row(scale, channels, 1, COLS, ACC) / voxels)
-    out = factor * (slope - _row(shift, channels, 1, COLS, ACC) / voxels - along)
+    out = factor * (slope - mean_slope - along)
     tl.store(dx + offsets, out.to(dx.dtype.element_ty), exists)

@@ -5,11 +5,12 @@ from medconv.convs.channel_transform import TransformPrior, transform
 from medconv.convs.equivariance import NotEquivariantError, check_equivariance
 from medconv.convs.factorised import bottleneck, se, separable
 from medconv.convs.filter_banks import filter_bank, gabor, gaussian_jet, laplacian_of_gaussian, lines
+from medconv.convs.fold import fold_convs
 from medconv.convs.linear import acs, ball, basis, load_plane_weight, spacing
 from medconv.convs.masked import masked
 from medconv.convs.mirror import Mirror, equivariant_head, mirror_axes
 from medconv.convs.smooth import smooth
-from medconv.convs.swap import SwapReport, fold_convs, plain, swap_convs
+from medconv.convs.swap import SwapReport, plain, swap_convs
 
 __all__ = [
     "Convolution",

@@ -26,26 +26,48 @@ class Convolution(torch.autograd.Function):
         dilation: Sequence[int],
         groups: int,
     ) -> Tensor:
-        return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+        return torch.convolution(
+            x,
+            weight,
+            bias,
+            stride,
+            padding,
+            dilation,
+            False,  # transposed
+            [0] * len(stride),  # output_padding, of transposed ones only
+            groups,
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, bias, *ctx.geometry = inputs
+        x, weight, bias, *geometry = inputs
         ctx.save_for_backward(x, weight)
+        ctx.geometry = geometry  # stride, padding, dilation, groups
         ctx.bias_size = None if bias is None else [bias.shape[0]]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return (*gradients(ctx, grad), None, None, None, None)
+        geometry_gradients = (None, None, None, None)
+        return (*gradients(ctx, grad), *geometry_gradients)
 
 
 def gradients(ctx: Any, grad: Tensor) -> Gradients:
     """Gradients of input, weight and bias, each if needed, from one `aten::convolution_backward`."""
     x, weight = ctx.saved_tensors
     stride, padding, dilation, groups = ctx.geometry
-    needed = [*ctx.needs_input_grad[:2], ctx.needs_input_grad[2] and ctx.bias_size is not None]
+    x_needs, weight_needs, bias_needs = ctx.needs_input_grad[:3]
     results: Gradients = torch.ops.aten.convolution_backward(
-        grad, x, weight, ctx.bias_size, stride, padding, dilation, False, [0] * len(stride), groups, needed
+        grad,
+        x,
+        weight,
+        ctx.bias_size,
+        stride,
+        padding,
+        dilation,
+        False,  # transposed
+        [0] * len(stride),  # output_padding
+        groups,
+        [x_needs, weight_needs, bias_needs and ctx.bias_size is not None],
     )
     return results
 
@@ -62,25 +84,38 @@ def convolution(
 ) -> Tensor:
     """Like `F.conv1d`, `conv2d` and `conv3d`, with a hand-written backward; autocast casts its inputs, too.
 
-    Shape: x (batch, in, *spatial), weight (out, in / groups, *kernel_size) -> (batch, out, *spatial').
-    Args: function: your own subclass of `Convolution`.
-    Raises: ValueError: x and the weight differ in their axes, or an argument has not one number per axis.
+    Shape:
+        x (batch, in, *spatial), weight (out, in / groups, *kernel_size), bias (out,)
+        -> (batch, out, *spatial').
+    Args:
+        stride: in voxels; one number, or one per spatial axis.
+        padding: zeros on both sides, in voxels; one number, or one per spatial axis.
+        dilation: distance of neighbouring taps, in voxels; one number, or one per spatial axis.
+        groups: blocks of channels that do not mix.
+        function: your own subclass of `Convolution`.
+    Raises:
+        ValueError: x and the weight differ in their axes, or an argument has not one number per axis.
     """
     if x.ndim != weight.ndim or x.ndim < 3:
         raise ValueError(
             f"x and weight must have equally many axes, 3 or more, got {x.ndim} and {weight.ndim}"
         )
-    settings = {"stride": stride, "padding": padding, "dilation": dilation}
-    geometry = [_per_axis(name, value, weight.ndim - 2) for name, value in settings.items()]
+    spatial_dims = weight.ndim - 2
+    stride = _per_axis("stride", stride, spatial_dims)
+    padding = _per_axis("padding", padding, spatial_dims)
+    dilation = _per_axis("dilation", dilation, spatial_dims)
+    # Autocast does not look into a custom function, so it is done here as for torch's convolutions.
     if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    output: Tensor = function.apply(x, weight, bias, *geometry, groups)
+        x = x.to(dtype)
+        weight = weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    output: Tensor = function.apply(x, weight, bias, stride, padding, dilation, groups)
     return output
 
 
-def _per_axis(name: str, value: int | Sequence[int], axes: int) -> list[int]:
-    values = [value] * axes if isinstance(value, int) else list(value)
-    if len(values) != axes:
-        raise ValueError(f"{name} must be one number or {axes}, one per spatial axis, got {value}")
+def _per_axis(name: str, value: int | Sequence[int], spatial_dims: int) -> list[int]:
+    values = [value] * spatial_dims if isinstance(value, int) else list(value)
+    if len(values) != spatial_dims:
+        raise ValueError(f"{name} must be one number or {spatial_dims}, one per spatial axis, got {value}")
     return values

@@ -1,7 +1,8 @@
 """What a convolution costs: operations, bytes and launches, and the seconds they predict.
 
 Operations alone mislead: thin convolutions are limited by memory and by the time that a launch takes, and the
-matrix units of CPUs and GPUs work on whole tiles of channels. The prediction is a roofline over those three.
+matrix units of CPUs and GPUs work on whole tiles of channels. The prediction is a roofline (Williams et al.
+2009, doi:10.1145/1498765.1498785) with a fixed time per launch added.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,9 +14,13 @@ import torch
 
 @dataclass(frozen=True)
 class Launch:
-    """One library call: its multiply-adds, the same padded to whole tiles, and the bytes it moves.
+    """One library call.
 
-    Args: passes: how often it runs in a training step: once forward, once for each gradient needed.
+    Args:
+        operations: multiply-adds.
+        tiled_operations: multiply-adds with channels padded to whole tiles.
+        bytes: read and written.
+        passes: how often it runs in a training step: once forward, once for each gradient needed.
     """
 
     operations: float
@@ -26,7 +31,14 @@ class Launch:
 
 @dataclass(frozen=True)
 class Machine:
-    """Speed of a device. Args: tile: (input, output) channels that its matrix units process at a time."""
+    """Speed of a device.
+
+    Args:
+        operations_per_second: multiply-adds of the matrix units.
+        bytes_per_second: of main memory, or of a GPU's.
+        seconds_per_launch: fixed time to start a library call.
+        tile: (input, output) channels that the matrix units process at a time.
+    """
 
     operations_per_second: float
     bytes_per_second: float
@@ -35,22 +47,38 @@ class Machine:
 
     def seconds(self, launches: Iterable[Launch]) -> float:
         """Each launch takes as long as its slower part, arithmetic or memory, and a fixed time to start."""
+        return sum(
+            launch.passes * (self._busy_seconds(launch) + self.seconds_per_launch) for launch in launches
+        )
 
-        def busy(launch: Launch) -> float:
-            arithmetic = launch.tiled_operations / self.operations_per_second
-            return max(arithmetic, launch.bytes / self.bytes_per_second)
-
-        return sum(x.passes * (busy(x) + self.seconds_per_launch) for x in launches)
+    def _busy_seconds(self, launch: Launch) -> float:
+        arithmetic = launch.tiled_operations / self.operations_per_second
+        memory = launch.bytes / self.bytes_per_second
+        return max(arithmetic, memory)
 
 
 # Orders of magnitude, for choosing between two ways to compute the same result; constants, so that a run
-# does not depend on a measurement. CPU: 2 cores with AMX, bf16. CUDA: like an A100, bf16; not measured yet.
-CPU = Machine(1.0e12, 3.0e10, 2.0e-5, (16, 16))
-CUDA = Machine(1.0e14, 1.5e12, 8.0e-6, (16, 8))
-_FP32 = 10  # a multiply-add in fp32, without the matrix units, takes this many times as long
+# does not depend on a measurement.
+CPU = Machine(  # 2 cores with AMX, bf16
+    operations_per_second=1.0e12,
+    bytes_per_second=3.0e10,
+    seconds_per_launch=2.0e-5,
+    tile=(16, 16),
+)
+CUDA = Machine(  # like an A100, bf16; not measured yet
+    operations_per_second=1.0e14,
+    bytes_per_second=1.5e12,
+    seconds_per_launch=8.0e-6,
+    tile=(16, 8),
+)
+_BYTES_PER_ELEMENT = 2.0  # bf16
+_FP32_SLOWDOWN = 10  # a multiply-add in fp32, without the matrix units, takes this many times as long
+# fp32 written (4), read again for the cast (4), and bf16 written (2)
+_PREPARED_BYTES_PER_ELEMENT = 10.0
 
 
 def machine_of(device: torch.device) -> Machine:
+    """The constants for a device."""
     return CUDA if device.type == "cuda" else CPU
 
 
@@ -64,20 +92,41 @@ def convolution(
     machine: Machine = CPU,
     passes: int = 1,
 ) -> Launch:
-    """The cost of one convolution, in bf16; voxels are counted over the whole batch."""
+    """The cost of one convolution, in bf16.
+
+    Args:
+        in_voxels: of the input, counted over the whole batch.
+        out_voxels: of the output, counted over the whole batch.
+        machine: whose tiles the channels of a group are padded to.
+        passes: as of `Launch`.
+    """
     taps = prod(kernel_size)
-    into, out = in_channels // groups, out_channels // groups
+    group_in = in_channels // groups
+    group_out = out_channels // groups
     tile_in, tile_out = machine.tile
-    padded = groups * ceil(into / tile_in) * tile_in * ceil(out / tile_out) * tile_out
-    moved = in_channels * in_voxels + out_channels * out_voxels + out_channels * into * taps
+    padded_in = ceil(group_in / tile_in) * tile_in
+    padded_out = ceil(group_out / tile_out) * tile_out
+    weights = out_channels * group_in * taps
+    moved_elements = in_channels * in_voxels + out_channels * out_voxels + weights
     return Launch(
-        float(out_voxels * out_channels * into * taps),
-        float(out_voxels * taps * padded),
-        2.0 * moved,
-        passes,
+        operations=float(out_voxels * weights),
+        tiled_operations=float(out_voxels * taps * groups * padded_in * padded_out),
+        bytes=_BYTES_PER_ELEMENT * moved_elements,
+        passes=passes,
     )
 
 
 def weight_preparation(elements: int, operations: float, passes: int = 1) -> Launch:
-    """The cost of computing a dense kernel in fp32: it is written, read for the cast, and written again."""
-    return Launch(operations, operations * _FP32, elements * 10.0, passes)
+    """The cost of computing a dense kernel in fp32: it is written, read for the cast, and written again.
+
+    Args:
+        elements: of the kernel.
+        operations: multiply-adds that compute it.
+        passes: as of `Launch`.
+    """
+    return Launch(
+        operations=operations,
+        tiled_operations=operations * _FP32_SLOWDOWN,
+        bytes=elements * _PREPARED_BYTES_PER_ELEMENT,
+        passes=passes,
+    )

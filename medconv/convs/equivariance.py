@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from medconv.convs.parametrization import CONVS, TRANSPOSED
@@ -24,27 +26,38 @@ class NotEquivariantError(ValueError):
 def check_equivariance(network: nn.Module, example: Tensor, axes: Sequence[int]) -> None:
     """Compare f(flip x) with flip f(x), in both modes but without dropout, on perturbed parameters.
 
-    Raises: NotEquivariantError: they differ; names the first layer whose output does.
+    Args:
+        example: an input (batch, channels, *spatial); only its shape and type matter.
+        axes: spatial axes, counted from 0, that are flipped one at a time.
+    Raises:
+        NotEquivariantError: they differ; names the first layer whose output does.
     """
     copy = deepcopy(network)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for p in copy.parameters():  # initial biases (0) and norms (1) would hide untied copies
-            p.add_(0.1 * torch.randn(p.shape, generator=generator).to(p))
+        for parameter in copy.parameters():  # initial biases (0) and norms (1) would hide untied copies
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(0.1 * noise.to(parameter))
     image = torch.randn(example.shape, generator=generator).to(example)
+    # in training, batch norms use the statistics of the batch, which must not depend on the copy
     for mode in (False, True):
         copy.train(mode)
         for layer in copy.modules():
             if isinstance(layer, _DropoutNd):  # its mask does not turn with the image
                 layer.eval()
         for axis in axes:
-            error = _flip_error(copy, image, axis)
-            if not error <= _TOLERANCE:  # also where it is NaN
-                culprit = _first_break(copy, image, axis, 2 ** len(axes))
-                raise NotEquivariantError(
-                    f"Mirror cannot make this network equivariant to flips of axis {axis}: {culprit} breaks "
-                    f"it (flip error {error:.2g} of the output's standard deviation)"
-                )
+            _check_flip(copy, image, axis, copies=2 ** len(axes))
+
+
+def _check_flip(network: nn.Module, image: Tensor, axis: int, copies: int) -> None:
+    error = _flip_error(network, image, axis)
+    if error <= _TOLERANCE:  # not so where it is NaN
+        return
+    culprit = _first_break(network, image, axis, copies)
+    raise NotEquivariantError(
+        f"Mirror cannot make this network equivariant to flips of axis {axis}: {culprit} breaks "
+        f"it (flip error {error:.2g} of the output's standard deviation)"
+    )
 
 
 def layers_with_channels(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -60,45 +73,77 @@ def fields(network: nn.Module, example: Tensor) -> dict[str, tuple[bool, bool]]:
 
     Runs one forward pass in which every convolution's output is a new leaf. Gradients then show which outputs
     reach which inputs without a convolution between. Tensors added or concatenated are of the same kind.
+
+    Returns:
+        Name of a layer with channels that has run, to whether its input and its output are regular fields.
     """
-    copy = deepcopy(network).train()
-    leaves: list[tuple[str, Tensor]] = []
-    reads: list[tuple[str, Tensor]] = []
+    trace = _trace(network, example)
+    kinds = _Kinds()
+    leaves = [leaf for _, leaf in trace.leaves]
+    # What a tensor depends on without a convolution between is of its kind.
+    for reader, tensor in trace.reads:
+        if not tensor.requires_grad:
+            continue
+        slopes = torch.autograd.grad(
+            tensor.sum(),
+            leaves,
+            retain_graph=True,  # the same graph for each reader
+            allow_unused=True,
+        )
+        for (writer, _), slope in zip(trace.leaves, slopes, strict=True):
+            if slope is not None:
+                kinds.join(reader, writer)
+    kinds.join("image", "result")  # both are plain images, and so is whatever is added to them
+    plain = kinds.of("image")
+    names = {reader.removeprefix("in ") for reader, _ in trace.reads if reader != "result"}
+    regular = {}
+    for name in sorted(names):
+        reads_fields = kinds.of(f"in {name}") != plain
+        writes_fields = kinds.of(f"out {name}") != plain
+        regular[name] = (reads_fields, writes_fields)
+    return regular
 
-    def before(name: str) -> Callable[..., None]:
-        return lambda layer, args: reads.append((f"in {name}", args[0]))
 
-    def after(name: str) -> Callable[..., Tensor]:
+@dataclass
+class _Trace:
+    """One forward pass, cut after every convolution.
+
+    Args:
+        leaves: `image` or `out NAME`, and the tensor there, from which a new graph begins.
+        reads: `in NAME` or `result`, and the tensor that a layer or the caller got.
+    """
+
+    leaves: list[tuple[str, Tensor]] = field(default_factory=list)
+    reads: list[tuple[str, Tensor]] = field(default_factory=list)
+
+    def hook_input(self, name: str) -> Callable[..., None]:
+        return lambda layer, args: self.reads.append((f"in {name}", args[0]))
+
+    def hook_output(self, name: str) -> Callable[..., Tensor]:
         def hook(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
             leaf = output.detach().requires_grad_()
-            leaves.append((f"out {name}", leaf))
+            self.leaves.append((f"out {name}", leaf))
             return leaf.clone()  # activations may work in place
 
         return hook
 
+
+def _trace(network: nn.Module, example: Tensor) -> _Trace:
+    copy = deepcopy(network).train()
+    trace = _Trace()
     for name, layer in layers_with_channels(copy):
-        layer.register_forward_pre_hook(before(name))
+        layer.register_forward_pre_hook(trace.hook_input(name))
         if isinstance(layer, CONVS + TRANSPOSED):
-            layer.register_forward_hook(after(name))
+            layer.register_forward_hook(trace.hook_output(name))
     image = example.detach().clone().requires_grad_()
-    leaves.append(("image", image))
-    reads += [("result", tensor) for tensor in _tensors(copy(image.clone()))]
-    kinds = _Kinds()
-    for reader, tensor in reads:
-        if tensor.requires_grad:
-            tensors = [leaf for _, leaf in leaves]
-            slopes = torch.autograd.grad(tensor.sum(), tensors, retain_graph=True, allow_unused=True)
-            for (leaf, _), slope in zip(leaves, slopes, strict=True):
-                if slope is not None:
-                    kinds.join(reader, leaf)
-    kinds.join("image", "result")  # both are plain images, and so is whatever is added to them
-    plain = kinds.of("image")
-    names = {reader.removeprefix("in ") for reader, _ in reads if reader != "result"}
-    return {n: (kinds.of(f"in {n}") != plain, kinds.of(f"out {n}") != plain) for n in sorted(names)}
+    trace.leaves.append(("image", image))
+    outputs = _tensors(copy(image.clone()))
+    trace.reads += [("result", tensor) for tensor in outputs]
+    return trace
 
 
 class _Kinds:
-    """Disjoint sets."""
+    """Disjoint sets (union-find): what is connected without a convolution between is of one kind."""
 
     def __init__(self) -> None:
         self.parent: dict[str, str] = {}
@@ -127,46 +172,72 @@ def _run(network: nn.Module, image: Tensor) -> list[Tensor]:
 def _flip_error(network: nn.Module, image: Tensor, axis: int) -> float:
     """Largest |f(flip x) - flip f(x)| over the standard deviation of f(x)."""
     errors = []
-    for plain, flipped in zip(_run(network, image), _run(network, image.flip(2 + axis)), strict=True):
-        where = axis + plain.ndim - image.ndim + 2  # heads may be stacked before the channels
-        # class scores do not turn with the image
-        expected = plain.flip(where) if plain.ndim >= image.ndim else plain
-        errors.append(float((flipped - expected).abs().max() / plain.std().clamp(min=1e-12)))
+    outputs = _run(network, image)
+    outputs_of_flip = _run(network, image.flip(2 + axis))
+    for output, output_of_flip in zip(outputs, outputs_of_flip, strict=True):
+        if output.ndim >= image.ndim:
+            spatial_start = output.ndim - image.ndim + 2  # heads may be stacked before the channels
+            expected = output.flip(spatial_start + axis)
+        else:  # class scores do not turn with the image
+            expected = output
+        difference = (output_of_flip - expected).abs().max()
+        scale = output.std().clamp(min=1e-12)
+        errors.append(float(difference / scale))
     return max(errors)
 
 
 @torch.no_grad()
 def _first_break(network: nn.Module, image: Tensor, axis: int, copies: int) -> str:
     """The first layer to run whose outputs for an image and its flip are not flips of each other."""
-    runs: list[list[tuple[str, Tensor]]] = []
-    handles = []
-    for name, layer in network.named_modules():
-        undivided = not any(layer.children()) or isinstance(layer, _CARRIES_CHANNELS)
-        if undivided and "parametrizations" not in name.split("."):
-            handles.append(layer.register_forward_hook(lambda m, a, out, n=name: runs[-1].append((n, out))))
-    for view in (image, image.flip(2 + axis)):
-        runs.append([])
-        _run(network, view)
-    for handle in handles:
-        handle.remove()
-    for (name, plain), (_, flipped) in zip(*runs, strict=True):
-        if not isinstance(plain, Tensor):
+    outputs = _outputs_by_layer(network, image)
+    outputs_of_flip = _outputs_by_layer(network, image.flip(2 + axis))
+    for (name, output), (_, output_of_flip) in zip(outputs, outputs_of_flip, strict=True):
+        if not isinstance(output, Tensor):
             continue
-        if not _is_flip(plain, flipped, axis if plain.ndim == image.ndim else None, copies):
-            kinds = [cls.__name__ for cls in type(network.get_submodule(name)).__mro__]
-            return f"layer {name} ({next(kind for kind in kinds if not kind.startswith('Parametrized'))})"
+        flipped_axis = axis if output.ndim == image.ndim else None
+        if not _is_flip(output, output_of_flip, flipped_axis, copies):
+            layer_class = parametrize.type_before_parametrizations(network.get_submodule(name))
+            return f"layer {name} ({layer_class.__name__})"
     return "an operation outside of its layers"
 
 
-def _is_flip(plain: Tensor, flipped: Tensor, axis: int | None, copies: int) -> bool:
+def _outputs_by_layer(network: nn.Module, image: Tensor) -> list[tuple[str, Any]]:
+    """What each layer without children returns, in the order in which they run."""
+    outputs: list[tuple[str, Any]] = []
+
+    def recorder(name: str) -> Callable[..., None]:
+        return lambda layer, args, output: outputs.append((name, output))
+
+    handles = []
+    for name, layer in network.named_modules():
+        # A parametrized convolution has children, its priors, and counts as one layer.
+        is_single = not any(layer.children()) or isinstance(layer, _CARRIES_CHANNELS)
+        if is_single and "parametrizations" not in name.split("."):
+            handles.append(layer.register_forward_hook(recorder(name)))
+    _run(network, image)
+    for handle in handles:
+        handle.remove()
+    return outputs
+
+
+def _is_flip(output: Tensor, output_of_flip: Tensor, axis: int | None, copies: int) -> bool:
     """Equal after the flip, as plain channels or with the copies of each field swapped one way or another.
 
-    Args: axis: None for what has no spatial axes left.
+    Args:
+        axis: None for what has no spatial axes left.
+        copies: of each field, one per element of the group of flips.
     """
-    mirrored = plain if axis is None else plain.flip(2 + axis)
-    options = [mirrored]
-    if plain.shape[1] % copies == 0:
+    mirrored = output if axis is None else output.flip(2 + axis)
+    candidates = [mirrored]
+    if output.shape[1] % copies == 0:
         fields = mirrored.unflatten(1, (-1, copies))
-        options += [fields[:, :, [h ^ g for h in range(copies)]].flatten(1, 2) for g in range(1, copies)]
-    scale = float(plain.std()) or 1.0
-    return any(float((flipped - option).abs().max()) <= _TOLERANCE * max(scale, 1e-12) for option in options)
+        for element in range(1, copies):  # the group is an exclusive or of flips
+            order = [copy ^ element for copy in range(copies)]
+            candidates.append(fields[:, :, order].flatten(1, 2))
+    scale = float(output.std()) or 1.0
+    tolerance = _TOLERANCE * max(scale, 1e-12)
+    for candidate in candidates:
+        largest_difference = float((output_of_flip - candidate).abs().max())
+        if largest_difference <= tolerance:
+            return True
+    return False

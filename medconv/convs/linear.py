@@ -15,12 +15,16 @@ from torch import Tensor, nn
 from medconv.convs import filter_banks
 from medconv.convs.parametrization import Conv, UnsuitableLayerError, WeightPrior, check_free, install
 
+_MAX_TAPS = 10_000  # of a resampled kernel; 21 x 21 x 21 has 9261
+
 
 class LinearPrior(WeightPrior):
     """W[o, k, i] = sum over f of B[k, f] C[o, f, i].
 
-    Shape: original (out, coefficients, in / groups) -> weight (out, in / groups, *kernel_size).
+    Shape:
+        original (out, coefficients, in / groups) -> weight (out, in / groups, *kernel_size).
     Args:
+        kernel_size: in voxels, one number per axis.
         mixtures: (kinds, taps, coefficients), fixed.
         kind: (out,), the index of each output channel's mixture; None if all share one.
         persistent: whether the mixtures are saved in the state dict; False if they depend on the grid.
@@ -40,18 +44,24 @@ class LinearPrior(WeightPrior):
         # NCCL broadcasts only what lies in memory in order
         self.register_buffer("mixtures", mixtures.float().contiguous(), persistent)
         self.register_buffer("kind", kind)
-        self.identity = all(torch.equal(m, torch.eye(len(m), dtype=m.dtype)) for m in mixtures)
+        # `spacing` on its own grid: no multiplication needed
+        self.identity = all(
+            torch.equal(mixture, torch.eye(len(mixture), dtype=mixture.dtype)) for mixture in mixtures
+        )
 
-    def _each(self, mixtures: Tensor) -> Tensor:
+    def _per_output(self, mixtures: Tensor) -> Tensor:
+        """One matrix for all outputs, or one for each."""
         return mixtures[0] if self.kind is None else mixtures[self.kind]
 
     def taps(self, original: Tensor) -> Tensor:
-        if self.identity:  # `spacing` on its own grid
+        if self.identity:
             return original
-        return torch.matmul(self._each(self.mixtures.to(original.dtype)), original)
+        mixtures = self.mixtures.to(original.dtype)
+        return torch.matmul(self._per_output(mixtures), original)
 
     def nearest(self, taps: Tensor) -> Tensor:
-        return torch.matmul(self._each(torch.linalg.pinv(self.mixtures.double())), taps)
+        inverses = torch.linalg.pinv(self.mixtures.double())
+        return torch.matmul(self._per_output(inverses), taps)
 
 
 def basis(
@@ -72,17 +82,21 @@ def basis(
         spacing_mm: voxel size on the layer's grid; None is isotropic.
         scale: the layer's grid over the input's.
         init_from_weights: project the present (pretrained) weight instead of drawing one of its variance.
-    Raises: ValueError: an even kernel; an unknown bank or wrong shape; spacing or sigma not positive.
+    Raises:
+        ValueError: an even kernel; an unknown bank or wrong shape; spacing or sigma not positive.
     Weights: out * in * filters (3D: 10, 2D: 6), against out * in * k^N; weight decay acts on coefficients.
     Source: Jacobsen et al. 2016, arXiv:1605.02971.
     """
     if not isinstance(bank, Tensor):
-        sigma = None if sigma_mm is None else sigma_mm * scale
-        bank = filter_banks.filter_bank(bank, conv.kernel_size, spacing_mm, sigma)
+        layer_sigma_mm = None if sigma_mm is None else sigma_mm * scale
+        bank = filter_banks.filter_bank(bank, conv.kernel_size, spacing_mm, layer_sigma_mm)
     if tuple(bank.shape[1:]) != conv.kernel_size:
-        need = ("filters", *conv.kernel_size)
-        raise ValueError(f"bank must have shape (filters, *kernel_size) = {need}, got {tuple(bank.shape)}")
-    return install(conv, LinearPrior(conv.kernel_size, bank.flatten(1).t()[None]), init_from_weights)
+        expected = ("filters", *conv.kernel_size)
+        raise ValueError(
+            f"bank must have shape (filters, *kernel_size) = {expected}, got {tuple(bank.shape)}"
+        )
+    mixture = bank.flatten(1).t()  # (taps, filters)
+    return install(conv, LinearPrior(conv.kernel_size, mixture[None]), init_from_weights)
 
 
 def ball(
@@ -99,15 +113,17 @@ def ball(
         conv, spacing_mm, scale, init_from_weights: as `basis`.
         radius_mm: at the network's input; it grows with the voxels of deeper layers. None is half of the
             kernel's widest extent in voxels, times the finest spacing: 19 of 27 taps if isotropic in 3D.
-    Raises: ValueError: an even kernel; spacing or radius not positive.
+    Raises:
+        ValueError: an even kernel; spacing or radius not positive.
     Weights: out * in * taps in the ball.
     """
     spacing = (1.0,) * len(conv.kernel_size) if spacing_mm is None else tuple(spacing_mm)
     filter_banks.check_grid(conv.kernel_size, spacing)
-    radius = max(conv.kernel_size) / 2 * min(spacing) if radius_mm is None else radius_mm * scale
-    inside = filter_banks.ball(conv.kernel_size, spacing, radius).flatten()
-    taps = torch.eye(len(inside))[:, inside]
-    return install(conv, LinearPrior(conv.kernel_size, taps[None]), init_from_weights)
+    default_mm = max(conv.kernel_size) / 2 * min(spacing)
+    layer_radius_mm = default_mm if radius_mm is None else radius_mm * scale
+    inside = filter_banks.ball(conv.kernel_size, spacing, layer_radius_mm).flatten()
+    mixture = torch.eye(len(inside))[:, inside]  # (taps, taps in the ball)
+    return install(conv, LinearPrior(conv.kernel_size, mixture[None]), init_from_weights)
 
 
 def spacing(
@@ -131,8 +147,9 @@ def spacing(
         reference_mm: voxel size of the kernel's own grid at the network's input; None is the finest axis of
             the layer's grid. On another dataset take the spacing that the network was first trained on.
         init_from_weights: take the present weight as the kernel on its own grid, instead of a new one.
-    Raises: ValueError: an even kernel; spacing_mm missing; spacing or reference not positive; padding that
-        cannot follow; more than 10,000 taps.
+    Raises:
+        ValueError: an even kernel; spacing_mm missing; spacing or reference not positive; padding that
+            cannot follow; more than 10,000 taps.
     Weights: out * in * k^N, whatever the dataset's spacing.
     """
     if spacing_mm is None:
@@ -141,23 +158,33 @@ def spacing(
         )
     check_free(conv)
     filter_banks.check_grid(conv.kernel_size, spacing_mm)
-    reference = min(spacing_mm) if reference_mm is None else reference_mm * scale
-    if not reference > 0:
+    layer_reference_mm = min(spacing_mm) if reference_mm is None else reference_mm * scale
+    if not layer_reference_mm > 0:
         raise ValueError(f"reference_mm must be positive, got {reference_mm}")
-    axes = [_interpolation(k, reference, s) for k, s in zip(conv.kernel_size, spacing_mm, strict=True)]
-    mixture = reduce(torch.kron, axes)
-    sizes = [len(axis) for axis in axes]
-    padding = _following(conv, sizes)
+    axes = [
+        _interpolation(size, layer_reference_mm, mm)
+        for size, mm in zip(conv.kernel_size, spacing_mm, strict=True)
+    ]
+    mixture = reduce(torch.kron, axes)  # (new taps, taps): interpolation separates over axes
+    new_size = [len(axis) for axis in axes]
+    padding = _adapted_padding(conv, new_size)
     present_taps = conv.weight.detach().flatten(2).transpose(1, 2).clone()
-    _resize(conv, sizes, padding)
-    install(conv, LinearPrior(sizes, mixture[None], persistent=False), init_from_weights=False)
+    _resize(conv, new_size, padding)
+    prior = LinearPrior(new_size, mixture[None], persistent=False)
+    # Not projected from the resized weight: the present taps are the kernel itself.
+    install(conv, prior, init_from_weights=False)
     if init_from_weights:
         with torch.no_grad():
             conv.get_parameter("parametrizations.weight.original").copy_(present_taps)
     return conv
 
 
-def acs(conv: Conv, *, weight_2d: Tensor | None = None, init_from_weights: bool = False) -> nn.Module:
+def acs(
+    conv: Conv,
+    *,
+    weight_2d: Tensor | None = None,
+    init_from_weights: bool = False,
+) -> nn.Module:
     """2D kernels in a 3D convolution: a third of the outputs for each of axial, coronal and sagittal planes.
 
     One dense convolution whose kernels are zero outside of their plane: faster than the three thin
@@ -167,21 +194,27 @@ def acs(conv: Conv, *, weight_2d: Tensor | None = None, init_from_weights: bool 
         conv: an `nn.Conv3d` with one odd kernel size for all axes, changed in place.
         weight_2d: the weight (out, in, k, k) of a trained 2D convolution to start from.
         init_from_weights: project the present 3D weight onto the planes.
-    Raises: ValueError: not 3D, kernel axes that differ or are even, `weight_2d` of the wrong shape.
+    Raises:
+        ValueError: not 3D, kernel axes that differ or are even, `weight_2d` of the wrong shape.
     Weights: out * in * k^2, against out * in * k^3.
     Source: Yang et al. 2021, arXiv:1911.10477.
     """
     size = conv.kernel_size
     if len(size) != 3:
-        what = "splits 2D kernels over the planes of 3D images"
-        raise ValueError(f"conv=acs {what}, got {type(conv).__name__}")
+        raise ValueError(
+            f"conv=acs splits 2D kernels over the planes of 3D images, got {type(conv).__name__}"
+        )
     if len(set(size)) > 1 or size[0] % 2 == 0:
         raise UnsuitableLayerError(
             f"kernel_size must be one odd number along all axes for conv=acs, got {size}", "uneven kernel"
         )
-    taps = torch.arange(prod(size)).view(size)
-    planes = [taps.select(axis, size[0] // 2).flatten() for axis in (2, 1, 0)]  # axial, coronal, sagittal
-    mixtures = torch.stack([torch.eye(prod(size))[:, plane] for plane in planes])
+    num_taps = prod(size)
+    taps = torch.arange(num_taps).view(size)
+    centre = size[0] // 2
+    # Planes through the centre, of axes (x, y, z): axial across z, coronal across y, sagittal across x.
+    planes = [taps.select(across, centre).flatten() for across in (2, 1, 0)]
+    mixtures = torch.stack([torch.eye(num_taps)[:, plane] for plane in planes])
+    # thirds of the outputs, also where 3 does not divide them
     kind = torch.arange(conv.out_channels) * 3 // conv.out_channels
     install(conv, LinearPrior(size, mixtures, kind), init_from_weights)
     if weight_2d is not None:
@@ -190,11 +223,18 @@ def acs(conv: Conv, *, weight_2d: Tensor | None = None, init_from_weights: bool 
 
 
 def load_plane_weight(conv: Any, weight_2d: Tensor) -> None:
-    """Give an `acs` convolution the weight (out, in, k, k) of a 2D one. Raises: ValueError: wrong shape."""
+    """Give an `acs` convolution the weight (out, in, k, k) of a 2D one.
+
+    Raises:
+        ValueError: wrong shape.
+    """
     original = conv.get_parameter("parametrizations.weight.original")
-    need = (original.shape[0], original.shape[2], *conv.kernel_size[:2])
-    if tuple(weight_2d.shape) != need:
-        raise ValueError(f"weight_2d must have shape (out, in, k, k) = {need}, got {tuple(weight_2d.shape)}")
+    out_channels, _, in_channels = original.shape
+    expected = (out_channels, in_channels, *conv.kernel_size[:2])
+    if tuple(weight_2d.shape) != expected:
+        raise ValueError(
+            f"weight_2d must have shape (out, in, k, k) = {expected}, got {tuple(weight_2d.shape)}"
+        )
     with torch.no_grad():
         original.copy_(weight_2d.flatten(2).transpose(1, 2))
 
@@ -203,42 +243,65 @@ def _interpolation(size: int, reference_mm: float, spacing_mm: float) -> Tensor:
     """Linear interpolation from `size` points, `reference_mm` apart, to voxels: a matrix (taps, size)."""
     if size == 1:
         return torch.ones(1, 1)
-    reach = (size // 2 + 1) * reference_mm  # the outermost hat function is 0 from here on
-    half = max(0, ceil(reach / spacing_mm - 1e-6) - 1)
+    reach_mm = (size // 2 + 1) * reference_mm  # the outermost hat function is 0 from here on
+    # voxels on each side of the centre where some hat is not 0
+    half = max(0, ceil(reach_mm / spacing_mm - 1e-6) - 1)
+    # both in units of the reference grid, from the centre
     voxels = (torch.arange(2 * half + 1, dtype=torch.float64) - half) * spacing_mm / reference_mm
     points = torch.arange(size, dtype=torch.float64) - size // 2
-    hats = (1 - (voxels[:, None] - points[None, :]).abs()).clamp(min=0)
+    distance = (voxels[:, None] - points[None, :]).abs()
+    hats = (1 - distance).clamp(min=0)
     return (hats * spacing_mm / reference_mm).float()
 
 
-def _following(conv: Conv, sizes: Sequence[int]) -> str | tuple[int, ...]:
-    """The padding with which another kernel size keeps the output size. Raises: ValueError: there is none."""
-    if prod(sizes) > 10_000:
+def _adapted_padding(conv: Conv, new_size: Sequence[int]) -> str | tuple[int, ...]:
+    """The padding with which another kernel size keeps the output size.
+
+    Raises:
+        ValueError: there is none, or the kernel has too many taps.
+    """
+    if prod(new_size) > _MAX_TAPS:
         raise ValueError(
-            f"spacing_mm makes a kernel of {tuple(sizes)} voxels: reference_mm is far coarser than the grid"
+            f"spacing_mm makes a kernel of {tuple(new_size)} voxels: "
+            "reference_mm is far coarser than the grid"
         )
     if conv.padding == "valid":
-        need = "changes the kernel's size, which needs numeric or 'same' padding"
-        raise UnsuitableLayerError(f"conv=spacing {need}", "unpadded")
+        raise UnsuitableLayerError(
+            "conv=spacing changes the kernel's size, which needs numeric or 'same' padding", "unpadded"
+        )
     if isinstance(conv.padding, str):
         return conv.padding
-    steps = zip(conv.padding, conv.dilation, conv.kernel_size, sizes, strict=True)
-    padding = tuple(p + d * (new // 2 - old // 2) for p, d, old, new in steps)
+    padding = []
+    axes = zip(conv.padding, conv.dilation, conv.kernel_size, new_size, strict=True)
+    for old_padding, dilation, old_size, size in axes:
+        # as much further as the kernel reaches further on each side
+        padding.append(old_padding + dilation * (size // 2 - old_size // 2))
     if min(padding) < 0:
-        what = f"a kernel of {tuple(sizes)} voxels"
-        raise UnsuitableLayerError(f"conv=spacing has no padding for {what}", "unpadded")
-    return padding
+        raise UnsuitableLayerError(
+            f"conv=spacing has no padding for a kernel of {tuple(new_size)} voxels", "unpadded"
+        )
+    return tuple(padding)
 
 
-def _resize(conv: Any, sizes: Sequence[int], padding: str | tuple[int, ...]) -> None:
-    """Change the kernel size in place; the weight becomes constant, the old rms * sqrt(old / new taps)."""
+def _resize(conv: Any, new_size: Sequence[int], padding: str | tuple[int, ...]) -> None:
+    """Change the kernel size in place; the weight becomes constant, the old rms * sqrt(old / new taps).
+
+    So the sum over taps keeps its variance, and `install` draws new weights of that rms.
+    """
     old = conv.weight.detach()
-    gain = (prod(conv.kernel_size) / prod(sizes)) ** 0.5
-    new = old.new_full((*old.shape[:2], *sizes), float(old.square().mean().sqrt()) * gain)
+    gain = (prod(conv.kernel_size) / prod(new_size)) ** 0.5
+    old_rms = float(old.square().mean().sqrt())
+    new = old.new_full((*old.shape[:2], *new_size), old_rms * gain)
     conv.weight = nn.Parameter(new, conv.weight.requires_grad)
-    conv.kernel_size, conv.padding = tuple(sizes), padding
+    conv.kernel_size = tuple(new_size)
+    conv.padding = padding
+    # What torch pads by before the convolution with another `padding_mode`: last axis first, both sides.
+    both_sides: list[int] = []
     if isinstance(padding, tuple):
-        conv._reversed_padding_repeated_twice = [p for p in reversed(padding) for _ in range(2)]
-    else:
-        reach = [d * (k - 1) for d, k in zip(reversed(conv.dilation), reversed(sizes), strict=True)]
-        conv._reversed_padding_repeated_twice = [part for r in reach for part in (r // 2, r - r // 2)]
+        for voxels in reversed(padding):
+            both_sides += [voxels, voxels]
+    else:  # "same": an odd number of voxels goes to the end
+        for dilation, size in zip(reversed(conv.dilation), reversed(new_size), strict=True):
+            total = dilation * (size - 1)
+            both_sides += [total // 2, total - total // 2]
+    conv._reversed_padding_repeated_twice = both_sides

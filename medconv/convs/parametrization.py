@@ -1,11 +1,12 @@
 """What all weight-space priors share: parameters in, the dense kernel of a plain `nn.ConvNd` out.
 
-A prior is a parametrization of a convolution's weight. Autograd, DDP, `torch.compile` and cuDNN then see one
-library convolution. All priors are linear: the kernel nearest to a given dense one is a projection.
+A prior is a parametrization (`torch.nn.utils.parametrize`) of a convolution's weight. Autograd, DDP,
+`torch.compile` and cuDNN then see one library convolution. All priors are linear, so the kernel nearest to a
+given dense one is a projection.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch.nn.utils import parametrize
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+# by the number of axes of an image batch, channels included
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -26,14 +28,16 @@ class UnsuitableLayerError(ValueError):
 
 
 class Prior(nn.Module):
-    """Any parametrization of this package; `fold_convs` removes them and no others."""
+    """Any parametrization of this package; `fold_convs` removes these and no others."""
 
 
 class WeightPrior(Prior):
     """A dense kernel computed from a three-axis parameter.
 
-    Shape: original (rows, coefficients, columns), as each subclass defines -> weight (out, in, *kernel_size).
     `Module.to(memory_format=...)` would raise for an original of four axes in 3D and of five in 2D.
+
+    Shape:
+        original (rows, coefficients, columns), as each subclass defines -> weight (out, in, *kernel_size).
     """
 
     layout: Tensor
@@ -42,7 +46,8 @@ class WeightPrior(Prior):
         super().__init__()
         self.kernel_size = tuple(kernel_size)
         # `.to(memory_format=...)` changes the strides of this buffer as it would change a plain weight's.
-        self.register_buffer("layout", torch.zeros(1, 2, *[2] * len(self.kernel_size)), persistent=False)
+        layout = torch.zeros(1, 2, *[2] * len(self.kernel_size))
+        self.register_buffer("layout", layout, persistent=False)
 
     def taps(self, original: Tensor) -> Tensor:
         """The kernel as (out, taps, in)."""
@@ -58,79 +63,129 @@ class WeightPrior(Prior):
         With taps before input channels the kernel is channels-last already; other layers need one copy.
         """
         with torch.autocast(original.device.type, enabled=False):
-            taps = self.taps(original.to(torch.promote_types(original.dtype, torch.float32)))
-            weight: Tensor = taps.unflatten(1, self.kernel_size).movedim(-1, 1).to(original.dtype)
+            precise = original.to(torch.promote_types(original.dtype, torch.float32))
+            taps = self.taps(precise)
+            # (out, taps, in) -> (out, *kernel_size, in) -> (out, in, *kernel_size), a view
+            weight: Tensor = taps.unflatten(1, self.kernel_size).movedim(-1, 1)
+            weight = weight.to(original.dtype)
         return weight.contiguous(memory_format=self.memory_format)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """Projects a dense (pretrained) weight into the prior."""
-        return self.nearest(weight.detach().double().flatten(2).transpose(1, 2)).to(weight.dtype).contiguous()
+        """Project a dense (pretrained) weight into the prior."""
+        taps = weight.detach().double().flatten(2).transpose(1, 2)
+        return self.nearest(taps).to(weight.dtype).contiguous()
 
     @property
     def memory_format(self) -> torch.memory_format:
         """The memory format that `.to(memory_format=...)` set for this layer."""
-        last = CHANNELS_LAST.get(self.layout.ndim, torch.contiguous_format)
-        return last if self.layout.is_contiguous(memory_format=last) else torch.contiguous_format
+        channels_last = CHANNELS_LAST.get(self.layout.ndim, torch.contiguous_format)
+        if self.layout.is_contiguous(memory_format=channels_last):
+            return channels_last
+        return torch.contiguous_format
+
+
+class ForwardMixin(nn.Module):
+    """Overrides `forward` of the layer that `install` mixes it into.
+
+    The layer's class is exchanged, not the layer: names, parameters, hooks and `isinstance` stay valid.
+    """
+
+    plain_class: ClassVar[type[nn.Module]]  # the layer's class without the mixin; `fold_convs` restores it
 
 
 class Foldable(nn.Module):
-    """A module of this package that `fold_convs` replaces by plain torch modules, the result of `folded`."""
+    """A module that `fold_convs` replaces by plain torch modules, the result of `folded`.
+
+    `check_folds` compares the two in a run of the network, unless the class is declared with
+    `fold_is_tested=True`: a test of its package does that already. Subclasses do not inherit this, since they
+    may compute something else.
+    """
+
+    fold_is_tested: ClassVar[bool] = False
+
+    def __init_subclass__(cls, *, fold_is_tested: bool = False) -> None:
+        super().__init_subclass__()
+        cls.fold_is_tested = fold_is_tested
 
     def folded(self) -> nn.Module:
+        """Plain torch modules that compute the same in evaluation mode."""
         raise NotImplementedError
 
 
 def install(
-    layer: Conv, prior: nn.Module, init_from_weights: bool, mixin: type[nn.Module] | None = None
+    layer: Conv,
+    prior: nn.Module,
+    init_from_weights: bool,
+    mixin: type[ForwardMixin] | None = None,
 ) -> nn.Module:
     """Put a prior on a layer's weight, in place.
 
     The new weight is either random with the variance of the old one, or a projection of it. A projection
     stores its relative error (Frobenius norm) in `layer.approximation_error`.
-    Args: mixin: base class to put before the layer's class, to override `forward`.
-    Raises: ValueError: the layer cannot have this prior; it is unchanged.
+
+    Args:
+        layer: the convolution.
+        prior: the parametrization of its weight.
+        init_from_weights: project the present weight instead of drawing a new one.
+        mixin: overrides `forward` of the layer.
+    Raises:
+        ValueError: the layer cannot have this prior; it is unchanged.
     """
     check_free(layer)
     dense = layer.weight.detach().clone()
     prior.to(dense).train(layer.training)
-    first = None if init_from_weights else drawn(prior, dense)
+    # drawn before anything changes: it raises if the prior can only be zero
+    new_original = None if init_from_weights else drawn(prior, dense)
     if mixin is not None:
-        layer.__class__ = type(f"{mixin.__name__}{type(layer).__name__}", (mixin, type(layer)), {})
+        _mix_in(layer, mixin)
     # This projects the present weight through right_inverse.
     parametrize.register_parametrization(layer, "weight", prior, unsafe=True)
     layer.train(layer.training)
-    if first is None:
+    if new_original is None:
         note_error(layer, layer.weight, dense)
     else:
         with torch.no_grad():
-            layer.get_parameter("parametrizations.weight.original").copy_(first)
+            layer.get_parameter("parametrizations.weight.original").copy_(new_original)
     return layer
 
 
+def _mix_in(layer: nn.Module, mixin: type[ForwardMixin]) -> None:
+    plain_class = type(layer)
+    name = f"{mixin.__name__}{plain_class.__name__}"
+    layer.__class__ = type(name, (mixin, plain_class), {"plain_class": plain_class})
+
+
 def check_free(layer: nn.Module) -> None:
-    """Raises: UnsuitableLayerError: no values in the weight, or something computes them."""
+    """Check that a layer has a weight of its own, with values.
+
+    Raises:
+        UnsuitableLayerError: no values in the weight, or something computes them.
+    """
+    layer_class = type(layer).__name__
     if parametrize.is_parametrized(layer, "weight"):
-        raise UnsuitableLayerError(
-            f"{type(layer).__name__} has a parametrized weight already", "parametrized already"
-        )
+        raise UnsuitableLayerError(f"{layer_class} has a parametrized weight already", "parametrized already")
     if "weight" not in layer._parameters:
         raise UnsuitableLayerError(
-            f"{type(layer).__name__} has no weight parameter of its own", "weight computed already"
+            f"{layer_class} has no weight parameter of its own", "weight computed already"
         )
     weight = layer.get_parameter("weight")
     if nn.parameter.is_lazy(weight) or weight.is_meta:
         raise UnsuitableLayerError(
-            f"{type(layer).__name__} has no values in its weight yet (lazy, or on the meta device)", "empty"
+            f"{layer_class} has no values in its weight yet (lazy, or on the meta device)", "empty"
         )
 
 
 def has_own_forward(conv: nn.Module) -> bool:
     """Whether a subclass changed what torch's convolution does with its weight."""
-    return type(conv).forward not in {c.forward for c in CONVS}
+    return type(conv).forward not in {torch_class.forward for torch_class in CONVS}
 
 
 def check_replaceable(conv: Any, name: str) -> None:
-    """Raises: UnsuitableLayerError: plain layers in its place would lose something of the convolution."""
+    """Check that plain layers in its place would lose nothing of the convolution.
+
+    Raises:
+        UnsuitableLayerError: grouped, a forward of its own, or a computed weight.
+    """
     check_plain_groups(conv, name)
     if has_own_forward(conv):
         raise UnsuitableLayerError(
@@ -140,18 +195,27 @@ def check_replaceable(conv: Any, name: str) -> None:
 
 
 def check_plain_groups(conv: Conv, name: str) -> None:
-    """Raises: UnsuitableLayerError: a grouped convolution."""
+    """Check that every output reads every input.
+
+    Raises:
+        UnsuitableLayerError: a grouped convolution.
+    """
     if conv.groups != 1:
         raise UnsuitableLayerError(f"conv={name} needs groups=1, got {conv.groups}", "grouped")
 
 
 def rms(weight: Tensor) -> float:
+    """Root mean square, computed in float64."""
     return float(weight.detach().double().square().mean().sqrt())
 
 
 @torch.no_grad()
 def drawn(prior: Any, dense: Tensor) -> Tensor:
-    """Random parameters whose kernel has the rms of `dense`. Raises: ValueError: every kernel is zero."""
+    """Random parameters of a prior, whose kernel has the rms of `dense`.
+
+    Raises:
+        ValueError: every kernel is zero.
+    """
     original = torch.randn_like(prior.right_inverse(dense))
     kernel_rms = rms(prior(original))
     if kernel_rms == 0:
@@ -159,15 +223,24 @@ def drawn(prior: Any, dense: Tensor) -> Tensor:
     return original * (rms(dense) / kernel_rms)
 
 
-def note_error(module: Any, made: Tensor, target: Tensor) -> None:
-    """Store the relative error of an approximated weight in `module.approximation_error`."""
-    if made.shape == target.shape:
-        scale = max(float(target.double().norm()), 1e-30)
-        module.approximation_error = float((made.detach().double() - target.double()).norm()) / scale
+def note_error(module: Any, approximation: Tensor, target: Tensor) -> None:
+    """Store the relative error (Frobenius norm) of a weight in `module.approximation_error`.
+
+    Nothing is stored where the shapes differ: `spacing` changes the number of taps.
+    """
+    if approximation.shape != target.shape:
+        return
+    scale = max(float(target.double().norm()), 1e-30)  # a weight of zeros has an error, too
+    difference = approximation.detach().double() - target.double()
+    module.approximation_error = float(difference.norm()) / scale
 
 
 def replace(network: nn.Module, name: str, new: nn.Module) -> None:
-    """Put a module in the place of another, under all its names. Raises: ValueError: it is the network."""
+    """Put a module in the place of another, under all its names: DynUNet registers its layers twice.
+
+    Raises:
+        ValueError: the module to replace is the network itself.
+    """
     old = network.get_submodule(name)
     if new is old:  # changed in place
         return
@@ -175,7 +248,7 @@ def replace(network: nn.Module, name: str, new: nn.Module) -> None:
         raise ValueError(
             f"a bare {type(network).__name__} cannot be replaced inside itself: call the conv on it"
         )
-    for place, module in list(network.named_modules(remove_duplicate=False)):
+    for dotted_name, module in list(network.named_modules(remove_duplicate=False)):
         if module is old:
-            parent, _, child = place.rpartition(".")
-            setattr(network.get_submodule(parent), child, new)
+            parent_name, _, child_name = dotted_name.rpartition(".")
+            setattr(network.get_submodule(parent_name), child_name, new)

@@ -1,4 +1,4 @@
-"""`conv.share`: a part of each layer's kernels by a prior, the others plain."""
+"""`conv.share`: some of each layer's kernels by a prior, the others plain."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -21,8 +21,12 @@ from medconv.convs.parametrization import (
 class SharedPrior(Prior):
     """The kernels of the first output channels by a prior, those of the others as they are.
 
-    Shape: original0, as the prior has it; original1 (out - outputs, in, *kernel_size)
+    Shape:
+        original0, as the prior has it; original1 (out - outputs, in, *kernel_size)
         -> weight (out, in, *kernel_size).
+    Args:
+        prior: of the first output channels.
+        outputs: how many channels have it.
     """
 
     def __init__(self, prior: WeightPrior, outputs: int) -> None:
@@ -35,44 +39,81 @@ class SharedPrior(Prior):
         return weight.contiguous(memory_format=self.prior.memory_format)
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return self.prior.right_inverse(weight[: self.outputs]), weight[self.outputs :].detach().clone()
+        original = self.prior.right_inverse(weight[: self.outputs])
+        plain = weight[self.outputs :].detach().clone()
+        return original, plain
 
 
-def shared(layer: Conv, conv: Callable[..., Any], share: float, **settings: Any) -> nn.Module:
+def shared(
+    layer: Conv,
+    conv: Callable[..., Any],
+    share: float,
+    **settings: Any,
+) -> nn.Module:
     """Put a prior on a share of a layer's output channels, in place.
 
     Args:
         layer: a convolution with at least two output channels.
-        conv: one of this package's weight-space priors, as `swap_convs` takes it. settings: for it.
+        conv: one of this package's weight-space priors, as `swap_convs` takes it.
         share: of the output channels, more than 0 and less than 1; at least one has the prior, and one not.
-    Raises: UnsuitableLayerError: grouped, or one output channel. ValueError: no weight-space prior that keeps
-        the kernel's size; as `conv`.
+        settings: for `conv`.
+    Raises:
+        UnsuitableLayerError: grouped, or one output channel.
+        ValueError: no weight-space prior that keeps the kernel's size; as `conv`.
     """
     check_plain_groups(layer, "share")
     if layer.out_channels < 2:
         raise UnsuitableLayerError("conv.share needs two output channels", "one output channel")
-    outputs = min(max(1, round(share * layer.out_channels)), layer.out_channels - 1)
-    part: Any = deepcopy(layer)
-    part.out_channels = outputs
-    part.weight = nn.Parameter(layer.weight.detach()[:outputs].clone(), layer.weight.requires_grad)
-    part.bias = None
-    made: Any = conv(part, **settings)
-    priors = list(made.parametrizations.weight) if parametrize.is_parametrized(made, "weight") else []
-    size = getattr(made, "kernel_size", None)
-    kept = made is part and type(layer) in type(part).__mro__[:2] and size == layer.kernel_size
-    if kept and not priors:  # new weights alone
+    # at least one output of each kind
+    outputs = round(share * layer.out_channels)
+    outputs = min(max(1, outputs), layer.out_channels - 1)
+    # The prior is drawn or projected for a layer that has these outputs alone, and then moved.
+    first_outputs = _first_outputs(layer, outputs)
+    converted: Any = conv(first_outputs, **settings)
+    prior = _only_prior(converted, first_outputs, layer)
+    if prior is None:  # new weights alone
         with torch.no_grad():
-            layer.weight[:outputs].copy_(made.weight)
+            layer.weight[:outputs].copy_(converted.weight)
         return layer
-    if not kept or len(priors) != 1 or not isinstance(priors[0], WeightPrior):
-        raise ValueError(
-            "conv.share needs kernels of the layer's own size: conv=acs, ball, basis, masked or smooth"
-        )
     dense = layer.weight.detach().clone()
-    parametrize.register_parametrization(layer, "weight", SharedPrior(priors[0], outputs), unsafe=True)
+    parametrize.register_parametrization(layer, "weight", SharedPrior(prior, outputs), unsafe=True)
     with torch.no_grad():
-        drawn = made.get_parameter("parametrizations.weight.original")
-        layer.get_parameter("parametrizations.weight.original0").copy_(drawn)
-    if hasattr(made, "approximation_error"):
+        original = converted.get_parameter("parametrizations.weight.original")
+        layer.get_parameter("parametrizations.weight.original0").copy_(original)
+    if hasattr(converted, "approximation_error"):
         note_error(layer, layer.weight, dense)
     return layer
+
+
+def _first_outputs(layer: Conv, outputs: int) -> Any:
+    """A copy of a convolution, without bias, that has its first output channels alone."""
+    narrow: Any = deepcopy(layer)
+    narrow.out_channels = outputs
+    weight = layer.weight.detach()[:outputs].clone()
+    narrow.weight = nn.Parameter(weight, layer.weight.requires_grad)
+    narrow.bias = None
+    return narrow
+
+
+def _only_prior(converted: Any, first_outputs: Any, layer: Conv) -> WeightPrior | None:
+    """The prior that a convolution put on a layer's first outputs; None: it only gave them new weights.
+
+    Raises:
+        ValueError: it did something else, which cannot be done to some outputs alone.
+    """
+    class_of = parametrize.type_before_parametrizations
+    is_same_layer = (
+        converted is first_outputs
+        and class_of(converted) is class_of(layer)  # not so for `transform`, whose forward may use no kernel
+        and converted.kernel_size == layer.kernel_size
+    )
+    priors = []
+    if parametrize.is_parametrized(converted, "weight"):
+        priors = list(converted.parametrizations.weight)
+    if is_same_layer and not priors:
+        return None
+    if is_same_layer and len(priors) == 1 and isinstance(priors[0], WeightPrior):
+        return priors[0]
+    raise ValueError(
+        "conv.share needs kernels of the layer's own size: conv=acs, ball, basis, masked or smooth"
+    )

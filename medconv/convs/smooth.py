@@ -9,7 +9,9 @@ from medconv.convs import filter_banks
 from medconv.convs.linear import LinearPrior
 from medconv.convs.parametrization import Conv, check_free, drawn, install
 
-_EXTENT, _LENGTH = 2.0, 0.8  # of the finest voxel axis
+# defaults, in units of the layer's finest voxel axis
+_EXTENT = 2.0
+_LENGTH = 0.8
 
 
 def smooth(
@@ -27,6 +29,7 @@ def smooth(
 
     So training begins with smooth kernels, and across thick slices taps vary less by themselves. The layer
     stays the plain convolution that it is.
+
     Args:
         conv: the convolution to give new weights to, in place.
         throughout: W = T P^(1/2) for each pair of channels, with T learned, of the kernel's own size: a step
@@ -40,21 +43,20 @@ def smooth(
         scale: the layer's grid over the input's.
         init_from_weights: keep the present (pretrained) weight instead of drawing one of its variance; has a
             meaning with `throughout` only.
-    Raises: ValueError: an even kernel; spacing, a length, floor or scale not positive and finite; weights
-        kept without `throughout`.
+    Raises:
+        ValueError: an even kernel; spacing, a length, floor or scale not positive and finite; weights
+            kept without `throughout`.
     Weights: out * in * k^N.
     Source: covariance of initial weights, Trockman et al. 2022, arXiv:2210.03651; trained filters are
         correlated in space, Fortuin et al. 2021, arXiv:2102.06571.
     """
+    # lengths on the layer's grid, whose voxels may be coarser than the image's
     spacing = (1.0,) * len(conv.kernel_size) if spacing_mm is None else tuple(spacing_mm)
     filter_banks.check_grid(conv.kernel_size, spacing)
-    extent = _EXTENT * min(spacing) if extent_mm is None else extent_mm * scale
-    length = _LENGTH * min(spacing) if length_mm is None else length_mm * scale
-    for name, value in {"extent_mm": extent, "length_mm": length, "floor": floor, "scale": scale}.items():
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{name} must be positive and finite, got {value}")
-    values, vectors = torch.linalg.eigh(covariance(conv.kernel_size, spacing, extent, length, floor))
-    root = vectors @ values.sqrt().diag() @ vectors.T
+    layer_extent_mm = _EXTENT * min(spacing) if extent_mm is None else extent_mm * scale
+    layer_length_mm = _LENGTH * min(spacing) if length_mm is None else length_mm * scale
+    _check_positive(extent_mm=layer_extent_mm, length_mm=layer_length_mm, floor=floor, scale=scale)
+    root = _root(covariance(conv.kernel_size, spacing, layer_extent_mm, layer_length_mm, floor))
     prior = LinearPrior(conv.kernel_size, root[None])
     if throughout:
         return install(conv, prior, init_from_weights)
@@ -62,8 +64,22 @@ def smooth(
         raise ValueError("init_from_weights=true keeps the weights: then only throughout=true does anything")
     check_free(conv)
     with torch.no_grad():
-        conv.weight.copy_(prior.to(conv.weight)(drawn(prior, conv.weight)))
+        prior.to(conv.weight)
+        conv.weight.copy_(prior(drawn(prior, conv.weight)))
     return conv
+
+
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be positive and finite, got {value}")
+
+
+def _root(matrix: Tensor) -> Tensor:
+    """The symmetric root P^(1/2): white noise times it has covariance P."""
+    eigenvalues, eigenvectors = torch.linalg.eigh(matrix)
+    root: Tensor = eigenvectors @ eigenvalues.sqrt().diag() @ eigenvectors.T
+    return root
 
 
 def covariance(
@@ -75,13 +91,19 @@ def covariance(
 ) -> Tensor:
     """exp(-(|x|^2 + |y|^2) / 4 extent^2 - |x - y|^2 / 2 length^2) + floor [x = y] for taps at x and y.
 
-    Shape: (taps, taps), float64, scaled so that its trace is the number of taps.
-    Raises: ValueError: an even kernel axis, or spacings that are too many, too few or not positive.
+    Shape:
+        (taps, taps), float64, scaled so that its trace is the number of taps.
+    Raises:
+        ValueError: an even kernel axis, or spacings that are too many, too few or not positive.
     """
     filter_banks.check_grid(kernel_size, spacing_mm)
-    places = torch.stack([grid.flatten() for grid in filter_banks.places(kernel_size, spacing_mm)], 1)
-    near = (places / extent_mm).square().sum(1)
-    apart = ((places[:, None] - places[None]) / length_mm).square().sum(2)
-    taps = torch.exp(-(near[:, None] + near[None]) / 4 - apart / 2) / (1 + floor)
+    coordinates = [grid.flatten() for grid in filter_banks.tap_positions_mm(kernel_size, spacing_mm)]
+    positions = torch.stack(coordinates, 1)  # (taps, axes), mm
+    from_centre = (positions / extent_mm).square().sum(1)
+    offsets = positions[:, None] - positions[None]
+    apart = (offsets / length_mm).square().sum(2)
+    envelope = (from_centre[:, None] + from_centre[None]) / 4
+    # Divided by 1 + floor: the centre tap then has variance 1, before the trace is scaled.
+    taps = torch.exp(-envelope - apart / 2) / (1 + floor)
     taps += floor / (1 + floor) * torch.eye(len(taps), dtype=taps.dtype)
     return taps * (len(taps) / taps.trace())

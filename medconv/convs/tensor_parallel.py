@@ -3,11 +3,10 @@
 Uses only `torch.distributed` and DTensor. `medconv.convs` does not import this module, since importing
 DTensor takes a second. All processes see the same batch; they exchange activations, not weight gradients.
 When it pays and what it costs: docs/performance.md.
+
 Source: Shoeybi et al. 2019, arXiv:1909.08053, for the pair of layers with one all-reduce; there for matrices.
 """
 
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, ClassVar
@@ -17,21 +16,19 @@ from torch import Tensor, distributed, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.utils.parametrize import is_parametrized
 
-from medconv.convs.parametrization import CONVS, TRANSPOSED, has_own_forward
+from medconv.convs.tensor_parallel_plan import largest_share, pair_of, ways_of
 
-WAYS = ("out", "in", "pair")
 _TensorFunction = Callable[[Tensor], Tensor]
-_NORMS = (_BatchNorm, _InstanceNorm)
-_ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid)
-# layers that treat each channel separately, so that sharded channels need not be gathered for them
-_CHANNELWISE = (*_NORMS, *_ACTIVATIONS, nn.Identity)
+_OUT_AXIS = 0  # of a weight (out, in, *kernel_size)
+_IN_AXIS = 1
 
 
-def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> dict[str, str]:
+def shard_convs(
+    network: nn.Module,
+    mesh: DeviceMesh,
+    plan: Mapping[str, str],
+) -> dict[str, str]:
     """Shard the weights of convolutions, in place. Output and gradients equal those of the unsharded network.
 
     With N processes, an input of X bytes and an output of Y bytes, each process sends, forward and backward:
@@ -44,56 +41,49 @@ def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -
     Parameters become DTensors, so `torch.distributed.checkpoint.state_dict` gathers and scatters them; their
     names stay. All other weights are copied from the first process. Create the optimizer afterwards, give all
     processes the same batch and the same seed, and clip with `clip_grad_norm`.
+
     Args:
         mesh: one-dimensional; its processes share the layers.
         plan: regular expression (`re.search` in a module's name) to its way; the first match counts.
-    Returns: module name to `out`, `in` or `pair`, for each sharded module.
-    Raises: ValueError: a layer cannot be sharded (named, with the reason), or a pattern matches none; the
-        network is unchanged.
+    Returns:
+        Module name to `out`, `in` or `pair`, for each sharded module.
+    Raises:
+        ValueError: a layer cannot be sharded (named, with the reason), or a pattern matches none; the
+            network is unchanged.
     """
     if mesh.ndim != 1:
         raise ValueError(f"mesh must have one dimension, got {mesh.ndim}; one of several is mesh['name']")
-    for key, way in plan.items():
-        if way not in WAYS:
-            raise ValueError(f"plan: {key!r} must be one of {WAYS}, got {way!r}")
-    styles: dict[str, str] = {}
-    unused, owners = set(plan), Counter(id(p) for _, p in network.named_parameters(remove_duplicate=False))
-    sharded_ids: set[int] = set()
-    for name, module in network.named_modules():
-        pattern = next((p for p in plan if re.search(p, name) and _suits(module, plan[p])), None)
-        if pattern is not None:
-            unused.discard(pattern)
-            try:
-                if any(owners[id(parameter)] > 1 for parameter in module.parameters()):
-                    raise ValueError("another layer has the same weights")
-                _need_layers(module, plan[pattern], mesh, sharded_ids)
-            except ValueError as error:
-                raise ValueError(f"layer {name}: {error}" if name else str(error)) from error
-            styles[name] = plan[pattern]
-    if unused:
-        raise ValueError(
-            f"plan: {min(unused)!r} matches no layer for {plan[min(unused)]!r} of {type(network).__name__}"
-        )
-    for name, way in styles.items():
+    ways = ways_of(network, mesh, plan)  # raises before anything is changed
+    for name, way in ways.items():
         _shard(network.get_submodule(name), way, mesh)
+    # What is not sharded must be the same everywhere, whatever each process drew.
     for tensor in (*network.parameters(), *network.buffers()):
         if not isinstance(tensor, DTensor):
             distributed.broadcast(tensor.data, group_src=0, group=mesh.get_group())
-    return styles
+    return ways
 
 
 def clip_grad_norm(network: nn.Module, max_norm: float) -> Tensor:
-    """`nn.utils.clip_grad_norm_` for plain and sharded gradients. Returns: the norm before clipping."""
-    grads = [p.grad for p in network.parameters() if p.grad is not None]
+    """`nn.utils.clip_grad_norm_` for plain and sharded gradients.
+
+    Returns:
+        The norm before clipping.
+    """
+    grads = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
     if not grads:
         return torch.tensor(0.0)
-    kinds = [[grad for grad in grads if isinstance(grad, DTensor) == sharded] for sharded in (True, False)]
-    norms: list[Any] = [nn.utils.get_total_norm(kind) for kind in kinds if kind]
-    norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    sharded = [grad for grad in grads if isinstance(grad, DTensor)]
+    plain = [grad for grad in grads if not isinstance(grad, DTensor)]
+    norms: list[Tensor] = []
+    for group in (sharded, plain):  # torch computes the norm of one kind at a time
+        if group:
+            norm = nn.utils.get_total_norm(group)
+            norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    factor = (max_norm / (total + 1e-6)).clamp(max=1.0)  # as torch's own
     for grad in grads:
-        own = grad.to_local() if isinstance(grad, DTensor) else grad
-        own.mul_((max_norm / (total + 1e-6)).clamp(max=1.0))
+        local_grad = grad.to_local() if isinstance(grad, DTensor) else grad
+        local_grad.mul_(factor)
     return total
 
 
@@ -103,7 +93,12 @@ class _Exchange(torch.autograd.Function):
     apply: ClassVar[Callable[..., Tensor]]
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, function: _TensorFunction, gradient: _TensorFunction) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        function: _TensorFunction,
+        gradient: _TensorFunction,
+    ) -> Tensor:
         ctx.gradient = gradient
         return function(x)
 
@@ -113,8 +108,16 @@ class _Exchange(torch.autograd.Function):
         return ctx.gradient(grad), None, None
 
 
+# The four exchanges. Each is the adjoint of another: the sum's gradient is passed on, a copy's is summed, and
+# gathering and splitting undo each other.
+
+
 def _with_summed_gradient(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    return _Exchange.apply(x, lambda x: x.view_as(x), lambda grad: _sum(grad, mesh))
+    return _Exchange.apply(
+        x,
+        lambda x: x.view_as(x),  # autograd wants another tensor than the input
+        lambda grad: _sum(grad, mesh),
+    )
 
 
 def _summed(x: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -123,13 +126,21 @@ def _summed(x: Tensor, mesh: DeviceMesh) -> Tensor:
 
 def _gathered(x: Tensor, channels: int, mesh: DeviceMesh) -> Tensor:
     """All channels; the gradient is the process's own share, since all processes have the same."""
-    return _Exchange.apply(x, lambda x: _gather(x, channels, mesh), lambda grad: _own(grad, mesh))
+    return _Exchange.apply(
+        x,
+        lambda x: _gather(x, channels, mesh),
+        lambda grad: _local_channels(grad, mesh),
+    )
 
 
 def _split(x: Tensor, mesh: DeviceMesh) -> Tensor:
     """The process's share of the channels; the gradients of all shares are gathered."""
     channels = x.shape[1]
-    return _Exchange.apply(x, lambda x: _own(x, mesh), lambda grad: _gather(grad, channels, mesh))
+    return _Exchange.apply(
+        x,
+        lambda x: _local_channels(x, mesh),
+        lambda grad: _gather(grad, channels, mesh),
+    )
 
 
 class _Local:
@@ -141,110 +152,79 @@ class _Local:
 
 
 class _Out(_Local):
+    """Mixin for a convolution with some of the output channels."""
+
     mesh: DeviceMesh
     in_pair: bool  # the output stays sharded
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        y = self._conv_forward(_with_summed_gradient(x, self.mesh), self.weight, self.bias)
+        y: Tensor = self._conv_forward(_with_summed_gradient(x, self.mesh), self.weight, self.bias)
         return y if self.in_pair else _gathered(y, self.out_channels, self.mesh)
 
 
 class _In(_Local):
+    """Mixin for a convolution with some of the input channels."""
+
     mesh: DeviceMesh
     in_pair: bool  # the input is sharded already
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        y = self._conv_forward(x if self.in_pair else _split(x, self.mesh), self.weight, None)
-        y = _summed(y, self.mesh)
-        return y if self.bias is None else y + self.bias.view(-1, *[1] * (y.dim() - 2)).to(y.dtype)
+        local = x if self.in_pair else _split(x, self.mesh)
+        y = _summed(self._conv_forward(local, self.weight, None), self.mesh)
+        bias: Tensor | None = self.bias
+        if bias is None:
+            return y
+        # after the sum, so that it is added once and not by every process
+        spatial_ones = [1] * (y.dim() - 2)
+        return y + bias.view(-1, *spatial_ones).to(y.dtype)
 
 
 def _shard(module: Any, way: str, mesh: DeviceMesh) -> None:
     if way != "pair":
         _shard_conv(module, way, mesh)
         return
-    first, *norms, second = _pair(module)
+    first, norms, second = pair_of(module)
     _shard_conv(first, "out", mesh, in_pair=True)
     for norm in norms:
-        for values in (norm._parameters, norm._buffers):
-            for key in ("weight", "bias", "running_mean", "running_var"):
-                if values.get(key) is not None:
-                    values[key] = _sharded(values[key], 0, mesh)
-        norm.num_features = _own(torch.empty(1, norm.num_features), mesh).shape[1]
-        norm.__class__ = _classed(_Local, norm.__class__)
+        _shard_norm(norm, mesh)
     _shard_conv(second, "in", mesh, in_pair=True)
 
 
 def _shard_conv(layer: Any, way: str, mesh: DeviceMesh, in_pair: bool = False) -> None:
-    layer._parameters["weight"] = _sharded(layer.weight, 0 if way == "out" else 1, mesh)
+    axis = _OUT_AXIS if way == "out" else _IN_AXIS
+    layer._parameters["weight"] = _sharded(layer.weight, axis, mesh)
     if way == "out" and layer.bias is not None:
         layer._parameters["bias"] = _sharded(layer.bias, 0, mesh)
-    layer.mesh, layer.in_pair = mesh, in_pair
-    layer.__class__ = _classed(_Out if way == "out" else _In, layer.__class__)
+    layer.mesh = mesh
+    layer.in_pair = in_pair
+    layer.__class__ = _mixed(_Out if way == "out" else _In, layer.__class__)
 
 
-def _pair(block: nn.Sequential) -> list[Any]:
-    """First convolution, the norms between, second convolution. Raises: ValueError: the block differs."""
-    layers = list(block)
-    at = [i for i, layer in enumerate(layers) if isinstance(layer, CONVS + TRANSPOSED)]
-    if len(at) != 2:
-        raise ValueError(f"a pair has two convolutions, this one has {len(at)}")
-    between = layers[at[0] + 1 : at[1]]
-    for layer in between:
-        if isinstance(layer, nn.SyncBatchNorm) or not isinstance(layer, _CHANNELWISE):
-            raise ValueError(
-                f"{type(layer).__name__} within a pair may mix channels, and each process has a share of them"
-            )
-    return [layers[at[0]], *(layer for layer in between if isinstance(layer, _NORMS)), layers[at[1]]]
-
-
-def _need_layers(module: Any, way: str, mesh: DeviceMesh, sharded_ids: set[int]) -> None:
-    """Check a module's convolutions, add them to `sharded_ids`. Raises: ValueError: one cannot be sharded."""
-    layers = [(module, way)]
-    if way == "pair":
-        first, *_, second = _pair(module)
-        layers = [(first, "out"), (second, "in")]
-    for layer, its_way in layers:
-        if id(layer) in sharded_ids:
-            raise ValueError("it is divided already")
-        _need_shares(layer, its_way, mesh)
-        sharded_ids.add(id(layer))
-
-
-def _need_shares(layer: Any, way: str, mesh: DeviceMesh) -> None:
-    """Raises: ValueError: the layer cannot be sharded this way."""
-    if isinstance(layer, TRANSPOSED) or layer.groups != 1:
-        what = "a transposed one" if isinstance(layer, TRANSPOSED) else f"groups={layer.groups}"
-        raise ValueError(f"only plain convolutions with groups=1 can be divided, this is {what}")
-    if isinstance(layer, _Local):
-        raise ValueError("it is divided already")
-    if is_parametrized(layer):
-        raise ValueError("its weight is computed from others; fold_convs makes a plain convolution of it")
-    if has_own_forward(layer):
-        raise ValueError(f"{type(layer).__name__} has a forward of its own, which would be lost")
-    channels = layer.out_channels if way == "out" else layer.in_channels
-    if -(-channels // mesh.size()) * (mesh.size() - 1) >= channels:
-        processes = f"{mesh.size()} processes, some would get none"
-        raise ValueError(f"{channels} {way}put channels cannot be divided over {processes}")
-
-
-def _suits(module: nn.Module, way: str) -> bool:
-    return isinstance(module, nn.Sequential if way == "pair" else CONVS + TRANSPOSED)
+def _shard_norm(norm: Any, mesh: DeviceMesh) -> None:
+    """Keep scale, shift and statistics of this process's channels."""
+    for tensors in (norm._parameters, norm._buffers):
+        for key in ("weight", "bias", "running_mean", "running_var"):
+            if tensors.get(key) is not None:
+                tensors[key] = _sharded(tensors[key], 0, mesh)
+    channels = torch.empty(1, norm.num_features)
+    norm.num_features = _local_channels(channels, mesh).shape[1]
+    norm.__class__ = _mixed(_Local, norm.__class__)
 
 
 @cache
-def _classed(kind: type, base: type) -> type:
+def _mixed(mixin: type, layer_class: type) -> type:
     """A subclass for the layer to become: its names, hooks and `isinstance` stay valid."""
-    return type(f"{kind.__name__.strip('_')}{base.__name__}", (kind, base), {})
+    name = f"{mixin.__name__.strip('_')}{layer_class.__name__}"
+    return type(name, (mixin, layer_class), {})
 
 
-def _sharded(tensor: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+def _sharded(tensor: Tensor, axis: int, mesh: DeviceMesh) -> Tensor:
     """The first process's tensor, sharded; the last shard may be smaller."""
-    shares = distribute_tensor(tensor.detach().contiguous(), mesh, [Shard(dim)])
-    return nn.Parameter(shares, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shares
+    shards = distribute_tensor(tensor.detach().contiguous(), mesh, [Shard(axis)])
+    return nn.Parameter(shards, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shards
 
 
-def _own(x: Tensor, mesh: DeviceMesh) -> Tensor:
+def _local_channels(x: Tensor, mesh: DeviceMesh) -> Tensor:
     """The channels of this process; DTensor shards alike."""
     return x.chunk(mesh.size(), 1)[mesh.get_local_rank()]
 
@@ -257,10 +237,12 @@ def _sum(x: Tensor, mesh: DeviceMesh) -> Tensor:
 
 def _gather(x: Tensor, channels: int, mesh: DeviceMesh) -> Tensor:
     """Collectives need equal sizes, so the last share is padded with zeros, which are removed afterwards."""
-    most = -(-channels // mesh.size())
-    full: Tensor = x.new_zeros((x.shape[0], most, *x.shape[2:]))
-    full[:, : x.shape[1]] = x
-    parts = full.new_empty((mesh.size() * len(x), *full.shape[1:]))
-    distributed.all_gather_into_tensor(parts, full, group=mesh.get_group())
-    full = parts.unflatten(0, (mesh.size(), len(x))).transpose(0, 1).flatten(1, 2)
-    return full[:, :channels]
+    batch, local_channels, *spatial = x.shape
+    padded: Tensor = x.new_zeros((batch, largest_share(channels, mesh), *spatial))
+    padded[:, :local_channels] = x
+    shares = padded.new_empty((mesh.size() * batch, *padded.shape[1:]))
+    distributed.all_gather_into_tensor(shares, padded, group=mesh.get_group())
+    # (processes * batch, share, ...) -> (batch, processes * share, ...)
+    by_process: Tensor = shares.unflatten(0, (mesh.size(), batch))
+    all_channels = by_process.transpose(0, 1).flatten(1, 2)
+    return all_channels[:, :channels]

@@ -111,7 +111,7 @@ def _build_model(
     metadata, config = content["medconv"], configs.from_plain(content["medconv"]["config"])
     derived, perf, dims = config.derived, config.perf, config.derived.spatial_dims
     build = partial(config_trusted.build_trusted, trusted=trusted)
-    network = targets.finish(build_network(config.model, config.conv, derived, build))
+    network = targets.finish(build_network(config.model, config.conv, derived, build, quiet=True))
     checkpoint_io.load_weights(network, content, path)
     seen, equivariant = training_axes(config.augmentation, dims), mirror_axes_of(network)
     if mirror_axes is None:

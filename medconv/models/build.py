@@ -7,18 +7,20 @@ from typing import Any
 
 import torch
 from hydra.utils import get_object
-from torch import nn
+from torch import Tensor, nn
 
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node
-from medconv.convs import NotEquivariantError, plain, swap_convs
-from medconv.convs.swap import check_folds, check_part
+from medconv.convs import NotEquivariantError, swap_convs
+from medconv.convs.fold import check_folds
+from medconv.convs.swap import check_selection, is_plain
 from medconv.models.outputs import evaluating, full_resolution
+from medconv.models.unet import UNet
 from medconv.utils.errors import first_line, reason
 
 log = logging.getLogger(__name__)
 Builder = Callable[[Node, str], Any]
-_WITH_DECODER, _WITHOUT = "medconv.models.UNet", "medconv.models.Encoder"
+_ENCODER = "medconv.models.Encoder"  # takes the arguments of our U-Net
 _ROUND_UP = "; +model.divisible_by=32 would have patches planned in multiples of 32"
 
 
@@ -28,106 +30,179 @@ def build_network(
     derived: Derived,
     build: Builder = configs.build,
     load: Callable[[nn.Module], Any] | None = None,
+    quiet: bool = False,
 ) -> nn.Module:
     """Build `model` with its `conv` and run it once on an empty patch.
 
     Args:
         model: its key `divisible_by` is for the plan alone.
+        conv: with the keys `where`, `share` and `spacing_mm` of `swap_convs`.
+        derived: sizes of patch, inputs and outputs.
         build: `trusted.build_trusted` for the config of a checkpoint.
         load: loads pretrained weights; before the convolutions are swapped if `conv.init_from_weights`
             projects them, else afterwards.
-    Raises: ConfigError: wrong arguments, or a network that cannot take the patch or returns another shape.
+        quiet: do not log which convolutions were swapped: for a checkpoint, whose training has logged it.
+    Raises:
+        ConfigError: wrong arguments, or a network that cannot take the patch or returns another shape.
     """
-    try:
-        network: nn.Module = build({k: v for k, v in model.items() if k != "divisible_by"}, "model")
-        unknown = derived.per_voxel and "divisible_by" not in model and not hasattr(network, "divisor")
-        _probe(network, derived, _ROUND_UP if unknown else "")
-    except ImportError as error:  # MONAI imports what few networks need once it is used
-        raise ConfigError(f"model: {model['_target_']} {_lacks(error)}") from error
-    settings = dict(conv)
-    projects = bool(settings.get("init_from_weights"))
-    if projects and load is not None:
+    network = _build_model(model, derived, build)
+    projects_weights = bool(conv.get("init_from_weights"))
+    if projects_weights and load is not None:
         load(network)
-    where, spacing_mm = settings.pop("where", None), settings.pop("spacing_mm", None)
-    share = settings.pop("share", None)
-    swap = build(settings, "conv")
-    if getattr(swap, "func", swap) is not plain:
-        example = torch.zeros(2, derived.num_channels, *derived.patch_size)
-        try:
-            part = 1.0 if share is None else share
-            report = swap_convs(network, swap, where, share=part, spacing_mm=spacing_mm, example=example)
-            # of a checkpoint's network its training has said it
-            log.log(logging.INFO if build is configs.build else logging.DEBUG, "conv: %s", report)
-        except (TypeError, ValueError) as error:
-            turned = not derived.per_voxel and isinstance(error, NotEquivariantError)
-            raise ConfigError(
-                f"conv: {error}{'; model=encoder keeps the symmetry' if turned else ''}"
-            ) from error
-        _probe(network, derived, of="conv: with it, model")
-        check_folding(network, derived)
-    if not projects and load is not None:
+    _swap(network, conv, derived, build, quiet)
+    if not projects_weights and load is not None:
         load(network)
     return network
 
 
+def _build_model(model: Node, derived: Derived, build: Builder) -> nn.Module:
+    arguments = {key: value for key, value in model.items() if key != "divisible_by"}
+    try:
+        network: nn.Module = build(arguments, "model")
+        # The plan has rounded the patch for a network that says by what it divides.
+        is_rounded = "divisible_by" in model or hasattr(network, "divisor")
+        hint = _ROUND_UP if derived.per_voxel and not is_rounded else ""
+        _probe(network, derived, hint)
+    except ImportError as error:  # MONAI imports what few networks need once it is used
+        raise ConfigError(f"model: {model['_target_']} {_missing_package(error)}") from error
+    return network
+
+
+def _swap(
+    network: nn.Module,
+    conv: Node,
+    derived: Derived,
+    build: Builder,
+    quiet: bool,
+) -> None:
+    """Put the convolution of a config into a network."""
+    settings = dict(conv)
+    where = settings.pop("where", None)
+    spacing_mm = settings.pop("spacing_mm", None)
+    share = settings.pop("share", None)
+    swap = build(settings, "conv")
+    if is_plain(swap):
+        return
+    # two samples: batch norm in training mode needs more than one value per channel
+    example = torch.zeros(2, derived.num_channels, *derived.patch_size)
+    try:
+        report = swap_convs(
+            network,
+            swap,
+            where,
+            share=1.0 if share is None else share,
+            spacing_mm=spacing_mm,
+            example=example,
+        )
+    except (TypeError, ValueError) as error:
+        hint = ""
+        if isinstance(error, NotEquivariantError) and not derived.per_voxel:
+            hint = "; model=encoder keeps the symmetry"
+        raise ConfigError(f"conv: {error}{hint}") from error
+    log.log(logging.DEBUG if quiet else logging.INFO, "conv: %s", report)
+    _probe(network, derived, subject="conv: with it, model")
+    check_folding(network, derived)
+
+
 def check_folding(network: nn.Module, derived: Derived) -> None:
-    """Raises: ConfigError: a layer of a user's folds to something else, see `convs.swap.check_folds`."""
-    shape, generator = (1, derived.num_channels, *derived.patch_size), torch.Generator().manual_seed(0)
+    """Compare each layer of a user's that folds with what it folds to, on a random patch.
+
+    Raises:
+        ConfigError: one folds to something else, see `convs.fold.check_folds`.
+    """
+    generator = torch.Generator().manual_seed(0)
+    example = torch.randn(1, derived.num_channels, *derived.patch_size, generator=generator)
     try:
         with evaluating(network):
-            check_folds(network, torch.randn(shape, generator=generator))
+            check_folds(network, example)
     except ValueError as error:
         raise ConfigError(f"conv: {error}") from error
 
 
 def check_conv(conv: Node) -> None:
-    """Raises: ConfigError: keys of `conv` that the convolution cannot have, in any network."""
-    swap, share = get_object(str(conv["_target_"])), conv.get("share")
-    set_keys = [(key, value) for key, value in conv.items() if not key.startswith("_") and value is not None]
-    unused = [f"{key}={value}" for key, value in set_keys if (key, value) != ("share", 1.0)]
-    if swap is plain and unused:
-        raise ConfigError(f"conv.{unused[0]}: conv=none changes no layer and has no keys")
+    """Check the keys of `conv` that do not depend on the network.
+
+    Raises:
+        ConfigError: keys that the convolution cannot have, in any network.
+    """
+    swap = get_object(str(conv["_target_"]))
+    share = conv.get("share")
+    if is_plain(swap):
+        _check_no_keys(conv)
     try:
-        check_part(swap, conv.get("where"), 1.0 if share is None else share)
+        check_selection(swap, conv.get("where"), 1.0 if share is None else share)
     except ValueError as error:
         raise ConfigError(f"conv: {error}") from error
 
 
+def _check_no_keys(conv: Node) -> None:
+    for key, value in conv.items():
+        is_default = value is None or (key, value) == ("share", 1.0)
+        if not key.startswith("_") and not is_default:
+            raise ConfigError(f"conv.{key}={value}: conv=none changes no layer and has no keys")
+
+
 def model_of(node: Node, per_voxel: bool) -> Node:
-    """The `model` node; for image-level targets our U-Net becomes `Encoder`, which has the same arguments."""
-    without = not per_voxel and node.get("_target_") == _WITH_DECODER
-    return {**node, "_target_": _WITHOUT} if without else node
+    """The `model` node; for image-level targets our U-Net becomes `Encoder`, which has the same arguments.
+
+    A subclass of our U-Net stays as it is: its author knows what it returns.
+    """
+    if per_voxel:
+        return node
+    try:
+        network_class = get_object(str(node.get("_target_")))
+    except Exception:  # importing a user's module may raise anything; `build` reports it
+        return node
+    return {**node, "_target_": _ENCODER} if network_class is UNet else node
 
 
-def _lacks(error: ImportError) -> str:
-    """What a network misses, as a part of a sentence."""
-    if found := re.search(r"No module named '(\w+)", str(error)):
-        return f"needs the package {found[1]}: pip install {found[1]}"
-    return f"cannot be imported: {reason(error)}"
+def _missing_package(error: ImportError) -> str:
+    """What a network misses, as the end of a sentence."""
+    match = re.search(r"No module named '(\w+)", str(error))
+    if match is None:
+        return f"cannot be imported: {reason(error)}"
+    return f"needs the package {match[1]}: pip install {match[1]}"
 
 
-def _probe(network: nn.Module, derived: Derived, hint: str = "", of: str = "model") -> None:
-    patch_size = derived.patch_size
-    empty = torch.zeros(1, derived.num_channels, *patch_size)
+def _probe(
+    network: nn.Module,
+    derived: Derived,
+    hint: str = "",
+    subject: str = "model",
+) -> None:
+    """Run a network on an empty patch and check what it returns.
+
+    Raises:
+        ConfigError: it cannot take the patch, or returns something else than logits of the right shape.
+    """
+    empty = torch.zeros(1, derived.num_channels, *derived.patch_size)
     try:
         with torch.no_grad(), evaluating(network):
             output = network(empty)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ConfigError(
-            f"{of} cannot take data.patch_size={list(patch_size)}: {first_line(error)}{hint}"
+            f"{subject} cannot take data.patch_size={list(derived.patch_size)}: {first_line(error)}{hint}"
         ) from error
     try:
         logits = full_resolution(output)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    _check_logits(logits, derived, subject)
+
+
+def _check_logits(logits: Tensor, derived: Derived, subject: str) -> None:
+    if derived.per_voxel:
+        expected = (1, derived.num_classes, *derived.patch_size)
+        axes = "(batch, classes, *patch_size)"
+        suitable = "model=customconv"
+    else:
+        expected = (1, derived.num_classes)
+        axes = "(batch, outputs)"
+        suitable = "model=resnet, densenet, efficientnet, senet or encoder"
     shape = tuple(logits.shape)
-    image_level = not derived.per_voxel
-    expected = (1, derived.num_classes, *(() if image_level else patch_size))
     if shape != expected:
-        axes = "(batch, outputs)" if image_level else "(batch, classes, *patch_size)"
-        near = "model=resnet, densenet, efficientnet, senet or encoder" if image_level else "model=customconv"
         raise ConfigError(
-            f"{of} must return logits of shape {expected} {axes}, it returns {shape}; {near} does"
+            f"{subject} must return logits of shape {expected} {axes}, it returns {shape}; {suitable} does"
         )
     if not logits.is_floating_point():
-        raise ConfigError(f"{of} must return logits in floating point, it returns {logits.dtype}")
+        raise ConfigError(f"{subject} must return logits in floating point, it returns {logits.dtype}")

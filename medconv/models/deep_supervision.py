@@ -15,43 +15,59 @@ class DeepSupervision(nn.Module):
     except the coarsest; with fewer than four stages there are none. For a network that `conv=mirror` made
     equivariant, the heads are equivariant too.
 
-    Shape: (network, image (batch, channels, *spatial)) -> list of (batch, outputs, *spatial of the stage),
-    finest first.
-    Raises: ValueError: the network has no such stages.
+    Shape:
+        (network, image (batch, channels, *spatial)) -> list of (batch, outputs, *spatial of the stage),
+        finest first.
+    Args:
+        network: whose stages get heads.
+        num_outputs: channels of each head.
+    Raises:
+        ValueError: the network has no such stages.
     Source: Lee et al. 2015, arXiv:1409.5185; which stages, as in Isensee et al. 2021,
-    doi:10.1038/s41592-020-01008-z.
+        doi:10.1038/s41592-020-01008-z.
     """
 
     def __init__(self, network: Any, num_outputs: int) -> None:
         super().__init__()
         if not getattr(network, "supports_deep_supervision", False):
-            kind = f"{type(network).__module__}.{type(network).__name__}"
+            network_class = f"{type(network).__module__}.{type(network).__name__}"
             raise ValueError(
-                f"task.deep_supervision=true needs our own U-Net (model=customconv or resenc), got {kind}; "
-                "heads of their own have model=dynunet, mednext, unetplusplus "
+                "task.deep_supervision=true needs our own U-Net (model=customconv or resenc), got "
+                f"{network_class}; heads of their own have model=dynunet, mednext, unetplusplus "
                 "(model.deep_supervision=true) and segresnet_ds (model.dsdepth=3)"
             )
         head = conv_nd(len(network.divisor))
+        # The network has the head of the finest stage. The decoder begins one stage above the coarsest, and
+        # its first stage gets no head.
         self.heads = nn.ModuleList(head(channels, num_outputs, 1) for channels in network.channels[1:-2])
+        axes = mirror_axes(network)
         for layer in self.heads:
             nn.init.kaiming_normal_(layer.weight, a=0.01)  # type: ignore[arg-type]
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-            if axes := mirror_axes(network):
+            if axes:
                 equivariant_head(layer, axes)
 
     def forward(self, network: nn.Module, image: Tensor) -> list[Tensor]:
         if not self.heads:
             return [network(image)]
         logits, *stages = network(image, stages=len(self.heads))
-        return [logits, *(head(stage) for head, stage in zip(self.heads, stages, strict=True))]
+        outputs = [logits]
+        for head, stage in zip(self.heads, stages, strict=True):
+            outputs.append(head(stage))
+        return outputs
 
 
 class Supervised(nn.Module):
-    """A network with its heads as one module. Shape: as of `DeepSupervision`, from images alone."""
+    """A network with its heads as one module.
+
+    Shape:
+        as of `DeepSupervision`, from images alone.
+    """
 
     def __init__(self, network: nn.Module, supervision: DeepSupervision) -> None:
         super().__init__()
-        self.network, self.supervision = network, supervision
+        self.network = network
+        self.supervision = supervision
 
     def forward(self, image: Tensor) -> list[Tensor]:
         outputs: list[Tensor] = self.supervision(self.network, image)

@@ -11,49 +11,85 @@ from torch import Tensor, nn
 
 from medconv.models.layers.blocks import conv_nd
 
-_MOST_VOXELS = 4096  # after the stem, about: 64 x 64 or 16 x 16 x 16
+_STEM_VOXELS = 4096  # after the stem, about: 64 x 64 or 16 x 16 x 16
 
 
 def stem_for(patch_size: Sequence[int]) -> dict[str, Any]:
     """The stem for images of this size: downsample only as far as needed for about 4096 voxels.
 
     The usual stem, a 7-kernel with stride 2 and a pooling with stride 2, leaves 7 x 7 of 28 x 28.
-    Returns: kernel_size and stride of the first convolution; no_pool: without the pooling after it.
+
+    Returns:
+        kernel_size and stride of the first convolution; no_pool: without the pooling after it.
     """
-    large, middle = (prod(n / step for n in patch_size) > _MOST_VOXELS for step in (2, 1))
-    return {"kernel_size": 7 if large else 3, "stride": 2 if large else 1, "no_pool": not (large or middle)}
+    # The first convolution halves each axis, then the pooling.
+    needs_stride = prod(size / 2 for size in patch_size) > _STEM_VOXELS
+    needs_pool = prod(patch_size) > _STEM_VOXELS
+    return {
+        "kernel_size": 7 if needs_stride else 3,
+        "stride": 2 if needs_stride else 1,
+        "no_pool": not (needs_stride or needs_pool),
+    }
 
 
 class DenseNet(nets.DenseNet):
-    """MONAI's DenseNet. Args: stem: from `stem_for`; None: the usual one. Others: as MONAI's."""
+    """MONAI's DenseNet.
+
+    Args:
+        stem: from `stem_for`; None: the usual one.
+        Others: as MONAI's.
+    """
 
     def __init__(
-        self, spatial_dims: int, *args: Any, stem: Mapping[str, Any] | None = None, **settings: Any
+        self,
+        spatial_dims: int,
+        *args: Any,
+        stem: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(spatial_dims, *args, **settings)
         if stem is not None:
-            self.features.conv0 = _restarted(self.features.conv0, stem)
+            self.features.conv0 = _with_stem(self.features.conv0, stem)
             if stem["no_pool"]:
                 self.features.pool0 = nn.Identity()
 
 
 class EfficientNet(nets.EfficientNetBN):
-    """MONAI's EfficientNet, randomly initialised. Args: stem: as of `DenseNet`. Others: as MONAI's."""
+    """MONAI's EfficientNet, randomly initialised.
 
-    def __init__(self, model_name: str, *, stem: Mapping[str, Any] | None = None, **settings: Any) -> None:
+    Args:
+        stem: as of `DenseNet`.
+        Others: as MONAI's.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        *,
+        stem: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(model_name, pretrained=False, **settings)
         if stem is not None and stem["stride"] == 1:  # the usual stem has a 3-kernel and no pooling
-            self._conv_stem.stride = self._conv_stem.padding = (1,) * self._conv_stem.weight[0, 0].ndim
+            ones = (1,) * self._conv_stem.weight[0, 0].ndim
+            self._conv_stem.stride = ones
+            self._conv_stem.padding = ones
             self._conv_stem_padding = nn.Identity()  # the padding was for stride 2
 
 
 class SEResNet(nets.SEResNet50):
-    """MONAI's SE-ResNet, randomly initialised. Args: stem: as of `DenseNet`. Others: as MONAI's."""
+    """MONAI's SE-ResNet, randomly initialised.
+
+    Args:
+        stem: as of `DenseNet`.
+        Others: as MONAI's.
+    """
 
     def __init__(self, *, stem: Mapping[str, Any] | None = None, **settings: Any) -> None:
-        super().__init__(**{**settings, "pretrained": False})
+        settings["pretrained"] = False
+        super().__init__(**settings)
         if stem is not None:
-            self.layer0.conv1 = _restarted(self.layer0.conv1, stem)
+            self.layer0.conv1 = _with_stem(self.layer0.conv1, stem)
             if stem["no_pool"]:
                 self.layer0.pool = nn.Identity()
 
@@ -61,15 +97,21 @@ class SEResNet(nets.SEResNet50):
 class UNetPlusPlus(nets.BasicUNetPlusPlus):
     """MONAI's UNet++: logits in place of a list of one, without heads that nothing would train.
 
-    Shape: (batch, in_channels, *spatial) -> (batch, out_channels, *spatial).
-    Args: deep_supervision: return all four heads, each of the input's size, the deepest first.
+    Shape:
+        (batch, in_channels, *spatial) -> (batch, out_channels, *spatial).
+    Args:
+        deep_supervision: return all four heads, each of the input's size, the deepest first.
+        Others: as MONAI's.
     Source: Zhou et al. 2018, arXiv:1807.10165.
     """
 
     def __init__(self, *, deep_supervision: bool = False, **settings: Any) -> None:
         super().__init__(deep_supervision=deep_supervision, **settings)
         if not deep_supervision:
-            self.final_conv_0_1 = self.final_conv_0_2 = self.final_conv_0_3 = nn.Identity()
+            # DDP refuses parameters without gradients
+            self.final_conv_0_1 = nn.Identity()
+            self.final_conv_0_2 = nn.Identity()
+            self.final_conv_0_3 = nn.Identity()
 
     def forward(self, x: Tensor) -> Any:
         deepest_first = super().forward(x)[::-1]
@@ -79,23 +121,39 @@ class UNetPlusPlus(nets.BasicUNetPlusPlus):
 class VNet(nets.VNet):
     """MONAI's V-Net; in 2D its dropout drops channels too, where MONAI's drops whole samples of a batch.
 
-    Shape: (batch, in_channels, *spatial) -> (batch, out_channels, *spatial). Args: as MONAI's.
+    Shape:
+        (batch, in_channels, *spatial) -> (batch, out_channels, *spatial).
+    Args:
+        as MONAI's.
     Source: Milletari et al. 2016, arXiv:1606.04797.
     """
 
     def __init__(self, spatial_dims: int, *args: Any, **settings: Any) -> None:
         super().__init__(spatial_dims, *args, **settings)
+        if spatial_dims != 2:
+            return
+        # `Dropout3d` takes a batch of 2D images, which has four axes, for one 3D image of many channels.
         for name, layer in list(self.named_modules()):
-            if spatial_dims == 2 and isinstance(layer, nn.Dropout3d):
+            if isinstance(layer, nn.Dropout3d):
                 self.set_submodule(name, nn.Dropout2d(layer.p))
 
 
-def _restarted(conv: Any, stem: Mapping[str, Any]) -> Any:
-    """The convolution with another kernel and stride; unchanged if they are equal already."""
-    size, stride, dims = stem["kernel_size"], stem["stride"], len(conv.kernel_size)
-    if conv.kernel_size == (size,) * dims and conv.stride == (stride,) * dims:
+def _with_stem(conv: Any, stem: Mapping[str, Any]) -> Any:
+    """The convolution with another kernel and stride and new weights; unchanged if they are equal already."""
+    size = stem["kernel_size"]
+    stride = stem["stride"]
+    spatial_dims = len(conv.kernel_size)
+    has_size = conv.kernel_size == (size,) * spatial_dims
+    has_stride = conv.stride == (stride,) * spatial_dims
+    if has_size and has_stride:
         return conv
-    settings = {"stride": stride, "padding": size // 2, "bias": False}
-    new: Any = conv_nd(dims)(conv.in_channels, conv.out_channels, size, **settings)
+    new: Any = conv_nd(spatial_dims)(
+        conv.in_channels,
+        conv.out_channels,
+        size,
+        stride=stride,
+        padding=size // 2,
+        bias=False,
+    )
     nn.init.kaiming_normal_(new.weight)
     return new

@@ -4,64 +4,89 @@
 convolutions and recomputes only cheap operations: norms, activations, concatenations and sums
 (`medconv.performance.checkpoint_pointwise`). Both give the gradients of the plain network, bit for bit where
 the library's kernels are deterministic.
+
+Source: Chen et al. 2016, arXiv:1604.06174; unlike there, `blocks` has one segment per block of convolutions.
 """
 
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from medconv.performance.checkpoint_pointwise import Recompute
 
 CHECKPOINTING = ("none", "blocks", "pointwise")
-_MIXED: dict[tuple[type, type], type[nn.Module]] = {}
 
 
 def apply_checkpointing(network: nn.Module, mode: str) -> int:
-    """Set the mode of a network, in place; returns how many parts of it are checkpointed.
+    """Set the mode of a network, in place; returns how many of its modules are checkpointed.
 
-    Raises: ValueError: `mode` is not in CHECKPOINTING.
+    Raises:
+        ValueError: `mode` is not in CHECKPOINTING.
     """
     if mode not in CHECKPOINTING:
         raise ValueError(f"perf.activation_checkpointing must be one of {CHECKPOINTING}, got {mode!r}")
     if mode == "none":
         return 0
-    candidates = [network] if mode == "pointwise" else _blocks(network)
-    mixin = _Pointwise if mode == "pointwise" else _Checkpointed
-    parts = [part for part in candidates if not isinstance(part, (_Checkpointed, _Pointwise))]
-    for part in parts:
-        part.__class__ = _mixed(mixin, type(part))
-    return len(parts)
+    mixin: Any
+    if mode == "pointwise":
+        candidates = [network]
+        mixin = _Pointwise
+    else:
+        candidates = _blocks(network)
+        mixin = _Checkpointed
+    modules = [module for module in candidates if not isinstance(module, _Mixin)]
+    for module in modules:
+        module_class: Any = type(module)
+        module.__class__ = _mixed(mixin, module_class)
+    return len(modules)
 
 
 class _Mixin(nn.Module):
     """Mixed into a module's class, so that its children, `deepcopy` and pickling stay as they were."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _blank, type(self).__bases__, self.__dict__
+        # pickle finds no class that was made here, but it finds the two that it was made of
+        mixin, module_class = type(self).__bases__
+        return _blank, (mixin, module_class), self.__dict__
 
 
 class _Pointwise(_Mixin):
+    """Recomputes cheap operations of the whole network."""
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not (self.training and torch.is_grad_enabled()):
+        is_training_step = self.training and torch.is_grad_enabled()
+        if torch.compiler.is_compiling() or not is_training_step:
             return super().forward(*args, **kwargs)  # the compiler itself chooses what to keep
-        device = next((x.device.type for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), "cpu")
+        arguments = (*args, *kwargs.values())
+        tensors = [value for value in arguments if isinstance(value, Tensor)]
+        device = tensors[0].device.type if tensors else "cpu"
         with Recompute(device):
             return super().forward(*args, **kwargs)
 
 
 class _Checkpointed(_Mixin):
+    """Recomputes a block from its input."""
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(*args, **kwargs)
         if torch.compiler.is_compiling():  # it supports no contexts, and updates statistics only once
             return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
-        # Reentrant checkpointing would mark DDP's parameters ready twice.
-        return checkpoint(super().forward, *args, use_reentrant=False, context_fn=self._contexts, **kwargs)
+        return checkpoint(
+            super().forward,
+            *args,
+            use_reentrant=False,  # reentrant checkpointing would mark DDP's parameters ready twice
+            context_fn=self._contexts,
+            **kwargs,
+        )
 
     def _contexts(self) -> tuple[Any, Any]:
+        """Around the forward pass, and around its recomputation."""
         return nullcontext(), _FrozenStatistics(self)
 
 
@@ -72,31 +97,32 @@ class _FrozenStatistics:
     """
 
     def __init__(self, block: nn.Module) -> None:
-        norms = (m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+        norms = (module for module in block.modules() if isinstance(module, _BatchNorm))
         self._norms = [norm for norm in norms if norm.track_running_stats]
 
     def __enter__(self) -> None:
-        self._tracked = [(norm, norm.momentum, norm.num_batches_tracked) for norm in self._norms]
-        for norm, _, count in self._tracked:
+        self._saved = [(norm, norm.momentum, norm.num_batches_tracked) for norm in self._norms]
+        for norm, _, count in self._saved:
             norm.momentum = 0.0
             norm.num_batches_tracked = None if count is None else count.clone()
 
     def __exit__(self, *error: object) -> None:
-        for norm, momentum, count in self._tracked:
-            norm.momentum, norm.num_batches_tracked = momentum, count
+        for norm, momentum, count in self._saved:
+            norm.momentum = momentum
+            norm.num_batches_tracked = count
 
 
-def _mixed(mixin: type[nn.Module], kind: type[nn.Module]) -> type[nn.Module]:
+@cache
+def _mixed(mixin: type, module_class: type) -> Any:
     """The class of a mixin and a module class, created once."""
-    if (mixin, kind) not in _MIXED:
-        _MIXED[mixin, kind] = type(f"{mixin.__name__.strip('_')}{kind.__name__}", (mixin, kind), {})
-    return _MIXED[mixin, kind]
+    name = f"{mixin.__name__.strip('_')}{module_class.__name__}"
+    return type(name, (mixin, module_class), {})
 
 
-def _blank(mixin: type[nn.Module], kind: type[nn.Module]) -> nn.Module:
+def _blank(mixin: type, module_class: type) -> Any:
     """For copying and unpickling: an empty module, whose state is set afterwards."""
-    mixed = _mixed(mixin, kind)
-    return mixed.__new__(mixed)
+    mixed_class = _mixed(mixin, module_class)
+    return mixed_class.__new__(mixed_class)
 
 
 def _blocks(network: nn.Module) -> list[nn.Module]:
@@ -109,9 +135,12 @@ def _blocks(network: nn.Module) -> list[nn.Module]:
 def _collect_blocks(module: nn.Module, blocks: list[nn.Module]) -> int:
     """Number of spatial convolutions inside; the smallest modules that hold two are appended to `blocks`."""
     if isinstance(module, (nn.Conv2d, nn.Conv3d)):
-        return int(any(k > 1 for k in module.kernel_size))
-    before = len(blocks)
-    count = sum(_collect_blocks(child, blocks) for child in module.children())
-    if count >= 2 and len(blocks) == before and not isinstance(module, nn.ModuleList):
+        is_spatial = any(size > 1 for size in module.kernel_size)
+        return int(is_spatial)
+    blocks_before = len(blocks)
+    convolutions = sum(_collect_blocks(child, blocks) for child in module.children())
+    has_smaller_block = len(blocks) > blocks_before
+    is_called = not isinstance(module, nn.ModuleList)  # a list has no forward to checkpoint
+    if convolutions >= 2 and is_called and not has_smaller_block:
         blocks.append(module)
-    return count
+    return convolutions

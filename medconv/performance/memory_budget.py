@@ -15,7 +15,7 @@ _SHARE = {"gpu": 0.8, "cpu": 0.5}
 # Upper limits, because more memory means larger patches. On a CPU time is the limit: 1 GB is about a second
 # per step. On a GPU, going from 23 to 37 GB gave nnU-Net 0.02 points of Dice, averaged over six datasets, in
 # twice the time (Isensee et al. 2024, arXiv:2404.09556).
-_MOST_GB = {"gpu": 24.0, "cpu": 1.0}
+_MAX_GB = {"gpu": 24.0, "cpu": 1.0}
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -23,40 +23,67 @@ def measured_gb(accelerator: str, processes: int) -> tuple[float, str]:
     """Memory for a step on one device in GiB, rounded down, and a text that says where it comes from.
 
     It is a share of the total memory, not of the free memory, so that the same command plans the same again;
-    with several GPUs the smallest counts. Args: processes: processes that share a CPU's memory.
+    with several GPUs the smallest counts.
+
+    Args:
+        accelerator: Lightning's `accelerator`.
+        processes: that share a CPU's memory.
     """
     if uses_gpu(accelerator):
-        sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
-        return usable_gb("gpu", min(sizes))
+        devices = range(torch.cuda.device_count())
+        total_bytes = [torch.cuda.get_device_properties(device).total_memory for device in devices]
+        return usable_gb("gpu", min(total_bytes))
     return usable_gb("cpu", total_memory(), processes)
 
 
 def usable_gb(kind: str, total_bytes: float, processes: int = 1) -> tuple[float, str]:
-    """As `measured_gb`, for a given total. Args: kind: gpu or cpu."""
-    raw = _SHARE[kind] * total_bytes / _GB / processes
-    bounded = min(raw, _MOST_GB[kind])
+    """As `measured_gb`, for a given total.
+
+    Args:
+        kind: gpu or cpu.
+        total_bytes: of the device, or of main memory.
+        processes: that share it.
+    """
+    usable = _SHARE[kind] * total_bytes / _GB / processes
+    bounded = min(usable, _MAX_GB[kind])
     step_gb = max((step for step in _STEPS_GB if step <= bounded), default=_STEPS_GB[0])
-    among = f", {processes} processes" if processes > 1 else ""
-    words = f"of {total_bytes / _GB:.3g} GB of {kind.upper()} memory{among}"
-    return float(step_gb), f"measured, {words}{', as much as is ever taken' if raw >= _MOST_GB[kind] else ''}"
+    source = f"measured, of {total_bytes / _GB:.3g} GB of {kind.upper()} memory"
+    if processes > 1:
+        source += f", {processes} processes"
+    if usable >= _MAX_GB[kind]:
+        source += ", as much as is ever taken"
+    return float(step_gb), source
 
 
-def total_memory(cgroups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes of main memory, or the lowest limit of this process's control groups (containers, Slurm)."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+def total_memory(cgroups: Path = _CGROUPS, process_cgroup: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes of main memory, or the lowest limit of this process's control groups (containers, Slurm).
+
+    Args:
+        cgroups: where the kernel shows all groups.
+        process_cgroup: which of them this process is in: lines of `number:controllers:path`.
+    """
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = [physical]
     try:
-        groups = [line.split(":", 2) for line in own.read_text().splitlines()]
+        lines = process_cgroup.read_text().splitlines()
     except OSError:
-        groups = []
-    for _, controllers, place in groups:
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root = cgroups / "memory" if controllers else cgroups  # version 1, version 2
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
-        inner = root / place.lstrip("/")
-        limits += [_limit(folder / name) for folder in (inner, *inner.parents) if folder.is_relative_to(root)]
-        limits.append(_limit(root / name))
+        lines = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if not controllers:  # version 2: one tree for all controllers
+            limits += _limits(cgroups, group, "memory.max")
+        elif "memory" in controllers.split(","):  # version 1: a tree for each
+            limits += _limits(cgroups / "memory", group, "memory.limit_in_bytes")
     return min(limit for limit in limits if limit)
+
+
+def _limits(root: Path, group: str, file_name: str) -> list[int]:
+    """The limits of a group and of all groups around it."""
+    innermost = root / group.lstrip("/")
+    groups = (innermost, *innermost.parents)
+    folders = [folder for folder in groups if folder.is_relative_to(root)]
+    # In a container the path may be the host's, which does not exist here; the root then is the container's.
+    return [_limit(folder / file_name) for folder in (*folders, root)]
 
 
 def _limit(path: Path) -> int:

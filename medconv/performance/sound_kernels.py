@@ -30,75 +30,133 @@ def use_sound_kernels() -> None:
     """In this process, whatever calls them: eager, compiled or hand-written passes of any network."""
     if _libraries:
         return
-    kernels = {"convolution": _convolution, "convolution_backward": _convolution_backward}
-    kernels |= {"native_group_norm": _group_norm, "native_group_norm_backward": _group_norm_backward}
+    replacements = {
+        "convolution": _convolution,
+        "convolution_backward": _convolution_backward,
+        "native_group_norm": _group_norm,
+        "native_group_norm_backward": _group_norm_backward,
+    }
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel.*")
-        for name, sound in kernels.items():
-            kernel = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
-            library.impl(name, partial(sound, kernel), "CPU", with_keyset=True)
+        for name, replacement in replacements.items():
+            kernel = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed  # torch's own
+            library.impl(name, partial(replacement, kernel), "CPU", with_keyset=True)
     _libraries.append(library)
 
 
+# All four get torch's own kernel, the dispatch keys, and the arguments of the operation in `aten`, of which
+# `settings` are passed on as they come.
+
+
 def _convolution(
-    kernel: Any, keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
+    kernel: Any,
+    keys: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *settings: Any,
 ) -> Tensor:
-    stride, padding, dilation, transposed, *_ = rest
-    if input.dtype == torch.bfloat16 and not transposed and stride[-1] > 1:
-        room = input.shape[-1] + 2 * padding[-1] - _extent(weight, dilation)[-1]
-        if room < stride[-1]:
-            wide = (input.float(), weight.float(), None if bias is None else bias.float())
-            return kernel(keys, *wide, *rest).to(input.dtype)  # type: ignore[no-any-return]
-    return kernel(keys, input, weight, bias, *rest)  # type: ignore[no-any-return]
+    stride, padding, dilation, transposed, *_ = settings
+    is_affected = input.dtype == torch.bfloat16 and not transposed and stride[-1] > 1
+    if is_affected:
+        # by how much the kernel can move along the last axis
+        padded_voxels = input.shape[-1] + 2 * padding[-1]
+        slack = padded_voxels - _extent(weight, dilation)[-1]
+        gives_one_element = slack < stride[-1]  # along the last axis
+        if gives_one_element:
+            wide_bias = None if bias is None else bias.float()
+            output: Tensor = kernel(keys, input.float(), weight.float(), wide_bias, *settings)
+            return output.to(input.dtype)
+    return kernel(keys, input, weight, bias, *settings)  # type: ignore[no-any-return]
 
 
 def _convolution_backward(
-    kernel: Any, keys: Any, grad: Tensor, input: Tensor, weight: Tensor, *rest: Any
+    kernel: Any,
+    keys: Any,
+    grad: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    *settings: Any,
 ) -> tuple[Tensor | None, ...]:
-    _, stride, _, dilation, transposed, *_ = rest
-    sizes = [grad.shape[2:], input.shape[2:]]
-    large, small = sizes if transposed else reversed(sizes)
-    wide = _sound_type(input.dtype, large, small[-1] == 1, _extent(weight, dilation), stride)
-    if wide == input.dtype:
-        return kernel(keys, grad, input, weight, *rest)  # type: ignore[no-any-return]
-    grads = kernel(keys, grad.to(wide), input.to(wide), weight.to(wide), *rest)
+    _, stride, _, dilation, transposed, *_ = settings
+    # A transposed convolution slides over its output.
+    fine, coarse = (grad, input) if transposed else (input, grad)
+    dtype = _sound_type(
+        input.dtype,
+        fine_size=fine.shape[2:],
+        coarse_size=coarse.shape[2:],
+        extent=_extent(weight, dilation),
+        stride=stride,
+    )
+    if dtype == input.dtype:
+        return kernel(keys, grad, input, weight, *settings)  # type: ignore[no-any-return]
+    grads = kernel(keys, grad.to(dtype), input.to(dtype), weight.to(dtype), *settings)
     return tuple(None if grad is None else grad.to(input.dtype) for grad in grads)
 
 
 def _sound_type(
-    dtype: torch.dtype, size: Sequence[int], to_one: bool, extent: list[int], stride: Sequence[int]
+    dtype: torch.dtype,
+    fine_size: Sequence[int],
+    coarse_size: Sequence[int],
+    extent: Sequence[int],
+    stride: Sequence[int],
 ) -> torch.dtype:
-    """Args: size: of what the kernel slides over. to_one: the last axis of what it gives has one element."""
+    """The type in which the gradients are right.
+
+    Args:
+        fine_size: spatial, of what the kernel slides over.
+        coarse_size: spatial, of what it gives.
+        extent: of the kernel, dilation included.
+    """
     if dtype not in (torch.bfloat16, torch.float32):
         return dtype
-    if len(size) == 3 and extent[0] > 6 and stride[0] > 1 and size[0] < 2 * extent[0]:
+    is_3d = len(fine_size) == 3
+    is_long_kernel = is_3d and extent[0] > 6 and stride[0] > 1 and fine_size[0] < 2 * extent[0]
+    if is_long_kernel:
         return torch.float64
-    short = len(size) == 3 and any(n < length for n, length in zip(size, extent, strict=True))
-    return torch.float32 if short or (to_one and stride[-1] > 1) else dtype
+    is_shorter = [size < reach for size, reach in zip(fine_size, extent, strict=True)]
+    is_short_input = is_3d and any(is_shorter)
+    gives_one_element = coarse_size[-1] == 1 and stride[-1] > 1
+    return torch.float32 if is_short_input or gives_one_element else dtype
 
 
 def _extent(weight: Tensor, dilation: Sequence[int]) -> list[int]:
-    """What the kernel spans along each axis."""
-    return [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], dilation, strict=True)]
+    """What the kernel spans along each axis, in voxels."""
+    kernel_size = weight.shape[2:]
+    return [(size - 1) * step + 1 for size, step in zip(kernel_size, dilation, strict=True)]
 
 
 def _group_norm(
-    kernel: Any, keys: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any
+    kernel: Any,
+    keys: Any,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns: output, means, 1 / deviations."""
-    output, *statistics = kernel(keys, input.contiguous(), weight, bias, *rest)
-    return output.contiguous(memory_format=_layout(input)), *statistics
+    output, mean, rstd = kernel(keys, input.contiguous(), weight, bias, *settings)
+    return output.contiguous(memory_format=_layout(input)), mean, rstd
 
 
 def _group_norm_backward(
-    kernel: Any, keys: Any, grad: Tensor, input: Tensor, *rest: Any
+    kernel: Any,
+    keys: Any,
+    grad: Tensor,
+    input: Tensor,
+    *settings: Any,
 ) -> tuple[Tensor | None, ...]:
-    of_input, *others = kernel(keys, grad.contiguous(), input.contiguous(), *rest)
-    return None if of_input is None else of_input.contiguous(memory_format=_layout(input)), *others
+    """Returns: gradients of input, weight and bias; None for those not needed."""
+    grads = kernel(keys, grad.contiguous(), input.contiguous(), *settings)
+    input_grad, weight_grad, bias_grad = grads
+    if input_grad is not None:
+        input_grad = input_grad.contiguous(memory_format=_layout(input))
+    return input_grad, weight_grad, bias_grad
 
 
 def _layout(input: Tensor) -> torch.memory_format:
-    layout = CHANNELS_LAST.get(input.ndim, torch.contiguous_format)
-    is_last = not input.is_contiguous() and input.is_contiguous(memory_format=layout)
-    return layout if is_last else torch.contiguous_format
+    """The memory format to return: channels-last if the input has it, and not both."""
+    channels_last = CHANNELS_LAST.get(input.ndim, torch.contiguous_format)
+    is_channels_last = not input.is_contiguous() and input.is_contiguous(memory_format=channels_last)
+    return channels_last if is_channels_last else torch.contiguous_format

@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,37 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 
 log = logging.getLogger(__name__)
-# In the order of a step. `forward` is the network and the loss; `logging` is callbacks, loggers and Lightning
-# itself.
+# in the order of a step
 PHASES = (
-    *("data_wait", "copy_to_device", "augmentation", "forward", "backward", "optimizer"),
-    *("logging", "validation"),
+    "data_wait",
+    "copy_to_device",
+    "augmentation",
+    "forward",  # the network and the loss
+    "backward",
+    "optimizer",
+    "logging",  # callbacks, loggers and Lightning itself
+    "validation",
 )
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """The end of a phase.
+
+    Args:
+        phase: the name of the one that ends.
+        time: of the clock: seconds, or an event of CUDA.
+    """
+
+    phase: str
+    time: Any
 
 
 class StepProfiler(Callback):
     """Share of training time per phase, in TensorBoard as `perf/…_share`, and totals for the summary.
 
     Checkpoints hold the totals, so a resumed run counts all its steps, except those after its checkpoint.
+
     Args:
         ranges: also name the phases for torch.profiler and, on CUDA, as NVTX ranges.
         begun: start of the run in this process by `time.monotonic`; None: now.
@@ -37,30 +57,34 @@ class StepProfiler(Callback):
     def __init__(self, ranges: bool = False, begun: float | None = None) -> None:
         self.seconds: Counter[str] = Counter()
         self.samples = 0
-        self._begun, self._before = time.monotonic() if begun is None else begun, 0.0
+        self._begun = time.monotonic() if begun is None else begun
+        self._earlier_seconds = 0.0  # of the run, before this process
         self._ranges = ranges
-        self._open: ExitStack | None = None
+        self._open_range: ExitStack | None = None
         self._clock: Any = None
         # samples and marks of steps that are not added up yet
-        self._pending: deque[tuple[int, list[tuple[str, Any]]]] = deque()
-        self._marks: list[tuple[str, Any]] = []  # name of the phase that ends, and when
-        self._recent: tuple[int, Mapping[str, float]] = (0, Counter())
+        self._pending: deque[tuple[int, list[_Mark]]] = deque()
+        self._marks: list[_Mark] = []  # of this step; the first is the end of the step before
+        # samples and seconds when they were last logged
+        self._logged: tuple[int, Mapping[str, float]] = (0, Counter())
 
     def state_dict(self) -> dict[str, Any]:
         return {"seconds": dict(self.seconds), "samples": self.samples, "wall_seconds": self.wall_seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seconds, self.samples = Counter(state["seconds"]), state["samples"]
-        self._before = state["wall_seconds"]
-        self._recent = (self.samples, self.seconds.copy())
+        self.seconds = Counter(state["seconds"])
+        self.samples = state["samples"]
+        self._earlier_seconds = state["wall_seconds"]
+        self._logged = (self.samples, self.seconds.copy())
 
     @property
     def wall_seconds(self) -> float:
         """From the start of the run to now, preprocessing included."""
-        return self._before + time.monotonic() - self._begun
+        return self._earlier_seconds + time.monotonic() - self._begun
 
     @property
     def training_seconds(self) -> float:
+        """Of all steps, without validation."""
         return sum(seconds for phase, seconds in self.seconds.items() if phase != "validation")
 
     @property
@@ -74,33 +98,49 @@ class StepProfiler(Callback):
     def shares(self) -> dict[str, float]:
         """Phase to its share of all time, validation included."""
         total = sum(self.seconds.values())
-        return {phase: self.seconds[phase] / total for phase in PHASES} if total else {}
+        if not total:
+            return {}
+        return {phase: self.seconds[phase] / total for phase in PHASES}
 
     def mark(self, phase: str) -> None:
         """End a phase: the time since the last mark belongs to it."""
         if self._clock is not None:
-            self._marks.append((phase, self._clock.now()))
+            self._marks.append(_Mark(phase, self._clock.now()))
             self._name_next(phase)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock = _CudaClock() if trainer.strategy.root_device.type == "cuda" else _Clock()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._marks = [("", self._clock.now())]
+        self._marks = [_Mark("", self._clock.now())]
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         self.mark("augmentation")
 
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
+    def on_before_backward(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        loss: Any,
+    ) -> None:
         self.mark("forward")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.mark("backward")
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         self.mark("optimizer")
         self._queue(len(batch["image"]) * trainer.world_size)
@@ -125,52 +165,70 @@ class StepProfiler(Callback):
         self._name_next(None)
 
     def _queue(self, samples: int) -> None:
+        """End a step."""
         self._pending.append((samples, self._marks))
         self._marks = self._marks[-1:]
 
     def _settle(self) -> None:
         """Add up the steps that the device has finished."""
-        while self._pending and self._clock.passed(self._pending[0][1][-1][1]):
-            samples, marks = self._pending.popleft()
+        while self._pending:
+            samples, marks = self._pending[0]
+            if not self._clock.passed(marks[-1].time):
+                return
+            self._pending.popleft()
             self.samples += samples
-            for (_, before), (phase, now) in pairwise(marks):
-                self.seconds[phase] += self._clock.between(before, now)
+            for before, mark in pairwise(marks):
+                self.seconds[mark.phase] += self._clock.between(before.time, mark.time)
 
     def _log(self, pl_module: LightningModule) -> None:
-        samples, seconds = self._recent
-        new = {phase: self.seconds[phase] - seconds[phase] for phase in PHASES}
-        total = sum(new.values())
-        if total > new["validation"]:
-            speed = (self.samples - samples) / (total - new["validation"])
+        """Log what has been added up since the last time."""
+        logged_samples, logged_seconds = self._logged
+        seconds = {phase: self.seconds[phase] - logged_seconds[phase] for phase in PHASES}
+        total = sum(seconds.values())
+        training = total - seconds["validation"]
+        if total > seconds["validation"]:
+            speed = (self.samples - logged_samples) / training
             pl_module.log("perf/samples_per_second", speed, rank_zero_only=True)
-            for phase, value in new.items():
+            for phase, value in seconds.items():
                 pl_module.log(f"perf/{phase}_share", value / total, rank_zero_only=True)
-        self._recent = (self.samples, self.seconds.copy())
+        self._logged = (self.samples, self.seconds.copy())
 
     def _name_next(self, ended: str | None) -> None:
         """Close the present range of the profilers and open the next."""
         if not self._ranges:
             return
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        if self._open_range is not None:
+            self._open_range.close()
+            self._open_range = None
         if ended:
-            self._open = ExitStack()
-            following = (PHASES.index(ended) + 1) % (len(PHASES) - 1)
-            name = f"medconv/{'logging' if ended == 'validation' else PHASES[following]}"
-            self._open.enter_context(torch.profiler.record_function(name))
+            name = f"medconv/{_phase_after(ended)}"
+            self._open_range = ExitStack()
+            self._open_range.enter_context(torch.profiler.record_function(name))
             if isinstance(self._clock, _CudaClock):
-                self._open.enter_context(torch.cuda.nvtx.range(name))
+                self._open_range.enter_context(torch.cuda.nvtx.range(name))
+
+
+def _phase_after(ended: str) -> str:
+    """The phase that begins when another ends; validation interrupts the logging of a step."""
+    if ended == "validation":
+        return "logging"
+    step_phases = PHASES[: PHASES.index("validation")]
+    return step_phases[(step_phases.index(ended) + 1) % len(step_phases)]
 
 
 class Trace(Callback):
     """Records a few steps by torch.profiler as `trace/*.pt.trace.json`, for TensorBoard and Perfetto.
 
-    Args: folder: for the traces. skip: batches before recording starts. steps: recorded batches.
+    Args:
+        folder: for the traces.
+        skip: batches before recording starts.
+        steps: recorded batches.
     """
 
     def __init__(self, folder: Path, skip: int = 5, steps: int = 5) -> None:
-        self.folder, self.skip, self.steps = folder, skip, steps
+        self.folder = folder
+        self.skip = skip
+        self.steps = steps
         self._profile: torch.profiler.profile | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -183,7 +241,12 @@ class Trace(Callback):
             self._profile.start()
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         if self._profile is not None:
             self._profile.step()
@@ -197,7 +260,12 @@ class Trace(Callback):
                     "perf.profile=true wrote no trace: recording starts after %d batches", self.skip + 2
                 )
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        exception: BaseException,
+    ) -> None:
         if self._profile is not None:
             self._profile.stop()
             self._profile = None

@@ -12,6 +12,8 @@ from medconv.performance.sound_kernels import use_sound_kernels
 from medconv.utils.hardware import need_compiler
 
 log = logging.getLogger(__name__)
+_CONVS_2D = (nn.Conv2d, nn.ConvTranspose2d)
+_CONVS_3D = (nn.Conv3d, nn.ConvTranspose3d)
 
 
 def apply_switches(
@@ -33,27 +35,33 @@ def apply_switches(
         activation_checkpointing: `none`, `blocks` or `pointwise`; see `checkpoint_blocks`.
         compile: `torch.compile` in place, so that parameter names stay.
         cuda_graphs: with `compile`, replay the step's kernels as one CUDA graph; shapes must not change.
-    Raises: ValueError: an unknown checkpointing mode, `compile` without a compiler, `cuda_graphs` without it.
+    Returns:
+        The network.
+    Raises:
+        ValueError: an unknown checkpointing mode, `compile` without a compiler, `cuda_graphs` without it.
     """
     if cuda_graphs and not compile:
         raise ValueError("perf.cuda_graphs=true needs perf.compile=true: the compiler records the graphs")
     use_sound_kernels()
+    # Layers are exchanged before blocks are checkpointed, and the compiler sees the result of all.
     if fast_norm:
         swap_norms(network)
     if fast_depthwise:
         swap_depthwise(network)
     if channels_last:
         _to_channels_last(network)
-    parts = apply_checkpointing(network, activation_checkpointing)
+    num_blocks = apply_checkpointing(network, activation_checkpointing)
     if activation_checkpointing == "blocks":
-        log.info("checkpointing %d blocks", parts)
+        log.info("checkpointing %d blocks", num_blocks)
     if compile:
         need_compiler()
-        network.compile(mode="reduce-overhead" if cuda_graphs and torch.cuda.is_available() else None)
+        uses_graphs = cuda_graphs and torch.cuda.is_available()
+        network.compile(mode="reduce-overhead" if uses_graphs else None)
     return network
 
 
 def memory_format(channels_last: bool, spatial_dims: int) -> torch.memory_format:
+    """Of image batches (batch, channels, *spatial) for a network with this setting."""
     if not channels_last:
         return torch.contiguous_format
     return torch.channels_last_3d if spatial_dims == 3 else torch.channels_last
@@ -64,9 +72,10 @@ def _to_channels_last(network: nn.Module) -> None:
 
     1x1 kernels are not converted: they are in both layouts already, and DDP's buckets expect their strides.
     """
-    kinds = {nn.Conv2d: torch.channels_last, nn.ConvTranspose2d: torch.channels_last}
-    kinds |= {nn.Conv3d: torch.channels_last_3d, nn.ConvTranspose3d: torch.channels_last_3d}
     for layer in network.modules():
-        layout = next((layout for kind, layout in kinds.items() if isinstance(layer, kind)), None)
-        if layout is not None and any(size > 1 for size in layer.kernel_size):  # type: ignore[union-attr]
-            layer.to(memory_format=layout)  # type: ignore[call-overload]
+        if not isinstance(layer, (*_CONVS_2D, *_CONVS_3D)):
+            continue
+        if all(size == 1 for size in layer.kernel_size):
+            continue
+        layout = torch.channels_last if isinstance(layer, _CONVS_2D) else torch.channels_last_3d
+        layer.to(memory_format=layout)  # type: ignore[call-overload]

@@ -17,13 +17,13 @@ from medconv.convs import (
     bottleneck,
     channel_transform,
     masked,
-    mirror,
     se,
     separable,
     smooth,
     spacing,
     transform,
 )
+from medconv.convs.mirror_layers import MirrorPrior
 from medconv.convs.parametrization import install
 
 LIBRARY = "nn.Conv"
@@ -86,7 +86,7 @@ def layers(dims: int, channels: int, options: argparse.Namespace) -> dict[str, n
         return conv_class(channels, channels, 3, padding=1, bias=False)
 
     dense_bank = torch.randn(channels, channels, *[3] * dims)
-    regular = install(conv(), mirror.MirrorPrior((3,) * dims, (0,), True, True), False)
+    regular = install(conv(), MirrorPrior((3,) * dims, (0,), True, True), False)
     layers = {
         LIBRARY: conv(),
         "transform": transform(conv()),

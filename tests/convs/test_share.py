@@ -46,6 +46,21 @@ def test_what_cannot_be_shared_is_refused_by_the_layer_s_name(conv) -> None:
         swap_convs(network, conv, share=0.5)
 
 
+class Negative(nn.Conv2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return -super().forward(input)
+
+
+def negative(conv: nn.Conv2d) -> nn.Conv2d:
+    conv.__class__ = Negative
+    return conv
+
+
+def test_what_changes_the_class_is_refused() -> None:
+    with pytest.raises(ValueError, match="conv.share needs kernels of the layer's own size"):
+        shared(nn.Conv2d(2, 4, 3), negative, 0.5)
+
+
 def test_a_layer_with_one_output_stays() -> None:
     with pytest.raises(UnsuitableLayerError, match="two output channels"):
         shared(nn.Conv2d(4, 1, 3), ball, 0.5)

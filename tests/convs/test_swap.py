@@ -1,4 +1,6 @@
-"""medconv/convs/swap.py: networks of ours and of MONAI, with their convolutions swapped and folded."""
+"""medconv/convs/swap.py: networks of ours and of MONAI, with their convolutions swapped and folded
+(`fold_convs` of single layers: test_fold.py).
+"""
 
 import re
 from collections import Counter
@@ -14,8 +16,6 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from medconv.convs import SwapReport, ball, basis, fold_convs, plain, swap_convs, transform
-from medconv.convs.parametrization import Foldable
-from medconv.convs.swap import check_folds
 from medconv.models.unet import UNet
 
 DOWN, UP, POINT = "down-sampling by its kernel", "transposed", "1x1"
@@ -292,58 +292,6 @@ def test_a_network_that_is_one_convolution() -> None:
     assert type(fold_convs(conv)) is nn.Conv2d
     with pytest.raises(ValueError, match="bare Conv2d cannot be replaced"):
         swap_convs(nn.Conv2d(1, 2, 3), lambda layer: nn.Sequential(layer))
-
-
-class Doubled(Foldable):
-    """Twice a convolution, or by `factor` in what it folds to."""
-
-    def __init__(self, conv: nn.Module, factor: float = 2) -> None:
-        super().__init__()
-        self.conv, self.factor = conv, factor
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 2 * self.conv(x)
-
-    def folded(self) -> nn.Module:
-        with torch.no_grad():
-            self.conv.weight.mul_(self.factor)
-        return self.conv
-
-
-def test_what_a_layer_folds_to_is_compared_with_it() -> None:
-    convs = [nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.Conv2d(3, 2, 3, padding=1, bias=False)]
-    image = torch.randn(1, 1, 6, 7)
-    right = nn.Sequential(*map(Doubled, convs))
-    before = right(image)
-    check_folds(right, image)
-    assert torch.equal(right(image), before)
-    with pytest.raises(
-        ValueError, match=r"layer 1: what folded\(\) of Doubled returns computes .* by 0.5 of its"
-    ):
-        check_folds(nn.Sequential(convs[0], Doubled(convs[1], 1)), image)
-
-
-class Kept(Foldable):
-    """Folds to itself, takes a keyword and changes its input."""
-
-    def forward(self, x: torch.Tensor, scale: float = 1) -> torch.Tensor:
-        return x.mul_(scale)
-
-    def folded(self) -> nn.Module:
-        return self
-
-
-class Calling(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = Kept()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x.clone(), scale=3)
-
-
-def test_right_layers_of_any_form_pass() -> None:
-    check_folds(Calling(), torch.randn(1, 1, 4, 4))
 
 
 def test_what_is_put_in_must_be_a_module() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from helpers.configs import derived
 from monai.utils import optional_import
 from torch.nn.utils.parametrize import is_parametrized
 
+from medconv import config as configs
 from medconv.config import ConfigError, Node
 from medconv.convs.parametrization import Foldable
 from medconv.models import Encoder, UNet
@@ -94,6 +97,26 @@ def test_image_level_targets_replace_our_unet_with_its_encoder() -> None:
     other = model("monai.networks.nets.UNet")
     assert model_of(other, per_voxel=False) == other
     assert isinstance(build_network(encoder, CONV, replace(LABEL_MAPS, per_voxel=False)), Encoder)
+
+
+@pytest.mark.parametrize("target", ["medconv.models.UNet", "medconv.models.unet.UNet"])
+def test_our_unet_is_replaced_by_whatever_name_it_is_imported(target: str) -> None:
+    assert model_of(model(target), per_voxel=False) == model("medconv.models.Encoder")
+
+
+@pytest.mark.parametrize("target", [f"{__name__}.Half", "no.such.package.Network"])
+def test_networks_that_are_not_ours_stay_for_image_level_targets(target: str) -> None:
+    """A subclass of our U-Net may return what it likes; a missing one is named when it is built."""
+    assert model_of(model(target), per_voxel=False) == model(target)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_the_report_is_logged_by_whatever_function_builds(
+    caplog: pytest.LogCaptureFixture, quiet: bool
+) -> None:
+    with caplog.at_level(logging.INFO, "medconv.models.build"):
+        build_network(model(), CONV, LABEL_MAPS, partial(configs.build), quiet=quiet)
+    assert ("4 convolutions swapped" in caplog.text) != quiet
 
 
 def test_a_patch_that_another_network_cannot_take_is_refused_with_what_helps() -> None:

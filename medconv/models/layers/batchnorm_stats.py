@@ -11,21 +11,35 @@ class RunningStatistics:
     """Those of a network, which a forward pass changes before its loss is known to be finite."""
 
     def __init__(self, module: nn.Module) -> None:
-        norms = [part for part in module.modules() if isinstance(getattr(part, "running_mean", None), Tensor)]
-        values: Any = [value for norm in norms for value in (norm.running_mean, norm.running_var)]
-        counts: Any = [norm.num_batches_tracked for norm in norms]
-        self._groups: list[list[Tensor]] = [values, counts] if norms else []
+        # Tensors of one type are copied together; the counts of batches are whole numbers.
+        means_and_variances: list[Tensor] = []
+        counts: list[Tensor] = []
+        layers: Any = module.modules()
+        for layer in layers:
+            if isinstance(getattr(layer, "running_mean", None), Tensor):
+                means_and_variances += [layer.running_mean, layer.running_var]
+                counts.append(layer.num_batches_tracked)
+        self._groups = [means_and_variances, counts] if counts else []
 
     def now(self) -> list[Tensor]:
-        """A copy of all running statistics."""
+        """A copy of all running statistics, one tensor per type: few launches on a GPU."""
         return [_flat(group) for group in self._groups]
 
     def restore(self, saved: Sequence[Tensor], where: Tensor | None = None) -> None:
-        """Restore what `now` returned. Args: where: a bool tensor on the device, whether to; None: yes."""
+        """Restore what `now` returned.
+
+        Args:
+            saved: from `now`.
+            where: a bool tensor on the device, whether to, so that nothing waits for the device; None: yes.
+        """
         for group, old in zip(self._groups, saved, strict=True):
             restored = old if where is None else torch.where(where, old, _flat(group))
-            parts = restored.split([value.numel() for value in group])
-            torch._foreach_copy_(group, [part.view_as(v) for part, v in zip(parts, group, strict=True)])
+            sizes = [value.numel() for value in group]
+            shaped = []
+            for piece, value in zip(restored.split(sizes), group, strict=True):
+                shaped.append(piece.view_as(value))
+            # one launch for all of them
+            torch._foreach_copy_(group, shaped)
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -7,31 +7,56 @@ from typing import Any
 from torch import Tensor, nn
 
 _Builder = Callable[..., nn.Module]
-_NORM = {"batch": "BatchNorm", "instance": "InstanceNorm"}
+_CONVS: dict[int, _Builder] = {2: nn.Conv2d, 3: nn.Conv3d}
+_TRANSPOSED_CONVS: dict[int, _Builder] = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+_POOLS: dict[int, _Builder] = {2: nn.AvgPool2d, 3: nn.AvgPool3d}
+_NORMS: dict[str, dict[int, _Builder]] = {
+    "batch": {2: nn.BatchNorm2d, 3: nn.BatchNorm3d},
+    "instance": {2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d},
+}
+_NEGATIVE_SLOPE = 0.01  # of leaky ReLUs, as nnU-Net's
 
 
 def conv_nd(spatial_dims: int) -> _Builder:
-    """`nn.Conv2d` or `nn.Conv3d`. Raises: ValueError: spatial_dims is neither 2 nor 3."""
-    return _of_torch("Conv", spatial_dims)
+    """`nn.Conv2d` or `nn.Conv3d`.
+
+    Raises:
+        ValueError: spatial_dims is neither 2 nor 3.
+    """
+    return _of_dims(_CONVS, spatial_dims)
 
 
 def conv_transpose_nd(spatial_dims: int) -> _Builder:
-    """`nn.ConvTranspose2d` or `nn.ConvTranspose3d`. Raises: ValueError: spatial_dims is neither 2 nor 3."""
-    return _of_torch("ConvTranspose", spatial_dims)
+    """`nn.ConvTranspose2d` or `nn.ConvTranspose3d`.
+
+    Raises:
+        ValueError: spatial_dims is neither 2 nor 3.
+    """
+    return _of_dims(_TRANSPOSED_CONVS, spatial_dims)
 
 
 def norm_nd(name: str, spatial_dims: int, channels: int) -> nn.Module:
-    """A norm with learned scale and shift. Raises: ValueError: `name` is neither `batch` nor `instance`."""
-    if name not in _NORM:
-        raise ValueError(f"norm must be one of {sorted(_NORM)}, got {name!r}")
-    return _of_torch(_NORM[name], spatial_dims)(channels, affine=True)
+    """A norm with learned scale and shift.
+
+    Raises:
+        ValueError: `name` is neither `batch` nor `instance`, or spatial_dims neither 2 nor 3.
+    """
+    if name not in _NORMS:
+        raise ValueError(f"norm must be one of {sorted(_NORMS)}, got {name!r}")
+    norm = _of_dims(_NORMS[name], spatial_dims)
+    return norm(channels, affine=True)
 
 
 class ConvBlock(nn.Sequential):
     """Convolution, norm, leaky ReLU, as often as `channels` has steps.
 
-    Shape: (batch, channels[0], *spatial) -> (batch, channels[-1], *spatial).
-    Args: channels: (in, hidden, ..., out). kernel_size: odd, in voxels, per axis; padding keeps the size.
+    Shape:
+        (batch, channels[0], *spatial) -> (batch, channels[-1], *spatial / stride).
+    Args:
+        spatial_dims: 2 or 3.
+        channels: (in, hidden, ..., out).
+        kernel_size: odd, in voxels, per axis; padding keeps the size.
+        norm: `batch` or `instance`.
         stride: of the first convolution, per axis.
     """
 
@@ -43,25 +68,43 @@ class ConvBlock(nn.Sequential):
         norm: str,
         stride: int | Sequence[int] = 1,
     ) -> None:
+        conv = conv_nd(spatial_dims)
+        padding = tuple(size // 2 for size in kernel_size)
         layers: list[nn.Module] = []
-        conv, padding = conv_nd(spatial_dims), tuple(k // 2 for k in kernel_size)
-        for into, out in pairwise(channels):
-            settings: dict[str, Any] = {"stride": 1 if layers else stride, "padding": padding, "bias": False}
-            layers.append(conv(into, out, tuple(kernel_size), **settings))
-            layers += [norm_nd(norm, spatial_dims, out), nn.LeakyReLU(0.01, inplace=True)]
+        for in_channels, out_channels in pairwise(channels):
+            layers.append(
+                conv(
+                    in_channels,
+                    out_channels,
+                    tuple(kernel_size),
+                    stride=1 if layers else stride,
+                    padding=padding,
+                    bias=False,  # the norm after it has a shift
+                )
+            )
+            layers.append(norm_nd(norm, spatial_dims, out_channels))
+            layers.append(nn.LeakyReLU(_NEGATIVE_SLOPE, inplace=True))
         super().__init__(*layers)
 
     def __getitem__(self, index: Any) -> Any:
         """A layer; of a slice, a plain `nn.Sequential`: torch would call this class with the layers."""
-        return nn.Sequential(*list(self)[index]) if isinstance(index, slice) else super().__getitem__(index)
+        if isinstance(index, slice):
+            return nn.Sequential(*list(self)[index])
+        return super().__getitem__(index)
 
 
 class ResidualBlock(nn.Module):
     """Two convolutions with norms, added to their input; then leaky ReLU. At first it passes its input on.
 
-    Shape: (batch, in_channels, *spatial) -> (batch, channels, *spatial), divided by the stride.
-    Args: kernel_size, norm, stride: as of `ConvBlock`. The input is averaged over strides, and projected to
-        other channels, as in nnU-Net's residual encoder.
+    The input is averaged over strides, and projected to other channels, as in nnU-Net's residual encoder.
+
+    Shape:
+        (batch, in_channels, *spatial) -> (batch, channels, *spatial / stride).
+    Args:
+        spatial_dims: 2 or 3.
+        in_channels: of the input.
+        channels: of both convolutions.
+        kernel_size, norm, stride: as of `ConvBlock`.
     Source: He et al. 2016, arXiv:1512.03385; the last norm's scale begins at 0, Goyal et al. 2017,
         arXiv:1706.02677.
     """
@@ -77,14 +120,15 @@ class ResidualBlock(nn.Module):
     ) -> None:
         super().__init__()
         widths = [in_channels, channels, channels]
-        self.convs = ConvBlock(spatial_dims, widths, kernel_size, norm, stride)[:-1]
+        block = ConvBlock(spatial_dims, widths, kernel_size, norm, stride)
+        self.convs = block[:-1]  # the last activation comes after the sum
         self.skip = nn.Sequential()
         if stride not in (1, (1,) * spatial_dims):
-            self.skip.append(_of_torch("AvgPool", spatial_dims)(stride))
+            self.skip.append(_of_dims(_POOLS, spatial_dims)(stride))
         if in_channels != channels:
             self.skip.append(conv_nd(spatial_dims)(in_channels, channels, 1, bias=False))
             self.skip.append(norm_nd(norm, spatial_dims, channels))
-        self.activation = nn.LeakyReLU(0.01, inplace=True)
+        self.activation = nn.LeakyReLU(_NEGATIVE_SLOPE, inplace=True)
         nn.init.zeros_(self.convs[-1].weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -92,8 +136,7 @@ class ResidualBlock(nn.Module):
         return result
 
 
-def _of_torch(name: str, spatial_dims: int) -> _Builder:
-    if spatial_dims not in (2, 3):
+def _of_dims(classes: dict[int, _Builder], spatial_dims: int) -> _Builder:
+    if spatial_dims not in classes:
         raise ValueError(f"spatial_dims must be 2 or 3, got {spatial_dims}")
-    builder: _Builder = getattr(nn, f"{name}{spatial_dims}d")
-    return builder
+    return classes[spatial_dims]

@@ -14,26 +14,38 @@ BLOCK = 16  # channels; `python scripts/benchmark.py layers --parts depthwise` c
 class BlockDepthwiseConv3d(nn.Conv3d):
     """A depthwise `nn.Conv3d`: dense blocks for bf16 on a CPU, else torch's own convolution.
 
-    Shape: (batch, channels, D, H, W) -> (batch, multiplier * channels, D', H', W').
+    Shape:
+        (batch, channels, D, H, W) -> (batch, multiplier * channels, D', H', W').
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        autocast = torch.is_autocast_enabled("cpu")
-        computes_in = torch.get_autocast_dtype("cpu") if autocast else input.dtype
-        if input.device.type != "cpu" or computes_in != torch.bfloat16:
+        is_autocast = torch.is_autocast_enabled("cpu")
+        dtype = torch.get_autocast_dtype("cpu") if is_autocast else input.dtype
+        if input.device.type != "cpu" or dtype != torch.bfloat16:
             return super().forward(input)
+        # computed in each call, so that parameters, state dict and gradients stay those of a depthwise layer
         size = block_size(self.in_channels)
         weight = block_weight(self.weight, self.in_channels, size)
-        groups = self.in_channels // size
-        return F.conv3d(input, weight, self.bias, self.stride, self.padding, self.dilation, groups)
+        return F.conv3d(
+            input,
+            weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.in_channels // size,  # groups
+        )
 
 
 def swap_depthwise(network: nn.Module) -> int:
     """Make every depthwise `nn.Conv3d` a BlockDepthwiseConv3d, in place; returns their number."""
-    layers = [layer for layer in network.modules() if type(layer) is nn.Conv3d and _suits(layer)]
-    for layer in layers:
-        layer.__class__ = BlockDepthwiseConv3d
-    return len(layers)
+    swapped = 0
+    for layer in network.modules():
+        # not of subclasses, which may have a forward of their own
+        if type(layer) is nn.Conv3d and _suits(layer):
+            layer.__class__ = BlockDepthwiseConv3d
+            swapped += 1
+    return swapped
 
 
 def block_size(channels: int) -> int:
@@ -42,16 +54,25 @@ def block_size(channels: int) -> int:
 
 
 def block_weight(weight: Tensor, channels: int, size: int) -> Tensor:
-    """Shape: (multiplier * channels, 1, d, h, w) -> (multiplier * channels, size, d, h, w), channels-last.
+    """The dense blocks of a depthwise kernel.
 
     Output o of a block sees input i of it through the weight where o belongs to i, and zeros elsewhere.
+
+    Shape:
+        (multiplier * channels, 1, d, h, w) -> (multiplier * channels, size, d, h, w), channels-last.
     """
     multiplier = weight.shape[0] // channels
-    mask = torch.eye(size, dtype=weight.dtype, device=weight.device).repeat_interleave(multiplier, 0)
-    blocks = weight.view(-1, size * multiplier, 1, *weight.shape[2:]) * mask[None, :, :, None, None, None]
+    kernel_size = weight.shape[2:]
+    # (outputs of a block, inputs of a block): 1 where an output belongs to an input
+    identity = torch.eye(size, dtype=weight.dtype, device=weight.device)
+    belongs = identity.repeat_interleave(multiplier, 0)
+    by_block = weight.view(-1, size * multiplier, 1, *kernel_size)
+    blocks = by_block * belongs[None, :, :, None, None, None]
     return blocks.flatten(0, 1).contiguous(memory_format=torch.channels_last_3d)
 
 
 def _suits(layer: nn.Conv3d) -> bool:
-    depthwise = layer.groups == layer.in_channels > 1 and block_size(layer.in_channels) > 1
-    return depthwise and layer.padding_mode == "zeros" and any(size > 1 for size in layer.kernel_size)
+    is_depthwise = layer.groups == layer.in_channels > 1
+    is_spatial = any(size > 1 for size in layer.kernel_size)
+    has_blocks = block_size(layer.in_channels) > 1
+    return is_depthwise and is_spatial and has_blocks and layer.padding_mode == "zeros"

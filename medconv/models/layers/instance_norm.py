@@ -18,9 +18,10 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from medconv.convs.parametrization import CHANNELS_LAST
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_TRITON_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Triton needs a C compiler where it runs.
-_HAS_TRITON = find_spec("triton") is not None and any((os.environ.get("CC"), which("gcc"), which("clang")))
+_HAS_COMPILER = any((os.environ.get("CC"), which("gcc"), which("clang")))
+_HAS_TRITON = find_spec("triton") is not None and _HAS_COMPILER
 
 
 def instance_norm(
@@ -33,44 +34,86 @@ def instance_norm(
     """Each channel of each sample to mean 0 and variance 1, then scale, shift and activation.
 
     Statistics are fp32, fp64 for fp64. On a GPU with Triton it can be differentiated once, elsewhere twice.
-    Shape: x (N, C, *spatial), weight and bias (C,) -> (N, C, *spatial), dtype and memory format of x.
-    Args: negative_slope: of a leaky ReLU; 0 is a ReLU, None no activation.
-    Raises: ValueError: a single voxel, as `nn.InstanceNorm3d` does.
+
+    Shape:
+        x (N, C, *spatial), weight and bias (C,) -> (N, C, *spatial), dtype and memory format of x.
+    Args:
+        eps: added to the variance.
+        negative_slope: of a leaky ReLU; 0 is a ReLU, None no activation.
+    Raises:
+        ValueError: a single voxel, as `nn.InstanceNorm3d` does.
     Source: Ulyanov et al. 2016, arXiv:1607.08022.
     """
     # also a slice of a channels-last tensor; not where both formats are the same
-    channels_last = x.ndim in CHANNELS_LAST and x.stride(1) == 1 and not x.is_contiguous()
-    if not x.shape[0]:  # torch fails on weights here
-        y = F.instance_norm(x, eps=eps)
-    elif not channels_last:
-        y = F.instance_norm(x, weight=weight, bias=bias, eps=eps)
-    elif _HAS_TRITON and x.is_cuda and x.dtype in _DTYPES:
+    is_channels_last = x.ndim in CHANNELS_LAST and x.stride(1) == 1 and not x.is_contiguous()
+    is_empty = x.shape[0] == 0
+    if is_channels_last and not is_empty and _HAS_TRITON and x.is_cuda and x.dtype in _TRITON_DTYPES:
         return triton_instance_norm(x, weight, bias, eps, negative_slope)
+    if is_empty:  # torch fails on weights here
+        y = F.instance_norm(x, eps=eps)
+    elif is_channels_last:
+        dense = x.contiguous(memory_format=CHANNELS_LAST[x.ndim])
+        y = norm_by_sample(dense, weight, bias, eps)
     else:
-        y = norm_by_sample(x.contiguous(memory_format=CHANNELS_LAST[x.ndim]), weight, bias, eps)
+        y = F.instance_norm(x, weight=weight, bias=bias, eps=eps)
     return _activated(y, negative_slope)
 
 
-def norm_by_sample(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+def norm_by_sample(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
     """`instance_norm` of a dense channels-last tensor, as batch norm of one sample at a time.
 
     Group norm would be one call, but its channels-last backward is many times slower on a CPU.
     """
     if not torch.compiler.is_compiling() and has_torch_function((x,)):  # so that a mode sees one operation
         return handle_torch_function(norm_by_sample, (x,), x, weight, bias, eps)
-    differentiates = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    if differentiates or x.is_cuda or x.numel() == x.shape[0] * x.shape[1]:
-        samples = [F.batch_norm(sample, None, None, weight, bias, True, 0.0, eps) for sample in x.split(1)]
+    # Batch norm of one sample has the statistics of instance norm.
+    is_differentiated = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    is_single_voxel = x.numel() == x.shape[0] * x.shape[1]  # batch_norm raises there, and should
+    if is_differentiated or x.is_cuda or is_single_voxel:
+        samples = [
+            F.batch_norm(sample, None, None, weight, bias, training=True, momentum=0.0, eps=eps)
+            for sample in x.split(1)
+        ]
         return torch.cat(samples) if len(samples) > 1 else samples[0]
-    dtype = next(tensor for tensor in (weight, bias, x) if tensor is not None).dtype
-    y, statistics = torch.empty_like(x), x.new_empty(2, x.shape[1], dtype=dtype)
+    return _norm_by_sample_without_copy(x, weight, bias, eps)
+
+
+def _norm_by_sample_without_copy(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """Each sample into its place in the output: no copy for `torch.cat`, but no gradient either."""
+    statistics_dtype = next(tensor for tensor in (weight, bias, x) if tensor is not None).dtype
+    mean, rstd = x.new_empty(2, x.shape[1], dtype=statistics_dtype)  # overwritten by each sample, not used
+    y = torch.empty_like(x)
     for source, target in zip(x.split(1), y.split(1), strict=True):
-        torch.native_batch_norm(source, weight, bias, None, None, True, 0.0, eps, out=(target, *statistics))
+        torch.native_batch_norm(
+            source,
+            weight,
+            bias,
+            None,  # running mean
+            None,  # running variance
+            True,  # training: by the statistics of this sample
+            0.0,  # momentum
+            eps,
+            out=(target, mean, rstd),
+        )
     return y
 
 
 def triton_instance_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, negative_slope: float | None
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    negative_slope: float | None,
 ) -> Tensor:
     """`instance_norm` by Triton kernels (`instance_norm_triton`); the output is always channels-last.
 
@@ -89,8 +132,9 @@ class _ChannelsLast(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         layer: Any = self
-        batched = input.ndim == layer._get_no_batch_dim() + 1 and input.shape[1] == layer.num_features
-        if not batched or layer.track_running_stats:
+        is_batched = input.ndim == layer._get_no_batch_dim() + 1
+        is_valid = is_batched and input.shape[1] == layer.num_features
+        if not is_valid or layer.track_running_stats:
             return _activated(super().forward(input), self.negative_slope)
         return instance_norm(input, layer.weight, layer.bias, layer.eps, self.negative_slope)
 
@@ -118,36 +162,51 @@ def swap_norms(network: nn.Module, fuse: bool = True) -> int:
 
     Parameters, state dict and training flags stay. Norms with running statistics or a forward of their own
     are not changed.
-    Args: fuse: move a ReLU or leaky ReLU that follows such a norm into it and replace it by `nn.Identity`;
-        only in subclasses of `nn.Sequential`, because others may iterate over a plain one, and only if
-        neither layer is used elsewhere or has hooks.
+
+    Args:
+        fuse: move a ReLU or leaky ReLU that follows such a norm into it and replace it by `nn.Identity`;
+            only in subclasses of `nn.Sequential`, because others may iterate over a plain one, and only if
+            neither layer is used elsewhere or has hooks.
     """
-    norms: list[Any] = [m for m in network.modules() if type(m) in _SWAPS and _is_untouched(m)]
-    norms = [norm for norm in norms if not norm.track_running_stats]
-    for norm in norms:
-        norm.__class__ = _SWAPS[type(norm)]
+    swapped = 0
+    for layer in network.modules():
+        norm: Any = layer
+        if type(norm) in _SWAPS and _is_untouched(norm) and not norm.track_running_stats:
+            norm.__class__ = _SWAPS[type(norm)]
+            swapped += 1
     if fuse:
-        places = Counter(id(child) for parent in network.modules() for child in parent._modules.values())
+        registrations: Counter[int] = Counter()
+        for parent in network.modules():
+            registrations.update(id(child) for child in parent._modules.values())
         for parent in network.modules():
             if isinstance(parent, nn.Sequential) and _is_block(parent):
-                _fuse(parent, places)
-    return len(norms)
+                _fuse(parent, registrations)
+    return swapped
 
 
-def _fuse(parent: nn.Sequential, places: Counter[int]) -> None:
-    for (_, norm), (name, after) in pairwise(list(parent._modules.items())):
-        bare = isinstance(norm, _ChannelsLast) and norm.negative_slope is None
-        if not bare or type(after) not in (nn.LeakyReLU, nn.ReLU):
+def _fuse(parent: nn.Sequential, registrations: Counter[int]) -> None:
+    """Move activations into the norms before them. `registrations`: uses of each module, by its id."""
+    for (_, norm), (name, activation) in pairwise(list(parent._modules.items())):
+        if not isinstance(norm, _ChannelsLast) or norm.negative_slope is not None:
             continue
-        if all(places[id(m)] == 1 and _is_untouched(m) and not _has_hooks(m) for m in (norm, after)):
-            norm.negative_slope = float(getattr(after, "negative_slope", 0.0))  # type: ignore[assignment]
-            parent._modules[name] = nn.Identity().train(after.training)
+        if type(activation) not in (nn.LeakyReLU, nn.ReLU):
+            continue
+        is_used_once = registrations[id(norm)] == 1 and registrations[id(activation)] == 1
+        if is_used_once and _is_bare(norm) and _is_bare(activation):
+            slope = float(getattr(activation, "negative_slope", 0.0))
+            norm.negative_slope = slope
+            # in its place, so that the names of the layers after it stay
+            parent._modules[name] = nn.Identity().train(activation.training)
 
 
 def _is_block(parent: nn.Sequential) -> bool:
-    kind = type(parent)
-    unchanged = kind.forward is nn.Sequential.forward and kind.__iter__ is nn.Sequential.__iter__
-    return kind is not nn.Sequential and unchanged and _is_untouched(parent)
+    """Whether a subclass of `nn.Sequential` does nothing but run its layers one after another."""
+    parent_class = type(parent)
+    if parent_class is nn.Sequential or not _is_untouched(parent):
+        return False
+    has_own_forward = parent_class.forward is not nn.Sequential.forward
+    has_own_iterator = parent_class.__iter__ is not nn.Sequential.__iter__
+    return not has_own_forward and not has_own_iterator
 
 
 def _is_untouched(layer: nn.Module) -> bool:
@@ -155,21 +214,32 @@ def _is_untouched(layer: nn.Module) -> bool:
     return "forward" not in vars(layer)
 
 
-def _has_hooks(layer: Any) -> bool:
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(layer, kind, None) for kind in kinds)
+def _is_bare(layer: Any) -> bool:
+    """Untouched, and nothing watches it."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    has_hooks = any(getattr(layer, attribute, None) for attribute in hooks)
+    return _is_untouched(layer) and not has_hooks
 
 
 def _activated(x: Tensor, negative_slope: float | None) -> Tensor:
+    """A leaky ReLU, in place: x is no input of the caller."""
     if negative_slope is None:
         return x
-    # In place, as x is ours; torch cannot undo it for a slope below zero.
+    # torch cannot undo it in the backward pass for a slope below zero
     return F.leaky_relu(x, negative_slope, inplace=negative_slope >= 0)
+
+
+# Custom operators, so that the compiler sees one operation and autograd the hand-written backward. Triton is
+# imported where they run: it is not installed everywhere, and its import takes a second.
 
 
 @torch.library.custom_op("medconv::instance_norm", mutates_args=())
 def _forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, negative_slope: float | None
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    negative_slope: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from medconv.models.layers import instance_norm_triton
 
@@ -192,31 +262,54 @@ def _backward(
 
 
 @_forward.register_fake
-def _(x: Tensor, weight: Any, bias: Any, eps: float, negative_slope: Any) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = torch.promote_types(x.dtype, torch.float32)
+def _(
+    x: Tensor,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    negative_slope: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    statistics_dtype = torch.promote_types(x.dtype, torch.float32)
     y = torch.empty_like(x, memory_format=CHANNELS_LAST[x.ndim])
-    return y, x.new_empty(x.shape[:2], dtype=dtype), x.new_empty(x.shape[:2], dtype=dtype)
+    mean = x.new_empty(x.shape[:2], dtype=statistics_dtype)
+    rstd = x.new_empty(x.shape[:2], dtype=statistics_dtype)
+    return y, mean, rstd
 
 
 @_backward.register_fake
 def _(
-    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Any, bias: Any, negative_slope: Any
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Any,
+    bias: Any,
+    negative_slope: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dx = torch.empty_like(x, memory_format=CHANNELS_LAST[x.ndim])
-    return dx, mean.new_empty(x.shape[1:2]), mean.new_empty(x.shape[1:2])
+    num_channels = x.shape[1:2]
+    x_grad = torch.empty_like(x, memory_format=CHANNELS_LAST[x.ndim])
+    weight_grad = mean.new_empty(num_channels)
+    bias_grad = mean.new_empty(num_channels)
+    return x_grad, weight_grad, bias_grad
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, weight, bias, _, ctx.negative_slope = inputs
-    ctx.save_for_backward(x, output[1], output[2], weight, bias)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, weight, bias, _, negative_slope = inputs
+    _, mean, rstd = output
+    ctx.negative_slope = negative_slope
+    ctx.save_for_backward(x, mean, rstd, weight, bias)
 
 
 def _gradients(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     x, mean, rstd, weight, bias = ctx.saved_tensors
-    dx, scale, shift = _backward(grad, x, mean, rstd, weight, bias, ctx.negative_slope)
-    dweight = None if weight is None else scale.to(weight.dtype)
-    dbias = None if bias is None else shift.to(bias.dtype)
-    return dx, dweight, dbias, None, None
+    x_grad, weight_grad, bias_grad = _backward(grad, x, mean, rstd, weight, bias, ctx.negative_slope)
+    return (
+        x_grad,
+        None if weight is None else weight_grad.to(weight.dtype),
+        None if bias is None else bias_grad.to(bias.dtype),
+        None,  # eps
+        None,  # negative_slope
+    )
 
 
-_forward.register_autograd(_gradients, setup_context=_keep)
+_forward.register_autograd(_gradients, setup_context=_save)

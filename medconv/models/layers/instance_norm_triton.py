@@ -1,8 +1,11 @@
 """Triton kernels of the channels-last instance norm and their launchers; imported only where Triton runs.
 
-All kernels treat a dense channels-last tensor as (samples, places, channels), channels innermost, split into
-tiles of rows (places) by columns (channels). Reductions have two stages: every chunk of places gives a
+All kernels treat a dense channels-last tensor as (samples, voxels, channels), channels innermost, split into
+tiles of rows (voxels) by columns (channels). Reductions have two stages: every chunk of voxels gives a
 partial result, then the partial results are merged.
+
+Source: Welford 1962, doi:10.1080/00401706.1962.10490022, for the moments of a lane; Chan, Golub and LeVeque
+1979 (Stanford STAN-CS-79-773) for merging them. Both keep their digits where the mean is far from 0.
 """
 
 # Triton reads the annotations of kernels. mypy cannot.
@@ -18,27 +21,50 @@ from medconv.convs.parametrization import CHANNELS_LAST
 _TILE = 2048  # elements: 16 per thread
 _MAX_COLUMNS = 64  # 128 bytes of bf16
 _PROGRAMS = 1024  # about eight for each multiprocessor of a large GPU
-_MAX_CHUNKS = 512
-_MERGED_COLUMNS = 8
+_MAX_CHUNKS = 512  # that one program merges
+_MIN_STEPS = 4  # tiles of a chunk, so that its partial result is small beside what it reads
+_MERGED_COLUMNS = 8  # channels of a program that merges
 
 
 def forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, negative_slope: float | None
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    negative_slope: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Shape: x (N, C, *spatial) -> the same, channels-last; mean and 1 / standard deviation, each (N, C)."""
+    """Normalise, scale, shift and activate.
+
+    Shape:
+        x (N, C, *spatial) -> the same, channels-last; mean and 1 / standard deviation, each (N, C).
+    """
     x = dense(x)
     plan = _Plan(x)
     y = torch.empty_like(x)
+    # per chunk: mean, and sum of squared deviations from it
     means, squares = plan.empty(2, plan.samples, plan.chunks, plan.channels).unbind()
-    mean, rstd = plan.empty(plan.samples, plan.channels), plan.empty(plan.samples, plan.channels)
+    mean = plan.empty(plan.samples, plan.channels)
+    rstd = plan.empty(plan.samples, plan.channels)
     merge_grid = (triton.cdiv(plan.channels, _MERGED_COLUMNS), plan.samples)
     with torch.cuda.device_of(x):
-        _moments[plan.chunk_grid](x, means, squares, *plan.size, plan.steps, **plan.tile)
-        constants = {"CHUNKS": triton.next_power_of_2(plan.chunks), "COLS": _MERGED_COLUMNS, "ACC": plan.acc}
-        sizes = (*plan.size, plan.chunks, plan.steps * plan.rows)
-        _merge[merge_grid](means, squares, mean, rstd, *sizes, EPS=eps, **constants)
-        tensors = (x, mean, rstd, weight, bias, y)
-        _normalise[plan.tile_grid](*tensors, *plan.size, SLOPE=negative_slope, **plan.tile)
+        _moments[plan.chunk_grid](x, means, squares, plan.voxels, plan.channels, plan.steps, **plan.tile)
+        _merge[merge_grid](
+            means,
+            squares,
+            mean,
+            rstd,
+            plan.voxels,
+            plan.channels,
+            plan.chunks,
+            plan.steps * plan.rows,  # voxels of a chunk; the last may have fewer
+            EPS=eps,
+            CHUNKS=triton.next_power_of_2(plan.chunks),
+            COLS=_MERGED_COLUMNS,
+            ACC=plan.acc,
+        )
+        _normalise[plan.tile_grid](
+            x, mean, rstd, weight, bias, y, plan.voxels, plan.channels, SLOPE=negative_slope, **plan.tile
+        )
     return y, mean, rstd
 
 
@@ -51,17 +77,23 @@ def backward(
     bias: Tensor | None,
     negative_slope: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Shape: grad, x (N, C, *spatial) -> gradients: of x, channels-last; of weight, bias (C,), fp32 or 64."""
-    x, grad = dense(x), dense(grad)
+    """The gradients of `forward`.
+
+    Shape:
+        grad, x (N, C, *spatial) -> gradients: of x, channels-last; of weight, bias (C,), fp32 or 64.
+    """
+    x = dense(x)
+    grad = dense(grad)
     plan = _Plan(x)
     dx = torch.empty_like(x)
     partial = plan.empty(2, plan.samples, plan.chunks, plan.channels)
+    shifts, scales = partial.unbind()  # per chunk: gradients of bias and weight
     inputs = (grad, x, mean, rstd, weight, bias)
     constants = {"SLOPE": negative_slope, **plan.tile}
     with torch.cuda.device_of(x):
-        _slopes[plan.chunk_grid](*inputs, *partial.unbind(), *plan.size, plan.steps, **constants)
+        _slopes[plan.chunk_grid](*inputs, shifts, scales, plan.voxels, plan.channels, plan.steps, **constants)
         shift, scale = partial.sum(2).unbind()
-        _input_gradient[plan.tile_grid](*inputs, shift, scale, dx, *plan.size, **constants)
+        _input_gradient[plan.tile_grid](*inputs, shift, scale, dx, plan.voxels, plan.channels, **constants)
     return dx, scale.sum(0), shift.sum(0)
 
 
@@ -75,19 +107,22 @@ class _Plan:
 
     def __init__(self, x: Tensor) -> None:
         self.samples, self.channels = x.shape[:2]
-        places = x[0, 0].numel()
+        self.voxels = x[0, 0].numel()
         columns = min(triton.next_power_of_2(self.channels), _MAX_COLUMNS)
-        blocks = triton.cdiv(self.channels, columns)
         self.rows = _TILE // columns
-        chunks = max(1, min(_MAX_CHUNKS, _PROGRAMS // (self.samples * blocks), places // (4 * self.rows)))
-        self.steps = triton.cdiv(triton.cdiv(places, chunks), self.rows)
-        self.chunks = triton.cdiv(places, self.steps * self.rows)
-        self.chunk_grid = (self.chunks, blocks, self.samples)
-        self.tile_grid = (triton.cdiv(places, self.rows), blocks, self.samples)
-        self.size = (places, self.channels)
-        double = x.dtype == torch.float64
-        self.acc = tl.float64 if double else tl.float32
-        self.dtype, self.device = torch.float64 if double else torch.float32, x.device
+        column_blocks = triton.cdiv(self.channels, columns)
+        target_chunks = _PROGRAMS // (self.samples * column_blocks)
+        longest_chunks = self.voxels // (_MIN_STEPS * self.rows)
+        chunks = max(1, min(_MAX_CHUNKS, target_chunks, longest_chunks))
+        self.steps = triton.cdiv(triton.cdiv(self.voxels, chunks), self.rows)
+        self.chunks = triton.cdiv(self.voxels, self.steps * self.rows)  # none is empty
+        # program ids: 0 chunk or tile of voxels, 1 block of channels, 2 sample
+        self.chunk_grid = (self.chunks, column_blocks, self.samples)
+        self.tile_grid = (triton.cdiv(self.voxels, self.rows), column_blocks, self.samples)
+        is_double = x.dtype == torch.float64
+        self.acc = tl.float64 if is_double else tl.float32
+        self.dtype = torch.float64 if is_double else torch.float32
+        self.device = x.device
         self.tile = {"ROWS": self.rows, "COLS": columns, "ACC": self.acc}
 
     def empty(self, *shape: int) -> Tensor:
@@ -95,12 +130,15 @@ class _Plan:
 
 
 @triton.jit
-def _tile(step, steps, places, channels, ROWS: tl.constexpr, COLS: tl.constexpr):
+def _tile(step, steps, voxels, channels, ROWS: tl.constexpr, COLS: tl.constexpr):
     """Offsets of this program's tile, 64 bits for more than 2^31 elements, and which elements exist."""
-    rows = (tl.program_id(0).to(tl.int64) * steps + step) * ROWS + tl.arange(0, ROWS)
+    first_tile = tl.program_id(0).to(tl.int64) * steps
+    rows = (first_tile + step) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    exists = (rows < places)[:, None] & (columns < channels)[None, :]
-    return (tl.program_id(2).to(tl.int64) * places + rows[:, None]) * channels + columns[None, :], exists
+    exists = (rows < voxels)[:, None] & (columns < channels)[None, :]
+    rows_before = tl.program_id(2).to(tl.int64) * voxels
+    offsets = (rows_before + rows[:, None]) * channels + columns[None, :]
+    return offsets, exists
 
 
 @triton.jit
@@ -115,8 +153,9 @@ def _row(pointer, channels, PER_SAMPLE: tl.constexpr, COLS: tl.constexpr, ACC: t
 def _store_partial(pointer, value, channels, COLS: tl.constexpr):
     """One number per channel into (N, chunks, C), at this program's sample and chunk."""
     columns = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    first = (tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * channels
-    tl.store(pointer + first + columns, value, columns < channels)
+    # (sample, chunk) as one index
+    row = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(pointer + row * channels + columns, value, columns < channels)
 
 
 @triton.jit
@@ -133,26 +172,37 @@ def _weighted_mean(means, counts):
     """The mean of means along the first axis, refined once: summing many large values loses digits."""
     total = tl.sum(counts, 0)
     rough = tl.sum(means * counts, 0) / total
-    return rough + tl.sum((means - rough[None, :]) * counts, 0) / total
+    correction = tl.sum((means - rough[None, :]) * counts, 0) / total
+    return rough + correction
 
 
 @triton.jit
 def _moments(
-    x, means, squares, places, channels, steps, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr
+    x,
+    means,
+    squares,
+    voxels,
+    channels,
+    steps,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ACC: tl.constexpr,
 ):
     """Mean and sum of squared deviations of a chunk: Welford's update per lane, then Chan's merge."""
     mean = tl.zeros((ROWS, COLS), ACC)
     square = tl.zeros((ROWS, COLS), ACC)
     count = tl.zeros((1, 1), ACC)
     for step in range(steps):
-        offsets, exists = _tile(step, steps, places, channels, ROWS, COLS)
+        offsets, exists = _tile(step, steps, voxels, channels, ROWS, COLS)
         value = tl.load(x + offsets, exists, 0.0).to(ACC)
+        # Welford's update; elements that do not exist change nothing
         count += 1.0
         delta = tl.where(exists, value - mean, 0.0)
         mean += delta * (1.0 / count)
         square += delta * (value - mean)
-    left = places - tl.program_id(0).to(tl.int64) * steps * ROWS
-    counts = tl.minimum((left - tl.arange(0, ROWS) + ROWS - 1) // ROWS, steps).to(ACC)[:, None]
+    # how many voxels each lane has seen: the last chunk may end early
+    remaining = voxels - tl.program_id(0).to(tl.int64) * steps * ROWS
+    counts = tl.minimum((remaining - tl.arange(0, ROWS) + ROWS - 1) // ROWS, steps).to(ACC)[:, None]
     merged = _weighted_mean(mean, counts)
     deviation = mean - merged[None, :]
     _store_partial(means, merged, channels, COLS)
@@ -161,32 +211,57 @@ def _moments(
 
 @triton.jit
 def _merge(
-    means, squares, mean, rstd, places, channels, chunks, length,
-    EPS: tl.constexpr, CHUNKS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+    means,
+    squares,
+    mean,
+    rstd,
+    voxels,
+    channels,
+    chunks,
+    length,
+    EPS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    COLS: tl.constexpr,
+    ACC: tl.constexpr,
+):
     """Chan's merge of all chunks: mean and 1 / standard deviation."""
     chunk = tl.arange(0, CHUNKS)
     columns = tl.program_id(0) * COLS + tl.arange(0, COLS)
     offsets = (tl.program_id(1) * chunks + chunk[:, None]) * channels + columns[None, :]
     exists = (chunk < chunks)[:, None] & (columns < channels)[None, :]
-    counts = tl.maximum(tl.minimum(places - chunk.to(tl.int64) * length, length), 0).to(ACC)[:, None]
-    part = tl.load(means + offsets, exists, 0.0)
-    merged = _weighted_mean(part, counts)
-    deviation = part - merged[None, :]
-    square = tl.sum(tl.load(squares + offsets, exists, 0.0) + counts * deviation * deviation, 0)
+    # the last chunk may end early, and CHUNKS is rounded up to a power of two
+    remaining = voxels - chunk.to(tl.int64) * length
+    counts = tl.maximum(tl.minimum(remaining, length), 0).to(ACC)[:, None]
+    chunk_means = tl.load(means + offsets, exists, 0.0)
+    merged = _weighted_mean(chunk_means, counts)
+    deviation = chunk_means - merged[None, :]
+    chunk_squares = tl.load(squares + offsets, exists, 0.0)
+    square = tl.sum(chunk_squares + counts * deviation * deviation, 0)
     out = tl.program_id(1) * channels + columns
     tl.store(mean + out, merged, columns < channels)
-    tl.store(rstd + out, 1.0 / tl.sqrt(square / places + EPS), columns < channels)
+    tl.store(rstd + out, 1.0 / tl.sqrt(square / voxels + EPS), columns < channels)
 
 
 @triton.jit
 def _normalise(
-    x, mean, rstd, weight, bias, y, places, channels,
-    SLOPE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    offsets, exists = _tile(0, 1, places, channels, ROWS, COLS)
+    x,
+    mean,
+    rstd,
+    weight,
+    bias,
+    y,
+    voxels,
+    channels,
+    SLOPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    offsets, exists = _tile(0, 1, voxels, channels, ROWS, COLS)
     value = tl.load(x + offsets, exists, 0.0).to(ACC)
-    hat = (value - _row(mean, channels, 1, COLS, ACC)) * _row(rstd, channels, 1, COLS, ACC)
+    mean_row = _row(mean, channels, 1, COLS, ACC)
+    rstd_row = _row(rstd, channels, 1, COLS, ACC)
+    hat = (value - mean_row) * rstd_row
     out = _affine(hat, weight, bias, channels, COLS, ACC)
     if SLOPE is not None:
         out = tl.where(out > 0, out, out * SLOPE)
@@ -195,28 +270,54 @@ def _normalise(
 
 @triton.jit
 def _through_activation(
-    grad, x, mean, rstd, weight, bias, offsets, exists, channels,
-    SLOPE: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+    grad,
+    x,
+    mean,
+    rstd,
+    weight,
+    bias,
+    offsets,
+    exists,
+    channels,
+    SLOPE: tl.constexpr,
+    COLS: tl.constexpr,
+    ACC: tl.constexpr,
+):
     """The gradient before the activation, whose sign is recomputed, and the normalised value; 0 outside."""
     value = tl.load(x + offsets, exists, 0.0).to(ACC)
     slope = tl.load(grad + offsets, exists, 0.0).to(ACC)
-    hat = (value - _row(mean, channels, 1, COLS, ACC)) * _row(rstd, channels, 1, COLS, ACC)
+    mean_row = _row(mean, channels, 1, COLS, ACC)
+    rstd_row = _row(rstd, channels, 1, COLS, ACC)
+    hat = (value - mean_row) * rstd_row
     if SLOPE is not None:
-        slope = tl.where(_affine(hat, weight, bias, channels, COLS, ACC) > 0, slope, slope * SLOPE)
+        before_activation = _affine(hat, weight, bias, channels, COLS, ACC)
+        slope = tl.where(before_activation > 0, slope, slope * SLOPE)
     return slope, hat
 
 
 @triton.jit
 def _slopes(
-    grad, x, mean, rstd, weight, bias, shifts, scales, places, channels, steps,
-    SLOPE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    """A chunk's part of the gradients of bias and weight."""
+    grad,
+    x,
+    mean,
+    rstd,
+    weight,
+    bias,
+    shifts,
+    scales,
+    voxels,
+    channels,
+    steps,
+    SLOPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """A chunk's share of the gradients of bias and weight."""
     shift = tl.zeros((ROWS, COLS), ACC)
     scale = tl.zeros((ROWS, COLS), ACC)
     for step in range(steps):
-        offsets, exists = _tile(step, steps, places, channels, ROWS, COLS)
+        offsets, exists = _tile(step, steps, voxels, channels, ROWS, COLS)
         slope, hat = _through_activation(
             grad, x, mean, rstd, weight, bias, offsets, exists, channels, SLOPE, COLS, ACC
         )
@@ -228,17 +329,32 @@ def _slopes(
 
 @triton.jit
 def _input_gradient(
-    grad, x, mean, rstd, weight, bias, shift, scale, dx, places, channels,
-    SLOPE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    """The gradient of x, with its mean over the places and its component along x removed."""
-    offsets, exists = _tile(0, 1, places, channels, ROWS, COLS)
+    grad,
+    x,
+    mean,
+    rstd,
+    weight,
+    bias,
+    shift,
+    scale,
+    dx,
+    voxels,
+    channels,
+    SLOPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """The gradient of x, with its mean over the voxels and its component along x removed."""
+    offsets, exists = _tile(0, 1, voxels, channels, ROWS, COLS)
     slope, hat = _through_activation(
         grad, x, mean, rstd, weight, bias, offsets, exists, channels, SLOPE, COLS, ACC
     )
     factor = _row(rstd, channels, 1, COLS, ACC)
     if weight is not None:
         factor = factor * _row(weight, channels, 0, COLS, ACC)
-    along = hat * (_row(scale, channels, 1, COLS, ACC) / places)
-    out = factor * (slope - _row(shift, channels, 1, COLS, ACC) / places - along)
+    # sums over the voxels: shift of the gradient, scale of the gradient times the normalised value
+    mean_slope = _row(shift, channels, 1, COLS, ACC) / voxels
+    along = hat * (_row(scale, channels, 1, COLS, ACC) / voxels)
+    out = factor * (slope - mean_slope - along)
     tl.store(dx + offsets, out.to(dx.dtype.element_ty), exists)

@@ -8,31 +8,47 @@ from torch import Tensor, nn
 class WindowMaxPool3d(nn.MaxPool3d):
     """`nn.MaxPool3d` without overlap, as a maximum over an axis; the first of equal values gets the gradient.
 
-    Shape: (batch, channels, D, H, W) -> (batch, channels, D // d, H // h, W // w) for a kernel of (d, h, w).
+    Shape:
+        (batch, channels, D, H, W) -> (batch, channels, D // d, H // h, W // w) for a kernel of (d, h, w).
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        kernel = _triple(self.kernel_size)
-        counts = [n // k for n, k in zip(x.shape[2:], kernel, strict=True)]
-        for axis, (count, size) in enumerate(zip(counts, kernel, strict=True)):
-            x = x.narrow(2 + axis, 0, count * size)
-        parts = [part for pair in zip(counts, kernel, strict=True) for part in pair]
-        windows = x.reshape(*x.shape[:2], *parts).permute(0, 1, 2, 4, 6, 3, 5, 7)
-        return windows.reshape(*x.shape[:2], *counts, prod(kernel)).max(-1).values
+        batch, channels = x.shape[:2]
+        kernel_size = _triple(self.kernel_size)
+        out_size = []
+        split_size = []
+        for axis, window in enumerate(kernel_size, start=2):
+            out_voxels = x.shape[axis] // window
+            # Voxels after the last whole window do not count.
+            x = x.narrow(axis, 0, out_voxels * window)
+            out_size.append(out_voxels)
+            split_size += [out_voxels, window]
+        split = x.reshape(batch, channels, *split_size)
+        # (N, C, D', d, H', h, W', w) -> (N, C, D', H', W', d, h, w): what is inside of a window goes last
+        by_window = split.permute(0, 1, 2, 4, 6, 3, 5, 7)
+        windows = by_window.reshape(batch, channels, *out_size, prod(kernel_size))
+        return windows.max(-1).values
 
 
 def swap_pools(network: nn.Module) -> int:
     """Make every suitable `nn.MaxPool3d` a WindowMaxPool3d, in place; returns their number."""
-    pools = [layer for layer in network.modules() if type(layer) is nn.MaxPool3d and _suits(layer)]
-    for layer in pools:
-        layer.__class__ = WindowMaxPool3d
-    return len(pools)
+    swapped = 0
+    for layer in network.modules():
+        # not of subclasses, which may have a forward of their own
+        if type(layer) is nn.MaxPool3d and _suits(layer):
+            layer.__class__ = WindowMaxPool3d
+            swapped += 1
+    return swapped
 
 
 def _suits(layer: nn.MaxPool3d) -> bool:
-    same = _triple(layer.kernel_size) == _triple(layer.stride)
-    unpadded = _triple(layer.padding) == (0, 0, 0) and _triple(layer.dilation) == (1, 1, 1)
-    return same and unpadded and not layer.ceil_mode and not layer.return_indices
+    """Whether the windows lie side by side and the output is one tensor."""
+    if layer.ceil_mode or layer.return_indices:
+        return False
+    is_disjoint = _triple(layer.kernel_size) == _triple(layer.stride)
+    is_unpadded = _triple(layer.padding) == (0, 0, 0)
+    is_undilated = _triple(layer.dilation) == (1, 1, 1)
+    return is_disjoint and is_unpadded and is_undilated
 
 
 def _triple(value: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -18,7 +18,9 @@ Shape = Sequence[int]
 class Layers:
     """Layers whose size depends on the dataset; dotted names of modules.
 
-    Args: image: layers whose input is the image. head: layers that make the outputs.
+    Args:
+        image: layers whose input is the image.
+        head: layers that make the outputs.
     """
 
     image: frozenset[str] = frozenset()
@@ -26,27 +28,38 @@ class Layers:
 
 
 def layers_of(
-    model: Mapping[str, Any], more_channels: Mapping[str, Any], more_outputs: Mapping[str, Any]
+    model: Mapping[str, Any],
+    more_channels: Mapping[str, Any],
+    more_outputs: Mapping[str, Any],
 ) -> Layers:
-    """Find these layers in any network: build the `model` node with one more channel or one more output.
+    """Find the layers of `Layers` in any network: those whose parameters change their shape.
 
-    The layers whose parameters then have another shape are these.
+    Args:
+        model: the `model` node.
+        more_channels: the node with one more input channel.
+        more_outputs: the node with one more output.
     """
-    return Layers(_changed(model, more_channels), _changed(model, more_outputs))
+    return Layers(image=_resized_modules(model, more_channels), head=_resized_modules(model, more_outputs))
 
 
-def _changed(model: Mapping[str, Any], other: Mapping[str, Any]) -> frozenset[str]:
-    """Modules with parameters of another size; none if the other network cannot be built."""
+def _resized_modules(model: Mapping[str, Any], variant: Mapping[str, Any]) -> frozenset[str]:
+    """Modules with parameters of another size; none if the variant cannot be built."""
     try:
         with torch.random.fork_rng([]), torch.device("meta"):  # no memory, and no change of the random state
-            networks = [configs.build(node, "model") for node in (model, other)]
+            shapes = _parameter_shapes(configs.build(model, "model"))
+            variant_shapes = _parameter_shapes(configs.build(variant, "model"))
     except Exception:  # a network without such a version may raise anything
         return frozenset()
-    own, others = (
-        {name: value.shape for name, value in network.named_parameters(remove_duplicate=False)}
-        for network in networks
-    )
-    return frozenset(module_of(name) for name, shape in own.items() if others.get(name, shape) != shape)
+    resized = set()
+    for name, shape in shapes.items():
+        if variant_shapes.get(name, shape) != shape:
+            resized.add(module_of(name))
+    return frozenset(resized)
+
+
+def _parameter_shapes(network: nn.Module) -> dict[str, torch.Size]:
+    parameters = network.named_parameters(remove_duplicate=False)
+    return {name: parameter.shape for name, parameter in parameters}
 
 
 def module_of(name: str) -> str:
@@ -58,7 +71,12 @@ def module_of(name: str) -> str:
 def within(name: str, modules: frozenset[str]) -> bool:
     """Whether a parameter belongs to one of these modules, or to a module that replaced one."""
     layer = module_of(name)
-    return any(layer == module or (module and layer.startswith(f"{module}.")) for module in modules)
+    for module in modules:
+        # "": the network itself, which is one layer
+        is_inside = module != "" and layer.startswith(f"{module}.")
+        if layer == module or is_inside:
+            return True
+    return False
 
 
 def to_channels(value: Tensor, shape: Shape, num_channels: int) -> Tensor | None:
@@ -66,61 +84,89 @@ def to_channels(value: Tensor, shape: Shape, num_channels: int) -> Tensor | None
 
     An image with equal channels gives the same response as before. For one channel W' is the sum, so a grey
     image gives the response that it gave when copied to all channels.
-    Returns: None: the shapes differ elsewhere.
+
+    Args:
+        value: of the file.
+        shape: of the network's weight.
+        num_channels: of the image.
+    Returns:
+        The weight; None: the shapes differ elsewhere.
     """
     if value.ndim != len(shape):
         return None
-    differs = [axis for axis, (old, new) in enumerate(zip(value.shape, shape, strict=True)) if old != new]
-    if len(differs) != 1 or differs[0] == 0 or shape[differs[0]] != num_channels:
+    differing_axes = [axis for axis in range(value.ndim) if value.shape[axis] != shape[axis]]
+    if len(differing_axes) != 1:
         return None
-    return (value.double().sum(differs[0], keepdim=True) / num_channels).to(value.dtype).expand(*shape)
+    channel_axis = differing_axes[0]
+    if channel_axis == 0 or shape[channel_axis] != num_channels:  # axis 0: outputs, or inputs if transposed
+        return None
+    # in float64, since a sum of rounded numbers would be rounded again
+    mean = value.double().sum(channel_axis, keepdim=True) / num_channels
+    return mean.to(value.dtype).expand(*shape)
 
 
 def new_axis(shapes: Sequence[tuple[Shape, Shape]], slice_axis: Any = None) -> int:
     """The spatial axis (0 to 2) that 2D kernels lack: the one for which most kernels fit, for all layers.
 
-    Args: shapes: pairs of a 2D and a 3D kernel shape. slice_axis: of a 2D checkpoint of ours; the choice if
-        several fit equally well.
+    Args:
+        shapes: pairs of a 2D and a 3D kernel shape.
+        slice_axis: of a 2D checkpoint of ours; the choice if several fit equally well.
     """
 
-    def fits(axis: int) -> int:
-        return sum(tuple(flat[2:]) == _without(solid, axis) for flat, solid in shapes)
+    def matching_kernels(axis: int) -> int:
+        matches = 0
+        for shape_2d, shape_3d in shapes:
+            matches += tuple(shape_2d[2:]) == _without(shape_3d, axis)
+        return matches
 
-    first: list[int] = [slice_axis] if slice_axis in (0, 1, 2) else []
-    return max([*first, 2, 1, 0], key=fits)
+    # `max` takes the first of equally good ones; slices are usually stored along the last axis.
+    candidates = [2, 1, 0]
+    if slice_axis in (0, 1, 2):
+        candidates.insert(0, slice_axis)
+    return max(candidates, key=matching_kernels)
 
 
 def inflate_2d(value: Tensor, layer: Any, how: str, axis: int) -> Tensor | None:
     """A 2D layer's kernel for a 3D one.
 
-    Shape: value (out, in, k, k) -> (out, in, k, k, k), of a transposed convolution (in, out, ...).
+    Shape:
+        value (out, in, k, k) -> (out, in, k, k, k), of a transposed convolution (in, out, ...).
     Args:
         how: `inflate` repeats it along the new axis and divides by the taps that a voxel sees, so that an
             image that is constant along that axis gives what the 2D layer gave; `acs` puts it, as it is, into
             axial, coronal and sagittal planes, a third of the outputs each, and inflates what has no odd
             cubic kernel.
         axis: spatial, the new one.
-    Returns: None: the other axes differ.
+    Returns:
+        The kernel; None: the other axes differ.
     Source: Carreira & Zisserman 2017, arXiv:1705.07750; Yang et al. 2021, arXiv:1911.10477.
     """
-    size: tuple[int, ...] = tuple(layer.kernel_size)
-    if tuple(value.shape[2:]) != _without((0, 0, *size), axis):
+    kernel_size: tuple[int, ...] = tuple(layer.kernel_size)
+    if tuple(value.shape[2:]) != _without((0, 0, *kernel_size), axis):
         return None
-    if how == "acs" and isinstance(layer, nn.Conv3d) and len(set(size)) == 1 and size[0] % 2 == 1:
-        return _planes(value, size[0])
-    taps = size[axis]
-    taps_per_voxel: float = max(1.0, taps / layer.stride[axis]) if layer.transposed else taps
-    return value.unsqueeze(2 + axis).repeat_interleave(taps, 2 + axis) / taps_per_voxel
+    is_odd_cube = len(set(kernel_size)) == 1 and kernel_size[0] % 2 == 1
+    if how == "acs" and isinstance(layer, nn.Conv3d) and is_odd_cube:
+        return _planes(value, kernel_size[0])
+    taps = kernel_size[axis]
+    taps_per_voxel: float = taps
+    if layer.transposed:  # each output voxel is reached by one tap in `stride`
+        taps_per_voxel = max(1.0, taps / layer.stride[axis])
+    repeated = value.unsqueeze(2 + axis).repeat_interleave(taps, 2 + axis)
+    return repeated / taps_per_voxel
 
 
 def _planes(value: Tensor, size: int) -> Tensor:
     """The kernel of `conv=acs`."""
-    with torch.random.fork_rng([]):
-        conv: Any = acs(nn.Conv3d(value.shape[1], len(value), size, bias=False), weight_2d=value.float())
-    weight: Tensor = conv.weight
+    out_channels, in_channels = value.shape[:2]
+    with torch.random.fork_rng([]):  # the new convolution draws weights, which are replaced
+        conv = nn.Conv3d(in_channels, out_channels, size, bias=False)
+        converted: Any = acs(conv, weight_2d=value.float())
+    weight: Tensor = converted.weight
     return weight.detach().to(value.dtype)
 
 
 def _without(shape: Shape, axis: int) -> tuple[int, ...]:
+    """The spatial sizes of a kernel's shape, but for one axis."""
     spatial = list(shape[2:])
-    return tuple(spatial[:axis] + spatial[axis + 1 :])
+    del spatial[axis]
+    return tuple(spatial)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,54 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from medconv.config import ConfigError, Derived
-from medconv.convs.parametrization import CONVS, TRANSPOSED
 from medconv.models.pretrained import adapt, read
 from medconv.models.pretrained.adapt import Layers, module_of
+from medconv.models.pretrained.fit import Fit, Pair, Pairs, convolution_of
 from medconv.models.pretrained.match import COUNTER, Match, matched
+from medconv.models.pretrained.report import Report
 from medconv.utils.checkpoint_io import output_names
 from medconv.utils.logging import shown, some
 
 log = logging.getLogger(__name__)
 # the name that replaces `.weight` in a convolution with a computed weight
 _COMPUTED = ".parametrizations.weight.original"
-_ROWS = 12  # of each kind, in the log
 Tensors = Mapping[str, Tensor]
-Pairs = Mapping[str, tuple[Tensor, Tensor]]  # by name in the network: the file's tensor, the network's
-
-
-@dataclass
-class Report:
-    """Which tensors were loaded and which were not; `str()` is one line, `table()` the first of each kind.
-
-    Args: loaded: names in the network. reshaped: name in the network to what was done. random: name of a
-        randomly initialised tensor to the reason. unused: name in the file to the reason. share: share of the
-        network's weights, without its head, that came from the file.
-    """
-
-    loaded: list[str] = field(default_factory=list)
-    reshaped: dict[str, str] = field(default_factory=dict)
-    random: dict[str, str] = field(default_factory=dict)
-    unused: dict[str, str] = field(default_factory=dict)
-    share: float = 0.0
-
-    def __str__(self) -> str:
-        line = f"{len(self.loaded)} of {len(self.loaded) + len(self.random)} tensors loaded"
-        if self.reshaped:
-            line += f", {len(self.reshaped)} of them reshaped"
-        if self.random:
-            line += f"; {len(self.random)} randomly initialised ({some(list(self.random), 3)})"
-        if self.unused:
-            line += f"; {len(self.unused)} of the file not used ({some(list(self.unused), 3)})"
-        return line
-
-    def table(self) -> str:
-        kinds = {"reshaped": self.reshaped, "random": self.random, "not used": self.unused}
-        lines = []
-        for kind, rows in {**kinds, "loaded": dict.fromkeys(self.loaded, "")}.items():
-            first = list(rows.items())[:_ROWS]
-            lines += [f"  {kind:8}  {name}  {words}".rstrip() for name, words in first]
-            lines += [f"  {kind:8}  and {len(rows) - _ROWS} more"] * (len(rows) > _ROWS)
-        return "\n".join(lines)
 
 
 def load(
@@ -71,35 +35,87 @@ def load(
 
     Tensors are matched by name (`match`) and loaded if the shapes agree. The input layer is adapted to the
     number of channels, 2D kernels to 3D (`adapt`). A head of another size or of other classes stays random.
+
     Args:
+        network: whose tensors are overwritten.
+        path: a checkpoint of ours or of others, or a safetensors file.
         derived: of this run.
         layers: the input layers and the head; None: no layer is treated differently.
         inflate_2d: one of `adapt.TO_3D`, or None.
-    Raises: ValueError: the file cannot be read, holds numbers that are not finite, or nothing in it fits.
+    Raises:
+        ValueError: the file cannot be read, holds numbers that are not finite, or nothing in it fits.
         ConfigError: it has another number of dimensions or another convolution, and no key allows that.
     """
     if inflate_2d not in (None, *adapt.TO_3D):
-        allowed = f"null or one of {', '.join(adapt.TO_3D)}"
-        raise ConfigError(f"init.inflate_2d must be {allowed}, got {inflate_2d}")
-    file_tensors, record = read.read(path)
+        allowed = ", ".join(adapt.TO_3D)
+        raise ConfigError(f"init.inflate_2d must be null or one of {allowed}, got {inflate_2d}")
+    file_tensors, metadata = read.read(path)
+    saved = read.derived_values(metadata) or {}
+    layers = layers or Layers()
+    source = f"init.pretrained={path}"
     tensors = {name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)}
-    source, layers = f"init.pretrained={path}", layers or Layers()
-    match = matched(file_tensors, tensors)
     kernels = f"it holds {_first_kernels(file_tensors)}; the network has {_first_kernels(tensors)}"
+    match = matched(file_tensors, tensors)
     if match is None:
         raise ValueError(f"{source}: no name in it is one of this network's: {kernels}")
     file_names = {name: match.file_name(name) for name in tensors}
-    pairs = {n: (file_tensors[name], tensors[n]) for n, name in file_names.items() if name in file_tensors}
-    _need_same_convolution(match, file_tensors, tensors, source)
-    _need_same_dimensions(network, pairs, source, inflate_2d)
-    saved = _derived_values(record)
-    shapes = [(value.shape, own.shape) for value, own in pairs.values() if (value.ndim, own.ndim) == (4, 5)]
-    axis = adapt.new_axis(shapes, saved.get("slice_axis"))
-    other_classes = bool(saved) and output_names(saved) != output_names(asdict(derived))
-    fit = _Fit(network, derived.num_channels, layers, inflate_2d, axis, other_classes)
-    report, values = Report(), {}
+    pairs = _pairs(file_names, file_tensors, tensors)
+    # Before anything is loaded: a network with half of its weights would be worse than an error.
+    _check_same_convolution(match, file_tensors, tensors, source)
+    _check_dimensions(network, pairs, source, inflate_2d)
+    fit = Fit(
+        network=network,
+        num_channels=derived.num_channels,
+        layers=layers,
+        inflate_2d=inflate_2d,
+        axis=_new_axis(pairs, saved),
+        has_other_classes=bool(saved) and output_names(saved) != output_names(asdict(derived)),
+    )
+    report = Report()
+    values = _fitted(fit, pairs, tensors, report)
+    _check_any_kernel(values, pairs, kernels, network, source)
+    _check_finite(values, file_names, source)
+    with torch.no_grad():
+        for name, value in values.items():
+            tensors[name].copy_(value)
+    _add_unused(report, file_tensors, file_names, values)
+    report.share = _loaded_share(values, tensors, layers)
+    _log(report, source, path)
+    return report
+
+
+def _pairs(
+    file_names: Mapping[str, str | None],
+    file_tensors: Tensors,
+    tensors: Tensors,
+) -> Pairs:
+    pairs = {}
+    for name, file_name in file_names.items():
+        if file_name is not None and file_name in file_tensors:
+            pairs[name] = Pair(file=file_tensors[file_name], network=tensors[name])
+    return pairs
+
+
+def _new_axis(pairs: Pairs, saved: Mapping[str, Any]) -> int:
+    """The axis that the file's 2D kernels lack."""
+    inflated = [pair for pair in pairs.values() if pair.is_2d_to_3d]
+    shapes = [(pair.file.shape, pair.network.shape) for pair in inflated]
+    return adapt.new_axis(shapes, saved.get("slice_axis"))
+
+
+def _fitted(
+    fit: Fit,
+    pairs: Pairs,
+    tensors: Tensors,
+    report: Report,
+) -> dict[str, Tensor]:
+    """What to load, by name in the network; reports each of the network's tensors."""
+    values = {}
     for name in tensors:
-        value, note = fit(name, *pairs[name]) if name in pairs else (None, "no such name in the file")
+        if name not in pairs:
+            report.random[name] = "no such name in the file"
+            continue
+        value, note = fit(name, pairs[name])
         if value is None:
             report.random[name] = note
             continue
@@ -107,120 +123,135 @@ def load(
         report.loaded.append(name)
         if note:
             report.reshaped[name] = note
-    _need_some(values, pairs, kernels, network, source)
-    if wrong := [str(file_names[name]) for name, value in values.items() if not value.isfinite().all()]:
-        raise ValueError(f"{source}: {some(wrong, 3)} in it holds numbers that are not finite")
-    with torch.no_grad():
-        for name, value in values.items():
-            tensors[name].copy_(value)
-    _add_unused(report, file_tensors, file_names, values)
-    sizes = {n: value.numel() for n, value in tensors.items() if not adapt.within(n, layers.head)}
-    report.share = sum(sizes[name] for name in sizes if name in values) / max(1, sum(sizes.values()))
-    _log(report, source, path)
-    return report
+    return values
 
 
-def _derived_values(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of the config in a checkpoint of ours; other files have none."""
-    config = record.get("config")
-    derived = config.get("derived") if isinstance(config, Mapping) else None
-    return derived if isinstance(derived, Mapping) else {}
+def _loaded_share(values: Tensors, tensors: Tensors, layers: Layers) -> float:
+    """Of the network's numbers outside of its head."""
+    total = 0
+    loaded = 0
+    for name, value in tensors.items():
+        if not adapt.within(name, layers.head):
+            total += value.numel()
+            loaded += value.numel() if name in values else 0
+    return loaded / max(1, total)
 
 
-@dataclass
-class _Fit:
-    """Makes the tensors of one file fit one network."""
+def _check_same_convolution(
+    match: Match,
+    file_tensors: Tensors,
+    names: Iterable[str],
+    source: str,
+) -> None:
+    """Check that both file and network have plain weights, or both computed ones.
 
-    network: nn.Module
-    num_channels: int
-    layers: Layers
-    how: str | None
-    axis: int
-    other_classes: bool
-
-    def __call__(self, name: str, value: Tensor, own: Tensor) -> tuple[Tensor | None, str]:
-        """What to load and how it was changed, or None and the reason."""
-        file_shape, shape = tuple(value.shape), tuple(own.shape)
-        changes: list[str] = []
-        if self.other_classes and adapt.within(name, self.layers.head):
-            return None, "head of other classes"
-        layer = _convolution(self.network, name) if (value.ndim, own.ndim) == (4, 5) else None
-        if self.how and layer is not None:
-            inflated = adapt.inflate_2d(value, layer, self.how, self.axis)
-            if inflated is not None:
-                value, changes = inflated, [f"2D to 3D by {self.how}, axis {self.axis}"]
-        if value.shape != shape and adapt.within(name, self.layers.image):
-            adapted = adapt.to_channels(value, shape, self.num_channels)
-            if adapted is not None:
-                value, changes = adapted, [*changes, "other input channels"]
-        if value.shape != shape:
-            return None, f"{file_shape} in the file, here {shape}"
-        if value.is_floating_point() != own.is_floating_point() or value.is_complex():
-            return None, f"{value.dtype} in the file, here {own.dtype}"
-        return value, f"{file_shape} to {shape}: {', '.join(changes)}" if changes else ""
-
-
-def _convolution(network: nn.Module, name: str) -> nn.Module | None:
-    """The plain convolution that a tensor of the state dict belongs to; None: another layer."""
-    try:
-        layer = network.get_submodule(name.rpartition(".")[0])
-    except AttributeError:  # a network may name what it saves as it likes
-        return None
-    return layer if isinstance(layer, CONVS + TRANSPOSED) else None
-
-
-def _need_same_convolution(match: Match, file_tensors: Tensors, names: Iterable[str], source: str) -> None:
-    """Raises: ConfigError: only one of file and network has computed weights."""
+    Raises:
+        ConfigError: only one of them has computed weights.
+    """
     for name in names:
         layer = module_of(name)
-        plain, computed = (str(match.file_name(f"{layer}{end}")) for end in (".weight", _COMPUTED))
-        if name == layer + _COMPUTED and computed not in file_tensors and plain in file_tensors:
+        plain = str(match.file_name(f"{layer}.weight"))
+        computed = str(match.file_name(f"{layer}{_COMPUTED}"))
+        has_plain = plain in file_tensors
+        has_computed = computed in file_tensors
+        if name == f"{layer}{_COMPUTED}" and has_plain and not has_computed:
             raise ConfigError(
                 f"{source}: it holds plain weights, such as {plain}, and the convolution of this run "
                 "computes its own: conv.init_from_weights=true projects them"
             )
-        if name == f"{layer}.weight" and plain not in file_tensors and computed in file_tensors:
+        if name == f"{layer}.weight" and has_computed and not has_plain:
             raise ConfigError(
                 f"{source}: its convolutions compute their weights, from {computed} and others, and here "
                 "they are plain: take the `conv` that it was trained with, and conv.init_from_weights=false"
             )
 
 
-def _need_same_dimensions(network: nn.Module, pairs: Pairs, source: str, how: str | None) -> None:
-    """Raises: ConfigError: 2D kernels for 3D without a rule, or 3D ones for 2D."""
-    for name, (value, own) in pairs.items():
-        if {value.ndim, own.ndim} != {4, 5} or _convolution(network, name) is None:
+def _check_dimensions(
+    network: nn.Module,
+    pairs: Pairs,
+    source: str,
+    inflate_2d: str | None,
+) -> None:
+    """Check that the kernels have as many axes, or that there is a rule to inflate them.
+
+    Raises:
+        ConfigError: 2D kernels for 3D without a rule, or 3D ones for 2D.
+    """
+    for name, pair in pairs.items():
+        differs = {pair.file.ndim, pair.network.ndim} == {4, 5}
+        if not differs or convolution_of(network, name) is None:
             continue
-        dims = f"it is of a {value.ndim - 2}D network ({name} {tuple(value.shape)})"
-        message = f"{source}: {dims}, this one is {own.ndim - 2}D"
-        if own.ndim == 4:
+        message = (
+            f"{source}: it is of a {pair.file.ndim - 2}D network ({name} {tuple(pair.file.shape)}), "
+            f"this one is {pair.network.ndim - 2}D"
+        )
+        if not pair.is_2d_to_3d:
             raise ConfigError(f"{message}; 3D weights are not used in 2D")
-        if how is None:
+        if inflate_2d is None:
             raise ConfigError(
                 f"{message}: init.inflate_2d=inflate repeats its kernels along the new axis, "
                 "init.inflate_2d=acs puts them into planes"
             )
 
 
-def _need_some(values: Tensors, pairs: Pairs, kernels: str, network: nn.Module, source: str) -> None:
-    """Raises: ValueError: no kernel or matrix of the file fits."""
-    names = {name for name, value in network.named_parameters(remove_duplicate=False) if value.ndim > 1}
-    if names & values.keys():
+def _check_any_kernel(
+    values: Tensors,
+    pairs: Pairs,
+    kernels: str,
+    network: nn.Module,
+    source: str,
+) -> None:
+    """Check that something was learned before: norms and biases alone are not worth a start.
+
+    Args:
+        kernels: the first ones of file and network, for the message.
+    Raises:
+        ValueError: no kernel or matrix of the file fits.
+    """
+    parameters = network.named_parameters(remove_duplicate=False)
+    kernel_names = {name for name, parameter in parameters if parameter.ndim > 1}
+    if kernel_names & values.keys():
         return
-    wrong = [f"{n} {tuple(v.shape)}, here {tuple(own.shape)}" for n, (v, own) in pairs.items() if n in names]
-    if wrong:
-        kernels = f"{len(wrong)} kernels have names of this network's, but other sizes: {some(wrong, 2)}"
-        raise ValueError(f"{source}: {kernels}")
+    other_sizes = [
+        f"{name} {tuple(pair.file.shape)}, here {tuple(pair.network.shape)}"
+        for name, pair in pairs.items()
+        if name in kernel_names
+    ]
+    if other_sizes:
+        raise ValueError(
+            f"{source}: {len(other_sizes)} kernels have names of this network's, but other sizes: "
+            f"{some(other_sizes, 2)}"
+        )
     raise ValueError(f"{source}: no kernel in it is one of this network's: {kernels}")
+
+
+def _check_finite(
+    values: Tensors,
+    file_names: Mapping[str, str | None],
+    source: str,
+) -> None:
+    """Check the numbers that would be loaded.
+
+    Raises:
+        ValueError: names the tensors with NaN or infinity.
+    """
+    broken_names = [name for name, value in values.items() if not value.isfinite().all()]
+    broken = [str(file_names[name]) for name in broken_names]
+    if broken:
+        raise ValueError(f"{source}: {some(broken, 3)} in it holds numbers that are not finite")
 
 
 def _first_kernels(tensors: Tensors) -> str:
     """The first kernels and their shapes, for messages."""
-    return some([f"{n} {tuple(v.shape)}" for n, v in tensors.items() if v.ndim > 1], 2) or "no kernels"
+    kernels = [f"{name} {tuple(value.shape)}" for name, value in tensors.items() if value.ndim > 1]
+    return some(kernels, 2) or "no kernels"
 
 
 def _add_unused(
-    report: Report, file_tensors: Tensors, file_names: Mapping[str, str | None], values: Tensors
+    report: Report,
+    file_tensors: Tensors,
+    file_names: Mapping[str, str | None],
+    values: Tensors,
 ) -> None:
     """Report the tensors of the file that are not loaded."""
     names = {file_name: name for name, file_name in file_names.items()}

@@ -11,17 +11,18 @@ COUNTER = "num_batches_tracked"  # of batch norms; says nothing of a network
 
 @dataclass(frozen=True)
 class Match:
-    """Maps a network's names to a file's names: another prefix, the same rest.
+    """Maps a network's names to a file's names: another prefix, the same suffix.
 
-    Args: file_prefix: such as `state_dict.module.`. network_prefix: such as `encoder.` for a file of an
-        encoder. Both may be empty.
+    Args:
+        file_prefix: such as `state_dict.module.`; may be empty.
+        network_prefix: such as `encoder.` for a file of an encoder; may be empty.
     """
 
     file_prefix: str
     network_prefix: str
 
     def file_name(self, name: str) -> str | None:
-        """The name in the file, which may not have it; None: outside of the part that the file covers."""
+        """The name in the file, which may not have it; None: outside of what the file covers."""
         if not name.startswith(self.network_prefix):
             return None
         return self.file_prefix + name.removeprefix(self.network_prefix)
@@ -32,31 +33,50 @@ def matched(file_tensors: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -
 
     This finds `module.` of DataParallel, `network.` of Lightning, `state_dict`, `model` or any other wrapper,
     and an encoder within a larger network. Of two equally good ones, the first in the file is used.
-    Args: tensors: of the network. Returns: None: no name matches.
+
+    Args:
+        file_tensors: by name in the file.
+        tensors: by name in the network.
+    Returns:
+        The prefixes; None: no name matches.
     """
-    prefixes: dict[str, list[str]] = {}  # of names in the file, by the rest of the name after any dot
-    for name in file_tensors:
-        for prefix in _prefixes(name):
-            prefixes.setdefault(name.removeprefix(prefix), []).append(prefix)
+    file_prefixes = _prefixes_by_suffix(file_tensors)
+    # Every tensor votes for each pair of prefixes under which the file has one like it.
     votes: Counter[Match] = Counter()
-    for wrapper in _wrappers(tensors):
+    for network_prefix in _common_prefixes(tensors):
         for name, value in tensors.items():
-            if name.startswith(wrapper) and not name.endswith(COUNTER):
-                rest = name.removeprefix(wrapper)
-                for prefix in prefixes.get(rest, ()):
-                    same_outputs = file_tensors[prefix + rest].shape[:1] == value.shape[:1]
-                    votes[Match(prefix, wrapper)] += same_outputs
+            if not name.startswith(network_prefix) or name.endswith(COUNTER):
+                continue
+            suffix = name.removeprefix(network_prefix)
+            for file_prefix in file_prefixes.get(suffix, ()):
+                file_value = file_tensors[file_prefix + suffix]
+                same_outputs = file_value.shape[:1] == value.shape[:1]
+                # a match without votes counts too: it keeps the order of the file
+                votes[Match(file_prefix, network_prefix)] += same_outputs
     best = max(votes, key=lambda match: votes[match], default=None)
     return best if best is not None and votes[best] else None
 
 
-def _wrappers(tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """Prefixes that at least half of a network's names share: shorter parts would match by chance."""
+def _prefixes_by_suffix(names: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """What may stand before a name: `a.b.c` gives ``, `a.` and `a.b.` by `a.b.c`, `b.c` and `c`."""
+    prefixes: dict[str, list[str]] = {}
+    for name in names:
+        for prefix in _prefixes(name):
+            prefixes.setdefault(name.removeprefix(prefix), []).append(prefix)
+    return prefixes
+
+
+def _common_prefixes(tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """Prefixes that at least half of a network's names share: rarer ones would match by chance."""
     counts = Counter(prefix for name in tensors for prefix in _prefixes(name))
-    yield from (prefix for prefix, count in counts.items() if 2 * count >= len(tensors))
+    for prefix, count in counts.items():
+        if 2 * count >= len(tensors):
+            yield prefix
 
 
 def _prefixes(name: str) -> list[str]:
-    """What stands before each part of a dotted name: `a.b.c` has ``, `a.` and `a.b.`."""
-    parts = name.split(".")
-    return ["".join(f"{part}." for part in parts[:cut]) for cut in range(len(parts))]
+    """What stands before each word of a dotted name: `a.b.c` has ``, `a.` and `a.b.`."""
+    prefixes = [""]
+    for word in name.split(".")[:-1]:
+        prefixes.append(f"{prefixes[-1]}{word}.")
+    return prefixes

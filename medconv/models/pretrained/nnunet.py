@@ -1,4 +1,8 @@
-"""Networks of nnU-Net v2: their plans as arguments of our U-Net, their weights by our names."""
+"""Networks of nnU-Net v2: their plans as arguments of our U-Net, their weights by our names.
+
+Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; classes and names of
+https://github.com/MIC-DKFZ/dynamic-network-architectures.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_PLACE = "dynamic_network_architectures.architectures.unet."
-_PLAIN, _RESIDUAL = _PLACE + "PlainConvUNet", _PLACE + "ResidualEncoderUNet"
+_PACKAGE = "dynamic_network_architectures.architectures.unet."
+_PLAIN = _PACKAGE + "PlainConvUNet"
+_RESIDUAL = _PACKAGE + "ResidualEncoderUNet"
 _ACTIVATIONS = ("torch.nn.LeakyReLU", "torch.nn.modules.activation.LeakyReLU")
 _LAYER = r"\.(conv|norm)\.(weight|bias)"
 _STAGE = re.compile(r"encoder\.stages\.(\d+)\.")
@@ -19,6 +24,7 @@ _UP = re.compile(r"decoder\.transpconvs\.(\d+)\.(weight|bias)")
 _HEAD = re.compile(r"decoder\.seg_layers\.(\d+)\.(weight|bias)")  # all but the finest serve training alone
 # biases before a norm, and second names of the same tensors
 _UNUSED = re.compile(r".*\.conv\.bias|.*\.all_modules\.\d+\.(weight|bias)|decoder\.encoder\..*")
+_MODULES_PER_CONV = 3  # in our blocks: convolution, norm, activation
 Axes = Sequence[int]
 
 
@@ -27,9 +33,12 @@ class NnUNet:
     """The network of nnU-Net's plans; per stage, finest first.
 
     Args:
+        channels: of each stage.
         strides: of each stage's first convolution.
+        kernel_sizes: in voxels, per axis.
         convs: of the encoder; of a residual one, blocks of two.
         decoder_convs: as the decoder computes its stages, coarsest first.
+        residual: whether the encoder has residual blocks.
     """
 
     channels: tuple[int, ...]
@@ -43,73 +52,103 @@ class NnUNet:
     def of(cls, configuration: Mapping[str, Any]) -> "NnUNet":
         """From a configuration of plans.json, also of plans before version 2.4.
 
-        Raises: ValueError: names the key whose value our U-Net cannot express. LookupError, TypeError:
-            damaged.
+        Raises:
+            ValueError: names the key whose value our U-Net cannot express.
+            LookupError, TypeError: damaged.
         """
         class_name, settings = _architecture(configuration)
         if class_name not in (_PLAIN, _RESIDUAL):
-            expected = "PlainConvUNet or ResidualEncoderUNet"
-            raise ValueError(f"network_class_name={class_name} is not supported, expected {expected}")
-        residual = class_name == _RESIDUAL
-        dims = len(settings["kernel_sizes"][0])
-        _check_layers(settings, dims)
-        stages = int(settings["n_stages"])
-        network = cls(
-            tuple(map(int, settings["features_per_stage"])),
-            tuple(tuple(map(int, stride)) for stride in settings["strides"]),
-            tuple(tuple(map(int, kernel)) for kernel in settings["kernel_sizes"]),
-            tuple(map(int, settings["n_blocks_per_stage" if residual else "n_conv_per_stage"])),
-            tuple(map(int, settings["n_conv_per_stage_decoder"])),
-            residual,
-        )
-        lists = (network.channels, network.strides, network.kernel_sizes, network.convs)
-        if any(len(values) != stages for values in lists) or set(network.strides[0]) != {1}:
-            raise ValueError(f"needs {stages} entries per stage, and a first stage with stride 1")
-        like = network.decoder_convs[:1] * (stages - 1) if residual else network.convs[-2::-1]
-        if network.decoder_convs != like:
-            what = "as many in each" if residual else "as many as in the encoder"
             raise ValueError(
-                f"n_conv_per_stage_decoder={list(network.decoder_convs)} is not supported, expected {what}, "
-                f"{list(like)}"
+                f"network_class_name={class_name} is not supported, "
+                "expected PlainConvUNet or ResidualEncoderUNet"
             )
+        residual = class_name == _RESIDUAL
+        _check_layers(settings, spatial_dims=len(settings["kernel_sizes"][0]))
+        network = cls(
+            channels=_integers(settings["features_per_stage"]),
+            strides=tuple(_integers(stride) for stride in settings["strides"]),
+            kernel_sizes=tuple(_integers(kernel) for kernel in settings["kernel_sizes"]),
+            convs=_integers(settings["n_blocks_per_stage" if residual else "n_conv_per_stage"]),
+            decoder_convs=_integers(settings["n_conv_per_stage_decoder"]),
+            residual=residual,
+        )
+        network._check_stages(int(settings["n_stages"]))
         return network
+
+    def _check_stages(self, stages: int) -> None:
+        """Check that the lists fit together and to our U-Net.
+
+        Raises:
+            ValueError: they do not.
+        """
+        lists = (self.channels, self.strides, self.kernel_sizes, self.convs)
+        if any(len(values) != stages for values in lists) or set(self.strides[0]) != {1}:
+            raise ValueError(f"needs {stages} entries per stage, and a first stage with stride 1")
+        # Our U-Net has one number for encoder and decoder, or, beside residual blocks, one for all stages.
+        if self.residual:
+            supported = self.decoder_convs[:1] * (stages - 1)
+            rule = "as many in each"
+        else:
+            supported = self.convs[-2::-1]
+            rule = "as many as in the encoder"
+        if self.decoder_convs != supported:
+            raise ValueError(
+                f"n_conv_per_stage_decoder={list(self.decoder_convs)} is not supported, expected {rule}, "
+                f"{list(supported)}"
+            )
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Of `UNet`, beside channels, strides and kernels."""
-        convs: dict[str, Any] = {"convs_per_stage": list(self.convs)}
+        arguments: dict[str, Any] = {"strided": True, "norm": "instance"}
         if self.residual:
-            convs = {"residual_blocks": list(self.convs), "convs_per_stage": self.decoder_convs[0]}
-        return {"strided": True, "norm": "instance", **convs}
+            arguments["residual_blocks"] = list(self.convs)
+            arguments["convs_per_stage"] = self.decoder_convs[0]
+        else:
+            arguments["convs_per_stage"] = list(self.convs)
+        return arguments
+
+
+def _integers(values: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)
 
 
 def _architecture(configuration: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Class name and arguments."""
+    """Class name and arguments of the network; those of older plans as later ones write them."""
     if "architecture" in configuration:
         architecture = configuration["architecture"]
         return str(architecture["network_class_name"]), architecture["arch_kwargs"]
-    convs, base = configuration["n_conv_per_stage_encoder"], int(configuration["UNet_base_num_features"])
-    dims, most = len(configuration["conv_kernel_sizes"][0]), int(configuration["unet_max_num_features"])
+    convs = configuration["n_conv_per_stage_encoder"]
+    base_channels = int(configuration["UNet_base_num_features"])
+    max_channels = int(configuration["unet_max_num_features"])
+    spatial_dims = len(configuration["conv_kernel_sizes"][0])
     settings = {
         "n_stages": len(convs),
-        "features_per_stage": [min(base * 2**stage, most) for stage in range(len(convs))],
+        "features_per_stage": [min(base_channels * 2**stage, max_channels) for stage in range(len(convs))],
         "kernel_sizes": configuration["conv_kernel_sizes"],
         "strides": configuration["pool_op_kernel_sizes"],
         "n_conv_per_stage": convs,
         "n_blocks_per_stage": convs,
         "n_conv_per_stage_decoder": configuration["n_conv_per_stage_decoder"],
-        "norm_op": f"torch.nn.modules.instancenorm.InstanceNorm{dims}d",
+        "norm_op": f"torch.nn.modules.instancenorm.InstanceNorm{spatial_dims}d",
         "nonlin": _ACTIVATIONS[0],
     }
-    name = configuration["UNet_class_name"]
-    return (_PLACE + name if name in ("PlainConvUNet", "ResidualEncoderUNet") else str(name)), settings
+    class_name = str(configuration["UNet_class_name"])
+    if _PACKAGE + class_name in (_PLAIN, _RESIDUAL):
+        class_name = _PACKAGE + class_name
+    return class_name, settings
 
 
-def _check_layers(settings: Mapping[str, Any], dims: int) -> None:
-    """Raises: ValueError: a layer that our U-Net has not."""
-    norm = f"torch.nn.modules.instancenorm.InstanceNorm{dims}d"
-    conv = f"torch.nn.modules.conv.Conv{dims}d"
-    allowed: dict[str, tuple[Any, ...]] = {
+def _check_layers(settings: Mapping[str, Any], spatial_dims: int) -> None:
+    """Check the kinds of layers.
+
+    Raises:
+        ValueError: a layer that our U-Net has not.
+    """
+    norm = f"torch.nn.modules.instancenorm.InstanceNorm{spatial_dims}d"
+    conv = f"torch.nn.modules.conv.Conv{spatial_dims}d"
+    # None: null, or the plans have no such key
+    supported: dict[str, tuple[Any, ...]] = {
         "conv_op": (None, conv, conv.replace(".modules.conv", "")),
         "norm_op": (norm, norm.replace(".modules.instancenorm", "")),
         "norm_op_kwargs": (None, {"eps": 1e-5, "affine": True}),
@@ -122,66 +161,121 @@ def _check_layers(settings: Mapping[str, Any], dims: int) -> None:
         "squeeze_excitation": (None, False),
         "stem_channels": (None,),
     }
-    for key, values in allowed.items():
-        if (value := settings.get(key)) not in values:
+    for key, values in supported.items():
+        value = settings.get(key)
+        if value not in values:
             raise ValueError(f"{key}={value} is not supported, expected {values[0] or values[-1]}")
 
 
 def by_our_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A file's tensors; those of a network of nnU-Net or nnssl, under whatever prefix, as `unet_weights`."""
-    names = (re.match(rf"(.*?){pattern.pattern}$", name) for name in tensors for pattern in (_CONV, _BLOCK))
-    first = next(filter(None, names), None)
-    if first is None:
+    prefix = _network_prefix(tensors)
+    if prefix is None:
         return dict(tensors)
-    theirs = {name.removeprefix(first[1]): value for name, value in tensors.items()}
-    weights, unknown = unet_weights(theirs)
-    return {**weights, **{name: theirs[name] for name in unknown}}
+    state = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    weights, unknown = unet_weights(state)
+    # The unknown ones stay under their names, to be reported as not used.
+    return {**weights, **{name: state[name] for name in unknown}}
+
+
+def _network_prefix(names: Mapping[str, Tensor]) -> str | None:
+    """What stands before nnU-Net's own names; None: the file has none of them."""
+    for name in names:
+        for pattern in (_CONV, _BLOCK):
+            match = re.match(rf"(.*?){pattern.pattern}$", name)
+            if match is not None:
+                return match[1]
+    return None
 
 
 def unet_weights(
     state: Mapping[str, Tensor], axes: Axes | None = None
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The weights by the names of `UNet(strided=True)`, of a whole network or of a part of it, and the names
-    of tensors that no such network has.
+    """The weights by the names of `UNet(strided=True)`, and the names of tensors that it has not.
 
     A bias before an instance norm has no effect, so our convolutions have none.
-    Args: axes: nnU-Net's spatial axis that becomes each of ours; None: the opposite order.
+
+    Args:
+        state: of a whole network, or of its encoder or decoder.
+        axes: nnU-Net's spatial axis that becomes each of ours; None: the opposite order.
+    Returns:
+        Weights by our names; names that no such network has.
     """
-    stages = [int(match[1]) for name in state if (match := _STAGE.match(name))]
-    last, weights, unknown = max(stages, default=0) - 1, dict[str, Tensor](), list[str]()
+    # The decoder has one stage less than the encoder, and counts from the coarsest.
+    stages = [int(match[1]) for match in map(_STAGE.match, state) if match is not None]
+    finest = max(stages, default=0) - 1
+    weights: dict[str, Tensor] = {}
+    unknown: list[str] = []
     for name, value in state.items():
-        place = _place(name, last)
-        if place is None:
+        our_name = _our_name(name, finest)
+        if our_name is None:
             unknown.append(name)
-        elif place:
-            dims = value.ndim - 2
-            turned = [2 + axis for axis in axes or range(dims)[::-1]] if dims > 0 else []
-            weights[place] = (value.permute(0, 1, *turned) if turned else value).float().contiguous()
-    for stage in range(last + 1):  # of coarse and skip, where ours takes skip and coarse
-        if (first := f"decoder.{stage}.0.weight") in weights:
-            weights[first] = torch.cat(weights[first].chunk(2, 1)[::-1], 1)
+        elif our_name:
+            weights[our_name] = _with_our_axes(value, axes).float().contiguous()
+    for stage in range(finest + 1):  # of coarse and skip, where ours takes skip and coarse
+        first_conv = f"decoder.{stage}.0.weight"
+        if first_conv in weights:
+            coarse_and_skip = weights[first_conv].chunk(2, 1)
+            weights[first_conv] = torch.cat(coarse_and_skip[::-1], 1)
     return weights, unknown
 
 
-def _place(name: str, last: int) -> str | None:
-    """Our name; empty: ours needs none of it; None: not a tensor of such networks.
+def _with_our_axes(value: Tensor, axes: Axes | None) -> Tensor:
+    """A kernel (out, in, *spatial) with its spatial axes in our order; vectors as they are."""
+    spatial_dims = value.ndim - 2
+    if spatial_dims <= 0:
+        return value
+    order = axes or range(spatial_dims)[::-1]
+    return value.permute(0, 1, *[2 + axis for axis in order])
 
-    Args: last: the finest stage of the decoder, of which the coarsest is 0.
+
+def _our_name(name: str, finest: int) -> str | None:
+    """The name in our U-Net; empty: it needs none of it; None: not a tensor of such networks.
+
+    Args:
+        finest: the finest stage of the decoder, of which the coarsest is 0; ours count the other way.
     """
     if _UNUSED.fullmatch(name):
         return ""
-    if match := _CONV.fullmatch(name):
-        side, stage, number, layer, part = match.groups()
-        ours = "0.0" if stage is None else stage if side == "encoder" else last - int(stage)
-        return f"{side}.{ours}.{3 * int(number) + (layer == 'norm')}.{part}"
-    if match := _BLOCK.fullmatch(name):
-        stage, block, inside, number, layer, part = match.groups()
-        # three modules for each of two convolutions; in a skip averaging comes before the projection
-        place = f"convs.{3 * (int(number) - 1)}" if inside == "conv" else f"skip.{number}"
-        inner, _, first = place.partition(".")
-        after_stem = int(block) + (stage == "0")
-        return f"encoder.{stage}.{after_stem}.{inner}.{int(first) + (layer == 'norm')}.{part}"
-    if match := _UP.fullmatch(name):
-        return f"up.{last - int(match[1])}.{match[2]}"
+    match = _CONV.fullmatch(name)
+    if match is not None:
+        return _our_conv(match, finest)
+    match = _BLOCK.fullmatch(name)
+    if match is not None:
+        return _our_residual(match)
+    match = _UP.fullmatch(name)
+    if match is not None:
+        stage, parameter = match.groups()
+        return f"up.{finest - int(stage)}.{parameter}"
     match = _HEAD.fullmatch(name)
-    return match and (f"head.{match[2]}" if int(match[1]) == last else "")
+    if match is None:
+        return None
+    stage, parameter = match.groups()
+    return f"head.{parameter}" if int(stage) == finest else ""
+
+
+def _our_conv(match: re.Match[str], finest: int) -> str:
+    """Of the stem, or of a stage of plain convolutions."""
+    side, stage, number, layer, parameter = match.groups()
+    if stage is None:  # the stem, which is in our first stage
+        our_stage = "0.0"
+    elif side == "encoder":
+        our_stage = stage
+    else:
+        our_stage = str(finest - int(stage))
+    index = _MODULES_PER_CONV * int(number) + (layer == "norm")
+    return f"{side}.{our_stage}.{index}.{parameter}"
+
+
+def _our_residual(match: re.Match[str]) -> str:
+    """Of a residual block of the encoder, or of its skip."""
+    stage, block, branch, number, layer, parameter = match.groups()
+    if branch == "conv":  # counted from 1
+        our_branch = "convs"
+        index = _MODULES_PER_CONV * (int(number) - 1)
+    else:  # in a skip averaging comes before the projection
+        our_branch = "skip"
+        index = int(number)
+    index += layer == "norm"
+    our_block = int(block) + (stage == "0")  # after the stem
+    return f"encoder.{stage}.{our_block}.{our_branch}.{index}.{parameter}"

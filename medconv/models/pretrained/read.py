@@ -17,41 +17,53 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Nested mappings, such as the `state_dict` of a checkpoint, become part of the name; `match` finds where
     the network's own names begin. Of our checkpoints only the state dict is read; networks of nnU-Net and
     nnssl get the names of ours.
-    Raises: ValueError: the file is missing, damaged, holds objects, or holds no tensors.
+
+    Raises:
+        ValueError: the file is missing, damaged, holds objects, or holds no tensors.
     """
-    content: Any = (
-        _safetensors(path) if path.suffix == ".safetensors" else checkpoint_io.unpickled(path, True)
-    )
-    record: Any = {}
+    is_safetensors = path.suffix == ".safetensors"
+    content: Any = _safetensors(path) if is_safetensors else checkpoint_io.unpickled(path, True)
+    metadata: Any = {}
     if checkpoint_io.is_ours(content):
-        content, record = content["state_dict"], content["medconv"]
+        metadata = content["medconv"]
+        content = content["state_dict"]
     if not isinstance(content, Mapping):
         raise ValueError(f"{path}: holds a {type(content).__name__}, expected tensors by name (a state dict)")
     tensors = nnunet.by_our_names(dict(_tensors(content, "", set())))
     if not tensors:
         raise ValueError(f"{path}: holds no tensors by name, expected a state dict")
-    return tensors, record if isinstance(record, dict) else {}
+    return tensors, metadata if isinstance(metadata, dict) else {}
 
 
 def planned_as(path: Path) -> dict[str, Any]:
     """Size and slice axis of the run that a checkpoint of ours is from; of another file nothing.
 
-    Raises: as `read`.
+    Raises:
+        ValueError: as `read`.
     """
-    config = read(path)[1].get("config")
-    derived = config.get("derived") if isinstance(config, Mapping) else None
-    if not isinstance(derived, Mapping):
+    _, metadata = read(path)
+    derived = derived_values(metadata)
+    if derived is None:
         return {}
     # before there were sizes all networks were large
-    return {"size": str(derived.get("size") or "large"), "slice_axis": derived.get("slice_axis")}
+    size = str(derived.get("size") or "large")
+    return {"size": size, "slice_axis": derived.get("slice_axis")}
+
+
+def derived_values(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The group `derived` of a checkpoint's config; None: other files have none."""
+    config = metadata.get("config")
+    derived = config.get("derived") if isinstance(config, Mapping) else None
+    return derived if isinstance(derived, Mapping) else None
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
     try:
         from safetensors.torch import load_file
     except ImportError as error:
-        install = "pip install 'medconv[safetensors]'"
-        raise ValueError(f"{path}: needs the package safetensors: {install}") from error
+        raise ValueError(
+            f"{path}: needs the package safetensors: pip install 'medconv[safetensors]'"
+        ) from error
     if not path.is_file():
         raise ValueError(f"{path}: no such checkpoint")
     try:
@@ -61,14 +73,23 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path}: damaged or not a safetensors file ({reason})") from error
 
 
-def _tensors(node: Mapping[Any, Any], prefix: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
-    """Dense tensors in a nested mapping. Args: seen: visited mappings, because one may hold itself."""
-    seen.add(id(node))
+def _tensors(
+    node: Mapping[Any, Any],
+    prefix: str,
+    visited_ids: set[int],
+) -> Iterator[tuple[str, Tensor]]:
+    """Dense tensors in a nested mapping, by dotted name.
+
+    Args:
+        prefix: of the names in this mapping.
+        visited_ids: of mappings, because one may hold itself; one under two names counts under the first.
+    """
+    visited_ids.add(id(node))
     for key, value in node.items():
         if not isinstance(key, str):
             continue
-        if isinstance(value, Mapping) and id(value) not in seen:
-            yield from _tensors(value, f"{prefix}{key}.", seen)
+        if isinstance(value, Mapping) and id(value) not in visited_ids:
+            yield from _tensors(value, f"{prefix}{key}.", visited_ids)
         elif isinstance(value, Tensor) and _is_dense(value):
             yield prefix + key, value.detach()
 

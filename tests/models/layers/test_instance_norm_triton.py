@@ -69,7 +69,7 @@ from medconv.models.layers import instance_norm_triton as k
 def built(kernel, dtype, constants):
     precise = "*fp64" if dtype == "fp64" else "*fp32"
     types = {n: "*" + dtype for n in ("x", "y", "grad", "dx")} | {n: "i32" for n in ("channels", "chunks", "steps", "length")}
-    signature = {n: "constexpr" if n in constants else types.get(n, "i64" if n == "places" else precise) for n in kernel.arg_names}
+    signature = {n: "constexpr" if n in constants else types.get(n, "i64" if n == "voxels" else precise) for n in kernel.arg_names}
     indices = {(i,): constants[n] for i, n in enumerate(kernel.arg_names) if n in constants}
     compile(ASTSource(fn=kernel, signature=signature, constexprs=indices), target=GPUTarget("cuda", 90, 32))
 for dtype in ("bf16", "fp64"):

@@ -23,7 +23,7 @@ class Mixup:
 
     def __init__(self, alpha: float, seed: int) -> None:
         if type(alpha) not in (int, float) or not 0 <= alpha < math.inf:
-            raise ValueError(f"task.mixup must be a number of 0 or more, got {alpha}")
+            raise ValueError(f"alpha must be a number of 0 or more, got {alpha}")
         self.alpha, self.seed = float(alpha), seed
 
     def __call__(self, image: Tensor, target: Tensor, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:

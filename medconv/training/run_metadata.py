@@ -18,6 +18,7 @@ _PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy", "t
 
 
 def of(trainer: Any) -> dict[str, Any]:
+    """What `summary.json` says of software, hardware and command. Args: trainer: Lightning's."""
     device = trainer.strategy.root_device
     name = torch.cpu.get_capabilities().get("cpu_name")
     if device.type == "cuda":
@@ -52,9 +53,10 @@ def git_commit() -> str | None:
         return None
     command = ["git", "-C", str(PACKAGE.parent), "rev-parse", "HEAD"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        git = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
+    return git.stdout.strip()
 
 
 def peak_memory() -> int:
@@ -63,4 +65,5 @@ def peak_memory() -> int:
         return int(torch.cuda.max_memory_allocated())
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kibibytes * 1024

@@ -12,7 +12,12 @@ class FinalValidation(Callback):
     """
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         if ends_now(trainer):
             trainer.should_stop = True
@@ -22,5 +27,6 @@ class FinalValidation(Callback):
 def ends_now(trainer: Trainer) -> bool:
     """Whether a run ends after the present batch."""
     in_last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
-    at_its_end = in_last_epoch and trainer.is_last_batch
-    return trainer.should_stop or at_its_end or 0 <= trainer.max_steps <= trainer.global_step
+    ends_by_epochs = in_last_epoch and trainer.is_last_batch
+    ends_by_steps = 0 <= trainer.max_steps <= trainer.global_step  # max_steps is -1 without a limit
+    return trainer.should_stop or ends_by_epochs or ends_by_steps

@@ -9,7 +9,11 @@ class LearningRate(Callback):
     """Logs `train/lr`, and `train/lr_2`, ... for parameter groups with further base learning rates."""
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if not every or (trainer.global_step + 1) % every:
@@ -17,6 +21,9 @@ class LearningRate(Callback):
         rates: dict[float, float] = {}  # by base learning rate, which a schedule multiplies
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
-                rates.setdefault(float(group.get("initial_lr", group["lr"])), float(group["lr"]))
+                rate = float(group["lr"])
+                base_rate = float(group.get("initial_lr", rate))  # of a schedule
+                rates.setdefault(base_rate, rate)
         for number, rate in enumerate(rates.values(), 1):
-            pl_module.log("train/lr" if number == 1 else f"train/lr_{number}", rate, rank_zero_only=True)
+            name = "train/lr" if number == 1 else f"train/lr_{number}"
+            pl_module.log(name, rate, rank_zero_only=True)

@@ -43,9 +43,9 @@ class CsvLogger(Logger):
         if self.columns is None:
             self.columns = self._existing_columns()
         row = {"step": step, **metrics}
-        new = [name for name in row if name not in self.columns]
-        if new:
-            self._add_columns(new)
+        new_columns = [name for name in row if name not in self.columns]
+        if new_columns:
+            self._add_columns(new_columns)
         try:
             with self.path.open("a", newline="") as file:
                 csv.DictWriter(file, self.columns).writerow(row)

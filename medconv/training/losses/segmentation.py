@@ -134,7 +134,10 @@ class _VoxelCounts(NamedTuple):
 
 
 def _count_voxels(
-    probability: Tensor, mask: Tensor, labelled: Tensor | None, num_voxels: int
+    probability: Tensor,
+    mask: Tensor,
+    labelled: Tensor | None,
+    num_voxels: int,
 ) -> _VoxelCounts:
     axes = [0, *range(2, probability.ndim)]
     sums = [(probability * mask).sum(axes), (probability + mask).sum(axes)]

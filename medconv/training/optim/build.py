@@ -49,7 +49,9 @@ def build_schedule(node: Node) -> ScheduleFactory:
 
 
 def knows_progress(
-    make_optimizer: OptimizerFactory, make_schedule: ScheduleFactory, network: nn.Module
+    make_optimizer: OptimizerFactory,
+    make_schedule: ScheduleFactory,
+    network: nn.Module,
 ) -> bool:
     """Whether the schedule is a `ProgressSchedule`, which knows how much of the run is done.
 

@@ -102,7 +102,7 @@ def test_an_image_that_is_not_finite_stops_the_run_and_is_named(
     record, rows = saved["nonfinite"], saved["nonfinite"]["rows"]
     assert record["cases"] == [message.split("of case ")[1].split(". First")[0]]
     assert rows[0]["name"] == "image" and rows[0]["bad"] > 0
-    assert {row["what"] for row in rows} > {"output", "loss", "gradient of output"}
+    assert {row["role"] for row in rows} > {"output", "loss", "gradient of output"}
     (trace,) = traces(caplog)
     assert len(trace) == 2 and trace[1].startswith("image (batch)  input")
     # the weights before the step
@@ -242,7 +242,9 @@ def test_two_processes_skip_and_stop_together(poisoned: Path, tmp_path: Path, st
     ("override", "message"), [("run.nan_policy=ignore", "stop"), ("run.max_skipped_steps=0", "at least 1")]
 )
 def test_settings_out_of_range_are_errors(dataset: Path, tmp_path: Path, override: str, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"{override.split('=')[0]} must be .*{message}"):
+    with pytest.raises(
+        ValueError, match=rf"run: {override.split('=')[0].removeprefix('run.')} must be .*{message}"
+    ):
         tiny.train(dataset, tmp_path / "run", override)
 
 

@@ -31,7 +31,8 @@ def derived_values(
     monitored = targets.monitored
     planned = {key: configs.tuples_to_lists(value) for key, value in plan.values().items()}
     del planned["batch_size"]  # it stands in `data`
-    first_strides = [1] * plan.spatial_dims  # the first stage keeps the resolution
+    # The first stage keeps the resolution
+    first_strides = [1] * plan.spatial_dims
     return Derived(
         num_channels=len(dataset.modalities),
         num_classes=targets.num_outputs,

@@ -173,7 +173,7 @@ def _prepared(model: NnUNetModel, output: Path) -> PreparedData:
         model.slice_axis,
         convention=model.convention,
     )
-    # 2D networks for slices of volumes know the spacing along all three axes
+    # For slices of volumes, a 2D network knows the spacing along all three axes
     takes_slices = model.slice_axis is not None
     spacing_range_mm = model.spacing_range_mm if takes_slices else model.spacing_range_mm[:dims]
     return PreparedData(

@@ -143,7 +143,8 @@ def trace(
 @contextmanager
 def _recording(module: nn.Module, outputs: list[LayerRecord], gradients: list[LayerRecord]) -> Iterator[None]:
     """Inside, hooks append the output of each layer to `outputs`, and its gradient to `gradients`."""
-    called: set[str] = set()  # activation checkpointing calls a layer again during backward
+    # Activation checkpointing calls a layer again during backward
+    called: set[str] = set()
 
     def hook_of(name: str, kind: str) -> Callable[..., None]:
         def hook(layer: nn.Module, inputs: Any, output: Any) -> None:

@@ -61,5 +61,6 @@ class Mixup:
 def _mixed(values: Tensor, partner_indices: Tensor, shares: np.ndarray) -> Tensor:
     """Shape: values (batch, ...), partner_indices (batch,), shares (batch,) -> that of values."""
     column = torch.from_numpy(shares).to(values.dtype)
-    column = column.view(-1, *(1,) * (values.ndim - 1))  # broadcasts over the values of each sample
+    # One share for all values of a sample
+    column = column.view(-1, *(1,) * (values.ndim - 1))
     return torch.lerp(values[partner_indices], values, to_device(column, values.device))

@@ -32,7 +32,7 @@ def run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """`medconv preprocess`. Args: arguments: for Hydra. Returns: the exit code."""
     start_logging()
     configs: list[RunConfig] = []
-    # several configs if the arguments are those of a sweep
+    # Several configs if the arguments are those of a sweep
     compose.run_with_config(lambda composed, _: configs.append(config.validate(composed)), arguments)
     codes = []
     for run_config in configs:

@@ -202,7 +202,7 @@ def _check_checkpoint(path: str, run: _Run) -> None:
     task = run.task
     content = checkpoint_io.read(Path(path))
     setting = f"run.resume={path}"
-    # a ProgressSchedule computes the learning rate anew, from the config of this run
+    # A ProgressSchedule computes the learning rate anew, from the config of this run
     new_lr = knows_progress(task.make_optimizer, task.make_scheduler, task.network)
     check_has_training_state(content, setting)
     check_same_task(content, config.derived, setting)
@@ -224,7 +224,7 @@ def _pretrained_weights(config: RunConfig, resolved: RunConfig, folder: RunDir) 
     derived = resolved.derived
     if init.pretrained is None or folder.resume_from() is not None:
         return None
-    # layers whose size changes with the number of channels or classes are the first and the last ones
+    # Layers whose size changes with the number of channels or classes are the first and the last ones
     more_channels = configs.resolve(config, replace(derived, num_channels=derived.num_channels + 1))
     more_outputs = configs.resolve(config, replace(derived, num_classes=derived.num_classes + 1))
     layers = layers_of(

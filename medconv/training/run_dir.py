@@ -42,7 +42,7 @@ FREE = (
     "trainer.num_sanity_val_steps",
     "tags",
     "test",
-    # these four follow from other keys
+    # These four follow from other keys
     "derived.monitor",
     "derived.stem",
     "derived.num_train_cases",
@@ -88,7 +88,8 @@ class RunDir:
             path = Path("runs") / (config.run.name or default_name(config, choices))
         folder = cls(path, config.run.resume)
         if folder._is_restarted():
-            folder.resume = "auto"  # else each restart of the job would lose what the last one trained
+            # Else each restart of the job would lose what the last one trained
+            folder.resume = "auto"
         return folder
 
     def _is_restarted(self) -> bool:
@@ -153,10 +154,11 @@ class RunDir:
         elif not is_inside(checkpoint, self.checkpoints):
             self.best.unlink(missing_ok=True)  # of an earlier attempt
         if checkpoint == self.previous and self.last.is_file():
-            # else the damaged one would become the next previous.ckpt
+            # Else the damaged one would become the next previous.ckpt
             self.last.replace(self.last.with_name("damaged.ckpt"))
         log_rewind.rewind(self.path, self._source.log_sizes if self._source else {})
-        for partial in self.checkpoints.glob(".*.ckpt"):  # left by a killed process
+        # Partial files, left by a killed process
+        for partial in self.checkpoints.glob(".*.ckpt"):
             partial.unlink(missing_ok=True)
 
     def _claim(self) -> None:
@@ -206,7 +208,8 @@ class RunDir:
             config = self._earlier_config()
         else:
             config = checkpoint_io.read(checkpoint)["medconv"]["config"]
-        recorded = {"size": "large", **config["derived"]}  # of runs before there were sizes
+        # Runs before there were sizes have no `size`
+        recorded = {"size": "large", **config["derived"]}
         return {key: recorded[key] for key in _PLANNED if recorded.get(key) is not None}
 
     def summary(self) -> dict[str, Any]:
@@ -226,7 +229,8 @@ class RunDir:
             yield
         except BaseException as error:
             if isinstance(error, OSError) and error.errno in NO_ROOM and error.filename is None:
-                error.filename = str(self.path)  # TensorBoard's thread names no file
+                # TensorBoard's thread names no file
+                error.filename = str(self.path)
             with suppress(OSError):  # a full disk is reported once
                 self._conclude(summary.status_after(error), trainer, profiler)
             raise
@@ -259,7 +263,7 @@ class RunDir:
         """Raises: ConfigError: two configs train differently; lists the keys."""
         earlier_values = flatten(earlier)
         current_values = flatten(current)
-        # keys of `trainer` that only one version of Lightning has
+        # Keys of `trainer` that only one version of Lightning has
         of_one_version = {*earlier.get("trainer", {})} ^ {*current["trainer"]}
         free = (*FREE, *(f"trainer.{key}" for key in of_one_version))
         lines = []

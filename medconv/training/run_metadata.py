@@ -26,7 +26,8 @@ def of(trainer: Any) -> dict[str, Any]:
     return {
         "versions": {
             "python": platform.python_version(),
-            "medconv": medconv.__version__,  # known in a checkout that is not installed, too
+            # Unlike the package's metadata, it is there in a checkout that is not installed
+            "medconv": medconv.__version__,
             **{name: version(name) for name in _PACKAGES},
         },
         "hardware": {
@@ -44,7 +45,8 @@ def of(trainer: Any) -> dict[str, Any]:
 
 def _program() -> str:
     name = Path(sys.argv[0]).name
-    return "medconv" if name == "__main__.py" else name  # of `python -m medconv.cli`
+    # The file of `python -m medconv.cli`
+    return "medconv" if name == "__main__.py" else name
 
 
 def git_commit() -> str | None:

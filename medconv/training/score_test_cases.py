@@ -34,6 +34,6 @@ def score(trainer: L.Trainer, task: Task, data: DataModule, folder: RunDir) -> N
     scores = task.targets.summary(task.rows)
     values = {f"test/{name}": value for name, value in scores.items()}
     folder.write_summary(**values, **{"test/cases": task.rows})
-    # per-class scores are lists or dictionaries; the log shows the means alone
+    # Per-class scores are lists or dictionaries; the log shows the means alone
     means = [f"{name} {value:.4f}" for name, value in scores.items() if isinstance(value, float)]
     log.info("test: %d cases, %s: %s", len(task.rows), checkpoint.name, ", ".join(means))

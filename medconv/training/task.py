@@ -137,7 +137,7 @@ class Task(LightningModule):
         for name, value in self.targets.logged(self.rows, self.case_losses).items():
             is_monitored = f"val/{name}" == self.targets.monitored.name
             score = math.nan if value is None else value
-            # callbacks of all ranks read the monitored metric; the others are for rank 0's logs
+            # Callbacks of all ranks read the monitored metric; the others are for rank 0's logs
             self.log(f"{prefix}/{name}", score, prog_bar=is_monitored, rank_zero_only=not is_monitored)
 
     def configure_optimizers(self) -> Any:
@@ -188,11 +188,13 @@ class Task(LightningModule):
         if getattr(plugin, "scaler", None) is not None:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
         elif algorithm == GradClipAlgorithmType.NORM and max_norm > 0:
-            clip_grads_with_norm_(parameters, max_norm, norm)  # with the norm from above
+            # Clips by the norm from above, which is not computed again
+            clip_grads_with_norm_(parameters, max_norm, norm)
         else:
             Precision.clip_gradients(plugin, optimizer, max_norm, algorithm)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, NonfiniteGuard):  # Lightning has no hook with the norm
+            # Lightning has no hook with the norm
+            if isinstance(callback, NonfiniteGuard):
                 callback.on_gradient_norm(norm, optimizer)
 
     def configure_model(self) -> None:

@@ -34,7 +34,8 @@ from medconv.utils.signals import StopRequest
 
 log = logging.getLogger(__name__)
 
-_DEFAULT_EPOCHS = 100  # if none of trainer.max_time, max_epochs and max_steps is set
+# If none of trainer.max_time, max_epochs and max_steps is set.
+_DEFAULT_EPOCHS = 100
 
 
 def build_trainer(
@@ -73,7 +74,8 @@ def build_trainer(
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         logger=[*loggers, CsvLogger(folder.path / "metrics.csv")],
         default_root_dir=folder.path,
-        use_distributed_sampler=False,  # `SampleOrder` divides the samples among the ranks
+        # `SampleOrder` divides the samples among the ranks
+        use_distributed_sampler=False,
     )
 
 
@@ -88,7 +90,8 @@ def _settings(config: RunConfig, callbacks: Sequence[L.Callback], validates: boo
     # ProgressBar is not one of Lightning's; a user's callback may be
     settings["enable_progress_bar"] &= any(isinstance(callback, LightningsBar) for callback in callbacks)
     if not validates:
-        settings["limit_val_batches"] = 0  # else Lightning warns of an empty loader
+        # Else Lightning warns of an empty loader
+        settings["limit_val_batches"] = 0
     if trainer.max_epochs is None:
         settings["max_epochs"] = _epochs(config)
     return settings

@@ -59,7 +59,7 @@ class LabelMapValidation:
             return self._scored(logits, batch["label"], batch)
         except torch.OutOfMemoryError:  # the loss and resampling need several times the logits' memory
             log.info("case %s: scored on the CPU, as the GPU's memory ran out", batch["case"])
-        # outside of the handler: its traceback would keep the GPU's tensors alive
+        # Outside of the handler: its traceback would keep the GPU's tensors alive
         torch.cuda.empty_cache()
         return self._scored(logits.cpu(), batch["label"].cpu(), batch)
 

@@ -24,7 +24,8 @@ _TIE = 0.97
 # Of the loss, relative to plain fp32's.
 _TOLERANCE = {"32-true": 1e-3, "bf16-mixed": 3e-2, "16-mixed": 1e-2}
 _MEMORY_SHARE = 0.92  # of the device's memory, that a candidate may use
-_CHEAPER = 0.95  # a larger batch must take less than this share of the time per sample
+# A larger batch must take less than this share of the time per sample.
+_CHEAPER = 0.95
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def choices(set_by_user: dict[str, Any], network: nn.Module, gpu: bool) -> list[
     candidates = []
     for values in product(*options.values()):
         choice = Choice(**dict(zip(options, values, strict=True)))
-        # without channels_last, fast_norm changes nothing
+        # Without channels_last, fast_norm changes nothing
         if choice.channels_last or not choice.fast_norm or set_by_user.get("fast_norm"):
             candidates.append(choice)
     return candidates

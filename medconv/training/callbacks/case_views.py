@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from medconv.data.loading.datamodule import Batch
 from medconv.inference import saliency
 from medconv.targets import Targets
 from medconv.targets.image_level import ImageLevelTargets
@@ -24,7 +25,7 @@ class CaseViews(Protocol):
     def sample(self, image: np.ndarray, label: Tensor, number: int) -> Picture:
         """A training sample. Shape: image (*spatial), label as in a batch."""
 
-    def validated(self, batch: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[Picture]:
+    def validated(self, batch: Batch, shown: Mapping[str, Any]) -> Iterator[Picture]:
         """A validated batch. Args: shown: what the validation returned."""
 
     def ended(self, rows: Mapping[str, Any]) -> tuple[list[Picture], str]:
@@ -54,12 +55,12 @@ class LabelMapViews:
         self.targets = targets
         self.cases = cases
         self.spacing_mm = spacing_mm
-        self._num_shown = 0
+        self._num_shown = 0  # cases so far
 
     def sample(self, image: np.ndarray, label: Tensor, number: int) -> Picture:
         return f"train/sample {number}", self._picture(image, {"label": label[0]}, self.spacing_mm)
 
-    def validated(self, batch: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[Picture]:
+    def validated(self, batch: Batch, shown: Mapping[str, Any]) -> Iterator[Picture]:
         if self._num_shown >= self.cases:
             return
         self._num_shown += 1
@@ -90,6 +91,8 @@ class LabelMapViews:
 
 @dataclass(frozen=True)
 class _WrongCase:
+    """A case with its error, by which cases are sorted."""
+
     error: float
     case: str
     image: Tensor
@@ -109,10 +112,13 @@ class ImageLevelViews:
         self._worst: list[_WrongCase] = []  # largest error first
 
     def sample(self, image: np.ndarray, label: Tensor, number: int) -> Picture:
-        picture = overlay(image, [], self.spacing_mm, focus=np.zeros(image.shape, bool))
-        return f"train/sample {number} ({self.targets.label_text(label.tolist())})", picture
+        # Without anything to focus on, planes through the middle
+        nothing = np.zeros(image.shape, bool)
+        picture = overlay(image, [], self.spacing_mm, focus=nothing)
+        label_text = self.targets.label_text(label.tolist())
+        return f"train/sample {number} ({label_text})", picture
 
-    def validated(self, batch: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[Picture]:
+    def validated(self, batch: Batch, shown: Mapping[str, Any]) -> Iterator[Picture]:
         outputs = shown["outputs"].float().cpu().numpy()
         values = batch["label"].float().cpu().numpy()
         errors = self.targets.errors(outputs, values)
@@ -142,9 +148,11 @@ class ImageLevelViews:
             label = self.targets.label_text(wrong.values)
             prediction = self.targets.prediction_text(wrong.outputs)
             try:
-                picture = saliency.overlay(module.network, wrong.image.to(module.device), self.spacing_mm)
+                image = wrong.image.to(module.device)
+                picture = saliency.overlay(module.network, image, self.spacing_mm)
             except (AssertionError, RuntimeError, TypeError, ValueError) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
-                log.warning("no saliency maps of the worst cases: %s", reason)  # no reason to lose a run
+                # A network that cannot be explained is no reason to lose a run
+                log.warning("no saliency maps of the worst cases: %s", reason)
                 return
             yield f"worst/{wrong.case} ({label}, predicted {prediction})", picture

@@ -49,7 +49,8 @@ class EarlyStopping(callbacks.EarlyStopping):
         self.reason: str | None = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict({**state_dict, "patience": self.patience})  # that of the present config
+        # Lightning's state holds the patience, too; the current config's counts
+        super().load_state_dict({**state_dict, "patience": self.patience})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A run may have been killed after the validation that exhausted the patience."""

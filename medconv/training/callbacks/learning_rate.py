@@ -18,11 +18,13 @@ class LearningRate(Callback):
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if not every or (trainer.global_step + 1) % every:
             return
-        rates: dict[float, float] = {}  # by base learning rate, which a schedule multiplies
+        # By base learning rate: a schedule multiplies it, so groups with the same one share a curve
+        rates: dict[float, float] = {}
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
                 rate = float(group["lr"])
-                base_rate = float(group.get("initial_lr", rate))  # of a schedule
+                # Schedules write the base learning rate into the groups
+                base_rate = float(group.get("initial_lr", rate))
                 rates.setdefault(base_rate, rate)
         for number, rate in enumerate(rates.values(), 1):
             name = "train/lr" if number == 1 else f"train/lr_{number}"

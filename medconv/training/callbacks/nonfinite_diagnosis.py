@@ -20,7 +20,8 @@ from medconv.utils.hardware import HostCopy
 from medconv.utils.logging import some
 
 log = logging.getLogger(__name__)
-Finding = dict[str, Any]  # plain values of one rank, which ranks exchange and the saved file holds
+# Plain values of one rank, which ranks exchange and the saved file holds.
+Finding = dict[str, Any]
 
 
 @dataclass
@@ -151,7 +152,8 @@ class Diagnosis:
         rows = layer_trace.inputs(forward.batch)
         if forward.loss is not None:
             rows.append(LayerRecord.of("loss", "loss", layer_trace.LOSS, forward.loss))
-        if any(isinstance(p, DTensor) for p in module.parameters()):  # FSDP cannot run a pass on one rank
+        # Under FSDP a single rank cannot run a pass
+        if any(isinstance(p, DTensor) for p in module.parameters()):
             return rows
         random_states = layer_trace.generators(module.device)
         statistics = self._statistics.now()

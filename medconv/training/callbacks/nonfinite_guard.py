@@ -70,7 +70,8 @@ class NonfiniteGuard(Callback):
         self.max_skipped_steps = max_skipped_steps
         self.skipped = 0
         self._step = StepRecord(0)  # the one that is being computed
-        self._unread: StepRecord | None = None  # the one before, until its norm is read
+        # The step before, until its norm is read
+        self._unread: StepRecord | None = None
 
     def state_dict(self) -> dict[str, Any]:
         self.settle()  # before the optimizer's state is read
@@ -132,7 +133,7 @@ class NonfiniteGuard(Callback):
     def _skip_on_device(self, step: StepRecord, optimizer: Optimizer, bad: Tensor) -> None:
         """Lets the device skip the step if it is bad; the host learns of it in `settle`."""
         self._statistics.restore(step.statistics, bad)
-        # as torch's GradScaler tells an optimizer to skip a step
+        # As torch's GradScaler tells an optimizer to skip a step
         optimizer.grad_scale = None  # type: ignore[attr-defined]
         optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
         self._unread = step
@@ -148,7 +149,8 @@ class NonfiniteGuard(Callback):
             return
         for state in self._optimizer.state.values():
             if type(state.get("step")) is int:
-                state["step"] -= 1  # counted on the host, before the norm was read
+                # It was counted on the host, before the norm was read
+                state["step"] -= 1
         present = self._statistics.now()
         if self._step.passes:  # the next step has begun, and has changed them
             self._statistics.restore(self._step.statistics)
@@ -176,7 +178,8 @@ class NonfiniteGuard(Callback):
             self._statistics.restore(step.statistics)
         findings = self._earliest_findings(step)
         stops = not self.skips or self.skipped >= self.max_skipped_steps
-        saves = stops or not self.skipped  # the first skipped step alone: files are large
+        # Of skipped steps only the first is saved: files are large
+        saves = stops or not self.skipped
         path = self._diagnosis.save(step, findings[0]) if saves else None
         message = self._diagnosis.message(step, findings, path)
         if path is not None and findings[0]["first"]:
@@ -220,12 +223,14 @@ class NonfiniteGuard(Callback):
         """Makes the optimizer's next step change nothing."""
         checks_scaled_gradients = getattr(optimizer, "_step_supports_amp_scaling", False)
         if not (step.scaled and checks_scaled_gradients):
-            optimizer.zero_grad(set_to_none=True)  # optimizers ignore parameters without a gradient
+            # Optimizers ignore parameters without a gradient
+            optimizer.zero_grad(set_to_none=True)
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    parameter.grad.fill_(torch.nan)  # the scaler checks them in the step, and skips it
+                    # The scaler checks the gradients in the step, and skips it
+                    parameter.grad.fill_(torch.nan)
 
     def _stop(self, message: str) -> None:
         """Rank 0 raises the message, the others end silently: Lightning kills the first process if one that

@@ -42,7 +42,8 @@ class ProgressBar(Callback):
         self.every = every
         self._clock = clock
         self._settings: dict[str, Any] = {} if console is None else {"console": console}
-        self._bar: Progress | None = None  # on rank 0, while it trains or tests
+        # There is one on rank 0, while it trains or tests
+        self._bar: Progress | None = None
         self._drawn_at = -math.inf
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -111,7 +112,8 @@ class ProgressBar(Callback):
             expand=True,
             auto_refresh=False,
             get_time=self._clock,
-            speed_estimate_period=600.0,  # seconds: longer than most validations
+            # Seconds: longer than most validations, so that these do not empty the estimate
+            speed_estimate_period=600.0,
             **self._settings,
         )
         self._bar.add_task("starting", total=None, completed=completed, figures="")
@@ -223,7 +225,8 @@ class ProgressLines(Callback):
                 monitored.words,
                 float(trainer.callback_metrics[monitored.name]),
             )
-        self._begin_interval(self._clock())  # a validation's time does not count as training
+        # The time of a validation does not count as training
+        self._begin_interval(self._clock())
 
     def _begin_interval(self, now: float) -> None:
         self._logged_at = now

@@ -34,7 +34,8 @@ class TimeBudget(Callback):
     """
 
     _WARMUP = 3  # first steps, too slow to estimate from
-    _SLOW = 0.2  # share of the time; if the first steps take more, the last of them is the estimate
+    # Share of the time; if the first steps take more, the last of them is the estimate
+    _SLOW = 0.2
     _FEW = 50  # below so many steps, the first ones are left out of the mean
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,13 +47,16 @@ class TimeBudget(Callback):
         self._clock = clock
         self._every = min(10.0, seconds / 20)  # seconds between estimates
         self._next_estimate = self._WARMUP + 2  # step
-        self._step_seconds: deque[float] = deque(maxlen=100)  # of recent optimizer steps
+        # Of recent optimizer steps
+        self._step_seconds: deque[float] = deque(maxlen=100)
         self._validation: float | None = None  # seconds a validation takes
-        self._case_times: list[float] = []  # when a validation began, and its cases ended
+        # When a validation began, and when each of its cases ended
+        self._case_times: list[float] = []
         self._began_at = 0.0
         self._step_began_at = 0.0
         self._max_steps = math.inf  # by the config
-        self._earlier: dict[str, Any] = {}  # time and steps of the run to resume
+        # Time and steps of the run to resume
+        self._earlier: dict[str, Any] = {}
         self._last_step = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,7 +109,7 @@ class TimeBudget(Callback):
         seconds = self._clock() - self._case_times[0]
         if trainer.sanity_checking:
             cases = [end - begin for begin, end in pairwise(self._case_times)]
-            # the first case starts workers and may compile, so it says little about the others
+            # The first case starts workers and may compile, so it says little about the others
             representative = cases[1:] or cases or [0.0]
             seconds = statistics.fmean(representative) * sum(trainer.num_val_batches)
         else:
@@ -121,7 +125,8 @@ class TimeBudget(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        if trainer.global_step == self._last_step:  # gradients are being accumulated
+        # Without a new step, gradients are being accumulated
+        if trainer.global_step == self._last_step:
             return
         now = self._clock()
         self._last_step = trainer.global_step
@@ -180,12 +185,12 @@ class TimeBudget(Callback):
         interval = steps_between_validations(trainer)
         validation = self._validation or 0.0
         since_validation = self._last_step % interval
-        # time in units of a step: an interval is its steps and one validation
+        # Time in units of a step: an interval is its steps and one validation
         time_left = since_validation + seconds_left / step_seconds
         time_of_interval = interval + validation / step_seconds
         validations = max(1, math.ceil(time_left / time_of_interval))
         steps = int((seconds_left - validations * validation) / step_seconds)
-        # up to the validation before the last one, which fits in any case
+        # Up to the validation before the last one, which fits in any case
         steps_with_one_less = int((validations - 1) * interval - since_validation)
         return max(0, steps_with_one_less, steps)
 

@@ -43,7 +43,8 @@ class AverageWeights(WeightAveraging):
         super().__init__()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # on the device to which the module will be moved; it is not there yet
+        if stage == "fit":
+            # On the device to which the module will be moved; it is not there yet
             self._average_model = _Mean(pl_module, trainer.strategy.root_device, self._update)
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
@@ -55,7 +56,8 @@ class AverageWeights(WeightAveraging):
         """Called when it is known that the optimizer has skipped the step. Args: step_idx: from 0."""
         self._left_out_step = step_idx
         if self._latest_update_step == step_idx + 1 and self._average_model is not None:
-            self._average_model.n_averaged -= 1  # it was counted, with the weight 0
+            # The skipped step was counted, with the weight 0
+            self._average_model.n_averaged -= 1
 
     def leave_out_if(self, skipped: Tensor | None) -> None:
         """Called before an update. Args: skipped: on the device, whether the optimizer has skipped the step;
@@ -70,7 +72,7 @@ class AverageWeights(WeightAveraging):
         if self._skipped is None:
             torch._foreach_lerp_(mean, current, share)
         else:
-            # decided on the device: a skipped step has the share 0
+            # Decided on the device: a skipped step has the share 0
             share_or_0 = torch.where(self._skipped, 0.0, share)
             torch._foreach_lerp_(mean, current, [share_or_0.to(tensor.dtype) for tensor in mean])
 
@@ -106,7 +108,7 @@ class _Mean(AveragedModel):
         for average, current in zip(_tensors(self.module), _tensors(model), strict=True):
             if count and average.is_floating_point():
                 averages.append(average)
-                # with precision=bf16-true and 64-true, the mean stays fp32
+                # With precision=bf16-true and 64-true, the mean stays fp32
                 currents.append(current.to(average.dtype))
             else:  # the first weights, and numbers of batches
                 copies.append(average)

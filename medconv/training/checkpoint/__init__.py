@@ -2,4 +2,5 @@
 
 BEST = "best.ckpt"  # with the best value of the monitored metric
 LAST = "last.ckpt"  # a killed run resumes from it
-PREVIOUS = "previous.ckpt"  # the last but one, in case the last one is damaged
+# The last but one, in case the last one is damaged
+PREVIOUS = "previous.ckpt"

@@ -66,7 +66,7 @@ def check_not_finished(
     budget = content.get("callbacks", {}).get("TimeBudget")
     if budget is None or max_seconds is None:
         return
-    # the steps that fitted into the time have been done
+    # The steps that fitted into the time have been done
     has_taken_all_steps = (
         budget["total_steps"] is not None and budget["total_steps"] <= content["global_step"]
     )

@@ -85,7 +85,8 @@ class ResumableEpochLoop(_TrainingEpochLoop):
         total: Any = self.batch_progress.total
         batches_per_epoch = int(self.trainer.num_training_batches)
         epoch, first_batch = divmod(total.processed, batches_per_epoch)
-        if self._owed and first_batch == 0:  # the validation belongs to the epoch before
+        # A validation at the end of an epoch belongs to that epoch
+        if self._owed and first_batch == 0:
             epoch -= 1
             first_batch = batches_per_epoch
         if Path(str(self.trainer.ckpt_path)).resolve().parent != self._checkpoints.folder.resolve():
@@ -133,7 +134,8 @@ class ResumableEpochLoop(_TrainingEpochLoop):
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         due = self._owed or super()._should_check_val_fx(data_fetcher)
-        by_time = getattr(self.trainer, "_val_check_time_interval", None) is not None  # by each rank's clock
+        # By time, each rank decides by its own clock, so rank 0's decision counts
+        by_time = getattr(self.trainer, "_val_check_time_interval", None) is not None
         return bool(self.trainer.strategy.broadcast(due)) if by_time else due
 
     def _broadcast_sigterm_tensor(self) -> None:
@@ -142,7 +144,7 @@ class ResumableEpochLoop(_TrainingEpochLoop):
     def _between_steps(self) -> None:
         """Save a checkpoint if one is due, and stop if requested, unless gradients are being accumulated."""
         signal, is_due = self._stops.agree(self.trainer, self._checkpoints.due)
-        # remembered, since most agreements may fall between accumulated batches
+        # Remembered, since most agreements may fall between accumulated batches
         self._stop_signal = self._stop_signal or signal
         self._save_is_due = self._save_is_due or is_due
         is_accumulating = self.batch_progress.current.ready % self.trainer.accumulate_grad_batches

@@ -98,7 +98,8 @@ class CheckpointWriter(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._note_saved(trainer)  # there is nothing new to save
-        if not (self.folder / BEST).is_file():  # resumed from another folder, whose best is not here
+        # A run resumed from another folder has no best checkpoint here
+        if not (self.folder / BEST).is_file():
             self.best = None
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -112,12 +113,14 @@ class CheckpointWriter(Callback):
         monitored: MonitoredMetric = getattr(pl_module, "monitored", DICE)
         score = float(trainer.callback_metrics.get(monitored.name, math.nan))
         if math.isnan(score):
-            score = monitored.quality(-math.inf)  # the worst value, in the metric's direction
+            # The worst value, in the metric's direction
+            score = monitored.quality(-math.inf)
         if self.best is None or monitored.quality(score) > monitored.quality(self.best):
             self.best = score
             self._is_best = True
         if math.isfinite(self.best):
-            step = trainer.fit_loop.epoch_loop._batches_that_stepped  # as Lightning numbers the other scores
+            # As Lightning numbers the other scores
+            step = trainer.fit_loop.epoch_loop._batches_that_stepped
             for logger in trainer.loggers:
                 logger.log_metrics({monitored.best_name: self.best}, step)
 
@@ -134,7 +137,7 @@ class CheckpointWriter(Callback):
     ) -> None:
         if not trainer.is_global_zero:
             return
-        # an aborted validation will be repeated, so its log entries are cut off
+        # An aborted validation will be repeated, so its log entries are cut off
         validation_aborted = getattr(trainer.fit_loop.epoch_loop, "owed", False)
         checkpoint["curves"] = self._log_sizes if validation_aborted else self._measured(trainer)
 
@@ -151,7 +154,8 @@ class CheckpointWriter(Callback):
     def save(self, trainer: Trainer) -> None:
         if self._is_best:
             self.io.link_next(self.folder / BEST)
-        trainer.save_checkpoint(self.folder / LAST, weights_only=False)  # with the optimizer
+        # Without the optimizer's state it could not be resumed
+        trainer.save_checkpoint(self.folder / LAST, weights_only=False)
         self._validated = False
         self._is_best = False
         self._note_saved(trainer)
@@ -188,7 +192,8 @@ def copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        duplicate = copy.copy(value)  # keeps class and attributes, such as the versions of a state dict
+        # Keeps class and attributes, such as the versions of a state dict
+        duplicate = copy.copy(value)
         for key, item in value.items():
             duplicate[key] = copied(item)
         return duplicate
@@ -218,7 +223,8 @@ def _write(content: dict[str, Any], path: Path, second_name: Path | None) -> Non
 def _link(path: Path, second_name: Path) -> None:
     """Gives a file a second name, which may replace another file."""
     if second_name.is_file() and second_name.samefile(path):
-        return  # renaming a hard link to another of the same file does nothing
+        # Renaming a hard link to another of the same file does nothing
+        return
     with replacing(second_name, durable=True) as partial:
         partial.unlink(missing_ok=True)
         try:

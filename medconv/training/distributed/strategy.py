@@ -39,7 +39,8 @@ def strategy(trainer: TrainerConfig, perf: PerfConfig, accumulates: bool = False
             )
         return ModelParallelStrategy(
             num_processes,
-            tensor_parallel_size=1,  # `auto` sizes would mean tensor parallelism within a node
+            # `auto` sizes would mean tensor parallelism within a node
+            tensor_parallel_size=1,
             save_distributed_checkpoint=False,
             timeout=timeout,
         )
@@ -56,7 +57,7 @@ def _ddp(graph_is_static: bool, timeout: timedelta) -> DDPStrategy:
     `BroadcastBuffers`.
     """
     arguments = signature(nn.parallel.DistributedDataParallel.__init__).parameters
-    # torch 2.12 renamed the argument
+    # Torch 2.12 renamed the argument
     name = "forward_sync_buffers" if "forward_sync_buffers" in arguments else "broadcast_buffers"
     no_broadcast: dict[str, Any] = {name: False}
     return DDPStrategy(
@@ -77,7 +78,8 @@ def shard(network: nn.Module, mesh: Any) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     for parameter in network.parameters():
-        parameter.data = parameter.data.contiguous()  # fully_shard refuses channels-last weights
+        # FSDP2 refuses channels-last weights
+        parameter.data = parameter.data.contiguous()
     for child in network.children():
         blocks = child if isinstance(child, nn.ModuleList) else [child]
         for block in blocks:
@@ -100,7 +102,8 @@ class BroadcastBuffers(Callback):
         if distributed.get_world_size() == 1:
             return
         for buffer in pl_module.buffers():
-            contiguous = buffer.contiguous()  # NCCL refuses others; it may be the buffer itself
+            # NCCL refuses tensors in other layouts; this may be the buffer itself
+            contiguous = buffer.contiguous()
             distributed.broadcast(contiguous, src=0)
             buffer.copy_(contiguous)
 

@@ -19,7 +19,8 @@ class CsvLogger(Logger):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
-        self.columns: list[str] | None = None  # read at the first row; until then the file may be moved
+        # Read at the first row; until then the file may be moved
+        self.columns: list[str] | None = None
 
     @property
     def name(self) -> str:
@@ -50,7 +51,8 @@ class CsvLogger(Logger):
             with self.path.open("a", newline="") as file:
                 csv.DictWriter(file, self.columns).writerow(row)
         except OSError as error:
-            error.filename = str(self.path)  # the error of a full disk names no file
+            # The error of a full disk names no file
+            error.filename = str(self.path)
             raise
 
     def _existing_columns(self) -> list[str]:

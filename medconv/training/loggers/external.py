@@ -11,7 +11,8 @@ from typing import Any
 
 from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 
-_FILES_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"  # recent versions need it to write files
+# Environment variable; recent versions of MLflow need it to write files.
+_FILES_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"
 
 
 def wandb(save_dir: str, project: str = "medconv", offline: bool = True, **options: Any) -> WandbLogger:

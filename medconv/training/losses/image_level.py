@@ -145,5 +145,5 @@ def _balanced(exclusive: bool, class_counts: Sequence[int] | None, num_cases: in
         raise ValueError(f"class_weights=balanced needs {need}, got {class_counts} of {total}")
     if exclusive:
         return [total / (len(counts) * count) for count in counts]
-    # binary cross-entropy weighs the positive samples only
+    # Binary cross-entropy weighs the positive samples only
     return [(total - count) / count for count in counts]

@@ -84,14 +84,15 @@ class DiceCrossEntropy(nn.Module):
         dice: Tensor = (2 * counts.intersection + self.smooth) / (counts.sizes + self.smooth)
         if weights is None:
             return dice.mean()
-        foreground_weights = weights[-len(dice) :]  # the background has no Dice
+        # The background has no Dice
+        foreground_weights = weights[-len(dice) :]
         return (dice * foreground_weights).sum() / foreground_weights.sum()
 
     def _weights_of(self, num_outputs: int) -> Tensor | None:
         """One for each output. Raises: LossArgumentError: there are not as many."""
         if self.weights is None:
             return None
-        # by name there is one for the background, which regions do not have
+        # By name there is one for the background, which regions do not have
         weights = self.weights[-num_outputs:] if self.by_name else self.weights
         if len(weights) != num_outputs:
             raise LossArgumentError(
@@ -146,7 +147,7 @@ def _count_voxels(
         counts = torch.cat([counts, labelled.sum().float()[None]])
     ranks = 1
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        # one communication for all sums
+        # One communication for all sums
         counts = _SumOverRanks.apply(counts)
         ranks = torch.distributed.get_world_size()
     num_outputs = probability.shape[1]

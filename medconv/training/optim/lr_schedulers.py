@@ -54,7 +54,7 @@ class ProgressSchedule(LRScheduler):
 
     def step(self, epoch: int | None = None) -> None:
         if self.last_epoch >= 0:
-            # an equal share of what is left, so that progress ends at 1 wherever the end has moved
+            # An equal share of what is left, so that progress ends at 1 wherever the end has moved
             steps_left = max(1.0, self.total_steps - self.last_epoch)
             self.progress += (1 - self.progress) / steps_left
         super().step()
@@ -79,7 +79,7 @@ class ProgressSchedule(LRScheduler):
         super().load_state_dict(state_dict)
         self.base_lrs = base_lrs
         self.configured = configured
-        # another length, or another schedule, whose state has none; of an infinite length progress is 0
+        # Another length, or another schedule, whose state has none; of an infinite length progress is 0
         if configured != state_dict.get("configured"):
             self.total_steps = configured
             self.progress = min(1.0, self.last_epoch / configured)

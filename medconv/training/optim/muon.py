@@ -19,7 +19,8 @@ _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _LR = 2e-2
 _SHORT_RUN = 600
 _MIN_FACTOR = 0.25
-_ADAMS_UPDATE = 0.2  # usual size of Adam's update of a weight, in units of the learning rate
+# Usual size of Adam's update of a weight, in units of the learning rate.
+_ADAMS_UPDATE = 0.2
 _SMALLEST_BF16 = 128  # rows; smaller matrices are faster in fp32 on a CPU
 
 
@@ -119,13 +120,14 @@ class Muon(Optimizer):
         is_taken: Any = 1.0  # 0 if the step is skipped
         if found_inf is not None:
             is_taken = 1 - found_inf
-            # finite gradients that leave the momentum as it is
+            # Finite gradients that leave the momentum as it is
             gradients = [
                 torch.where(found_inf.bool(), momentum, gradient)
                 for momentum, gradient in zip(momenta, gradients, strict=True)
             ]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        torch._foreach_lerp_(gradients, momenta, group["momentum"])  # Nesterov
+        # Nesterov's look-ahead: the update is between gradient and momentum
+        torch._foreach_lerp_(gradients, momenta, group["momentum"])
         # FSDP shards tensors over the ranks; sharding needs no communication, as each rank has all of it.
         full = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
         torch._foreach_mul_(kernels, 1 - is_taken * (group["lr"] * group["weight_decay"]))
@@ -134,7 +136,7 @@ class Muon(Optimizer):
                 update = distribute_tensor(update, kernel.device_mesh, kernel.placements, src_data_rank=None)
             if found_inf is not None:
                 update.mul_(is_taken)
-            # the weights of an orthogonal update have the RMS 1 / sqrt(larger side)
+            # The weights of an orthogonal update have the RMS 1 / sqrt(larger side)
             kernel.sub_(update, alpha=group["lr"] * _ADAMS_UPDATE * max(_sides(kernel)) ** 0.5)
 
     def _update_vectors(self, vectors: list[Tensor], group: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ def with_lr_multipliers(
         return make_optimizer
 
     def make_grouped_optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
-        # looked up here, since FSDP replaces the parameters
+        # Looked up here, since FSDP replaces the parameters
         names = {id(parameter): name for name, parameter in network.named_parameters()}
         groups: dict[float, list[nn.Parameter]] = {}
         for parameter in parameters:

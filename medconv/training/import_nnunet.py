@@ -70,7 +70,7 @@ def import_model(
 
 def _import_fold(folder: Path, output: Path, fold: str, checkpoint: str) -> Path:
     if output.exists():
-        raise ValueError(f"{output}: exists already; choose another --output")
+        raise ValueError(f"{output}: exists already; choose another output")
     trained = _read_checkpoint(folder / f"fold_{fold}" / checkpoint)
     model = nnunet_plans.read(folder, trained.configuration)
     settings = model.settings(trained.mirror_axes)

@@ -184,10 +184,8 @@ def _suspects(batch: dict[str, Any]) -> list[int]:
 
 def _advice(finding: Finding) -> str:
     if finding["first"] and finding["first"]["role"] == layer_trace.INPUT:
-        return "Look at this image; `medconv preprocess` with --verify checks its preprocessed copy."
-    return (
-        "A lower optimizer.lr, a trainer.gradient_clip_val or trainer.precision=32-true helps if values grow."
-    )
+        return "Look at this image; `medconv preprocess` can verify its preprocessed copy."
+    return "A lower learning rate, gradient clipping or precision 32-true helps if values grow."
 
 
 def _full(value: Tensor) -> Tensor:

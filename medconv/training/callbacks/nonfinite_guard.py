@@ -201,8 +201,8 @@ class NonfiniteGuard(Callback):
 
     def _policy(self) -> str:
         if not self.skips:
-            return " run.nan_policy=skip skips such steps."
-        limit = f"run.max_skipped_steps={self.max_skipped_steps}"
+            return " nan_policy=skip skips such steps."
+        limit = f"max_skipped_steps={self.max_skipped_steps}"
         return f" Skipped steps before this one: {self.skipped} ({limit})."
 
     def _has_bad_loss(self, step: StepRecord) -> bool:

@@ -164,7 +164,7 @@ class TimeBudget(Callback):
         if is_first_estimate and total_steps < self._max_steps:
             grows = getattr(trainer.lightning_module, "growing_patch", None) is not None
             log.info(
-                "at the speed of the first steps, about %d steps fit into trainer.max_time=%.0f s%s",
+                "at the speed of the first steps, about %d steps fit into %.0f s%s",
                 total_steps,
                 self.seconds,
                 ", and fewer as patches grow" if grows else "",

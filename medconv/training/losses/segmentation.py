@@ -70,15 +70,15 @@ class DiceCrossEntropy(nn.Module):
         else:
             entropy, probability, mask = _of_classes(logits, reference)
         if weights is not None:
-            entropy = entropy * weights.view(1, -1, *(1,) * (logits.ndim - 2))
+            one_per_output = weights.view(1, -1, *(1,) * (logits.ndim - 2))
+            entropy = entropy * one_per_output
         if labelled is not None:
             entropy = torch.where(labelled, entropy, 0)
             probability = torch.where(labelled, probability, 0)
             mask = torch.where(labelled, mask, 0)
         counts = _count_voxels(probability, mask, labelled, reference[:, :1].numel())
-        mean_dice = self._mean_dice(counts, weights)
-        mean_entropy = entropy.sum() / counts.labelled
-        return self.ce_weight * mean_entropy + self.dice_weight * (1 - mean_dice)
+        dice = self._mean_dice(counts, weights)
+        return self.ce_weight * entropy.sum() / counts.labelled + self.dice_weight * (1 - dice)
 
     def _mean_dice(self, counts: "_VoxelCounts", weights: Tensor | None) -> Tensor:
         dice: Tensor = (2 * counts.intersection + self.smooth) / (counts.sizes + self.smooth)
@@ -104,8 +104,9 @@ class DiceCrossEntropy(nn.Module):
 def _of_regions(logits: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy, probability and mask of each region. Shape: (batch, regions, *spatial) each."""
     mask = reference.float()
-    entropy = F.binary_cross_entropy_with_logits(logits, mask, reduction="none") / logits.shape[1]
-    return entropy, logits.sigmoid(), mask
+    entropy = F.binary_cross_entropy_with_logits(logits, mask, reduction="none")
+    # Divided by the number of regions: the loss is a mean over them
+    return entropy / logits.shape[1], logits.sigmoid(), mask
 
 
 def _of_classes(logits: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,9 +116,13 @@ def _of_classes(logits: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tens
     """
     log_probability = logits.log_softmax(1)
     # A mask, since `F.cross_entropy` has no deterministic backward on CUDA and is not faster.
-    is_class = torch.stack([reference[:, 0] == index for index in range(logits.shape[1])], 1)
+    masks = [reference[:, 0] == index for index in range(logits.shape[1])]
+    is_class = torch.stack(masks, 1)
     entropy = -torch.where(is_class, log_probability, 0)
-    return entropy, log_probability.exp()[:, 1:], is_class[:, 1:].float()
+    # The background has no Dice
+    foreground_probability = log_probability.exp()[:, 1:]
+    foreground_mask = is_class[:, 1:].float()
+    return entropy, foreground_probability, foreground_mask
 
 
 class _VoxelCounts(NamedTuple):

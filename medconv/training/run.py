@@ -146,7 +146,7 @@ def _build(
     stop_request = signals.StopRequest()
     apply_backends(config.perf.matmul_precision)
     task = build_task(config, record_of(config, prepared), prepared.store, load_weights)
-    profiler = StepProfiler(config.perf.profile, folder.begun)
+    profiler = StepProfiler(config.perf.profile, folder.started_at)
     return _Run(
         config=config,
         prepared=prepared,

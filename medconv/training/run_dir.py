@@ -67,12 +67,12 @@ class RunDir:
         resume: `auto` resumes from `checkpoints/last.ckpt` if it exists, `never` moves an earlier run
             aside, anything else is the checkpoint to resume from. If `last.ckpt` is damaged,
             `previous.ckpt` is used.
-        begun: when the run began in this process, by `time.monotonic`.
+        started_at: when the run began in this process, by `time.monotonic`.
     """
 
     path: Path
     resume: str = "auto"
-    begun: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.monotonic)
     _source: ResumeSource | None = None  # None: not yet looked for
     _lock: IO[bytes] | None = None
 

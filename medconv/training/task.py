@@ -114,7 +114,7 @@ class Task(LightningModule):
         validated = self.validation(self, batch)
         self.rows.update(validated.rows)
         self.case_losses.update(validated.losses)
-        return validated.shown
+        return validated.predicted
 
     def on_validation_epoch_end(self) -> None:
         """Gathers the cases of all ranks; each case counts once."""

@@ -24,12 +24,12 @@ class Validated:
 
     Args:
         rows: by case id, as in `Targets.logged`.
-        shown: for `ImageLogger`.
+        predicted: case and prediction, for `ImageLogger`.
         losses: by case id, as in `Targets.logged`.
     """
 
     rows: dict[str, Any]
-    shown: dict[str, Any]
+    predicted: dict[str, Any]
     losses: dict[str, float | None] = field(default_factory=dict)
 
 
@@ -73,7 +73,7 @@ class LabelMapValidation:
         loss = self.targets.cross_entropy(logits, label, annotated)
         return Validated(
             rows={case: dice},
-            shown={"case": case, "prediction": self.targets.decode(logits[0])},
+            predicted={"case": case, "prediction": self.targets.decode(logits[0])},
             losses={case: loss},
         )
 

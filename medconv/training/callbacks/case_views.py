@@ -25,8 +25,8 @@ class CaseViews(Protocol):
     def sample(self, image: np.ndarray, label: Tensor, number: int) -> Picture:
         """A training sample. Shape: image (*spatial), label as in a batch."""
 
-    def validated(self, batch: Batch, shown: Mapping[str, Any]) -> Iterator[Picture]:
-        """A validated batch. Args: shown: what the validation returned."""
+    def validated(self, batch: Batch, predicted: Mapping[str, Any]) -> Iterator[Picture]:
+        """A validated batch. Args: predicted: what the validation returned."""
 
     def ended(self, rows: Mapping[str, Any]) -> tuple[list[Picture], str]:
         """Plots and a text about all cases, from the rows of `validation`."""
@@ -60,13 +60,13 @@ class LabelMapViews:
     def sample(self, image: np.ndarray, label: Tensor, number: int) -> Picture:
         return f"train/sample {number}", self._picture(image, {"label": label[0]}, self.spacing_mm)
 
-    def validated(self, batch: Batch, shown: Mapping[str, Any]) -> Iterator[Picture]:
+    def validated(self, batch: Batch, predicted: Mapping[str, Any]) -> Iterator[Picture]:
         if self._num_shown >= self.cases:
             return
         self._num_shown += 1
         image = batch["image"][0, 0].float().cpu().numpy()
-        labels = {"reference": batch["label"][0, 0], "prediction": shown["prediction"]}
-        yield f"val/{shown['case']}", self._picture(image, labels, batch["spacing_mm"])
+        labels = {"reference": batch["label"][0, 0], "prediction": predicted["prediction"]}
+        yield f"val/{predicted['case']}", self._picture(image, labels, batch["spacing_mm"])
 
     def ended(self, rows: Mapping[str, Any]) -> tuple[list[Picture], str]:
         return [], ""
@@ -118,8 +118,8 @@ class ImageLevelViews:
         label_text = self.targets.label_text(label.tolist())
         return f"train/sample {number} ({label_text})", picture
 
-    def validated(self, batch: Batch, shown: Mapping[str, Any]) -> Iterator[Picture]:
-        outputs = shown["outputs"].float().cpu().numpy()
+    def validated(self, batch: Batch, predicted: Mapping[str, Any]) -> Iterator[Picture]:
+        outputs = predicted["outputs"].float().cpu().numpy()
         values = batch["label"].float().cpu().numpy()
         errors = self.targets.errors(outputs, values)
         largest_first = np.argsort(-errors, kind="stable")

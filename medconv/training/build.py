@@ -27,14 +27,15 @@ from medconv.training.data_setup import PreparedData
 from medconv.training.growing_patch import GrowingPatch
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.mixup import Mixup
-from medconv.training.optim import lr_schedulers
-from medconv.training.optim.build import build_optimizer
+from medconv.training.optim.build import OptimizerFactory, build_optimizer, build_schedule, knows_progress
 from medconv.training.optim.param_groups import with_lr_multipliers
+from medconv.training.setting_errors import naming_key
 from medconv.training.task import Task
 from medconv.training.validation import ImageLevelValidation, LabelMapValidation, Validation
 
 log = logging.getLogger(__name__)
 
+# Keys of `perf` that change the network's modules, in the words of `apply_switches`.
 _SWITCHES = (
     "channels_last",
     "fast_norm",
@@ -46,61 +47,95 @@ _SWITCHES = (
 
 
 def build_task(
-    config: RunConfig, record: Node, store: Store | None = None, load: Callable[..., Any] | None = None
+    config: RunConfig,
+    record: Node,
+    store: Store | None = None,
+    load: Callable[..., Any] | None = None,
 ) -> Task:
     """The task of a resolved config: network, loss, optimizer, schedule and validation.
 
-    Args: record: what every checkpoint carries. store: prepared cases, for validation on their own grids;
-        None: nothing will be validated. load: loads pretrained weights into the network.
+    Args:
+        record: what every checkpoint carries.
+        store: prepared cases, for validation on their original grids; None: nothing will be validated.
+        load: loads pretrained weights into the network.
+    Raises:
+        ConfigError: a class cannot be built from its node, or settings contradict each other.
     """
-    derived, perf, settings = config.derived, config.perf, config.task
-    targets, dims = Targets.from_plain(derived.targets), derived.spatial_dims
+    derived = config.derived
+    targets = Targets.from_plain(derived.targets)
     network = _network(config, targets, load)
-    optimizer = build_optimizer(config.optimizer, config.trainer, perf.fused_optimizer)
-    factors = config.init.lr_multipliers or {}
-    check_factors(factors, network)
-    if targets.per_voxel and settings.mixup:
-        raise configs.ConfigError(
-            f"task.mixup={settings.mixup} is for image-level targets, but the data has label maps"
-        )
+    make_optimizer = _optimizer(config, network)
+    mixup = _mixup(config, targets)
+    loss = FittedLoss(configs.build(config.loss, "loss"), targets, derived.spatial_dims)
+    make_schedule = build_schedule(config.scheduler)
+    progress_is_known = knows_progress(make_optimizer, make_schedule, network)
     return Task(
-        network,
-        FittedLoss(configs.build(config.loss, "loss"), targets, dims),
-        with_lr_multipliers(optimizer, network, factors),
-        configs.errors_with_key("scheduler", configs.build(config.scheduler, "scheduler")),
-        targets,
-        _validation(config, targets, network, store),
-        record,
-        deep_supervision=settings.deep_supervision,
-        growing_patch=_growing_patch(config, network),
-        mixup=Mixup(settings.mixup, config.seed) if settings.mixup else None,
-        memory_format=memory_format(bool(perf.channels_last), dims),
+        network=network,
+        loss=loss,
+        optimizer=make_optimizer,
+        scheduler=make_schedule,
+        targets=targets,
+        validation=_validation(config, targets, network, store),
+        record=record,
+        deep_supervision=config.task.deep_supervision,
+        growing_patch=_growing_patch(config, network, progress_is_known),
+        mixup=mixup,
+        memory_format=memory_format(bool(config.perf.channels_last), derived.spatial_dims),
     )
 
 
-def _growing_patch(config: RunConfig, network: nn.Module) -> GrowingPatch | None:
-    """Raises: ConfigError: `schedule.patch` is none of its values, or progressive where that cannot be."""
-    setting, perf = config.schedule.patch, config.perf
+def _optimizer(config: RunConfig, network: nn.Module) -> OptimizerFactory:
+    """Makes the optimizer from parameters, with a learning rate multiplier per layer."""
+    make_optimizer = build_optimizer(config.optimizer, config.trainer, config.perf.fused_optimizer)
+    multipliers = config.init.lr_multipliers or {}
+    check_factors(multipliers, network)
+    return with_lr_multipliers(make_optimizer, network, multipliers)
+
+
+def _mixup(config: RunConfig, targets: Targets) -> Mixup | None:
+    alpha = config.task.mixup
+    if not alpha:
+        return None
+    if targets.per_voxel:
+        raise configs.ConfigError(
+            f"task.mixup={alpha} is for image-level targets, but the data has label maps"
+        )
+    with naming_key("task.mixup"):
+        return Mixup(alpha, config.seed)
+
+
+def _growing_patch(config: RunConfig, network: nn.Module, progress_is_known: bool) -> GrowingPatch | None:
+    """Cuts training batches to patches that grow; None: training sees whole patches.
+
+    Raises:
+        ConfigError: `schedule.patch` has an unknown value, or is progressive where patches cannot grow.
+    """
+    setting = config.schedule.patch
     if setting not in (None, "progressive", "whole"):
         raise configs.ConfigError(f"schedule.patch must be progressive, whole or null, got {setting}")
-    divisor = getattr(network, "divisor", None)
-    obstacles = {
-        "the data has values of whole images": not config.derived.per_voxel,
-        f"model._target_={config.model['_target_']} does not tell what divides its input": divisor is None,
-        f"scheduler._target_={config.scheduler['_target_']} knows no progress": not has_progress(config),
-        "a run without an end has no progress": not _has_end(config.trainer),
-    }
-    obstacle = next((reason for reason, there in obstacles.items() if there), None)
+    obstacle = _obstacle_to_growing(config, network, progress_is_known)
     if setting == "progressive" and obstacle is not None:
         raise configs.ConfigError(f"schedule.patch=progressive: {obstacle}")
-    # compiled code is for one size; each further one takes a minute
-    wanted = not (perf.compile or perf.cuda_graphs) if setting is None else setting == "progressive"
-    return GrowingPatch(divisor) if wanted and obstacle is None and divisor is not None else None
+    if setting == "whole" or obstacle is not None:
+        return None
+    # Code compiled for one size is compiled again for each further size, which takes a minute.
+    compiles = config.perf.compile or config.perf.cuda_graphs
+    if setting is None and compiles:
+        return None
+    return GrowingPatch(network.divisor)  # type: ignore[arg-type]
 
 
-def has_progress(config: RunConfig) -> bool:
-    """Whether the schedule is one of ours, which know the progress of the run."""
-    return str(config.scheduler["_target_"]).startswith(lr_schedulers.__name__ + ".")
+def _obstacle_to_growing(config: RunConfig, network: nn.Module, progress_is_known: bool) -> str | None:
+    """Why patches cannot grow in this run; None: they can."""
+    if not config.derived.per_voxel:
+        return "the data has values of whole images"
+    if getattr(network, "divisor", None) is None:
+        return f"model._target_={config.model['_target_']} does not tell what divides its input"
+    if not progress_is_known:
+        return f"scheduler._target_={config.scheduler['_target_']} knows no progress"
+    if not _has_end(config.trainer):
+        return "a run without an end has no progress"
+    return None
 
 
 def _has_end(trainer: TrainerConfig) -> bool:
@@ -109,8 +144,8 @@ def _has_end(trainer: TrainerConfig) -> bool:
 
 def _validation(config: RunConfig, targets: Targets, network: nn.Module, store: Store | None) -> Validation:
     dims = config.derived.spatial_dims
-    seen = training_axes(config.augmentation, dims)
-    axes = usable_axes(config.task.mirror_axes, dims, seen, mirror_axes(network))
+    mirrored_in_training = training_axes(config.augmentation, dims)
+    axes = usable_axes(config.task.mirror_axes, dims, mirrored_in_training, mirror_axes(network))
     window = window_of(config.task, config.derived, axes, config.data.convention)
     if isinstance(targets, ImageLevelTargets):
         return ImageLevelValidation(targets, flips(window.mirror_axes))
@@ -125,28 +160,39 @@ def _validation(config: RunConfig, targets: Targets, network: nn.Module, store: 
 
 def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | None) -> nn.Module:
     """The network with its switches applied, and its frozen parameters frozen."""
-    derived, freezing = config.derived, config.init.freeze
-    network = targets.finish(build_network(config.model, config.conv, derived, load=load))
-    pairs, names = configs.lists_to_tuples(derived.flip_label_pairs or []), derived.class_names
-    axis, equivariant = left_right_axis(derived.slice_axis), mirror_axes(network)
-    left_right.check_equivariance(pairs, names, axis, equivariant)
-    if freezing:
-        log.info("%s stay as they are", freeze(network, freezing))
-    seen = training_axes(config.augmentation, derived.spatial_dims)
-    left_right.warn_of_lookalikes(targets, names, pairs, axis, seen, equivariant)
+    network = build_network(config.model, config.conv, config.derived, load=load)
+    network = targets.finish(network)
+    _check_left_right(config, targets, network)
+    if config.init.freeze:
+        log.info("%s stay as they are", freeze(network, config.init.freeze))
     apply_switches(network, **{key: getattr(config.perf, key) for key in _SWITCHES})
     if config.trainer.deterministic:
         swap_pools(network)
     return network
 
 
+def _check_left_right(config: RunConfig, targets: Targets, network: nn.Module) -> None:
+    """Raises or warns if left and right structures look alike to the network or its augmentation.
+
+    Raises:
+        ConfigError: the network is equivariant to a mirroring that exchanges two classes.
+    """
+    derived = config.derived
+    pairs = configs.lists_to_tuples(derived.flip_label_pairs or [])
+    class_names = derived.class_names
+    axis = left_right_axis(derived.slice_axis)
+    equivariant_axes = mirror_axes(network)
+    left_right.check_equivariance(pairs, class_names, axis, equivariant_axes)
+    augmented_axes = training_axes(config.augmentation, derived.spatial_dims)
+    left_right.warn_of_lookalikes(targets, class_names, pairs, axis, augmented_axes, equivariant_axes)
+
+
 def record_of(config: RunConfig, prepared: PreparedData) -> Node:
     """What every checkpoint carries; plain values only."""
+    preprocessing = asdict(prepared.preprocessing)
     return {
         "config": config.plain(),
-        "preprocessing": {
-            key: configs.tuples_to_lists(value) for key, value in asdict(prepared.preprocessing).items()
-        },
+        "preprocessing": {key: configs.tuples_to_lists(value) for key, value in preprocessing.items()},
         "dataset": prepared.dataset.name,
         "train_cases": [case.id for case in prepared.train],
         "class_names": list(prepared.dataset.class_names),

@@ -19,25 +19,33 @@ def derived_values(
     targets: Targets,
     flip_label_pairs: tuple[tuple[int, int], ...] = (),
 ) -> Derived:
-    """What follows from the data and its plan. Args: targets: with what follows from the training cases."""
-    monitored, values = targets.monitored, splits.values_of(train)
-    planned = {
-        key: configs.tuples_to_lists(value) for key, value in plan.values().items() if key != "batch_size"
-    }
-    first = [1] * plan.spatial_dims
+    """What follows from the data and its plan.
+
+    Args:
+        plan: of the run.
+        dataset: all cases.
+        train: cases to train on.
+        targets: with what follows from the training cases.
+        flip_label_pairs: classes that mirroring exchanges.
+    """
+    monitored = targets.monitored
+    planned = {key: configs.tuples_to_lists(value) for key, value in plan.values().items()}
+    del planned["batch_size"]  # it stands in `data`
+    # The first stage keeps the resolution
+    first_strides = [1] * plan.spatial_dims
     return Derived(
         num_channels=len(dataset.modalities),
         num_classes=targets.num_outputs,
         targets=targets.plain(),
         per_voxel=targets.per_voxel,
-        class_counts=targets.output_counts(values),
+        class_counts=targets.output_counts(splits.values_of(train)),
         overlapping=not targets.exclusive,
         exclusive=targets.exclusive,
         class_names=list(dataset.class_names),
         flip_label_pairs=configs.tuples_to_lists(flip_label_pairs) or None,
         train_cases=f"{len(train)} cases, {short_hash([case.id for case in train])}",
         **planned,
-        stage_strides=[first, *planned["strides"]],
+        stage_strides=[first_strides, *planned["strides"]],
         monitor=monitored.name,
         monitor_mode=monitored.mode,
         num_train_cases=len(train),

@@ -3,12 +3,14 @@
 import argparse
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from torch import nn
 
 from medconv import config as configs
 from medconv.config import Node, RunConfig
@@ -47,52 +49,95 @@ def import_model(
 ) -> list[Path]:
     """Write OUTPUT/foldN for each fold, a run folder with the network, its preprocessing and its windows.
 
-    Args: folder: of a trained configuration, with plans.json, dataset.json and fold_N/CHECKPOINT. folds: such
-        as 0 or all; None: those that are there.
-    Returns: the checkpoints. Raises: ValueError: something is missing, damaged or not supported; nothing of
-        that fold is written.
+    Args:
+        folder: of a trained configuration, with plans.json, dataset.json and fold_N/CHECKPOINT.
+        output: folder of the run folders.
+        folds: such as 0 or all; None: those that are there.
+        checkpoint: file name.
+    Returns:
+        The checkpoints of the run folders.
+    Raises:
+        ValueError: something is missing, damaged or not supported; nothing of that fold is written.
     """
-    found = sorted(path.parent.name.removeprefix("fold_") for path in folder.glob(f"fold_*/{checkpoint}"))
-    wanted = list(folds or found or ["N"])
-    if missing := [fold for fold in wanted if fold not in found]:
-        raise ValueError(
-            f"{folder}: expected a trained nnU-Net v2 configuration with "
-            f"{', '.join(f'fold_{fold}/{checkpoint}' for fold in missing)}"
-        )
-    return [_import_fold(folder, output / f"fold{fold}", fold, checkpoint) for fold in wanted]
+    checkpoints = folder.glob(f"fold_*/{checkpoint}")
+    trained_folds = sorted(path.parent.name.removeprefix("fold_") for path in checkpoints)
+    requested = list(folds or trained_folds or ["N"])
+    missing = [f"fold_{fold}/{checkpoint}" for fold in requested if fold not in trained_folds]
+    if missing:
+        raise ValueError(f"{folder}: expected a trained nnU-Net v2 configuration with {', '.join(missing)}")
+    return [_import_fold(folder, output / f"fold{fold}", fold, checkpoint) for fold in requested]
 
 
 def _import_fold(folder: Path, output: Path, fold: str, checkpoint: str) -> Path:
     if output.exists():
-        raise ValueError(f"{output}: exists already; choose another --output")
-    source, best = folder / f"fold_{fold}" / checkpoint, RunDir(output).best
-    content = checkpoint_io.unpickled(source, inert=True)
-    with explained(f"{source}: not a checkpoint of nnU-Net v2", *DAMAGED):
-        name, trainer = str(content["init_args"]["configuration"]), str(content["trainer_name"])
-        mirror_axes = [int(axis) for axis in content.get("inference_allowed_mirroring_axes") or ()]
-        state = dict(content["network_weights"])
-    model = nnunet_plans.read(folder, name)
-    settings = model.settings(mirror_axes)
+        raise ValueError(f"{output}: exists already; choose another output")
+    trained = _read_checkpoint(folder / f"fold_{fold}" / checkpoint)
+    model = nnunet_plans.read(folder, trained.configuration)
+    settings = model.settings(trained.mirror_axes)
     settings["data"]["fold"] = int(fold) if fold.isdigit() else fold
     config, prepared = _resolved(model, settings, output)
     network = build_network(config.model, config.conv, config.derived)
-    with explained(f"{source}: its weights do not fit its plans", ValueError, RuntimeError, *DAMAGED):
-        weights, unknown = unet_weights(state, model.axes)
-        found = network.load_state_dict(weights, strict=False)
-        if wrong := [*unknown, *found.missing_keys, *found.unexpected_keys]:
-            raise ValueError(f"{some(wrong, 3)} (our names) is in one alone; a trainer of another network?")
-    best.parent.mkdir(parents=True)
-    values = {f"network.{key}": value for key, value in network.state_dict().items()}
-    with replacing(best) as partial:
-        torch.save({"state_dict": values, "medconv": record_of(config, prepared)}, partial)
+    _load_weights(network, trained, model)
+
+    run = RunDir(output)
+    run.best.parent.mkdir(parents=True)
+    state = {f"network.{name}": value for name, value in network.state_dict().items()}
+    with replacing(run.best) as partial:
+        torch.save({"state_dict": state, "medconv": record_of(config, prepared)}, partial)
     write_text(output / "config.yaml", _yaml(config.plain()))
-    (output / "experiment").mkdir()
+    _write_experiment(output / "experiment", model, settings, pretrained=run.best)
+    run.write_summary(status="done", targets=prepared.targets.plain())
+    log.info(
+        "%s: %s of %s by %s",
+        run.best,
+        trained.configuration,
+        prepared.dataset.name,
+        trained.trainer_name,
+    )
+    return run.best
+
+
+@dataclass(frozen=True)
+class _TrainedFold:
+    """What a checkpoint of nnU-Net holds. Args: mirror_axes: nnU-Net's, of test-time augmentation."""
+
+    path: Path
+    configuration: str
+    trainer_name: str
+    mirror_axes: list[int]
+    weights: dict[str, Any]
+
+
+def _read_checkpoint(path: Path) -> _TrainedFold:
+    content = checkpoint_io.unpickled(path, inert=True)
+    with explained(f"{path}: not a checkpoint of nnU-Net v2", *DAMAGED):
+        return _TrainedFold(
+            path=path,
+            configuration=str(content["init_args"]["configuration"]),
+            trainer_name=str(content["trainer_name"]),
+            mirror_axes=[int(axis) for axis in content.get("inference_allowed_mirroring_axes") or ()],
+            weights=dict(content["network_weights"]),
+        )
+
+
+def _load_weights(network: nn.Module, trained: _TrainedFold, model: NnUNetModel) -> None:
+    """Raises: ValueError: the weights are those of another network."""
+    with explained(f"{trained.path}: its weights do not fit its plans", ValueError, RuntimeError, *DAMAGED):
+        weights, unknown = unet_weights(trained.weights, model.axes)
+        loaded = network.load_state_dict(weights, strict=False)
+        unmatched = [*unknown, *loaded.missing_keys, *loaded.unexpected_keys]
+        if unmatched:
+            raise ValueError(
+                f"{some(unmatched, 3)} (our names) is in one alone; a trainer of another network?"
+            )
+
+
+def _write_experiment(folder: Path, model: NnUNetModel, settings: Node, pretrained: Path) -> None:
+    """`finetune.yaml`: continues with these weights on further data, by `experiment=finetune`."""
+    folder.mkdir()
     defaults = ["nnunet", {"override /data": "nnunet"}, {"override /model": _option(model)}, "_self_"]
-    further = {"defaults": defaults, **settings, "init": {"pretrained": str(best.resolve())}}
-    write_text(output / "experiment/finetune.yaml", f"# @package _global_\n{_yaml(further)}")
-    RunDir(output).write_summary(status="done", targets=prepared.targets.plain())
-    log.info("%s: %s of %s by %s", best, name, prepared.dataset.name, trainer)
-    return best
+    content = {"defaults": defaults, **settings, "init": {"pretrained": str(pretrained.resolve())}}
+    write_text(folder / "finetune.yaml", f"# @package _global_\n{_yaml(content)}")
 
 
 def _option(model: NnUNetModel) -> str:
@@ -106,9 +151,47 @@ def _resolved(model: NnUNetModel, settings: Node, output: Path) -> tuple[RunConf
         composed = compose("train", ["experiment=nnunet", "data=nnunet", f"model={_option(model)}"])
     composed.merge_with(settings)
     config = configs.validate(composed)
-    network, dims = model.network, len(model.axes)
-    planned = Plan(
-        spatial_dims=dims,
+    prepared = _prepared(model, output)
+    derived = replace(
+        prepared.derived(),
+        num_train_cases=model.num_cases,
+        train_cases=f"{model.num_cases} cases of nnU-Net",
+    )
+    resolved = configs.resolve(config, derived)
+    return replace(resolved, trainer=replace(resolved.trainer, precision="32-true")), prepared
+
+
+def _prepared(model: NnUNetModel, output: Path) -> PreparedData:
+    """The data as if medconv had prepared it, without its cases."""
+    dims = len(model.axes)
+    plan = _plan(model)
+    preprocessing = PreprocessingConfig(
+        dims,
+        plan.spacing_mm,
+        model.normalisation,
+        model.intensities,
+        model.slice_axis,
+        convention=model.convention,
+    )
+    # For slices of volumes, a 2D network knows the spacing along all three axes
+    takes_slices = model.slice_axis is not None
+    spacing_range_mm = model.spacing_range_mm if takes_slices else model.spacing_range_mm[:dims]
+    return PreparedData(
+        dataset=model.dataset,
+        train=[],
+        val=[],
+        preprocessing=preprocessing,
+        plan=plan,
+        store=Store(output),
+        targets=model.dataset.targets,
+        spacing_range_mm=spacing_range_mm,
+    )
+
+
+def _plan(model: NnUNetModel) -> Plan:
+    network = model.network
+    return Plan(
+        spatial_dims=len(model.axes),
         slice_axis=model.slice_axis,
         spacing_mm=model.ours(model.spacing_mm),
         patch_size=model.ours(model.patch_size),
@@ -120,30 +203,6 @@ def _resolved(model: NnUNetModel, settings: Node, output: Path) -> tuple[RunConf
         memory_gb=Budget().memory_gb,
         size=Budget().size,
     )
-    preprocessing = PreprocessingConfig(
-        dims,
-        planned.spacing_mm,
-        model.normalisation,
-        model.intensities,
-        model.slice_axis,
-        convention=model.convention,
-    )
-    prepared = PreparedData(
-        model.dataset,
-        [],
-        [],
-        preprocessing,
-        planned,
-        Store(output),
-        model.dataset.targets,
-        spacing_range_mm=model.spacing_range_mm[:dims]
-        if model.slice_axis is None
-        else model.spacing_range_mm,
-    )
-    cases = f"{model.num_cases} cases of nnU-Net"
-    derived = replace(prepared.derived(), num_train_cases=model.num_cases, train_cases=cases)
-    resolved = configs.resolve(config, derived)
-    return replace(resolved, trainer=replace(resolved.trainer, precision="32-true")), prepared
 
 
 def _yaml(values: Node) -> str:

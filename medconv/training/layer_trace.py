@@ -9,8 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-INPUT, OUTPUT, LOSS, GRADIENT, WEIGHT = "input", "output", "loss", "gradient of output", "gradient of weights"
-_ORDER = (INPUT, OUTPUT, LOSS, GRADIENT, WEIGHT)
+INPUT = "input"
+OUTPUT = "output"
+LOSS = "loss"
+GRADIENT = "gradient of output"
+WEIGHT = "gradient of weights"
+_ORDER_OF_COMPUTATION = (INPUT, OUTPUT, LOSS, GRADIENT, WEIGHT)
 
 
 @dataclass(frozen=True)
@@ -18,37 +22,51 @@ class LayerRecord:
     """A tensor of the pass.
 
     Args:
-        name, kind: of the layer. what: which of its tensors.
-        bad: number of its `total` values that are not finite. low, high: range of the finite ones.
+        name: of the layer.
+        kind: class of the layer.
+        role: which of the layer's tensors, such as OUTPUT.
+        bad: number of its values that are not finite.
+        total: number of its values.
+        low: smallest finite value; None: no value is finite.
+        high: largest finite value; None: no value is finite.
     """
 
     name: str
     kind: str
-    what: str
+    role: str
     bad: int
     total: int
     low: float | None
     high: float | None
 
     @classmethod
-    def of(cls, name: str, kind: str, what: str, tensor: Tensor) -> Self:
+    def of(cls, name: str, kind: str, role: str, tensor: Tensor) -> Self:
         values = tensor.detach()
         finite = values[values.isfinite()]
-        low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (None, None)
-        return cls(name, kind, what, values.numel() - finite.numel(), values.numel(), low, high)
+        return cls(
+            name=name,
+            kind=kind,
+            role=role,
+            bad=values.numel() - finite.numel(),
+            total=values.numel(),
+            low=float(finite.min()) if finite.numel() else None,
+            high=float(finite.max()) if finite.numel() else None,
+        )
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
 
     def words(self) -> str:
-        if self.what == LOSS:
+        if self.role == LOSS:
             return "the loss alone"
-        return f"{self.name} ({self.kind}), {self.what}, {self.bad} of {self.total} values"
+        return f"{self.name} ({self.kind}), {self.role}, {self.bad} of {self.total} values"
 
 
 def severity(row: LayerRecord | None) -> int:
     """Position in the computation: 0 for the batch, larger for later tensors, largest for None."""
-    return len(_ORDER) if row is None else _ORDER.index(row.what)
+    if row is None:
+        return len(_ORDER_OF_COMPUTATION)
+    return _ORDER_OF_COMPUTATION.index(row.role)
 
 
 def first_bad(rows: Sequence[LayerRecord]) -> LayerRecord | None:
@@ -56,42 +74,66 @@ def first_bad(rows: Sequence[LayerRecord]) -> LayerRecord | None:
     return next((row for row in rows if row.bad), None)
 
 
-def table(rows: Sequence[LayerRecord], most: int = 12) -> str:
-    """The `most` rows up to and including the first non-finite one, one line each."""
+def table(rows: Sequence[LayerRecord], max_rows: int = 12) -> str:
+    """The last `max_rows` rows up to and including the first non-finite one, one line each."""
     end = next((index + 1 for index, row in enumerate(rows) if row.bad), len(rows))
-    cells = [("layer", "tensor", "not finite", "min", "max"), *map(_cells, rows[max(0, end - most) : end])]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    padded = ([c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in cells)
-    return "\n".join("  ".join(line).rstrip() for line in padded)
+    begin = max(0, end - max_rows)
+    lines = [("layer", "tensor", "not finite", "min", "max"), *map(_cells, rows[begin:end])]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded_lines = []
+    for line in lines:
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        padded_lines.append("  ".join(cells).rstrip())
+    return "\n".join(padded_lines)
 
 
 def _cells(row: LayerRecord) -> tuple[str, ...]:
-    low, high = ("-" if value is None else f"{value:.4g}" for value in (row.low, row.high))
-    return f"{row.name} ({row.kind})", row.what, f"{row.bad} of {row.total}" if row.bad else "-", low, high
+    not_finite = f"{row.bad} of {row.total}" if row.bad else "-"
+    return f"{row.name} ({row.kind})", row.role, not_finite, _number(row.low), _number(row.high)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 def inputs(batch: Mapping[str, Any]) -> list[LayerRecord]:
-    floats = {k: v for k, v in batch.items() if isinstance(v, Tensor) and v.is_floating_point()}
-    return [LayerRecord.of(name, "batch", INPUT, value) for name, value in floats.items()]
+    """Rows of the floating-point tensors of a batch."""
+    return [
+        LayerRecord.of(name, "batch", INPUT, value)
+        for name, value in batch.items()
+        if _is_floating_point(value)
+    ]
 
 
 def trace(
-    module: nn.Module, batch: Mapping[str, Any], loss_of: Callable[[], Tensor], scale: float = 1.0
+    module: nn.Module,
+    batch: Mapping[str, Any],
+    loss_of: Callable[[], Tensor],
+    scale: float = 1.0,
 ) -> list[LayerRecord]:
     """Rows of one forward and backward pass, in the order of computation. Does not touch `.grad`.
 
-    Args: loss_of: runs the module on the batch. scale: of the loss before backward, as in fp16 training.
+    Args:
+        module: to trace.
+        batch: its input.
+        loss_of: runs the module on the batch.
+        scale: of the loss before backward, as in fp16 training.
     """
     rows = inputs(batch)
-    back: list[LayerRecord] = []
-    with torch.inference_mode(False), torch.enable_grad(), _training(module), _watched(module, rows, back):
+    output_gradients: list[LayerRecord] = []
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        _training(module),
+        _recording(module, rows, output_gradients),
+    ):
         loss = loss_of()
         rows.append(LayerRecord.of("loss", "loss", LOSS, loss))
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         gradients: Sequence[Tensor | None] = ()
         if loss.requires_grad:
             gradients = torch.autograd.grad(loss * scale, list(trained.values()), allow_unused=True)
-    rows += back
+    rows += output_gradients
     for name, gradient in zip(trained, gradients, strict=False):
         if gradient is not None:
             rows.append(LayerRecord.of(name, "parameter", WEIGHT, gradient))
@@ -99,24 +141,27 @@ def trace(
 
 
 @contextmanager
-def _watched(module: nn.Module, rows: list[LayerRecord], back: list[LayerRecord]) -> Iterator[None]:
-    """Inside, hooks append the output of each layer to `rows`, and its gradient to `back`."""
-    seen: set[str] = set()  # activation checkpointing calls a layer again during backward
+def _recording(module: nn.Module, outputs: list[LayerRecord], gradients: list[LayerRecord]) -> Iterator[None]:
+    """Inside, hooks append the output of each layer to `outputs`, and its gradient to `gradients`."""
+    # Activation checkpointing calls a layer again during backward
+    called: set[str] = set()
 
-    def watch(name: str, kind: str) -> Callable[..., None]:
+    def hook_of(name: str, kind: str) -> Callable[..., None]:
         def hook(layer: nn.Module, inputs: Any, output: Any) -> None:
-            if name in seen:
+            if name in called:
                 return
-            seen.add(name)
+            called.add(name)
             for tensor in _tensors(output):
-                rows.append(LayerRecord.of(name, kind, OUTPUT, tensor))
+                outputs.append(LayerRecord.of(name, kind, OUTPUT, tensor))
                 if tensor.requires_grad:
-                    tensor.register_hook(lambda g: back.append(LayerRecord.of(name, kind, GRADIENT, g)))
+                    tensor.register_hook(lambda g: gradients.append(LayerRecord.of(name, kind, GRADIENT, g)))
 
         return hook
 
-    parts = [(name, part) for name, part in module.named_modules() if name and not name.startswith("loss")]
-    hooks = [part.register_forward_hook(watch(name, type(part).__name__)) for name, part in parts]
+    hooks = []
+    for name, layer in module.named_modules():
+        if name and not name.startswith("loss"):
+            hooks.append(layer.register_forward_hook(hook_of(name, type(layer).__name__)))
     try:
         yield
     finally:
@@ -127,23 +172,29 @@ def _watched(module: nn.Module, rows: list[LayerRecord], back: list[LayerRecord]
 @contextmanager
 def _training(module: nn.Module) -> Iterator[None]:
     """Inside, the module is in training mode and not compiled, since compiled modules call no hooks."""
-    before = {part: (part.training, part._compiled_call_impl) for part in module.modules()}
+    modes = {layer: layer.training for layer in module.modules()}
+    compiled_calls = {layer: layer._compiled_call_impl for layer in module.modules()}
     module.train()
-    for part in before:
-        part._compiled_call_impl = None
+    for layer in compiled_calls:
+        layer._compiled_call_impl = None
     try:
         yield
     finally:
-        for part, (training, call) in before.items():
-            part.training, part._compiled_call_impl = training, call
+        for layer, compiled_call in compiled_calls.items():
+            layer.training = modes[layer]
+            layer._compiled_call_impl = compiled_call
 
 
 def generators(device: torch.device) -> list[Tensor]:
     """States of the random generators that a forward pass may use, for instance for dropout."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
 
 
 def set_generators(states: Sequence[Tensor], device: torch.device) -> None:
+    """Restores what `generators` returned."""
     torch.set_rng_state(states[0])
     if device.type == "cuda" and len(states) > 1:
         torch.cuda.set_rng_state(states[1], device)
@@ -151,4 +202,8 @@ def set_generators(states: Sequence[Tensor], device: torch.device) -> None:
 
 def _tensors(output: Any) -> list[Tensor]:
     """The floating-point tensors in a layer's output."""
-    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return [leaf for leaf in tree_leaves(output) if _is_floating_point(leaf)]
+
+
+def _is_floating_point(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

@@ -9,7 +9,6 @@ import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 
 def measured_once(
     config: RunConfig,
-    what: str,
+    name: str,
     key: Node,
     measure: Callable[[], Node],
     complete: Callable[[Node], bool],
@@ -35,33 +34,38 @@ def measured_once(
     """The result of `measure`, or of an earlier run with the same key, and its file.
 
     Args:
-        what: names the file's folder under `data.cache_dir` and begins messages.
-        key: all that the result depends on beside hardware and versions. measure: returns plain values.
-        complete: whether the content of a file is a result. begin: called before on each rank that finds no
-            result; its errors must be those of all ranks.
-    Raises: ConfigError: the file of several ranks cannot be written, or waiting for rank 0 timed out.
+        config: of the run.
+        name: of the measurement: of its files' folder under `data.cache_dir`, and in messages.
+        key: all that the result depends on beside hardware and versions.
+        measure: returns plain values.
+        complete: whether the content of a file is a result.
+        begin: called before on each rank that finds no result; its errors must be those of all ranks.
+    Raises:
+        ConfigError: the file of several ranks cannot be written, or waiting for rank 0 timed out.
     """
     key = {**_machine(config), **key}
-    path = Path(config.data.cache_dir) / what / f"{short_hash(key)}.json"
-    result = _remembered(path, what, complete)
-    if result is None:
-        begin()
-    if result is None and is_rank_zero():
-        result = {**measure(), "key": key}
-        _remember(result, path, what, config)
-    return result or _awaited(path, what, complete), path
+    path = Path(config.data.cache_dir) / name / f"{short_hash(key)}.json"
+    result = _read(path, name, complete)
+    if result is not None:
+        return result, path
+    begin()
+    if not is_rank_zero():
+        return _wait_for(path, name, complete), path
+    result = {**measure(), "key": key}
+    _write(result, path, name, config)
+    return result, path
 
 
 def _machine(config: RunConfig) -> Node:
-    gpu = hardware.uses_gpu(config.trainer.accelerator)
-    name = torch.cuda.get_device_name() if gpu else torch.cpu.get_capabilities().get("cpu_name")
+    uses_gpu = hardware.uses_gpu(config.trainer.accelerator)
+    name = torch.cuda.get_device_name() if uses_gpu else torch.cpu.get_capabilities().get("cpu_name")
     return {
         "hardware": [name or platform.processor(), platform.machine(), torch.get_num_threads()],
         "versions": [torch.__version__, medconv.__version__],
     }
 
 
-def _remembered(path: Path, what: str, complete: Callable[[Node], bool]) -> Node | None:
+def _read(path: Path, name: str, complete: Callable[[Node], bool]) -> Node | None:
     """An earlier result; None if there is none or the file is unreadable."""
     if not path.is_file():
         return None
@@ -71,29 +75,34 @@ def _remembered(path: Path, what: str, complete: Callable[[Node], bool]) -> Node
             return result
     except (ValueError, KeyError, TypeError):
         pass
-    log.warning("%s: %s cannot be read, so it is measured anew", what, path)
+    log.warning("%s: %s cannot be read, so it is measured anew", name, path)
     if is_rank_zero():
         path.unlink(missing_ok=True)
     return None
 
 
-def _remember(result: Node, path: Path, what: str, config: RunConfig) -> None:
+def _write(result: Node, path: Path, name: str, config: RunConfig) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(result, indent=1) + "\n")
     except OSError as error:
-        if config.trainer.devices not in (None, 1, "1") or config.trainer.num_nodes not in (None, 1):
-            raise ConfigError(f"{what}: cannot tell the other ranks: data.cache_dir: {error}") from error
-        log.warning("%s: the result cannot be kept for later runs: %s", what, error)
+        one_device = config.trainer.devices in (None, 1, "1")
+        one_machine = config.trainer.num_nodes in (None, 1)
+        if not (one_device and one_machine):
+            raise ConfigError(f"{name}: cannot tell the other ranks: data.cache_dir: {error}") from error
+        log.warning("%s: the result cannot be kept for later runs: %s", name, error)
 
 
-def _awaited(path: Path, what: str, complete: Callable[[Node], bool]) -> Any:
-    end = time.monotonic() + _PATIENCE
-    while (result := _remembered(path, what, complete)) is None:
-        if time.monotonic() > end:
+def _wait_for(path: Path, name: str, complete: Callable[[Node], bool]) -> Node:
+    """The result that rank 0 writes."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        result = _read(path, name, complete)
+        if result is not None:
+            return result
+        if time.monotonic() > deadline:
             raise ConfigError(
-                f"{what}: rank 0's measurement did not come to {path} within {_PATIENCE} seconds; "
+                f"{name}: rank 0's measurement did not come to {path} within {_PATIENCE} seconds; "
                 "data.cache_dir must be a folder that all ranks share, and their hardware alike"
             )
         time.sleep(0.2)
-    return result

@@ -13,6 +13,7 @@ from medconv.models.pretrained.nnunet import NnUNet
 from medconv.utils.errors import explained
 
 DAMAGED = (LookupError, TypeError, AttributeError, ArithmeticError)
+# Intensities of 8-bit colours, so that normalisation by the dataset maps them to 0 to 1.
 _RGB = {"percentile_00_5": 0.0, "percentile_99_5": 255.0, "mean": 0.0, "std": 255.0}
 _NORMALISATIONS = {
     "ZScoreNormalization": "zscore",
@@ -27,7 +28,8 @@ _CONVENTIONS = {  # of the class that reads images
     "SimpleITKIOWithReorient": "nnunet_ras",
     "NibabelIOWithReorient": "nnunet_ras",
 }
-_ORDERS = {"resampling_fn_data": 3, "resampling_fn_probabilities": 1}  # of splines, in the plane
+# Of the splines that resample, in the plane.
+_SPLINE_ORDERS = {"resampling_fn_data": 3, "resampling_fn_probabilities": 1}
 Value = TypeVar("Value")
 Content = Mapping[str, Any]
 
@@ -38,9 +40,15 @@ class NnUNetModel:
 
     Args:
         name: of the configuration, such as 3d_fullres.
+        num_cases: training cases.
+        network: as in the plans, in nnU-Net's axes; `ours` turns them.
         axes: nnU-Net's spatial axis that becomes each of ours: its arrays are stored Z, Y, X, and transposed.
         slice_axis: across the slices that a 2D network takes from volumes, else None.
-        spacing_mm, patch_size, network: as in the plans, in nnU-Net's axes; `ours` turns them.
+        spacing_mm: as in the plans, in nnU-Net's axes.
+        patch_size: as in the plans, in nnU-Net's axes.
+        normalisation: of each channel.
+        intensities: of each channel.
+        convention: how images are read.
         spacing_range_mm: smallest and largest of the training cases, in our axes; empty: not known.
     """
 
@@ -64,7 +72,8 @@ class NnUNetModel:
 
     def settings(self, mirror_axes: Sequence[int]) -> Node:
         """The keys of a config that trains and predicts as nnU-Net does. Args: mirror_axes: nnU-Net's."""
-        network, mirrored = self.network, sorted(self.axes.index(axis) for axis in mirror_axes)
+        network = self.network
+        mirrored = sorted(self.axes.index(axis) for axis in mirror_axes)
         return {
             "data": {
                 "spatial_dims": len(self.axes),
@@ -90,10 +99,12 @@ class NnUNetModel:
 def read(folder: Path, name: str) -> NnUNetModel:
     """The configuration `name` of a model folder.
 
-    Raises: ValueError: plans.json or dataset.json is missing or damaged, or holds what is not supported.
+    Raises:
+        ValueError: plans.json or dataset.json is missing or damaged, or holds what is not supported.
     """
     path = folder / "plans.json"
-    plans, meta = read_json(path), read_json(folder / "dataset.json")
+    plans = read_json(path)
+    meta = read_json(folder / "dataset.json")
     with explained(f"{path}: configuration {name} is damaged", *DAMAGED), explained(f"{path}", ValueError):
         configuration = _inherited(plans["configurations"], name)
         _check(plans, configuration)
@@ -107,63 +118,58 @@ def _model(
     configuration: Content,
     meta: Content,
 ) -> NnUNetModel:
+    """Args: meta: dataset.json."""
     class_names, targets = parse_labels(meta, folder / "dataset.json")
     channels = names_by_number(meta.get("channel_names"), folder / "dataset.json", "channel_names")
-    dims, transposed = (
-        len(configuration["patch_size"]),
-        [2 - int(axis) for axis in plans["transpose_forward"]],
-    )
-    if sorted(transposed) != [0, 1, 2] or dims not in (2, 3):
-        raise ValueError(f"transpose_forward={plans['transpose_forward']} with {dims} axes is not supported")
-    network_axes = transposed[3 - dims :]  # stored axis, x being 0, of each axis of nnU-Net's network
-    spacings, flat = _measured(folder, plans)
-    masked, schemes = configuration["use_mask_for_norm"], configuration["normalization_schemes"]
-    measured = plans["foreground_intensity_properties_per_channel"]
-    rgb = [scheme == "RGBTo01Normalization" for scheme in schemes]
+    dims = len(configuration["patch_size"])
+    stored_axes = _stored_axes(plans, dims)
+    network_axes = stored_axes[3 - dims :]  # a 2D network has no first axis
+    spacings = _case_spacings(folder)
+    takes_slices = dims == 2 and not _are_pictures(plans)
     return NnUNetModel(
-        name,
-        Dataset(str(plans["dataset_name"]), (), class_names, channels, targets=targets),
-        len(spacings) or int(meta.get("numTraining", 0)),
-        NnUNet.of(configuration),
-        tuple(sorted(range(dims), key=network_axes.__getitem__)),
-        transposed[0] if dims == 2 and not flat else None,
-        tuple(map(float, configuration["spacing"])),
-        tuple(map(int, configuration["patch_size"])),
-        int(configuration["batch_size"]),
-        tuple(_normalisation(*pair) for pair in zip(schemes, masked, strict=True)),
-        tuple(
-            dict(_RGB) if colour else {key: float(measured[str(channel)][key]) for key in INTENSITIES}
-            for channel, colour in enumerate(rgb)
-        ),
-        _CONVENTIONS[plans["image_reader_writer"]],
-        tuple((min(mm), max(mm)) for mm in zip(*spacings, strict=True)),
+        name=name,
+        dataset=Dataset(str(plans["dataset_name"]), (), class_names, channels, targets=targets),
+        num_cases=len(spacings) or int(meta.get("numTraining", 0)),
+        network=NnUNet.of(configuration),
+        axes=tuple(sorted(range(dims), key=network_axes.__getitem__)),
+        slice_axis=stored_axes[0] if takes_slices else None,
+        spacing_mm=tuple(map(float, configuration["spacing"])),
+        patch_size=tuple(map(int, configuration["patch_size"])),
+        batch_size=int(configuration["batch_size"]),
+        normalisation=_normalisations(configuration),
+        intensities=_intensities(plans, configuration),
+        convention=_CONVENTIONS[plans["image_reader_writer"]],
+        spacing_range_mm=tuple((min(mm), max(mm)) for mm in zip(*spacings, strict=True)),
     )
 
 
-def _inherited(configurations: Content, name: str) -> dict[str, Any]:
-    """A configuration with what it inherits. Raises: KeyError: no such name, RecursionError as ValueError."""
-    own, seen = dict(configurations[name]), {name}
-    while (parent := own.pop("inherits_from", None)) is not None:
-        if parent in seen:
-            raise ValueError(f"configuration {name} inherits from itself")
-        seen.add(parent)
-        own = {**configurations[parent], **own}
-    return own
+def _stored_axes(plans: Content, dims: int) -> list[int]:
+    """The axis of the file, x being 0, of each axis of nnU-Net's transposed arrays.
+
+    Raises: ValueError: the plans do not permute three axes.
+    """
+    stored_axes = [2 - int(axis) for axis in plans["transpose_forward"]]
+    if sorted(stored_axes) != [0, 1, 2] or dims not in (2, 3):
+        raise ValueError(f"transpose_forward={plans['transpose_forward']} with {dims} axes is not supported")
+    return stored_axes
 
 
-def _check(plans: Content, configuration: Content) -> None:
-    """Raises: ValueError: the plans ask for what medconv cannot do as nnU-Net does."""
-    if (reader := plans["image_reader_writer"]) not in _CONVENTIONS:
-        raise ValueError(f"image_reader_writer={reader} is not supported, expected {', '.join(_CONVENTIONS)}")
-    if configuration.get("previous_stage"):
-        raise ValueError(f"a cascade, after {configuration['previous_stage']}, is not supported")
-    expected: dict[str, Any] = {"preprocessor_name": "DefaultPreprocessor"}
-    for key, order in _ORDERS.items():
-        expected[key] = "resample_data_or_seg_to_shape"
-        expected[f"{key}_kwargs"] = {"is_seg": False, "order": order, "order_z": 0, "force_separate_z": None}
-    for key, value in expected.items():
-        if configuration[key] != value:
-            raise ValueError(f"{key}={configuration[key]} is not supported, expected {value}")
+def _case_spacings(folder: Path) -> list[tuple[float, ...]]:
+    """The spacing in mm of each training case as stored (x, y, z); empty if nnU-Net's fingerprint is gone."""
+    path = folder / "dataset_fingerprint.json"
+    spacings = read_json(path)["spacings"] if path.is_file() else []
+    return [tuple(map(float, reversed(spacing))) for spacing in spacings]
+
+
+def _are_pictures(plans: Content) -> bool:
+    """Whether the cases are single slices."""
+    return int(plans["original_median_shape_after_transp"][0]) == 1
+
+
+def _normalisations(configuration: Content) -> tuple[str, ...]:
+    schemes = configuration["normalization_schemes"]
+    masked = configuration["use_mask_for_norm"]
+    return tuple(_normalisation(*channel) for channel in zip(schemes, masked, strict=True))
 
 
 def _normalisation(scheme: str, masked: bool) -> str:
@@ -173,9 +179,49 @@ def _normalisation(scheme: str, masked: bool) -> str:
     return "zscore_nonzero" if masked and name == "zscore" else name
 
 
-def _measured(folder: Path, plans: Content) -> tuple[list[tuple[float, ...]], bool]:
-    """The spacing of each training case as stored (x, y, z), and whether they are single slices."""
-    shape = plans["original_median_shape_after_transp"]
-    path = folder / "dataset_fingerprint.json"
-    spacings = read_json(path)["spacings"] if path.is_file() else []
-    return [tuple(map(float, reversed(row))) for row in spacings], int(shape[0]) == 1
+def _intensities(plans: Content, configuration: Content) -> tuple[dict[str, float], ...]:
+    """Of each channel, as nnU-Net measured them in the foreground."""
+    measured = plans["foreground_intensity_properties_per_channel"]
+    channels = []
+    for channel, scheme in enumerate(configuration["normalization_schemes"]):
+        if scheme == "RGBTo01Normalization":
+            channels.append(dict(_RGB))
+        else:
+            channels.append({key: float(measured[str(channel)][key]) for key in INTENSITIES})
+    return tuple(channels)
+
+
+def _inherited(configurations: Content, name: str) -> dict[str, Any]:
+    """A configuration with what it inherits.
+
+    Raises:
+        KeyError: no configuration has the name, or the one that it inherits from.
+        ValueError: it inherits from itself.
+    """
+    configuration = dict(configurations[name])
+    names = {name}
+    while "inherits_from" in configuration:
+        parent = configuration.pop("inherits_from")
+        if parent is None:
+            break
+        if parent in names:
+            raise ValueError(f"configuration {name} inherits from itself")
+        names.add(parent)
+        configuration = {**configurations[parent], **configuration}
+    return configuration
+
+
+def _check(plans: Content, configuration: Content) -> None:
+    """Raises: ValueError: the plans ask for what medconv cannot do as nnU-Net does."""
+    reader = plans["image_reader_writer"]
+    if reader not in _CONVENTIONS:
+        raise ValueError(f"image_reader_writer={reader} is not supported, expected {', '.join(_CONVENTIONS)}")
+    if configuration.get("previous_stage"):
+        raise ValueError(f"a cascade, after {configuration['previous_stage']}, is not supported")
+    expected: dict[str, Any] = {"preprocessor_name": "DefaultPreprocessor"}
+    for key, order in _SPLINE_ORDERS.items():
+        expected[key] = "resample_data_or_seg_to_shape"
+        expected[f"{key}_kwargs"] = {"is_seg": False, "order": order, "order_z": 0, "force_separate_z": None}
+    for key, value in expected.items():
+        if configuration[key] != value:
+            raise ValueError(f"{key}={configuration[key]} is not supported, expected {value}")

@@ -32,22 +32,27 @@ def run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """`medconv preprocess`. Args: arguments: for Hydra. Returns: the exit code."""
     start_logging()
     configs: list[RunConfig] = []
+    # Several configs if the arguments are those of a sweep
     compose.run_with_config(lambda composed, _: configs.append(config.validate(composed)), arguments)
-    codes = [_check(one) if options.check_only else _prepare(one, options.verify) for one in configs]
+    codes = []
+    for run_config in configs:
+        if options.check_only:
+            codes.append(_check(run_config))
+        else:
+            codes.append(_prepare(run_config, options.verify))
     return max(codes, default=DONE)
 
 
 def _prepare(run_config: RunConfig, verify: bool) -> int:
     prepared = prepare_data(run_config, verify)
-    store, planned = prepared.store, prepared.plan
-    print(
-        f"{'verified' if verify else 'prepared'}  {len(prepared.dataset.cases)} cases of "
-        f"{prepared.dataset.name}"
-    )
+    store = prepared.store
+    verb = "verified" if verify else "prepared"
+    spacing = size_text(np.round(prepared.plan.spacing_mm, 3))
+    patch_size = size_text(prepared.plan.patch_size)
+    print(f"{verb}  {len(prepared.dataset.cases)} cases of {prepared.dataset.name}")
     print(f"store     {store.folder}, {store.size() / 1e6:.1f} MB")
     print(f"findings  {store.folder.parent / 'fingerprint.json'}")
-    spacing, patch = size_text(np.round(planned.spacing_mm, 3)), size_text(planned.patch_size)
-    print(f"plan      spacing {spacing} mm, patch {patch} voxels")
+    print(f"plan      spacing {spacing} mm, patch {patch_size} voxels")
     return DONE
 
 
@@ -56,51 +61,70 @@ def _check(run_config: RunConfig) -> int:
     dataset, workers = find_data(run_config.data)
     reports = examine_all(dataset, workers)
     print(table(dataset, reports))
-    for report in reports:
-        for warning in report.warnings:
-            print(f"warning: case {report.case}: {warning}")
-    for warning in dataset_warnings([report for report in reports if not report.errors], dataset):
-        print(f"warning: {warning}")
+    _print_warnings(dataset, reports)
     errors = {report.case: report.errors for report in reports if report.errors}
     if errors:
         raise ValueError(error_report(dataset, errors))
     measured = measure(reports)
-    check_split(split_cases(dataset, run_config.data), dataset, measured, run_config.data)
-    print(f"\n{planning_report.table(make_plan(run_config, dataset, measured).rows)}")
+    split = split_cases(dataset, run_config.data)
+    check_split(split, dataset, measured, run_config.data)
+    plan = make_plan(run_config, dataset, measured)
+    print(f"\n{planning_report.table(plan.rows)}")
     print(f"\nno errors in {len(reports)} cases of {dataset.name}")
     return DONE
 
 
+def _print_warnings(dataset: Dataset, reports: Sequence[CaseReport]) -> None:
+    for report in reports:
+        for warning in report.warnings:
+            print(f"warning: case {report.case}: {warning}")
+    valid = [report for report in reports if not report.errors]
+    for warning in dataset_warnings(valid, dataset):
+        print(f"warning: {warning}")
+
+
 def table(dataset: Dataset, reports: list[CaseReport]) -> str:
     """One line per case: grid, intensities, share of each foreground class or the image-level label."""
-    names = _shown_names(dataset)
-    head = ["case", "shape", "spacing mm", "axes", "channels", "intensities", *names, ""]
-    values = {case.id: _values(case.values, dataset) for case in dataset.cases}
-    rows = [head, *[_row(report, values[report.case]) for report in reports]]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    head = ["case", "shape", "spacing mm", "axes", "channels", "intensities", *_label_names(dataset), ""]
+    labels = {case.id: _label_cells(case.values, dataset) for case in dataset.cases}
+    rows = [head, *[_row(report, labels[report.case]) for report in reports]]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
-def _shown_names(dataset: Dataset) -> tuple[str, ...]:
-    """Without the background, which is the rest."""
-    return dataset.class_names[0 if isinstance(dataset.targets, ImageLevelTargets) else 1 :]
+def _label_names(dataset: Dataset) -> tuple[str, ...]:
+    """Of classes without the background, which is what the other classes leave, or of image-level labels."""
+    first = 0 if isinstance(dataset.targets, ImageLevelTargets) else 1
+    return dataset.class_names[first:]
 
 
-def _values(values: tuple[float, ...] | None, dataset: Dataset) -> list[str]:
+def _label_cells(values: tuple[float, ...] | None, dataset: Dataset) -> list[str]:
     """The image-level label of a case, one cell per name; dashes if there is none."""
     if isinstance(dataset.targets, ImageLevelTargets) and values is not None:
         return dataset.targets.cells_per_name(values)
-    return ["-"] * len(_shown_names(dataset))
+    return ["-"] * len(_label_names(dataset))
 
 
-def _row(report: CaseReport, values: list[str]) -> list[str]:
-    grid, cells = report.grid, ["-"] * 5
-    if grid is not None:
-        spacing = size_text(np.round(grid.spacing_mm, 3))
-        cells = [size_text(grid.shape), spacing, grid.orientation, str(report.channels)]
-        cells.append(f"{report.low:.4g} to {report.high:.4g}")
+def _row(report: CaseReport, label_cells: list[str]) -> list[str]:
+    """Args: label_cells: for a case without a label map."""
     total = sum(report.class_voxels)
-    shares = [f"{100 * n / total:.2f} %" for n in report.class_voxels[1:]] or values
-    return [report.case, *cells, *shares, f"{len(report.errors)} errors" if report.errors else ""]
+    shares = [f"{100 * voxels / total:.2f} %" for voxels in report.class_voxels[1:]]
+    errors = f"{len(report.errors)} errors" if report.errors else ""
+    return [report.case, *_grid_cells(report), *(shares or label_cells), errors]
+
+
+def _grid_cells(report: CaseReport) -> list[str]:
+    """Shape, spacing, axes, channels and intensities; dashes if the image cannot be read."""
+    if report.grid is None:
+        return ["-"] * 5
+    return [
+        size_text(report.grid.shape),
+        size_text(np.round(report.grid.spacing_mm, 3)),
+        report.grid.orientation,
+        str(report.channels),
+        f"{report.low:.4g} to {report.high:.4g}",
+    ]

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import lightning as L
 from omegaconf import OmegaConf
@@ -19,7 +20,8 @@ from medconv.training.run_dir import RunDir
 from medconv.utils.hardware import uses_gpu
 from medconv.utils.logging import size_text
 
-OF_A_SWEEP = "MEDCONV_SWEEP"  # environment variable of a sweep's job: its own overrides, as JSON
+# Environment variable of a sweep's job: its own overrides, as JSON.
+OF_A_SWEEP = "MEDCONV_SWEEP"
 
 log = logging.getLogger(__name__)
 
@@ -46,18 +48,23 @@ def announce(
 ) -> None:
     """Log what is about to be trained."""
     derived = config.derived
-    batch = (config.data.batch_size or 1) * trainer.world_size * trainer.accumulate_grad_batches
-    weights = sum(p.numel() for p in network.parameters())
+    batch_size = (config.data.batch_size or 1) * trainer.world_size * trainer.accumulate_grad_batches
+    num_parameters = sum(parameter.numel() for parameter in network.parameters())
     log.info("data: %s, %d cases to train on, %d to validate", dataset, num_train, num_val)
-    patch, spacing = size_text(derived.patch_size), size_text(derived.spacing_mm)
-    log.info("patch: %s voxels of %s mm, global batch %d", patch, spacing, batch)
+    log.info(
+        "patch: %s voxels of %s mm, global batch %d",
+        size_text(derived.patch_size),
+        size_text(derived.spacing_mm),
+        batch_size,
+    )
     if derived.slice_axis is not None:
         axis = ("right", "anterior", "superior")[derived.slice_axis]
         log.info("slices: 2D, across the %s axis of the volumes", axis)
-    log.info("model: %s, %.2f million parameters", config.model["_target_"], weights / 1e6)
+    log.info("model: %s, %.2f million parameters", config.model["_target_"], num_parameters / 1e6)
+    class_weights = config.loss.get("class_weights")
+    if class_weights not in (None, "none"):
+        log.info("loss: class weights %s", class_weights)
     device = trainer.strategy.root_device.type
-    if (of_classes := config.loss.get("class_weights")) not in (None, "none"):
-        log.info("loss: class weights %s", of_classes)
     log.info("trainer: %d x %s, precision %s", trainer.world_size, device, trainer.precision)
     log.info("run: %s", folder.path)
     log.debug("parameters: %s", ", ".join(name for name, _ in network.named_parameters()))
@@ -67,22 +74,26 @@ def announce(
 
 def without_effect(perf: PerfConfig, trainer: TrainerConfig, test: bool = False) -> list[str]:
     """One line for each setting that is on but has no effect here, with the reason."""
-    no_gpu, limits_tests = not uses_gpu(trainer.accelerator), trainer.limit_test_batches is not None
-    not_synced = trainer.sync_batchnorm and no_gpu
-    not_last = perf.fast_norm and not perf.channels_last
-    unused = perf.activation_checkpointing == "pointwise" and perf.compile
-    reasons = {
-        "trainer.benchmark=true": trainer.benchmark and no_gpu and "cuDNN runs on NVIDIA GPUs only",
-        "perf.cuda_graphs=true": perf.cuda_graphs and no_gpu and "there is no GPU to replay them on",
-        "trainer.sync_batchnorm=true": not_synced and "PyTorch supports it on GPUs only",
-        "perf.fast_norm=true": not_last and "it needs perf.channels_last=true",
-        "perf.activation_checkpointing=pointwise": unused and "the compiler itself chooses what to recompute",
-        "trainer.limit_test_batches": limits_tests and not test and "a run tests with test=true only",
-        "trainer.limit_predict_batches": trainer.limit_predict_batches is not None
-        and "a run predicts nothing",
-        "trainer.model_registry": trainer.model_registry is not None and "checkpoints are files",
-    }
-    return [f"{switch} has no effect: {reason}" for switch, reason in reasons.items() if reason]
+    no_gpu = not uses_gpu(trainer.accelerator)
+    reasons = {}
+    if trainer.benchmark and no_gpu:
+        reasons["trainer.benchmark=true"] = "cuDNN runs on NVIDIA GPUs only"
+    if perf.cuda_graphs and no_gpu:
+        reasons["perf.cuda_graphs=true"] = "there is no GPU to replay them on"
+    if trainer.sync_batchnorm and no_gpu:
+        reasons["trainer.sync_batchnorm=true"] = "PyTorch supports it on GPUs only"
+    if perf.fast_norm and not perf.channels_last:
+        reasons["perf.fast_norm=true"] = "it needs perf.channels_last=true"
+    if perf.activation_checkpointing == "pointwise" and perf.compile:
+        setting = "perf.activation_checkpointing=pointwise"
+        reasons[setting] = "the compiler itself chooses what to recompute"
+    if trainer.limit_test_batches is not None and not test:
+        reasons["trainer.limit_test_batches"] = "a run tests with test=true only"
+    if trainer.limit_predict_batches is not None:
+        reasons["trainer.limit_predict_batches"] = "a run predicts nothing"
+    if trainer.model_registry is not None:
+        reasons["trainer.model_registry"] = "checkpoints are files"
+    return [f"{setting} has no effect: {reason}" for setting, reason in reasons.items()]
 
 
 def config_text(trainer: L.Trainer, config: RunConfig) -> None:
@@ -98,15 +109,21 @@ def hyperparameters(trainer: L.Trainer, config: RunConfig, folder: RunDir) -> No
     A sweep's job logs only its own overrides, since the page shows only the first few in alphabetical order.
     """
     groups = ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")
-    flat = configs.flatten({k: v for k, v in config.plain().items() if k in groups})
-    params = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in flat.items()}
-    in_sweep = {k: _number(v) for k, v in json.loads(os.environ.get(OF_A_SWEEP) or "{}").items()}
+    content = {group: node for group, node in config.plain().items() if group in groups}
+    params = {key: _loggable(value) for key, value in configs.flatten(content).items()}
+    overrides = json.loads(os.environ.get(OF_A_SWEEP) or "{}")
+    overrides = {key: _number(value) for key, value in overrides.items()}
     monitored = monitor.metric_of_summary(folder.summary())
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoard):
-            logger.log_hparams_page(in_sweep or params, monitored.best_name)
+            logger.log_hparams_page(overrides or params, monitored.best_name)
         else:
             logger.log_hyperparams(params)
+
+
+def _loggable(value: Any) -> int | float | str:
+    """Loggers take no lists and no null."""
+    return value if isinstance(value, (int, float, str, bool)) else str(value)
 
 
 def _number(text: str) -> float | str:

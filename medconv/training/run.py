@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from medconv.models.pretrained.load import load as load_pretrained
 from medconv.performance import bottleneck
 from medconv.performance.step_profiler import StepProfiler
 from medconv.targets import Targets
-from medconv.training import report, test_stage
+from medconv.training import report, score_test_cases
 from medconv.training.autotune import cache
-from medconv.training.build import build_task, has_progress, record_of
+from medconv.training.build import build_task, record_of
 from medconv.training.callbacks import early_stopping
 from medconv.training.checkpoint.compatibility import (
     check_has_training_state,
@@ -36,6 +36,7 @@ from medconv.training.checkpoint.compatibility import (
 )
 from medconv.training.data_setup import PreparedData, build_data, prepare_data
 from medconv.training.memory_errors import naming_memory
+from medconv.training.optim.build import knows_progress
 from medconv.training.run_dir import RunDir, is_rank_zero
 from medconv.training.task import Task
 from medconv.training.trainer import build_trainer
@@ -43,15 +44,20 @@ from medconv.utils import checkpoint_io, cluster, signals
 from medconv.utils.exit_codes import DONE
 from medconv.utils.hardware import apply_backends, check_devices, resolve_precision
 
-_LONG_ENOUGH = 10.0  # seconds of training; the bottleneck of a shorter run means little
+# Seconds of training; the bottleneck of a shorter run means little.
+_LONG_ENOUGH = 10.0
 
 log = logging.getLogger(__name__)
 
 
 def train(config: RunConfig, folder: RunDir) -> Node:
-    """Trains the run of a checked config. Returns: the content of `summary.json`.
+    """Trains the run of a checked config.
 
-    Raises: ValueError: the user's data or configuration is wrong. RunInterrupted: a signal stopped the run.
+    Returns:
+        The content of `summary.json`.
+    Raises:
+        ValueError: the user's data or configuration is wrong.
+        RunInterrupted: a signal stopped the run.
     """
     try:
         with signals.raising(), closing(folder), cluster.sharing_errors(folder.path):
@@ -66,16 +72,9 @@ def train(config: RunConfig, folder: RunDir) -> Node:
 
 
 def _train(config: RunConfig, folder: RunDir) -> Node:
-    if config.seed < 0:
-        raise configs.ConfigError(f"seed must be 0 or more, got {config.seed}")
-    if (steps := config.trainer.accumulate_grad_batches) < 1:
-        raise configs.ConfigError(f"trainer.accumulate_grad_batches must be at least 1, got {steps}")
-    if config.perf.cuda_graphs and steps > 1:
-        raise configs.ConfigError(
-            f"perf.cuda_graphs=true: gradients lie in the graph's memory, which its next run overwrites, so "
-            f"trainer.accumulate_grad_batches must be 1, got {steps}"
-        )
-    if config.trainer.deterministic:  # read once, by the first matrix product, such as one of a measurement
+    _check_settings(config)
+    if config.trainer.deterministic:
+        # cuBLAS reads it once, at the first matrix product, which may be one of a measurement
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     check_conv(config.conv)
     L.seed_everything(config.seed, workers=True, verbose=False)
@@ -84,61 +83,106 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
     config = _with_loss(config, prepared.targets)
     resolved = resolve(config, prepared, folder)
     if config.test:
-        test_stage.check(prepared)
+        score_test_cases.check_has_test_cases(prepared)
     finished = folder.finished(resolved)
-    if finished and (not config.test or test_stage.done(folder)):
+    if finished and (not config.test or score_test_cases.already_scored(folder)):
         log.info("this run is finished; run.resume=never trains it again")
         return folder.summary()
-    stop_request = signals.StopRequest()
-    first_weights = _first_weights(config, resolved, folder)
-    apply_backends(resolved.perf.matmul_precision)
-    task = build_task(resolved, record_of(resolved, prepared), prepared.store, first_weights)
-    profiler = StepProfiler(resolved.perf.profile, folder.begun)
-    trainer = build_trainer(resolved, folder, profiler, bool(prepared.val), stop_request)
-    data = build_data(resolved, prepared, profiler, stop_request)
+    # Only pretrained weights of a new run: a resumed one takes those of its checkpoint.
+    load_weights = _pretrained_weights(config, resolved, folder)
+    run = _build(resolved, prepared, folder, load_weights)
     report.announce(
-        resolved, prepared.dataset.name, len(prepared.train), len(prepared.val), task.network, trainer, folder
+        config=resolved,
+        dataset=prepared.dataset.name,
+        num_train=len(prepared.train),
+        num_val=len(prepared.val),
+        network=run.task.network,
+        trainer=run.trainer,
+        folder=folder,
     )
     if folder.resume not in ("auto", "never"):
-        _check_checkpoint(folder.resume, resolved, task, trainer)
+        _check_checkpoint(folder.resume, run)
     if not finished:
-        _fit(trainer, task, data, resolved, prepared, profiler, folder, stop_request)
+        _fit(run)
     if resolved.test:
-        test_stage.score(trainer, task, data, folder)
+        score_test_cases.score(run.trainer, run.task, run.data, folder)
     return folder.summary()
 
 
-def _fit(
-    trainer: L.Trainer,
-    task: Task,
-    data: DataModule,
-    resolved: RunConfig,
+def _check_settings(config: RunConfig) -> None:
+    """Raises: ConfigError: a value is out of range, or two contradict each other."""
+    if config.seed < 0:
+        raise configs.ConfigError(f"seed must be 0 or more, got {config.seed}")
+    accumulated = config.trainer.accumulate_grad_batches
+    if accumulated < 1:
+        raise configs.ConfigError(f"trainer.accumulate_grad_batches must be at least 1, got {accumulated}")
+    if config.perf.cuda_graphs and accumulated > 1:
+        raise configs.ConfigError(
+            f"perf.cuda_graphs=true: gradients lie in the graph's memory, which its next run overwrites, so "
+            f"trainer.accumulate_grad_batches must be 1, got {accumulated}"
+        )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a run trains with, built from its resolved config."""
+
+    config: RunConfig
+    prepared: PreparedData
+    folder: RunDir
+    task: Task
+    trainer: L.Trainer
+    data: DataModule
+    profiler: StepProfiler
+    stop_request: signals.StopRequest
+
+
+def _build(
+    config: RunConfig,
     prepared: PreparedData,
-    profiler: StepProfiler,
     folder: RunDir,
-    stop_request: signals.StopRequest,
-) -> None:
-    folder.begin(resolved)
+    load_weights: Callable[..., Any] | None,
+) -> _Run:
+    stop_request = signals.StopRequest()
+    apply_backends(config.perf.matmul_precision)
+    task = build_task(config, record_of(config, prepared), prepared.store, load_weights)
+    profiler = StepProfiler(config.perf.profile, folder.started_at)
+    return _Run(
+        config=config,
+        prepared=prepared,
+        folder=folder,
+        task=task,
+        trainer=build_trainer(config, folder, profiler, bool(prepared.val), stop_request),
+        data=build_data(config, prepared, profiler, stop_request),
+        profiler=profiler,
+        stop_request=stop_request,
+    )
+
+
+def _fit(run: _Run) -> None:
+    folder = run.folder
+    trainer = run.trainer
+    folder.begin(run.config)
     folder.write_summary(
-        skipped_cases=prepared.skipped,
-        score=prepared.targets.monitored.plain(),
-        targets=prepared.targets.plain(),
+        skipped_cases=run.prepared.skipped,
+        score=run.prepared.targets.monitored.plain(),
+        targets=run.prepared.targets.plain(),
     )
     with (
-        folder.recording(trainer, profiler),
+        folder.recording(trainer, run.profiler),
         cluster.detecting_lost_peers(trainer.world_size > 1),
-        naming_memory(resolved.data),
+        naming_memory(run.config.data),
     ):
         if is_rank_zero() and folder.resume_from() is None:
-            report.config_text(trainer, resolved)
-        with stop_request.noted():
-            trainer.fit(task, data, ckpt_path=folder.resume_from(), weights_only=True)
+            report.config_text(trainer, run.config)
+        with run.stop_request.noted():
+            trainer.fit(run.task, run.data, ckpt_path=folder.resume_from(), weights_only=True)
         folder.write_summary(stopped_early=early_stopping.ended(trainer))
-    if profiler.training_seconds > _LONG_ENOUGH:
-        verdict = bottleneck.verdict(profiler.shares(), resolved, len(os.sched_getaffinity(0)))
-        folder.write_summary(verdict=verdict)
+    if run.profiler.training_seconds > _LONG_ENOUGH:
+        cores = len(os.sched_getaffinity(0))
+        folder.write_summary(verdict=bottleneck.verdict(run.profiler.shares(), run.config, cores))
     if is_rank_zero():
-        report.hyperparameters(trainer, resolved, folder)
+        report.hyperparameters(trainer, run.config, folder)
 
 
 def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunConfig:
@@ -152,28 +196,42 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
     return cache.settle(resolved, folder)
 
 
-def _check_checkpoint(path: str, config: RunConfig, task: L.LightningModule, trainer: L.Trainer) -> None:
+def _check_checkpoint(path: str, run: _Run) -> None:
     """Raises: ValueError: the checkpoint of `run.resume` does not fit this run."""
-    content, setting = checkpoint_io.read(Path(path)), f"run.resume={path}"
+    config = run.config
+    task = run.task
+    content = checkpoint_io.read(Path(path))
+    setting = f"run.resume={path}"
+    # A ProgressSchedule computes the learning rate anew, from the config of this run
+    new_lr = knows_progress(task.make_optimizer, task.make_scheduler, task.network)
     check_has_training_state(content, setting)
     check_same_task(content, config.derived, setting)
     check_same_freezing(content, config.init, setting)
     check_weights_fit(task, content, setting)
-    check_same_optimizer(content, config, setting, new_lr=has_progress(config))
-    limits = (trainer.max_steps, trainer.max_epochs or -1, config.trainer.max_seconds)
-    check_not_finished(content, *limits, setting)
+    check_same_optimizer(content, config, setting, new_lr=new_lr)
+    check_not_finished(
+        content,
+        max_steps=run.trainer.max_steps,
+        max_epochs=run.trainer.max_epochs or -1,
+        max_seconds=config.trainer.max_seconds,
+        setting=setting,
+    )
 
 
-def _first_weights(config: RunConfig, resolved: RunConfig, folder: RunDir) -> Callable[..., Any] | None:
+def _pretrained_weights(config: RunConfig, resolved: RunConfig, folder: RunDir) -> Callable[..., Any] | None:
     """Loads the weights of `init.pretrained` into a network. None: random ones, or those of a resumed run."""
-    init, derived = resolved.init, resolved.derived
+    init = resolved.init
+    derived = resolved.derived
     if init.pretrained is None or folder.resume_from() is not None:
         return None
-    # layers whose size changes with the number of channels or classes are the first and the last ones
+    # Layers whose size changes with the number of channels or classes are the first and the last ones
     more_channels = configs.resolve(config, replace(derived, num_channels=derived.num_channels + 1))
     more_outputs = configs.resolve(config, replace(derived, num_classes=derived.num_classes + 1))
-    models = [model_of(changed.model, derived.per_voxel) for changed in (more_channels, more_outputs)]
-    layers = layers_of(resolved.model, *models)
+    layers = layers_of(
+        resolved.model,
+        model_of(more_channels.model, derived.per_voxel),
+        model_of(more_outputs.model, derived.per_voxel),
+    )
     return partial(
         load_pretrained,
         path=Path(init.pretrained),
@@ -189,19 +247,19 @@ def _with_loss(config: RunConfig, targets: Targets) -> RunConfig:
         return config
     path = configs.conf_dir() / "loss" / f"{targets.default_loss}.yaml"
     loss: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    more = {key: value for key, value in config.loss.items() if key != "_target_"}
-    return replace(config, loss={**loss, **more})
+    set_by_user = {key: value for key, value in config.loss.items() if key != "_target_"}
+    return replace(config, loss={**loss, **set_by_user})
 
 
 def with_devices(config: RunConfig) -> RunConfig:
     """The config with the number of machines and devices that the run was launched with, and its precision.
 
-    Raises: ValueError: this machine lacks the devices, or they lack the precision.
+    Raises:
+        ValueError: this machine lacks the devices, or they lack the precision.
     """
     trainer = config.trainer
     num_nodes, devices = cluster.processes(trainer.num_nodes, trainer.devices)
     devices = check_devices(devices, trainer.accelerator, cluster.launcher() is not None)
     precision = resolve_precision(trainer.precision, trainer.accelerator)
-    return replace(
-        config, trainer=replace(trainer, num_nodes=num_nodes, devices=devices, precision=precision)
-    )
+    trainer = replace(trainer, num_nodes=num_nodes, devices=devices, precision=precision)
+    return replace(config, trainer=trainer)

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from medconv.config import ConfigError, Node, RunConfig, flatten
 from medconv.training import run_metadata, summary
-from medconv.training.checkpoint import log_rewind
+from medconv.training.checkpoint import BEST, LAST, PREVIOUS, log_rewind
+from medconv.training.resume_source import ResumeSource, find_source, is_inside, read_config
 from medconv.utils import checkpoint_io, cluster
 from medconv.utils.atomic_io import NO_ROOM, write_text
 from medconv.utils.logging import log_into
@@ -43,12 +42,14 @@ FREE = (
     "trainer.num_sanity_val_steps",
     "tags",
     "test",
-    "derived.monitor",  # these four follow from other keys
+    # These four follow from other keys
+    "derived.monitor",
     "derived.stem",
     "derived.num_train_cases",
     "loss.class_names",
     "derived.size",  # what it decides is compared
 )
+# Choices of the plan that depend on the machine and on time, so a resumed run keeps them.
 _PLANNED = ("memory_gb", "size", "slice_axis")
 
 
@@ -62,17 +63,17 @@ class RunDir:
     """One run's folder. Only rank 0 writes to it.
 
     Args:
+        path: of the folder, which `begin` makes.
         resume: `auto` resumes from `checkpoints/last.ckpt` if it exists, `never` moves an earlier run
             aside, anything else is the checkpoint to resume from. If `last.ckpt` is damaged,
             `previous.ckpt` is used.
-        begun: when the run began in this process, by `time.monotonic`.
+        started_at: when the run began in this process, by `time.monotonic`.
     """
 
     path: Path
     resume: str = "auto"
-    begun: float = field(default_factory=time.monotonic)
-    # the checkpoint to resume from, and the sizes of its logs; once looked for
-    _source: tuple[Path | None, dict[str, int]] | None = None
+    started_at: float = field(default_factory=time.monotonic)
+    _source: ResumeSource | None = None  # None: not yet looked for
     _lock: IO[bytes] | None = None
 
     @classmethod
@@ -82,11 +83,18 @@ class RunDir:
             raise ConfigError(
                 f"run.resume must be auto, never or a checkpoint, got {config.run.resume}: no such file"
             )
-        name = config.run.name or default_name(config, choices)
-        folder = cls(Path(config.run.dir) if config.run.dir else Path("runs") / name, config.run.resume)
-        if cluster.restarted() and folder.has_own() and folder.summary().get("job") == cluster.job():
-            folder.resume = "auto"  # else each restart of the job would lose what the last one trained
+        path = Path(config.run.dir) if config.run.dir else None
+        if path is None:
+            path = Path("runs") / (config.run.name or default_name(config, choices))
+        folder = cls(path, config.run.resume)
+        if folder._is_restarted():
+            # Else each restart of the job would lose what the last one trained
+            folder.resume = "auto"
         return folder
+
+    def _is_restarted(self) -> bool:
+        """Whether the launcher has restarted the job that trained here."""
+        return cluster.restarted() and self.has_own() and self.summary().get("job") == cluster.job()
 
     @property
     def checkpoints(self) -> Path:
@@ -94,15 +102,15 @@ class RunDir:
 
     @property
     def best(self) -> Path:
-        return self.checkpoints / "best.ckpt"
+        return self.checkpoints / BEST
 
     @property
     def last(self) -> Path:
-        return self.checkpoints / "last.ckpt"
+        return self.checkpoints / LAST
 
     @property
     def previous(self) -> Path:
-        return self.checkpoints / "previous.ckpt"
+        return self.checkpoints / PREVIOUS
 
     def finished(self, config: RunConfig) -> bool:
         """Whether this run, with this config, has already been trained to its end here.
@@ -111,7 +119,7 @@ class RunDir:
         """
         if self.resume == "never" or not self.has_own():
             return False
-        self._check_same(self._config(), config.plain())
+        self._check_same(self._earlier_config(), config.plain())
         return self.resume == "auto" and self.summary().get("status") == "done"
 
     def begin(self, config: RunConfig) -> None:
@@ -122,26 +130,36 @@ class RunDir:
         if not is_rank_zero():
             return
         if self.resume == "never" and self.path.is_dir():
-            self._claim()
-            aside = self.path.with_name(f"{self.path.name}.{time.strftime('%Y%m%d-%H%M%S')}")
-            self.path.rename(aside)
-            log.info("moved the earlier run to %s", aside)
+            self._move_aside()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self._claim()
-        source = self.resume_from()
-        if source is None:
+        self._remove_what_is_not_continued()
+        write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config.plain())))
+        log_into(self.path / "train.log")
+
+    def _move_aside(self) -> None:
+        self._claim()
+        timestamp = time.strftime("%Y%m%d-%H%M%S")
+        moved = self.path.with_name(f"{self.path.name}.{timestamp}")
+        self.path.rename(moved)
+        log.info("moved the earlier run to %s", moved)
+
+    def _remove_what_is_not_continued(self) -> None:
+        """Leaves what belongs to the checkpoint to resume from; of a new run, nothing."""
+        checkpoint = self.resume_from()
+        if checkpoint is None:
             if (self.path / "config.yaml").is_file():
                 log.info("%s: nothing to resume, its run left no checkpoint; it begins anew", self.path)
             shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
-        elif source == self.previous and self.last.is_file():  # else it would become the next previous.ckpt
+        elif not is_inside(checkpoint, self.checkpoints):
+            self.best.unlink(missing_ok=True)  # of an earlier attempt
+        if checkpoint == self.previous and self.last.is_file():
+            # Else the damaged one would become the next previous.ckpt
             self.last.replace(self.last.with_name("damaged.ckpt"))
-        if source is not None and not self._is_own(source):  # a best one here is of an earlier attempt
-            self.best.unlink(missing_ok=True)
-        log_rewind.rewind(self.path, self._source[1] if self._source else {})
-        for partial in self.checkpoints.glob(".*.ckpt"):  # left by a killed process
+        log_rewind.rewind(self.path, self._source.log_sizes if self._source else {})
+        # Partial files, left by a killed process
+        for partial in self.checkpoints.glob(".*.ckpt"):
             partial.unlink(missing_ok=True)
-        write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config.plain())))
-        log_into(self.path / "train.log")
 
     def _claim(self) -> None:
         """Lock the folder. The system releases the lock when the process ends; workers do not inherit it."""
@@ -168,73 +186,35 @@ class RunDir:
         Raises: ValueError: all checkpoints are damaged.
         """
         if self._source is None:
-            self._source = self._find_source()
-        return self._source[0]
-
-    def _find_source(self) -> tuple[Path | None, dict[str, int]]:
-        if self.resume == "never" or (self.resume == "auto" and not self.has_own()):
-            return None, {}
-        if self.resume != "auto":
-            path = Path(self.resume)
-            return path, checkpoint_io.read(path).get("curves", {}) if self._is_own(path) else {}
-        try:
-            return self.last, checkpoint_io.read(self.last).get("curves", {})
-        except ValueError as error:
-            if not self.previous.is_file():
-                raise ConfigError(
-                    f"{error}; there is no earlier checkpoint, run.resume=never starts a new run"
-                ) from error
-            log.warning("%s; resuming from the previous checkpoint, %s", error, self.previous)
-        return self.previous, checkpoint_io.read(self.previous).get("curves", {})
-
-    def _is_own(self, checkpoint: Path) -> bool:
-        return checkpoint.resolve().parent == self.checkpoints.resolve()
+            self._source = find_source(self.checkpoints, self.resume)
+        return self._source.checkpoint
 
     def has_own(self) -> bool:
         """Whether a run has left a checkpoint here."""
         return self.last.is_file() or self.previous.is_file()
 
-    def _config(self) -> dict[str, Any]:
+    def _earlier_config(self) -> dict[str, Any]:
         """The config of the run in this folder. Raises: ConfigError: it is missing, empty or damaged."""
-        path = self.path / "config.yaml"
-        try:
-            content = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else None
-        except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-            content, reason = None, f"damaged ({' '.join(str(error).split())})"
-        else:
-            reason = "empty, or not a config" if path.is_file() else "missing"
-        if not isinstance(content, dict) or not isinstance(content.get("derived"), dict):
-            raise ConfigError(
-                f"{path}: {reason}; the run in this folder cannot resume without it. Its checkpoints are "
-                f"intact: run.resume={self.last} with another run.name resumes from them, run.resume=never "
-                "starts a new run"
-            )
-        return content  # type: ignore[return-value]
+        return read_config(self.path / "config.yaml", self.last)
 
     def planned(self) -> Node:
         """`memory_gb`, `size` and `slice_axis` of the plan of the run to resume, which keeps them on another
         machine and for another time; a new run has none.
         """
-        source = self.resume_from()
-        if source is None:
+        checkpoint = self.resume_from()
+        if checkpoint is None:
             return {}
-        auto = self.resume == "auto"
-        config = self._config() if auto else checkpoint_io.read(source)["medconv"]["config"]
-        recorded = {"size": "large", **config["derived"]}  # of runs before there were sizes
+        if self.resume == "auto":
+            config = self._earlier_config()
+        else:
+            config = checkpoint_io.read(checkpoint)["medconv"]["config"]
+        # Runs before there were sizes have no `size`
+        recorded = {"size": "large", **config["derived"]}
         return {key: recorded[key] for key in _PLANNED if recorded.get(key) is not None}
 
     def summary(self) -> dict[str, Any]:
         """Content of `summary.json`; empty if it does not exist. Raises: ValueError: damaged, or not ours."""
-        path = self.path / "summary.json"
-        try:
-            content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: cannot be read ({error})") from error
-        if not summary.is_valid(content):
-            raise ValueError(
-                f"{path}: not what medconv writes there, an object with a row of Dice per class for each case"
-            )
-        return content
+        return summary.read(self.path / "summary.json")
 
     def write_summary(self, **values: Any) -> None:
         if is_rank_zero():
@@ -249,7 +229,8 @@ class RunDir:
             yield
         except BaseException as error:
             if isinstance(error, OSError) and error.errno in NO_ROOM and error.filename is None:
-                error.filename = str(self.path)  # raised by TensorBoard's thread
+                # TensorBoard's thread names no file
+                error.filename = str(self.path)
             with suppress(OSError):  # a full disk is reported once
                 self._conclude(summary.status_after(error), trainer, profiler)
             raise
@@ -278,31 +259,44 @@ class RunDir:
             return {}
         return summary.scores(record)
 
-    def _check_same(self, earlier: Node, now: Node) -> None:
-        old, new = flatten(earlier), flatten(now)
-        # keys that only one version of Lightning has
-        free = (*FREE, *(f"trainer.{k}" for k in {*earlier.get("trainer", {})} ^ {*now["trainer"]}))
-        changed = [
-            k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not f"{k}.".startswith(free)
-        ]
-        if changed:
-            lines = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed)
+    def _check_same(self, earlier: Node, current: Node) -> None:
+        """Raises: ConfigError: two configs train differently; lists the keys."""
+        earlier_values = flatten(earlier)
+        current_values = flatten(current)
+        # Keys of `trainer` that only one version of Lightning has
+        of_one_version = {*earlier.get("trainer", {})} ^ {*current["trainer"]}
+        free = (*FREE, *(f"trainer.{key}" for key in of_one_version))
+        lines = []
+        for key in sorted({*earlier_values, *current_values}):
+            before = earlier_values.get(key)
+            now = current_values.get(key)
+            if before != now and not f"{key}.".startswith(free):
+                lines.append(f"  {key}: {before} there, {now} now")
+        if lines:
+            differences = "\n".join(lines)
             raise ConfigError(
                 f"{self.path} holds a run with another config; choose another run.name (with "
-                f"run.resume={self.last} it trains on from there), or run.resume=never\n{lines}"
+                f"run.resume={self.last} it trains on from there), or run.resume=never\n{differences}"
             )
 
 
 def default_name(config: RunConfig, choices: Mapping[str, str]) -> str:
-    """Main choices and a hash of the whole config: the same command finds its run again."""
-    content = {
-        key: value for key, value in config.plain().items() if key not in ("run", "tags", "test", "derived")
-    }
-    default = type(config.trainer)()  # whose keys depend on Lightning's version
-    content["trainer"] = {k: v for k, v in content["trainer"].items() if v != getattr(default, k)}
+    """Main choices and a hash of the whole config: the same command finds its run again.
+
+    Args:
+        choices: option of each group of the config, such as `conv` to `basis`.
+    """
+    not_trained = ("run", "tags", "test", "derived")
+    content = {key: value for key, value in config.plain().items() if key not in not_trained}
+    # Without keys that have their default: which keys there are depends on Lightning's version.
+    defaults = type(config.trainer)()
+    trainer = content["trainer"]
+    content["trainer"] = {key: trainer[key] for key in trainer if trainer[key] != getattr(defaults, key)}
     words = [choices.get(group, "custom") for group in ("data", "model", "conv")]
     return "-".join([*words, f"fold{config.data.fold}", short_hash(content)])
 
 
 def short_hash(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    """Eight hexadecimal digits for plain values, whatever the order of keys."""
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

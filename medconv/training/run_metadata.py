@@ -18,6 +18,7 @@ _PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy", "t
 
 
 def of(trainer: Any) -> dict[str, Any]:
+    """What `summary.json` says of software, hardware and command. Args: trainer: Lightning's."""
     device = trainer.strategy.root_device
     name = torch.cpu.get_capabilities().get("cpu_name")
     if device.type == "cuda":
@@ -25,7 +26,8 @@ def of(trainer: Any) -> dict[str, Any]:
     return {
         "versions": {
             "python": platform.python_version(),
-            "medconv": medconv.__version__,  # known in a checkout that is not installed, too
+            # Unlike the package's metadata, it is there in a checkout that is not installed
+            "medconv": medconv.__version__,
             **{name: version(name) for name in _PACKAGES},
         },
         "hardware": {
@@ -52,9 +54,10 @@ def git_commit() -> str | None:
         return None
     command = ["git", "-C", str(PACKAGE.parent), "rev-parse", "HEAD"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        git = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
+    return git.stdout.strip()
 
 
 def peak_memory() -> int:
@@ -63,4 +66,5 @@ def peak_memory() -> int:
         return int(torch.cuda.max_memory_allocated())
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kibibytes * 1024

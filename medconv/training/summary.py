@@ -1,12 +1,15 @@
 """What `summary.json` holds: its keys, the scores of the best checkpoint, and how the run ended."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from medconv.targets import Targets
 from medconv.utils import cluster
 from medconv.utils.signals import RunInterrupted
 
+# In the order of the file.
 _KEYS = (
     "val/dice",
     "val/dice_per_class",
@@ -30,34 +33,62 @@ def empty() -> dict[str, Any]:
     return dict.fromkeys(_KEYS)
 
 
+def read(path: Path) -> dict[str, Any]:
+    """Content of a `summary.json`; empty if it does not exist. Raises: ValueError: damaged, or not ours."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from error
+    if not is_valid(content):
+        raise ValueError(
+            f"{path}: not what medconv writes there, an object with a row of Dice per class for each case"
+        )
+    return content
+
+
 def status_after(error: BaseException) -> str:
     """The status of a run that ended with this exception."""
-    if isinstance(error, (RunInterrupted, cluster.PeerLostError)):
-        return "interrupted" if isinstance(error, RunInterrupted) and error.by_hand else "preempted"
+    if isinstance(error, RunInterrupted):
+        return "interrupted" if error.by_hand else "preempted"
+    if isinstance(error, cluster.PeerLostError):
+        return "preempted"
     return "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
 
 
 def scores(record: Mapping[str, Any]) -> dict[str, Any]:
     """Scores as they are logged, and the row of each case. Args: record: a checkpoint's `medconv`."""
     rows = record["validation"]
-    scores = Targets.from_plain(record["targets"]).summary(rows)
-    return {**{f"val/{name}": value for name, value in scores.items()}, "val/cases": rows}
+    values = Targets.from_plain(record["targets"]).summary(rows)
+    return {**{f"val/{name}": value for name, value in values.items()}, "val/cases": rows}
 
 
 def is_valid(content: Any) -> bool:
     """Whether scores are numbers, and all cases have the same classes; other programs rely on both."""
     if not isinstance(content, dict):
         return False
-    keys = ("val/cases", "skipped_cases")
-    cases, skipped = ({} if content.get(key) is None else content[key] for key in keys)
-    if not isinstance(cases, dict) or not isinstance(skipped, dict):
+    rows_by_case = _dict_or_null(content.get("val/cases"))
+    skipped_cases = _dict_or_null(content.get("skipped_cases"))
+    if rows_by_case is None or skipped_cases is None:
         return False
-    if not all(isinstance(row, dict) for row in cases.values()):
+    rows = list(rows_by_case.values())
+    if not all(isinstance(row, dict) for row in rows):
         return False
-    if len({tuple(row) for row in cases.values()}) > 1:
+    if len({tuple(row) for row in rows}) > 1:  # the names of their classes
         return False
-    values = [value for row in cases.values() for value in row.values()]
-    image_level_values = [item for value in values if isinstance(value, list) for item in value]
-    dice = [value for value in values if not isinstance(value, list)]
-    numbers = [content.get("val/dice"), *image_level_values, *dice]
-    return all(number is None or type(number) in (int, float) for number in numbers)
+    values = [content.get("val/dice"), *_flat(value for row in rows for value in row.values())]
+    return all(value is None or type(value) in (int, float) for value in values)
+
+
+def _dict_or_null(value: Any) -> dict[str, Any] | None:
+    """A dictionary, which is empty for null; None: another type."""
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else None
+
+
+def _flat(values: Iterable[Any]) -> list[Any]:
+    """Dice of classes as they are; the lists of image-level cases item by item."""
+    flat = []
+    for value in values:
+        flat += value if isinstance(value, list) else [value]
+    return flat

@@ -1,7 +1,7 @@
 """The Lightning module of every run: loss, optimizer and schedule, validation, content of checkpoints."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,8 +27,6 @@ from medconv.training.mixup import Mixup
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 from medconv.training.validation import Validation
 
-_NORM = GradClipAlgorithmType.NORM
-
 
 class Task(LightningModule):
     """Trains a network on batches of samples and validates it on whole cases.
@@ -36,13 +34,15 @@ class Task(LightningModule):
     Args:
         network: takes images (batch, channels, *spatial).
         loss: of the network's outputs and encoded labels.
-        optimizer: takes parameters. scheduler: takes the optimizer.
+        optimizer: takes parameters.
+        scheduler: takes the optimizer.
         targets: what the network's outputs mean.
         validation: a batch of cases to their rows.
         record: plain values for every checkpoint, enough to rebuild the network and its preprocessing; its
             key `validation` is filled with the rows of the last validation, one per case.
         deep_supervision: also train heads on the coarser stages of our U-Net; see
             `medconv.models.DeepSupervision`.
+        mixup: mixes the samples of training batches.
         growing_patch: cuts training batches.
         memory_format: of the network's input.
     """
@@ -62,25 +62,31 @@ class Task(LightningModule):
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         super().__init__()
-        self.network, self.loss = network, loss
+        self.network = network
+        self.loss = loss
         self.supervision = DeepSupervision(network, targets.num_outputs) if deep_supervision else None
-        self.make_optimizer, self.make_scheduler = optimizer, scheduler
-        self.targets, self.validation = targets, validation
-        self.mixup, self.growing_patch = mixup, growing_patch
-        self.record, self.memory_format = record, memory_format
-        self.rows: dict[str, Any] = {}
+        self.make_optimizer = optimizer
+        self.make_scheduler = scheduler
+        self.targets = targets
+        self.validation = validation
+        self.mixup = mixup
+        self.growing_patch = growing_patch
+        self.record = record
+        self.memory_format = memory_format
+        self.rows: dict[str, Any] = {}  # by case id, of the last validation
         self.case_losses: dict[str, float | None] = {}
-        self._sharded, self._has_lightnings_bar = False, False
+        self._sharded = False
+        self._has_lightnings_bar = False
 
     def on_fit_start(self) -> None:
         self._has_lightnings_bar = self.trainer.progress_bar_callback is not None
 
     def forward(self, image: Tensor) -> Any:
-        return self.network(image.contiguous(memory_format=self.memory_format))
+        return self.network(self._in_layout(image))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.loss_of(batch)
-        # what is for a bar, Lightning reads from the device in every step
+        # Lightning reads a value for its bar from the device in every step, so not without a bar
         self.log("train/loss", loss.detach(), prog_bar=self._has_lightnings_bar)
         return _with_nan_gradient_if_bad(loss)
 
@@ -88,29 +94,31 @@ class Task(LightningModule):
         """The loss of a training batch; deterministic for a batch and the random state."""
         if self.growing_patch is not None:
             batch = self.growing_patch(batch, self.lr_schedulers().progress)  # type: ignore[union-attr]
-        image, label = batch["image"], self.targets.encode(batch["label"])
+        image = batch["image"]
+        label = self.targets.encode(batch["label"])
         if self.mixup is not None:
             image, label = self.mixup(image, label, batch["sample"])
         if self.supervision is None:
             outputs = self(image)
         else:
-            outputs = self.supervision(self.network, image.contiguous(memory_format=self.memory_format))
+            outputs = self.supervision(self.network, self._in_layout(image))
         loss: Tensor = self.loss(outputs, label, batch.get("annotated"))
         return loss
 
     def on_validation_epoch_start(self) -> None:
-        self.rows, self.case_losses = {}, {}
+        self.rows = {}
+        self.case_losses = {}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         """Returns what `ImageLogger` shows."""
         validated = self.validation(self, batch)
         self.rows.update(validated.rows)
         self.case_losses.update(validated.losses)
-        return validated.shown
+        return validated.predicted
 
     def on_validation_epoch_end(self) -> None:
         """Gathers the cases of all ranks; each case counts once."""
-        self._score("val")
+        self._log_scores("val")
 
     def on_test_epoch_start(self) -> None:
         self.on_validation_epoch_start()
@@ -119,26 +127,27 @@ class Task(LightningModule):
         self.validation_step(batch, batch_idx)
 
     def on_test_epoch_end(self) -> None:
-        self._score("test")
+        self._log_scores("test")
 
-    def _score(self, part: str) -> None:
-        self.rows, self.case_losses = gather(self.rows), gather(self.case_losses)
+    def _log_scores(self, prefix: str) -> None:
+        self.rows = gather(self.rows)
+        self.case_losses = gather(self.case_losses)
         if self.trainer.sanity_checking or not self.rows:
             return
         for name, value in self.targets.logged(self.rows, self.case_losses).items():
-            shown = f"val/{name}" == self.targets.monitored.name
+            is_monitored = f"val/{name}" == self.targets.monitored.name
             score = math.nan if value is None else value
-            self.log(f"{part}/{name}", score, prog_bar=shown, rank_zero_only=not shown)
+            # Callbacks of all ranks read the monitored metric; the others are for rank 0's logs
+            self.log(f"{prefix}/{name}", score, prog_bar=is_monitored, rank_zero_only=not is_monitored)
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.make_optimizer(
-            p for part in self.trained for p in part.parameters() if p.requires_grad
-        )
+        optimizer = self.make_optimizer(self._trained_parameters())
         scheduler = self.make_scheduler(optimizer)
-        if not isinstance(scheduler, ProgressSchedule):  # torch's schedules count epochs
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "epoch"}}
-        scheduler.set_length(self.trainer.estimated_stepping_batches)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        interval = "epoch"  # torch's schedules count epochs
+        if isinstance(scheduler, ProgressSchedule):
+            scheduler.set_length(self.trainer.estimated_stepping_batches)
+            interval = "step"
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": interval}}
 
     @property
     def monitored(self) -> MonitoredMetric:
@@ -147,46 +156,63 @@ class Task(LightningModule):
     @property
     def trained(self) -> Sequence[nn.Module]:
         """Modules with parameters to train."""
-        heads = self.supervision is not None and len(self.supervision.heads)
-        return [self.network, self.supervision] if heads else [self.network]  # type: ignore[list-item]
+        if self.supervision is None or not len(self.supervision.heads):
+            return [self.network]
+        return [self.network, self.supervision]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["medconv"] = {**self.record, "validation": self.rows}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Without weight averaging a training goes on with its own weights, not with their mean."""
-        averages = any(isinstance(callback, WeightAveraging) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        averages = any(isinstance(callback, WeightAveraging) for callback in callbacks)
         if not averages and "current_model_state" in checkpoint:
             checkpoint["state_dict"] = checkpoint["current_model_state"]
 
     def configure_gradient_clipping(
-        self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: Any = None,
+        gradient_clip_algorithm: Any = None,
     ) -> None:
         """Clips also with a fused optimizer, which Lightning refuses even without fp16's loss scaling.
 
         The norm needed for clipping also shows whether all gradients are finite.
         """
         plugin = self.trainer.precision_plugin
-        clip, algorithm = gradient_clip_val or 0.0, gradient_clip_algorithm or _NORM
+        max_norm = gradient_clip_val or 0.0
+        algorithm = gradient_clip_algorithm or GradClipAlgorithmType.NORM
         parameters = [p for p in plugin.main_params(optimizer) if p.grad is not None]
         norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
         if getattr(plugin, "scaler", None) is not None:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-        elif algorithm == _NORM and clip > 0:
-            clip_grads_with_norm_(parameters, clip, norm)
+        elif algorithm == GradClipAlgorithmType.NORM and max_norm > 0:
+            # Clips by the norm from above, which is not computed again
+            clip_grads_with_norm_(parameters, max_norm, norm)
         else:
-            Precision.clip_gradients(plugin, optimizer, clip, algorithm)
+            Precision.clip_gradients(plugin, optimizer, max_norm, algorithm)
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, NonfiniteGuard):  # Lightning has no hook with the norm
+            # Lightning has no hook with the norm
+            if isinstance(callback, NonfiniteGuard):
                 callback.on_gradient_norm(norm, optimizer)
 
     def configure_model(self) -> None:
         """Shards the trained modules over the ranks if `trainer.strategy=fsdp`."""
         if isinstance(self.trainer.strategy, ModelParallelStrategy) and not self._sharded:
             assert self.device_mesh is not None
-            for part in self.trained:
-                shard(part, self.device_mesh["data_parallel"])
+            for module in self.trained:
+                shard(module, self.device_mesh["data_parallel"])
             self._sharded = True
+
+    def _in_layout(self, image: Tensor) -> Tensor:
+        return image.contiguous(memory_format=self.memory_format)
+
+    def _trained_parameters(self) -> Iterator[nn.Parameter]:
+        for module in self.trained:
+            for parameter in module.parameters():
+                if parameter.requires_grad:
+                    yield parameter
 
 
 def _with_nan_gradient_if_bad(loss: Tensor) -> Tensor:
@@ -194,10 +220,13 @@ def _with_nan_gradient_if_bad(loss: Tensor) -> Tensor:
     return loss * torch.where(loss.detach().isfinite(), 1.0, math.nan)
 
 
-def gather(mine: dict[str, Any]) -> dict[str, Any]:
-    """The entries of all ranks in one dictionary, sorted by key."""
-    parts: list[Any] = [mine]
+def gather(entries: dict[str, Any]) -> dict[str, Any]:
+    """The entries of all ranks in one dictionary, sorted by key. Args: entries: of this rank."""
+    per_rank: list[Any] = [entries]
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        parts = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(parts, mine)
-    return dict(sorted((key, value) for part in parts for key, value in part.items()))
+        per_rank = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(per_rank, entries)
+    merged: dict[str, Any] = {}
+    for entries_of_rank in per_rank:
+        merged.update(entries_of_rank)
+    return dict(sorted(merged.items()))

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import ProgressBar as LightningsBar
 
 from medconv import config as configs
 from medconv.config import Node, RunConfig, TrainerConfig
+from medconv.config.schema import RunSettings
 from medconv.performance.step_profiler import StepProfiler, Trace
 from medconv.training.callbacks import early_stopping
 from medconv.training.callbacks.final_validation import FinalValidation
@@ -26,55 +27,86 @@ from medconv.training.distributed.cluster_environment import environment
 from medconv.training.distributed.same_start import ResumeStepCheck
 from medconv.training.loggers.csv import CsvLogger
 from medconv.training.run_dir import RunDir
+from medconv.training.setting_errors import naming_key
 from medconv.utils.hardware import benchmark_kernels
 from medconv.utils.progress import in_terminal
 from medconv.utils.signals import StopRequest
 
 log = logging.getLogger(__name__)
 
-_DEFAULT_EPOCHS = 100  # if none of trainer.max_time, max_epochs and max_steps is set
+# If none of trainer.max_time, max_epochs and max_steps is set.
+_DEFAULT_EPOCHS = 100
 
 
 def build_trainer(
-    config: RunConfig, folder: RunDir, profiler: StepProfiler, validates: bool, stop_request: StopRequest
+    config: RunConfig,
+    folder: RunDir,
+    profiler: StepProfiler,
+    validates: bool,
+    stop_request: StopRequest,
 ) -> L.Trainer:
     """The trainer with its callbacks and loggers.
 
-    Args: validates: whether there are cases to validate. stop_request: of the run's signals.
+    Args:
+        config: resolved.
+        folder: of the run.
+        profiler: times the phases of a step.
+        validates: whether there are cases to validate.
+        stop_request: of the run's signals.
+    Raises:
+        ConfigError: an object cannot be built from its node, or a value is out of range.
     """
-    trainer = config.trainer
-    settings = {key: _built(value, f"trainer.{key}") for key, value in asdict(trainer).items()}
-    max_time, plugins = settings.pop("max_time"), settings.pop("plugins") or []
     interval = configs.duration_seconds(config.run.checkpoint_interval, "run.checkpoint_interval")
     checkpoints = CheckpointWriter(folder.checkpoints, AtomicCheckpointIO(), interval)
-    stops = strategy.StopSync(stop_request, config.perf.stop_sync_interval)
+    with naming_key("perf.stop_sync_interval"):
+        stops = strategy.StopSync(stop_request, config.perf.stop_sync_interval)
     callbacks = _callbacks(config, folder, checkpoints, profiler, stops, validates)
-    accumulates = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
-    settings["strategy"] = strategy.strategy(trainer, config.perf, accumulates) or settings["strategy"]
-    settings["benchmark"] = benchmark_kernels(trainer.benchmark, trainer.accelerator, trainer.deterministic)
-    # ProgressBar is not one of Lightning's; a user's callback may be
-    settings["enable_progress_bar"] &= any(isinstance(callback, LightningsBar) for callback in callbacks)
-    if not validates:
-        settings["limit_val_batches"] = 0  # else Lightning warns of an empty loader
-    if trainer.max_epochs is None:
-        bounded = max_time is not None or trainer.max_steps != -1
-        settings["max_epochs"] = -1 if bounded else _DEFAULT_EPOCHS
-        if not bounded:
-            each, key = config.data.samples_per_epoch, "trainer.max_time, max_steps or max_epochs"
-            log.info("length: %d epochs of %d samples; %s sets another", _DEFAULT_EPOCHS, each, key)
+    settings = _settings(config, callbacks, validates)
+    user_plugins = settings.pop("plugins") or []
     loggers = _many(config.logger, "logger", save_dir=str(folder.path))
     return resumable_loop.ResumableTrainer(
         checkpoints,
         stops,
         **settings,
         callbacks=callbacks,
-        plugins=[plugin for plugin in (environment(), checkpoints.io, *plugins) if plugin is not None],
+        plugins=[plugin for plugin in (environment(), checkpoints.io, *user_plugins) if plugin is not None],
         # CheckpointWriter is not one of Lightning's; a user's callback may be
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         logger=[*loggers, CsvLogger(folder.path / "metrics.csv")],
         default_root_dir=folder.path,
+        # `SampleOrder` divides the samples among the ranks
         use_distributed_sampler=False,
     )
+
+
+def _settings(config: RunConfig, callbacks: Sequence[L.Callback], validates: bool) -> dict[str, Any]:
+    """Arguments of Lightning's trainer, from `trainer` of the config."""
+    trainer = config.trainer
+    settings = {key: _built(value, f"trainer.{key}") for key, value in asdict(trainer).items()}
+    del settings["max_time"]  # `TimeBudget` ends a run on time
+    accumulates = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
+    settings["strategy"] = strategy.strategy(trainer, config.perf, accumulates) or settings["strategy"]
+    settings["benchmark"] = benchmark_kernels(trainer.benchmark, trainer.accelerator, trainer.deterministic)
+    # ProgressBar is not one of Lightning's; a user's callback may be
+    settings["enable_progress_bar"] &= any(isinstance(callback, LightningsBar) for callback in callbacks)
+    if not validates:
+        # Else Lightning warns of an empty loader
+        settings["limit_val_batches"] = 0
+    if trainer.max_epochs is None:
+        settings["max_epochs"] = _epochs(config)
+    return settings
+
+
+def _epochs(config: RunConfig) -> int:
+    """`max_epochs` where the config has none: no limit (-1) if another setting ends the run."""
+    if config.trainer.max_time is not None or config.trainer.max_steps != -1:
+        return -1
+    log.info(
+        "length: %d epochs of %d samples; trainer.max_time, max_steps or max_epochs sets another",
+        _DEFAULT_EPOCHS,
+        config.data.samples_per_epoch,
+    )
+    return _DEFAULT_EPOCHS
 
 
 def _callbacks(
@@ -86,11 +118,12 @@ def _callbacks(
     validates: bool,
 ) -> list[L.Callback]:
     """All callbacks in the order in which Lightning calls them; it puts a user's ModelCheckpoint last."""
-    run, trainer = config.run, config.trainer
-    averaging, users = _averaging(config), _many(config.callbacks, "callbacks")
-    budget = None if trainer.max_seconds is None else TimeBudget(trainer.max_seconds)
-    averages = [callback for callback in (*averaging, *users) if isinstance(callback, AverageWeights)]
-    return [
+    max_seconds = config.trainer.max_seconds
+    averaging = _averaging(config)
+    users = _many(config.callbacks, "callbacks")
+    budget = None if max_seconds is None else TimeBudget(max_seconds)
+    trace = Trace(folder.path / "tensorboard" / "trace") if config.perf.profile else None
+    callbacks: list[L.Callback | None] = [
         # At the end of training it saves before averaging replaces the weights
         checkpoints,
         # Whatever draws random numbers in a step, or keeps their state as the guard does, comes later
@@ -98,23 +131,35 @@ def _callbacks(
         # Its marks end the phases of a step, so that the work of those below counts as logging
         profiler,
         # It tells averaging whether the step was skipped
-        NonfiniteGuard(folder.path / "nonfinite", run.nan_policy, run.max_skipped_steps, averages),
+        _guard(config.run, folder, [*averaging, *users]),
         # It sets the weights of a validation, which those below read
         *averaging,
         strategy.BroadcastBuffers(),
         strategy.UnshardForValidation(),
         ResumeStepCheck(),
-        *([Trace(folder.path / "tensorboard" / "trace")] if config.perf.profile else []),
+        trace,
         # Early stopping has nothing to say about a run whose time is up
-        *([] if budget is None else [budget]),
+        budget,
         *_monitoring(config, validates),
-        *_progress(trainer, checkpoints, budget, users),
+        *_progress(config.trainer, checkpoints, budget, users),
         *users,
         # It validates if any of the others has told the trainer to stop after this batch
         FinalValidation(),
         # It aborts a validation once the others have put the training's weights back
         stops,
     ]
+    return [callback for callback in callbacks if callback is not None]
+
+
+def _guard(run: RunSettings, folder: RunDir, callbacks: Sequence[L.Callback]) -> NonfiniteGuard:
+    averages = [callback for callback in callbacks if isinstance(callback, AverageWeights)]
+    with naming_key("run"):
+        return NonfiniteGuard(
+            folder.path / "nonfinite",
+            nan_policy=run.nan_policy,
+            max_skipped_steps=run.max_skipped_steps,
+            averages=averages,
+        )
 
 
 def _many(nodes: Node, group: str, **arguments: Any) -> list[Any]:
@@ -126,7 +171,9 @@ def _built(value: Any, key: str) -> Any:
     """The objects that nodes with a `_target_` describe, also in a list; other values unchanged."""
     if isinstance(value, list):
         return [_built(item, f"{key}[{index}]") for index, item in enumerate(value)]
-    return configs.build(value, key) if isinstance(value, dict) and "_target_" in value else value
+    if isinstance(value, dict) and "_target_" in value:
+        return configs.build(value, key)
+    return value
 
 
 def _averaging(config: RunConfig) -> list[L.Callback]:
@@ -143,15 +190,16 @@ def _averaging(config: RunConfig) -> list[L.Callback]:
 
 def _monitoring(config: RunConfig, validates: bool) -> list[L.Callback]:
     """Callbacks that react to the scores of validations."""
-    plateau = getattr(get_object(config.scheduler["_target_"]), "needs_validation", False)
-    stopping = "_target_" in config.early_stopping
-    if not (validates and config.trainer.limit_val_batches != 0) and (plateau or stopping):
-        raise configs.ConfigError(
-            f"{'scheduler=plateau' if plateau else 'early_stopping=patience'} needs validations, but there "
-            "are no cases to validate"
-        )
-    stop = [configs.build(config.early_stopping, "early_stopping")] if stopping else []
-    return [early_stopping.Plateau(), *stop]
+    on_plateau = getattr(get_object(config.scheduler["_target_"]), "needs_validation", False)
+    stops_early = "_target_" in config.early_stopping
+    has_validations = validates and config.trainer.limit_val_batches != 0
+    if not has_validations and (on_plateau or stops_early):
+        setting = "scheduler=plateau" if on_plateau else "early_stopping=patience"
+        raise configs.ConfigError(f"{setting} needs validations, but there are no cases to validate")
+    callbacks: list[L.Callback] = [early_stopping.Plateau()]
+    if stops_early:
+        callbacks.append(configs.build(config.early_stopping, "early_stopping"))
+    return callbacks
 
 
 def _progress(
@@ -165,6 +213,7 @@ def _progress(
         return []
     if not in_terminal():
         return [ProgressLines()]
-    users_own = any(isinstance(callback, LightningsBar) for callback in users)
-    bar = [] if users_own else [ProgressBar(checkpoints, budget)]
-    return [*bar, ProgressLines(level=logging.DEBUG)]
+    lines = ProgressLines(level=logging.DEBUG)  # for train.log
+    if any(isinstance(callback, LightningsBar) for callback in users):
+        return [lines]
+    return [ProgressBar(checkpoints, budget), lines]

@@ -20,10 +20,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Validated:
-    """A validated batch. Args: rows, losses: by case id, as in `Targets.logged`. shown: for `ImageLogger`."""
+    """A validated batch.
+
+    Args:
+        rows: by case id, as in `Targets.logged`.
+        predicted: case and prediction, for `ImageLogger`.
+        losses: by case id, as in `Targets.logged`.
+    """
 
     rows: dict[str, Any]
-    shown: dict[str, Any]
+    predicted: dict[str, Any]
     losses: dict[str, float | None] = field(default_factory=dict)
 
 
@@ -35,9 +41,12 @@ class Validation(Protocol):
 
 @dataclass(frozen=True)
 class LabelMapValidation:
-    """The Dice of one case at a time, on its own grid; scored on the CPU if the GPU runs out of memory.
+    """The Dice of one case at a time, on its original grid; scored on the CPU if the GPU runs out of memory.
 
-    Args: to_native: (logits (classes, *spatial), case id) -> label map (X, Y, Z) on the case's own grid.
+    Args:
+        window: predicts whole cases.
+        targets: decode the logits and score the label map.
+        to_native: (logits (classes, *spatial), case id) -> label map (X, Y, Z) on the case's original grid.
     """
 
     window: SlidingWindow
@@ -50,16 +59,23 @@ class LabelMapValidation:
             return self._scored(logits, batch["label"], batch)
         except torch.OutOfMemoryError:  # the loss and resampling need several times the logits' memory
             log.info("case %s: scored on the CPU, as the GPU's memory ran out", batch["case"])
+        # Outside of the handler: its traceback would keep the GPU's tensors alive
         torch.cuda.empty_cache()
         return self._scored(logits.cpu(), batch["label"].cpu(), batch)
 
     def _scored(self, logits: Tensor, label: Tensor, batch: Batch) -> Validated:
-        case, annotated = batch["case"], batch.get("annotated")
-        prediction, reference = self.to_native(logits[0], case), batch["reference"].cpu().numpy()
+        """Shape: logits (1, classes, *spatial), label (1, 1, *spatial), on the preprocessed grid."""
+        case = batch["case"]
+        annotated = batch.get("annotated")
+        prediction = self.to_native(logits[0], case)
+        reference = batch["reference"].cpu().numpy()
         dice = self.targets.dice(prediction, reference, annotated)
         loss = self.targets.cross_entropy(logits, label, annotated)
-        shown = {"case": case, "prediction": self.targets.decode(logits[0])}
-        return Validated({case: dice}, shown, {case: loss})
+        return Validated(
+            rows={case: dice},
+            predicted={"case": case, "prediction": self.targets.decode(logits[0])},
+            losses={case: loss},
+        )
 
 
 @dataclass(frozen=True)
@@ -71,6 +87,9 @@ class ImageLevelValidation:
 
     def __call__(self, network: Callable[[Tensor], Tensor], batch: Batch) -> Validated:
         outputs = mean_over_flips(network, batch["image"], self.targets, self.flips)
-        cases = zip(batch["case"], outputs.tolist(), batch["label"].float().tolist(), strict=True)
-        rows = {case: {"outputs": row, "values": values} for case, row, values in cases}
+        output_rows = outputs.tolist()
+        label_rows = batch["label"].float().tolist()
+        rows = {}
+        for case, case_outputs, values in zip(batch["case"], output_rows, label_rows, strict=True):
+            rows[case] = {"outputs": case_outputs, "values": values}
         return Validated(rows, {"case": batch["case"], "outputs": outputs})

@@ -48,7 +48,7 @@ def launcher() -> Launcher | None:
     if "TORCHELASTIC_RUN_ID" in env:
         sizes = (int(env[name]) for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         return _even("torchrun", *sizes)
-    if _tasks() == 1:
+    if srun_tasks() == 1:
         if int(env.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:  # each would run as rank 0
             started = f"mpirun started {env['OMPI_COMM_WORLD_SIZE']} processes"
             raise ValueError(f"{started}; start them by torchrun or srun instead")
@@ -56,7 +56,7 @@ def launcher() -> Launcher | None:
     nodes = int(env["SLURM_STEP_NUM_NODES"])
     tasks_per_node = env["SLURM_STEP_TASKS_PER_NODE"]  # such as 4(x2), or 4(x2),1
     counts = {int(part.partition("(")[0]) for part in tasks_per_node.split(",")}
-    return _even("srun", _tasks(), nodes, max(counts) if len(counts) == 1 else 0)
+    return _even("srun", srun_tasks(), nodes, max(counts) if len(counts) == 1 else 0)
 
 
 def job() -> str:
@@ -76,7 +76,7 @@ def is_first() -> bool:
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env:  # also within srun, whose ranks then count torchruns
         return env["RANK"] == "0"
-    ranks = ("SLURM_PROCID",) if _tasks() > 1 else _RANKS
+    ranks = ("SLURM_PROCID",) if srun_tasks() > 1 else _RANKS
     return not any(int(env.get(name, "0") or 0) for name in ranks)
 
 
@@ -186,7 +186,7 @@ def _even(name: str, total: int, nodes: int, here: int) -> Launcher:
     return Launcher(name, nodes, here)
 
 
-def _tasks() -> int:
+def srun_tasks() -> int:
     """The number of tasks of the srun step of this process."""
     return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
 

@@ -148,7 +148,7 @@ def train(composed: DictConfig) -> int:
         ("trainer.strategy=dpp", "dpp"),
         ("perf.activation_checkpointing=all", "perf.activation_checkpointing must be one of"),
         ("perf.matmul_precision=low", "perf.matmul_precision must be highest, high or medium, got 'low'"),
-        ("perf.stop_sync_interval=0", "perf.stop_sync_interval must be at least 1, got 0"),
+        ("perf.stop_sync_interval=0", "perf.stop_sync_interval: every must be at least 1, got 0"),
         ("perf.cuda_graphs=true", "perf.cuda_graphs=true needs perf.compile=true"),
         ("perf=autotune perf.auto_seconds=0", "perf.auto_seconds must be positive, got 0"),
         ("trainer.devices=4096", "trainer.devices=4096: this machine has"),

@@ -9,6 +9,7 @@ from helpers import tiny
 
 from medconv.config import ConfigError
 from medconv.training.growing_patch import GrowingPatch
+from medconv.training.optim.lr_schedulers import ProgressSchedule
 
 LAYERED = ("data.patch_size=[16,16,16]", "model.channels=[4,4,4]", "model.strides=[2,2]")
 
@@ -48,11 +49,36 @@ def test_a_run_trains_on_growing_patches(tmp_path: Path) -> None:
     assert [json.loads(line) for line in sizes.read_text().splitlines()] == [[16, 16, 16]] * 2
 
 
+class SquareSchedule(ProgressSchedule):
+    """A schedule of the user's own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, warmup_steps: int = 0) -> None:
+        super().__init__(optimizer, lambda progress: 1 - progress**2, warmup_steps)
+
+
+def square(optimizer: torch.optim.Optimizer, warmup_steps: int = 0) -> ProgressSchedule:
+    """A function that returns a schedule, without a class of its own."""
+    return SquareSchedule(optimizer, warmup_steps)
+
+
+@pytest.mark.parametrize("schedule", ["SquareSchedule", "square"])
+def test_patches_grow_with_a_schedule_of_the_users_own(tmp_path: Path, schedule: str) -> None:
+    dataset, sizes = tiny.write_dataset(tmp_path / "data/tiny"), tmp_path / "sizes"
+    spy = ["+callbacks.sizes._target_=helpers.tiny.Sizes", f"+callbacks.sizes.path={sizes}"]
+    own = f"scheduler._target_={__name__}.{schedule}"
+    tiny.train(dataset, tmp_path / "run", *LAYERED, *spy, own, "trainer.max_steps=10")
+    lines = sizes.read_text().splitlines()
+    assert lines[0] == "[8, 8, 8]" and lines[-1] == "[16, 16, 16]" and len(lines) == 10
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("schedule.patch=small", "schedule.patch must be progressive, whole or null, got small"),
-        ("scheduler._target_=torch.optim.lr_scheduler.ConstantLR", "knows no progress"),
+        (
+            "scheduler._target_=torch.optim.lr_scheduler.ConstantLR ~scheduler.warmup_steps",
+            "knows no progress",
+        ),
         ("trainer.max_epochs=-1", "a run without an end has no progress"),
     ],
 )
@@ -60,7 +86,7 @@ def test_progressive_patches_where_they_cannot_be_are_refused(
     tmp_path: Path, override: str, message: str
 ) -> None:
     dataset = tiny.write_dataset(tmp_path / "data/tiny")
-    arguments = ("schedule.patch=progressive", "trainer.max_steps=-1", override)
+    arguments = ("schedule.patch=progressive", "trainer.max_steps=-1", *override.split())
     with pytest.raises(ConfigError, match=message):
         tiny.train(dataset, tmp_path / "run", *arguments)
 

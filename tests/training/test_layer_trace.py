@@ -32,7 +32,7 @@ def test_rows_are_in_the_order_of_computation_and_the_pass_leaves_no_mark() -> N
     modes: list[bool] = []
     module.register_forward_pre_hook(lambda *_: modes.append(module.training))
     rows = rows_of(module, scale=8.0)
-    assert [(row.name, row.kind, row.what) for row in rows] == [
+    assert [(row.name, row.kind, row.role) for row in rows] == [
         ("image", "batch", "input"),
         ("0", "Linear", "output"),
         ("1", "ReLU", "output"),
@@ -62,7 +62,7 @@ def test_the_table_ends_at_the_first_tensor_that_is_not_finite() -> None:
     lines = table(rows).splitlines()
     assert [line.split()[0] for line in lines] == ["layer", "image", "0", "1", "2", "loss", "2", "1"]
     assert lines[-1].split()[-5:] == ["2", "of", "2", "-", "-"]
-    assert [line.split() for line in table(rows, most=2).splitlines()[1:]] == [
+    assert [line.split() for line in table(rows, max_rows=2).splitlines()[1:]] == [
         line.split() for line in lines[-2:]
     ]
 

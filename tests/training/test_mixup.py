@@ -42,5 +42,5 @@ def test_alpha_0_changes_nothing_and_an_invalid_one_is_an_error() -> None:
     image, target = batch_of([1, 2])
     assert Mixup(0, 0)(image, target, [1, 2]) == (image, target)
     for alpha in (-1, float("nan"), "0.2", True):
-        with pytest.raises(ValueError, match=r"task.mixup must be a number of 0 or more"):
+        with pytest.raises(ValueError, match=r"^alpha must be a number of 0 or more"):
             Mixup(alpha, 0)

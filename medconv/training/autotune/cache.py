@@ -30,8 +30,10 @@ OPEN = (
     "perf.compile",
     "trainer.precision",
 )
-_LENGTH = ("max_time", "max_steps", "max_epochs", "limit_train_batches")  # in `trainer`: a run's length
-_REPAID = 1800  # seconds; compiling is tried only for runs at least as long
+# Keys of `trainer` that set a run's length.
+_LENGTH = ("max_time", "max_steps", "max_epochs", "limit_train_batches")
+# Seconds; compiling takes a minute or more, so it is tried only for runs at least as long.
+_REPAYS_COMPILING = 1800
 
 log = logging.getLogger(__name__)
 
@@ -39,15 +41,17 @@ log = logging.getLogger(__name__)
 def settle(config: RunConfig, folder: RunDir) -> RunConfig:
     """The same config, with a choice for each of OPEN that is null, and for the batch if that is asked for.
 
-    Raises: ConfigError: nothing fits into memory, or waiting for rank 0's choice timed out.
+    Raises:
+        ConfigError: nothing fits into memory, or waiting for rank 0's choice timed out.
     """
     unsettled = [key for key in OPEN if _get(config, key) is None]
     if not unsettled and not config.perf.auto_batch_size:
         return config
-    earlier = folder.path / "config.yaml"
-    if folder.resume != "never" and folder.has_own() and earlier.is_file():
-        return _with(config, _recorded(OmegaConf.to_container(OmegaConf.load(earlier)), config, unsettled))
-    result, path = measured_once(config, "autotune", _key(config), lambda: _measured(config), _complete)
+    earlier_config = folder.path / "config.yaml"
+    if folder.resume != "never" and folder.has_own() and earlier_config.is_file():
+        earlier = OmegaConf.to_container(OmegaConf.load(earlier_config))
+        return _with(config, _recorded(earlier, config, unsettled))
+    result, path = measured_once(config, "autotune", _key(config), lambda: _measure(config), _complete)
     log.info("perf=autotune: %s (%s)", _describe(result), path)
     return _with(config, result["choice"])
 
@@ -56,79 +60,105 @@ def _complete(result: Node) -> bool:
     return set(OPEN) <= set(result["choice"])
 
 
-def _measured(config: RunConfig) -> dict[str, Any]:
+def _measure(config: RunConfig) -> dict[str, Any]:
     """Measure, log the results, and return choice and table as plain values."""
-    perf, gpu = config.perf, hardware.uses_gpu(config.trainer.accelerator)
-    if not perf.auto_seconds > 0:
-        raise configs.ConfigError(f"perf.auto_seconds must be positive, got {perf.auto_seconds}")
-    log.info("perf=autotune: measuring steps for up to %.0f seconds", perf.auto_seconds)
-    batches = config.data.samples_per_epoch / (config.data.batch_size or 1)
+    seconds = config.perf.auto_seconds
+    if not seconds > 0:
+        raise configs.ConfigError(f"perf.auto_seconds must be positive, got {seconds}")
+    log.info("perf=autotune: measuring steps for up to %.0f seconds", seconds)
     with hardware.measuring(config.trainer.accelerator, config.trainer.devices), torch.random.fork_rng():
-        work = _work(config, torch.device("cuda" if gpu else "cpu"))
-        fixed = {key.split(".")[1]: _get(config, key) for key in (*OPEN, "perf.fast_depthwise")}
-        candidates = search.measure(
-            work,
-            search.choices(fixed, work.network, gpu),
-            perf.auto_seconds,
-            try_checkpointing=fixed["activation_checkpointing"] is None,
-            try_compile=lambda seconds: (
-                fixed["compile"] is None and _planned_seconds(config.trainer, batches, seconds) >= _REPAID
-            ),
-            try_batch_size=perf.auto_batch_size,
-        )
+        candidates = _time_candidates(config)
     log.info("%s", table(candidates))
     best = candidates[0]
     if math.isinf(best.per_sample):
         raise configs.ConfigError(
             "perf=autotune: no candidate runs, fits into memory and gives the right loss; perf=fast says "
-            "more, a smaller "
-            f"data.batch_size or data.patch_size may help\n{table(candidates)}"
+            f"more, a smaller data.batch_size or data.patch_size may help\n{table(candidates)}"
         )
-    choice = {key: getattr(best.choice, key.split(".")[1]) for key in OPEN}
-    if perf.auto_batch_size:
+    choice = {key: getattr(best.choice, _name(key)) for key in OPEN}
+    if config.perf.auto_batch_size:
         choice["data.batch_size"] = best.batch_size
     return {"choice": choice, "rows": [candidate.row() for candidate in candidates]}
+
+
+def _time_candidates(config: RunConfig) -> list[search.Candidate]:
+    """The best first."""
+    uses_gpu = hardware.uses_gpu(config.trainer.accelerator)
+    work = _work(config, torch.device("cuda" if uses_gpu else "cpu"))
+    set_by_user = {_name(key): _get(config, key) for key in (*OPEN, "perf.fast_depthwise")}
+    batches_per_epoch = config.data.samples_per_epoch / (config.data.batch_size or 1)
+
+    def try_compile(step_seconds: float) -> bool:
+        run_seconds = _planned_seconds(config.trainer, batches_per_epoch, step_seconds)
+        return set_by_user["compile"] is None and run_seconds >= _REPAYS_COMPILING
+
+    return search.measure(
+        work,
+        search.choices(set_by_user, work.network, uses_gpu),
+        config.perf.auto_seconds,
+        try_checkpointing=set_by_user["activation_checkpointing"] is None,
+        try_compile=try_compile,
+        try_batch_size=config.perf.auto_batch_size,
+    )
 
 
 def table(candidates: Sequence[search.Candidate]) -> str:
     """The candidates as text, the chosen one first, then by speed."""
     width = max(len(str(candidate.choice)) for candidate in candidates)
-    lines = [f"  {'':{width}}  batch  seconds a step"]
+    lines = ["perf=autotune takes the first of these", f"  {'':{width}}  batch  seconds a step"]
     for candidate in candidates:
         speed = candidate.remark or f"{candidate.per_sample * candidate.batch_size:.3f}"
         memory = f"  {candidate.memory_bytes / 2**30:.1f} GiB" if candidate.memory_bytes else ""
         lines.append(f"  {candidate.choice!s:{width}}  {candidate.batch_size:5}  {speed}{memory}")
-    return "\n".join(["perf=autotune takes the first of these", *lines])
+    return "\n".join(lines)
 
 
 def _work(config: RunConfig, device: torch.device) -> Work:
     """The run's own network, loss, optimizer and shapes, with random images and labels."""
-    derived, batch = config.derived, config.data.batch_size or 1
+    derived = config.derived
+    patch_size = derived.patch_size
+    batch_size = config.data.batch_size or 1
     plain = {f"perf.{key}": value for key, value in asdict(Choice()).items() if key != "precision"}
     task = build_task(_with(config, {**plain, "perf.cuda_graphs": False}), {})
-    loss, patch = task.loss.to(device), derived.patch_size
-    image = torch.randn(batch, derived.num_channels, *patch, device=device)
-    label = task.targets.encode(task.targets.random_labels(batch, patch).to(device))
-    network = task.network if task.supervision is None else Supervised(task.network, task.supervision)
-    return Work(network, loss, task.make_optimizer, image, label)
+    loss = task.loss.to(device)
+    image = torch.randn(batch_size, derived.num_channels, *patch_size, device=device)
+    label = task.targets.random_labels(batch_size, patch_size).to(device)
+    network = task.network
+    if task.supervision is not None:
+        network = Supervised(task.network, task.supervision)
+    return Work(
+        network=network,
+        objective=loss,
+        optimizer=task.make_optimizer,
+        image=image,
+        label=task.targets.encode(label),
+    )
 
 
-def _planned_seconds(trainer: TrainerConfig, batches: float, step: float) -> float:
-    """How long the run will take if a batch takes `step` seconds. Args: batches: in an epoch."""
-    limits = [step * trainer.max_steps * trainer.accumulate_grad_batches] if trainer.max_steps > 0 else []
+def _planned_seconds(trainer: TrainerConfig, batches_per_epoch: float, step_seconds: float) -> float:
+    """How long the run will take if a batch takes `step_seconds`."""
+    limits = []
+    if trainer.max_steps > 0:
+        limits.append(step_seconds * trainer.max_steps * trainer.accumulate_grad_batches)
     if trainer.max_seconds is not None:
         limits.append(trainer.max_seconds)
-    if trainer.max_epochs not in (None, -1):
-        limit = trainer.limit_train_batches
-        if limit is not None:  # Lightning's: a number of batches, or a share of them
-            batches = min(batches, limit) if isinstance(limit, int) else batches * limit
-        limits.append(step * trainer.max_epochs * batches)
+    if trainer.max_epochs is not None and trainer.max_epochs != -1:
+        batches = _limited(batches_per_epoch, trainer.limit_train_batches)
+        limits.append(step_seconds * trainer.max_epochs * batches)
     return min(limits, default=math.inf)
+
+
+def _limited(batches: float, limit: int | float | None) -> float:
+    """Lightning's `limit_train_batches`: a number of batches, or a share of them."""
+    if limit is None:
+        return batches
+    return min(batches, limit) if isinstance(limit, int) else batches * limit
 
 
 def _key(config: RunConfig) -> Node:
     """What a measurement depends on beside hardware and versions: network, shapes, open settings."""
-    values, derived = config.plain(), config.derived
+    values = config.plain()
+    derived = config.derived
     return {
         "values": {key: values[key] for key in ("model", "conv", "loss", "optimizer", "perf")},
         "precision": config.trainer.precision,
@@ -142,12 +172,22 @@ def _key(config: RunConfig) -> Node:
 
 
 def _recorded(earlier: Any, config: RunConfig, unsettled: Sequence[str]) -> Node:
-    keys = [*unsettled, *(["data.batch_size"] if config.perf.auto_batch_size else [])]
-    return {key: configs.flatten(earlier).get(key) for key in keys}
+    """The choice of the run to resume. Args: earlier: its config."""
+    keys = list(unsettled)
+    if config.perf.auto_batch_size:
+        keys.append("data.batch_size")
+    values = configs.flatten(earlier)
+    return {key: values.get(key) for key in keys}
 
 
 def _describe(result: dict[str, Any]) -> str:
-    return str(Choice(**{key.split(".")[1]: value for key, value in result["choice"].items() if key in OPEN}))
+    choice = {_name(key): value for key, value in result["choice"].items() if key in OPEN}
+    return str(Choice(**choice))
+
+
+def _name(key: str) -> str:
+    """Of a field of `Choice`."""
+    return key.split(".")[1]
 
 
 def _get(config: RunConfig, key: str) -> Any:
@@ -158,5 +198,6 @@ def _get(config: RunConfig, key: str) -> Any:
 def _with(config: RunConfig, choice: Node) -> RunConfig:
     for key, value in choice.items():
         group, name = key.split(".")
-        config = replace(config, **{group: replace(getattr(config, group), **{name: value})})
+        changed_group = replace(getattr(config, group), **{name: value})
+        config = replace(config, **{group: changed_group})
     return config

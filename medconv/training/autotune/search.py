@@ -17,11 +17,15 @@ from medconv.utils.errors import first_line
 from medconv.utils.hardware import compiler_missing, memory_advice, resolve_precision
 
 _ROUNDS = 7  # timed steps of a candidate, at most
-_BEHIND = 1.25  # a candidate slower than the best so far by this factor is not timed again
-_TIE = 0.97  # a later candidate replaces the best only if it takes less than this share of its time
-# of the loss, relative to plain fp32's
+# A candidate slower than the best so far by this factor is not timed again.
+_TOO_SLOW = 1.25
+# A later candidate replaces the best only if it takes less than this share of its time.
+_TIE = 0.97
+# Of the loss, relative to plain fp32's.
 _TOLERANCE = {"32-true": 1e-3, "bf16-mixed": 3e-2, "16-mixed": 1e-2}
-_MEMORY = 0.92  # share of the device's memory that a candidate may use
+_MEMORY_SHARE = 0.92  # of the device's memory, that a candidate may use
+# A larger batch must take less than this share of the time per sample.
+_CHEAPER = 0.95
 
 log = logging.getLogger(__name__)
 
@@ -39,28 +43,49 @@ class Candidate:
 
     @property
     def per_sample(self) -> float:
-        return median(self.seconds) / self.batch_size if self.seconds and not self.remark else math.inf
+        """Seconds; infinite if it is rejected or not yet timed."""
+        if self.remark or not self.seconds:
+            return math.inf
+        return median(self.seconds) / self.batch_size
 
     def row(self) -> dict[str, Any]:
-        speed = None if math.isinf(self.per_sample) else self.per_sample * self.batch_size
-        row = {"choice": asdict(self.choice), "batch_size": self.batch_size, "seconds": speed}
-        return {**row, "memory_bytes": self.memory_bytes, "remark": self.remark}
+        """Plain values."""
+        is_timed = math.isfinite(self.per_sample)
+        return {
+            "choice": asdict(self.choice),
+            "batch_size": self.batch_size,
+            "seconds": self.per_sample * self.batch_size if is_timed else None,
+            "memory_bytes": self.memory_bytes,
+            "remark": self.remark,
+        }
 
 
-def choices(fixed: dict[str, Any], network: nn.Module, gpu: bool) -> list[Choice]:
-    """The candidates, plain ones first; values of `fixed` that are not None were set by the user and stay."""
-    norms = any(type(layer) in (nn.InstanceNorm2d, nn.InstanceNorm3d) for layer in network.modules())
+def choices(set_by_user: dict[str, Any], network: nn.Module, gpu: bool) -> list[Choice]:
+    """The candidates, plain ones first.
+
+    Args:
+        set_by_user: fields of `Choice`; values that are not None stay.
+        network: whose layers decide which switches matter.
+        gpu: whether it trains on one.
+    """
+    has_norms = any(type(layer) in (nn.InstanceNorm2d, nn.InstanceNorm3d) for layer in network.modules())
+    fast_precision = resolve_precision("auto", "gpu" if gpu else "cpu")
     options: dict[str, list[Any]] = {
-        "precision": list(dict.fromkeys(["32-true", resolve_precision("auto", "gpu" if gpu else "cpu")])),
+        "precision": list(dict.fromkeys(["32-true", fast_precision])),
         "channels_last": [False, True],
-        "fast_norm": [False, True] if norms else [False],
+        "fast_norm": [False, True] if has_norms else [False],
         "fast_depthwise": [True],
         "activation_checkpointing": ["none"],
         "compile": [False],
-        **{key: [value] for key, value in fixed.items() if value is not None},
     }
-    combinations = [Choice(**dict(zip(options, row, strict=True))) for row in product(*options.values())]
-    return [c for c in combinations if c.channels_last or not c.fast_norm or fixed.get("fast_norm")]
+    options |= {key: [value] for key, value in set_by_user.items() if value is not None}
+    candidates = []
+    for values in product(*options.values()):
+        choice = Choice(**dict(zip(options, values, strict=True)))
+        # Without channels_last, fast_norm changes nothing
+        if choice.channels_last or not choice.fast_norm or set_by_user.get("fast_norm"):
+            candidates.append(choice)
+    return candidates
 
 
 def measure(
@@ -68,12 +93,14 @@ def measure(
     candidates: Sequence[Choice],
     seconds: float = 30.0,
     try_checkpointing: bool = True,
-    try_compile: Callable[[float], bool] = lambda seconds: False,
+    try_compile: Callable[[float], bool] = lambda step_seconds: False,
     try_batch_size: bool = False,
 ) -> list[Candidate]:
     """Time the candidates on copies of the network; returns the best first, rejected ones with a remark.
 
     Args:
+        work: what a step works on.
+        candidates: plain ones first.
         seconds: time limit, without compiling; the compiled code is cached for the run.
         try_checkpointing: try activation checkpointing if nothing else fits into memory.
         try_compile: takes the fastest step's seconds; whether the run is long enough to try compiling.
@@ -81,24 +108,43 @@ def measure(
             per sample.
     """
     deadline = time.perf_counter() + seconds
-    batch = len(work.image)
+    batch_size = len(work.image)
     with torch.random.fork_rng(devices=[work.image.device] if work.image.is_cuda else []):
         expected = _reference(work)
-        timed = [Candidate(choice, batch) for choice in candidates]
+        timed = [Candidate(choice, batch_size) for choice in candidates]
         _race(work, timed, expected, deadline)
-        for mode in ("pointwise", "blocks") if try_checkpointing else ():
-            if not _best(timed):
-                more = [Candidate(replace(c, activation_checkpointing=mode), batch) for c in candidates]
-                _race(work, more, expected, deadline + seconds)
-                timed += more
-        if (best := _best(timed)) and try_compile(best.per_sample * batch):
+        if try_checkpointing:
+            timed += _checkpointed(work, timed, expected, deadline + seconds)
+        best = _best(timed)
+        if best is not None and try_compile(best.per_sample * batch_size):
             timed += _compiled(work, best, expected)
-        if (best := _best(timed)) and try_batch_size:
+        best = _best(timed)
+        if best is not None and try_batch_size:
             timed += _larger(work, best, deadline)
     chosen = _best(timed)
     for candidate in timed:
-        candidate.trial = None
-    return sorted(timed, key=lambda c: (c is not chosen, c.per_sample))
+        candidate.trial = None  # frees its memory
+    return sorted(timed, key=lambda candidate: (candidate is not chosen, candidate.per_sample))
+
+
+def _checkpointed(
+    work: Work,
+    timed: Sequence[Candidate],
+    expected: list[float] | None,
+    deadline: float,
+) -> list[Candidate]:
+    """The candidates with activation checkpointing, if none of them fits into memory without."""
+    tried: list[Candidate] = []
+    for mode in ("pointwise", "blocks"):  # the cheaper one first
+        if _best([*timed, *tried]) is not None:
+            break
+        candidates = [
+            Candidate(replace(candidate.choice, activation_checkpointing=mode), candidate.batch_size)
+            for candidate in timed
+        ]
+        _race(work, candidates, expected, deadline)
+        tried += candidates
+    return tried
 
 
 def _reference(work: Work) -> list[float] | None:
@@ -106,10 +152,12 @@ def _reference(work: Work) -> list[float] | None:
     try:
         trial = Trial(work, Choice())
         with torch.no_grad():
-            first, second = float(trial.forward()), float(trial.forward())
+            first = float(trial.forward())
+            second = float(trial.forward())
         if abs(first - second) > 1e-5 * abs(first):
-            random = "this network's loss is random, so losses are not compared with plain fp32's"
-            log.warning("perf=autotune: %s", random)
+            log.warning(
+                "perf=autotune: this network's loss is random, so losses are not compared with plain fp32's"
+            )
             return None
         return [float(trial.step()) for _ in range(2)]
     except RuntimeError as error:
@@ -123,7 +171,8 @@ def _race(work: Work, candidates: list[Candidate], expected: list[float] | None,
     """Time each candidate once, then the faster ones in turns; starts with those likely to be fastest."""
     for candidate in reversed(candidates):
         slowest = max((max(c.seconds) for c in candidates if c.seconds), default=0.0)
-        if slowest and time.perf_counter() + 2 * slowest > deadline and _best(candidates):
+        two_steps_fit = time.perf_counter() + 2 * slowest <= deadline
+        if slowest and not two_steps_fit and _best(candidates):
             candidate.remark = "not tried: no time left"
         else:
             _begin(work, candidate, expected)
@@ -132,7 +181,7 @@ def _race(work: Work, candidates: list[Candidate], expected: list[float] | None,
         if best is None:
             return
         for candidate in candidates:
-            if candidate.per_sample > _BEHIND * best.per_sample or candidate.trial is None:
+            if candidate.per_sample > _TOO_SLOW * best.per_sample or candidate.trial is None:
                 continue
             if time.perf_counter() + candidate.seconds[-1] > deadline:
                 return
@@ -141,10 +190,11 @@ def _race(work: Work, candidates: list[Candidate], expected: list[float] | None,
 
 def _begin(work: Work, candidate: Candidate, expected: list[float] | None) -> None:
     """Build the candidate, take two steps and time the second; a failure becomes its remark."""
-    cuda, before = work.image.is_cuda, 0
-    if cuda:  # excludes the other candidates' weights
-        before = torch.cuda.memory_allocated(work.image.device)
-        torch.cuda.reset_peak_memory_stats(work.image.device)
+    device = work.image.device
+    allocated_before = 0  # by the other candidates' weights
+    if device.type == "cuda":
+        allocated_before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
     try:
         trial = Trial(work, candidate.choice)
         losses = [float(trial.step())]
@@ -153,10 +203,10 @@ def _begin(work: Work, candidate: Candidate, expected: list[float] | None) -> No
         candidate.remark = _failure(error)
         return
     candidate.seconds.append(seconds)
-    if cuda:
-        candidate.memory_bytes = torch.cuda.max_memory_allocated(work.image.device) - before
-        total = torch.cuda.get_device_properties(work.image.device).total_memory
-        if candidate.memory_bytes > _MEMORY * total:
+    if device.type == "cuda":
+        candidate.memory_bytes = torch.cuda.max_memory_allocated(device) - allocated_before
+        total = torch.cuda.get_device_properties(device).total_memory
+        if candidate.memory_bytes > _MEMORY_SHARE * total:
             candidate.remark = "too close to the end of the memory"
     if expected is not None:
         _compare(candidate, [*losses, loss], expected)
@@ -166,20 +216,25 @@ def _begin(work: Work, candidate: Candidate, expected: list[float] | None) -> No
 def _compare(candidate: Candidate, losses: list[float], expected: list[float]) -> None:
     tolerance = _TOLERANCE.get(candidate.choice.precision, max(_TOLERANCE.values()))
     pairs = list(zip(losses, expected, strict=True))
-    if not all(abs(loss - reference) <= tolerance * max(1e-3, abs(reference)) for loss, reference in pairs):
-        shown = ", ".join(f"{loss:.5g} for {reference:.5g}" for loss, reference in pairs)
-        candidate.remark = f"wrong loss: {shown}"
-        differ = f"its losses differ from plain fp32's ({shown})"
-        log.warning("perf=autotune discards %s: %s", candidate.choice, differ)
+    if all(abs(loss - reference) <= tolerance * max(1e-3, abs(reference)) for loss, reference in pairs):
+        return
+    losses_text = ", ".join(f"{loss:.5g} for {reference:.5g}" for loss, reference in pairs)
+    candidate.remark = f"wrong loss: {losses_text}"
+    log.warning(
+        "perf=autotune discards %s: its losses differ from plain fp32's (%s)",
+        candidate.choice,
+        losses_text,
+    )
 
 
 def _compiled(work: Work, best: Candidate, expected: list[float] | None) -> list[Candidate]:
     """The best candidate so far, compiled; both are timed in turns."""
     if best.choice.compile:
         return []
-    candidate, reason = Candidate(replace(best.choice, compile=True), best.batch_size), compiler_missing()
-    if reason is not None:
-        candidate.remark = reason
+    candidate = Candidate(replace(best.choice, compile=True), best.batch_size)
+    missing = compiler_missing()
+    if missing is not None:
+        candidate.remark = missing
         return [candidate]
     log.info("perf=autotune: compiling, which a run of this length repays")
     _begin(work, candidate, expected)
@@ -200,10 +255,11 @@ def _larger(work: Work, best: Candidate, deadline: float) -> list[Candidate]:
         for _ in range(2):
             _again(candidate)
         tried.append(candidate)
-        if candidate.per_sample > 0.95 * best.per_sample:
+        if candidate.per_sample > _CHEAPER * best.per_sample:
             candidate.remark = candidate.remark or "a sample is not 5 % cheaper"
             break
-        best, times = candidate, 2 * times
+        best = candidate
+        times *= 2
     return tried
 
 
@@ -211,7 +267,8 @@ def _best(candidates: Sequence[Candidate]) -> Candidate | None:
     """The fastest; of nearly equal ones the first, which is the plainest."""
     best: Candidate | None = None
     for candidate in candidates:
-        if candidate.per_sample < (math.inf if best is None else _TIE * best.per_sample):
+        seconds_to_beat = math.inf if best is None else _TIE * best.per_sample
+        if candidate.per_sample < seconds_to_beat:
             best = candidate
     return best
 
@@ -223,7 +280,8 @@ def _again(candidate: Candidate) -> None:
     try:
         candidate.seconds.append(_timed(candidate.trial)[0])
     except Exception as error:
-        candidate.remark, candidate.trial = _failure(error), None
+        candidate.remark = _failure(error)
+        candidate.trial = None
 
 
 def _failure(error: Exception) -> str:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from medconv.performance.switches import apply_switches, memory_format
 from medconv.utils.hardware import autocast_dtype
 
-_CLIP = 1.0  # largest norm of all gradients; its value does not affect the time
+_MAX_NORM = 1.0  # of all gradients; its value does not affect the time
 Objective = Callable[[Any, Tensor], Tensor]
 
 
@@ -29,18 +29,23 @@ class Choice:
 
     def __str__(self) -> str:
         """In words: the precision, then what is on."""
-        on = [name for name in ("channels_last", "fast_norm", "compile") if getattr(self, name)]
+        words = [self.precision]
+        words += [name for name in ("channels_last", "fast_norm", "compile") if getattr(self, name)]
         if self.activation_checkpointing != "none":
-            on.append(f"activation_checkpointing={self.activation_checkpointing}")
-        return ", ".join([self.precision, *on])
+            words.append(f"activation_checkpointing={self.activation_checkpointing}")
+        return ", ".join(words)
 
 
 @dataclass(frozen=True)
 class Work:
     """What a step works on.
 
-    Shape: image (batch, channels, *spatial), label (batch, 1, *spatial), on the device.
-    Args: objective: (output of the network, label) -> loss. optimizer: takes parameters.
+    Shape:
+        image (batch, channels, *spatial), label (batch, 1, *spatial), on the device.
+    Args:
+        network: in training.
+        objective: (output of the network, label) -> loss.
+        optimizer: takes parameters.
     """
 
     network: nn.Module
@@ -51,8 +56,11 @@ class Work:
 
     def larger(self, times: int) -> Self:
         """The same with a batch that many times as large."""
-        image, label = (t.repeat(times, *(1,) * (t.ndim - 1)) for t in (self.image, self.label))
-        return replace(self, image=image, label=label)
+        return replace(self, image=_repeated(self.image, times), label=_repeated(self.label, times))
+
+
+def _repeated(batch: Tensor, times: int) -> Tensor:
+    return batch.repeat(times, *(1,) * (batch.ndim - 1))
 
 
 class Trial:
@@ -71,9 +79,11 @@ class Trial:
         self.dtype = autocast_dtype(switches.pop("precision"))
         self.network = apply_switches(network, **switches)
         self.parameters = [p for p in network.parameters() if p.requires_grad]
-        self.optimizer, self.objective = work.optimizer(self.parameters), work.objective
+        self.optimizer = work.optimizer(self.parameters)
+        self.objective = work.objective
         layout = memory_format(choice.channels_last, work.image.ndim - 2)
-        self.image, self.label = work.image.contiguous(memory_format=layout), work.label
+        self.image = work.image.contiguous(memory_format=layout)
+        self.label = work.label
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
 
     def step(self) -> Tensor:
@@ -82,7 +92,7 @@ class Trial:
         self.optimizer.zero_grad()
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
-        nn.utils.clip_grad_norm_(self.parameters, _CLIP)
+        nn.utils.clip_grad_norm_(self.parameters, _MAX_NORM)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return loss.detach()

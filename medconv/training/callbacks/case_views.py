@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from medconv.data.loading.datamodule import Batch
 from medconv.inference import saliency
 from medconv.targets import Targets
 from medconv.targets.image_level import ImageLevelTargets
@@ -24,8 +25,8 @@ class CaseViews(Protocol):
     def sample(self, image: np.ndarray, label: Tensor, number: int) -> Picture:
         """A training sample. Shape: image (*spatial), label as in a batch."""
 
-    def validated(self, batch: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[Picture]:
-        """A validated batch. Args: shown: what the validation returned."""
+    def validated(self, batch: Batch, predicted: Mapping[str, Any]) -> Iterator[Picture]:
+        """A validated batch. Args: predicted: what the validation returned."""
 
     def ended(self, rows: Mapping[str, Any]) -> tuple[list[Picture], str]:
         """Plots and a text about all cases, from the rows of `validation`."""
@@ -35,7 +36,12 @@ class CaseViews(Protocol):
 
 
 def views_of(targets: Targets, cases: int, spacing_mm: Sequence[float]) -> CaseViews:
-    """Args: cases: how many to show at most."""
+    """The views for a kind of targets.
+
+    Args:
+        cases: how many to show at most.
+        spacing_mm: of the training samples.
+    """
     if isinstance(targets, ImageLevelTargets):
         return ImageLevelViews(targets, cases, spacing_mm)
     assert isinstance(targets, SegmentationTargets)
@@ -46,19 +52,21 @@ class LabelMapViews:
     """The first validation cases, with reference and prediction."""
 
     def __init__(self, targets: SegmentationTargets, cases: int, spacing_mm: Sequence[float]) -> None:
-        self.targets, self.cases, self.spacing_mm = targets, cases, spacing_mm
-        self._shown = 0
+        self.targets = targets
+        self.cases = cases
+        self.spacing_mm = spacing_mm
+        self._num_shown = 0  # cases so far
 
     def sample(self, image: np.ndarray, label: Tensor, number: int) -> Picture:
         return f"train/sample {number}", self._picture(image, {"label": label[0]}, self.spacing_mm)
 
-    def validated(self, batch: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[Picture]:
-        if self._shown < self.cases:
-            self._shown += 1
-            image = batch["image"][0, 0].float().cpu().numpy()
-            labels = {"reference": batch["label"][0, 0], "prediction": shown["prediction"]}
-            picture = self._picture(image, labels, batch["spacing_mm"])
-            yield f"val/{shown['case']}", picture
+    def validated(self, batch: Batch, predicted: Mapping[str, Any]) -> Iterator[Picture]:
+        if self._num_shown >= self.cases:
+            return
+        self._num_shown += 1
+        image = batch["image"][0, 0].float().cpu().numpy()
+        labels = {"reference": batch["label"][0, 0], "prediction": predicted["prediction"]}
+        yield f"val/{predicted['case']}", self._picture(image, labels, batch["spacing_mm"])
 
     def ended(self, rows: Mapping[str, Any]) -> tuple[list[Picture], str]:
         return [], ""
@@ -67,16 +75,24 @@ class LabelMapViews:
         return iter(())
 
     def _picture(
-        self, image: np.ndarray, labels: Mapping[str, Tensor], spacing_mm: Sequence[float]
+        self,
+        image: np.ndarray,
+        labels: Mapping[str, Tensor],
+        spacing_mm: Sequence[float],
     ) -> np.ndarray:
+        """The image beside its label maps. Args: labels: by title."""
         arrays = [label.cpu().numpy().astype(np.int16) for label in labels.values()]
-        if self.targets.ignore is not None:  # such voxels are not painted
-            arrays = [np.where(array == self.targets.ignore, 0, array) for array in arrays]
-        return overlay(image, arrays, spacing_mm, titles=["image", *labels], names=self.targets.value_names)
+        ignore = self.targets.ignore
+        if ignore is not None:  # such voxels are not painted
+            arrays = [np.where(array == ignore, 0, array) for array in arrays]
+        titles = ["image", *labels]
+        return overlay(image, arrays, spacing_mm, titles=titles, names=self.targets.value_names)
 
 
 @dataclass(frozen=True)
 class _WrongCase:
+    """A case with its error, by which cases are sorted."""
+
     error: float
     case: str
     image: Tensor
@@ -90,41 +106,53 @@ class ImageLevelViews:
     """
 
     def __init__(self, targets: ImageLevelTargets, cases: int, spacing_mm: Sequence[float]) -> None:
-        self.targets, self.cases, self.spacing_mm = targets, cases, spacing_mm
+        self.targets = targets
+        self.cases = cases
+        self.spacing_mm = spacing_mm
         self._worst: list[_WrongCase] = []  # largest error first
 
     def sample(self, image: np.ndarray, label: Tensor, number: int) -> Picture:
-        picture = overlay(image, [], self.spacing_mm, focus=np.zeros(image.shape, bool))
-        return f"train/sample {number} ({self.targets.label_text(label.tolist())})", picture
+        # Without anything to focus on, planes through the middle
+        nothing = np.zeros(image.shape, bool)
+        picture = overlay(image, [], self.spacing_mm, focus=nothing)
+        label_text = self.targets.label_text(label.tolist())
+        return f"train/sample {number} ({label_text})", picture
 
-    def validated(self, batch: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[Picture]:
-        predictions, values = shown["outputs"].float().cpu().numpy(), batch["label"].float().cpu().numpy()
-        errors = self.targets.errors(predictions, values)
-        for i in np.argsort(-errors, kind="stable")[: self.cases]:
-            if len(self._worst) < self.cases or errors[i] > self._worst[-1].error:
-                image = batch["image"][i].detach().float().cpu().clone()
-                labels = predictions[i].tolist(), values[i].tolist()
-                wrong = _WrongCase(float(errors[i]), batch["case"][i], image, *labels)
-                self._worst = sorted([*self._worst, wrong], key=lambda case: -case.error)[: self.cases]
+    def validated(self, batch: Batch, predicted: Mapping[str, Any]) -> Iterator[Picture]:
+        outputs = predicted["outputs"].float().cpu().numpy()
+        values = batch["label"].float().cpu().numpy()
+        errors = self.targets.errors(outputs, values)
+        largest_first = np.argsort(-errors, kind="stable")
+        for index in largest_first[: self.cases]:
+            is_among_worst = len(self._worst) < self.cases or errors[index] > self._worst[-1].error
+            if not is_among_worst:
+                continue
+            wrong = _WrongCase(
+                error=float(errors[index]),
+                case=batch["case"][index],
+                image=batch["image"][index].detach().float().cpu().clone(),
+                outputs=outputs[index].tolist(),
+                values=values[index].tolist(),
+            )
+            self._worst = sorted([*self._worst, wrong], key=lambda case: -case.error)[: self.cases]
         return iter(())
 
     def ended(self, rows: Mapping[str, Any]) -> tuple[list[Picture], str]:
         outputs, truth = self.targets.arrays(list(rows.values()))
-        pictures = self.targets.pictures(outputs, truth).items()
-        return [(f"val/{name}", picture) for name, picture in pictures], self.targets.score_text(
-            outputs, truth
-        )
+        plots = self.targets.pictures(outputs, truth)
+        pictures = [(f"val/{name}", picture) for name, picture in plots.items()]
+        return pictures, self.targets.score_text(outputs, truth)
 
     def worst(self, module: Any) -> Iterator[Picture]:
         for wrong in self._worst:
-            label, prediction = (
-                self.targets.label_text(wrong.values),
-                self.targets.prediction_text(wrong.outputs),
-            )
+            label = self.targets.label_text(wrong.values)
+            prediction = self.targets.prediction_text(wrong.outputs)
             try:
-                picture = saliency.overlay(module.network, wrong.image.to(module.device), self.spacing_mm)
+                image = wrong.image.to(module.device)
+                picture = saliency.overlay(module.network, image, self.spacing_mm)
             except (AssertionError, RuntimeError, TypeError, ValueError) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
-                log.warning("no saliency maps of the worst cases: %s", reason)  # no reason to lose a run
+                # A network that cannot be explained is no reason to lose a run
+                log.warning("no saliency maps of the worst cases: %s", reason)
                 return
             yield f"worst/{wrong.case} ({label}, predicted {prediction})", picture

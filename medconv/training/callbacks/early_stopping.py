@@ -17,33 +17,53 @@ class EarlyStopping(callbacks.EarlyStopping):
     """Stops after `patience` consecutive validations that do not beat the best `monitor` by `min_delta`.
 
     Unlike Lightning's: rank 0 decides for all ranks, and NaN is no progress. Training runs for at least
-    `trainer.min_steps` and `min_epochs`. The learning rate schedule does not reach its end.
-    Args: mode: `max` if more is better, else `min`.
-    Attributes: reason: why training stopped early; None: it did not.
+    the trainer's `min_steps` and `min_epochs`. The learning rate schedule does not reach its end.
+
+    Args:
+        monitor: name of the metric.
+        patience: number of validations.
+        min_delta: more than this beyond the best value is progress.
+        mode: `max` if more is better, else `min`.
+    Attributes:
+        reason: why training stopped early; None: it did not.
+    Raises:
+        ValueError: values out of range; in its hooks: no metric has the name `monitor`.
     """
 
     def __init__(
-        self, monitor: str = "val/dice", patience: int = 20, min_delta: float = 0.0, mode: str = "max"
+        self,
+        monitor: str = "val/dice",
+        patience: int = 20,
+        min_delta: float = 0.0,
+        mode: str = "max",
     ) -> None:
         check_patience(patience, min_delta, mode)
         super().__init__(
-            monitor, min_delta, patience, mode=mode, check_finite=False, check_on_train_epoch_end=False
+            monitor=monitor,
+            min_delta=min_delta,
+            patience=patience,
+            mode=mode,
+            check_finite=False,
+            check_on_train_epoch_end=False,
         )
         self.reason: str | None = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict({**state_dict, "patience": self.patience})  # that of the present config
+        # Lightning's state holds the patience, too; the current config's counts
+        super().load_state_dict({**state_dict, "patience": self.patience})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A run may have been killed after the validation that exhausted the patience."""
-        if self.wait_count >= self.patience and not getattr(trainer.fit_loop.epoch_loop, "owed", False):
+        validates_first = getattr(trainer.fit_loop.epoch_loop, "owed", False)
+        if self.wait_count >= self.patience and not validates_first:
             self._stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        value = _value(trainer, self.monitor, "early_stopping.monitor")
-        if self._evaluate_stopping_criteria(torch.tensor(value))[0]:
+        value = torch.tensor(_metric(trainer, self.monitor, "EarlyStopping"))
+        should_stop, _ = self._evaluate_stopping_criteria(value)
+        if should_stop:
             self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> None:
@@ -51,23 +71,38 @@ class EarlyStopping(callbacks.EarlyStopping):
         if ends_now(trainer) or not trainer.fit_loop._can_stop_early:
             return
         trainer.should_stop = True
-        last = f"the last {self.wait_count} validations"
-        self.reason = f"{self.monitor} was not better than {self.best_score:.4f} in {last}"
-        position = trainer.current_epoch, trainer.global_step
-        log.info("epoch %d, step %d: stopped early, %s", *position, self.reason)
+        self.reason = (
+            f"{self.monitor} was not better than {self.best_score:.4f} "
+            f"in the last {self.wait_count} validations"
+        )
+        log.info(
+            "epoch %d, step %d: stopped early, %s",
+            trainer.current_epoch,
+            trainer.global_step,
+            self.reason,
+        )
 
 
 class Plateau(Callback):
     """Passes the monitored metric of each validation to the schedule of `scheduler=plateau`."""
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for schedule in (config.scheduler for config in trainer.lr_scheduler_configs):
-            if isinstance(schedule, PlateauSchedule) and not trainer.sanity_checking:
-                before = schedule.level
-                schedule.validated(_value(trainer, schedule.monitor, "scheduler.monitor"))
-                if schedule.level < before:
-                    lowered = "step %d: learning rate lowered to %.3g times the base"
-                    log.info(lowered, trainer.global_step, schedule.level)
+        if trainer.sanity_checking:
+            return
+        for config in trainer.lr_scheduler_configs:
+            if isinstance(config.scheduler, PlateauSchedule):
+                self._update(config.scheduler, trainer)
+
+    @staticmethod
+    def _update(schedule: PlateauSchedule, trainer: Trainer) -> None:
+        level_before = schedule.level
+        schedule.validated(_metric(trainer, schedule.monitor, "PlateauSchedule"))
+        if schedule.level < level_before:
+            log.info(
+                "step %d: learning rate lowered to %.3g times the base",
+                trainer.global_step,
+                schedule.level,
+            )
 
 
 def ended(trainer: Trainer) -> dict[str, Any] | None:
@@ -78,10 +113,17 @@ def ended(trainer: Trainer) -> dict[str, Any] | None:
     return None
 
 
-def _value(trainer: Trainer, monitor: str, key: str) -> float:
-    """Rank 0's value, since some metrics exist on rank 0 only. Raises: ValueError: no such metric."""
+def _metric(trainer: Trainer, monitor: str, reader: str) -> float:
+    """Rank 0's value, since some metrics exist on rank 0 only.
+
+    Args:
+        monitor: name of the metric.
+        reader: the class with the argument `monitor`, for the message.
+    Raises:
+        ValueError: no such metric.
+    """
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if value.numel() == 1}
     value, names = trainer.strategy.broadcast((metrics.get(monitor), sorted(metrics)))
     if value is None:
-        raise ValueError(f"{key}={monitor}: no such metric; there are {', '.join(names)}")
+        raise ValueError(f"{reader}: monitor={monitor}: no such metric; there are {', '.join(names)}")
     return float(value)

@@ -15,22 +15,30 @@ class ImageLogger(Callback):
     A validation case of segmentation is shown with its reference and prediction. For image-level targets
     each validation logs plots over all cases (ROC curves and the like); the end of training logs saliency
     maps of the worst cases.
-    Args: spacing_mm: of the training samples. cases: how many samples and cases to show, from rank 0.
+
+    Args:
+        spacing_mm: of the training samples.
+        cases: how many samples and cases to show, from rank 0.
     """
 
     def __init__(self, spacing_mm: Sequence[float], cases: int = 3) -> None:
-        self.spacing_mm, self.cases, self._samples = tuple(spacing_mm), cases, 0
+        self.spacing_mm = tuple(spacing_mm)
+        self.cases = cases
+        self._num_samples = 0  # shown so far
         self._views: CaseViews | None = None  # of the last validation
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        left = self.cases - self._samples
-        if left <= 0 or trainer.global_step or not trainer.is_global_zero:
+        num_left = self.cases - self._num_samples
+        if num_left <= 0 or trainer.global_step or not trainer.is_global_zero:
             return
         views = views_of(pl_module.targets, self.cases, self.spacing_mm)
-        samples = zip(batch["image"][:left], batch["label"][:left], map(int, batch["sample"]), strict=False)
-        for image, label, number in samples:
-            self._samples += 1
-            self._show(trainer, [views.sample(image[0].float().cpu().numpy(), label, number)])
+        images = batch["image"][:num_left]
+        labels = batch["label"][:num_left]
+        numbers = map(int, batch["sample"])
+        for image, label, number in zip(images, labels, numbers, strict=False):
+            self._num_samples += 1
+            first_channel = image[0].float().cpu().numpy()
+            self._show(trainer, [views.sample(first_channel, label, number)])
 
     def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._views = views_of(pl_module.targets, self.cases, self.spacing_mm)
@@ -48,13 +56,16 @@ class ImageLogger(Callback):
             self._show(trainer, self._views.validated(batch, outputs))
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if trainer.sanity_checking or not (trainer.is_global_zero and pl_module.rows and _boards(trainer)):
+        boards = _boards(trainer)
+        has_rows = trainer.is_global_zero and pl_module.rows
+        if trainer.sanity_checking or not has_rows or not boards:
             return
         assert self._views is not None
         pictures, text = self._views.ended(pl_module.rows)
         self._show(trainer, pictures)
-        for board in _boards(trainer) if text else ():
-            board.experiment.add_text("val/scores", text, trainer.global_step)
+        if text:
+            for board in boards:
+                board.experiment.add_text("val/scores", text, trainer.global_step)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Logs the worst cases here, since the averaged weights that were validated are in place again."""

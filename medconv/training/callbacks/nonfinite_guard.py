@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from medconv.models.layers.batchnorm_stats import RunningStatistics
 from medconv.training import layer_trace
-from medconv.training.callbacks.nonfinite_diagnosis import Diagnosis, ForwardPass, StepRecord
+from medconv.training.callbacks.nonfinite_diagnosis import Diagnosis, Finding, ForwardPass, StepRecord
 from medconv.training.callbacks.weight_averaging import AverageWeights
 from medconv.utils import cluster
 from medconv.utils.exit_codes import DONE, USER
@@ -28,7 +28,8 @@ from medconv.utils.hardware import HostCopy
 
 log = logging.getLogger(__name__)
 CHOICES = ("stop", "skip")
-_LOWEST_SCALE = 1.0  # of fp16's loss; at a higher scale a gradient may overflow only because of the scale
+# Of fp16's loss; at a higher scale a gradient may overflow only because of the scale.
+_LOWEST_SCALE = 1.0
 
 
 class NonfiniteError(ValueError):
@@ -45,7 +46,9 @@ class NonfiniteGuard(Callback):
         max_skipped_steps: of a run; one more stops it.
         averages: of the weights, which leave out skipped steps.
         late: whether the norm is read a step later; None: on a GPU, if the optimizer can skip a step itself.
-    Raises: ValueError: values out of range. Its hooks raise NonfiniteError.
+    Raises:
+        ValueError: values out of range.
+        NonfiniteError: in its hooks.
     """
 
     def __init__(
@@ -57,13 +60,18 @@ class NonfiniteGuard(Callback):
         late: bool | None = None,
     ) -> None:
         if nan_policy not in CHOICES:
-            raise ValueError(f"run.nan_policy must be one of {CHOICES}, got {nan_policy!r}")
+            raise ValueError(f"nan_policy must be one of {CHOICES}, got {nan_policy!r}")
         if max_skipped_steps < 1:
-            raise ValueError(f"run.max_skipped_steps must be at least 1, got {max_skipped_steps}")
-        self.folder, self.averages, self.late = folder, averages, late
-        self.skips, self.max_skipped_steps = nan_policy == "skip", max_skipped_steps
+            raise ValueError(f"max_skipped_steps must be at least 1, got {max_skipped_steps}")
+        self.folder = folder
+        self.averages = averages
+        self.late = late
+        self.skips = nan_policy == "skip"
+        self.max_skipped_steps = max_skipped_steps
         self.skipped = 0
-        self._step, self._pending = StepRecord(0), None  # type: tuple[StepRecord, StepRecord | None]
+        self._step = StepRecord(0)  # the one that is being computed
+        # The step before, until its norm is read
+        self._unread: StepRecord | None = None
 
     def state_dict(self) -> dict[str, Any]:
         self.settle()  # before the optimizer's state is read
@@ -73,12 +81,17 @@ class NonfiniteGuard(Callback):
         self.skipped = state["skipped"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._trainer, self._module = trainer, pl_module
+        self._trainer = trainer
+        self._module = pl_module
         self._statistics = RunningStatistics(pl_module)
         self._diagnosis = Diagnosis(trainer, pl_module, self._statistics, self.folder)
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         if not self._step.passes:
             self._step.number = trainer.global_step + 1
@@ -91,46 +104,58 @@ class NonfiniteGuard(Callback):
     def on_gradient_norm(self, norm: Tensor, optimizer: Optimizer) -> None:
         """Args: norm: of all gradients of all ranks, before the optimizer's step."""
         self.settle()
-        step, self._step = self._step, StepRecord(0)
+        step = self._step
+        self._step = StepRecord(0)
         full_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         bad = ~full_norm.isfinite()
         step.bad = HostCopy(bad)
         scaler = getattr(self._trainer.precision_plugin, "scaler", None)
-        if not self._reads_late(optimizer, scaler):
-            step.scale, step.scaled = (1.0, False) if scaler is None else (float(scaler.get_scale()), True)
-            self._handle(step, optimizer)
-            for mean in self.averages:
-                mean.leave_out_if(None)
+        if self._reads_late(optimizer, scaler):
+            self._skip_on_device(step, optimizer, bad)
             return
-        self._statistics.restore(step.statistics, bad)
-        # as torch's GradScaler tells an optimizer to skip a step
-        optimizer.grad_scale, optimizer.found_inf = None, bad.float()  # type: ignore[attr-defined]
-        self._pending, self._optimizer = step, optimizer
-        for mean in self.averages:
-            mean.leave_out_if(bad)
+        if scaler is not None:
+            step.scale = float(scaler.get_scale())
+            step.scaled = True
+        self._handle(step, optimizer)
+        for average in self.averages:
+            average.leave_out_if(None)
 
     def _reads_late(self, optimizer: Optimizer, scaler: Any) -> bool:
         """fp16's scaler reads the norm in every step itself. The first step of an optimizer with momentum
         must not be skipped on the device, since its momentum would be undefined.
         """
-        begins = not optimizer.state and any(group.get("momentum") for group in optimizer.param_groups)
-        if scaler is not None or begins or not can_skip_step(optimizer):
+        has_momentum = any(group.get("momentum") for group in optimizer.param_groups)
+        is_first_step = not optimizer.state
+        if scaler is not None or (is_first_step and has_momentum) or not can_skip_step(optimizer):
             return False
         return self._module.device.type == "cuda" if self.late is None else self.late
 
+    def _skip_on_device(self, step: StepRecord, optimizer: Optimizer, bad: Tensor) -> None:
+        """Lets the device skip the step if it is bad; the host learns of it in `settle`."""
+        self._statistics.restore(step.statistics, bad)
+        # As torch's GradScaler tells an optimizer to skip a step
+        optimizer.grad_scale = None  # type: ignore[attr-defined]
+        optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+        self._unread = step
+        self._optimizer = optimizer
+        for average in self.averages:
+            average.leave_out_if(bad)
+
     def settle(self) -> None:
         """Read the norm of the step before, if that is still to do."""
-        step, self._pending = self._pending, None
+        step = self._unread
+        self._unread = None
         if step is None or not step.bad:
             return
-        for state in self._optimizer.state.values():  # counted on the host, before the norm was read
+        for state in self._optimizer.state.values():
             if type(state.get("step")) is int:
+                # It was counted on the host, before the norm was read
                 state["step"] -= 1
-        now = self._statistics.now()
+        present = self._statistics.now()
         if self._step.passes:  # the next step has begun, and has changed them
             self._statistics.restore(self._step.statistics)
         self._handle(step, None)
-        self._statistics.restore(now)
+        self._statistics.restore(present)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.settle()
@@ -139,50 +164,73 @@ class NonfiniteGuard(Callback):
         self.settle()
 
     def _handle(self, step: StepRecord, optimizer: Optimizer | None) -> None:
-        """Args: optimizer: about to take the step; None: it has skipped the step."""
+        """Skips a bad step or stops the run.
+
+        Args:
+            step: whose norm has been read.
+            optimizer: about to take the step; None: it has skipped the step.
+        """
         if not bool(step.bad):
             return
         if step.scale > _LOWEST_SCALE and not self._has_bad_loss(step):
             return  # the scaler skips the step and lowers the scale
         if optimizer is not None:
             self._statistics.restore(step.statistics)
-        findings = self._diagnosis.of_all_ranks(self._diagnosis.finding(step))
-        earliest = min(finding["severity"] for finding in findings)
-        findings = [finding for finding in findings if finding["severity"] == earliest]
+        findings = self._earliest_findings(step)
         stops = not self.skips or self.skipped >= self.max_skipped_steps
-        path = self._diagnosis.save(step, findings[0]) if stops or not self.skipped else None
+        # Of skipped steps only the first is saved: files are large
+        saves = stops or not self.skipped
+        path = self._diagnosis.save(step, findings[0]) if saves else None
         message = self._diagnosis.message(step, findings, path)
         if path is not None and findings[0]["first"]:
             rows = [layer_trace.LayerRecord(**row) for row in findings[0]["rows"]]
-            table = layer_trace.table(rows)
-            log.warning("step %d, layer by layer up to the first non-finite tensor:\n%s", step.number, table)
+            log.warning(
+                "step %d, layer by layer up to the first non-finite tensor:\n%s",
+                step.number,
+                layer_trace.table(rows),
+            )
         if stops:
             self._stop(message + self._policy())
         self._skip(step, optimizer, message)
 
+    def _earliest_findings(self, step: StepRecord) -> list[Finding]:
+        """Of the ranks on which the first non-finite tensor comes earliest in the computation."""
+        findings = self._diagnosis.of_all_ranks(self._diagnosis.finding(step))
+        earliest = min(finding["severity"] for finding in findings)
+        return [finding for finding in findings if finding["severity"] == earliest]
+
     def _policy(self) -> str:
         if not self.skips:
-            return " run.nan_policy=skip skips such steps."
-        limit = f"run.max_skipped_steps={self.max_skipped_steps}"
+            return " nan_policy=skip skips such steps."
+        limit = f"max_skipped_steps={self.max_skipped_steps}"
         return f" Skipped steps before this one: {self.skipped} ({limit})."
 
     def _has_bad_loss(self, step: StepRecord) -> bool:
         """Whether a loss itself is not finite, on any rank."""
-        mine = any(not bool(one.loss.isfinite()) for one in step.passes if one.loss is not None)
-        return any(rank["loss"] for rank in self._diagnosis.of_all_ranks({"loss": mine}))
+        losses = [forward.loss for forward in step.passes if forward.loss is not None]
+        bad_here = any(not bool(loss.isfinite()) for loss in losses)
+        return any(rank["loss"] for rank in self._diagnosis.of_all_ranks({"loss": bad_here}))
 
     def _skip(self, step: StepRecord, optimizer: Optimizer | None, message: str) -> None:
         self.skipped += 1
-        for mean in self.averages:
-            mean.leave_out(step.number - 1)
-        if optimizer is not None and step.scaled and getattr(optimizer, "_step_supports_amp_scaling", False):
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    parameter.grad.fill_(torch.nan)  # the scaler checks them in the step, and skips it
-        elif optimizer is not None:
-            optimizer.zero_grad(set_to_none=True)  # optimizers ignore parameters without a gradient
+        for average in self.averages:
+            average.leave_out(step.number - 1)
+        if optimizer is not None:
+            self._withhold_gradients(step, optimizer)
         log.warning("skipped (%d of at most %d): %s", self.skipped, self.max_skipped_steps, message)
+
+    def _withhold_gradients(self, step: StepRecord, optimizer: Optimizer) -> None:
+        """Makes the optimizer's next step change nothing."""
+        checks_scaled_gradients = getattr(optimizer, "_step_supports_amp_scaling", False)
+        if not (step.scaled and checks_scaled_gradients):
+            # Optimizers ignore parameters without a gradient
+            optimizer.zero_grad(set_to_none=True)
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    # The scaler checks the gradients in the step, and skips it
+                    parameter.grad.fill_(torch.nan)
 
     def _stop(self, message: str) -> None:
         """Rank 0 raises the message, the others end silently: Lightning kills the first process if one that
@@ -195,6 +243,7 @@ class NonfiniteGuard(Callback):
 
 def can_skip_step(optimizer: Optimizer) -> bool:
     """Whether its step does nothing if its `found_inf`, on the device, is 1."""
-    fused = all(group.get("fused") for group in optimizer.param_groups)
-    torchs = fused and getattr(optimizer, "_step_supports_amp_scaling", False)
-    return torchs or getattr(optimizer, "heeds_found_inf", False)
+    is_fused = all(group.get("fused") for group in optimizer.param_groups)
+    if is_fused and getattr(optimizer, "_step_supports_amp_scaling", False):
+        return True
+    return bool(getattr(optimizer, "heeds_found_inf", False))

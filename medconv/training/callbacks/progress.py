@@ -21,8 +21,12 @@ log = logging.getLogger(__name__)
 class ProgressBar(Callback):
     """One bar for the whole run: epoch, steps, time left, loss, samples per second and the best score.
 
-    Args: checkpoints: know the best score. budget: of time; estimates the number of steps. every: seconds
-    between updates; to read the loss, each of them waits for the GPU. clock: of seconds. console: a terminal.
+    Args:
+        checkpoints: know the best score.
+        budget: of time; estimates the number of steps.
+        every: seconds between updates; to read the loss, each of them waits for the GPU.
+        clock: of seconds.
+        console: a terminal.
     """
 
     def __init__(
@@ -33,22 +37,37 @@ class ProgressBar(Callback):
         clock: Callable[[], float] = time.monotonic,
         console: Console | None = None,
     ) -> None:
-        self.checkpoints, self.budget, self.every = checkpoints, budget, every
-        self._clock, self._settings = clock, {} if console is None else {"console": console}
-        self._bar: Progress | None = None  # on rank 0, while it trains or tests
+        self.checkpoints = checkpoints
+        self.budget = budget
+        self.every = every
+        self._clock = clock
+        self._settings: dict[str, Any] = {} if console is None else {"console": console}
+        # There is one on rank 0, while it trains or tests
+        self._bar: Progress | None = None
         self._drawn_at = -math.inf
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begin(trainer, trainer.global_step)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         if self._due():
             self._draw_training(trainer, pl_module)
 
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        *_: Any,
     ) -> None:
         if self._due():
             self._draw(description=f"validating {batch_idx + 1}/{sum(trainer.num_val_batches)}")
@@ -64,7 +83,13 @@ class ProgressBar(Callback):
         self._begin(trainer, 0)
 
     def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        *_: Any,
     ) -> None:
         if self._due():
             total = sum(trainer.num_test_batches)
@@ -84,8 +109,12 @@ class ProgressBar(Callback):
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}", markup=False),
-            **{"expand": True, "auto_refresh": False, "get_time": self._clock, **self._settings},
-            speed_estimate_period=600.0,  # seconds: longer than most validations
+            expand=True,
+            auto_refresh=False,
+            get_time=self._clock,
+            # Seconds: longer than most validations, so that these do not empty the estimate
+            speed_estimate_period=600.0,
+            **self._settings,
         )
         self._bar.add_task("starting", total=None, completed=completed, figures="")
         self._bar.start()
@@ -95,19 +124,40 @@ class ProgressBar(Callback):
 
     def _draw_training(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self._bar is not None
-        budgeted = self.budget.total_steps if self.budget is not None else None
-        steps = min(trainer.estimated_stepping_batches, math.inf if budgeted is None else budgeted)
-        total = steps if math.isfinite(steps) else None
-        self._bar.update(self._bar.task_ids[0], completed=trainer.global_step, total=total)
-        seconds, scores = self._bar.tasks[0].time_remaining, trainer.callback_metrics
-        figures = [] if seconds is None else [f"{_duration(seconds)} left"]
-        figures += [f"loss {float(scores['train/loss']):.3f}"] if "train/loss" in scores else []
-        speed, best = scores.get("perf/samples_per_second"), self.checkpoints.best
-        figures += [] if speed is None else [f"{float(speed):.1f} samples/s"]
+        self._bar.update(
+            self._bar.task_ids[0],
+            completed=trainer.global_step,
+            total=self._total_steps(trainer),
+        )
+        self._draw(
+            description=f"epoch {trainer.current_epoch}",
+            figures="  ".join(self._figures(trainer, pl_module)),
+        )
+
+    def _total_steps(self, trainer: Trainer) -> float | None:
+        """None: the end is not known."""
+        steps = float(trainer.estimated_stepping_batches)
+        if self.budget is not None and self.budget.total_steps is not None:
+            steps = min(steps, self.budget.total_steps)
+        return steps if math.isfinite(steps) else None
+
+    def _figures(self, trainer: Trainer, pl_module: LightningModule) -> list[str]:
+        """Time left, loss, speed and best score, as far as they are known."""
+        assert self._bar is not None
+        metrics = trainer.callback_metrics
+        figures = []
+        seconds = self._bar.tasks[0].time_remaining
+        if seconds is not None:
+            figures.append(f"{_duration(seconds)} left")
+        if "train/loss" in metrics:
+            figures.append(f"loss {float(metrics['train/loss']):.3f}")
+        if "perf/samples_per_second" in metrics:
+            figures.append(f"{float(metrics['perf/samples_per_second']):.1f} samples/s")
+        best = self.checkpoints.best
         if best is not None and math.isfinite(best):
             monitored: MonitoredMetric = getattr(pl_module, "monitored", DICE)
             figures.append(f"best {monitored.words} {best:.3f}")
-        self._draw(description=f"epoch {trainer.current_epoch}", figures="  ".join(figures))
+        return figures
 
     def _draw(self, **fields: Any) -> None:
         assert self._bar is not None
@@ -124,8 +174,10 @@ class ProgressBar(Callback):
 class ProgressLines(Callback):
     """Logs a line every few seconds and one per validation; in a log file a bar would be thousands of lines.
 
-    Args: every: seconds between lines. level: of these; `logging.DEBUG` writes them to `train.log` alone.
-    clock: of seconds.
+    Args:
+        every: seconds between lines.
+        level: of these; `logging.DEBUG` writes them to `train.log` alone.
+        clock: of seconds.
     """
 
     def __init__(
@@ -134,32 +186,57 @@ class ProgressLines(Callback):
         level: int = logging.INFO,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.every, self.level = every, level
-        self._clock, self._logged_at, self._samples = clock, clock(), 0
+        self.every = every
+        self.level = level
+        self._clock = clock
+        self._logged_at = clock()
+        self._num_samples = 0  # since then
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
-        self._samples += len(batch["image"]) * trainer.world_size
+        self._num_samples += len(batch["image"]) * trainer.world_size
         now = self._clock()
-        if now - self._logged_at >= self.every:
-            loss = float(trainer.callback_metrics.get("train/loss", math.nan))
-            speed = self._samples / (now - self._logged_at)
-            position = trainer.current_epoch, trainer.global_step
-            log.log(self.level, "epoch %d, step %d: loss %.4f, %.1f samples/s", *position, loss, speed)
-            self._logged_at, self._samples = now, 0
+        seconds = now - self._logged_at
+        if seconds < self.every:
+            return
+        log.log(
+            self.level,
+            "epoch %d, step %d: loss %.4f, %.1f samples/s",
+            trainer.current_epoch,
+            trainer.global_step,
+            float(trainer.callback_metrics.get("train/loss", math.nan)),
+            self._num_samples / seconds,
+        )
+        self._begin_interval(now)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         monitored: MonitoredMetric = getattr(pl_module, "monitored", DICE)
         if not trainer.sanity_checking and monitored.name in trainer.callback_metrics:
-            position = trainer.current_epoch, trainer.global_step
-            score = float(trainer.callback_metrics[monitored.name])
-            log.info("epoch %d, step %d: validation %s %.4f", *position, monitored.words, score)
-        self._logged_at, self._samples = self._clock(), 0
+            log.info(
+                "epoch %d, step %d: validation %s %.4f",
+                trainer.current_epoch,
+                trainer.global_step,
+                monitored.words,
+                float(trainer.callback_metrics[monitored.name]),
+            )
+        # The time of a validation does not count as training
+        self._begin_interval(self._clock())
+
+    def _begin_interval(self, now: float) -> None:
+        self._logged_at = now
+        self._num_samples = 0
 
 
 def _duration(seconds: float) -> str:
     """`1:02:03` or `2:03`."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    minutes, seconds_left = divmod(int(seconds), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes_left:02}:{seconds_left:02}"
+    return f"{minutes_left}:{seconds_left:02}"

@@ -22,90 +22,123 @@ class TimeBudget(Callback):
     Rank 0 estimates from the steps and validations so far how many steps fit, and repeats this while the
     run trains. It tells the other ranks, so that all stop at the same step. The checkpoint holds the
     estimate and the time spent.
-    Args: seconds: from the start of training. clock: seconds that never run backwards.
+
+    Args:
+        seconds: from the start of training.
+        clock: seconds that never run backwards.
+    Attributes:
+        total_steps: how many steps fit; None: not yet estimated.
+        spent: seconds that earlier starts of the run have trained.
+    Raises:
+        ValueError: `seconds` is not positive.
     """
 
     _WARMUP = 3  # first steps, too slow to estimate from
-    _SLOW = 0.2  # share of the time; if the first steps take more, the last of them is the estimate
+    # Share of the time; if the first steps take more, the last of them is the estimate
+    _SLOW = 0.2
+    _FEW = 50  # below so many steps, the first ones are left out of the mean
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         if not seconds > 0:
-            raise ValueError(f"trainer.max_time must be positive, got {seconds} seconds")
-        self.seconds, self.spent, self._clock = seconds, 0.0, clock
-        self._every = min(10.0, seconds / 20)  # seconds between estimates
+            raise ValueError(f"seconds must be positive, got {seconds}")
+        self.seconds = seconds
+        self.spent = 0.0
         self.total_steps: int | None = None
-        self._next = self._WARMUP + 2  # the step of the next estimate
-        self._steps: deque[float] = deque(maxlen=100)  # seconds of recent optimizer steps
+        self._clock = clock
+        self._every = min(10.0, seconds / 20)  # seconds between estimates
+        self._next_estimate = self._WARMUP + 2  # step
+        # Of recent optimizer steps
+        self._step_seconds: deque[float] = deque(maxlen=100)
         self._validation: float | None = None  # seconds a validation takes
-        self._cases: list[float] = []  # when a validation began, and its cases ended
-        self._begun = self._mark = 0.0
-        self._limit = math.inf  # steps by the config
-        self._earlier: dict[str, Any] = {}  # time and steps of the run to resume
-        self._seen = 0
+        # When a validation began, and when each of its cases ended
+        self._case_times: list[float] = []
+        self._began_at = 0.0
+        self._step_began_at = 0.0
+        self._max_steps = math.inf  # by the config
+        # Time and steps of the run to resume
+        self._earlier: dict[str, Any] = {}
+        self._last_step = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "seconds": self.seconds,
             "spent": self._elapsed(),
             "validation": self._validation,
-            "limit": self._limit,
+            "limit": self._max_steps,
             "total_steps": self.total_steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.spent, self._validation = state["spent"], state["validation"]
+        self.spent = state["spent"]
+        self._validation = state["validation"]
         self.total_steps = state["total_steps"]
         self._earlier = {key: state[key] for key in ("seconds", "limit") if key in state}
 
     def exclude(self, seconds: float) -> None:
         """Time that has just passed does not count against the budget."""
         self.spent -= seconds
-        self._mark += seconds
+        self._step_began_at += seconds
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begun = self._mark = self._clock()
-        self._seen = trainer.global_step
-        self._next += trainer.global_step
-        self._limit = float(trainer.estimated_stepping_batches)
-        if not self._earlier.items() <= {"seconds": self.seconds, "limit": self._limit}.items():
-            self.total_steps = None  # what fitted into another budget
-            progress = max(self.spent / self.seconds, trainer.global_step / self._limit)
-            for schedule in _schedules(trainer):
-                schedule.move_end(self._limit, progress=min(1.0, progress))
-        if not getattr(trainer.fit_loop.epoch_loop, "owed", False):  # else a validation comes first
+        self._began_at = self._clock()
+        self._step_began_at = self._began_at
+        self._last_step = trainer.global_step
+        self._next_estimate += trainer.global_step
+        self._max_steps = float(trainer.estimated_stepping_batches)
+        budget = {"seconds": self.seconds, "limit": self._max_steps}
+        if not self._earlier.items() <= budget.items():
+            self._begin_other_budget(trainer)
+        validates_first = getattr(trainer.fit_loop.epoch_loop, "owed", False)
+        if not validates_first:
             self._stop_at_the_end(trainer)
 
+    def _begin_other_budget(self, trainer: Trainer) -> None:
+        """The resumed run had another time or number of steps, so its estimate says nothing."""
+        self.total_steps = None
+        progress = max(self.spent / self.seconds, trainer.global_step / self._max_steps)
+        for schedule in _schedules(trainer):
+            schedule.move_end(self._max_steps, progress=min(1.0, progress))
+
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._cases = [self._clock()]
+        self._case_times = [self._clock()]
 
     def on_validation_batch_end(self, *_: Any) -> None:
-        self._cases.append(self._clock())
+        self._case_times.append(self._clock())
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        seconds = self._clock() - self._cases[0]
+        seconds = self._clock() - self._case_times[0]
         if trainer.sanity_checking:
-            cases = [end - begin for begin, end in pairwise(self._cases)]
-            # the first case starts workers and may compile, so it says little about the others
-            seconds = statistics.fmean(cases[1:] or cases or [0.0]) * sum(trainer.num_val_batches)
+            cases = [end - begin for begin, end in pairwise(self._case_times)]
+            # The first case starts workers and may compile, so it says little about the others
+            representative = cases[1:] or cases or [0.0]
+            seconds = statistics.fmean(representative) * sum(trainer.num_val_batches)
         else:
-            self._mark += seconds
+            self._step_began_at += seconds
             self._stop_at_the_end(trainer)
         self._validation = seconds
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
-        if trainer.global_step == self._seen:  # gradients are being accumulated
+        # Without a new step, gradients are being accumulated
+        if trainer.global_step == self._last_step:
             return
-        now, self._seen = self._clock(), trainer.global_step
-        self._steps.append(now - self._mark)
-        self._mark = now
-        if self._seen >= self._next or (self.total_steps is None and self._are_slow(trainer)):
+        now = self._clock()
+        self._last_step = trainer.global_step
+        self._step_seconds.append(now - self._step_began_at)
+        self._step_began_at = now
+        is_due = self._last_step >= self._next_estimate
+        if is_due or (self.total_steps is None and self._are_slow(trainer)):
             self._agree(trainer)
         self._stop_at_the_end(trainer)
 
     def _stop_at_the_end(self, trainer: Trainer) -> None:
-        if self.total_steps is not None and self._seen >= self.total_steps:
+        if self.total_steps is not None and self._last_step >= self.total_steps:
             trainer.should_stop = True
 
     def _are_slow(self, trainer: Trainer) -> bool:
@@ -113,56 +146,79 @@ class TimeBudget(Callback):
 
         The very first, which may compile the network, says nothing about the others.
         """
-        share = self._SLOW if len(self._steps) > 1 else 1.0
-        slow = self._clock() - self._begun > share * (self.seconds - self.spent)
+        share = self._SLOW if len(self._step_seconds) > 1 else 1.0
+        slow = self._clock() - self._began_at > share * (self.seconds - self.spent)
         return bool(trainer.strategy.broadcast(slow))
 
     def _agree(self, trainer: Trainer) -> None:
         """All ranks take rank 0's estimate, and the step at which to estimate again."""
-        recent = list(self._steps)[min(self._WARMUP, len(self._steps) - 1) if len(self._steps) < 50 else 0 :]
-        step = max(1e-6, statistics.fmean(recent))
-        estimate = (self._seen + self._fitting(trainer, step), self._seen + max(1, round(self._every / step)))
-        total, self._next = trainer.strategy.broadcast(estimate)
-        total = max(total, self._least(trainer))
-        first, self.total_steps = self.total_steps is None, total
+        step_seconds = self._mean_step_seconds()
+        estimate = self._last_step + self._fitting(trainer, step_seconds)
+        next_estimate = self._last_step + max(1, round(self._every / step_seconds))
+        estimate, self._next_estimate = trainer.strategy.broadcast((estimate, next_estimate))
+        total_steps = max(estimate, self._min_steps(trainer))
+        is_first_estimate = self.total_steps is None
+        self.total_steps = total_steps
         for schedule in _schedules(trainer):
-            schedule.move_end(min(float(total), self._limit))
-        if first and total < self._limit:
-            text = "at the speed of the first steps, about %d steps fit into trainer.max_time=%.0f s%s"
-            growing = getattr(trainer.lightning_module, "growing_patch", None) is not None
-            log.info(text, total, self.seconds, ", and fewer as patches grow" if growing else "")
+            schedule.move_end(min(float(total_steps), self._max_steps))
+        if is_first_estimate and total_steps < self._max_steps:
+            grows = getattr(trainer.lightning_module, "growing_patch", None) is not None
+            log.info(
+                "at the speed of the first steps, about %d steps fit into %.0f s%s",
+                total_steps,
+                self.seconds,
+                ", and fewer as patches grow" if grows else "",
+            )
 
-    def _fitting(self, trainer: Trainer, step: float) -> int:
-        """How many more steps fit, with the validations between and after them. Args: step: its seconds."""
-        left = self.seconds - self._elapsed()
-        between = steps_between_validations(trainer)
-        validation = self._validation or 0.0
-        done = self._seen % between
-        if left <= 0:
+    def _mean_step_seconds(self) -> float:
+        steps = list(self._step_seconds)
+        if len(steps) < self._FEW:
+            skipped = min(self._WARMUP, len(steps) - 1)
+            steps = steps[skipped:]
+        return max(1e-6, statistics.fmean(steps))
+
+    def _fitting(self, trainer: Trainer, step_seconds: float) -> int:
+        """How many more steps fit, with the validations between and after them."""
+        seconds_left = self.seconds - self._elapsed()
+        if seconds_left <= 0:
             return 0
-        validations = max(1, math.ceil((done + left / step) / (between + validation / step)))
-        one_less = int((validations - 1) * between - done)  # ends with it, and fits in any case
-        return max(0, one_less, int((left - validations * validation) / step))
+        interval = steps_between_validations(trainer)
+        validation = self._validation or 0.0
+        since_validation = self._last_step % interval
+        # Time in units of a step: an interval is its steps and one validation
+        time_left = since_validation + seconds_left / step_seconds
+        time_of_interval = interval + validation / step_seconds
+        validations = max(1, math.ceil(time_left / time_of_interval))
+        steps = int((seconds_left - validations * validation) / step_seconds)
+        # Up to the validation before the last one, which fits in any case
+        steps_with_one_less = int((validations - 1) * interval - since_validation)
+        return max(0, steps_with_one_less, steps)
 
     @staticmethod
-    def _least(trainer: Trainer) -> int:
+    def _min_steps(trainer: Trainer) -> int:
         """Steps that Lightning takes in any case."""
-        per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
-        return max(trainer.min_steps or 0, (trainer.min_epochs or 0) * per_epoch)
+        steps_per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        return max(trainer.min_steps or 0, (trainer.min_epochs or 0) * steps_per_epoch)
 
     def _elapsed(self) -> float:
-        return self.spent + (self._clock() - self._begun if self._begun else 0.0)
+        """Seconds of training, those of earlier starts of the run included."""
+        if not self._began_at:
+            return self.spent
+        return self.spent + (self._clock() - self._began_at)
 
 
 def steps_between_validations(trainer: Trainer) -> float:
     """Mean number of optimizer steps from one validation to the next, from Lightning's two settings."""
-    batches, within = trainer.num_training_batches, float(trainer.val_check_batch or math.inf)
+    batches_between = float(trainer.val_check_batch or math.inf)
     epochs = trainer.check_val_every_n_epoch
     if epochs is None:  # batches are counted across epochs
-        return max(1.0, within / trainer.accumulate_grad_batches)
-    per_epoch = max(1.0, math.ceil(batches / trainer.accumulate_grad_batches))
-    return max(1.0, per_epoch * epochs / max(1, batches // within))
+        return max(1.0, batches_between / trainer.accumulate_grad_batches)
+    batches = trainer.num_training_batches
+    steps_per_epoch = max(1.0, math.ceil(batches / trainer.accumulate_grad_batches))
+    validations_per_epoch = max(1, batches // batches_between)
+    return max(1.0, steps_per_epoch * epochs / validations_per_epoch)
 
 
 def _schedules(trainer: Trainer) -> list[ProgressSchedule]:
-    return [c.scheduler for c in trainer.lr_scheduler_configs if isinstance(c.scheduler, ProgressSchedule)]
+    schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+    return [schedule for schedule in schedules if isinstance(schedule, ProgressSchedule)]

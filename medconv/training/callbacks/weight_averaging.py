@@ -17,40 +17,47 @@ class AverageWeights(WeightAveraging):
     `begin` steps are skipped, since their weights are poor; until then the mean equals the current weights.
     Validation and checkpoints use the averaged weights; training continues with the current ones, which the
     checkpoint also holds. Buffers, such as batch norm statistics, are averaged too.
+
     Args:
         power: 0 weighs all steps equally; with 2, half of the mean comes from the last fifth of the steps.
         begin: number of skipped steps.
         every: steps between two updates of the mean.
-    Raises: ValueError: values out of range.
+    Raises:
+        ValueError: values out of range.
     Source: polynomial-decay averaging, Shamir & Zhang 2013, arXiv:1212.1824; that averages of a trajectory
         generalise better, Izmailov et al. 2018, arXiv:1803.05407.
     """
 
     def __init__(self, power: float = 2.0, begin: int = 300, every: int = 4) -> None:
         if not power >= 0:
-            raise ValueError(f"weight_averaging.power must be 0 or more, got {power}")
+            raise ValueError(f"power must be 0 or more, got {power}")
         if type(begin) is not int or begin < 0:
-            raise ValueError(f"weight_averaging.begin must be a whole number of at least 0, got {begin}")
+            raise ValueError(f"begin must be a whole number of at least 0, got {begin}")
         if type(every) is not int or every < 1:
-            raise ValueError(f"weight_averaging.every must be a whole number of at least 1, got {every}")
-        self.power, self.begin, self.every = power, begin, every
-        self._left_out, self._skipped = -1, None  # type: tuple[int, Tensor | None]
+            raise ValueError(f"every must be a whole number of at least 1, got {every}")
+        self.power = power
+        self.begin = begin
+        self.every = every
+        self._left_out_step = -1
+        self._skipped: Tensor | None = None
         super().__init__()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # on the device to which the module will be moved; it is not there yet
+        if stage == "fit":
+            # On the device to which the module will be moved; it is not there yet
             self._average_model = _Mean(pl_module, trainer.strategy.root_device, self._update)
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        if step_idx is None or step_idx == self._left_out:
+        if step_idx is None or step_idx == self._left_out_step:
             return False
         return step_idx < self.begin or step_idx % self.every == 0
 
     def leave_out(self, step_idx: int) -> None:
         """Called when it is known that the optimizer has skipped the step. Args: step_idx: from 0."""
-        self._left_out = step_idx
+        self._left_out_step = step_idx
         if self._latest_update_step == step_idx + 1 and self._average_model is not None:
-            self._average_model.n_averaged -= 1  # it was counted, with the weight 0
+            # The skipped step was counted, with the weight 0
+            self._average_model.n_averaged -= 1
 
     def leave_out_if(self, skipped: Tensor | None) -> None:
         """Called before an update. Args: skipped: on the device, whether the optimizer has skipped the step;
@@ -58,20 +65,25 @@ class AverageWeights(WeightAveraging):
         """
         self._skipped = skipped
 
-    def _update(self, mean: list[Tensor], now: list[Tensor], count: int) -> None:
-        """Args: count: number of earlier updates."""
-        share = (self.power + 1) / (max(0, count - self.begin) + self.power + 1)
+    def _update(self, mean: list[Tensor], current: list[Tensor], count: int) -> None:
+        """Moves the mean toward the current tensors, in place. Args: count: number of earlier updates."""
+        averaged_steps = max(0, count - self.begin)
+        share = (self.power + 1) / (averaged_steps + self.power + 1)
         if self._skipped is None:
-            torch._foreach_lerp_(mean, now, share)
+            torch._foreach_lerp_(mean, current, share)
         else:
-            of_step = torch.where(self._skipped, 0.0, share)
-            torch._foreach_lerp_(mean, now, [of_step.to(tensor.dtype) for tensor in mean])
+            # Decided on the device: a skipped step has the share 0
+            share_or_0 = torch.where(self._skipped, 0.0, share)
+            torch._foreach_lerp_(mean, current, [share_or_0.to(tensor.dtype) for tensor in mean])
 
 
 class _Mean(AveragedModel):
     """Weights, buffers and the number of updates, which stays on the host: to read it would be to wait.
 
-    Args: update: of floating-point tensors, called with mean, present values and the number of updates.
+    Args:
+        module: whose weights are averaged.
+        device: of the mean.
+        update: of floating-point tensors, called with mean, current values and the number of updates.
     """
 
     n_averaged: Tensor
@@ -83,19 +95,28 @@ class _Mean(AveragedModel):
         update: Callable[[list[Tensor], list[Tensor], int], None],
     ) -> None:
         super().__init__(module, device, use_buffers=True)
-        self.n_averaged, self._update = self.n_averaged.cpu(), update
+        self.n_averaged = self.n_averaged.cpu()
+        self._update = update
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
         count = int(self.n_averaged)
-        pairs = [*zip(_tensors(self.module), _tensors(model), strict=True)]
-        means = [pair for pair in pairs if count and pair[0].is_floating_point()]
-        copies = [pair for pair in pairs if not (count and pair[0].is_floating_point())]
-        if means:
-            # with precision=bf16-true and 64-true, the mean stays fp32
-            self._update([mean for mean, _ in means], [now.to(mean.dtype) for mean, now in means], count)
+        averages: list[Tensor] = []
+        currents: list[Tensor] = []
+        copies: list[Tensor] = []
+        sources: list[Tensor] = []
+        for average, current in zip(_tensors(self.module), _tensors(model), strict=True):
+            if count and average.is_floating_point():
+                averages.append(average)
+                # With precision=bf16-true and 64-true, the mean stays fp32
+                currents.append(current.to(average.dtype))
+            else:  # the first weights, and numbers of batches
+                copies.append(average)
+                sources.append(current)
+        if averages:
+            self._update(averages, currents, count)
         if copies:
-            torch._foreach_copy_([copy for copy, _ in copies], [now for _, now in copies])
+            torch._foreach_copy_(copies, sources)
         self.n_averaged += 1
 
 

@@ -13,15 +13,24 @@ from medconv.utils.checkpoint_io import output_names
 def check_same_task(content: Mapping[str, Any], derived: Derived, setting: str) -> None:
     """A checkpoint must have this run's channels, dimensions, and classes with the same names.
 
-    Args: derived: values of this run. setting: the key and its value, for the message.
-    Raises: ValueError: it differs; describes both.
+    Args:
+        content: of the checkpoint.
+        derived: values of this run.
+        setting: the key and its value, for the message.
+    Raises:
+        ValueError: it differs; describes both.
     """
-    trained, own = content["medconv"].get("config", {}).get("derived", {}), asdict(derived)
-    alike = all(trained.get(key) == own[key] for key in ("spatial_dims", "num_channels", "num_classes"))
-    if not alike or output_names(trained) != output_names(own) or _kind(trained) != _kind(own):
+    trained = content["medconv"].get("config", {}).get("derived", {})
+    current = asdict(derived)
+    same_sizes = all(
+        trained.get(key) == current[key] for key in ("spatial_dims", "num_channels", "num_classes")
+    )
+    same_names = output_names(trained) == output_names(current)
+    same_kind = _kind(trained) == _kind(current)
+    if not (same_sizes and same_names and same_kind):
         raise ValueError(
             f"{setting}: a checkpoint of another task: it is for {_describe(trained)}, this run for "
-            f"{_describe(own)}"
+            f"{_describe(current)}"
         )
 
 
@@ -35,72 +44,104 @@ def check_has_training_state(content: Mapping[str, Any], setting: str) -> None:
 
 
 def check_not_finished(
-    content: Mapping[str, Any], max_steps: int, max_epochs: int, max_seconds: float | None, setting: str
+    content: Mapping[str, Any],
+    max_steps: int,
+    max_epochs: int,
+    max_seconds: float | None,
+    setting: str,
 ) -> None:
-    """Raises: ValueError: the checkpoint has reached the run's length already.
+    """A checkpoint must not have reached the run's length already.
 
-    Args: max_steps, max_epochs: -1: no limit. max_seconds: of training; None: no limit.
+    Args:
+        content: of the checkpoint.
+        max_steps: -1: no limit.
+        max_epochs: -1: no limit.
+        max_seconds: of training; None: no limit.
+        setting: the key and its value, for the message.
+    Raises:
+        ValueError: it has reached the length.
     """
-    limits = {"steps": (content["global_step"], max_steps), "epochs": (content["epoch"], max_epochs)}
-    for unit, (reached, limit) in limits.items():
-        if 0 <= limit <= reached:
-            raise ValueError(
-                f"{setting}: was trained for {reached} {unit} already; trainer.max_{unit} must be more than "
-                f"{reached} to train on from it, got {limit}"
-            )
+    _check_below(content["global_step"], max_steps, "steps", setting)
+    _check_below(content["epoch"], max_epochs, "epochs", setting)
     budget = content.get("callbacks", {}).get("TimeBudget")
     if budget is None or max_seconds is None:
         return
-    at_its_end = budget["total_steps"] is not None and budget["total_steps"] <= content["global_step"]
-    if budget["spent"] >= max_seconds or (at_its_end and budget["seconds"] == max_seconds):
+    # The steps that fitted into the time have been done
+    has_taken_all_steps = (
+        budget["total_steps"] is not None and budget["total_steps"] <= content["global_step"]
+    )
+    same_budget = budget["seconds"] == max_seconds
+    if budget["spent"] >= max_seconds or (has_taken_all_steps and same_budget):
         raise ValueError(
             f"{setting}: was trained for {budget['spent']:.0f} of {budget['seconds']:.0f} seconds already; "
             f"trainer.max_time must be more to train on from it, got {max_seconds:.0f} seconds"
         )
 
 
+def _check_below(reached: int, limit: int, unit: str, setting: str) -> None:
+    if 0 <= limit <= reached:
+        raise ValueError(
+            f"{setting}: was trained for {reached} {unit} already; trainer.max_{unit} must be more than "
+            f"{reached} to train on from it, got {limit}"
+        )
+
+
 def check_weights_fit(module: nn.Module, content: Mapping[str, Any], setting: str) -> None:
     """Raises: ValueError: names or sizes of the weights differ from this module's; names the first ones."""
-    saved, own = content["state_dict"], module.state_dict()
-    wrong = [f"{k} is missing in it" for k in own if k not in saved]
-    wrong += [f"{k} is not in the network" for k in saved if k not in own]
-    sizes = ((k, tuple(saved[k].shape), tuple(own[k].shape)) for k in own if k in saved)
-    wrong += [f"{k} is {there} in it, here {here}" for k, there, here in sizes if there != here]
-    if wrong:
-        raise ValueError(f"{setting}: its weights do not fit this network: {'; '.join(wrong[:3])}")
+    saved = content["state_dict"]
+    current = module.state_dict()
+    differences = [f"{name} is missing in it" for name in current if name not in saved]
+    differences += [f"{name} is not in the network" for name in saved if name not in current]
+    for name, tensor in current.items():
+        if name in saved and saved[name].shape != tensor.shape:
+            sizes = f"{tuple(saved[name].shape)} in it, here {tuple(tensor.shape)}"
+            differences.append(f"{name} is {sizes}")
+    if differences:
+        raise ValueError(f"{setting}: its weights do not fit this network: {'; '.join(differences[:3])}")
 
 
 def check_same_optimizer(content: Mapping[str, Any], config: RunConfig, setting: str, new_lr: bool) -> None:
     """An optimizer takes its settings from the checkpoint, so they must be those of this run.
 
-    Args: new_lr: whether the schedule takes the learning rate from the config; else it goes on with that of
-        the checkpoint, so it must be the same schedule.
-    Raises: ValueError: the checkpoint holds the state of another optimizer, or its settings differ.
+    Args:
+        content: of the checkpoint.
+        config: of this run.
+        setting: the key and its value, for the message.
+        new_lr: whether the schedule takes the learning rate from the config; else it goes on with that of
+            the checkpoint, so it must be the same schedule.
+    Raises:
+        ValueError: the checkpoint holds the state of another optimizer, or its settings differ.
     """
-    earlier, optimizer = content["medconv"].get("config", {}), config.optimizer
-    saved, schedule = earlier.get("optimizer", optimizer), earlier.get("scheduler", config.scheduler)
-    there, here = (node.get("_target_") for node in (schedule, config.scheduler))
-    if not new_lr and there != here:
-        raise _differs(setting, "scheduler._target_", there, here)
-    for key in sorted({*saved, *optimizer} - ({"lr"} if new_lr else set())):
-        there, here = (node.get(key, "its default") for node in (saved, optimizer))
-        if there != here:
-            raise _differs(setting, f"optimizer.{key}", there, here)
+    saved_config = content["medconv"].get("config", {})
+    optimizer = config.optimizer
+    saved_optimizer = saved_config.get("optimizer", optimizer)
+    schedule = config.scheduler.get("_target_")
+    saved_schedule = saved_config.get("scheduler", config.scheduler).get("_target_")
+    if not new_lr and saved_schedule != schedule:
+        raise _differs(setting, "scheduler._target_", saved_schedule, schedule)
+    compared = {*saved_optimizer, *optimizer}
+    if new_lr:
+        compared -= {"lr"}
+    for key in sorted(compared):
+        saved_value = saved_optimizer.get(key, "its default")
+        value = optimizer.get(key, "its default")
+        if saved_value != value:
+            raise _differs(setting, f"optimizer.{key}", saved_value, value)
 
 
 def check_same_freezing(content: Mapping[str, Any], init: InitConfig, setting: str) -> None:
     """Raises: ValueError: frozen parameters or learning rate multipliers differ from those of `init`."""
-    saved = content["medconv"]["config"]["init"]
+    saved_init = content["medconv"]["config"]["init"]
     for key in ("freeze", "lr_multipliers"):
-        now = getattr(init, key)
-        if (saved[key] or None) != (now or None):
-            raise _differs(setting, f"init.{key}", saved[key], now)
+        value = getattr(init, key)
+        if (saved_init[key] or None) != (value or None):  # empty is null
+            raise _differs(setting, f"init.{key}", saved_init[key], value)
 
 
-def _differs(setting: str, key: str, there: Any, here: Any) -> ValueError:
+def _differs(setting: str, key: str, saved: Any, current: Any) -> ValueError:
     return ValueError(
-        f"{setting}: was trained with {key}={there}, this run has {here}; use the same, or init.pretrained "
-        "to start a new run from its weights"
+        f"{setting}: was trained with {key}={saved}, this run has {current}; use the same, or "
+        "init.pretrained to start a new run from its weights"
     )
 
 
@@ -110,8 +151,10 @@ def _kind(derived: Mapping[str, Any]) -> Any:
 
 
 def _describe(derived: Mapping[str, Any]) -> str:
-    channels, outputs = derived.get("num_channels"), derived.get("num_classes")
+    channels = derived.get("num_channels")
+    outputs = derived.get("num_classes")
     names = ", ".join(output_names(derived)) or "unnamed classes"
     kind = f"{_kind(derived)} " if _kind(derived) else ""
-    images = f"{derived.get('spatial_dims')}D images of {channels} channel{'s'[: channels != 1]}"
+    plural = "" if channels == 1 else "s"
+    images = f"{derived.get('spatial_dims')}D images of {channels} channel{plural}"
     return f"{kind}{names} ({outputs} outputs) in {images}"

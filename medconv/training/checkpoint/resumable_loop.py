@@ -21,6 +21,10 @@ from medconv.training.checkpoint.writer import CheckpointWriter
 from medconv.training.distributed.strategy import StopSync
 from medconv.utils.signals import RunInterrupted
 
+# Names of `ResumableEpochLoop` that override nothing, or an attribute.
+_NOT_LIGHTNINGS = ("max_steps", "owed", "_between_steps")
+_STREAM = 2  # the steps' random numbers differ from others with the same seed
+
 
 class ResumableEpochLoop(_TrainingEpochLoop):
     """Replaces Lightning's loop, which cannot resume exactly between any two steps.
@@ -28,22 +32,37 @@ class ResumableEpochLoop(_TrainingEpochLoop):
     Checkpoints are written at the start of a batch, once everything that belongs to the last one is done
     (validation, logging, schedules, end of epoch) and no gradients are being accumulated; or, with `owed`,
     before a validation that is due.
-    Args: checkpoints: writes them. stops: shares stop signals with all ranks.
+
+    Args:
+        trainer: whose loop it is.
+        checkpoints: writes them.
+        stops: shares stop signals with all ranks.
+        bounds: `min_steps` and `max_steps`, as in Lightning's loop.
     """
 
     def __init__(
-        self, trainer: Trainer, checkpoints: CheckpointWriter, stops: StopSync, **bounds: Any
+        self,
+        trainer: Trainer,
+        checkpoints: CheckpointWriter,
+        stops: StopSync,
+        **bounds: Any,
     ) -> None:
-        self._max_steps, self._owed = -1, False  # owed: a validation is due but not done
+        # Lightning's constructor sets `max_steps`, so these come first
+        self._max_steps = -1
+        self._owed = False  # a validation is due but not done
         super().__init__(trainer, **bounds)
-        self._checkpoints, self._stops = checkpoints, stops
-        self._first = 0  # the batch at which the epoch begins
-        self._stop, self._due = 0, False  # known to all ranks: the signal to stop for; whether to save
+        self._checkpoints = checkpoints
+        self._stops = stops
+        self._first_batch = 0  # at which the epoch begins
+        # The same on all ranks:
+        self._stop_signal = 0  # to stop for; 0: none
+        self._save_is_due = False
 
     @property
     def max_steps(self) -> int:
         """No limit (-1) while the validation of the last step is owed."""
-        return -1 if self._owed and self.global_step >= self._max_steps else self._max_steps
+        validates_last_step = self._owed and self.global_step >= self._max_steps
+        return -1 if validates_last_step else self._max_steps
 
     @max_steps.setter
     def max_steps(self, steps: int) -> None:
@@ -64,27 +83,31 @@ class ResumableEpochLoop(_TrainingEpochLoop):
         if not self._loaded_from_state_dict:
             return
         total: Any = self.batch_progress.total
-        in_epoch = int(self.trainer.num_training_batches)
-        epoch, first = divmod(total.processed, in_epoch)
-        if self._owed and first == 0:
-            epoch, first = epoch - 1, in_epoch
+        batches_per_epoch = int(self.trainer.num_training_batches)
+        epoch, first_batch = divmod(total.processed, batches_per_epoch)
+        # A validation at the end of an epoch belongs to that epoch
+        if self._owed and first_batch == 0:
+            epoch -= 1
+            first_batch = batches_per_epoch
         if Path(str(self.trainer.ckpt_path)).resolve().parent != self._checkpoints.folder.resolve():
-            _check_not_finished(self.trainer, epoch, in_epoch)
-        fit = self.trainer.fit_loop
-        for tracker in (fit.epoch_progress.total, fit.epoch_progress.current):
-            tracker.ready = tracker.started = tracker.processed = tracker.completed = epoch  # type: ignore[attr-defined]
-        fit._restarting = self._restarting = self.val_loop._restarting = False
-        fit.reset_restart_stage()
-        self._first = first
+            _check_not_finished(self.trainer, epoch, batches_per_epoch)
+        fit_loop = self.trainer.fit_loop
+        _set_counters(fit_loop.epoch_progress.total, epoch)
+        _set_counters(fit_loop.epoch_progress.current, epoch)
+        fit_loop._restarting = False
+        self._restarting = False
+        self.val_loop._restarting = False
+        fit_loop.reset_restart_stage()
+        self._first_batch = first_batch
 
     def reset(self) -> None:
         super().reset()
-        first, self._first = self._first, 0
-        tracker: Any = self.batch_progress.current
-        tracker.ready = tracker.started = tracker.processed = tracker.completed = first
-        self.batch_progress.is_last_batch = first == self.trainer.num_training_batches
+        first_batch = self._first_batch
+        self._first_batch = 0
+        _set_counters(self.batch_progress.current, first_batch)
+        self.batch_progress.is_last_batch = first_batch == self.trainer.num_training_batches
         for loader in self.trainer.fit_loop._combined_loader.flattened:  # type: ignore[union-attr]
-            loader.begin_at(first)
+            loader.begin_at(first_batch)
 
     def advance(self, data_fetcher: Any) -> None:
         if self._owed:
@@ -111,7 +134,8 @@ class ResumableEpochLoop(_TrainingEpochLoop):
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         due = self._owed or super()._should_check_val_fx(data_fetcher)
-        by_time = getattr(self.trainer, "_val_check_time_interval", None) is not None  # by each rank's clock
+        # By time, each rank decides by its own clock, so rank 0's decision counts
+        by_time = getattr(self.trainer, "_val_check_time_interval", None) is not None
         return bool(self.trainer.strategy.broadcast(due)) if by_time else due
 
     def _broadcast_sigterm_tensor(self) -> None:
@@ -119,18 +143,28 @@ class ResumableEpochLoop(_TrainingEpochLoop):
 
     def _between_steps(self) -> None:
         """Save a checkpoint if one is due, and stop if requested, unless gradients are being accumulated."""
-        stop, due = self._stops.agree(self.trainer, self._checkpoints.due)
-        # remembered, since most agreements may fall between accumulated batches
-        self._stop, self._due = self._stop or stop, self._due or due
-        if self.batch_progress.current.ready % self.trainer.accumulate_grad_batches:
+        signal, is_due = self._stops.agree(self.trainer, self._checkpoints.due)
+        # Remembered, since most agreements may fall between accumulated batches
+        self._stop_signal = self._stop_signal or signal
+        self._save_is_due = self._save_is_due or is_due
+        is_accumulating = self.batch_progress.current.ready % self.trainer.accumulate_grad_batches
+        if is_accumulating:
             return
         self._checkpoints.io.check()
-        if self._stop:
+        if self._stop_signal:
             self._checkpoints.save_now(self.trainer)
-            raise RunInterrupted(self._stop, agreed=True)
-        if self._due or self._checkpoints.validated:
+            raise RunInterrupted(self._stop_signal, agreed=True)
+        if self._save_is_due or self._checkpoints.validated:
             self._checkpoints.save(self.trainer)
-            self._due = False
+            self._save_is_due = False
+
+
+def _set_counters(tracker: Any, count: int) -> None:
+    """Lightning counts batches and epochs that are ready, started, processed and completed."""
+    tracker.ready = count
+    tracker.started = count
+    tracker.processed = count
+    tracker.completed = count
 
 
 class PerStepSeeding(Callback):
@@ -143,32 +177,48 @@ class PerStepSeeding(Callback):
         self._seed = seed
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
-        number = trainer.fit_loop.total_batch_idx
-        words = np.random.SeedSequence([self._seed, 2, trainer.global_rank, number]).generate_state(2)
-        torch.manual_seed(int(words[0]))
-        np.random.seed(words[1])
-        random.seed(int(words[1]))
+        batch_number = trainer.fit_loop.total_batch_idx
+        entropy = [self._seed, _STREAM, trainer.global_rank, batch_number]
+        torch_seed, python_seed = np.random.SeedSequence(entropy).generate_state(2)
+        torch.manual_seed(int(torch_seed))
+        np.random.seed(python_seed)
+        random.seed(int(python_seed))
 
 
 class ResumableTrainer(Trainer):
     """Lightning's trainer with `ResumableEpochLoop`; signals and Slurm's requeue are left to medconv.
 
-    Args: checkpoints, stops: for the loop. settings: of Lightning's trainer.
-    Raises: ValueError: this version of Lightning lacks what is overridden.
+    Args:
+        checkpoints: for the loop.
+        stops: for the loop.
+        settings: of Lightning's trainer.
+    Raises:
+        ValueError: this version of Lightning lacks what is overridden.
     """
 
     def __init__(self, checkpoints: CheckpointWriter, stops: StopSync, **settings: Any) -> None:
         super().__init__(**settings)
-        for owner, name in [*_overridden(), (self, "_signal_connector"), (self.fit_loop, "epoch_loop")]:
+        needed = [*_overridden(), (self, "_signal_connector"), (self.fit_loop, "epoch_loop")]
+        for owner, name in needed:
             if not hasattr(owner, name):
-                needed = f"lightning {version('lightning')} has no {name}, which medconv needs"
-                raise ValueError(f"{needed}; install one below 2.7")
+                raise ValueError(
+                    f"lightning {version('lightning')} has no {name}, which medconv needs; install one "
+                    "below 2.7"
+                )
         # Lightning makes both itself and has no argument for others
         self._signal_connector = _NoSignals(self)
         self.fit_loop.epoch_loop = ResumableEpochLoop(
-            self, checkpoints, stops, min_steps=self.min_steps, max_steps=self.max_steps
+            self,
+            checkpoints,
+            stops,
+            min_steps=self.min_steps,
+            max_steps=self.max_steps,
         )
 
 
@@ -177,21 +227,23 @@ class _NoSignals(_SignalConnector):
         """Lightning's would write a checkpoint from within the handler of a signal."""
 
 
-def _check_not_finished(trainer: Trainer, epoch: int, batches: int) -> None:
-    """Epochs of another run may be longer. Args: epoch: of its checkpoint, in epochs of so many `batches`.
+def _check_not_finished(trainer: Trainer, epoch: int, batches_per_epoch: int) -> None:
+    """Epochs of another run may be longer. Args: epoch: of its checkpoint, in epochs of this run.
 
     Raises: ValueError: no epoch is left to train.
     """
     limit = -1 if trainer.max_epochs is None else trainer.max_epochs
     if 0 <= limit <= epoch:
         raise ValueError(
-            f"run.resume={trainer.ckpt_path}: was trained for {epoch} epochs of {batches} batches, as "
-            f"this run's have; trainer.max_epochs must be more than {epoch} to train on from it, got {limit}"
+            f"run.resume={trainer.ckpt_path}: was trained for {epoch} epochs of {batches_per_epoch} batches, "
+            f"as this run's have; trainer.max_epochs must be more than {epoch} to train on from it, got "
+            f"{limit}"
         )
 
 
 def _overridden() -> Iterator[tuple[type, str]]:
     """Methods that are internal to Lightning: if it renamed one, ours would silently never be called."""
-    own = ("max_steps", "owed", "_between_steps")
     for cls, parent in ((ResumableEpochLoop, _TrainingEpochLoop), (_NoSignals, _SignalConnector)):
-        yield from ((parent, name) for name in vars(cls) if not name.startswith("__") and name not in own)
+        for name in vars(cls):
+            if not name.startswith("__") and name not in _NOT_LIGHTNINGS:
+                yield parent, name

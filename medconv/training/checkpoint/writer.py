@@ -17,10 +17,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from medconv.targets.monitor import DICE, MonitoredMetric
-from medconv.training.checkpoint import log_rewind
+from medconv.training.checkpoint import BEST, LAST, PREVIOUS, log_rewind
 from medconv.utils.atomic_io import replacing
-
-BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "previous.ckpt"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -31,22 +29,23 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """
 
     def __init__(self) -> None:
-        self._also: Path | None = None
+        self._second_name: Path | None = None  # of the next checkpoint
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: list[Future[None]] = []
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         self.wait()  # only one copy in memory at a time
-        also, self._also = self._also, None
-        self._submit(_write, copied(checkpoint), Path(path), also)
+        second_name = self._second_name
+        self._second_name = None
+        self._submit(_write, copied(checkpoint), Path(path), second_name)
 
     def link_next(self, path: Path) -> None:
-        """Also name the next checkpoint so, by a hard link; FSDP passes no `storage_options`.
+        """Gives the next checkpoint a second name, by a hard link; FSDP passes no `storage_options`.
 
         It is linked first: a run that is killed in between resumes from the previous checkpoint, and finds
         the same best one again.
         """
-        self._also = path
+        self._second_name = path
 
     def check(self) -> None:
         """Raises: the error of a write that has ended."""
@@ -54,7 +53,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             self._pending.pop(0).result()
 
     def wait(self) -> None:
-        pending, self._pending = self._pending, []
+        pending = self._pending
+        self._pending = []  # an error is raised once
         for future in pending:
             future.result()
 
@@ -70,15 +70,25 @@ class CheckpointWriter(Callback):
 
     `ResumableEpochLoop` calls `save`, since the position of a run is one number only between two optimizer
     steps, or before a validation. All ranks call it, rank 0 writes.
-    Args: folder: of the checkpoints, in the run's folder. every: seconds between checkpoints.
+
+    Args:
+        folder: of the checkpoints, in the run's folder.
+        io: writes them.
+        every: seconds between checkpoints.
+    Attributes:
+        best: value of the monitored metric; None: there was no validation.
     """
 
     def __init__(self, folder: Path, io: AtomicCheckpointIO, every: float) -> None:
-        self.folder, self.io, self.every = folder, io, every
+        self.folder = folder
+        self.io = io
+        self.every = every
         self.best: float | None = None
-        self._validated = self._is_best = False
-        self._saved_at, self._saved_batches = time.monotonic(), -1
-        self._curves: dict[str, int] = {}  # sizes of the logs when the last validation began
+        self._validated = False  # since the last checkpoint
+        self._is_best = False  # the next checkpoint
+        self._saved_at = time.monotonic()
+        self._saved_batches = -1
+        self._log_sizes: dict[str, int] = {}  # when the last validation began
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}
@@ -87,13 +97,14 @@ class CheckpointWriter(Callback):
         self.best = state_dict["best"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._saved_at, self._saved_batches = time.monotonic(), _batches(trainer)
-        if not (self.folder / BEST).is_file():  # resumed from another folder, whose best is not here
+        self._note_saved(trainer)  # there is nothing new to save
+        # A run resumed from another folder has no best checkpoint here
+        if not (self.folder / BEST).is_file():
             self.best = None
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero and not trainer.sanity_checking:
-            self._curves = self._measured(trainer)
+            self._log_sizes = self._measured(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
@@ -101,26 +112,34 @@ class CheckpointWriter(Callback):
         self._validated = True
         monitored: MonitoredMetric = getattr(pl_module, "monitored", DICE)
         score = float(trainer.callback_metrics.get(monitored.name, math.nan))
-        score = monitored.quality(-math.inf) if math.isnan(score) else score
+        if math.isnan(score):
+            # The worst value, in the metric's direction
+            score = monitored.quality(-math.inf)
         if self.best is None or monitored.quality(score) > monitored.quality(self.best):
-            self.best, self._is_best = score, True
+            self.best = score
+            self._is_best = True
         if math.isfinite(self.best):
-            step = trainer.fit_loop.epoch_loop._batches_that_stepped  # as Lightning numbers the other scores
+            # As Lightning numbers the other scores
+            step = trainer.fit_loop.epoch_loop._batches_that_stepped
             for logger in trainer.loggers:
                 logger.log_metrics({monitored.best_name: self.best}, step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves before weight averaging replaces the weights, so this callback comes first."""
-        if self._validated or _batches(trainer) != self._saved_batches:
-            self.save(trainer)
+        self._save_if_new(trainer)
         self.io.wait()
 
     def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        checkpoint: dict[str, Any],
     ) -> None:
-        if trainer.is_global_zero:  # an aborted validation will be repeated, so its log entries are cut off
-            owed = getattr(trainer.fit_loop.epoch_loop, "owed", False)
-            checkpoint["curves"] = self._curves if owed else self._measured(trainer)
+        if not trainer.is_global_zero:
+            return
+        # An aborted validation will be repeated, so its log entries are cut off
+        validation_aborted = getattr(trainer.fit_loop.epoch_loop, "owed", False)
+        checkpoint["curves"] = self._log_sizes if validation_aborted else self._measured(trainer)
 
     @property
     def validated(self) -> bool:
@@ -135,16 +154,25 @@ class CheckpointWriter(Callback):
     def save(self, trainer: Trainer) -> None:
         if self._is_best:
             self.io.link_next(self.folder / BEST)
-        trainer.save_checkpoint(self.folder / LAST, weights_only=False)  # with the optimizer
-        self._validated = self._is_best = False
-        self._saved_at, self._saved_batches = time.monotonic(), _batches(trainer)
+        # Without the optimizer's state it could not be resumed
+        trainer.save_checkpoint(self.folder / LAST, weights_only=False)
+        self._validated = False
+        self._is_best = False
+        self._note_saved(trainer)
 
     def save_now(self, trainer: Trainer) -> None:
         """Save before the run stops, unless the last checkpoint is up to date; wait until it is written."""
-        if self._validated or _batches(trainer) != self._saved_batches:
-            self.save(trainer)
+        self._save_if_new(trainer)
         self.io.wait()
         trainer.strategy.barrier("checkpoint")
+
+    def _save_if_new(self, trainer: Trainer) -> None:
+        if self._validated or _batches(trainer) != self._saved_batches:
+            self.save(trainer)
+
+    def _note_saved(self, trainer: Trainer) -> None:
+        self._saved_at = time.monotonic()
+        self._saved_batches = _batches(trainer)
 
     def _measured(self, trainer: Trainer) -> dict[str, int]:
         for logger in trainer.loggers:
@@ -154,6 +182,7 @@ class CheckpointWriter(Callback):
 
 
 def _batches(trainer: Trainer) -> int:
+    """Global batches of the run so far: its position."""
     total: Any = trainer.fit_loop.epoch_loop.batch_progress.total
     return int(total.processed)
 
@@ -163,16 +192,18 @@ def copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        twin = copy.copy(value)  # keeps class and attributes, such as the versions of a state dict
+        # Keeps class and attributes, such as the versions of a state dict
+        duplicate = copy.copy(value)
         for key, item in value.items():
-            twin[key] = copied(item)
-        return twin
+            duplicate[key] = copied(item)
+        return duplicate
     if type(value) in (list, tuple):
         return type(value)(copied(item) for item in value)
     return value
 
 
-def _write(content: dict[str, Any], path: Path, also: Path | None) -> None:
+def _write(content: dict[str, Any], path: Path, second_name: Path | None) -> None:
+    """Raises: OSError: names the path."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial:
@@ -181,18 +212,20 @@ def _write(content: dict[str, Any], path: Path, also: Path | None) -> None:
                 file.flush()
                 os.fsync(file.fileno())  # before it is renamed
             if path.name == LAST and path.is_file():
-                _name_also(path, path.with_name(PREVIOUS))
-            if also is not None:
-                _name_also(partial, also)
+                _link(path, path.with_name(PREVIOUS))
+            if second_name is not None:
+                _link(partial, second_name)
     except OSError as error:
         error.filename = str(path)
         raise
 
 
-def _name_also(path: Path, other: Path) -> None:
-    if other.is_file() and other.samefile(path):
-        return  # renaming a hard link to another of the same file does nothing
-    with replacing(other, durable=True) as partial:
+def _link(path: Path, second_name: Path) -> None:
+    """Gives a file a second name, which may replace another file."""
+    if second_name.is_file() and second_name.samefile(path):
+        # Renaming a hard link to another of the same file does nothing
+        return
+    with replacing(second_name, durable=True) as partial:
         partial.unlink(missing_ok=True)
         try:
             os.link(path, partial)

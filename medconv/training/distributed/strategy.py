@@ -1,6 +1,7 @@
 """Training on several devices: DDP without needless traffic, FSDP2, and what the ranks agree on."""
 
 import logging
+from datetime import timedelta
 from inspect import signature
 from typing import Any
 
@@ -20,45 +21,70 @@ log = logging.getLogger(__name__)
 def strategy(trainer: TrainerConfig, perf: PerfConfig, accumulates: bool = False) -> Strategy | None:
     """Lightning's strategy for `auto` with several devices, `ddp` and `fsdp`; None: any other one.
 
-    DDP's gradients are views of its buckets, which saves a copy; buffers are not broadcast in every forward,
-    see `BroadcastBuffers`; the graph is static unless gradients are accumulated.
-    Args: accumulates: whether a callback accumulates gradients.
-    Raises: ValueError: `fsdp` with `perf.activation_checkpointing=pointwise`; `perf.timeout_seconds` is not
-        positive.
+    Args:
+        trainer: of the config; `check_devices` has checked its devices.
+        perf: of the config.
+        accumulates: whether a callback accumulates gradients.
+    Raises:
+        ValueError: `fsdp` with `perf.activation_checkpointing=pointwise`; `perf.timeout_seconds` is not
+            positive.
     """
-    name, timeout = trainer.strategy, cluster.timeout(perf.timeout_seconds)
-    processes = _devices(trainer) * (trainer.num_nodes or 1)
-    if name == "fsdp" and perf.activation_checkpointing == "pointwise":
-        raise ValueError(
-            "perf.activation_checkpointing=pointwise recomputes norms from weights that "
-            "trainer.strategy=fsdp has freed by then; use perf.activation_checkpointing=blocks"
-        )
-    if name == "fsdp":  # `auto` sizes would mean tensor parallelism within a node
+    timeout = cluster.timeout(perf.timeout_seconds)
+    num_processes = _devices(trainer) * (trainer.num_nodes or 1)
+    if trainer.strategy == "fsdp":
+        if perf.activation_checkpointing == "pointwise":
+            raise ValueError(
+                "perf.activation_checkpointing=pointwise recomputes norms from weights that "
+                "trainer.strategy=fsdp has freed by then; use perf.activation_checkpointing=blocks"
+            )
         return ModelParallelStrategy(
-            processes, tensor_parallel_size=1, save_distributed_checkpoint=False, timeout=timeout
+            num_processes,
+            # `auto` sizes would mean tensor parallelism within a node
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=False,
+            timeout=timeout,
         )
-    if name == "ddp" or (name == "auto" and processes > 1):
-        static = trainer.accumulate_grad_batches == 1 and not accumulates and not perf.compile
-        arguments = signature(nn.parallel.DistributedDataParallel.__init__).parameters
-        # torch 2.12 renamed the argument
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in arguments else "broadcast_buffers"
-        no_broadcast: dict[str, Any] = {buffers: False}
-        return DDPStrategy(gradient_as_bucket_view=True, static_graph=static, timeout=timeout, **no_broadcast)
+    if trainer.strategy == "ddp" or (trainer.strategy == "auto" and num_processes > 1):
+        graph_is_static = trainer.accumulate_grad_batches == 1 and not accumulates and not perf.compile
+        return _ddp(graph_is_static, timeout)
     return None
+
+
+def _ddp(graph_is_static: bool, timeout: timedelta) -> DDPStrategy:
+    """DDP without needless traffic.
+
+    Gradients are views of its buckets, which saves a copy. Buffers are not broadcast in every forward, see
+    `BroadcastBuffers`.
+    """
+    arguments = signature(nn.parallel.DistributedDataParallel.__init__).parameters
+    # Torch 2.12 renamed the argument
+    name = "forward_sync_buffers" if "forward_sync_buffers" in arguments else "broadcast_buffers"
+    no_broadcast: dict[str, Any] = {name: False}
+    return DDPStrategy(
+        gradient_as_bucket_view=True,
+        static_graph=graph_is_static,
+        timeout=timeout,
+        **no_broadcast,
+    )
 
 
 def shard(network: nn.Module, mesh: Any) -> nn.Module:
     """FSDP2, in place: parameters, gradients and optimizer states are sharded over the ranks, per block.
 
-    Args: mesh: the data-parallel device mesh.
+    Args:
+        network: each of its children is a block, or a list of blocks.
+        mesh: the data-parallel device mesh.
     """
     from torch.distributed.fsdp import fully_shard
 
     for parameter in network.parameters():
-        parameter.data = parameter.data.contiguous()  # fully_shard refuses channels-last weights
+        # FSDP2 refuses channels-last weights
+        parameter.data = parameter.data.contiguous()
     for child in network.children():
-        for block in child if isinstance(child, nn.ModuleList) else [child]:
-            if any(True for _ in block.parameters()):
+        blocks = child if isinstance(child, nn.ModuleList) else [child]
+        for block in blocks:
+            has_parameters = any(True for _ in block.parameters())
+            if has_parameters:
                 fully_shard(block, mesh=mesh)
     fully_shard(network, mesh=mesh)
     return network
@@ -71,11 +97,15 @@ class BroadcastBuffers(Callback):
     """
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            for buffer in pl_module.buffers():
-                whole = buffer.contiguous()  # NCCL refuses others; it may be the buffer itself
-                distributed.broadcast(whole, src=0)
-                buffer.copy_(whole)
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return
+        if distributed.get_world_size() == 1:
+            return
+        for buffer in pl_module.buffers():
+            # NCCL refuses tensors in other layouts; this may be the buffer itself
+            contiguous = buffer.contiguous()
+            distributed.broadcast(contiguous, src=0)
+            buffer.copy_(contiguous)
 
 
 class UnshardForValidation(Callback):
@@ -102,28 +132,37 @@ class StopSync(Callback):
     Lightning broadcasts and waits for the device in every batch, and its signal handler broadcasts while
     other ranks may be in another collective. A validation is aborted too, and repeated by the resumed run:
     its loaders end early (`DataModule`), then all ranks stop before results are gathered.
-    Args: request: of this process. every: batches between two synchronisations.
-    Raises: ValueError: every is less than 1.
+
+    Args:
+        request: of this process.
+        every: batches between two synchronisations.
+    Raises:
+        ValueError: every is less than 1.
     """
 
     def __init__(self, request: StopRequest, every: int) -> None:
         if every < 1:
-            raise ValueError(f"perf.stop_sync_interval must be at least 1, got {every}")
-        self._request, self._every, self._batch = request, every, 0
+            raise ValueError(f"every must be at least 1, got {every}")
+        self._request = request
+        self._every = every
+        self._batch = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._request.defer()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        number, _ = self._communicate(trainer, due=False)
-        if number:
-            raise RunInterrupted(number, agreed=True)
+        signal, _ = self._communicate(trainer, due=False)
+        if signal:
+            raise RunInterrupted(signal, agreed=True)
 
     def agree(self, trainer: Trainer, due: bool) -> tuple[int, bool]:
         """Called once per batch on all ranks; communicates every few batches, a single process in each.
 
-        Args: due: whether a checkpoint is due by this rank's clock.
-        Returns: the largest signal number of any rank, or 0; whether a checkpoint is due on rank 0.
+        Args:
+            trainer: of this rank.
+            due: whether a checkpoint is due by this rank's clock.
+        Returns:
+            The largest signal number of any rank, or 0; whether a checkpoint is due on rank 0.
         """
         self._batch += 1
         if trainer.world_size > 1 and self._batch % self._every:
@@ -133,9 +172,8 @@ class StopSync(Callback):
     def _communicate(self, trainer: Trainer, due: bool) -> tuple[int, bool]:
         if trainer.world_size == 1:
             return self._request.number, due
-        state = torch.tensor(
-            [self._request.number, int(due and trainer.is_global_zero)], device=trainer.strategy.root_device
-        )
+        due_by_rank_zero = int(due and trainer.is_global_zero)
+        state = torch.tensor([self._request.number, due_by_rank_zero], device=trainer.strategy.root_device)
         distributed.all_reduce(state, op=distributed.ReduceOp.MAX)
         return int(state[0]), bool(state[1])
 
@@ -143,7 +181,7 @@ class StopSync(Callback):
 def _sharded(module: nn.Module) -> list[Any]:
     from torch.distributed.fsdp import FSDPModule
 
-    return [part for part in module.modules() if isinstance(part, FSDPModule)]
+    return [submodule for submodule in module.modules() if isinstance(submodule, FSDPModule)]
 
 
 def _devices(trainer: TrainerConfig) -> int:

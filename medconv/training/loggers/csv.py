@@ -19,7 +19,8 @@ class CsvLogger(Logger):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
-        self.columns: list[str] | None = None  # read at the first row; until then the file may be moved
+        # Read at the first row; until then the file may be moved
+        self.columns: list[str] | None = None
 
     @property
     def name(self) -> str:
@@ -43,14 +44,15 @@ class CsvLogger(Logger):
         if self.columns is None:
             self.columns = self._existing_columns()
         row = {"step": step, **metrics}
-        new = [name for name in row if name not in self.columns]
-        if new:
-            self._add_columns(new)
+        new_columns = [name for name in row if name not in self.columns]
+        if new_columns:
+            self._add_columns(new_columns)
         try:
             with self.path.open("a", newline="") as file:
                 csv.DictWriter(file, self.columns).writerow(row)
         except OSError as error:
-            error.filename = str(self.path)  # the error of a full disk names no file
+            # The error of a full disk names no file
+            error.filename = str(self.path)
             raise
 
     def _existing_columns(self) -> list[str]:

@@ -11,45 +11,72 @@ from typing import Any
 
 from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 
-_FILES_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"  # recent versions need it to write files
+# Environment variable; recent versions of MLflow need it to write files.
+_FILES_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"
 
 
-def wandb(save_dir: str, project: str = "medconv", offline: bool = True, **more: Any) -> WandbLogger:
+def wandb(save_dir: str, project: str = "medconv", offline: bool = True, **options: Any) -> WandbLogger:
     """Weights & Biases, in the run's folder; `wandb sync FOLDER/wandb/offline-run-*` uploads it.
 
-    Raises: ValueError: its package is not installed.
+    Args:
+        save_dir: the run's folder, after which the run is named.
+        project: of Weights & Biases.
+        offline: writes to the disk only.
+        options: of Lightning's logger.
+    Raises:
+        ValueError: its package is not installed.
     """
-    settings = _needed("wandb", "wandb").Settings(silent=True)
-    name = Path(save_dir).resolve().name
+    package = _import("wandb", extra="wandb")
+    run_name = Path(save_dir).resolve().name
     return WandbLogger(
-        save_dir=save_dir, project=project, name=name, group=name, offline=offline, settings=settings, **more
+        save_dir=save_dir,
+        project=project,
+        name=run_name,
+        group=run_name,
+        offline=offline,
+        settings=package.Settings(silent=True),
+        **options,
     )
 
 
 def mlflow(
-    save_dir: str, experiment: str = "medconv", tracking_uri: str | None = None, tags: Sequence[str] = ()
+    save_dir: str,
+    experiment: str = "medconv",
+    tracking_uri: str | None = None,
+    tags: Sequence[str] = (),
 ) -> MLFlowLogger:
     """MLflow, by default in a folder `mlruns` beside the run's folder, so that runs can be compared.
 
-    Args: tracking_uri: of a server or a database instead. tags: each becomes a tag of the value true.
-    Raises: ValueError: its package is not installed.
+    Args:
+        save_dir: the run's folder, after which the run is named.
+        experiment: of MLflow.
+        tracking_uri: of a server or a database instead.
+        tags: each becomes a tag of the value true.
+    Raises:
+        ValueError: its package is not installed.
     """
+    folder = Path(save_dir).resolve()
     if tracking_uri is None:
         os.environ.setdefault(_FILES_ALLOWED, "true")
-        tracking_uri = (Path(save_dir).resolve().parent / "mlruns").as_uri()
-    _needed("mlflow", "mlflow")
-    name, known = Path(save_dir).resolve().name, dict.fromkeys(tags, "true")
-    return _Dotted(experiment, run_name=name, tracking_uri=tracking_uri, tags=known)
+        tracking_uri = (folder.parent / "mlruns").as_uri()
+    _import("mlflow", extra="mlflow")
+    return _Dotted(
+        experiment,
+        run_name=folder.name,
+        tracking_uri=tracking_uri,
+        tags=dict.fromkeys(tags, "true"),
+    )
 
 
 class _Dotted(MLFlowLogger):
     """Logs `val.dice` and `val.dice.liver`: in MLflow, `val/dice` cannot be both a value and a folder."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        super().log_metrics({name.replace("/", "."): value for name, value in metrics.items()}, step)
+        dotted = {name.replace("/", "."): value for name, value in metrics.items()}
+        super().log_metrics(dotted, step)
 
 
-def _needed(package: str, extra: str) -> Any:
+def _import(package: str, extra: str) -> Any:
     try:
         return import_module(package)
     except ModuleNotFoundError as error:

@@ -20,7 +20,8 @@ class TensorBoard(TensorBoardLogger):
     @rank_zero_only
     def log_text(self, tag: str, text: str) -> None:
         """Text as it is, in a font of fixed width."""
-        indented = "".join(f"    {line}\n" for line in text.splitlines())  # Markdown's block of code
+        # TensorBoard renders Markdown; indented lines are a block of code
+        indented = "".join(f"    {line}\n" for line in text.splitlines())
         self.experiment.add_text(tag, indented, 0)
 
     @rank_zero_only
@@ -30,6 +31,7 @@ class TensorBoard(TensorBoardLogger):
         Lightning's `log_hyperparams` would write the metric once more, as a curve of one point.
         """
         writer = self.experiment._get_file_writer()
-        for summary in hparams(dict(params), {curve: 0.0}):  # the page reads the value from the curve
+        # The value 0 is a placeholder: the page reads the value from the curve
+        for summary in hparams(dict(params), {curve: 0.0}):
             writer.add_summary(summary)
         self.finalize("success")

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from medconv.training.losses.arguments import LossArgumentError, is_weight
+
 _PENALTIES = ("mse", "l1", "huber")
 
 
@@ -17,7 +19,8 @@ class CrossEntropy(nn.Module):
     or accumulated batches, have the gradient of one large batch. The mean of `balanced` weights over the
     training cases is 1.
 
-    Shape: logits (batch, outputs), target (batch, outputs): probability of each class or label -> scalar,
+    Shape:
+        logits (batch, outputs), target (batch, outputs): probability of each class or label -> scalar,
         computed in fp32.
     Args:
         exclusive: true for multiclass, false for multilabel.
@@ -26,8 +29,11 @@ class CrossEntropy(nn.Module):
         class_weights: `none`, `balanced`, or one number per output. A number multiplies the loss of a
             class's samples; for a label, that of the samples that have it. `balanced` gives all classes
             the same total weight, and so the samples with and without a label.
-        class_counts, num_cases: training cases of each class or label, and of all; for `balanced`.
-    Raises: ValueError: values out of range; `balanced` without counts or with a class that has no case.
+        class_counts: training cases of each class or label; for `balanced`.
+        num_cases: all training cases; for `balanced`.
+    Raises:
+        ValueError: values out of range; `balanced` without counts or with a class that has no case.
+        LossArgumentError: in `forward`: `class_weights` has another length than the outputs.
     """
 
     weights: Tensor | None
@@ -42,11 +48,10 @@ class CrossEntropy(nn.Module):
     ) -> None:
         super().__init__()
         if type(label_smoothing) not in (int, float) or not 0 <= label_smoothing < 1:
-            raise ValueError(
-                f"loss.label_smoothing must be a number from 0 to below 1, got {label_smoothing}"
-            )
-        self.exclusive, self.label_smoothing = exclusive, float(label_smoothing)
-        weights = _weights(class_weights, exclusive, class_counts, num_cases)
+            raise ValueError(f"label_smoothing must be a number from 0 to below 1, got {label_smoothing}")
+        self.exclusive = exclusive
+        self.label_smoothing = float(label_smoothing)
+        weights = _list_of_weights(class_weights, exclusive, class_counts, num_cases)
         self.register_buffer("weights", None if weights is None else torch.tensor(weights), persistent=False)
 
     @property
@@ -54,27 +59,31 @@ class CrossEntropy(nn.Module):
         return ("multiclass",) if self.exclusive else ("multilabel",)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        logits, target, weights = logits.float(), target.float(), self.weights
+        logits = logits.float()
+        target = target.float()
         _check_shapes(logits, target)
-        if weights is not None and len(weights) != logits.shape[1]:
-            raise ValueError(
-                f"loss.class_weights must be {logits.shape[1]} numbers, one per output, got {len(weights)}"
+        num_outputs = logits.shape[1]
+        if self.weights is not None and len(self.weights) != num_outputs:
+            raise LossArgumentError(
+                f"class_weights must be {num_outputs} numbers, one per output, got {len(self.weights)}"
             )
         if self.exclusive:
-            return F.cross_entropy(logits, target, weights, label_smoothing=self.label_smoothing)
+            return F.cross_entropy(logits, target, self.weights, label_smoothing=self.label_smoothing)
         target = target * (1 - self.label_smoothing) + 0.5 * self.label_smoothing
-        return F.binary_cross_entropy_with_logits(logits, target, pos_weight=weights)
+        return F.binary_cross_entropy_with_logits(logits, target, pos_weight=self.weights)
 
 
 class RegressionLoss(nn.Module):
     """Regression loss of standardised values: the mean over samples and outputs.
 
-    Shape: outputs (batch, values), target (batch, values) -> scalar, computed in fp32.
+    Shape:
+        outputs (batch, values), target (batch, values) -> scalar, computed in fp32.
     Args:
         penalty: of an error: `mse`, its square; `l1`, its absolute value; `huber`, quadratic up to `delta`
             and linear beyond.
         delta: in standard deviations.
-    Raises: ValueError: an unknown penalty, or a delta that is not positive.
+    Raises:
+        ValueError: an unknown penalty, or a delta that is not positive.
     """
 
     kinds = ("regression",)
@@ -82,48 +91,59 @@ class RegressionLoss(nn.Module):
     def __init__(self, penalty: str = "huber", delta: float = 1.0) -> None:
         super().__init__()
         if penalty not in _PENALTIES:
-            raise ValueError(f"loss.penalty must be one of {', '.join(_PENALTIES)}, got {penalty}")
+            raise ValueError(f"penalty must be one of {', '.join(_PENALTIES)}, got {penalty}")
         if type(delta) not in (int, float) or not 0 < delta < math.inf:
-            raise ValueError(f"loss.delta must be a positive number, got {delta}")
-        self.penalty, self.delta = penalty, float(delta)
+            raise ValueError(f"delta must be a positive number, got {delta}")
+        self.penalty = penalty
+        self.delta = float(delta)
 
     def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
-        outputs, target = outputs.float(), target.float()
+        outputs = outputs.float()
+        target = target.float()
         _check_shapes(outputs, target)
         if self.penalty == "huber":
             return F.huber_loss(outputs, target, delta=self.delta)
-        return F.mse_loss(outputs, target) if self.penalty == "mse" else F.l1_loss(outputs, target)
+        if self.penalty == "mse":
+            return F.mse_loss(outputs, target)
+        return F.l1_loss(outputs, target)
 
 
 def _check_shapes(outputs: Tensor, target: Tensor) -> None:
     if outputs.ndim != 2 or outputs.shape != target.shape:
-        got = f"{tuple(outputs.shape)} and {tuple(target.shape)}"
-        raise ValueError(f"needs image-level outputs and targets of one shape (batch, outputs), got {got}")
+        raise ValueError(
+            "needs image-level outputs and targets of one shape (batch, outputs), got "
+            f"{tuple(outputs.shape)} and {tuple(target.shape)}"
+        )
 
 
-def _weights(
-    setting: str | Sequence[float] | None,
+def _list_of_weights(
+    class_weights: str | Sequence[float] | None,
     exclusive: bool,
-    counts: Sequence[int] | None,
+    class_counts: Sequence[int] | None,
     num_cases: int | None,
 ) -> list[float] | None:
-    """The weights that `class_weights` means. Raises: ValueError: as in `CrossEntropy`."""
-    if setting is None or setting == "none":
+    """One weight per output; None: all are equal. Raises: ValueError: as in `CrossEntropy`."""
+    if class_weights is None or class_weights == "none":
         return None
-    if setting == "balanced":
-        return _balanced(exclusive, counts, num_cases)
-    if (
-        isinstance(setting, str)
-        or not all(type(w) in (int, float) and 0 <= w < math.inf for w in setting)
-        or not any(setting)
-    ):
-        raise ValueError(f"loss.class_weights must be none, balanced, or numbers of 0 or more, got {setting}")
-    return [float(weight) for weight in setting]
+    if class_weights == "balanced":
+        return _balanced(exclusive, class_counts, num_cases)
+    is_list = not isinstance(class_weights, str)
+    if not is_list or not all(map(is_weight, class_weights)) or not any(class_weights):
+        raise ValueError(
+            f"class_weights must be none, balanced, or numbers of 0 or more, got {class_weights}"
+        )
+    return [float(weight) for weight in class_weights]
 
 
-def _balanced(exclusive: bool, counts: Sequence[int] | None, num_cases: int | None) -> list[float]:
-    total = num_cases or sum(counts or ())
-    if not counts or not all(counts) or (not exclusive and max(counts) >= total):
+def _balanced(exclusive: bool, class_counts: Sequence[int] | None, num_cases: int | None) -> list[float]:
+    counts = class_counts or ()
+    total = num_cases or sum(counts)
+    every_class_has_cases = bool(counts) and all(counts)
+    some_cases_lack_label = exclusive or max(counts, default=0) < total
+    if not every_class_has_cases or not some_cases_lack_label:
         need = "training cases of each class" if exclusive else "training cases with and without each label"
-        raise ValueError(f"loss.class_weights=balanced needs {need}, got {counts} of {total}")
-    return [total / (len(counts) * n) if exclusive else (total - n) / n for n in counts]
+        raise ValueError(f"class_weights=balanced needs {need}, got {class_counts} of {total}")
+    if exclusive:
+        return [total / (len(counts) * count) for count in counts]
+    # Binary cross-entropy weighs the positive samples only
+    return [(total - count) / count for count in counts]

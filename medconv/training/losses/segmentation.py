@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from medconv.training.losses.arguments import LossArgumentError, is_weight
 
 
 class DiceCrossEntropy(nn.Module):
@@ -17,18 +19,22 @@ class DiceCrossEntropy(nn.Module):
     gradient of one. Exclusive classes use a softmax and the Dice of each class except the background;
     overlapping regions use a sigmoid, binary cross-entropy and the Dice of each region.
 
-    Shape: logits (batch, classes, *spatial) with reference (batch, 1, *spatial) of class indices, or logits
-        (batch, regions, *spatial) with reference (batch, regions, *spatial) of 0 and 1; labelled
-        (batch, 1, *spatial) bool -> scalar, computed in fp32.
+    Shape:
+        logits (batch, classes, *spatial) with reference (batch, 1, *spatial) of class indices, or
+        logits (batch, regions, *spatial) with reference (batch, regions, *spatial) of 0 and 1;
+        labelled (batch, 1, *spatial) bool -> scalar, computed in fp32.
     Args:
-        dice_weight, ce_weight: of the two terms.
+        dice_weight: of the Dice term.
+        ce_weight: of the cross-entropy term.
+        smooth: added to numerator and denominator of the Dice, in voxels.
         class_weights: one number for each output, or by name; those not named, and `background`, have 1. A
             number multiplies the cross-entropy of a class's voxels (of a region, of its output), which
             is not divided by the sum of the weights, and is the class's weight in the mean Dice.
         class_names: of the foreground.
-        smooth: added to numerator and denominator of the Dice, in voxels.
         labelled: of `forward`: the voxels that count; elsewhere the gradient is 0. None: all.
-    Raises: ValueError: a weight or smooth that is not a number of 0 or more; an unknown name.
+    Raises:
+        ValueError: a weight or smooth that is not a number of 0 or more; an unknown name.
+        LossArgumentError: in `forward`: `class_weights` has another length than the outputs.
     Source: Milletari et al. 2016, arXiv:1606.04797; the sum as in Isensee et al. 2021.
     """
 
@@ -48,79 +54,137 @@ class DiceCrossEntropy(nn.Module):
         for name, value in (("dice_weight", dice_weight), ("ce_weight", ce_weight), ("smooth", smooth)):
             if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
                 raise ValueError(f"{name} must be a number of 0 or more, got {value}")
-        self.dice_weight, self.ce_weight, self.smooth = dice_weight, ce_weight, smooth
-        weights, self.by_name = _numbers(class_weights, class_names), isinstance(class_weights, Mapping)
+        self.dice_weight = dice_weight
+        self.ce_weight = ce_weight
+        self.smooth = smooth
+        self.by_name = isinstance(class_weights, Mapping)
+        weights = _list_of_weights(class_weights, class_names)
         self.register_buffer("weights", None if weights is None else torch.tensor(weights), persistent=False)
 
     def forward(self, logits: Tensor, reference: Tensor, labelled: Tensor | None = None) -> Tensor:
-        logits, weights = logits.float(), self._weights_of(logits.shape[1])
-        if logits.shape[1] == reference.shape[1]:
-            probability, mask = logits.sigmoid(), reference.float()
-            entropy = F.binary_cross_entropy_with_logits(logits, mask, reduction="none") / logits.shape[1]
+        logits = logits.float()
+        num_outputs = logits.shape[1]
+        weights = self._weights_of(num_outputs)
+        if reference.shape[1] == num_outputs:
+            entropy, probability, mask = _of_regions(logits, reference)
         else:
-            log_probability = logits.log_softmax(1)
-            # A mask, since `F.cross_entropy` has no deterministic backward on CUDA and is not faster.
-            true = torch.stack([reference[:, 0] == c for c in range(logits.shape[1])], 1)
-            entropy = -torch.where(true, log_probability, 0)
-            probability, mask = log_probability.exp()[:, 1:], true[:, 1:].float()
+            entropy, probability, mask = _of_classes(logits, reference)
         if weights is not None:
-            entropy = entropy * weights.view(1, -1, *(1,) * (logits.ndim - 2))
+            one_per_output = weights.view(1, -1, *(1,) * (logits.ndim - 2))
+            entropy = entropy * one_per_output
         if labelled is not None:
-            entropy, probability, mask = (
-                torch.where(labelled, values, 0) for values in (entropy, probability, mask)
-            )
-        both, sizes, voxels = self._counts(probability, mask, labelled, reference[:, :1].numel())
-        dice: Tensor = (2 * both + self.smooth) / (sizes + self.smooth)
-        shares = None if weights is None else weights[-len(dice) :]
-        dice = dice.mean() if shares is None else (dice * shares).sum() / shares.sum()
-        return self.ce_weight * entropy.sum() / voxels + self.dice_weight * (1 - dice)
+            entropy = torch.where(labelled, entropy, 0)
+            probability = torch.where(labelled, probability, 0)
+            mask = torch.where(labelled, mask, 0)
+        counts = _count_voxels(probability, mask, labelled, reference[:, :1].numel())
+        dice = self._mean_dice(counts, weights)
+        return self.ce_weight * entropy.sum() / counts.labelled + self.dice_weight * (1 - dice)
 
-    def _weights_of(self, outputs: int) -> Tensor | None:
-        """One for each output. Raises: ValueError: there are not as many."""
+    def _mean_dice(self, counts: "_VoxelCounts", weights: Tensor | None) -> Tensor:
+        dice: Tensor = (2 * counts.intersection + self.smooth) / (counts.sizes + self.smooth)
+        if weights is None:
+            return dice.mean()
+        # The background has no Dice
+        foreground_weights = weights[-len(dice) :]
+        return (dice * foreground_weights).sum() / foreground_weights.sum()
+
+    def _weights_of(self, num_outputs: int) -> Tensor | None:
+        """One for each output. Raises: LossArgumentError: there are not as many."""
         if self.weights is None:
             return None
-        weights = self.weights[-outputs:] if self.by_name else self.weights  # regions have no background
-        if len(weights) != outputs:
-            what = f"{outputs} numbers, one for each output"
-            raise ValueError(f"loss.class_weights must be {what}, got {len(weights)}")
+        # By name there is one for the background, which regions do not have
+        weights = self.weights[-num_outputs:] if self.by_name else self.weights
+        if len(weights) != num_outputs:
+            raise LossArgumentError(
+                f"class_weights must be {num_outputs} numbers, one for each output, got {len(weights)}"
+            )
         return weights
 
-    def _counts(
-        self, probability: Tensor, mask: Tensor, labelled: Tensor | None, voxels: int
-    ) -> tuple[Tensor, Tensor, Tensor | int]:
-        """Summed over all ranks: intersection, and size of prediction plus size of reference. Third: labelled
-        voxels per rank.
-        """
-        axes, ranks = [0, *range(2, probability.ndim)], 1
-        counts = torch.stack([(probability * mask).sum(axes), (probability + mask).sum(axes)]).flatten()
-        if labelled is not None:
-            counts = torch.cat([counts, labelled.sum().float()[None]])
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            counts, ranks = _SumOverRanks.apply(counts), torch.distributed.get_world_size()
-        size = probability.shape[1]
-        return (
-            counts[:size],
-            counts[size : 2 * size],
-            voxels if labelled is None else counts[-1].clamp(min=1) / ranks,
-        )
+
+def _of_regions(logits: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy, probability and mask of each region. Shape: (batch, regions, *spatial) each."""
+    mask = reference.float()
+    entropy = F.binary_cross_entropy_with_logits(logits, mask, reduction="none")
+    # Divided by the number of regions: the loss is a mean over them
+    return entropy / logits.shape[1], logits.sigmoid(), mask
 
 
-def _numbers(setting: Any, names: Sequence[str]) -> list[float] | None:
-    """Weights of all outputs, the background's first where the setting has one or is by name."""
-    if setting is None:
+def _of_classes(logits: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy of each class, probability and mask of the foreground.
+
+    Shape: entropy (batch, classes, *spatial), the others (batch, classes - 1, *spatial).
+    """
+    log_probability = logits.log_softmax(1)
+    # A mask, since `F.cross_entropy` has no deterministic backward on CUDA and is not faster.
+    masks = [reference[:, 0] == index for index in range(logits.shape[1])]
+    is_class = torch.stack(masks, 1)
+    entropy = -torch.where(is_class, log_probability, 0)
+    # The background has no Dice
+    foreground_probability = log_probability.exp()[:, 1:]
+    foreground_mask = is_class[:, 1:].float()
+    return entropy, foreground_probability, foreground_mask
+
+
+class _VoxelCounts(NamedTuple):
+    """Sums over the batches of all ranks; shape (outputs,).
+
+    Args:
+        intersection: of prediction and reference.
+        sizes: of the prediction plus that of the reference.
+        labelled: voxels with a label, per rank.
+    """
+
+    intersection: Tensor
+    sizes: Tensor
+    labelled: Tensor | int
+
+
+def _count_voxels(
+    probability: Tensor,
+    mask: Tensor,
+    labelled: Tensor | None,
+    num_voxels: int,
+) -> _VoxelCounts:
+    axes = [0, *range(2, probability.ndim)]
+    sums = [(probability * mask).sum(axes), (probability + mask).sum(axes)]
+    counts = torch.stack(sums).flatten()
+    if labelled is not None:
+        counts = torch.cat([counts, labelled.sum().float()[None]])
+    ranks = 1
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        # One communication for all sums
+        counts = _SumOverRanks.apply(counts)
+        ranks = torch.distributed.get_world_size()
+    num_outputs = probability.shape[1]
+    return _VoxelCounts(
+        intersection=counts[:num_outputs],
+        sizes=counts[num_outputs : 2 * num_outputs],
+        labelled=num_voxels if labelled is None else counts[-1].clamp(min=1) / ranks,
+    )
+
+
+def _list_of_weights(class_weights: Any, class_names: Sequence[str]) -> list[float] | None:
+    """Weights of all outputs, the background's first where there is one or weights are given by name."""
+    if class_weights is None:
         return None
-    known = ["background", *names]
-    if isinstance(setting, Mapping):
-        if unknown := [name for name in setting if name not in known]:
-            raise ValueError(f"loss.class_weights: no class {unknown[0]}; there are {', '.join(known)}")
-        setting = [setting.get(name, 1.0) for name in known]
-    lists = isinstance(setting, Sequence) and not isinstance(setting, str)
-    if not lists or not all(type(w) in (int, float) and 0 <= w < math.inf for w in setting):
-        what = "numbers of 0 or more, one for each output or by name"
-        raise ValueError(f"loss.class_weights must be {what}, got {setting}")
-    if not any(setting[-len(names) :] if names else setting):
-        raise ValueError(f"loss.class_weights: a class must have a weight above 0, got {list(setting)}")
-    return [float(weight) for weight in setting]
+    if isinstance(class_weights, Mapping):
+        class_weights = _ordered_by_name(class_weights, ["background", *class_names])
+    is_list = isinstance(class_weights, Sequence) and not isinstance(class_weights, str)
+    if not is_list or not all(is_weight(weight) for weight in class_weights):
+        raise ValueError(
+            f"class_weights must be numbers of 0 or more, one for each output or by name, got {class_weights}"
+        )
+    foreground = class_weights[-len(class_names) :] if class_names else class_weights
+    if not any(foreground):
+        raise ValueError(f"class_weights: a class must have a weight above 0, got {list(class_weights)}")
+    return [float(weight) for weight in class_weights]
+
+
+def _ordered_by_name(weights: Mapping[str, float], names: Sequence[str]) -> list[float]:
+    unknown = [name for name in weights if name not in names]
+    if unknown:
+        raise ValueError(f"class_weights: no class {unknown[0]}; there are {', '.join(names)}")
+    return [weights.get(name, 1.0) for name in names]
 
 
 class _SumOverRanks(torch.autograd.Function):
@@ -129,8 +193,8 @@ class _SumOverRanks(torch.autograd.Function):
     apply: ClassVar[Callable[..., Tensor]]
 
     @staticmethod
-    def forward(ctx: Any, mine: Tensor) -> Tensor:
-        total = mine.clone()
+    def forward(ctx: Any, of_this_rank: Tensor) -> Tensor:
+        total = of_this_rank.clone()
         torch.distributed.all_reduce(total)
         return total
 

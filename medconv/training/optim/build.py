@@ -1,29 +1,62 @@
-"""The configured optimizer, fused where possible."""
+"""The configured optimizer, fused where possible, and the configured learning rate schedule."""
 
+from collections.abc import Callable
 from functools import partial
 from inspect import signature
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from medconv import config as configs
 from medconv.config import Node, TrainerConfig
+from medconv.training.optim.lr_schedulers import ProgressSchedule
+
+OptimizerFactory = Callable[..., Optimizer]  # takes parameters
+ScheduleFactory = Callable[[Optimizer], LRScheduler]
 
 
-def build_optimizer(node: Node, trainer: TrainerConfig, fused: bool = True) -> Any:
+def build_optimizer(node: Node, trainer: TrainerConfig, fused: bool = True) -> OptimizerFactory:
     """The configured optimizer, fused if it can be.
 
     A fused optimizer cannot combine fp16's loss scaling with gradient clipping; torch's fused SGD cannot take
     weights sharded by FSDP.
-    Args: node: `optimizer`. fused: whether it may be.
-    Returns: a function from parameters to the optimizer.
+
+    Args:
+        node: `optimizer` of the config.
+        fused: whether it may be fused.
+    Returns:
+        A function from parameters to the optimizer.
     """
     optimizer = configs.build(node, "optimizer")
-    make = getattr(optimizer, "func", optimizer)
-    clips_fp16 = bool(trainer.gradient_clip_val) and str(trainer.precision).startswith("16")
-    shards_sgd = trainer.strategy == "fsdp" and make is torch.optim.SGD
+    optimizer_class = getattr(optimizer, "func", optimizer)
     settings = getattr(optimizer, "keywords", {})
-    allowed = fused and not clips_fp16 and not shards_sgd
-    if allowed and "fused" in signature(make).parameters and not {"fused", "foreach"} & settings.keys():
-        optimizer = partial(make, **settings, fused=True)
+    clips_fp16 = bool(trainer.gradient_clip_val) and str(trainer.precision).startswith("16")
+    shards_sgd = trainer.strategy == "fsdp" and optimizer_class is torch.optim.SGD
+    may_fuse = fused and not clips_fp16 and not shards_sgd
+    can_fuse = "fused" in signature(optimizer_class).parameters
+    set_by_user = bool({"fused", "foreach"} & settings.keys())
+    if may_fuse and can_fuse and not set_by_user:
+        optimizer = partial(optimizer_class, **settings, fused=True)
     return configs.errors_with_key("optimizer", optimizer)
+
+
+def build_schedule(node: Node) -> ScheduleFactory:
+    """The configured learning rate schedule: a function of the optimizer. Args: node: `scheduler`."""
+    return configs.errors_with_key("scheduler", configs.build(node, "scheduler"))
+
+
+def knows_progress(
+    make_optimizer: OptimizerFactory,
+    make_schedule: ScheduleFactory,
+    network: nn.Module,
+) -> bool:
+    """Whether the schedule is a `ProgressSchedule`, which knows how much of the run is done.
+
+    The schedule is built on an optimizer that is thrown away: a config may name a class of anybody's or a
+    function, so its type is only known then.
+    """
+    parameters: list[Any] = [p for p in network.parameters() if p.requires_grad]
+    return isinstance(make_schedule(make_optimizer(parameters)), ProgressSchedule)

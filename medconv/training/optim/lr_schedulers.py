@@ -13,45 +13,59 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-_ROUNDING = 1e-9  # progress is a sum over steps
+# Progress is a sum over steps, so it may fall short of a milestone by rounding.
+_ROUNDING = 1e-9
 
 
 class ProgressSchedule(LRScheduler):
     """A schedule whose length can change at any time; progress still ends at 1.
 
-    Args: shape: progress (0 to 1) to factor. warmup_steps: linear from near 0; at most a fifth of the run.
-    Attributes: total_steps: its length. needs_validation: whether it follows the scores of validations.
+    Args:
+        optimizer: whose learning rates are the base.
+        shape: progress (0 to 1) to factor.
+        warmup_steps: linear from near 0; at most a fifth of the run.
+    Attributes:
+        total_steps: its length, in optimizer steps.
+        needs_validation: whether it follows the scores of validations.
     """
 
     needs_validation = False
 
     def __init__(self, optimizer: Optimizer, shape: Callable[[float], float], warmup_steps: int = 0) -> None:
-        self.shape, self.warmup_steps = shape, warmup_steps
+        self.shape = shape
+        self.warmup_steps = warmup_steps
         self.progress = 0.0
-        self.total_steps = self.configured = math.inf
+        self.total_steps = math.inf
+        self.configured = math.inf  # total steps by the config
         super().__init__(optimizer)
 
     def set_length(self, total_steps: float) -> None:
         """Args: total_steps: of the run by its config; infinite: a time ends it."""
-        self.total_steps = self.configured = total_steps
+        self.total_steps = total_steps
+        self.configured = total_steps
         self._apply()
 
     def move_end(self, total_steps: float, progress: float | None = None) -> None:
         """Take another length than the config's, as a time budget does. Args: progress: None: as it is."""
         self.total_steps = total_steps
-        self.progress = self.progress if progress is None else progress
+        if progress is not None:
+            self.progress = progress
         self._apply()
 
     def step(self, epoch: int | None = None) -> None:
         if self.last_epoch >= 0:
-            self.progress += (1 - self.progress) / max(1.0, self.total_steps - self.last_epoch)
+            # An equal share of what is left, so that progress ends at 1 wherever the end has moved
+            steps_left = max(1.0, self.total_steps - self.last_epoch)
+            self.progress += (1 - self.progress) / steps_left
         super().step()
 
     def get_lr(self) -> list[Any]:
-        warmup = max(1.0, min(float(self.warmup_steps), self.total_steps / 5))
-        factor = min(1.0, (self.last_epoch + 1) / warmup) * self.shape(min(1.0, self.progress))
-        if (for_length := getattr(self.optimizer, "lr_factor", None)) is not None:
-            factor *= for_length(self.total_steps)
+        warmup_steps = max(1.0, min(float(self.warmup_steps), self.total_steps / 5))
+        warmup = min(1.0, (self.last_epoch + 1) / warmup_steps)
+        factor = warmup * self.shape(min(1.0, self.progress))
+        factor_for_length = getattr(self.optimizer, "lr_factor", None)
+        if factor_for_length is not None:
+            factor *= factor_for_length(self.total_steps)
         return [lr * factor for lr in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
@@ -60,11 +74,15 @@ class ProgressSchedule(LRScheduler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the progress of a resumed run; learning rate and length come from the current config."""
-        rates, configured = self.base_lrs, self.configured
+        base_lrs = self.base_lrs
+        configured = self.configured
         super().load_state_dict(state_dict)
-        self.base_lrs, self.configured = rates, configured
-        if configured != state_dict.get("configured"):  # none: of another schedule. An infinite length: anew
-            self.total_steps, self.progress = configured, min(1.0, self.last_epoch / configured)
+        self.base_lrs = base_lrs
+        self.configured = configured
+        # Another length, or another schedule, whose state has none; of an infinite length progress is 0
+        if configured != state_dict.get("configured"):
+            self.total_steps = configured
+            self.progress = min(1.0, self.last_epoch / configured)
         self._apply()
 
     def _apply(self) -> None:
@@ -78,8 +96,18 @@ class PlateauSchedule(ProgressSchedule):
     """Lower after `patience` validations without progress, like torch's ReduceLROnPlateau.
 
     The same behaviour in torch has a `patience` smaller by one.
-    Args: monitor: the metric. mode: max or min. min_delta: more than this above the best value is progress.
-        factor: multiplies the learning rate, down to `min_factor` times the base.
+
+    Args:
+        optimizer: whose learning rates are the base.
+        warmup_steps: as in `ProgressSchedule`.
+        monitor: name of the metric.
+        mode: `max` if more is better, else `min`.
+        patience: number of validations.
+        min_delta: more than this beyond the best value is progress.
+        factor: multiplies the learning rate.
+        min_factor: lower limit, as a share of the base learning rate.
+    Raises:
+        ValueError: values out of range.
     """
 
     needs_validation = True
@@ -99,19 +127,28 @@ class PlateauSchedule(ProgressSchedule):
         _share("factor", factor)
         if not 0 <= min_factor <= 1:
             raise ValueError(f"min_factor must be a share of the learning rate, 0 to 1, got {min_factor}")
-        self.monitor, self.patience, self.min_delta = monitor, patience, min_delta
-        self.factor, self.min_factor, self.sign = factor, min_factor, 1 if mode == "max" else -1
-        self.level, self.best, self.waited = 1.0, -math.inf, 0  # best: times sign
+        self.monitor = monitor
+        self.patience = patience
+        self.min_delta = min_delta
+        self.factor = factor
+        self.min_factor = min_factor
+        self.sign = 1 if mode == "max" else -1
+        self.level = 1.0  # of the learning rate, as a share of the base
+        self.best = -math.inf  # times sign, so that more is better
+        self.waited = 0  # validations since the best one
         super().__init__(optimizer, lambda progress: self.level, warmup_steps)
 
     def validated(self, value: float) -> None:
         """Count a validation; a new learning rate applies from the next step on. NaN is no progress."""
-        if self.sign * value > self.best + self.min_delta:
-            self.best, self.waited = self.sign * value, 0
+        signed_value = self.sign * value
+        if signed_value > self.best + self.min_delta:
+            self.best = signed_value
+            self.waited = 0
         else:
             self.waited += 1
         if self.waited >= self.patience:
-            self.level, self.waited = max(self.min_factor, self.level * self.factor), 0
+            self.level = max(self.min_factor, self.level * self.factor)
+            self.waited = 0
             self._apply()
 
     def state_dict(self) -> dict[str, Any]:
@@ -120,9 +157,11 @@ class PlateauSchedule(ProgressSchedule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keeps no count of another metric; the state may be another schedule's."""
-        same = (state_dict.get("monitor"), state_dict.get("sign")) == (self.monitor, self.sign)
-        others = () if same else ("best", "waited", "monitor", "sign")
-        super().load_state_dict({key: value for key, value in state_dict.items() if key not in others})
+        saved_metric = (state_dict.get("monitor"), state_dict.get("sign"))
+        if saved_metric != (self.monitor, self.sign):
+            of_metric = ("best", "waited", "monitor", "sign")
+            state_dict = {key: value for key, value in state_dict.items() if key not in of_metric}
+        super().load_state_dict(state_dict)
 
 
 def check_patience(patience: int, min_delta: float, mode: str) -> None:
@@ -151,14 +190,20 @@ def constant(optimizer: Optimizer, warmup_steps: int = 0) -> ProgressSchedule:
 
 
 def step(
-    optimizer: Optimizer, warmup_steps: int = 0, step_fraction: float = 0.3, gamma: float = 0.1
+    optimizer: Optimizer,
+    warmup_steps: int = 0,
+    step_fraction: float = 0.3,
+    gamma: float = 0.1,
 ) -> ProgressSchedule:
     """Multiplied by `gamma` at every multiple of `step_fraction`, a share of the run; torch's StepLR."""
     _share("step_fraction", step_fraction)
     _positive("gamma", gamma)
-    return ProgressSchedule(
-        optimizer, lambda progress: gamma ** int(progress / step_fraction + _ROUNDING), warmup_steps
-    )
+
+    def shape(progress: float) -> float:
+        num_passed = int(progress / step_fraction + _ROUNDING)
+        return gamma**num_passed
+
+    return ProgressSchedule(optimizer, shape, warmup_steps)
 
 
 def multi_step(
@@ -168,13 +213,19 @@ def multi_step(
     gamma: float = 0.1,
 ) -> ProgressSchedule:
     """Multiplied by `gamma` at each milestone, a share of the run; torch's MultiStepLR."""
-    if isinstance(milestones, (str, int, float)) or list(milestones) != sorted(milestones):
+    is_list = not isinstance(milestones, (str, int, float))
+    if not is_list or list(milestones) != sorted(milestones):
         raise ValueError(f"milestones must be a list of rising shares of the run, got {milestones}")
     for milestone in milestones:
         _share("milestones", milestone)
     _positive("gamma", gamma)
-    places = list(milestones)
-    return ProgressSchedule(optimizer, lambda p: gamma ** bisect_right(places, p + _ROUNDING), warmup_steps)
+    rising = list(milestones)
+
+    def shape(progress: float) -> float:
+        num_passed = bisect_right(rising, progress + _ROUNDING)
+        return gamma**num_passed
+
+    return ProgressSchedule(optimizer, shape, warmup_steps)
 
 
 def exponential(optimizer: Optimizer, warmup_steps: int = 0, final: float = 0.01) -> ProgressSchedule:
@@ -194,8 +245,14 @@ def one_cycle(
 ) -> ProgressSchedule:
     """The factor goes from `initial` up to 1 at `pct_start`, then down to `final`, both times by a cosine.
 
-    `pct_start` is a share of the run. Like torch's OneCycleLR with `max_lr` as the base
-    learning rate, but momentum stays unchanged.
+    Like torch's OneCycleLR with `max_lr` as the base learning rate, but momentum stays unchanged.
+
+    Args:
+        optimizer: whose learning rates are the base.
+        warmup_steps: as in `ProgressSchedule`.
+        pct_start: a share of the run, in spite of torch's name.
+        initial: factor at the start.
+        final: factor at the end.
     Source: Smith & Topin 2018, arXiv:1708.07120.
     """
     _share("pct_start", pct_start)

@@ -15,9 +15,13 @@ from medconv.utils.hardware import fast_bf16_cpu
 
 # Odd polynomial that, repeated five times, moves all singular values in (0, 1] toward 1: to 0.7 to 1.2.
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-# The learning rate of runs of up to _SHORT steps; longer ones take less, down to _LEAST of it.
-_RATE, _SHORT, _LEAST = 2e-2, 600, 0.25
-_SMALLEST_BF16 = 128  # smaller matrices are faster in fp32 on a CPU
+# The learning rate of runs of up to _SHORT_RUN steps; longer ones take less, down to _MIN_FACTOR of it.
+_LR = 2e-2
+_SHORT_RUN = 600
+_MIN_FACTOR = 0.25
+# Usual size of Adam's update of a weight, in units of the learning rate.
+_ADAMS_UPDATE = 0.2
+_SMALLEST_BF16 = 128  # rows; smaller matrices are faster in fp32 on a CPU
 
 
 class Muon(Optimizer):
@@ -26,15 +30,20 @@ class Muon(Optimizer):
     So a step changes all directions of a kernel equally, while plain gradients mainly change a few strong
     ones. A transposed convolution's kernel is (in, out, *taps), so its matrix is (in, out * taps). Parameters
     with fewer than three axes (biases, norms) use Adam.
+
+    If the attribute `found_inf`, a tensor on the device, is 1, a step changes only the step count, without
+    synchronising with the host. `found_inf` does not work with parameters sharded by FSDP.
+
     Args:
         params: parameters, or groups of them as in torch's optimizers.
         lr: for both; a kernel's update is scaled to the usual size of Adam's, 0.2 per weight. None: one for
             the length of the run, which a `ProgressSchedule` tells.
-        momentum: Nesterov momentum of kernels. betas, eps: of Adam.
+        momentum: Nesterov momentum of kernels.
+        betas: of Adam.
+        eps: of Adam.
         weight_decay: decoupled, for kernels only.
-    If the attribute `found_inf`, a tensor on the device, is 1, a step changes only the step count, without
-    synchronising with the host. `found_inf` does not work with parameters sharded by FSDP.
-    Raises: ValueError: an argument is not a number, or out of range.
+    Raises:
+        ValueError: an argument is not a number, or out of range.
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; scale of the update: Liu et al.
         2025, arXiv:2502.16982.
     """
@@ -50,26 +59,21 @@ class Muon(Optimizer):
     ) -> None:
         if not isinstance(betas, Sequence) or len(betas) != 2:
             raise ValueError(f"betas must be two numbers, got {betas}")
-        _check({"lr": _RATE if lr is None else lr, "weight_decay": weight_decay, "eps": eps})
+        initial_lr = _LR if lr is None else lr
+        _check({"lr": initial_lr, "weight_decay": weight_decay, "eps": eps})
         _check({"momentum": momentum, "betas[0]": betas[0], "betas[1]": betas[1]}, below_one=True)
-        entries: list[Any] = list(params)
-        groups = [{**g, "params": list(g["params"])} for g in entries if isinstance(g, dict)]
-        groups = groups or [{"params": entries}]
-        self.heeds_found_inf = not any(isinstance(p, DTensor) for group in groups for p in group["params"])
-        divided = [
-            {**group, "params": members, "kernels": kernels}
-            for group in groups
-            for kernels in (True, False)
-            if (members := [p for p in group["params"] if (p.ndim > 2) == kernels])
-        ]
+        groups = _kernels_apart(params)
+        sharded = any(isinstance(p, DTensor) for group in groups for p in group["params"])
+        self.heeds_found_inf = not sharded
         self.lr_factor = length_factor if lr is None else None
         settings = {
-            "lr": _RATE if lr is None else lr,
+            "lr": initial_lr,
             "momentum": momentum,
             "betas": tuple(betas),
             "eps": eps,
+            "weight_decay": weight_decay,
         }
-        super().__init__(divided, {**settings, "weight_decay": weight_decay})
+        super().__init__(groups, settings)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -77,48 +81,67 @@ class Muon(Optimizer):
         with torch.enable_grad():
             loss = None if closure is None else closure()
         for group in self.param_groups:
-            together: dict[Any, list[Tensor]] = defaultdict(list)
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    count = self._begin(parameter, group["kernels"])
-                    size = min(_sides(parameter)) if group["kernels"] else count
-                    together[isinstance(parameter, DTensor), size].append(parameter)
-            for members in together.values():
-                (self._update_kernels if group["kernels"] else self._update_vectors)(members, group)
+            if group["kernels"]:
+                for kernels in self._kernels_by_size(group).values():
+                    self._update_kernels(kernels, group)
+            else:
+                for vectors in self._vectors_by_steps(group).values():
+                    self._update_vectors(vectors, group)
         return loss
 
-    def _begin(self, parameter: Tensor, kernel: bool) -> int:
-        """Makes the state of a parameter's first step. Returns how many steps it has taken."""
-        state = self.state[parameter]
-        if not state and kernel:
-            state["momentum"] = torch.zeros_like(parameter)
-        elif not state:
-            state.update(mean=torch.zeros_like(parameter), square=torch.zeros_like(parameter), step=0)
-        return int(state.get("step", 0))
+    def _kernels_by_size(self, group: dict[str, Any]) -> dict[Any, list[Tensor]]:
+        """Kernels with a gradient, those with equal smaller sides together; sharded ones apart."""
+        batches: dict[Any, list[Tensor]] = defaultdict(list)
+        for kernel in group["params"]:
+            if kernel.grad is not None:
+                if not self.state[kernel]:
+                    self.state[kernel]["momentum"] = torch.zeros_like(kernel)
+                batches[isinstance(kernel, DTensor), min(_sides(kernel))].append(kernel)
+        return batches
+
+    def _vectors_by_steps(self, group: dict[str, Any]) -> dict[Any, list[Tensor]]:
+        """Vectors with a gradient, those that have taken equally many steps together; sharded ones apart."""
+        batches: dict[Any, list[Tensor]] = defaultdict(list)
+        for vector in group["params"]:
+            if vector.grad is not None:
+                state = self.state[vector]
+                if not state:
+                    state["mean"] = torch.zeros_like(vector)
+                    state["square"] = torch.zeros_like(vector)
+                    state["step"] = 0
+                batches[isinstance(vector, DTensor), int(state["step"])].append(vector)
+        return batches
 
     def _update_kernels(self, kernels: list[Tensor], group: dict[str, Any]) -> None:
         """Args: kernels: with equal smaller sides, whose Gram matrices are multiplied together."""
-        momenta, gradients = [self.state[k]["momentum"] for k in kernels], _gradients(kernels)
+        momenta = [self.state[kernel]["momentum"] for kernel in kernels]
+        gradients = _gradients(kernels)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
-        taken: Any = 1.0
-        if found_inf is not None:  # finite gradients that leave the momentum as it is
-            gradients = [torch.where(found_inf.bool(), m, g) for m, g in zip(momenta, gradients, strict=True)]
-            taken = 1 - found_inf
+        is_taken: Any = 1.0  # 0 if the step is skipped
+        if found_inf is not None:
+            is_taken = 1 - found_inf
+            # Finite gradients that leave the momentum as it is
+            gradients = [
+                torch.where(found_inf.bool(), momentum, gradient)
+                for momentum, gradient in zip(momenta, gradients, strict=True)
+            ]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        # Nesterov's look-ahead: the update is between gradient and momentum
         torch._foreach_lerp_(gradients, momenta, group["momentum"])
         # FSDP shards tensors over the ranks; sharding needs no communication, as each rank has all of it.
-        whole = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
-        torch._foreach_mul_(kernels, 1 - taken * (group["lr"] * group["weight_decay"]))
-        for kernel, update in zip(kernels, _orthogonal_kernels(whole), strict=True):
+        full = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
+        torch._foreach_mul_(kernels, 1 - is_taken * (group["lr"] * group["weight_decay"]))
+        for kernel, update in zip(kernels, _orthogonal_kernels(full), strict=True):
             if isinstance(kernel, DTensor):
                 update = distribute_tensor(update, kernel.device_mesh, kernel.placements, src_data_rank=None)
             if found_inf is not None:
-                update.mul_(taken)
-            kernel.sub_(update, alpha=group["lr"] * 0.2 * max(_sides(kernel)) ** 0.5)
+                update.mul_(is_taken)
+            # The weights of an orthogonal update have the RMS 1 / sqrt(larger side)
+            kernel.sub_(update, alpha=group["lr"] * _ADAMS_UPDATE * max(_sides(kernel)) ** 0.5)
 
     def _update_vectors(self, vectors: list[Tensor], group: dict[str, Any]) -> None:
         """Args: vectors: that have taken equally many steps."""
-        states = [self.state[v] for v in vectors]
+        states = [self.state[vector] for vector in vectors]
         for state in states:
             state["step"] += 1
         count = torch.full((), float(states[0]["step"]), device=vectors[0].device)
@@ -140,18 +163,37 @@ class Muon(Optimizer):
         )
 
 
+def _kernels_apart(params: Iterable[Any]) -> list[dict[str, Any]]:
+    """Parameter groups, each of kernels or of parameters with fewer than three axes alone.
+
+    Args:
+        params: parameters, or groups of them.
+    """
+    entries = list(params)
+    groups = [{**entry, "params": list(entry["params"])} for entry in entries if isinstance(entry, dict)]
+    if not groups:
+        groups = [{"params": entries}]
+    divided = []
+    for group in groups:
+        for kernels in (True, False):
+            members = [p for p in group["params"] if (p.ndim > 2) == kernels]
+            if members:
+                divided.append({**group, "params": members, "kernels": kernels})
+    return divided
+
+
 def _gradients(parameters: list[Tensor]) -> list[Tensor]:
     return [p.grad for p in parameters if p.grad is not None]
 
 
 def _sides(kernel: Tensor) -> tuple[int, int]:
-    """Of a kernel as a matrix."""
+    """Rows and columns of a kernel as a matrix."""
     return len(kernel), kernel.shape[1:].numel()
 
 
 def length_factor(total_steps: float) -> float:
     """Of the learning rate, for the length of a run; of a run without a known end as for a long one."""
-    return max(_LEAST, min(1.0, math.sqrt(_SHORT / max(1.0, total_steps))))
+    return max(_MIN_FACTOR, min(1.0, math.sqrt(_SHORT_RUN / max(1.0, total_steps))))
 
 
 def _check(settings: dict[str, Any], below_one: bool = False) -> None:
@@ -166,13 +208,18 @@ def _check(settings: dict[str, Any], below_one: bool = False) -> None:
 
 def _orthogonal_kernels(kernels: list[Tensor]) -> list[Tensor]:
     """Orthogonalises kernels as matrices (out, in * taps), columns in memory order to avoid a copy."""
-    orders = [[0, *sorted(range(1, k.ndim), key=k.stride, reverse=True)] for k in kernels]
-    laid = [k.permute(order) for k, order in zip(kernels, orders, strict=True)]
-    results = orthogonal([k.flatten(1) for k in laid])
-    return [
-        result.view(k.shape).permute([order.index(axis) for axis in range(k.ndim)])
-        for result, k, order in zip(results, laid, orders, strict=True)
-    ]
+    orders = []  # of the axes, by falling stride
+    in_memory_order = []
+    for kernel in kernels:
+        order = [0, *sorted(range(1, kernel.ndim), key=kernel.stride, reverse=True)]
+        orders.append(order)
+        in_memory_order.append(kernel.permute(order))
+    matrices = orthogonal([kernel.flatten(1) for kernel in in_memory_order])
+    updates = []
+    for matrix, kernel, order in zip(matrices, in_memory_order, orders, strict=True):
+        inverse_order = [order.index(axis) for axis in range(kernel.ndim)]
+        updates.append(matrix.view(kernel.shape).permute(inverse_order))
+    return updates
 
 
 def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
@@ -183,20 +230,26 @@ def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
     before their rounding errors become negative eigenvalues, which grow.
     Shape: (rows, columns) each, all with the same smaller side -> the same.
     """
-    fast = matrices[0].is_cuda or (min(matrices[0].shape) >= _SMALLEST_BF16 and fast_bf16_cpu())
-    wide = [m.mT if len(m) > m.shape[1] else m for m in matrices]
-    wide = [m.to(torch.bfloat16 if fast else torch.float32) for m in wide]
-    norms: Tensor | None = None
-    with _matmul_precision("medium" if fast else "highest"):
-        for repetitions in (3, 2) if fast else (5,):
-            grams = torch.stack([m @ m.mT for m in wide]).float()
-            if norms is None:
+    is_fast = matrices[0].is_cuda or (min(matrices[0].shape) >= _SMALLEST_BF16 and fast_bf16_cpu())
+    dtype = torch.bfloat16 if is_fast else torch.float32
+    precision = "medium" if is_fast else "highest"
+    repetitions = (3, 2) if is_fast else (5,)
+    wide = [matrix.mT if len(matrix) > matrix.shape[1] else matrix for matrix in matrices]
+    wide = [matrix.to(dtype) for matrix in wide]
+    with _matmul_precision(precision):
+        for pass_index, steps in enumerate(repetitions):
+            grams = torch.stack([matrix @ matrix.mT for matrix in wide]).float()
+            if pass_index == 0:
+                # Frobenius norms, from the trace: singular values of matrices / norms are at most 1
                 norms = grams.diagonal(dim1=1, dim2=2).sum(1).sqrt()[:, None, None] + 1e-7
-                factors = _factors(grams / norms.square(), repetitions) / norms
+                factors = _factors(grams / norms.square(), steps) / norms
             else:
-                factors = _factors(grams, repetitions)
-            wide = [f @ m for f, m in zip(factors.to(wide[0].dtype), wide, strict=True)]
-    return [x.mT if len(m) > m.shape[1] else x for x, m in zip(wide, matrices, strict=True)]
+                factors = _factors(grams, steps)
+            wide = [factor @ matrix for factor, matrix in zip(factors.to(dtype), wide, strict=True)]
+    return [
+        result.mT if len(matrix) > matrix.shape[1] else result
+        for result, matrix in zip(wide, matrices, strict=True)
+    ]
 
 
 def _factors(grams: Tensor, repetitions: int) -> Tensor:
@@ -204,22 +257,29 @@ def _factors(grams: Tensor, repetitions: int) -> Tensor:
 
     Shape: (matrices, rows, rows), Gram matrices -> the same.
     """
-    linear, cubic, quintic = _NEWTON_SCHULZ
-    product = factor = torch.empty(0)
-    for repetition in range(repetitions):
-        grams = factor @ grams @ factor if repetition else grams
-        factor = torch.baddbmm(grams, grams, grams, beta=cubic, alpha=quintic)
-        factor.diagonal(dim1=1, dim2=2).add_(linear)
-        product = factor @ product if repetition else factor
+    factor = _polynomial(grams)
+    product = factor
+    for _ in range(repetitions - 1):
+        grams = factor @ grams @ factor
+        factor = _polynomial(grams)
+        product = factor @ product
     return product
+
+
+def _polynomial(grams: Tensor) -> Tensor:
+    """linear * I + cubic * G + quintic * G G of each Gram matrix G."""
+    linear, cubic, quintic = _NEWTON_SCHULZ
+    factor = torch.baddbmm(grams, grams, grams, beta=cubic, alpha=quintic)
+    factor.diagonal(dim1=1, dim2=2).add_(linear)
+    return factor
 
 
 @contextmanager
 def _matmul_precision(precision: str) -> Iterator[None]:
     """Of fp32 matrix products: `highest`, or `medium`, as fast as TF32 or bf16 with sums in fp32."""
-    before = torch.get_float32_matmul_precision()
+    earlier = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(earlier)

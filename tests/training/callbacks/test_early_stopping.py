@@ -135,11 +135,11 @@ def test_two_processes_end_at_the_same_step(dataset: Path, tmp_path: Path) -> No
     [
         (
             ["early_stopping=patience", "early_stopping.monitor=val/f1"],
-            "early_stopping.monitor=val/f1: no such metric; there are ",
+            "EarlyStopping: monitor=val/f1: no such metric; there are ",
         ),
         (
             ["scheduler=plateau", "scheduler.monitor=val/f1"],
-            "scheduler.monitor=val/f1: no such metric; there are ",
+            "PlateauSchedule: monitor=val/f1: no such metric; there are ",
         ),
         (
             ["early_stopping=patience", "data.fold=all"],

@@ -97,12 +97,12 @@ def test_an_image_that_is_not_finite_stops_the_run_and_is_named(
         "of case case_2 (training sample " in message
         and "First non-finite tensor: image (batch), input" in message
     )
-    assert f"The batch and its layer trace are in {file}." in message and "run.nan_policy=skip" in message
+    assert f"The batch and its layer trace are in {file}." in message and " nan_policy=skip" in message
     saved = torch.load(file, weights_only=True)
     record, rows = saved["nonfinite"], saved["nonfinite"]["rows"]
     assert record["cases"] == [message.split("of case ")[1].split(". First")[0]]
     assert rows[0]["name"] == "image" and rows[0]["bad"] > 0
-    assert {row["what"] for row in rows} > {"output", "loss", "gradient of output"}
+    assert {row["role"] for row in rows} > {"output", "loss", "gradient of output"}
     (trace,) = traces(caplog)
     assert len(trace) == 2 and trace[1].startswith("image (batch)  input")
     # the weights before the step
@@ -167,7 +167,7 @@ def test_a_late_norm_stops_with_the_weights_before_the_step(
 def test_one_more_than_max_skipped_steps_stops_the_run(dataset: Path, tmp_path: Path) -> None:
     skips = ["run.nan_policy=skip", "run.max_skipped_steps=2", "trainer.max_steps=9"]
     with pytest.raises(
-        NonfiniteError, match=r"^step 4: .*Skipped steps before this one: 2 \(run.max_skipped_steps=2\)"
+        NonfiniteError, match=r"^step 4: .*Skipped steps before this one: 2 \(max_skipped_steps=2\)"
     ):
         tiny.train(dataset, tmp_path / "run", *EXPLODES, *skips)
     assert sorted(p.name for p in (tmp_path / "run/nonfinite").iterdir()) == ["step2.ckpt", "step4.ckpt"]
@@ -242,7 +242,9 @@ def test_two_processes_skip_and_stop_together(poisoned: Path, tmp_path: Path, st
     ("override", "message"), [("run.nan_policy=ignore", "stop"), ("run.max_skipped_steps=0", "at least 1")]
 )
 def test_settings_out_of_range_are_errors(dataset: Path, tmp_path: Path, override: str, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"{override.split('=')[0]} must be .*{message}"):
+    with pytest.raises(
+        ValueError, match=rf"run: {override.split('=')[0].removeprefix('run.')} must be .*{message}"
+    ):
         tiny.train(dataset, tmp_path / "run", override)
 
 

@@ -137,7 +137,7 @@ def test_the_mean_is_loaded(tmp_path: Path) -> None:
 )
 def test_values_out_of_range_are_errors(tmp_path: Path, wrong: str, message: str) -> None:
     dataset = tiny.write_dataset(tmp_path / "dataset")
-    with pytest.raises(ValueError, match=rf"weight_averaging\.\w+ must be .*{message}"):
+    with pytest.raises(ValueError, match=rf"weight_averaging: \w+ must be .*{message}"):
         tiny.train(dataset, tmp_path / "run", f"weight_averaging.{wrong}")
 
 

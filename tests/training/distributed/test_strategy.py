@@ -134,7 +134,7 @@ def _gone(pid: int) -> None:
 
 
 def test_an_interval_below_1_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"perf\.stop_sync_interval must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"every must be at least 1, got 0"):
         strategy.StopSync(StopRequest(), 0)
 
 

@@ -101,7 +101,7 @@ def test_regression_errors_are_in_standard_deviations(penalty: str, torchs: nn.M
         (
             CrossEntropy(class_weights=[1, 2]),
             CLASSES,
-            r"loss.class_weights must be 3 numbers, one per output, got 2",
+            r"loss: class_weights must be 3 numbers, one per output, got 2",
         ),
     ],
 )
@@ -124,10 +124,10 @@ def test_torchs_losses_are_accepted(loss: nn.Module, image_targets: ImageLevelTa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"label_smoothing": 1.0}, "loss.label_smoothing must be a number from 0 to below 1, got 1.0"),
+        ({"label_smoothing": 1.0}, "^label_smoothing must be a number from 0 to below 1, got 1.0"),
         (
             {"class_weights": "rare"},
-            "loss.class_weights must be none, balanced, or numbers of 0 or more, got rare",
+            "^class_weights must be none, balanced, or numbers of 0 or more, got rare",
         ),
         ({"class_weights": [1, -1]}, "numbers of 0 or more"),
         ({"class_weights": "balanced"}, "balanced needs training cases of each class, got None of 0"),
@@ -141,7 +141,7 @@ def test_torchs_losses_are_accepted(loss: nn.Module, image_targets: ImageLevelTa
 def test_invalid_settings_are_named(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CrossEntropy(**settings)
-    with pytest.raises(ValueError, match=r"loss.penalty must be one of mse, l1, huber"):
+    with pytest.raises(ValueError, match=r"^penalty must be one of mse, l1, huber"):
         RegressionLoss("cubic")
-    with pytest.raises(ValueError, match=r"loss.delta must be a positive number"):
+    with pytest.raises(ValueError, match=r"^delta must be a positive number"):
         RegressionLoss(delta=0)

@@ -208,5 +208,5 @@ def test_class_weights_count_voxels_and_dice_of_a_class(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_class_weights_are_refused(setting: object, words: str) -> None:
-    with pytest.raises(ValueError, match=f"^loss.class_weights.*{words}"):
+    with pytest.raises(ValueError, match=f"^(loss: )?class_weights.*{words}"):
         FittedLoss(DiceCrossEntropy(class_weights=setting, class_names=["a", "b"]), CLASSES, 2)  # type: ignore[arg-type]

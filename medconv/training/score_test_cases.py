@@ -13,7 +13,7 @@ from medconv.training.task import Task
 log = logging.getLogger(__name__)
 
 
-def check(prepared: PreparedData) -> None:
+def check_has_test_cases(prepared: PreparedData) -> None:
     """Raises: ConfigError: the dataset names no test cases."""
     if not prepared.test:
         raise ConfigError(
@@ -22,7 +22,8 @@ def check(prepared: PreparedData) -> None:
         )
 
 
-def done(folder: RunDir) -> bool:
+def already_scored(folder: RunDir) -> bool:
+    """Whether an earlier start of the run has scored its test cases."""
     return "test/cases" in folder.summary()
 
 
@@ -31,6 +32,8 @@ def score(trainer: L.Trainer, task: Task, data: DataModule, folder: RunDir) -> N
     checkpoint = folder.best if folder.best.is_file() else folder.last
     trainer.test(task, datamodule=data, ckpt_path=str(checkpoint), weights_only=True, verbose=False)
     scores = task.targets.summary(task.rows)
-    folder.write_summary(**{f"test/{k}": v for k, v in scores.items()}, **{"test/cases": task.rows})
-    numbers = [f"{name} {value:.4f}" for name, value in scores.items() if isinstance(value, float)]
-    log.info("test: %d cases, %s: %s", len(task.rows), checkpoint.name, ", ".join(numbers))
+    values = {f"test/{name}": value for name, value in scores.items()}
+    folder.write_summary(**values, **{"test/cases": task.rows})
+    # Per-class scores are lists or dictionaries; the log shows the means alone
+    means = [f"{name} {value:.4f}" for name, value in scores.items() if isinstance(value, float)]
+    log.info("test: %d cases, %s: %s", len(task.rows), checkpoint.name, ", ".join(means))

@@ -1,0 +1,52 @@
+"""medconv/training/resume_source.py: which checkpoint a run continues, and the config that it needs."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from medconv.config import ConfigError
+from medconv.training.resume_source import ResumeSource, find_source, read_config
+
+
+def write(path: Path, rows: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"medconv": {}, "state_dict": {}, "curves": {"metrics.csv": rows}}, path)
+    return path
+
+
+def test_the_last_checkpoint_is_continued_and_a_damaged_one_is_not(tmp_path: Path) -> None:
+    assert find_source(tmp_path, "auto") == ResumeSource(None, {})
+    last, previous = write(tmp_path / "last.ckpt", 9), write(tmp_path / "previous.ckpt", 5)
+    assert find_source(tmp_path, "auto") == ResumeSource(last, {"metrics.csv": 9})
+    assert find_source(tmp_path, "never") == ResumeSource(None, {})
+    last.write_bytes(last.read_bytes()[:100])
+    assert find_source(tmp_path, "auto") == ResumeSource(previous, {"metrics.csv": 5})
+    previous.unlink()
+    with pytest.raises(ConfigError, match=r"there is no earlier checkpoint, run\.resume=never"):
+        find_source(tmp_path, "auto")
+
+
+def test_logs_of_another_folder_are_not_continued(tmp_path: Path) -> None:
+    inside, outside = write(tmp_path / "own/best.ckpt", 7), write(tmp_path / "other/last.ckpt", 7)
+    assert find_source(tmp_path / "own", str(inside)) == ResumeSource(inside, {"metrics.csv": 7})
+    assert find_source(tmp_path / "own", str(outside)) == ResumeSource(outside, {})
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "missing"),
+        ("", "empty, or not a config"),
+        ("seed: 1", "empty, or not a config"),
+        ("a: [", "damaged"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_an_error(tmp_path: Path, content: str | None, problem: str) -> None:
+    path = tmp_path / "config.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=rf"{problem}.*run\.resume=last\.ckpt with another run\.name"):
+        read_config(path, Path("last.ckpt"))
+    path.write_text("derived: {size: large}")
+    assert read_config(path, Path("last.ckpt")) == {"derived": {"size": "large"}}

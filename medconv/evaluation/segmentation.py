@@ -290,10 +290,8 @@ def _result(
     result |= _quality(first, summaries[0]["cases"], targets.names)
     if len(summaries) > 1:
         result["compare"] = summaries[1]
-        result["comparison"] = segmentation_summary.compare(
-            *summaries,
-            settings.lesion_iou,
-        )
+        ours, theirs = summaries
+        result["comparison"] = segmentation_summary.compare(ours, theirs, settings.lesion_iou)
     return result
 
 

@@ -15,10 +15,15 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from benchmarks import dice_curves
 from benchmarks.results import Row, conditions, table
 from benchmarks.zoo_sets import SETS, DataSet
+from medconv.config import compose, validate
+from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint
 from medconv.planning.spacing import target_spacing
+from medconv.training.data_setup import find_data
 from medconv.training.run_metadata import git_commit
 from medconv.utils.atomic_io import write_text
 
@@ -187,11 +192,10 @@ def _trainings(
 
 def _native_spacing(settings: Sequence[str], output: Path) -> tuple[float, ...]:
     """The grid of a set's images, mm."""
-    from medconv.config import compose, validate
-    from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint
-    from medconv.training.data_setup import find_data
-
-    config = validate(compose([*settings, f"data.cache_dir={output / 'prepared-this'}"]))
+    composed: list[DictConfig] = []
+    arguments = [*settings, f"data.cache_dir={output / 'prepared-this'}"]
+    compose.run_with_config(lambda config, _: composed.append(config), arguments)
+    config = validate(composed[0])
     dataset, workers = find_data(config.data)
     measured, _ = fingerprint(dataset, dataset_folder(Path(config.data.cache_dir), dataset), workers)
     return target_spacing(measured)
@@ -230,8 +234,6 @@ def _train(training: Training, options: argparse.Namespace, output: Path) -> Row
 
 
 def _row(training: Training, summary: dict[str, Any], folder: Path) -> Row:
-    from omegaconf import OmegaConf
-
     derived = OmegaConf.load(folder / "config.yaml").derived
     score = next(key for key in ("val/dice", "val/auc") if key in summary)
     return {

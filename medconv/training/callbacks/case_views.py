@@ -9,10 +9,10 @@ import numpy as np
 from torch import Tensor
 
 from medconv.inference import saliency
+from medconv.metrics.visualization import overlay
 from medconv.targets import Targets
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.utils.visualization import overlay
 
 log = logging.getLogger(__name__)
 Picture = tuple[str, np.ndarray]  # a tag, and (height, width, 3) uint8

@@ -1,4 +1,4 @@
-"""medconv/utils/visualization.py: planes, orientation, sizes and colours in a picture of a case."""
+"""medconv/metrics/visualization.py: planes, orientation, sizes and colours in a picture of a case."""
 
 import io
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medconv.utils.visualization import heat, overlay, png
+from medconv.metrics.visualization import heat, overlay, png
 
 GAP = 4
 ORANGE, BLUE = np.array([230, 159, 0]), np.array([86, 180, 233])

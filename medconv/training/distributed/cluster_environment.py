@@ -4,7 +4,7 @@ import os
 
 from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
 
-from medconv.utils.cluster import _tasks, launcher
+from medconv.utils.cluster import launcher, srun_tasks
 
 
 def environment() -> ClusterEnvironment | None:
@@ -31,7 +31,7 @@ class SrunStep(SLURMEnvironment):
         )
 
     def world_size(self) -> int:
-        return _tasks()
+        return srun_tasks()
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """`cluster.processes` has checked them."""

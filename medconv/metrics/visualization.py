@@ -32,7 +32,8 @@ class _Plane:
     def cut(self, array: np.ndarray) -> np.ndarray:
         if self.axis is None:
             return array
-        return np.take(array, self.index, self.axis)
+        plane: np.ndarray = np.take(array, self.index, self.axis)
+        return plane
 
 
 @dataclass(frozen=True)

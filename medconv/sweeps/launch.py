@@ -40,6 +40,7 @@ def run_command(arguments: Sequence[str]) -> int:
             errors.append(error)
 
     compose.run_with_config(launch, arguments)
+    # At most one: a single run.
     for error in errors:
         raise error
     return _run_sweep(jobs, launcher) if jobs else DONE

@@ -52,14 +52,19 @@ def write(home: Path, jobs: Sequence[Job]) -> Path:
     summaries = [job.folder.summary() for job in ranked_jobs]
     metrics = _metric_names(summaries)
     classes = _class_names(summaries)
+    columns = [*keys, *metrics]
+    columns += [f"val/dice/{name}" for name in classes]
+    columns += [*_SUMMARY_COLUMNS, "status", "reason", "folder"]
+    # The file is written at once, and never a part of it.
     table = io.StringIO(newline="")
     writer = csv.writer(table, lineterminator="\n")
-    class_columns = [f"val/dice/{name}" for name in classes]
-    writer.writerow([*keys, *metrics, *class_columns, *_SUMMARY_COLUMNS, "status", "reason", "folder"])
+    writer.writerow(columns)
     for job, summary in zip(ranked_jobs, summaries, strict=True):
+        dice = _dice_per_class(summary)
         row: list[Any] = [value(job, key) for key in keys]
+        # Jobs with other targets lack some metrics or classes; their cells are empty.
         row += [summary.get(name) for name in metrics]
-        row += [_dice_per_class(summary).get(name) for name in classes]
+        row += [dice.get(name) for name in classes]
         row += [summary.get(name) for name in _SUMMARY_COLUMNS]
         row += [job.status, job.reason, job.folder.path]
         writer.writerow(row)

@@ -54,7 +54,7 @@ def unpickled(path: Path, inert: bool = False) -> Any:
         raise ValueError(f"{path}: is a folder, expected a checkpoint, such as RUN/checkpoints/best.ckpt")
     if not path.is_file():
         raise ValueError(f"{path}: no such checkpoint")
-    allowed_classes = [(_Inert, name) for name in _NUMPY_CLASSES] if inert else []
+    allowed_classes: list[Any] = [(_Inert, name) for name in _NUMPY_CLASSES] if inert else []
     content = None
     try:
         damaged_record = _damaged_record(path)

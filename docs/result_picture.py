@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from medconv.data.io.images import read_image, read_label
 from medconv.data.preprocessing.preprocess import to_canonical
-from medconv.utils.visualization import colour
+from medconv.metrics.visualization import colour
 
 WORDS = ("from the side", "from the front", "from above")
 

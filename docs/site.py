@@ -65,7 +65,7 @@ def cli_page() -> str:
     parts = ["# Commands\n\nWhat `medconv COMMAND --help` prints.\n"]
     for name in COMMANDS:
         module = importlib.import_module(f"medconv.cli.{name.replace('-', '_')}")
-        text = module.parser().format_help() if hasattr(module, "parser") else module._help()
+        text = module.parser().format_help() if hasattr(module, "parser") else module.help_text()
         parts.append(f"## medconv {name}\n\n```text\n{text.strip()}\n```\n")
     return "\n".join(parts)
 

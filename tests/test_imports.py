@@ -55,7 +55,7 @@ def room(module: str) -> str:
 
 def test_the_package_is_its_rooms_and_nothing_loose() -> None:
     entries = {path.name for path in PACKAGE.iterdir() if not path.name.startswith("__pycache__")}
-    assert entries == {*ROOMS, "__init__.py", "py.typed"}
+    assert entries == {*ROOMS, "__init__.py", "__main__.py", "py.typed"}
 
 
 @pytest.mark.parametrize("name", ROOMS)

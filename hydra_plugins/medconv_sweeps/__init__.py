@@ -30,7 +30,8 @@ class Optuna(Sweeper):
         self.settings = settings
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.context, self.config = hydra_context, config
+        self.context = hydra_context
+        self.config = config
 
     def sweep(self, arguments: list[str]) -> None:
         from medconv.sweeps import optuna_search

@@ -12,27 +12,36 @@ from medconv.cli.main import COMMANDS
 from medconv.config import compose
 from medconv.utils.exit_codes import DONE
 
-_OVERRIDES = ("train", "preprocess")  # commands with Hydra overrides
+_COMMANDS_WITH_OVERRIDES = ("train", "preprocess")
 
 
 def main(arguments: Sequence[str]) -> int:
     # medconv, the command, and the rest of the line unsplit
     words = os.environ.get("COMP_LINE", "").split(maxsplit=2)
-    is_query = any(word.startswith("query=") for word in arguments)
-    if is_query and not _is_complete(words):
-        print("\n".join(name for name in COMMANDS if name.startswith(words[1] if len(words) > 1 else "")))
-    elif is_query and words[1] not in _OVERRIDES:
-        print("\n".join(_flags(words[1])))
+    is_query = any(argument.startswith("query=") for argument in arguments)
+    if not is_query:
+        _let_hydra_answer(arguments)
+    elif not _is_command_complete(words):
+        typed = words[1] if len(words) > 1 else ""
+        print("\n".join(name for name in COMMANDS if name.startswith(typed)))
+    elif words[1] in _COMMANDS_WITH_OVERRIDES:
+        # Hydra expects the line of a program without subcommands.
+        os.environ["COMP_LINE"] = f"{words[0]} {''.join(words[2:])}"
+        _let_hydra_answer(arguments)
     else:
-        if is_query:
-            os.environ["COMP_LINE"] = f"{words[0]} {''.join(words[2:])}"
-        compose.run_with_config(lambda *_: None, arguments)
+        print("\n".join(_flags(words[1])))
     return DONE
 
 
-def _is_complete(words: Sequence[str]) -> bool:
+def _let_hydra_answer(arguments: Sequence[str]) -> None:
+    compose.run_with_config(lambda *_: None, arguments)
+
+
+def _is_command_complete(words: Sequence[str]) -> bool:
     """Whether the command is typed, with a blank after it."""
-    return len(words) > 1 and words[1] in COMMANDS and os.environ["COMP_LINE"].partition(words[1])[2] != ""
+    if len(words) < 2 or words[1] not in COMMANDS:
+        return False
+    return os.environ["COMP_LINE"].partition(words[1])[2] != ""
 
 
 def _flags(command: str) -> list[str]:

@@ -9,6 +9,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from medconv.utils.atomic_io import NO_ACCESS, NO_ROOM
 from medconv.utils.exit_codes import BUG, INTERRUPTED, PREEMPTED, USER
@@ -22,8 +23,12 @@ USER_ERRORS = (
     ("omegaconf.errors", "OmegaConfBaseException"),
     ("lightning.fabric.utilities.exceptions", "MisconfigurationException"),
 )
-_NOT_OWN = ("__main__", "torch.")  # modules outside of libraries: the start, and what torch generates
 PEER_LOST = ("medconv.utils.cluster", "PeerLostError")
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+# Modules outside of libraries that are not a user's either: the start, and what torch generates.
+_NOT_USER_MODULES = ("__main__", "torch.")
+# These may lie outside of Python's folders for libraries, such as in a folder of PYTHONPATH.
+_LIBRARIES = ("torch", "lightning", "numpy")
 
 log = logging.getLogger("medconv")
 
@@ -34,7 +39,7 @@ def guard(command: Callable[[], int]) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes standard output once more when it exits, which would fail with a traceback
+        # Python flushes standard output once more when it exits, which would fail with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
@@ -44,67 +49,90 @@ def _guarded(command: Callable[[], int]) -> int:
         return command()
     except _imported(*USER_ERRORS) as error:
         log.debug("the error came from", exc_info=True)
-        place = _own_code(error)
-        print(shown(f"error: {f'{place}: ' if place else ''}{message(error)}"), file=sys.stderr)
+        location = _user_code_location(error)
+        _print_error(f"{location}: {message(error)}" if location else message(error))
         return USER
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except RunInterrupted as error:
-        number = signal.Signals(error.number)
-        print(f"stopped by {number.name}; run the same command again to resume", file=sys.stderr)
-        return INTERRUPTED if number == signal.SIGINT else PREEMPTED
+        name = signal.Signals(error.number).name
+        print(f"stopped by {name}; run the same command again to resume", file=sys.stderr)
+        return INTERRUPTED if error.by_hand else PREEMPTED
     except _imported(PEER_LOST) as error:
-        print(f"error: {shown(str(error))}", file=sys.stderr)
+        _print_error(str(error))
         return PREEMPTED
     except SystemExit as error:
-        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning turns the one into the other
+        # Lightning turns the one into the other.
+        if isinstance(error.__context__, KeyboardInterrupt):
             return INTERRUPTED
-        return USER if error.code == 2 else int(error.code or 0)  # argparse exits with 2
+        # argparse exits with 2.
+        return USER if error.code == 2 else int(error.code or 0)
     except Exception as error:
         return _unexpected(error)
 
 
+def _print_error(text: str) -> None:
+    print(shown(f"error: {text}"), file=sys.stderr)
+
+
 def _unexpected(error: Exception) -> int:
     """A file that cannot be written or read is the user's, and so is code of a user's; all else is a bug."""
-    if isinstance(error, BrokenPipeError) and _reader_is_gone():  # such as `medconv train --help | head -1`
+    # Such as `medconv train --help | head -1`
+    if isinstance(error, BrokenPipeError) and _reader_is_gone():
         return USER
     if isinstance(error, OSError) and error.errno in NO_ROOM:
-        print(shown(f"error: {_file_of(error)}: cannot be written ({error.strerror})"), file=sys.stderr)
+        _print_error(f"{_file_of(error)}: cannot be written ({error.strerror})")
         return USER
     log.debug("the error came from", exc_info=True)
     if isinstance(error, OSError) and error.errno in NO_ACCESS and error.filename:
-        print(shown(f"error: {error.filename}: no access ({error.strerror})"), file=sys.stderr)
+        _print_error(f"{error.filename}: no access ({error.strerror})")
         return USER
     traceback.print_exc()
-    if place := _own_code(error):
-        print(shown(f"error: {place}: {type(error).__name__}: {error}"), file=sys.stderr)
+    location = _user_code_location(error)
+    if location:
+        _print_error(f"{location}: {type(error).__name__}: {error}")
         return USER
     print("error: this is a bug in medconv, please report it with the lines above", file=sys.stderr)
     return BUG
 
 
-def _own_code(error: BaseException) -> str | None:
+def _user_code_location(error: BaseException) -> str | None:
     """File and line of a user's code that raised the error, itself or by what it called of a library."""
-    package = f"{Path(__file__).parents[1]}{os.sep}"
-    libraries = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    # a library may lie elsewhere, such as in a folder of PYTHONPATH
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in ("torch", "lightning", "numpy")]
-    folders = tuple(f"{folder}{os.sep}" for folder in (*libraries, *(Path(f).parents[1] for f in files if f)))
-    place = None
+    libraries = _library_folders()
+    location = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
-        if file.startswith(package):
-            place = None
-        elif Path(file).is_file() and not file.startswith(folders) and not module.startswith(_NOT_OWN):
-            place = f"{file}, line {line}"
-    return place
+        file = frame.f_code.co_filename
+        if file.startswith(_PACKAGE):
+            # What medconv does below a user's code is not the user's.
+            location = None
+        elif _is_user_code(frame, libraries):
+            location = f"{file}, line {line}"
+    return location
+
+
+def _library_folders() -> tuple[str, ...]:
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    for name in _LIBRARIES:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file:
+            folders.append(str(Path(file).parents[1]))
+    return tuple(f"{folder}{os.sep}" for folder in folders)
+
+
+def _is_user_code(frame: FrameType, libraries: tuple[str, ...]) -> bool:
+    file = frame.f_code.co_filename
+    module = str(frame.f_globals.get("__name__"))
+    if file.startswith(libraries) or module.startswith(_NOT_USER_MODULES):
+        return False
+    # Code that `exec` made has no file.
+    return Path(file).is_file()
 
 
 def _imported(*names: tuple[str, str]) -> tuple[type[BaseException], ...]:
     """Those classes whose modules are imported; an error cannot be of any other."""
-    classes = (getattr(sys.modules.get(module), name, None) for module, name in names)
-    return tuple(each for each in classes if each is not None)
+    classes = [getattr(sys.modules.get(module), name, None) for module, name in names]
+    return tuple(error_class for error_class in classes if error_class is not None)
 
 
 def _file_of(error: BaseException | None) -> str:

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from medconv.cli.parsers import Parser, add_trust
+from medconv.cli.parsers import Group, Parser, add_trust
 
-# The same as in medconv/export, whose import would load torch
+# The same as in medconv/export, whose import would load torch.
 FORMATS = ("torchscript", "pt2", "onnx", "bundle")
-OPSET, TOLERANCE = 18, 1e-4
+OPSET = 18
+TOLERANCE = 1e-4
 
 
 def parser() -> Parser:
@@ -16,15 +17,47 @@ def parser() -> Parser:
         "Write the network of a checkpoint in another format, with its metadata beside it. Its logits are "
         "compared with the checkpoint's; if they differ, nothing is written.",
     )
-    add = command.add_argument_group("input and output").add_argument
-    add("--checkpoint", type=Path, required=True, metavar="FILE", help="a run's checkpoints/best.ckpt")
-    add("--format", required=True, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
-    add("--output", type=Path, required=True, metavar="PATH", help="the file; for a bundle, a new folder")
-    add("--opset", type=int, default=OPSET, metavar="N", help="ONNX operator set; default %(default)s")
-    add = command.add_argument_group("comparison with the checkpoint").add_argument
-    case = "also compare logits on this image, not only on random patches"
-    add("--case", type=Path, metavar="IMAGE", help=case)
-    tolerance = "largest difference over the largest logit; default %(default)g"
-    add("--tolerance", type=float, default=TOLERANCE, help=tolerance)
+    _add_input_and_output(command.add_argument_group("input and output"))
+    _add_comparison(command.add_argument_group("comparison with the checkpoint"))
     add_trust(command.general(), "network classes")
     return command
+
+
+def _add_input_and_output(group: Group) -> None:
+    group.add_argument(
+        "--checkpoint",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="a run's checkpoints/best.ckpt",
+    )
+    group.add_argument("--format", required=True, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
+    group.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="the file; for a bundle, a new folder",
+    )
+    group.add_argument(
+        "--opset",
+        type=int,
+        default=OPSET,
+        metavar="N",
+        help="ONNX operator set; default %(default)s",
+    )
+
+
+def _add_comparison(group: Group) -> None:
+    group.add_argument(
+        "--case",
+        type=Path,
+        metavar="IMAGE",
+        help="also compare logits on this image, not only on random patches",
+    )
+    group.add_argument(
+        "--tolerance",
+        type=float,
+        default=TOLERANCE,
+        help="largest difference over the largest logit; default %(default)g",
+    )

@@ -13,9 +13,19 @@ def parser() -> Parser:
         "RUNS/postprocessing.json for medconv predict --postprocess. The folds come from: "
         "medconv train -m data.fold=0,1,2,3,4 run.name=cv",
     )
-    add = command.add_argument_group("input").add_argument
-    add("--runs", type=Path, required=True, metavar="FOLDER", help="folder of a cross-validation")
-    add("--select", metavar="OVERRIDES", help="which cross-validation, if the folder holds several")
+    inputs = command.add_argument_group("input")
+    inputs.add_argument(
+        "--runs",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="folder of a cross-validation",
+    )
+    inputs.add_argument(
+        "--select",
+        metavar="OVERRIDES",
+        help="which cross-validation, if the folder holds several",
+    )
     general = command.general()
     add_device(general)
     add_trust(general, "classes")

@@ -12,11 +12,25 @@ def parser() -> Parser:
         "Make a run folder OUTPUT/foldN of each fold of a trained nnU-Net v2 model. It predicts as nnU-Net "
         "does; medconv train --config-dir OUTPUT/foldN experiment=finetune data.root=DATA trains it further.",
     )
-    add = command.add_argument_group("input and output").add_argument
-    add("folder", type=Path, metavar="FOLDER", help="with plans.json, dataset.json and fold_N/")
-    add("--output", type=Path, required=True, metavar="FOLDER", help="for the run folders")
-    add("--folds", nargs="+", metavar="N", help="such as 0 1, or all; default: those that are there")
-    file = "in each fold; default %(default)s"
-    add("--checkpoint", default="checkpoint_final.pth", metavar="NAME", help=file)
+    group = command.add_argument_group("input and output")
+    group.add_argument(
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        help="with plans.json, dataset.json and fold_N/",
+    )
+    group.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="for the run folders")
+    group.add_argument(
+        "--folds",
+        nargs="+",
+        metavar="N",
+        help="such as 0 1, or all; default: those that are there",
+    )
+    group.add_argument(
+        "--checkpoint",
+        default="checkpoint_final.pth",
+        metavar="NAME",
+        help="in each fold; default %(default)s",
+    )
     command.general()
     return command

@@ -20,26 +20,47 @@ COMMANDS = {
     "find-postprocessing": "choose post-processing steps by cross-validation",
     "import-nnunet": "make run folders of a trained nnU-Net v2 model",
 }
-_WORK = {  # of the commands without overrides; imported when it begins, since it loads torch
+# The work of the commands without overrides; imported when it begins, since it loads torch.
+_WORK = {
     "predict": "medconv.inference.predict",
     "evaluate": "medconv.evaluation.evaluate",
     "export": "medconv.export.export",
     "find-postprocessing": "medconv.evaluation.find_postprocessing",
     "import-nnunet": "medconv.training.import_nnunet",
 }
-COMPLETION = ("-sc", "--shell-completion")  # Hydra's flags
+# Hydra's flags.
+COMPLETION = ("-sc", "--shell-completion")
+_HELP = """\
+example:
+  medconv train data=msd data.root=/data/Task04_Hippocampus
+
+Train CNNs on medical images: one command each from the files to evaluated predictions.
+
+commands:
+{commands}
+
+Options of a command: medconv COMMAND --help; the version: medconv --version
+Completion in bash: eval "$(medconv -sc install=bash)"; also fish and zsh"""
 
 
 def main(command: str | None = None) -> None:
-    """Run a subcommand on `sys.argv` and exit. Args: command: its name; None: the first argument."""
-    arguments = sys.argv[1:] if command is None else [command, *sys.argv[1:]]
+    """Run a subcommand on `sys.argv` and exit.
+
+    Args:
+        command: name of the subcommand; None: the first argument.
+    """
+    arguments = sys.argv[1:]
+    if command is not None:
+        arguments = [command, *arguments]
     sys.exit(guard(partial(run, arguments)))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Returns: the exit code.
+    """Run a subcommand. Returns: the exit code.
 
-    Raises: ValueError: no such command, or not Linux. Any error of the command.
+    Raises:
+        ValueError: no such command, or not Linux.
+        Exception: any error of the command.
     """
     if sys.platform != "linux":
         raise ValueError(f"medconv runs on Linux, this is {sys.platform}; WSL or a container has one")
@@ -51,15 +72,20 @@ def run(arguments: Sequence[str]) -> int:
         return DONE
     if arguments[0] in COMPLETION:
         return int(_module("completion").main(arguments))
-    if arguments[0] not in COMMANDS:
-        near = difflib.get_close_matches(arguments[0], COMMANDS, n=1, cutoff=0.5)
+    return _run_command(arguments[0], arguments[1:])
+
+
+def _run_command(name: str, arguments: Sequence[str]) -> int:
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(COMMANDS)}"
-        raise ValueError(f"there is no command {arguments[0]}; {hint}")
-    module = _module(arguments[0].replace("-", "_"))
-    if arguments[0] not in _WORK:
-        return int(module.main(arguments[1:]))
-    options = module.parser().parse_args(arguments[1:])
-    return int(importlib.import_module(_WORK[arguments[0]]).run_command(options))
+        raise ValueError(f"there is no command {name}; {hint}")
+    module = _module(name.replace("-", "_"))
+    if name not in _WORK:
+        return int(module.main(arguments))
+    options = module.parser().parse_args(arguments)
+    work = importlib.import_module(_WORK[name])
+    return int(work.run_command(options))
 
 
 def _module(name: str) -> ModuleType:
@@ -67,16 +93,6 @@ def _module(name: str) -> ModuleType:
 
 
 def _help() -> str:
-    width = max(map(len, COMMANDS))
-    lines = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
-    return f"""\
-example:
-  medconv train data=msd data.root=/data/Task04_Hippocampus
-
-Train CNNs on medical images: one command each from the files to evaluated predictions.
-
-commands:
-{lines}
-
-Options of a command: medconv COMMAND --help; the version: medconv --version
-Completion in bash: eval "$(medconv -sc install=bash)"; also fish and zsh"""
+    width = max(len(name) for name in COMMANDS)
+    lines = [f"  {name:<{width}}  {purpose}" for name, purpose in COMMANDS.items()]
+    return _HELP.format(commands="\n".join(lines))

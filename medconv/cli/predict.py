@@ -1,9 +1,8 @@
 """`medconv predict`: write a label map for each image, or one table for classification and regression."""
 
 from pathlib import Path
-from typing import Any
 
-from medconv.cli.parsers import Parser, add_device, add_trust
+from medconv.cli.parsers import Group, Parser, add_device, add_trust
 
 
 def parser() -> Parser:
@@ -13,37 +12,123 @@ def parser() -> Parser:
         "Predict images with trained networks: a label map for each image of a segmentation, or for "
         "classification and regression one table, predictions.csv.",
     )
-    file: dict[str, Any] = {"type": Path, "metavar": "FILE"}
-    files = {**file, "nargs": "+", "action": "extend", "default": []}
-    needed, flag = {"type": Path, "required": True}, {"action": "store_true"}
-    add: Any = command.add_argument_group("networks").add_argument
-    add("--checkpoint", **files, help="a run's checkpoints/best.ckpt; several are averaged")
-    exported = "exported ONNX models with their metadata; averaged with the checkpoints"
-    add("--exported-model", **files, help=exported)
-    add("--postprocess", **file, help="apply the steps in a file of medconv find-postprocessing")
-    add = command.add_argument_group("input and output").add_argument
-    images = "an image, a folder of images or DICOM, or a list (.txt or .json)"
-    add("--input", **needed, metavar="PATH", help=images)
-    add("--output", **needed, metavar="FOLDER", help="folder for the label maps, or for predictions.csv")
-    add("--save-probabilities", **flag, help="also write OUTPUT/probabilities/CASE.nii.gz, 4D")
-    spacing = "in mm (right, anterior, superior), in place of the headers'; without numbers, the headers' own"
-    add("--source-spacing-mm", type=float, nargs="*", metavar="MM", help=spacing)
-    quality = "several networks: also write OUTPUT/quality/CASE.json and OUTPUT/uncertainty/CASE.nii.gz"
-    add("--quality", **flag, help=quality)
-    calibration = "with --quality, metrics.json of medconv evaluate: also write the expected Dice"
-    add("--calibration", **file, help=calibration)
-    add("--saliency", **flag, help="classification: also write Grad-CAM, OUTPUT/saliency/CASE.png")
-    dicom = "DICOM input: also write OUTPUT/dicomseg/CASE.dcm, which refers to the slices"
-    add("--dicom-seg", **flag, help=dicom)
-    add("--overwrite", **flag, help="replace these cases' results in OUTPUT; resumes if it was stopped")
-    title = "sliding window and test-time augmentation (default: as validated in training)"
-    add = command.add_argument_group(title).add_argument
-    add("--mirror-axes", type=int, nargs="*", metavar="AXIS", help="axes to flip; without a number, no flips")
-    add("--overlap", type=float, help="overlap of windows, from 0 to below 1")
-    add("--sw-batch-size", type=int, metavar="N", help="windows, or whole images, in one forward pass")
+    _add_networks(command.add_argument_group("networks"))
+    input_and_output = command.add_argument_group("input and output")
+    _add_input_and_output(input_and_output)
+    _add_extra_outputs(input_and_output)
+    inference_title = "sliding window and test-time augmentation (default: as validated in training)"
+    _add_inference(command.add_argument_group(inference_title))
     general = command.general()
     add_device(general)
-    workers = "cases loaded at once; N + 2 are in memory; default 1"
-    general.add_argument("--workers", type=int, default=1, metavar="N", help=workers)
+    general.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="cases loaded at once; N + 2 are in memory; default 1",
+    )
     add_trust(general, "network classes")
     return command
+
+
+def _add_networks(group: Group) -> None:
+    group.add_argument(
+        "--checkpoint",
+        type=Path,
+        nargs="+",
+        # A second `--checkpoint` adds to the first.
+        action="extend",
+        default=[],
+        metavar="FILE",
+        help="a run's checkpoints/best.ckpt; several are averaged",
+    )
+    group.add_argument(
+        "--exported-model",
+        type=Path,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FILE",
+        help="exported ONNX models with their metadata; averaged with the checkpoints",
+    )
+    group.add_argument(
+        "--postprocess",
+        type=Path,
+        metavar="FILE",
+        help="apply the steps in a file of medconv find-postprocessing",
+    )
+
+
+def _add_input_and_output(group: Group) -> None:
+    group.add_argument(
+        "--input",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="an image, a folder of images or DICOM, or a list (.txt or .json)",
+    )
+    group.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="folder for the label maps, or for predictions.csv",
+    )
+    group.add_argument(
+        "--save-probabilities",
+        action="store_true",
+        help="also write OUTPUT/probabilities/CASE.nii.gz, 4D",
+    )
+    group.add_argument(
+        "--source-spacing-mm",
+        type=float,
+        nargs="*",
+        metavar="MM",
+        help="in mm (right, anterior, superior), in place of the headers'; without numbers, the headers' own",
+    )
+
+
+def _add_extra_outputs(group: Group) -> None:
+    group.add_argument(
+        "--quality",
+        action="store_true",
+        help="several networks: also write OUTPUT/quality/CASE.json and OUTPUT/uncertainty/CASE.nii.gz",
+    )
+    group.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="with --quality, metrics.json of medconv evaluate: also write the expected Dice",
+    )
+    group.add_argument(
+        "--saliency",
+        action="store_true",
+        help="classification: also write Grad-CAM, OUTPUT/saliency/CASE.png",
+    )
+    group.add_argument(
+        "--dicom-seg",
+        action="store_true",
+        help="DICOM input: also write OUTPUT/dicomseg/CASE.dcm, which refers to the slices",
+    )
+    group.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace these cases' results in OUTPUT; resumes if it was stopped",
+    )
+
+
+def _add_inference(group: Group) -> None:
+    group.add_argument(
+        "--mirror-axes",
+        type=int,
+        nargs="*",
+        metavar="AXIS",
+        help="axes to flip; without a number, no flips",
+    )
+    group.add_argument("--overlap", type=float, help="overlap of windows, from 0 to below 1")
+    group.add_argument(
+        "--sw-batch-size",
+        type=int,
+        metavar="N",
+        help="windows, or whole images, in one forward pass",
+    )

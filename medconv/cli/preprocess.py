@@ -11,14 +11,16 @@ from medconv.utils.logging import start_logging
 
 
 def main(arguments: Sequence[str]) -> int:
-    options, rest = parser().parse_known_args(arguments)  # the rest is for Hydra
-    if compose.only_shows(compose.hydra_flags(rest, "medconv preprocess")):
+    options, hydra_arguments = parser().parse_known_args(arguments)
+    flags = compose.hydra_flags(hydra_arguments, "medconv preprocess")
+    if compose.only_shows(flags):
         start_logging()
-        compose.run_with_config(lambda *_: None, rest)
+        compose.run_with_config(lambda *_: None, hydra_arguments)
         return DONE
-    from medconv.training.preprocess import run_command  # loads torch
+    # Imported here, since it loads torch, which takes seconds.
+    from medconv.training.preprocess import run_command
 
-    return run_command(options, rest)
+    return run_command(options, hydra_arguments)
 
 
 def parser() -> Parser:
@@ -28,11 +30,21 @@ def parser() -> Parser:
         "Check every file of a dataset and preprocess it. Training does the same by itself.\n"
         "Takes the same GROUP=OPTION and KEY=VALUE as medconv train.",
     )
-    command.allow_abbrev = False  # what it does not know is for Hydra
+    # Unknown arguments are for Hydra, also those that begin like an option.
+    command.allow_abbrev = False
+    # The epilog has its own line breaks.
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.epilog = f"{overrides.listing()}\n\nhydra: as in medconv train --help"
     actions = command.add_argument_group("what to do").add_mutually_exclusive_group()
-    actions.add_argument("--check-only", action="store_true", help="show cases and errors, write nothing")
-    actions.add_argument("--verify", action="store_true", help="compare prepared files with checksums")
+    actions.add_argument(
+        "--check-only",
+        action="store_true",
+        help="show cases and errors, write nothing",
+    )
+    actions.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare prepared files with checksums",
+    )
     command.general()
     return command

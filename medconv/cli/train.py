@@ -1,5 +1,6 @@
 """`medconv train`, `python train.py`: compose a config by Hydra and train; `-m` starts a sweep."""
 
+import argparse
 from collections.abc import Sequence
 
 from medconv.cli import overrides
@@ -7,29 +8,9 @@ from medconv.config import compose
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
 
-
-def main(arguments: Sequence[str]) -> int:
-    flags = compose.hydra_flags(arguments, "medconv train")
-    if flags.help:
-        print(_help())
-        return DONE
-    if flags.cfg == "job" and flags.resolve and not flags.package:
-        start_logging()
-        shown = ("--cfg", "-c", "job", "--resolve", "--cfg=job", "-cjob")
-        rest = [argument for argument in arguments if argument not in shown]
-        compose.run_with_config(lambda composed, _: print(compose.resolved(composed), end=""), rest)
-        return DONE
-    if compose.only_shows(flags):
-        start_logging()
-        compose.run_with_config(lambda *_: None, arguments)
-        return DONE
-    from medconv.sweeps.launch import run_command  # loads torch
-
-    return run_command(arguments)
-
-
-def _help() -> str:
-    return f"""\
+# Ways to write `--cfg job --resolve`.
+_RESOLVED_CONFIG_FLAGS = ("--cfg", "-c", "job", "--resolve", "--cfg=job", "-cjob")
+_HELP = """\
 example:
   medconv train data=msd data.root=/data/Task04_Hippocampus
   medconv train -m model=customconv,segresnet optimizer.lr=1e-3,3e-3
@@ -37,7 +18,7 @@ example:
 Train a network into runs/NAME/; the same command resumes a run that was stopped.
 `python train.py` in a checkout is the same as `medconv train`.
 
-{overrides.listing()}
+{overrides}
 
 hydra:
   -m, --multirun              a sweep: one run for each combination of KEY=A,B
@@ -48,3 +29,40 @@ hydra:
 
 general:
   -h, --help                  show this help and exit"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    flags = compose.hydra_flags(arguments, "medconv train")
+    if flags.help:
+        print(help_text())
+        return DONE
+    if _asks_for_resolved_config(flags):
+        _print_resolved_config(arguments)
+        return DONE
+    if compose.only_shows(flags):
+        start_logging()
+        compose.run_with_config(lambda *_: None, arguments)
+        return DONE
+    # Imported here, since it loads torch, which takes seconds.
+    from medconv.sweeps.launch import run_command
+
+    return run_command(arguments)
+
+
+def help_text() -> str:
+    """What `medconv train --help` prints; Hydra parses the arguments, so there is no parser to ask."""
+    return _HELP.format(overrides=overrides.listing())
+
+
+def _asks_for_resolved_config(flags: argparse.Namespace) -> bool:
+    return flags.cfg == "job" and flags.resolve and not flags.package
+
+
+def _print_resolved_config(arguments: Sequence[str]) -> None:
+    """Values that only the data gives are named so; Hydra would fail to resolve them."""
+    start_logging()
+    config_arguments = [argument for argument in arguments if argument not in _RESOLVED_CONFIG_FLAGS]
+    compose.run_with_config(
+        lambda composed, _: print(compose.resolved(composed), end=""),
+        config_arguments,
+    )

@@ -10,8 +10,8 @@ from medconv.data.io.images import read_image
 from medconv.data.preprocessing.orientation import to_canonical
 from medconv.evaluation import rendering
 from medconv.inference.output_table import SALIENCY
+from medconv.metrics import visualization
 from medconv.targets.image_level import ImageLevelTargets
-from medconv.utils import visualization
 
 _WORST_CASES = 12
 _MAX_OUTPUTS = 4  # of a case

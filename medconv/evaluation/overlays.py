@@ -10,7 +10,7 @@ from medconv.data.io.images import in_folder, read_image, read_label
 from medconv.data.preprocessing.orientation import to_canonical
 from medconv.data.preprocessing.preprocess import content_box
 from medconv.evaluation.labels import case_files, recorded_images
-from medconv.utils import visualization
+from medconv.metrics import visualization
 
 _MARGIN_MM = 10.0  # around the foreground
 

@@ -10,9 +10,8 @@ from scipy.stats import spearmanr
 
 from medconv.data.datasets.common import read_json
 from medconv.inference import quality
-from medconv.metrics import plots
+from medconv.metrics import plots, visualization
 from medconv.metrics.dice import ClassScores
-from medconv.utils import visualization
 
 _MIN_CASES = 3  # of a rank correlation, and of a calibration
 

@@ -7,10 +7,10 @@ from typing import Any
 from medconv.evaluation import predicted_quality, rendering
 from medconv.evaluation.distributions import Series, distribution
 from medconv.evaluation.overlays import case_png
+from medconv.metrics import visualization
 from medconv.metrics.dice import mean
 from medconv.metrics.segmentation import Metric, metrics_of
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.utils import visualization
 
 _WORST_CASES = 6
 _WORST_CLASSES = 8  # of each worst case

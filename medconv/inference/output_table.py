@@ -18,9 +18,9 @@ from medconv.inference.forward import ImageLevelForward, ImageLevelScores
 from medconv.inference.manifest import Entry, OutputState
 from medconv.inference.output import Claim, Output
 from medconv.inference.predictor import Predictor
+from medconv.metrics.visualization import png
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.atomic_io import replacing, write_text
-from medconv.utils.visualization import png
 
 TABLE = "predictions.csv"
 SALIENCY = "saliency"

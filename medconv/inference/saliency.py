@@ -14,7 +14,7 @@ import torch
 from monai.visualize import GradCAM
 from torch import Tensor, nn
 
-from medconv.utils import visualization
+from medconv.metrics import visualization
 
 _MIN_SIZE = 4  # of the preferred layer's output along each axis
 

@@ -18,22 +18,32 @@ from medconv.training.run_dir import RunDir, is_rank_zero, short_hash
 from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import message, shown
 
-_NOT_OF_THE_RUN = ("hparams_search", "run.dry_run")  # overrides that do not change what is trained
-# overrides, with a dot after them, that do not change the name of a sweep's folder
+# Keys of overrides that do not change what is trained.
+_NOT_OF_THE_RUN = ("hparams_search", "run.dry_run")
+# Keys, with a dot after them, whose overrides do not change the name of a sweep's folder.
 _SAME_SWEEP = (
-    *("run.dry_run.", "data.fold.", "hydra.sweeper.n_trials.", "hydra.sweeper.n_jobs."),
-    *("hydra/launcher.", "hydra.launcher."),
+    "run.dry_run.",
+    "data.fold.",
+    "hydra.sweeper.n_trials.",
+    "hydra.sweeper.n_jobs.",
+    "hydra/launcher.",
+    "hydra.launcher.",
 )
+# Flags of the command line by Hydra's name of a source of configs.
+_SOURCE_FLAGS = {"command-line": "--config-dir", "main": "--config-path"}
 _ERROR_FILE = "error.txt"
-_ESCAPE = r"\\([\\()\[\]{}:=,\s])"
+_ESCAPED_CHARACTER = re.compile(r"\\([\\()\[\]{}:=,\s])")
 
 
 @dataclass
 class Job:
     """One config of a sweep.
 
-    Args: flags: where its config comes from, such as `--config-dir`. home: the sweep's folder. code: its exit
-        code; None until it has ended. config: a hash of what is trained.
+    Args:
+        flags: where its config comes from, such as `--config-dir`.
+        home: the sweep's folder.
+        code: its exit code; None until it has ended.
+        config: a hash of what is trained.
     """
 
     overrides: tuple[str, ...]
@@ -45,18 +55,15 @@ class Job:
     @classmethod
     def of(cls, composed: DictConfig, settings: Any) -> Self:
         """The job of a composed config and Hydra's settings."""
-        options = {"command-line": "--config-dir", "main": "--config-path"}
-        flags = []
-        for source in settings.runtime.config_sources:
-            if source.provider in options:
-                flags += [options[source.provider], source.path]
-        flags += ["--config-name", settings.job.config_name]
-        flags += [o for o in settings.overrides.hydra if key(o) == "hydra.searchpath"]
-        given: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
-        overrides = tuple(o for o in given if key(o) not in _NOT_OF_THE_RUN)
+        all_overrides: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
         content: Any = OmegaConf.to_container(composed, resolve=False)
-        trained = short_hash({k: v for k, v in content.items() if k not in ("run", "hydra")})
-        return cls(overrides, tuple(flags), home(composed), config=trained)
+        trained = {name: group for name, group in content.items() if name not in ("run", "hydra")}
+        return cls(
+            overrides=tuple(o for o in all_overrides if key(o) not in _NOT_OF_THE_RUN),
+            flags=_config_flags(settings),
+            home=home(composed),
+            config=short_hash(trained),
+        )
 
     @property
     def folder(self) -> RunDir:
@@ -94,36 +101,55 @@ class Job:
     @property
     def status(self) -> str:
         """Status of its summary; `failed` if the exit code says so."""
-        status = str(self.folder.summary().get("status") or "not begun")
         if self.code == 0:
             return "done"
-        return "failed" if self.code is not None and status in ("done", "running", "not begun") else status
+        status = str(self.folder.summary().get("status") or "not begun")
+        if self.code is not None and status in ("done", "running", "not begun"):
+            return "failed"
+        return status
 
     @property
     def reason(self) -> str:
         """Why it failed, in one line; empty if it did not."""
         if not self.code:
             return ""
+        end = f"exit code {self.code}"
+        if self.code < 0:
+            end = f"killed by {signal.Signals(-self.code).name}"
         try:
             error = self._error_file.read_text(encoding="utf-8").splitlines()[0]
         except (OSError, UnicodeDecodeError, IndexError):
             error = ""
-        end = f"exit code {self.code}" if self.code > 0 else f"killed by {signal.Signals(-self.code).name}"
         return f"{end}: {error}" if error else end
+
+
+def _config_flags(settings: Any) -> tuple[str, ...]:
+    """Flags by which another process finds the same main config and folders. Args: settings: Hydra's."""
+    flags = []
+    for source in settings.runtime.config_sources:
+        if source.provider in _SOURCE_FLAGS:
+            flags += [_SOURCE_FLAGS[source.provider], source.path]
+    flags += ["--config-name", settings.job.config_name]
+    flags += [override for override in settings.overrides.hydra if key(override) == "hydra.searchpath"]
+    return tuple(flags)
 
 
 def home(composed: DictConfig) -> Path:
     """The sweep's folder: `run.dir`, `runs/<run.name>`, or named by the overrides not in `_SAME_SWEEP`."""
     if composed.run.dir:
         return Path(composed.run.dir)
+    if composed.run.name:
+        return Path("runs") / composed.run.name
     overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    what_varies = sorted(o for o in overrides if not f"{key(o)}.".startswith(_SAME_SWEEP))
-    return Path("runs") / (composed.run.name or f"sweep-{short_hash(what_varies)}")
+    naming_overrides = [o for o in overrides if not f"{key(o)}.".startswith(_SAME_SWEEP)]
+    return Path("runs") / f"sweep-{short_hash(sorted(naming_overrides))}"
 
 
 def note_failure(composed: DictConfig, error: BaseException) -> None:
     """Inside a job of a sweep: write the error into its folder, for the table."""
-    if OF_A_SWEEP in os.environ and composed.run.dir and isinstance(error, Exception) and is_rank_zero():
+    if OF_A_SWEEP not in os.environ or not composed.run.dir:
+        return
+    if isinstance(error, Exception) and is_rank_zero():
         _write_error(Path(composed.run.dir), shown(message(error)))
 
 
@@ -134,24 +160,39 @@ def unique(jobs: Sequence[Job]) -> list[Job]:
 
 def varied(jobs: Sequence[Job]) -> list[str]:
     """The keys whose values differ between the jobs, in order."""
-    keys = dict.fromkeys(key(o) for job in jobs for o in job.overrides)
-    return [k for k in keys if len({value(job, k) for job in jobs}) > 1]
+    # Not a set, which has no order.
+    keys = dict.fromkeys(key(override) for job in jobs for override in job.overrides)
+    varied_keys = []
+    for name in keys:
+        values = {value(job, name) for job in jobs}
+        if len(values) > 1:
+            varied_keys.append(name)
+    return varied_keys
 
 
 def values_json(job: Job, keys: Sequence[str]) -> str:
     """The job's values of these keys as JSON, for the environment variable `OF_A_SWEEP`."""
-    return json.dumps({k: value(job, k) for k in keys if value(job, k)})
+    return json.dumps(_values(job, keys))
 
 
 def settings_of(job: Job, keys: Sequence[str]) -> str:
     """The overrides of these keys, without those that it does not have."""
-    return " ".join(f"{k}={value(job, k)}" for k in keys if value(job, k))
+    return " ".join(f"{name}={text}" for name, text in _values(job, keys).items())
+
+
+def _values(job: Job, keys: Sequence[str]) -> dict[str, str]:
+    values = {name: value(job, name) for name in keys}
+    return {name: text for name, text in values.items() if text}
 
 
 def value(job: Job, name: str) -> str:
     """A job's value of a key, without the backslashes that Hydra adds, or ""; its last override counts."""
-    found = next((o.partition("=")[2] for o in reversed(job.overrides) if key(o) == name), "")
-    return found if found[:1] in ("'", '"') else re.sub(_ESCAPE, r"\1", found)
+    for override in reversed(job.overrides):
+        if key(override) == name:
+            text = override.partition("=")[2]
+            # In quotes Hydra adds no backslashes.
+            return text if text[:1] in ("'", '"') else _ESCAPED_CHARACTER.sub(r"\1", text)
+    return ""
 
 
 def key(override: str) -> str:

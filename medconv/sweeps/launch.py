@@ -27,7 +27,8 @@ def run_command(arguments: Sequence[str]) -> int:
 
     def launch(composed: DictConfig, settings: Any) -> None:
         if settings.mode == RunMode.MULTIRUN:
-            jobs.append(Job.of(composed, settings))  # started once all of them have composed
+            # Started once all of them have composed.
+            jobs.append(Job.of(composed, settings))
             options: Any = OmegaConf.to_container(settings.launcher, resolve=True)
             launcher.update(options, dry_run=composed.run.dry_run)
             return
@@ -35,19 +36,23 @@ def run_command(arguments: Sequence[str]) -> int:
             _train(composed, settings)
         except BaseException as error:
             note_failure(composed, error)
-            errors.append(error)  # for `guard`: Hydra would print it differently
+            # For `guard`: Hydra would print it differently.
+            errors.append(error)
 
     compose.run_with_config(launch, arguments)
+    # At most one: a single run.
     for error in errors:
         raise error
-    if jobs:
-        sweeps_run.check_no_launcher()
-    if jobs and launcher["dry_run"]:
+    return _run_sweep(jobs, launcher) if jobs else DONE
+
+
+def _run_sweep(jobs: Sequence[Job], launcher: dict[str, Any]) -> int:
+    sweeps_run.check_no_launcher()
+    if launcher["dry_run"]:
         print(sweeps_run.plan(jobs, launcher))
-    elif jobs:
-        sweeps_run.run(jobs, launcher)
-        return sweeps_run.finish(jobs)
-    return DONE
+        return DONE
+    sweeps_run.run(jobs, launcher)
+    return sweeps_run.finish(jobs)
 
 
 def _train(composed: DictConfig, settings: Any) -> None:
@@ -63,18 +68,11 @@ def _train(composed: DictConfig, settings: Any) -> None:
 
 def result_table(summary: dict[str, Any], folder: RunDir) -> str:
     """Scores of the best checkpoint (for segmentation per class), and where everything is."""
-    targets = Targets.from_plain(summary["targets"])
-    rows = targets.score_table(summary)
-    width = max((len(name) for name, _ in rows), default=0)
-    cases = f"{len(summary['val/cases'])} validation cases" if rows else ""
     lines = [
         "",
-        f"{targets.score_title} over {cases}, best checkpoint" if rows else "no validation",
-        *(f"  {name:<{width}}  {score_text(score)}" for name, score in rows),
+        *_score_lines(summary),
         "",
-        f"{summary.get('steps')} steps in {summary.get('wall_seconds')} s, "
-        f"{summary.get('samples_per_second') or 0:.1f} samples/s, "
-        f"{100 * (summary.get('data_wait_share') or 0):.1f} % of the time waiting for data",
+        _speed_line(summary),
     ]
     if summary.get("verdict"):
         lines.append(summary["verdict"])
@@ -85,3 +83,25 @@ def result_table(summary: dict[str, Any], folder: RunDir) -> str:
     if (folder.path / "tensorboard").is_dir():
         lines.append(f"TensorBoard tensorboard --logdir {folder.path}")
     return "\n".join(lines)
+
+
+def _score_lines(summary: dict[str, Any]) -> list[str]:
+    targets = Targets.from_plain(summary["targets"])
+    rows = targets.score_table(summary)
+    if not rows:
+        return ["no validation"]
+    width = max(len(name) for name, _ in rows)
+    case_count = len(summary["val/cases"])
+    lines = [f"{targets.score_title} over {case_count} validation cases, best checkpoint"]
+    for name, score in rows:
+        lines.append(f"  {name:<{width}}  {score_text(score)}")
+    return lines
+
+
+def _speed_line(summary: dict[str, Any]) -> str:
+    speed = summary.get("samples_per_second") or 0
+    data_wait_percent = 100 * (summary.get("data_wait_share") or 0)
+    return (
+        f"{summary.get('steps')} steps in {summary.get('wall_seconds')} s, {speed:.1f} samples/s, "
+        f"{data_wait_percent:.1f} % of the time waiting for data"
+    )

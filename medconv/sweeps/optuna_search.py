@@ -6,6 +6,7 @@ that were running.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,36 @@ from medconv.sweeps.job import Job, home, key
 from medconv.targets import monitor
 from medconv.training.data_setup import find_data
 from medconv.training.run_dir import FREE
-from medconv.utils.exit_codes import PREEMPTED
+from medconv.utils.exit_codes import DONE, PREEMPTED
 from medconv.utils.logging import message, shown
 
 STUDY = "optuna.journal"
 Compose = Callable[[list[str]], DictConfig]
-_OVERRIDES, _CODE, _LOST = "overrides", "exit_code", "lost"  # attributes of a trial
+# Attributes of a trial.
+_OVERRIDES = "overrides"
+_CODE = "exit_code"
+_LOST = "lost"  # a process of its job was lost
 _SETTINGS = "settings"  # attribute of the study
-_NO_CONFIG = (HydraException, OmegaConfBaseException, ConfigError)
-_MAX_TRIED = 10  # random points of the space: if none of them composes, the mistake is not in a combination
+_COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ConfigError)
+# Random points of the space: if none of them composes, the mistake is not in a combination.
+_MAX_COMPOSED = 10
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What a search varies, and what it does not.
+
+    Args:
+        distributions: Optuna's, by key.
+        fixed: overrides that are the same in all trials.
+    """
+
+    distributions: Mapping[str, Any]
+    fixed: Sequence[str]
+
+    def overrides(self, trial: Any) -> list[str]:
+        """All overrides of a trial of Optuna."""
+        return [*self.fixed, *_chosen(trial.params)]
 
 
 def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose) -> int:
@@ -38,92 +60,137 @@ def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose)
     Args:
         arguments: overrides; those with several values are part of the search space.
         settings: of `conf/hydra/sweeper/optuna.yaml`.
-    Raises: ConfigError: no Optuna, no space, or not that of an earlier start. Errors of `sweeps.run.run`.
+
+    Raises:
+        ConfigError: no Optuna, no space, or not that of an earlier start.
+        Exception: errors of `sweeps.run.run`.
     """
     optuna = _optuna()
     sweeps_run.check_no_launcher()
     _check_settings(settings)
     params = [f"{name}={values}" for name, values in (settings.get("params") or {}).items()]
     overrides = _parsed([*params, *arguments])
-    fixed = [str(o.input_line) for o in overrides if not o.is_sweep_override()]
-    space = {o.get_key_element(): _distribution(o, optuna) for o in overrides if o.is_sweep_override()}
-    if not space:
-        raise ConfigError(
-            "hydra/sweeper=optuna has no search space: give hparams_search=NAME, or KEY=choice(A,B)"
-        )
-    composed = _first_config(space, fixed, compose, optuna)
-    launcher: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
-    folder, monitored = home(composed), find_data(data_of(composed))[0].targets.monitored
+    space = _search_space(overrides, optuna)
+    composed = _first_config(space, compose, optuna)
+    folder = home(composed)
+    monitored = find_data(data_of(composed))[0].targets.monitored
     if composed.run.dry_run:
         print(f"{settings['n_trials']} trials by Optuna for the best {monitored.name}, into {folder}, over")
         print("\n".join(f"  {o.input_line}" for o in overrides if o.is_sweep_override()))
-        return 0
+        return DONE
     study = _study(folder, settings, monitored, optuna)
-    _check_same_search(study, folder, fixed, space)
-    while trials := _next(study, space, fixed, settings, optuna):
+    _check_same_search(study, folder, space)
+    launcher: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
+    _search(study, space, settings, launcher, compose, optuna)
+    ended_trials = [trial for trial in study.get_trials() if _CODE in trial.user_attrs]
+    return sweeps_run.finish([_job(trial, compose) for trial in ended_trials])
+
+
+def _search(
+    study: Any,
+    space: SearchSpace,
+    settings: Mapping[str, Any],
+    launcher: Mapping[str, Any],
+    compose: Compose,
+    optuna: Any,
+) -> None:
+    keys = [key(name) for name in space.distributions]
+    while True:
+        # Anew in each round: Optuna chooses by the results so far.
+        trials = _next(study, space, settings, optuna)
+        if not trials:
+            return
         jobs = _jobs(study, trials, compose, optuna)
         if jobs:
+            # Optuna counts trials from 0.
             numbers = [number + 1 for number in jobs]
-            sweeps_run.run(list(jobs.values()), launcher, [key(name) for name in space], numbers)
+            sweeps_run.run(list(jobs.values()), launcher, keys, numbers)
         for trial in trials:
             if trial.number in jobs:
                 _tell(study, trial, jobs[trial.number], optuna)
-    ended = [trial for trial in study.get_trials() if _CODE in trial.user_attrs]
-    return sweeps_run.finish([_job(trial, compose) for trial in ended])
 
 
-def _first_config(space: Mapping[str, Any], fixed: list[str], compose: Compose, optuna: Any) -> DictConfig:
+def _search_space(overrides: Sequence[Override], optuna: Any) -> SearchSpace:
+    """Raises: ConfigError: no override has several values, or the trials could not be compared."""
+    distributions = {}
+    fixed = []
+    for override in overrides:
+        if override.is_sweep_override():
+            distributions[override.get_key_element()] = _distribution(override, optuna)
+        else:
+            fixed.append(str(override.input_line))
+    if not distributions:
+        raise ConfigError(
+            "hydra/sweeper=optuna has no search space: give hparams_search=NAME, or KEY=choice(A,B)"
+        )
+    if "data.fold" in distributions:
+        raise ConfigError(
+            "hydra/sweeper=optuna: data.fold in the space would find the easiest fold; search on one fold"
+        )
+    return SearchSpace(distributions, fixed)
+
+
+def _first_config(space: SearchSpace, compose: Compose, optuna: Any) -> DictConfig:
     """The first random point of the space that composes.
 
-    Raises: the error of the last point, if none composes. ConfigError: the trials could not be compared.
+    Raises:
+        Exception: the error of the last point, if none composes.
+        ConfigError: the trials have no score.
     """
-    if "data.fold" in space:
-        fold = "data.fold in the space would find the easiest fold; search on one fold"
-        raise ConfigError(f"hydra/sweeper=optuna: {fold}")
-    samples = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    error: Exception | None = None
-    for _ in range(_MAX_TRIED):
+    random_study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    last_error: Exception | None = None
+    for _ in range(_MAX_COMPOSED):
+        trial = random_study.ask(dict(space.distributions))
         try:
-            composed = compose([*fixed, *_chosen(samples.ask(dict(space)).params)])
-        except _NO_CONFIG as problem:
-            error = problem
+            composed = compose(space.overrides(trial))
+        except _COMPOSE_ERRORS as error:
+            last_error = error
             continue
         if composed.data.fold == "all":
-            fold = "data.fold=all leaves no cases to validate, and no score to compare"
-            raise ConfigError(f"hydra/sweeper=optuna: {fold}")
+            raise ConfigError(
+                "hydra/sweeper=optuna: data.fold=all leaves no cases to validate, and no score to compare"
+            )
         return composed
-    assert error is not None
-    raise error
+    assert last_error is not None
+    raise last_error
 
 
-def _check_same_search(study: Any, folder: Path, fixed: Sequence[str], space: Mapping[str, Any]) -> None:
+def _check_same_search(study: Any, folder: Path, space: SearchSpace) -> None:
     """Raises: ConfigError: the study has another space, or other settings that change what is trained."""
-    now = {key(o): o.partition("=")[2] for o in fixed if not f"{key(o)}.".startswith(FREE)}
-    now |= {name: str(distribution) for name, distribution in space.items()}
-    before = study.user_attrs.get(_SETTINGS)
-    if before is None:
-        study.set_user_attr(_SETTINGS, now)
-    elif before != now:
-        pairs = [(k, before.get(k, "nothing"), now.get(k, "nothing")) for k in sorted({*before, *now})]
-        lines = "".join(f"\n  {k}: {old} before, {new} now" for k, old, new in pairs if old != new)
-        raise ConfigError(f"{folder} holds another search; choose another run.name{lines}")
+    settings = {}
+    for override in space.fixed:
+        if not f"{key(override)}.".startswith(FREE):
+            settings[key(override)] = override.partition("=")[2]
+    for name, distribution in space.distributions.items():
+        settings[name] = str(distribution)
+    earlier = study.user_attrs.get(_SETTINGS)
+    if earlier is None:
+        study.set_user_attr(_SETTINGS, settings)
+        return
+    if earlier == settings:
+        return
+    lines = [f"{folder} holds another search; choose another run.name"]
+    for name in sorted({*earlier, *settings}):
+        before = earlier.get(name, "nothing")
+        now = settings.get(name, "nothing")
+        if before != now:
+            lines.append(f"  {name}: {before} before, {now} now")
+    raise ConfigError("\n".join(lines))
 
 
-def _next(
-    study: Any, space: Mapping[str, Any], fixed: list[str], settings: Mapping[str, Any], optuna: Any
-) -> list[Any]:
+def _next(study: Any, space: SearchSpace, settings: Mapping[str, Any], optuna: Any) -> list[Any]:
     """The next trials: those that an earlier start left unfinished, else new ones."""
-    known = [t for t in study.get_trials() if _OVERRIDES in t.user_attrs]
-    unfinished = [t for t in known if t.state == optuna.trial.TrialState.RUNNING]
+    trials = [trial for trial in study.get_trials() if _OVERRIDES in trial.user_attrs]
+    unfinished = [trial for trial in trials if trial.state == optuna.trial.TrialState.RUNNING]
     if unfinished:
         return unfinished[: settings["n_jobs"]]
-    trials = []
-    ended = sum(t.state.is_finished() for t in known)
+    ended = sum(trial.state.is_finished() for trial in trials)
+    new_trials = []
     for _ in range(min(settings["n_jobs"], settings["n_trials"] - ended)):
-        trial = study.ask(dict(space))
-        trial.set_user_attr(_OVERRIDES, [*fixed, *_chosen(trial.params)])
-        trials.append(trial)
-    return trials
+        trial = study.ask(dict(space.distributions))
+        trial.set_user_attr(_OVERRIDES, space.overrides(trial))
+        new_trials.append(trial)
+    return new_trials
 
 
 def _chosen(params: Mapping[str, Any]) -> list[str]:
@@ -136,9 +203,10 @@ def _jobs(study: Any, trials: Sequence[Any], compose: Compose, optuna: Any) -> d
     for trial in trials:
         try:
             jobs[trial.number] = _job(trial, compose)
-        except _NO_CONFIG as error:
-            reason = f"{' '.join(_chosen(trial.params))}: does not compose: {message(error)}"
-            print(f"\n[trial {trial.number + 1}] {shown(reason)}", flush=True)
+        except _COMPOSE_ERRORS as error:
+            values = " ".join(_chosen(trial.params))
+            reason = shown(f"{values}: does not compose: {message(error)}")
+            print(f"\n[trial {trial.number + 1}] {reason}", flush=True)
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
     return jobs
 
@@ -150,6 +218,7 @@ def _tell(study: Any, trial: Any, job: Job, optuna: Any) -> None:
         return
     summary = job.folder.summary()
     score = summary.get(monitor.metric_of_summary(summary).name)
+    # By the storage: a trial of an earlier start cannot be changed by its public interface.
     study._storage.set_trial_user_attr(trial._trial_id, _CODE, job.code)
     if job.code == 0 and score is not None and math.isfinite(score):
         study.tell(trial.number, score)
@@ -166,9 +235,9 @@ def _job(trial: Any, compose: Compose) -> Job:
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
     for name in ("n_trials", "n_jobs"):
-        if type(settings.get(name)) is not int or settings[name] < 1:
-            what = f"a whole number of 1 or more, got {settings.get(name)}"
-            raise ConfigError(f"hydra.sweeper.{name} must be {what}")
+        setting = settings.get(name)
+        if type(setting) is not int or setting < 1:
+            raise ConfigError(f"hydra.sweeper.{name} must be a whole number of 1 or more, got {setting}")
 
 
 def _study(folder: Path, settings: Mapping[str, Any], monitored: monitor.MonitoredMetric, optuna: Any) -> Any:
@@ -176,16 +245,19 @@ def _study(folder: Path, settings: Mapping[str, Any], monitored: monitor.Monitor
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / STUDY
     _cut_unfinished_line(path)
-    storages, direction = optuna.storages, "maximize" if monitored.higher_is_better else "minimize"
+    storages = optuna.storages
     try:
-        storage = storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
         study = optuna.create_study(
-            storage=storage, study_name="medconv", direction=direction, load_if_exists=True
+            storage=storages.JournalStorage(storages.journal.JournalFileBackend(str(path))),
+            study_name="medconv",
+            direction="maximize" if monitored.higher_is_better else "minimize",
+            load_if_exists=True,
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: damaged ({error}); another run.name begins a new search") from error
     # Another seed for each start: the same seed would propose the same trials again.
     seed = settings["seed"] + len(study.get_trials())
+    # Running trials count as bad ones, so that those of one batch differ.
     study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     return study
 
@@ -200,30 +272,42 @@ def _cut_unfinished_line(path: Path) -> None:
 
 def _parsed(arguments: Sequence[str]) -> list[Override]:
     """The overrides without `hparams_search`; of each key only the last one, which counts."""
-    parsed = OverridesParser.create().parse_overrides([a for a in arguments if key(a) != "hparams_search"])
-    return list({override.get_key_element(): override for override in parsed}.values())
+    arguments = [argument for argument in arguments if key(argument) != "hparams_search"]
+    overrides = OverridesParser.create().parse_overrides(arguments)
+    return list({override.get_key_element(): override for override in overrides}.values())
 
 
 def _distribution(override: Override, optuna: Any) -> Any:
-    """Hydra's choice, range or interval as an Optuna distribution. Raises: ConfigError: it is empty."""
-    values, kinds = override.value(), optuna.distributions
+    """Hydra's choice, range or interval as an Optuna distribution.
+
+    Raises:
+        ConfigError: it is empty.
+    """
+    distributions = optuna.distributions
+    values = override.value()
     try:
         if isinstance(values, IntervalSweep):
-            integers = isinstance(values.start, int) and isinstance(values.end, int)
-            kind = kinds.IntDistribution if integers else kinds.FloatDistribution
+            has_integers = isinstance(values.start, int) and isinstance(values.end, int)
+            kind = distributions.IntDistribution if has_integers else distributions.FloatDistribution
             return kind(values.start, values.end, log="log" in values.tags)
         if isinstance(values, RangeSweep) and not values.shuffle:
-            return kinds.CategoricalDistribution(list(values.range()))
-        return kinds.CategoricalDistribution(list(override.sweep_string_iterator()))
+            return distributions.CategoricalDistribution(list(values.range()))
+        return distributions.CategoricalDistribution(list(override.sweep_string_iterator()))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"hydra/sweeper=optuna: {override.input_line}: {error}") from error
 
 
 def _optuna() -> Any:
+    """The package, which is optional.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
     try:
         import optuna
     except ModuleNotFoundError as error:
-        install = "needs the package optuna: pip install 'medconv[optuna]'"
-        raise ConfigError(f"hydra/sweeper=optuna {install}") from error
+        raise ConfigError(
+            "hydra/sweeper=optuna needs the package optuna: pip install 'medconv[optuna]'"
+        ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -15,7 +15,7 @@ from typing import Any
 
 from medconv import config
 from medconv.evaluation import cross_validation, cross_validation_report
-from medconv.sweeps import slurm, table
+from medconv.sweeps import slurm, slurm_script, table
 from medconv.sweeps.job import Job, settings_of, unique, value, values_json, varied
 from medconv.training.report import OF_A_SWEEP
 from medconv.utils import cluster, signals
@@ -23,7 +23,9 @@ from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
 from medconv.utils.logging import shown
 
 # Variables that a launcher sets. A job that inherited them would take itself for a rank of an earlier job.
-_LAUNCHED = re.compile("((LOCAL|NODE|GROUP)_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
+_LAUNCHER_VARIABLES = re.compile(
+    "((LOCAL|NODE|GROUP)_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
+)
 _CTRL_C_SECONDS = 2.0  # time for a job to end by a Ctrl-C that the terminal sent to it as well
 
 
@@ -36,26 +38,44 @@ def run(
         launcher: Hydra's settings of the launcher.
         keys: in which all jobs of the sweep differ, if `jobs` are only some of them.
         numbers: of the Optuna trials.
-    Raises: KeyboardInterrupt, signals.RunInterrupted: the sweep, or a job, was stopped; no job runs any more.
+
+    Raises:
+        KeyboardInterrupt, signals.RunInterrupted: the sweep, or a job, was stopped; no job runs any more.
     """
-    titles = [f"[{i} of {len(jobs)}] {' '.join(job.overrides)}" for i, job in enumerate(jobs, 1)]
-    if numbers:
-        titles = [f"[trial {n}] {settings_of(job, keys)}" for n, job in zip(numbers, jobs, strict=True)]
-    once = {job.folder.path: (title, job) for title, job in zip(titles, jobs, strict=True)}
+    titles = _titles(jobs, keys, numbers)
+    # Jobs with the same folder are the same run.
+    titled_jobs = {job.folder.path: (title, job) for title, job in zip(titles, jobs, strict=True)}
+    varied_keys = keys or varied(jobs)
     with signals.raising():
         if slurm.is_slurm(launcher):
             print("\n".join(titles), flush=True)
-            slurm.run([job for _, job in once.values()], launcher, keys or varied(jobs))
+            slurm.run([job for _, job in titled_jobs.values()], launcher, varied_keys)
         else:
-            for title, job in once.values():
+            for title, job in titled_jobs.values():
                 print(f"\n{title}", flush=True)
-                _run(job, values_json(job, keys or varied(jobs)))
+                _run(job, values_json(job, varied_keys))
     for job in jobs:
-        job.code = once[job.folder.path][1].code
+        _, job_that_ran = titled_jobs[job.folder.path]
+        job.code = job_that_ran.code
+
+
+def _titles(jobs: Sequence[Job], keys: Sequence[str], numbers: Sequence[int]) -> list[str]:
+    titles = []
+    if numbers:
+        for number, job in zip(numbers, jobs, strict=True):
+            titles.append(f"[trial {number}] {settings_of(job, keys)}")
+        return titles
+    for number, job in enumerate(jobs, 1):
+        titles.append(f"[{number} of {len(jobs)}] {' '.join(job.overrides)}")
+    return titles
 
 
 def check_no_launcher() -> None:
-    """Raises: ConfigError: torchrun or srun started this process as one of several."""
+    """Check that this process runs alone.
+
+    Raises:
+        ConfigError: torchrun or srun started this process as one of several.
+    """
     launcher = cluster.launcher()
     if launcher is not None:
         raise config.ConfigError(
@@ -69,10 +89,14 @@ def finish(jobs: Sequence[Job]) -> int:
     print(f"\n{table.text(jobs)}")
     keys = [key for key in varied(jobs) if key != "data.fold"]
     labels = {job.folder.path: settings_of(job, keys) for job in jobs}
-    several = len({value(job, "data.fold") for job in jobs}) > 1
-    for home in dict.fromkeys(job.home for job in jobs):
-        print(f"\nas a table: {table.write(home, [job for job in jobs if job.home == home])}")
-        _over_folds(home, labels, least=1 if several else 2)
+    folds = {value(job, "data.fold") for job in jobs}
+    # Of jobs of one fold, only several of the same settings are a cross-validation.
+    min_folds = 1 if len(folds) > 1 else 2
+    homes = dict.fromkeys(job.home for job in jobs)
+    for home in homes:
+        path = table.write(home, [job for job in jobs if job.home == home])
+        print(f"\nas a table: {path}")
+        _print_cross_validations(home, labels, min_folds)
     return max((_exit_code(job.code) for job in jobs), default=DONE)
 
 
@@ -80,52 +104,72 @@ def plan(jobs: Sequence[Job], launcher: Mapping[str, Any]) -> str:
     """The commands, or the Slurm script, that `run` would start."""
     jobs = unique(jobs)
     if slurm.is_slurm(launcher):
-        return slurm.script(jobs, launcher, varied(jobs))
+        return slurm_script.script(jobs, launcher, varied(jobs))
     return "\n".join(shlex.join(["medconv", "train", *job.arguments]) for job in jobs)
 
 
-def _over_folds(home: Path, labels: Mapping[Path, str], least: int) -> None:
-    results = cross_validation.read(home, labels, least)
-    if results:
-        print("\n" + shown("\n\n".join(cross_validation_report.table(result) for result in results)))
-        print(f"\nper case: {cross_validation_report.write(home, results)} and {cross_validation.CSV}")
+def _print_cross_validations(home: Path, labels: Mapping[Path, str], min_folds: int) -> None:
+    results = cross_validation.read(home, labels, min_folds)
+    if not results:
+        return
+    tables = [cross_validation_report.table(result) for result in results]
+    print("\n" + shown("\n\n".join(tables)))
+    path = cross_validation_report.write(home, results)
+    print(f"\nper case: {path} and {cross_validation.CSV}")
 
 
 def _run(job: Job, values: str) -> None:
-    """Raises: KeyboardInterrupt, signals.RunInterrupted: the job was stopped."""
+    """Run a job to its end.
+
+    Raises:
+        KeyboardInterrupt, signals.RunInterrupted: the job was stopped.
+    """
     job.begin()
     job.code = _run_process(job.command, values)
     if job.code in (INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
+    was_preempted = job.code == PREEMPTED or -job.code in signals.PREEMPTING
     # A job that lost one of its own processes has failed instead: it has an error file.
-    if job.code in (PREEMPTED, *(-number for number in signals.PREEMPTING)) and not job.has_error:
+    if was_preempted and not job.has_error:
         raise signals.RunInterrupted
 
 
 def _run_process(command: list[str], values: str = "") -> int:
     """Run a command in its own process, pass signals on to it, and wait for it. Returns: its exit code."""
     process: subprocess.Popen[bytes] | None = None
-    stopped = 0
+    stopped_by = 0
 
     def stop(number: int, frame: object) -> None:
-        nonlocal stopped
-        stopped = number
+        nonlocal stopped_by
+        stopped_by = number
         if process is not None:
             process.send_signal(number)
 
     with signals.handled(stop, *signals.PREEMPTING):
-        clean = {k: v for k, v in os.environ.items() if not _LAUNCHED.fullmatch(k)}
-        process = subprocess.Popen(command, env={**clean, OF_A_SWEEP: values})
-        if stopped:  # the signal came before there was a process
-            process.send_signal(stopped)
+        process = subprocess.Popen(command, env=_environment(values))
+        if stopped_by:  # the signal came before there was a process
+            process.send_signal(stopped_by)
         code = _wait(process)
-    if stopped:
-        raise signals.RunInterrupted(stopped)
+    if stopped_by:
+        raise signals.RunInterrupted(stopped_by)
     return code
 
 
+def _environment(values: str) -> dict[str, str]:
+    """Of a job. Args: values: what the sweep varies, as JSON."""
+    environment = {OF_A_SWEEP: values}
+    for name, text in os.environ.items():
+        if name != OF_A_SWEEP and not _LAUNCHER_VARIABLES.fullmatch(name):
+            environment[name] = text
+    return environment
+
+
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Raises: KeyboardInterrupt: Ctrl-C. A second Ctrl-C would abort the job's step, so SIGTERM follows."""
+    """Wait for the end of a process.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C. A second Ctrl-C would abort the job's step, so SIGTERM follows.
+    """
     try:
         return process.wait()
     except KeyboardInterrupt:

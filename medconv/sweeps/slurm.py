@@ -1,4 +1,4 @@
-"""`hydra/launcher=slurm`: the jobs of a sweep as one Slurm job array, submitted as a readable script.
+"""`hydra/launcher=slurm`: submit the jobs of a sweep as one Slurm job array, and wait for it.
 
 Each job is a command line, as in a sweep on one machine. So it may have several processes and machines, and a
 job that fails does not stop the others. `run.dry_run=true` prints the script and submits nothing.
@@ -8,31 +8,29 @@ import json
 import logging
 import re
 import secrets
-import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.utils import get_object
 
 from medconv.config import ConfigError
-from medconv.sweeps.job import Job, value, values_json
-from medconv.training.report import OF_A_SWEEP
+from medconv.sweeps.job import Job, value
+from medconv.sweeps.slurm_script import script
 from medconv.utils.atomic_io import write_text
-from medconv.utils.exit_codes import DONE, PREEMPTED, USER
+from medconv.utils.exit_codes import DONE, USER
 
-SCRIPT, SENT = "sweep.sbatch", "slurm.json"
-_CONFIG, _CODE = "sent", "exit_code"  # in a job's folder: the hash of the config that was submitted
-_ANSWER = 120.0  # seconds until a Slurm command must have answered
-_LATE = 30.0  # seconds until files that other machines wrote must be visible here
-# keys of hydra.launcher; with hyphens they are options of sbatch
-_SETTINGS = [
-    *("partition", "account", "qos", "time", "mem", "nodes"),
-    *("ntasks_per_node", "gpus_per_node", "cpus_per_task"),
-]
+# In the sweep's folder.
+SCRIPT = "sweep.sbatch"
+SENT = "slurm.json"
+# In a job's folder.
+_CONFIG_FILE = "sent"  # the hash of the config that was submitted
+_CODE_FILE = "exit_code"
+_ANSWER_SECONDS = 120.0  # until a Slurm command must have answered
+_VISIBLE_SECONDS = 30.0  # until files that other machines wrote must be visible here
 
 log = logging.getLogger(__name__)
 
@@ -43,82 +41,90 @@ def is_slurm(launcher: Mapping[str, Any]) -> bool:
     return target is not None and getattr(get_object(target), "submits_an_array", False)
 
 
-def script(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """The batch script of an array with a task per job. Args: keys: in which the sweep's jobs differ.
-
-    Raises: ConfigError: a setting that sbatch would misread.
-    """
-    if type(launcher.get("time")) is int:  # YAML 1.1: 12:00:00 is a number in base 60
-        raise ConfigError(
-            f"hydra.launcher.time must be quoted, as '04:00:00'; without quotes YAML reads {launcher['time']}"
-        )
-    home = jobs[0].home.absolute()
-    at_once = f"%{launcher['at_once']}" if launcher.get("at_once") else ""
-    options = {
-        "job-name": f"medconv-{home.name}",
-        "array": f"0-{len(jobs) - 1}{at_once}",
-        "output": str(home).replace("%", "%%") + "/slurm-%A_%a.log",
-        **{k.replace("_", "-"): launcher[k] for k in _SETTINGS if launcher.get(k) is not None},
-    }
-    lines = [f"--{name}={_quoted(str(setting))}" for name, setting in options.items()]
-    lines += _list(launcher, "options")
-    for line in lines:
-        if "\n" in line:  # it would begin another line of the script
-            raise ConfigError(f"hydra.launcher: each option must be one line, got {line!r}")
-    cases = [f"{i}) {_assigned(job, keys)} ;;" for i, job in enumerate(jobs)]
-    return _TEMPLATE.format(
-        options="\n".join(f"#SBATCH {line}" for line in lines),
-        setup="".join(f"{line}\n" for line in _list(launcher, "setup")),
-        cwd=shlex.quote(str(Path.cwd())),
-        cases="\n    ".join(cases),
-        python=shlex.quote(sys.executable),
-        preempted=PREEMPTED,
-    )
-
-
 def run(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]) -> None:
     """Submit the jobs as one array and wait until it has left the queue; each job then has its exit code.
 
     An array of an earlier start that is still in the queue is waited for and not submitted again; neither is
     a job that is already trained.
-    Raises: ConfigError: sbatch is missing or refuses.
+
+    Raises:
+        ConfigError: sbatch is missing or refuses.
     """
     home = jobs[0].home
     home.mkdir(parents=True, exist_ok=True)
-    todo = [job for job in jobs if not _done(job)]
-    if todo:
-        number = _in_queue_already(home, jobs, todo) or _submit(home, todo, script(todo, launcher, keys))
-        _wait(home, todo, number, float(launcher.get("poll_seconds") or 10))
+    jobs_to_run = [job for job in jobs if not _is_done(job)]
+    if jobs_to_run:
+        array = _array_in_queue(home, jobs, jobs_to_run)
+        if array is None:
+            array = _submit(home, jobs_to_run, script(jobs_to_run, launcher, keys))
+        poll_seconds = float(launcher.get("poll_seconds") or 10)
+        _wait(home, jobs_to_run, array, poll_seconds)
     for job in jobs:
         job.code = _code(job)
 
 
-def _wait(home: Path, jobs: Sequence[Job], number: str, poll_seconds: float) -> None:
-    print(f"array {number} with {len(jobs)} jobs: logs are {home / f'slurm-{number}_*.log'}", flush=True)
+def _wait(home: Path, jobs: Sequence[Job], array: str, poll_seconds: float) -> None:
+    print(f"array {array} with {len(jobs)} jobs: logs are {home / f'slurm-{array}_*.log'}", flush=True)
     try:
-        while _in_queue(number):
+        while _is_in_queue(array):
             time.sleep(poll_seconds)
     except (KeyboardInterrupt, SystemExit):
-        stays = f"array {number} stays in the queue: run the same command again to wait for it, or"
-        print(f"{stays} `scancel {number}` to cancel it", flush=True)
+        print(
+            f"array {array} stays in the queue: run the same command again to wait for it, or "
+            f"`scancel {array}` to cancel it",
+            flush=True,
+        )
         raise
-    deadline = time.monotonic() + _LATE
+    deadline = time.monotonic() + _VISIBLE_SECONDS
     while any(_exit_code(job) is None for job in jobs) and time.monotonic() < deadline:
         time.sleep(1)
     (home / SENT).unlink(missing_ok=True)
 
 
+@dataclass(frozen=True)
+class _SentArray:
+    """What was submitted, as `SENT` in the sweep's folder holds it.
+
+    Args:
+        name: of the array in the queue; unique, to find it again if sbatch does not answer in time.
+        array: the number that sbatch answered; None: it has not answered.
+        jobs: names of the run folders.
+    """
+
+    name: str
+    array: str | None
+    jobs: list[str]
+
+    @classmethod
+    def read(cls, home: Path) -> "_SentArray | None":
+        try:
+            content = json.loads((home / SENT).read_text(encoding="utf-8"))
+            array = content["array"]
+            return cls(
+                name=str(content.get("name", "")),
+                array=str(int(array)) if array else None,
+                jobs=list(content["jobs"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, home: Path) -> None:
+        content = {"name": self.name, "array": self.array, "jobs": self.jobs}
+        write_text(home / SENT, json.dumps(content) + "\n")
+
+
 def _submit(home: Path, jobs: Sequence[Job], content: str) -> str:
+    """Returns: the number of the array. Args: content: of the script."""
     for job in jobs:
         job.begin()
         job.folder.path.mkdir(parents=True, exist_ok=True)
-        (job.folder.path / _CODE).unlink(missing_ok=True)
-        write_text(job.folder.path / _CONFIG, job.config)
+        (job.folder.path / _CODE_FILE).unlink(missing_ok=True)
+        write_text(job.folder.path / _CONFIG_FILE, job.config)
     write_text(home / SCRIPT, content)
-    # A unique name finds the array again if sbatch does not answer in time.
     name = f"medconv-{home.absolute().name}-{secrets.token_hex(4)}"
-    sent = {"name": name, "array": None, "jobs": [job.folder.path.name for job in jobs]}
-    write_text(home / SENT, json.dumps(sent) + "\n")
+    folders = [job.folder.path.name for job in jobs]
+    # Before sbatch: it may submit the array and then not answer.
+    _SentArray(name, None, folders).write(home)
     try:
         answer = _slurm("sbatch", "--parsable", f"--job-name={name}", str(home / SCRIPT))
         number = re.match(r"\d+", answer)
@@ -128,58 +134,77 @@ def _submit(home: Path, jobs: Sequence[Job], content: str) -> str:
         if not isinstance(error.__cause__, subprocess.TimeoutExpired):
             (home / SENT).unlink()
         raise
-    write_text(home / SENT, json.dumps({**sent, "array": number[0]}) + "\n")
+    _SentArray(name, number[0], folders).write(home)
     return number[0]
 
 
-def _in_queue_already(home: Path, jobs: Sequence[Job], todo: Sequence[Job]) -> str | None:
-    """The number of an array of this sweep that is still in the queue. Args: todo: jobs that are not done."""
-    try:
-        sent = json.loads((home / SENT).read_text(encoding="utf-8"))
-        number, names = sent["array"] and str(int(sent["array"])), list(sent["jobs"])
-        name = "" if number else str(sent["name"])
-    except (OSError, ValueError, KeyError, TypeError):
+def _array_in_queue(home: Path, jobs: Sequence[Job], jobs_to_run: Sequence[Job]) -> str | None:
+    """The number of an array of this sweep that is still in the queue.
+
+    Raises:
+        ConfigError: it has other jobs than `jobs_to_run`.
+    """
+    sent = _SentArray.read(home)
+    if sent is None:
         return None
-    if name:
-        number = next(iter(_slurm("squeue", "--noheader", "--name", name, "--format=%F").split()), None)
-    if not number or not _in_queue(number):
+    array = sent.array
+    if array is None and sent.name:
+        numbers = _slurm("squeue", "--noheader", "--name", sent.name, "--format=%F").split()
+        array = numbers[0] if numbers else None
+    if array is None or not _is_in_queue(array):
         return None
-    if not {job.folder.path.name for job in todo} <= set(names) <= {job.folder.path.name for job in jobs}:
+    all_folders = {job.folder.path.name for job in jobs}
+    folders_to_run = {job.folder.path.name for job in jobs_to_run}
+    if not folders_to_run <= set(sent.jobs) <= all_folders:
         raise ConfigError(
-            f"{home}: array {number} with other jobs of this sweep is in the queue; wait for it, or "
-            f"`scancel {number}`"
+            f"{home}: array {array} with other jobs of this sweep is in the queue; wait for it, or "
+            f"`scancel {array}`"
         )
-    return number
+    return array
 
 
-def _in_queue(number: str) -> bool:
+def _is_in_queue(array: str) -> bool:
     try:
-        return bool(_slurm("squeue", "--noheader", "--jobs", number))
+        return bool(_slurm("squeue", "--noheader", "--jobs", array))
     except ConfigError as error:
-        if "Invalid job id" in str(error):  # Slurm forgets an array some minutes after its end
+        # Slurm forgets an array some minutes after its end.
+        if "Invalid job id" in str(error):
             return False
-        if isinstance(error.__cause__, FileNotFoundError):  # asking again cannot help
+        # Asking again cannot help.
+        if isinstance(error.__cause__, FileNotFoundError):
             raise
         log.warning("%s; asking again", error)
         return True
 
 
 def _slurm(*command: str) -> str:
+    """The output of a Slurm command.
+
+    Raises:
+        ConfigError: it is missing, fails or does not answer.
+    """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ANSWER)
+        process = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_ANSWER_SECONDS,
+        )
     except FileNotFoundError as error:
         raise ConfigError(f"hydra/launcher=slurm: there is no {command[0]} on this machine") from error
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"hydra/launcher=slurm: {command[0]} did not answer") from error
-    if done.returncode:
-        raise ConfigError(f"hydra/launcher=slurm: {command[0]} failed: {' '.join(done.stderr.split())}")
-    return done.stdout.strip()
+    if process.returncode:
+        reason = " ".join(process.stderr.split())
+        raise ConfigError(f"hydra/launcher=slurm: {command[0]} failed: {reason}")
+    return process.stdout.strip()
 
 
 def _code(job: Job) -> int:
     """The exit code that the script wrote. Without one, Slurm has ended the job."""
     code = _exit_code(job)
-    if code is None and not _trained(job):
+    if code is None and not _is_trained(job):
         job.write_error("ended by Slurm (time limit, memory or scancel); its log is in the sweep's folder")
         return USER
     return code or DONE
@@ -187,66 +212,19 @@ def _code(job: Job) -> int:
 
 def _exit_code(job: Job) -> int | None:
     try:
-        return int((job.folder.path / _CODE).read_text())
+        return int((job.folder.path / _CODE_FILE).read_text())
     except (OSError, ValueError):
         return None
 
 
-def _done(job: Job) -> bool:
+def _is_done(job: Job) -> bool:
     """Whether an array has trained exactly this config: the user's own YAML files may have changed since."""
-    path = job.folder.path / _CONFIG
-    return _exit_code(job) == 0 and _trained(job) and path.is_file() and path.read_text() == job.config
+    if _exit_code(job) != 0 or not _is_trained(job):
+        return False
+    path = job.folder.path / _CONFIG_FILE
+    return path.is_file() and path.read_text() == job.config
 
 
-def _trained(job: Job) -> bool:
+def _is_trained(job: Job) -> bool:
     """Whether it is trained to its end, and `run.resume` does not ask for a new start."""
     return value(job, "run.resume") in ("", "auto") and job.folder.summary().get("status") == "done"
-
-
-def _assigned(job: Job, keys: Sequence[str]) -> str:
-    """What the script needs of a job, as shell variables."""
-    folder, values = shlex.quote(str(job.folder.path.absolute())), shlex.quote(values_json(job, keys))
-    return f"folder={folder} arguments=({shlex.join(job.arguments)}); export {OF_A_SWEEP}={values}"
-
-
-def _list(launcher: Mapping[str, Any], key: str) -> list[str]:
-    """Raises: ConfigError: not a list; a string would be taken letter by letter."""
-    lines = launcher.get(key) or []
-    if not isinstance(lines, list):
-        raise ConfigError(
-            f"hydra.launcher.{key} must be a list, as in hydra.launcher.{key}=[{lines!r}], got {lines!r}"
-        )
-    return [str(line) for line in lines]
-
-
-def _quoted(text: str) -> str:
-    """Quoted for sbatch: it ends a value at a blank or `#`; a backslash is an escape, even in quotes."""
-    return text if re.fullmatch(r"[\w@%+=:,./-]+", text) else '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
-
-
-_TEMPLATE = """\
-#!/usr/bin/env bash
-# The jobs of a sweep, one for each task of the array.
-# A job whose time is nearly up saves a checkpoint, ends with {preempted} and is queued again.
-{options}
-#SBATCH --signal=USR1@180
-#SBATCH --requeue
-#SBATCH --open-mode=append
-
-{setup}export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}"
-cd {cwd} || exit 1
-case "$SLURM_ARRAY_TASK_ID" in
-    {cases}
-    *) echo "no job $SLURM_ARRAY_TASK_ID" >&2; exit 1 ;;
-esac
-
-# --cpus-per-task: srun does not take it from the job
-srun ${{SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"}} --kill-on-bad-exit=0 --wait=120 \\
-    {python} -m medconv.cli train "${{arguments[@]}}"
-code=$?
-if [ "$code" -eq {preempted} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 50 ]; then
-    scontrol requeue "$SLURM_JOB_ID" && exit "$code"
-fi
-echo "$code" > "$folder/exit_code"
-exit "$code"
-"""

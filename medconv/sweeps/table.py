@@ -13,7 +13,7 @@ from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import shown
 
 CSV = "sweep.csv"
-_FROM_SUMMARY = ("steps", "wall_seconds", "samples_per_second")
+_SUMMARY_COLUMNS = ("steps", "wall_seconds", "samples_per_second")
 
 
 def ranked(jobs: Sequence[Job]) -> list[Job]:
@@ -22,7 +22,9 @@ def ranked(jobs: Sequence[Job]) -> list[Job]:
     def quality(job: Job) -> float:
         summary = job.folder.summary()
         score = _score(summary)
-        return -math.inf if score is None else monitor.metric_of_summary(summary).quality(score)
+        if score is None:
+            return -math.inf
+        return monitor.metric_of_summary(summary).quality(score)
 
     return sorted(jobs, key=quality, reverse=True)
 
@@ -32,10 +34,10 @@ def text(jobs: Sequence[Job]) -> str:
     keys = varied(jobs)
     lines = ["sweep, best first"]
     for job in ranked(jobs):
-        own = settings_of(job, keys) or " ".join(job.overrides)
-        failed = f"  {job.status}, {job.reason}" if job.reason else ""
         score = score_text(_score(job.folder.summary()))
-        lines.append(f"  {score}  {job.folder.path}  {own}{failed}")
+        overrides = settings_of(job, keys) or " ".join(job.overrides)
+        failure = f"  {job.status}, {job.reason}" if job.reason else ""
+        lines.append(f"  {score}  {job.folder.path}  {overrides}{failure}")
     return shown("\n".join(lines))
 
 
@@ -46,25 +48,48 @@ def score_text(score: float | None) -> str:
 def write(home: Path, jobs: Sequence[Job]) -> Path:
     """Write a row per job: the overrides that differ, then the results. Returns: the file."""
     keys = varied(jobs)
-    summaries = [(job, job.folder.summary()) for job in ranked(jobs)]
-    scored = [monitor.metric_of_summary(summary).name for _, summary in summaries if summary.get("score")]
-    names = list(dict.fromkeys(scored)) or [monitor.DICE.name]
-    classes = list(dict.fromkeys(name for _, summary in summaries for name in _per_class(summary)))
-    out = io.StringIO(newline="")
-    writer = csv.writer(out, lineterminator="\n")
-    of_classes = [f"val/dice/{name}" for name in classes]
-    writer.writerow([*keys, *names, *of_classes, *_FROM_SUMMARY, "status", "reason", "folder"])
-    for job, summary in summaries:
-        scores = [*map(summary.get, names), *map(_per_class(summary).get, classes)]
-        row = [*(value(job, k) for k in keys), *scores, *map(summary.get, _FROM_SUMMARY)]
-        writer.writerow([*row, job.status, job.reason, job.folder.path])
-    write_text(home / CSV, out.getvalue())
+    ranked_jobs = ranked(jobs)
+    summaries = [job.folder.summary() for job in ranked_jobs]
+    metrics = _metric_names(summaries)
+    classes = _class_names(summaries)
+    columns = [*keys, *metrics]
+    columns += [f"val/dice/{name}" for name in classes]
+    columns += [*_SUMMARY_COLUMNS, "status", "reason", "folder"]
+    # The file is written at once, and never a part of it.
+    table = io.StringIO(newline="")
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(columns)
+    for job, summary in zip(ranked_jobs, summaries, strict=True):
+        dice = _dice_per_class(summary)
+        row: list[Any] = [value(job, key) for key in keys]
+        # Jobs with other targets lack some metrics or classes; their cells are empty.
+        row += [summary.get(name) for name in metrics]
+        row += [dice.get(name) for name in classes]
+        row += [summary.get(name) for name in _SUMMARY_COLUMNS]
+        row += [job.status, job.reason, job.folder.path]
+        writer.writerow(row)
+    write_text(home / CSV, table.getvalue())
     return home / CSV
+
+
+def _metric_names(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The monitored metrics, each once, in order."""
+    names = []
+    for summary in summaries:
+        if summary.get("score"):
+            names.append(monitor.metric_of_summary(summary).name)
+    return list(dict.fromkeys(names)) or [monitor.DICE.name]
+
+
+def _class_names(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of all jobs, each once, in order."""
+    names = [name for summary in summaries for name in _dice_per_class(summary)]
+    return list(dict.fromkeys(names))
 
 
 def _score(summary: Mapping[str, Any]) -> float | None:
     return summary.get(monitor.metric_of_summary(summary).name)
 
 
-def _per_class(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+def _dice_per_class(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     return summary.get("val/dice_per_class") or {}

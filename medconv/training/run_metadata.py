@@ -45,7 +45,7 @@ def of(trainer: Any) -> dict[str, Any]:
 
 def _program() -> str:
     name = Path(sys.argv[0]).name
-    return "medconv" if name == "__main__.py" else name  # of `python -m medconv.cli`
+    return "medconv" if name == "__main__.py" else name  # of `python -m medconv`
 
 
 def git_commit() -> str | None:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota exceeded, file size limit
+# The disk is full, a quota is exceeded, or the file is larger than allowed.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -16,21 +17,35 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
 
     The temporary name keeps the suffix, from which some writers choose a format. A killed process leaves
     a hidden file behind.
-    Args: durable: flush the content to disk before the rename, so that it survives a power cut.
-    Raises: OSError: always names `path`, also where the error has no file name or that of the partial file.
+
+    Args:
+        durable: flush the content to disk before the rename, so that it survives a power cut.
+
+    Raises:
+        OSError: always names `path`, also where the error has no file name or that of the partial file.
     """
     partial = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         yield partial
         if durable:
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
+            _flush_to_disk(partial)
         partial.replace(path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(partial)):
-            error.filename = str(path)
+        if isinstance(error, OSError):
+            _name_final_path(error, partial, path)
         raise
+
+
+def _name_final_path(error: OSError, partial: Path, path: Path) -> None:
+    # Without a number the error is only a text, to which a file name adds nothing.
+    if error.errno is not None and error.filename in (None, str(partial)):
+        error.filename = str(path)
+
+
+def _flush_to_disk(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def write_text(path: Path, text: str) -> None:

@@ -10,14 +10,16 @@ import torch
 from torch import nn
 from torch.serialization import safe_globals
 
-_NUMPY = ("numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
-_NETWORK = "network."  # Lightning's prefix of the network's parameter names
+# Classes of NumPy's numbers, by their names before and after NumPy 2.
+_NUMPY_CLASSES = ("numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
+_NETWORK_PREFIX = "network."  # Lightning's prefix of the network's parameter names
 
 
 def read(path: Path) -> dict[str, Any]:
     """The content of a checkpoint of medconv.
 
-    Raises: ValueError: it is missing, damaged, holds objects, or is not medconv's.
+    Raises:
+        ValueError: it is missing, damaged, holds objects, or is not medconv's.
     """
     content: dict[str, Any] = unpickled(path)
     if not is_ours(content):
@@ -32,7 +34,7 @@ def is_ours(content: Any) -> bool:
 
 
 class _Inert:
-    """Takes the place of an object of numpy's, whose content is not looked at."""
+    """Takes the place of a NumPy object whose content is not looked at."""
 
     def __init__(self, *_: Any) -> None: ...
 
@@ -42,30 +44,36 @@ class _Inert:
 def unpickled(path: Path, inert: bool = False) -> Any:
     """The content of any file of `torch.save`.
 
-    Args: inert: allow numbers of numpy's; they become objects without a value, and numpy is not called.
-    Raises: ValueError: missing, damaged, or holding objects.
+    Args:
+        inert: allow NumPy's numbers; they become objects without a value, and NumPy is not called.
+
+    Raises:
+        ValueError: missing, damaged, or holding objects.
     """
     if path.is_dir():
         raise ValueError(f"{path}: is a folder, expected a checkpoint, such as RUN/checkpoints/best.ckpt")
     if not path.is_file():
         raise ValueError(f"{path}: no such checkpoint")
+    allowed_classes: list[Any] = [(_Inert, name) for name in _NUMPY_CLASSES] if inert else []
+    content = None
     try:
-        broken = _broken_part(path)
-        with safe_globals([(_Inert, name) for name in _NUMPY] if inert else []):
-            content = None if broken else torch.load(path, map_location="cpu", weights_only=True)
+        damaged_record = _damaged_record(path)
+        if damaged_record is None:
+            with safe_globals(allowed_classes):
+                content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{path}: refused, it holds more than tensors and plain values, or is no checkpoint"
         ) from error
     except Exception as error:  # unpickling a made-up file may raise anything
         raise ValueError(f"{path}: damaged or not a checkpoint ({type(error).__name__})") from error
-    if broken:
-        raise ValueError(f"{path}: damaged, {broken} in it does not match its checksum")
+    if damaged_record is not None:
+        raise ValueError(f"{path}: damaged, {damaged_record} in it does not match its checksum")
     return content
 
 
-def _broken_part(path: Path) -> str | None:
-    """The first part of the archive that does not match its checksum, which torch does not verify."""
+def _damaged_record(path: Path) -> str | None:
+    """The first file in the archive that does not match its checksum, which torch does not verify."""
     if not zipfile.is_zipfile(path):  # torch before 1.6 wrote no archives
         return None
     with zipfile.ZipFile(path) as archive:
@@ -73,16 +81,26 @@ def _broken_part(path: Path) -> str | None:
 
 
 def load_weights(network: nn.Module, content: dict[str, Any], path: Path) -> None:
-    """Load a checkpoint's weights into a network. Raises: ValueError: they do not fit."""
-    state = {k.removeprefix(_NETWORK): v for k, v in content["state_dict"].items() if k.startswith(_NETWORK)}
+    """Load a checkpoint's weights into a network.
+
+    Raises:
+        ValueError: they do not fit.
+    """
+    weights = {}
+    for name, tensor in content["state_dict"].items():
+        if name.startswith(_NETWORK_PREFIX):
+            weights[name.removeprefix(_NETWORK_PREFIX)] = tensor
     try:
-        network.load_state_dict(state)
+        network.load_state_dict(weights)
     except RuntimeError as error:
-        reasons = "; ".join(line.strip() for line in str(error).splitlines()[1:4])
-        raise ValueError(f"{path}: its weights do not fit this network: {reasons}") from error
+        # torch's first line names only the class; the next ones name parameters.
+        reasons = [line.strip() for line in str(error).splitlines()[1:4]]
+        raise ValueError(f"{path}: its weights do not fit this network: {'; '.join(reasons)}") from error
 
 
 def output_names(derived: Mapping[str, Any]) -> list[str]:
     """The names of the outputs without the background; empty if `derived` has none."""
     targets = derived.get("targets")
-    return list(targets.get("names") or []) if isinstance(targets, Mapping) else []
+    if not isinstance(targets, Mapping):
+        return []
+    return list(targets.get("names") or [])

@@ -5,28 +5,34 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def explained(what: str, *errors: type[BaseException]) -> Iterator[None]:
-    """Turn these errors of the block, by default every `Exception`, into a ValueError: `what (reason)`."""
+def explained(problem: str, *errors: type[BaseException]) -> Iterator[None]:
+    """Turn these errors of the block, by default every `Exception`, into a ValueError: `problem (reason)`."""
     caught = errors or Exception
     try:
         yield
     except caught as error:
-        raise ValueError(f"{what} ({reason(error)})") from error
+        raise ValueError(f"{problem} ({reason(error)})") from error
 
 
 def reason(error: BaseException) -> str:
-    """An error on one line; of the system's errors without number and path."""
+    """An error on one line; an error of the operating system without its number and path."""
     text = getattr(error, "strerror", None) or str(error)
     return " ".join(text.split()) or type(error).__name__
 
 
 def with_class(error: BaseException) -> str:
     """Class and first line of another package's error."""
-    line = next(iter(str(error).strip().splitlines()), "")
+    lines = str(error).strip().splitlines()
+    line = lines[0] if lines else ""
     return f"{type(error).__name__}: {line:.200}".removesuffix(": ")
 
 
 def first_line(error: BaseException) -> str:
-    """Of an error that goes on with code or a traceback."""
-    first, *others = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{first} {others[0]}" if first.endswith(":") and others else first  # as Hydra breaks its own
+    """The first line of an error that goes on with code or a traceback."""
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    # Hydra breaks its own messages after a colon.
+    if lines[0].endswith(":") and len(lines) > 1:
+        return f"{lines[0]} {lines[1]}"
+    return lines[0]

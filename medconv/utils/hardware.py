@@ -17,9 +17,30 @@ _NO_MEMORY = re.compile(
     "(can't|[Cc]annot) allocate memory|allocate shared memory|CUDA (error: )?out of memory"
     "|_STATUS_ALLOC_FAILED"
 )
+# All of Lightning's, and `auto`.
 _PRECISIONS = (
-    *("auto", "bf16-mixed", "16-mixed", "32-true", "64-true", "bf16-true", "16-true"),
-    *("transformer-engine", "transformer-engine-float16", "64", "32", "16", "bf16"),
+    "auto",
+    "bf16-mixed",
+    "16-mixed",
+    "32-true",
+    "64-true",
+    "bf16-true",
+    "16-true",
+    "transformer-engine",
+    "transformer-engine-float16",
+    "64",
+    "32",
+    "16",
+    "bf16",
+)
+# Versions of cuDNN, from and up to, that run half-precision Conv3d four times slower on contiguous input.
+_SLOW_CUDNN = range(90800, 91500)
+_MEMORY_ADVICE = (
+    "the step does not fit into memory. Options, measured on a 3D U-Net: "
+    "perf.activation_checkpointing=pointwise (64 % of the activations kept, 12 % slower), "
+    "perf.activation_checkpointing=blocks (41 %, 25 % slower), data.batch_size halved with "
+    "trainer.accumulate_grad_batches doubled (half of them), a smaller data.patch_size; in a "
+    "validation, task.sw_batch_size=1"
 )
 
 
@@ -30,7 +51,8 @@ def uses_gpu(accelerator: str) -> bool:
 def resolve_precision(precision: Any, accelerator: str) -> Any:
     """Lightning's `trainer.precision`, with `auto`: bf16 mixed where the hardware is fast at it, else fp32.
 
-    Raises: ValueError: none of Lightning's, or fp16 on a CPU, which has no fast fp16 convolutions.
+    Raises:
+        ValueError: none of Lightning's, or fp16 on a CPU, which has no fast fp16 convolutions.
     """
     if precision is not None and str(precision) not in _PRECISIONS:
         raise ValueError(f"trainer.precision must be {', '.join(_PRECISIONS)}, got {precision}")
@@ -39,14 +61,16 @@ def resolve_precision(precision: Any, accelerator: str) -> Any:
         raise ValueError(f"trainer.precision={precision} needs a GPU; on a CPU take bf16-mixed or 32-true")
     if precision != "auto":
         return precision
-    if gpu:
-        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"
-    return "bf16-mixed" if fast_bf16_cpu() else "32-true"
+    if not gpu:
+        return "bf16-mixed" if fast_bf16_cpu() else "32-true"
+    # Emulated bf16 is slower than fp16.
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bf16-mixed" if has_bf16 else "16-mixed"
 
 
 def fast_bf16_cpu() -> bool:
-    fast = torch.cpu.get_capabilities()
-    return bool(fast.get("amx_bf16") or fast.get("avx512_bf16"))
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
 
 
 def autocast_dtype(precision: Any) -> torch.dtype | None:
@@ -57,8 +81,11 @@ def autocast_dtype(precision: Any) -> torch.dtype | None:
 def check_devices(setting: Any, accelerator: str, launched: bool = False) -> Any:
     """`trainer.devices` as a number, `auto` or a list of GPUs. On a CPU, devices are processes.
 
-    Args: launched: a launcher started all processes; each may be bound to cores of its own and see no others.
-    Raises: ValueError: the machine has fewer GPUs, or a CPU has fewer cores, than configured.
+    Args:
+        launched: a launcher started all processes; each may be bound to cores of its own and see no others.
+
+    Raises:
+        ValueError: the machine has fewer GPUs, or a CPU has fewer cores, than configured.
     """
     if setting in ("cpu", "gpu", "cuda"):
         raise ValueError(
@@ -67,25 +94,44 @@ def check_devices(setting: Any, accelerator: str, launched: bool = False) -> Any
     gpu = uses_gpu(accelerator)
     if accelerator in ("gpu", "cuda") and not gpu:
         raise ValueError(f"trainer.accelerator={accelerator}: no GPU is visible here; take auto or cpu")
-    devices = [int(n) for n in setting.split(",")] if isinstance(setting, str) and "," in setting else setting
-    devices = int(devices) if isinstance(devices, str) and devices.lstrip("-").isdigit() else devices
-    if not gpu:
-        cores = len(os.sched_getaffinity(0))
-        if devices == "auto":
-            return 1
-        if not isinstance(devices, int) or devices < 1:
-            raise ValueError(f"trainer.devices={setting}: on a CPU it is a number of processes, 1 or more")
-        if devices > cores and not launched:
-            raise ValueError(f"trainer.devices={setting}: this machine has {cores} cores, and no GPU")
+    devices = _parsed_devices(setting)
+    if gpu:
+        _check_gpus(devices, setting, launched)
         return devices
-    gpus = torch.cuda.device_count()
-    number = max((int(n) for n in devices), default=-1) + 1 if isinstance(devices, list) else devices
-    if devices not in ("auto", -1) and not (isinstance(number, int) and 1 <= number <= gpus):
-        hidden = "; srun's --gpus-per-task hides those of other tasks, take --gpus-per-node"
-        raise ValueError(
-            f"trainer.devices={setting}: this machine has {gpus} GPUs{hidden if launched else ''}"
-        )
+    if devices == "auto":
+        return 1
+    _check_cores(devices, setting, launched)
     return devices
+
+
+def _parsed_devices(setting: Any) -> Any:
+    """Texts of the command line as numbers: `2`, `-1`, or a list such as `0,1`."""
+    if not isinstance(setting, str):
+        return setting
+    if "," in setting:
+        return [int(gpu) for gpu in setting.split(",")]
+    return int(setting) if setting.lstrip("-").isdigit() else setting
+
+
+def _check_gpus(devices: Any, setting: Any, launched: bool) -> None:
+    if devices in ("auto", -1):
+        return
+    needed_gpus = devices
+    if isinstance(devices, list):
+        needed_gpus = max((int(gpu) for gpu in devices), default=-1) + 1
+    gpus = torch.cuda.device_count()
+    if isinstance(needed_gpus, int) and 1 <= needed_gpus <= gpus:
+        return
+    hint = "; srun's --gpus-per-task hides those of other tasks, take --gpus-per-node" if launched else ""
+    raise ValueError(f"trainer.devices={setting}: this machine has {gpus} GPUs{hint}")
+
+
+def _check_cores(devices: Any, setting: Any, launched: bool) -> None:
+    cores = len(os.sched_getaffinity(0))
+    if not isinstance(devices, int) or devices < 1:
+        raise ValueError(f"trainer.devices={setting}: on a CPU it is a number of processes, 1 or more")
+    if devices > cores and not launched:
+        raise ValueError(f"trainer.devices={setting}: this machine has {cores} cores, and no GPU")
 
 
 @contextmanager
@@ -120,27 +166,36 @@ def benchmark_kernels(benchmark: bool | None, accelerator: str, deterministic: A
 
 
 def warn_slow_cudnn() -> None:
-    """cuDNN 9.8 to 9.14 runs half-precision Conv3d four times slower on contiguous input (pytorch#166122)."""
-    version = torch.backends.cudnn.version() if torch.cuda.is_available() else None
-    if version is not None and 90800 <= version < 91500:
-        slow = "slow half-precision Conv3d on contiguous input: keep perf.channels_last=true"
-        log.warning("cuDNN %d has %s", version, slow)
+    """Warn of versions that are slow at half-precision Conv3d on contiguous input (pytorch#166122)."""
+    if not torch.cuda.is_available():
+        return
+    version = torch.backends.cudnn.version()
+    if version is not None and version in _SLOW_CUDNN:
+        log.warning(
+            "cuDNN %d has slow half-precision Conv3d on contiguous input: keep perf.channels_last=true",
+            version,
+        )
 
 
 def compiler_missing() -> str | None:
     """Why `torch.compile` cannot work here; None if it can."""
-    if torch.cuda.is_available():
-        old = torch.cuda.get_device_capability() < (7, 0)
-        if old:
-            return "it needs a GPU of compute capability 7.0 or later"
-        compiler = os.environ.get("CC") or any(shutil.which(name) for name in ("cc", "gcc", "clang"))
-        return None if compiler else "it needs a C compiler (gcc or clang) on this machine, found none"
-    compiler = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
-    return None if compiler else "it needs a C++ compiler (g++ or clang++) on this machine, found none"
+    if not torch.cuda.is_available():
+        if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+            return None
+        return "it needs a C++ compiler (g++ or clang++) on this machine, found none"
+    if torch.cuda.get_device_capability() < (7, 0):
+        return "it needs a GPU of compute capability 7.0 or later"
+    if os.environ.get("CC") or any(shutil.which(name) for name in ("cc", "gcc", "clang")):
+        return None
+    return "it needs a C compiler (gcc or clang) on this machine, found none"
 
 
 def need_compiler() -> None:
-    """Raises: ValueError: `torch.compile` cannot work here."""
+    """Check that `torch.compile` can work here.
+
+    Raises:
+        ValueError: it cannot.
+    """
     reason = compiler_missing()
     if reason is not None:
         raise ValueError(f"perf.compile=true: {reason}")
@@ -157,7 +212,8 @@ class HostCopy:
     """A bool of the device for later: asked then, it waits for what was queued before it alone."""
 
     def __init__(self, value: Tensor) -> None:
-        self._value, self._copied = value.to("cpu", non_blocking=True), None  # into pinned memory
+        self._value = value.to("cpu", non_blocking=True)  # into pinned memory
+        self._copied: torch.cuda.Event | None = None
         if value.is_cuda:
             self._copied = torch.cuda.Event()
             self._copied.record()
@@ -169,18 +225,12 @@ class HostCopy:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a device or in torch, numpy or Python."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or bool(_NO_MEMORY.search(str(error)))
+    """Whether an allocation failed, on a device or in torch, NumPy or Python."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return _NO_MEMORY.search(str(error)) is not None
 
 
 def memory_advice(error: BaseException) -> str | None:
     """Advice for an out-of-memory error; None for other errors. Numbers: `scripts/benchmark.py step`."""
-    if not out_of_memory(error):
-        return None
-    return (
-        "the step does not fit into memory. Options, measured on a 3D U-Net: "
-        "perf.activation_checkpointing=pointwise (64 % of the activations kept, 12 % slower), "
-        "perf.activation_checkpointing=blocks (41 %, 25 % slower), data.batch_size halved with "
-        "trainer.accumulate_grad_batches doubled (half of them), a smaller data.patch_size; in a "
-        "validation, task.sw_batch_size=1"
-    )
+    return _MEMORY_ADVICE if out_of_memory(error) else None

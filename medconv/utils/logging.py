@@ -17,38 +17,65 @@ from medconv.utils.atomic_io import NO_ROOM
 
 log = logging.getLogger("medconv")
 _NEVER = logging.CRITICAL + 1
-_early = MemoryHandler(capacity=100_000, flushLevel=_NEVER, flushOnClose=False)  # until `log_into`
+# Keeps the messages until `log_into` names a file.
+_early = MemoryHandler(capacity=100_000, flushLevel=_NEVER, flushOnClose=False)
+_KEY_PREFIX = "full_key: "
+_INTERNAL_PREFIXES = ("full_key:", "object_type=", "reference_type=")
+_UNPRINTABLE = re.compile(r"[^\n\t -~\xa0-\ud7ff\ue000-\U0010ffff]")
+# About what is done on purpose or cannot be changed.
+_IGNORED_WARNINGS = (
+    ".*does not have many workers.*",
+    ".*Checkpoint directory .* exists and is not empty.*",
+    ".*The number of training batches .* is smaller than the logging interval.*",
+    ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
+    # Frozen norms are in eval mode.
+    ".*module\\(s\\) in eval mode at the start of training.*",
+    ".*WeightAveraging callback with a model that overrides the configure_model.*",
+    # With test=true.
+    ".*WeightAveraging callback, but loading a checkpoint outside.*",
+    # Of 1x1 kernels, whose strides say nothing.
+    ".*Grad strides do not match bucket view strides.*",
+    ".*You called `self.log\\('.*', ..., rank_zero_only=True\\)`.*",
+    ".*It is recommended to use `self.log\\(.*sync_dist=True\\)`.*",
+)
 
 
 def message(error: BaseException) -> str:
-    """The text of an error for users: of OmegaConf's and Hydra's errors the key first, no inner types."""
-    lines = [line.strip() for line in str(error).strip().splitlines()]
-    key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), None)
+    """The text of an error for users. Errors of OmegaConf and Hydra begin with the key, without types."""
     if not isinstance(error, (HydraException, OmegaConfBaseException)):
         return str(error).strip() or type(error).__name__
-    if "Config search path:" in lines:  # follows the list of available options
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    keys = [line.removeprefix(_KEY_PREFIX) for line in lines if line.startswith(_KEY_PREFIX)]
+    # Hydra's search path follows the list of available options.
+    if "Config search path:" in lines:
         lines = lines[: lines.index("Config search path:")]
-    inner = ("full_key:", "object_type=", "reference_type=")
-    useful = " ".join(line for line in lines if line and not line.startswith(inner))
-    if "is not a ListConfig" in useful:
-        useful = "expected a list, such as [1,2]"
-    return f"{key}: {useful}" if key else useful
+    useful_lines = [line for line in lines if line and not line.startswith(_INTERNAL_PREFIXES)]
+    text = " ".join(useful_lines)
+    if "is not a ListConfig" in text:
+        text = "expected a list, such as [1,2]"
+    return f"{keys[0]}: {text}" if keys and keys[0] else text
 
 
 def shown(text: str) -> str:
     """A text with control and unprintable characters escaped: names in it may come from files."""
-    unprintable = r"[^\n\t -~\xa0-\ud7ff\ue000-\U0010ffff]"
-    return re.sub(unprintable, lambda match: match[0].encode("unicode_escape").decode(), text)
+    return _UNPRINTABLE.sub(_escaped, text)
 
 
-def some(items: Sequence[str], most: int = 5) -> str:
-    """The first `most` items, and how many more there are."""
-    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
 
 
-def size_text(numbers: Iterable[float], digits: int = 6) -> str:
+def some(items: Sequence[str], max_items: int = 5) -> str:
+    """The first items, and how many more there are."""
+    text = ", ".join(items[:max_items])
+    if len(items) > max_items:
+        text += f" and {len(items) - max_items} more"
+    return text
+
+
+def size_text(sizes: Iterable[float], digits: int = 6) -> str:
     """Sizes along axes with so many significant digits, such as `0.5 x 0.5 x 7.5`."""
-    return " x ".join(f"{n:.{digits}g}" for n in numbers)
+    return " x ".join(f"{size:.{digits}g}" for size in sizes)
 
 
 def start_logging(rank_zero: bool = True) -> None:
@@ -61,34 +88,45 @@ def start_logging(rank_zero: bool = True) -> None:
     console.setFormatter(_Plain())
     _early.setTarget(None)
     _early.flushLevel = _NEVER
-    root.handlers[:] = [console, *([_early] if rank_zero else [])]
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-        logging.getLogger(name).handlers.clear()
-        logging.getLogger(name).propagate = True
+    root.handlers[:] = [console]
+    if rank_zero:
+        root.addHandler(_early)
+    _route_lightning()
     logging.captureWarnings(True)
-    threading.excepthook = _thread_ended
+    threading.excepthook = _on_thread_error
     if not rank_zero:
         warnings.simplefilter("ignore")
-    _silence()
+    for pattern in _IGNORED_WARNINGS:
+        warnings.filterwarnings("ignore", pattern)
 
 
 def log_into(path: Path) -> None:
     """Write all messages since `start_logging`, and all later ones, to this file."""
-    file = _Log(path)
+    file = _LogFile(path)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     _early.setTarget(file)
     _early.flush()
+    # From now on each message is passed on at once.
     _early.flushLevel = logging.NOTSET
 
 
-def _thread_ended(args: threading.ExceptHookArgs) -> None:
+def _route_lightning() -> None:
+    """Lightning's messages go where ours go, from warnings on."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.WARNING)
+        logger.handlers.clear()
+        logger.propagate = True
+
+
+def _on_thread_error(args: threading.ExceptHookArgs) -> None:
     """No traceback for a full disk: the main thread reports the same error."""
-    if not (isinstance(args.exc_value, OSError) and args.exc_value.errno in NO_ROOM):
+    is_full_disk = isinstance(args.exc_value, OSError) and args.exc_value.errno in NO_ROOM
+    if not is_full_disk:
         threading.__excepthook__(args)
 
 
-class _Log(logging.FileHandler):
+class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         """Print no traceback for each message on a full disk: whatever needs the disk reports it."""
 
@@ -97,6 +135,7 @@ class _Console(logging.StreamHandler):  # type: ignore[type-arg]
     """Writes to where `sys.stdout` or `sys.stderr` leads now: a progress bar prints messages above itself."""
 
     def __init__(self, standard_output: bool) -> None:
+        # Not that of `StreamHandler`, which would set `stream`.
         logging.Handler.__init__(self)
         self._standard_output = standard_output
 
@@ -108,21 +147,6 @@ class _Console(logging.StreamHandler):  # type: ignore[type-arg]
 class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = shown(record.getMessage())
-        return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
-
-
-def _silence() -> None:
-    """Ignore library warnings about what is done on purpose or cannot be changed."""
-    for pattern in (
-        ".*does not have many workers.*",
-        ".*Checkpoint directory .* exists and is not empty.*",
-        ".*The number of training batches .* is smaller than the logging interval.*",
-        ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
-        ".*module\\(s\\) in eval mode at the start of training.*",  # frozen norms
-        ".*WeightAveraging callback with a model that overrides the configure_model.*",
-        ".*WeightAveraging callback, but loading a checkpoint outside.*",  # test=true
-        ".*Grad strides do not match bucket view strides.*",  # of 1x1 kernels, whose strides say nothing
-        ".*You called `self.log\\('.*', ..., rank_zero_only=True\\)`.*",
-        ".*It is recommended to use `self.log\\(.*sync_dist=True\\)`.*",
-    ):
-        warnings.filterwarnings("ignore", pattern)
+        if record.levelno < logging.WARNING:
+            return text
+        return f"{record.levelname.lower()}: {text}"

@@ -5,11 +5,20 @@ from pathlib import Path
 from typing import Any
 
 
-def needed(package: str, extra: str, what: str, path: Path) -> Any:
-    """Import the package. Raises: ValueError: it is not installed; the message says how to install it."""
+def needed(package: str, extra: str, purpose: str, path: Path) -> Any:
+    """Import a package.
+
+    Args:
+        extra: of medconv that has the package.
+        purpose: what needs the package, such as "reading DICOM".
+        path: the file that needs it.
+
+    Raises:
+        ValueError: it is not installed; the message says how to install it.
+    """
     try:
         return import_module(package)
     except ImportError as error:
         raise ValueError(
-            f"{path}: {what} needs the package {package}: pip install 'medconv[{extra}]'"
+            f"{path}: {purpose} needs the package {package}: pip install 'medconv[{extra}]'"
         ) from error

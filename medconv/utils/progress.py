@@ -23,30 +23,47 @@ def in_terminal() -> bool:
 
 
 def bar(*columns: ProgressColumn, **settings: Any) -> Progress:
-    """A bar as wide as the terminal, begun by `with` or `start`. Messages meanwhile are printed above it."""
-    above = {"redirect_stdout": sys.stdout.isatty()}  # else the output goes to a file, not to the terminal
-    return _Progress(*columns, **{"console": Console(stderr=True), "transient": True, **above, **settings})
+    """A bar as wide as the terminal, not started yet. Messages meanwhile are printed above it.
+
+    Args:
+        settings: of rich's `Progress`.
+    """
+    defaults: dict[str, Any] = {
+        "console": Console(stderr=True),
+        "transient": True,
+        # Standard output that goes to a file stays there, and not in the terminal above the bar.
+        "redirect_stdout": sys.stdout.isatty(),
+    }
+    return _Progress(*columns, **{**defaults, **settings})
 
 
-def track(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
+def track(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
     """The items, with a bar of how many are done.
 
-    Args: what: is being done. total: needed of an iterator."""
+    Args:
+        description: what is being done, such as "training".
+        total: the number of items, where they are an iterator.
+    """
     if not in_terminal():
         yield from items
         return
-    number = len(items) if isinstance(items, Sized) else total
-    with counting(what, number) as progress:
+    count = len(items) if isinstance(items, Sized) else total
+    with counting(description, count) as progress:
         for item in items:
             yield item
             progress.advance(progress.task_ids[0])
 
 
-def counting(what: str, total: int | None) -> Progress:
-    """A bar with one task, not begun yet, that shows nothing but in a terminal."""
-    columns = (TextColumn(what, markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    progress = bar(*columns, disable=not in_terminal())
-    progress.add_task(what, total=total)
+def counting(description: str, total: int | None) -> Progress:
+    """A bar with one task, not started yet, that is drawn in a terminal alone."""
+    progress = bar(
+        TextColumn(description, markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        disable=not in_terminal(),
+    )
+    progress.add_task(description, total=total)
     return progress
 
 
@@ -54,4 +71,5 @@ class _Progress(Progress):
     def start(self) -> None:
         super().start()
         if not self.disable:
-            self.console.show_cursor(True)  # a killed process could not show it again
+            # rich hides the cursor, and a process that is killed could not show it again.
+            self.console.show_cursor(True)

@@ -1,27 +1,35 @@
-"""Stop requests by signal (SIGTERM, Slurm's SIGUSR1, Ctrl-C), and Slurm's requeue."""
+"""Stop requests by signal (SIGTERM, Slurm's SIGUSR1, SIGHUP, Ctrl-C), and Slurm's requeue."""
 
 import logging
 import os
+import select
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
 
 log = logging.getLogger(__name__)
-PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
+Handler = Callable[[int, FrameType | None], None]
+
+# By a scheduler or a service manager; by Slurm before its time limit; by a terminal that was closed.
+PREEMPTING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_MAX_RESTARTS = 50
 
 
 class RunInterrupted(SystemExit):
     """A run or command was stopped by a signal; a run's checkpoint holds the last step.
 
-    Args: number: of the signal. agreed: whether all processes of the run stop at the same step.
+    Args:
+        number: of the signal.
+        agreed: whether all processes of the run stop at the same step.
     """
 
     def __init__(self, number: int = signal.SIGTERM, agreed: bool = False) -> None:
         super().__init__()
-        self.number, self.agreed = number, agreed
+        self.number = number
+        self.agreed = agreed
 
     @property
     def by_hand(self) -> bool:
@@ -32,7 +40,8 @@ class StopRequest:
     """The stop signal that this process has received; `number` is 0 while there is none."""
 
     def __init__(self) -> None:
-        self.number, self._deferred = 0, False
+        self.number = 0
+        self._deferred = False
 
     def defer(self) -> None:
         """From now on the training loop checks `number`, and a signal no longer raises at once.
@@ -47,13 +56,13 @@ class StopRequest:
         with handled(self._note, *PREEMPTING), handled(self._interrupt, signal.SIGINT):
             yield
 
-    def _note(self, number: int, frame: Any) -> None:
+    def _note(self, number: int, frame: FrameType | None) -> None:
         if not self._deferred:
             raise RunInterrupted(number)
         if self.number != signal.SIGUSR1:  # SIGUSR1 also requests a requeue
             self.number = number
 
-    def _interrupt(self, number: int, frame: Any) -> None:
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.number == signal.SIGINT or not self._deferred:
             raise KeyboardInterrupt
         self.number = signal.SIGINT
@@ -62,13 +71,52 @@ class StopRequest:
 
 @contextmanager
 def raising() -> Iterator[None]:
-    """Inside, SIGTERM and SIGUSR1 raise `RunInterrupted`: before training there is nothing to save."""
+    """Inside, signals of `PREEMPTING` raise `RunInterrupted`: before training there is nothing to save."""
 
-    def stop(number: int, frame: Any) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         raise RunInterrupted(number)
 
     with handled(stop, *PREEMPTING):
         yield
+
+
+@contextmanager
+def handled(handler: Handler, *numbers: signal.Signals) -> Iterator[None]:
+    """Inside, `handler` handles these signals, except those that are ignored.
+
+    A shell ignores Ctrl-C in its background jobs, `nohup` ignores SIGHUP.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _discard_closed_output()
+        handler(number, frame)
+
+    previous_handlers = {number: signal.getsignal(number) for number in numbers}
+    for number, previous in previous_handlers.items():
+        if previous is not signal.SIG_IGN:
+            signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, previous in previous_handlers.items():
+            # None: the handler was not set by Python.
+            signal.signal(number, signal.SIG_DFL if previous is None else previous)
+
+
+def _discard_closed_output() -> None:
+    """Discard what is written to a closed terminal or pipe: a progress bar would raise an error there."""
+    poll = select.poll()
+    for descriptor in (1, 2):  # standard output and standard error
+        poll.register(descriptor, 0)
+    for descriptor, events in poll.poll(0):
+        if events & (select.POLLHUP | select.POLLERR):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, descriptor)
+            os.close(null)
 
 
 def requeue() -> None:
@@ -80,35 +128,17 @@ def requeue() -> None:
     if not job:
         return
     restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
-    if restarts >= int(os.environ.get("MAX_RESTARTS") or 50):
+    max_restarts = int(os.environ.get("MAX_RESTARTS") or _MAX_RESTARTS)
+    if restarts >= max_restarts:
         log.warning("job %s is not requeued: Slurm has restarted it %d times (MAX_RESTARTS)", job, restarts)
         return
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
+    command = ["scontrol", "requeue", job]
     try:
-        command = ["scontrol", "requeue", job]
         subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        log.info("Slurm requeued job %s", job)
     except (OSError, subprocess.SubprocessError) as error:
-        problem = (getattr(error, "stderr", None) or "").strip() or error
-        log.warning("Slurm did not requeue job %s: %s", job, problem)
-
-
-@contextmanager
-def handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
-    """Inside, `handler` handles these signals, except those that are ignored.
-
-    A shell ignores Ctrl-C in its background jobs.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
+        stderr = getattr(error, "stderr", None) or ""
+        log.warning("Slurm did not requeue job %s: %s", job, stderr.strip() or error)
         return
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number, old in before.items():
-        if old is not signal.SIG_IGN:
-            signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, signal.SIG_DFL if old is None else old)  # None: not set by Python
+    log.info("Slurm requeued job %s", job)

@@ -7,6 +7,7 @@ import pytest
 from helpers import tiny
 from helpers.fresh_process import run_medconv
 
+from medconv import __version__
 from medconv.cli.main import _WORK, COMMANDS, run
 from medconv.utils.exit_codes import DONE, USER
 
@@ -54,6 +55,13 @@ def test_an_unknown_command_is_one_error_that_suggests_the_nearest(
 def test_help_and_printed_configs_load_no_torch(arguments: list[str]) -> None:
     process = run_medconv(*arguments)
     assert (process.returncode, process.stderr) == (0, "loaded\n") and process.stdout
+
+
+@pytest.mark.parametrize("module", ["medconv", "medconv.cli"])
+def test_python_m_is_the_command(module: str) -> None:
+    command = [sys.executable, "-m", module, "--version"]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert (process.returncode, process.stdout, process.stderr) == (DONE, f"medconv {__version__}\n", "")
 
 
 def test_commands_that_make_no_run_load_no_lightning() -> None:

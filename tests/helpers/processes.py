@@ -69,7 +69,7 @@ class ForkedJob:
             with Path("job_pids").open("a") as file:
                 file.write(f"{self.pid}\n")
             return
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.clear()

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from medconv.config import ConfigError, conf_dir
 from medconv.sweeps import optuna_search, run
 from medconv.sweeps.job import Job
+from medconv.sweeps.optuna_search import SearchSpace
 from medconv.targets.monitor import DICE
 from medconv.utils.exit_codes import DONE, PREEMPTED, USER
 
@@ -76,14 +77,14 @@ def test_optuna_is_told_the_result_of_a_trial(
 ) -> None:
     settings = {"n_trials": 3, "n_jobs": 2, "seed": 0}
     study = optuna_search._study(tmp_path, settings, DICE, optuna)
-    space = {"seed": optuna.distributions.IntDistribution(0, 9)}
-    trials = optuna_search._next(study, space, ["a=1"], settings, optuna)
+    space = SearchSpace({"seed": optuna.distributions.IntDistribution(0, 9)}, ["a=1"])
+    trials = optuna_search._next(study, space, settings, optuna)
     assert [trial.user_attrs["overrides"][0] for trial in trials] == ["a=1", "a=1"]
     job = Job(tuple(trials[0].user_attrs["overrides"]), (), tmp_path, code)
     job.folder.path.mkdir()
     (job.folder.path / "summary.json").write_text(json.dumps({"val/dice": score}))
     again = optuna_search._study(tmp_path, settings, DICE, optuna)  # as after a kill
-    assert [t.params for t in optuna_search._next(again, space, ["a=1"], settings, optuna)] == [
+    assert [t.params for t in optuna_search._next(again, space, settings, optuna)] == [
         t.params for t in trials
     ]
     optuna_search._tell(again, trials[0], job, optuna)
@@ -93,7 +94,7 @@ def test_optuna_is_told_the_result_of_a_trial(
         score if state == "COMPLETE" else None,
         code,
     )
-    assert [t.number for t in optuna_search._next(again, space, ["a=1"], settings, optuna)] == [1]
+    assert [t.number for t in optuna_search._next(again, space, settings, optuna)] == [1]
 
 
 def storage(home: Path) -> object:
@@ -196,11 +197,10 @@ def test_without_optuna_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
 
 def test_a_resumed_search_proposes_new_values(tmp_path: Path) -> None:
     settings, rates = {"n_trials": 3, "n_jobs": 1, "seed": 0}, []
+    space = SearchSpace({"lr": optuna.distributions.FloatDistribution(0, 1)}, [])
     for _ in range(3):
         study = optuna_search._study(tmp_path, settings, DICE, optuna)
-        (trial,) = optuna_search._next(
-            study, {"lr": optuna.distributions.FloatDistribution(0, 1)}, [], settings, optuna
-        )
+        (trial,) = optuna_search._next(study, space, settings, optuna)
         study.tell(trial.number, 0.5)
         rates.append(trial.params["lr"])
     assert len(set(rates)) == 3

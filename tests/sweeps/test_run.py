@@ -24,6 +24,7 @@ def forked(work: Callable[[], int]) -> int:
     if pid == 0:
         os.close(2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also under `nohup pytest`
         os._exit(guard(work))
     return pid
 
@@ -34,7 +35,7 @@ received = []
 def note(number, frame):
     received.append(number)
     pathlib.Path(sys.argv[1]).write_text(" ".join(map(str, received)))
-for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT): signal.signal(number, note)
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT): signal.signal(number, note)
 pathlib.Path(sys.argv[1] + ".begun").touch()
 while len(received) < int(sys.argv[2]):
     time.sleep(0.02)
@@ -47,6 +48,7 @@ time.sleep(0.5)  # for signals beyond those expected
     [
         (signal.SIGTERM, False, [signal.SIGTERM], PREEMPTED),
         (signal.SIGUSR1, False, [signal.SIGUSR1], PREEMPTED),
+        (signal.SIGHUP, False, [signal.SIGHUP], PREEMPTED),
         (signal.SIGINT, False, [signal.SIGTERM], INTERRUPTED),
         (signal.SIGINT, True, [signal.SIGINT, signal.SIGTERM], INTERRUPTED),  # as a terminal does
     ],

@@ -1,6 +1,4 @@
-"""`hydra/launcher=slurm` with small stand-ins for sbatch, squeue and srun, which run the real
-script.
-"""
+"""`hydra/launcher=slurm` with stand-ins for sbatch, squeue and srun, which run the real script."""
 
 import csv
 import json
@@ -9,55 +7,20 @@ import signal
 import subprocess
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
-from helpers import tiny
+from helpers import slurm_tools, tiny
 from helpers.processes import Forked, until
 
 from medconv.config import ConfigError
-from medconv.sweeps import slurm
+from medconv.sweeps import slurm, slurm_script
 from medconv.sweeps.job import Job
 from medconv.utils.exit_codes import DONE, INTERRUPTED, USER
-
-# Runs the tasks of the array at once, each as Slurm would start it, and remembers the process that waits for
-# them.
-SBATCH = """#!/usr/bin/env bash
-script=${!#}
-last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script")
-output=$(sed -n 's/^#SBATCH --output=//p' "$script" | sed 's/%A/7/')
-(
-    for i in $(seq 0 "$last"); do
-        SLURM_ARRAY_TASK_ID=$i SLURM_JOB_ID=$((8 + i)) bash "$script" > "${output/\\%a/$i}" 2>&1 &
-    done
-    wait
-) > /dev/null 2>&1 &
-echo $! > "$QUEUE"
-sed 's/--job-name=//' <<< "$2" > "$QUEUE.name"
-exec ${SLOW:-echo "7;cluster"}
-"""
-SQUEUE = """#!/usr/bin/env bash
-# a process that has ended counts as ended before its parent has asked for its exit code
-runs() { grep -qs '^State:.[^Z]' "/proc/$(cat "$QUEUE")/status"; }
-[ "$2" = --name ] && [ "$3" = "$(cat "$QUEUE.name")" ] && { runs && echo 7; exit 0; }
-[ "$3" = 7 ] || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
-runs && echo "7_0 RUNNING" || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
-"""
-SRUN = """#!/usr/bin/env bash
-while [[ "$1" == --* ]]; do shift; done
-exec ${INSTEAD:-"$@"}
-"""
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> dict[str, str]:
-    """The environment of a machine with Slurm."""
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name, content in {"sbatch": SBATCH, "squeue": SQUEUE, "srun": SRUN}.items():
-        (tools / name).write_text(content)
-        (tools / name).chmod(0o755)
-    return {"PATH": f"{tools}:{os.environ['PATH']}", "QUEUE": str(tmp_path / "queue")}
+    return slurm_tools.environment(tmp_path)
 
 
 def array(dataset: Path, *more: str) -> list[str]:
@@ -139,7 +102,7 @@ def test_a_job_ended_by_slurm_has_failed_with_that_reason(
         monkeypatch.setenv(name, value)
     (tmp_path / "bin/srun").write_text("#!/bin/sh\nkill -9 $PPID\n")
     job = Job(("seed=1",), (), tmp_path / "home")
-    monkeypatch.setattr(slurm, "_LATE", 0.1)
+    monkeypatch.setattr(slurm, "_VISIBLE_SECONDS", 0.1)
     slurm.run([job], {"poll_seconds": 0.1}, [])
     assert job.code == USER and job.status == "failed"
     assert job.reason.startswith("exit code 1: ended by Slurm (time limit, memory or scancel)")
@@ -197,10 +160,10 @@ def test_an_exit_code_that_appears_late_counts(
     tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shared file system may show files of other machines late; without the code, the summary counts."""
-    script = slurm._TEMPLATE
-    monkeypatch.setattr(slurm, "_LATE", 20)
+    script = slurm_script._TEMPLATE
+    monkeypatch.setattr(slurm, "_VISIBLE_SECONDS", 20)
     monkeypatch.setattr(
-        slurm,
+        slurm_script,
         "_TEMPLATE",
         script.replace('echo "$code" >', '(sleep 1.5; echo "$code" >').replace(
             'exit_code"\n', 'exit_code") &\n'
@@ -208,8 +171,8 @@ def test_an_exit_code_that_appears_late_counts(
     )
     slurm.run(three[1:2], {"poll_seconds": 0.1}, [])
     assert three[1].code == 1 and not three[1].has_error
-    monkeypatch.setattr(slurm, "_LATE", 0.1)
-    monkeypatch.setattr(slurm, "_TEMPLATE", script.replace('echo "$code" >', ": #"))
+    monkeypatch.setattr(slurm, "_VISIBLE_SECONDS", 0.1)
+    monkeypatch.setattr(slurm_script, "_TEMPLATE", script.replace('echo "$code" >', ": #"))
     slurm.run(three[:1], {"poll_seconds": 0.1}, [])
     assert three[0].code == 0
 
@@ -217,7 +180,7 @@ def test_an_exit_code_that_appears_late_counts(
 def test_an_array_is_found_by_its_name_if_sbatch_did_not_answer(
     tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "_ANSWER", 1)
+    monkeypatch.setattr(slurm, "_ANSWER_SECONDS", 1)
     monkeypatch.setenv("SLOW", "sleep 60")
     waits = f"#!/usr/bin/env bash\nwhile [ ! -e {tmp_path}/go ]; do sleep 0.1; done\n"
     (tmp_path / "bin/srun").write_text(ENDED.replace("#!/usr/bin/env bash\n", waits))
@@ -234,59 +197,6 @@ def test_without_squeue_the_sweep_is_refused(tmp_path: Path, three: list[Job]) -
     (tmp_path / "bin/squeue").unlink()
     with pytest.raises(ConfigError, match="^hydra/launcher=slurm: there is no squeue on this machine"):
         slurm.run(three, {"poll_seconds": 0.1}, [])
-
-
-@pytest.mark.parametrize(
-    ("launcher", "message"),
-    [
-        (
-            {"setup": "module load cuda"},
-            r"hydra.launcher.setup must be a list, as in hydra.launcher.setup=\['module load",
-        ),
-        (
-            {"options": "--exclusive"},
-            r"hydra.launcher.options must be a list, as in .*=\['--exclusive'\], got '--excl",
-        ),
-        (
-            {"time": 43200},
-            "hydra.launcher.time must be quoted, as '04:00:00'; without quotes YAML reads 43200",
-        ),
-    ],
-)
-def test_settings_of_the_wrong_type_are_refused(
-    launcher: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        slurm.script([Job(("seed=1",), (), tmp_path)], launcher, [])
-
-
-def test_values_are_quoted_for_sbatch(tmp_path: Path) -> None:
-    """A `#` would begin a comment, a blank end the value, and a % be filled in."""
-    home = tmp_path / 'a #1 50% "b\\c"'
-    lines = slurm.script([Job(("seed=1",), (), home)], {"partition": "gpu"}, []).splitlines()
-    quoted = 'a #1 50{} \\"b\\\\c\\"'
-    assert f'#SBATCH --output="{tmp_path}/{quoted.format("%%")}/slurm-%A_%a.log"' in lines
-    assert f'#SBATCH --job-name="medconv-{quoted.format("%")}"' in lines
-    assert "#SBATCH --partition=gpu" in lines
-
-
-def test_srun_gets_the_number_of_cores_if_slurm_names_one(tmp_path: Path, cluster: dict[str, str]) -> None:
-    """A cluster that assigns cores by GPU sets no variable, and srun must not get another number."""
-    job = Job(("seed=1",), (), tmp_path / "home")
-    job.folder.path.mkdir(parents=True)
-    (tmp_path / "bin/srun").write_text('#!/bin/sh\necho "$1"\n')
-    options = []
-    for cores in ({}, {"SLURM_CPUS_PER_TASK": "6"}):
-        done = subprocess.run(
-            ["bash"],
-            input=slurm.script([job], {}, []),
-            text=True,
-            capture_output=True,
-            check=True,
-            env={**os.environ, **cluster, "SLURM_ARRAY_TASK_ID": "0", **cores},
-        )
-        options.append(done.stdout.strip())
-    assert options == ["--kill-on-bad-exit=0", "--cpus-per-task=6"]
 
 
 @pytest.mark.parametrize(
@@ -307,49 +217,3 @@ def test_errors_of_sbatch_are_reported(
     with pytest.raises(ConfigError, match=f"^{message}"):
         slurm.run([Job(("seed=1",), (), tmp_path / "home")], {}, ["seed"])
     assert not (tmp_path / "home/slurm.json").exists()
-
-
-def test_overrides_with_special_characters_reach_the_job_unchanged(
-    tmp_path: Path, cluster: dict[str, str]
-) -> None:
-    names = ("data.root='a b$(touch hit)'", 'run.name="q\'`x`"', '+x="a\\nb"')
-    job = Job(names, (), tmp_path / "ho me")
-    job.folder.path.mkdir(parents=True)
-    content = slurm.script([job], {}, ["data.root"])
-    show = tmp_path / "bin/show"
-    show.write_text(
-        "#!/usr/bin/env python3\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], "
-        'os.environ["MEDCONV_SWEEP"]]))'
-    )
-    show.chmod(0o755)
-    (tmp_path / "bin/srun").write_text(SRUN.replace('exec ${INSTEAD:-"$@"}', 'shift 4; exec show "$@"'))
-    environment = {**os.environ, **cluster, "SLURM_ARRAY_TASK_ID": "0"}
-    done = subprocess.run(
-        ["bash"], input=content, text=True, capture_output=True, check=True, env=environment, cwd=tmp_path
-    )
-    received: list[Any] = json.loads(done.stdout)
-    assert received[0] == job.arguments and json.loads(received[1]) == {"data.root": "'a b$(touch hit)'"}
-    assert not (tmp_path / "hit").exists()
-    assert (job.folder.path / "exit_code").read_text() == "0\n"
-    with pytest.raises(ConfigError, match="each option must be one line"):
-        slurm.script([job], {"options": ["--x\nrm -r /"]}, [])
-
-
-def test_a_preempted_job_is_requeued_a_limited_number_of_times(
-    tmp_path: Path, cluster: dict[str, str]
-) -> None:
-    job = Job(("seed=1",), (), tmp_path / "home")
-    job.folder.path.mkdir(parents=True)
-    (tmp_path / "bin/scontrol").write_text('#!/bin/sh\necho "$@" > "$QUEUE"\n')
-    (tmp_path / "bin/scontrol").chmod(0o755)
-    (tmp_path / "stopped").write_text("exit 75")
-    environment = {**os.environ, **cluster, "INSTEAD": f"bash {tmp_path}/stopped", "SLURM_JOB_ID": "9"}
-    content, codes = slurm.script([job], {}, []), []
-    for count in ("0", "50"):
-        more = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_RESTART_COUNT": count}
-        done = subprocess.run(
-            ["bash"], input=content, text=True, check=False, env=environment | more, cwd=tmp_path
-        )
-        codes.append((done.returncode, (job.folder.path / "exit_code").exists()))
-    assert codes == [(75, False), (75, True)]  # requeued; then restarted too often
-    assert Path(cluster["QUEUE"]).read_text() == "requeue 9\n"

@@ -125,7 +125,7 @@ def test_the_error_of_a_failed_process_reaches_the_others(
     launched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """srun returns the highest exit code: after 75, a user's mistake would be queued again."""
-    monkeypatch.setattr(cluster, "_LATE", 0.3)
+    monkeypatch.setattr(cluster, "_VISIBLE_SECONDS", 0.3)
     folder = tmp_path / "run"
 
     def shared_error(error: Exception, **more: Any) -> str:

@@ -51,7 +51,7 @@ def test_control_characters_are_spelled_out() -> None:
 
 def test_long_lists_are_cut() -> None:
     assert some(["a", "b"]) == "a, b"
-    assert some(["a", "b", "c"], most=2) == "a, b and 1 more"
+    assert some(["a", "b", "c"], max_items=2) == "a, b and 1 more"
 
 
 def test_sizes_along_axes() -> None:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.processes import until
 
 from medconv.utils import signals
+
+
+@pytest.fixture(autouse=True)
+def hangups_are_not_ignored() -> Iterator[None]:
+    """As `nohup pytest` does."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_before_training_ends_the_process_at_once() -> None:
@@ -40,6 +54,52 @@ def _send_signals() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+TRAINING = """
+import pathlib, sys, time
+from medconv.utils import signals
+begun, number, seconds = sys.argv[1:]
+request = signals.StopRequest()
+request.defer()
+with request.noted():
+    pathlib.Path(begun).touch()
+    deadline = time.monotonic() + float(seconds)
+    while not request.number and time.monotonic() < deadline:
+        time.sleep(0.01)
+    print("the step is done", flush=True)
+    print("the step is done", file=sys.stderr, flush=True)
+pathlib.Path(number).write_text(str(int(request.number)))
+"""
+
+
+def noted_as_its_terminal_closes(folder: Path, seconds: float, *prefix: str) -> str:
+    """The signal that a training notes within so many seconds. Args: prefix: of its command."""
+    begun, number = folder / "begun", folder / "number"
+    ours, of_process = os.openpty()
+    process = subprocess.Popen(
+        [*prefix, sys.executable, "-c", TRAINING, str(begun), str(number), str(seconds)],
+        stdin=of_process,
+        stdout=of_process,
+        stderr=of_process,
+        cwd=folder,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that its end sends SIGHUP
+    )
+    os.close(of_process)
+    until(begun.exists)
+    os.close(ours)
+    assert process.wait(60) == 0
+    return number.read_text()
+
+
+def test_a_closed_terminal_requests_a_stop_and_output_to_it_raises_nothing(tmp_path: Path) -> None:
+    assert noted_as_its_terminal_closes(tmp_path, 60) == str(int(signal.SIGHUP))
+
+
+def test_with_nohup_a_closed_terminal_stops_nothing(tmp_path: Path) -> None:
+    assert noted_as_its_terminal_closes(tmp_path, 1, "nohup") == "0"
+    assert (tmp_path / "nohup.out").read_text().splitlines() == ["the step is done"] * 2
 
 
 def test_a_refused_requeue_is_a_warning(

@@ -18,10 +18,10 @@ from threadpoolctl import threadpool_limits
 from medconv.data.loading.patch_dataset import SampleOrder
 from medconv.data.loading.worker_errors import WorkerError
 from medconv.performance.step_profiler import StepProfiler
-from medconv.utils.signals import StopRequest
+from medconv.utils.signals import PREEMPTING, StopRequest
 
 # What a terminal and Slurm send to all processes of a run
-_RUN_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+_RUN_SIGNALS = {signal.SIGINT, *PREEMPTING}
 _DEATH_SECONDS = 2.0  # from the loss of a worker's connection to the signal that names the worker
 
 
@@ -68,10 +68,11 @@ def _blocked_signals() -> Iterator[None]:
 
     Blocking in the worker would be too late for threads that libraries have already started.
     """
-    # Otherwise `spawn` starts it, and then removes SIGTERM from the mask
-    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _RUN_SIGNALS)
     try:
+        # Otherwise `spawn` starts it, and then removes SIGINT and SIGTERM from the mask.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _RUN_SIGNALS)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from medconv.data.loading.datamodule import Batch
 from medconv.inference import saliency
+from medconv.metrics.visualization import overlay
 from medconv.targets import Targets
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.utils.visualization import overlay
 
 log = logging.getLogger(__name__)
 Picture = tuple[str, np.ndarray]  # a tag, and (height, width, 3) uint8

@@ -29,7 +29,7 @@ from medconv.data.preprocessing.pipeline import fingerprint, prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, restore
 from medconv.inference.inputs import find_cases
 from medconv.inference.output_dir import OutputDir
-from medconv.utils.visualization import overlay
+from medconv.metrics.visualization import overlay
 
 GREY = np.arange(6 * 4, dtype=np.uint8).reshape(4, 6) * 10  # four rows of six pixels, from the top
 RGB = np.stack([GREY, GREY + 1, 255 - GREY], axis=-1)

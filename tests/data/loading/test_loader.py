@@ -25,8 +25,9 @@ def test_workers_heed_the_main_process_alone() -> None:
     assert pipe.recv() == "started"
     os.kill(worker.pid or 0, signal.SIGINT)  # as a terminal sends it to all
     os.kill(worker.pid or 0, signal.SIGUSR1)
-    pipe.send("after both signals")
-    assert pipe.recv() == "after both signals"
+    os.kill(worker.pid or 0, signal.SIGHUP)
+    pipe.send("after these signals")
+    assert pipe.recv() == "after these signals"
     worker.terminate()
     worker.join()
     assert worker.exitcode == 0

@@ -1,12 +1,14 @@
-"""medconv/utils/visualization.py: planes, orientation, sizes and colours in a picture of a case."""
+"""medconv/metrics/visualization.py: planes, orientation, sizes and colours in a picture of a case."""
 
 import io
 
 import numpy as np
 import pytest
 from PIL import Image
+from reference.planes import planes_of_most_foreground
 
-from medconv.utils.visualization import heat, overlay, png
+from medconv.metrics import visualization
+from medconv.metrics.visualization import heat, overlay, png
 
 GAP = 4
 ORANGE, BLUE = np.array([230, 159, 0]), np.array([86, 180, 233])
@@ -151,6 +153,18 @@ def test_planes_show_a_lesion_rather_than_more_of_its_organ() -> None:
     for row in range(3):
         painted = picture[row * 164 : row * 164 + 160, 164:]
         assert (painted == ORANGE).all(2).any() and (painted == BLUE).all(2).any()
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int16, np.float32])
+@pytest.mark.parametrize("classes", [0, 1, 3, 105])
+def test_planes_are_those_of_a_mask_per_class(classes: int, dtype: type) -> None:
+    """Label values need not be consecutive, and negative ones are background."""
+    random = np.random.default_rng(classes)
+    values = np.array([0, -1, *range(1, 3 * classes + 1, 3)]).astype(dtype)
+    for shape in [(7, 5, 6), (1, 4, 9), (12, 11, 2)]:
+        label = random.choice(values, shape, p=None if classes else [1, 0])
+        chosen = [(plane.axis, plane.index) for plane in visualization._planes(label)]
+        assert chosen == planes_of_most_foreground(label)
 
 
 def test_columns_have_titles_and_the_classes_in_sight_a_legend() -> None:

@@ -1,0 +1,132 @@
+"""The batch script of a sweep: a Slurm job array with a task per job.
+
+A job whose time is nearly up saves a checkpoint, ends with its own exit code and is queued again.
+"""
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from medconv.config import ConfigError
+from medconv.sweeps.job import Job, values_json
+from medconv.training.report import OF_A_SWEEP
+from medconv.utils.exit_codes import PREEMPTED
+
+# Keys of hydra.launcher that, with hyphens, are options of sbatch.
+_SBATCH_KEYS = (
+    "partition",
+    "account",
+    "qos",
+    "time",
+    "mem",
+    "nodes",
+    "ntasks_per_node",
+    "gpus_per_node",
+    "cpus_per_task",
+)
+
+
+def script(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """The batch script of an array with a task per job.
+
+    Args:
+        keys: in which the sweep's jobs differ.
+
+    Raises:
+        ConfigError: a setting that sbatch would misread.
+    """
+    options = _sbatch_options(jobs, launcher)
+    cases = [f"{index}) {_shell_variables(job, keys)} ;;" for index, job in enumerate(jobs)]
+    return _TEMPLATE.format(
+        options="\n".join(f"#SBATCH {option}" for option in options),
+        setup="".join(f"{line}\n" for line in _list(launcher, "setup")),
+        cwd=shlex.quote(str(Path.cwd())),
+        cases="\n    ".join(cases),
+        python=shlex.quote(sys.executable),
+        preempted=PREEMPTED,
+    )
+
+
+def _sbatch_options(jobs: Sequence[Job], launcher: Mapping[str, Any]) -> list[str]:
+    # YAML 1.1: 12:00:00 is a number in base 60.
+    if type(launcher.get("time")) is int:
+        raise ConfigError(
+            f"hydra.launcher.time must be quoted, as '04:00:00'; without quotes YAML reads {launcher['time']}"
+        )
+    home = jobs[0].home.absolute()
+    max_running = f"%{launcher['at_once']}" if launcher.get("at_once") else ""
+    log_folder = str(home).replace("%", "%%")
+    settings = {
+        "job-name": f"medconv-{home.name}",
+        "array": f"0-{len(jobs) - 1}{max_running}",
+        "output": f"{log_folder}/slurm-%A_%a.log",
+    }
+    for key in _SBATCH_KEYS:
+        if launcher.get(key) is not None:
+            settings[key.replace("_", "-")] = str(launcher[key])
+    options = [f"--{name}={_quoted(setting)}" for name, setting in settings.items()]
+    options += _list(launcher, "options")
+    for option in options:
+        if "\n" in option:  # it would begin another line of the script
+            raise ConfigError(f"hydra.launcher: each option must be one line, got {option!r}")
+    return options
+
+
+def _shell_variables(job: Job, keys: Sequence[str]) -> str:
+    """What the script needs of a job."""
+    folder = shlex.quote(str(job.folder.path.absolute()))
+    values = shlex.quote(values_json(job, keys))
+    return f"folder={folder} arguments=({shlex.join(job.arguments)}); export {OF_A_SWEEP}={values}"
+
+
+def _list(launcher: Mapping[str, Any], key: str) -> list[str]:
+    """A setting of several lines.
+
+    Raises:
+        ConfigError: not a list; a string would be taken letter by letter.
+    """
+    lines = launcher.get(key) or []
+    if not isinstance(lines, list):
+        raise ConfigError(
+            f"hydra.launcher.{key} must be a list, as in hydra.launcher.{key}=[{lines!r}], got {lines!r}"
+        )
+    return [str(line) for line in lines]
+
+
+def _quoted(text: str) -> str:
+    """Quoted for sbatch: it ends a value at a blank or `#`; a backslash is an escape, even in quotes."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", text):
+        return text
+    escaped = re.sub(r'(["\\])', r"\\\1", text)
+    return f'"{escaped}"'
+
+
+_TEMPLATE = """\
+#!/usr/bin/env bash
+# The jobs of a sweep, one for each task of the array.
+# A job whose time is nearly up saves a checkpoint, ends with {preempted} and is queued again.
+{options}
+#SBATCH --signal=USR1@180
+#SBATCH --requeue
+#SBATCH --open-mode=append
+
+{setup}export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}"
+cd {cwd} || exit 1
+case "$SLURM_ARRAY_TASK_ID" in
+    {cases}
+    *) echo "no job $SLURM_ARRAY_TASK_ID" >&2; exit 1 ;;
+esac
+
+# --cpus-per-task: srun does not take it from the job
+srun ${{SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"}} --kill-on-bad-exit=0 --wait=120 \\
+    {python} -m medconv.cli train "${{arguments[@]}}"
+code=$?
+if [ "$code" -eq {preempted} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 50 ]; then
+    scontrol requeue "$SLURM_JOB_ID" && exit "$code"
+fi
+echo "$code" > "$folder/exit_code"
+exit "$code"
+"""

@@ -1,0 +1,42 @@
+"""Small stand-ins for sbatch, squeue and srun, which run the real script of a sweep."""
+
+import os
+from pathlib import Path
+
+# Runs the tasks of the array at once, each as Slurm would start it, and remembers the process that waits for
+# them.
+SBATCH = """#!/usr/bin/env bash
+script=${!#}
+last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script")
+output=$(sed -n 's/^#SBATCH --output=//p' "$script" | sed 's/%A/7/')
+(
+    for i in $(seq 0 "$last"); do
+        SLURM_ARRAY_TASK_ID=$i SLURM_JOB_ID=$((8 + i)) bash "$script" > "${output/\\%a/$i}" 2>&1 &
+    done
+    wait
+) > /dev/null 2>&1 &
+echo $! > "$QUEUE"
+sed 's/--job-name=//' <<< "$2" > "$QUEUE.name"
+exec ${SLOW:-echo "7;cluster"}
+"""
+SQUEUE = """#!/usr/bin/env bash
+# a process that has ended counts as ended before its parent has asked for its exit code
+runs() { grep -qs '^State:.[^Z]' "/proc/$(cat "$QUEUE")/status"; }
+[ "$2" = --name ] && [ "$3" = "$(cat "$QUEUE.name")" ] && { runs && echo 7; exit 0; }
+[ "$3" = 7 ] || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
+runs && echo "7_0 RUNNING" || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
+"""
+SRUN = """#!/usr/bin/env bash
+while [[ "$1" == --* ]]; do shift; done
+exec ${INSTEAD:-"$@"}
+"""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The environment of a machine with Slurm, whose tools are in `folder`."""
+    tools = folder / "bin"
+    tools.mkdir()
+    for name, content in {"sbatch": SBATCH, "squeue": SQUEUE, "srun": SRUN}.items():
+        (tools / name).write_text(content)
+        (tools / name).chmod(0o755)
+    return {"PATH": f"{tools}:{os.environ['PATH']}", "QUEUE": str(folder / "queue")}

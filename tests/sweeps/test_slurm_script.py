@@ -1,0 +1,119 @@
+"""medconv/sweeps/slurm_script.py: what sbatch and bash make of the script; settings that sbatch would misread."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import slurm_tools
+from helpers.slurm_tools import SRUN
+
+from medconv.config import ConfigError
+from medconv.sweeps import slurm_script
+from medconv.sweeps.job import Job
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> dict[str, str]:
+    return slurm_tools.environment(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "message"),
+    [
+        (
+            {"setup": "module load cuda"},
+            r"hydra.launcher.setup must be a list, as in hydra.launcher.setup=\['module load",
+        ),
+        (
+            {"options": "--exclusive"},
+            r"hydra.launcher.options must be a list, as in .*=\['--exclusive'\], got '--excl",
+        ),
+        (
+            {"time": 43200},
+            "hydra.launcher.time must be quoted, as '04:00:00'; without quotes YAML reads 43200",
+        ),
+    ],
+)
+def test_settings_of_the_wrong_type_are_refused(
+    launcher: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        slurm_script.script([Job(("seed=1",), (), tmp_path)], launcher, [])
+
+
+def test_values_are_quoted_for_sbatch(tmp_path: Path) -> None:
+    """A `#` would begin a comment, a blank end the value, and a % be filled in."""
+    home = tmp_path / 'a #1 50% "b\\c"'
+    lines = slurm_script.script([Job(("seed=1",), (), home)], {"partition": "gpu"}, []).splitlines()
+    quoted = 'a #1 50{} \\"b\\\\c\\"'
+    assert f'#SBATCH --output="{tmp_path}/{quoted.format("%%")}/slurm-%A_%a.log"' in lines
+    assert f'#SBATCH --job-name="medconv-{quoted.format("%")}"' in lines
+    assert "#SBATCH --partition=gpu" in lines
+
+
+def test_srun_gets_the_number_of_cores_if_slurm_names_one(tmp_path: Path, cluster: dict[str, str]) -> None:
+    """A cluster that assigns cores by GPU sets no variable, and srun must not get another number."""
+    job = Job(("seed=1",), (), tmp_path / "home")
+    job.folder.path.mkdir(parents=True)
+    (tmp_path / "bin/srun").write_text('#!/bin/sh\necho "$1"\n')
+    options = []
+    for cores in ({}, {"SLURM_CPUS_PER_TASK": "6"}):
+        done = subprocess.run(
+            ["bash"],
+            input=slurm_script.script([job], {}, []),
+            text=True,
+            capture_output=True,
+            check=True,
+            env={**os.environ, **cluster, "SLURM_ARRAY_TASK_ID": "0", **cores},
+        )
+        options.append(done.stdout.strip())
+    assert options == ["--kill-on-bad-exit=0", "--cpus-per-task=6"]
+
+
+def test_overrides_with_special_characters_reach_the_job_unchanged(
+    tmp_path: Path, cluster: dict[str, str]
+) -> None:
+    names = ("data.root='a b$(touch hit)'", 'run.name="q\'`x`"', '+x="a\\nb"')
+    job = Job(names, (), tmp_path / "ho me")
+    job.folder.path.mkdir(parents=True)
+    content = slurm_script.script([job], {}, ["data.root"])
+    show = tmp_path / "bin/show"
+    show.write_text(
+        "#!/usr/bin/env python3\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], "
+        'os.environ["MEDCONV_SWEEP"]]))'
+    )
+    show.chmod(0o755)
+    (tmp_path / "bin/srun").write_text(SRUN.replace('exec ${INSTEAD:-"$@"}', 'shift 4; exec show "$@"'))
+    environment = {**os.environ, **cluster, "SLURM_ARRAY_TASK_ID": "0"}
+    done = subprocess.run(
+        ["bash"], input=content, text=True, capture_output=True, check=True, env=environment, cwd=tmp_path
+    )
+    received: list[Any] = json.loads(done.stdout)
+    assert received[0] == job.arguments and json.loads(received[1]) == {"data.root": "'a b$(touch hit)'"}
+    assert not (tmp_path / "hit").exists()
+    assert (job.folder.path / "exit_code").read_text() == "0\n"
+    with pytest.raises(ConfigError, match="each option must be one line"):
+        slurm_script.script([job], {"options": ["--x\nrm -r /"]}, [])
+
+
+def test_a_preempted_job_is_requeued_a_limited_number_of_times(
+    tmp_path: Path, cluster: dict[str, str]
+) -> None:
+    job = Job(("seed=1",), (), tmp_path / "home")
+    job.folder.path.mkdir(parents=True)
+    (tmp_path / "bin/scontrol").write_text('#!/bin/sh\necho "$@" > "$QUEUE"\n')
+    (tmp_path / "bin/scontrol").chmod(0o755)
+    (tmp_path / "stopped").write_text("exit 75")
+    environment = {**os.environ, **cluster, "INSTEAD": f"bash {tmp_path}/stopped", "SLURM_JOB_ID": "9"}
+    content, codes = slurm_script.script([job], {}, []), []
+    for count in ("0", "50"):
+        more = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_RESTART_COUNT": count}
+        done = subprocess.run(
+            ["bash"], input=content, text=True, check=False, env=environment | more, cwd=tmp_path
+        )
+        codes.append((done.returncode, (job.folder.path / "exit_code").exists()))
+    assert codes == [(75, False), (75, True)]  # requeued; then restarted too often
+    assert Path(cluster["QUEUE"]).read_text() == "requeue 9\n"

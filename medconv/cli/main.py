@@ -9,6 +9,7 @@ from types import ModuleType
 
 from medconv import __version__
 from medconv.cli.entrypoint import guard
+from medconv.cli.flags import arguments_as_flags
 from medconv.utils.exit_codes import DONE
 
 COMMANDS = {
@@ -21,9 +22,9 @@ COMMANDS = {
     "import-nnunet": "make run folders of a trained nnU-Net v2 model",
 }
 _WORK = {  # of the commands without overrides; imported when it begins, since it loads torch
-    "predict": "medconv.inference.predict",
+    "predict": "medconv.cli.predict_command",
     "evaluate": "medconv.evaluation.evaluate",
-    "export": "medconv.export.export",
+    "export": "medconv.cli.export_command",
     "find-postprocessing": "medconv.evaluation.find_postprocessing",
     "import-nnunet": "medconv.training.import_nnunet",
 }
@@ -59,7 +60,9 @@ def run(arguments: Sequence[str]) -> int:
     if arguments[0] not in _WORK:
         return int(module.main(arguments[1:]))
     options = module.parser().parse_args(arguments[1:])
-    return int(importlib.import_module(_WORK[arguments[0]]).run_command(options))
+    work = importlib.import_module(_WORK[arguments[0]])
+    with arguments_as_flags(options):
+        return int(work.run_command(options))
 
 
 def _module(name: str) -> ModuleType:

@@ -17,7 +17,8 @@ from medconv.inference.window_placement import EVEN_DISTANCE, FIXED_DISTANCE, Wi
 from medconv.models.outputs import full_resolution
 from medconv.utils.errors import ArgumentError
 
-Box = tuple[Any, ...]  # `...` and a slice for each spatial axis
+# `...` and a slice for each spatial axis.
+Box = tuple[Any, ...]
 log = logging.getLogger(__name__)
 
 
@@ -68,7 +69,8 @@ class SlidingWindow:
     def _with_cpu_fallback(self, network: Callable[[Tensor], Any], images: Tensor) -> Tensor:
         try:
             return self._blended(network, images, images.device)
-        except torch.OutOfMemoryError:  # of the GPU; the CPU raises another class
+        # The GPU's error; the CPU raises another class.
+        except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
         log.info("the logits of this image do not fit into GPU memory; summing them on the CPU")
         return self._blended(network, images, torch.device("cpu"))
@@ -81,31 +83,33 @@ class SlidingWindow:
         placement = EVEN_DISTANCE if self.even else FIXED_DISTANCE
         padded, content = self._padded(images)
         boxes = self._boxes(padded.shape[2:], placement)
+        # Image after image, so that a batch may hold windows of two slices.
         windows = list(product(range(len(images)), boxes))
-        blend = _Blend(padded, placement.weights(self.patch_size, images.device), device)
+        weights = placement.weights(self.patch_size, images.device)
+        blend = _Blend(padded, weights, device)
         for first in range(0, len(windows), self.batch_size):
             batch = windows[first : first + self.batch_size]
             patches = torch.cat([padded[image : image + 1][box] for image, box in batch])
             logits = self._mean_over_flips(network, patches)
-            blend.add(batch, logits.float() if placement.sums_in_fp32 else logits)
-            del logits  # else they stay in memory beside the next batch's
+            if placement.sums_in_fp32:
+                logits = logits.float()
+            blend.add(batch, logits)
+            # Else they stay in memory beside the next batch's.
+            del logits
         return blend.mean(boxes)[content]
 
     def _boxes(self, size: Sequence[int], placement: WindowPlacement) -> list[Box]:
         """All windows of an image of this size; along the last axis they change fastest."""
-        starts = [
-            placement.starts(length, window, self.overlap)
-            for length, window in zip(size, self.patch_size, strict=True)
-        ]
-        boxes: list[Box] = []
-        for corner in product(*starts):
-            sides = [slice(start, start + n) for start, n in zip(corner, self.patch_size, strict=True)]
-            boxes.append((..., *sides))
-        return boxes
+        sides: list[list[slice]] = []
+        for length, window in zip(size, self.patch_size, strict=True):
+            starts = placement.starts(length, window, self.overlap)
+            sides.append([slice(start, start + window) for start in starts])
+        return [(..., *box) for box in product(*sides)]
 
     def _padded(self, images: Tensor) -> tuple[Tensor, Box]:
         """Images of at least the window's size, and the box of the content in them."""
-        pads: list[int] = []  # before and after each axis, the last axis first, as `F.pad` takes them
+        # Before and after each axis, the last axis first, as `F.pad` takes them.
+        pads: list[int] = []
         content: list[slice] = []
         for length, window in zip(images.shape[2:], self.patch_size, strict=True):
             missing = max(0, window - length)
@@ -120,7 +124,8 @@ class SlidingWindow:
         logit_sum = full_resolution(network(windows))
         for flips in _nonempty_flips(self.mirror_axes):
             dims = [2 + axis for axis in flips]
-            logits = full_resolution(network(windows.flip(dims))).flip(dims)
+            flipped_logits = full_resolution(network(windows.flip(dims)))
+            logits = flipped_logits.flip(dims)
             if left_right_axis(self.slice_axis) in flips:
                 logits = swapped(logits, self.flip_label_pairs)
             # `flip` has copied `logits`, so they may be overwritten; the first sum is the network's.

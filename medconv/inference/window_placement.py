@@ -11,8 +11,10 @@ from monai.data.utils import compute_importance_map
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-_SIGMA = 1 / 8  # of the Gaussian weights, as a share of the window
-_PEAK = 10.0  # the largest weight of nnU-Net's Gaussian; float16 keeps more digits than with 1
+# Of the Gaussian weights, as a share of the window.
+_SIGMA = 1 / 8
+# The largest weight of nnU-Net's Gaussian.
+_PEAK = 10.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ def fixed_starts(length: int, window: int, overlap: float) -> list[int]:
     """
     distance = max(1, int(window * (1 - overlap)))
     steps = ceil((length - window) / distance)
+    # The last window would end behind the axis.
     return [min(step * distance, length - window) for step in range(steps + 1)]
 
 
@@ -54,7 +57,9 @@ def even_starts(length: int, window: int, overlap: float) -> list[int]:
     steps = ceil((length - window) / (window * (1 - overlap)))
     if steps == 0:
         return [0]
-    return [round((length - window) / steps * step) for step in range(steps + 1)]
+    distance = (length - window) / steps
+    # Halves are rounded to even numbers, as by NumPy.
+    return [round(distance * step) for step in range(steps + 1)]
 
 
 def monai_weights(window_size: Sequence[int], device: torch.device) -> Tensor:
@@ -78,12 +83,14 @@ def nnunet_weights(window_size: Sequence[int], device: torch.device) -> Tensor:
 
 @lru_cache(8)
 def _nnunet_weights(window_size: tuple[int, ...]) -> Tensor:
+    middle = tuple(size // 2 for size in window_size)
     peak = np.zeros(window_size)
-    peak[tuple(size // 2 for size in window_size)] = 1
+    peak[middle] = 1
     sigmas = [size * _SIGMA for size in window_size]
     gaussian = gaussian_filter(peak, sigmas, mode="constant")
-    weights = torch.from_numpy(gaussian * (_PEAK / gaussian.max())).half().float()
-    # float16 rounds the corners of large windows to 0, and a sum of weights must not be 0
+    scaled = gaussian * (_PEAK / gaussian.max())
+    weights = torch.from_numpy(scaled).half().float()
+    # float16 rounds the corners of large windows to 0, and a sum of weights must not be 0.
     smallest = weights[weights > 0].min()
     return weights.clamp(min=float(smallest))
 

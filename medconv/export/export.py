@@ -53,7 +53,12 @@ class ExportOptions:
         return "torchscript" if self.is_bundle else self.format
 
 
-def export(source: Path, output: Path, choices: ExportOptions, trusted: Sequence[str] = ()) -> None:
+def export(
+    source: Path,
+    output: Path,
+    choices: ExportOptions,
+    trusted: Sequence[str] = (),
+) -> None:
     """Export the network of a checkpoint, compare its logits with the checkpoint's, and write its metadata.
 
     Args:
@@ -82,7 +87,10 @@ def export(source: Path, output: Path, choices: ExportOptions, trusted: Sequence
 
 
 def _export_bundle(
-    output: Path, choices: ExportOptions, network: LoadedModel, reference: LoadedModel
+    output: Path,
+    choices: ExportOptions,
+    network: LoadedModel,
+    reference: LoadedModel,
 ) -> None:
     with _new_folder(output) as partial:
         model = partial / MODEL
@@ -93,7 +101,10 @@ def _export_bundle(
 
 
 def _export_file(
-    file: Path, choices: ExportOptions, network: LoadedModel, reference: LoadedModel
+    file: Path,
+    choices: ExportOptions,
+    network: LoadedModel,
+    reference: LoadedModel,
 ) -> Metadata:
     """Write the network's file and compare it with the checkpoint. Returns: its metadata."""
     captured = write_network(capture(network), choices.file_format, file, choices.opset)

@@ -18,7 +18,12 @@ FORMATS = ("torchscript", "onnx", "pt2", "bundle")
 OPSETS = range(18, 24)
 
 
-def write_network(captured: Captured, format: str, path: Path, opset: int) -> Captured:
+def write_network(
+    captured: Captured,
+    format: str,
+    path: Path,
+    opset: int,
+) -> Captured:
     """Write the network to a file.
 
     Args:
@@ -67,7 +72,12 @@ def check_format(format: str, opset: int) -> None:
         need(("onnx", "onnxscript", "onnxruntime"), "the format onnx")
 
 
-def _write(captured: Captured, format: str, path: Path, opset: int) -> Captured:
+def _write(
+    captured: Captured,
+    format: str,
+    path: Path,
+    opset: int,
+) -> Captured:
     if format == "torchscript":
         return _write_torchscript(captured, path)
     if format == "onnx":

@@ -15,7 +15,11 @@ from medconv.utils.errors import ArgumentError
 
 
 @torch.inference_mode()
-def on_patches(reference: LoadedModel, exported: LoadedModel, captured: Captured) -> float:
+def on_patches(
+    reference: LoadedModel,
+    exported: LoadedModel,
+    captured: Captured,
+) -> float:
     """The largest difference on random patches: one, a batch of three, and one of another size along dynamic
     axes.
     """
@@ -38,7 +42,11 @@ def on_patches(reference: LoadedModel, exported: LoadedModel, captured: Captured
     return float(largest)
 
 
-def on_case(reference: LoadedModel, exported: LoadedModel, case: Path) -> tuple[float, tuple[int, ...]]:
+def on_case(
+    reference: LoadedModel,
+    exported: LoadedModel,
+    case: Path,
+) -> tuple[float, tuple[int, ...]]:
     """The largest difference on an image, through preprocessing, windows and flips.
 
     Args:

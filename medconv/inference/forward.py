@@ -57,7 +57,12 @@ class LabelMapForward(Forward):
         keeps_labels: each member's own label map is kept, too.
     """
 
-    def __init__(self, members: Sequence[LoadedModel], device: str, keeps_labels: bool = False) -> None:
+    def __init__(
+        self,
+        members: Sequence[LoadedModel],
+        device: str,
+        keeps_labels: bool = False,
+    ) -> None:
         super().__init__(members, device)
         self.keeps_labels = keeps_labels
 
@@ -123,7 +128,12 @@ class ImageLevelForward(Forward):
         batch_size: whole images in one forward pass; None: by their size.
     """
 
-    def __init__(self, members: Sequence[LoadedModel], device: str, batch_size: int | None = None) -> None:
+    def __init__(
+        self,
+        members: Sequence[LoadedModel],
+        device: str,
+        batch_size: int | None = None,
+    ) -> None:
         super().__init__(members, device)
         largest = max(prod(member.window.patch_size) for member in members)
         fitting = max(1, min(_MAX_IMAGES, _MAX_VOXELS // largest))
@@ -184,7 +194,12 @@ def _network(member: LoadedModel) -> Callable[[Tensor], Any]:
     return lambda images: member.network(images.contiguous(memory_format=member.memory_format))
 
 
-def _check_finite(is_finite: bool, kind: str, member: LoadedModel, images: np.ndarray | Tensor) -> None:
+def _check_finite(
+    is_finite: bool,
+    kind: str,
+    member: LoadedModel,
+    images: np.ndarray | Tensor,
+) -> None:
     """Raises: ValueError: not finite; it blames the images where they are far from what a network is fed."""
     if is_finite:
         return

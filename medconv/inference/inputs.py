@@ -42,7 +42,10 @@ class _Entry:
 
 
 def find_cases(
-    source: Path, num_channels: int, answers: Sequence[str] = (), name: str = "source"
+    source: Path,
+    num_channels: int,
+    answers: Sequence[str] = (),
+    name: str = "source",
 ) -> list[Case]:
     """The cases in a file, a folder, a pattern with `{id}` or a list; channels are files CASE_0000,
     CASE_0001, ... or in one file.

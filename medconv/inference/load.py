@@ -169,7 +169,9 @@ def _build_model(
 
 
 def _with_mirror_axes(
-    model: LoadedModel, config: RunConfig, mirror_axes: Sequence[int] | None
+    model: LoadedModel,
+    config: RunConfig,
+    mirror_axes: Sequence[int] | None,
 ) -> LoadedModel:
     """Args: mirror_axes: None: those of the config."""
     if mirror_axes is not None:
@@ -177,7 +179,11 @@ def _with_mirror_axes(
     return with_mirror_axes(model, config.task.mirror_axes, "task.mirror_axes")
 
 
-def with_mirror_axes(model: LoadedModel, mirror_axes: Any, name: str = "mirror_axes") -> LoadedModel:
+def with_mirror_axes(
+    model: LoadedModel,
+    mirror_axes: Any,
+    name: str = "mirror_axes",
+) -> LoadedModel:
     """The same network with other flips in test-time augmentation.
 
     Args:
@@ -197,7 +203,9 @@ def with_mirror_axes(model: LoadedModel, mirror_axes: Any, name: str = "mirror_a
 
 
 def with_window(
-    model: LoadedModel, overlap: float | None = None, batch_size: int | None = None
+    model: LoadedModel,
+    overlap: float | None = None,
+    batch_size: int | None = None,
 ) -> LoadedModel:
     """The same network with other windows; None keeps what it was validated with.
 
@@ -213,7 +221,10 @@ def with_window(
 
 
 def window_of(
-    task: TaskConfig, derived: Derived, axes: tuple[int, ...], convention: str | None
+    task: TaskConfig,
+    derived: Derived,
+    axes: tuple[int, ...],
+    convention: str | None,
 ) -> SlidingWindow:
     """The windows over volumes.
 

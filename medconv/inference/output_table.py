@@ -80,7 +80,12 @@ class OutputTable(Output):
             if case.id not in self._rows:
                 yield Claim(case, lambda: None)
 
-    def write(self, predictor: Predictor, case: Case, scores: ImageLevelScores) -> None:
+    def write(
+        self,
+        predictor: Predictor,
+        case: Case,
+        scores: ImageLevelScores,
+    ) -> None:
         if self._writes_saliency:
             assert isinstance(predictor.forward, ImageLevelForward)
             picture = png(predictor.forward.overlay(scores))
@@ -106,7 +111,11 @@ class OutputTable(Output):
             file.write(_text([row]))
 
     def _check(
-        self, state: OutputState, cases: dict[str, Entry], overwrite: bool, replaced: Sequence[str]
+        self,
+        state: OutputState,
+        cases: dict[str, Entry],
+        overwrite: bool,
+        replaced: Sequence[str],
     ) -> None:
         if state.busy:
             raise self._refusal("another process writes its predictions there")

@@ -79,7 +79,8 @@ def _loaded(
 
 
 def _attempt(
-    predict: Callable[[Loaded], Predicted], loaded: Future[Loaded]
+    predict: Callable[[Loaded], Predicted],
+    loaded: Future[Loaded],
 ) -> tuple[Predicted | None, Exception | None]:
     try:
         return predict(loaded.result()), None

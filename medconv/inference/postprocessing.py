@@ -76,7 +76,12 @@ class Step:
             raise ValueError(f"`min_mm3` belongs to remove_small, not to {operation}")
         return cls(operation, label)
 
-    def apply(self, label: np.ndarray, grid: Grid, targets: SegmentationTargets) -> np.ndarray:
+    def apply(
+        self,
+        label: np.ndarray,
+        grid: Grid,
+        targets: SegmentationTargets,
+    ) -> np.ndarray:
         """As `Steps.apply`, for this step alone; `label` may be a crop of the grid with all foreground."""
         values = values_of(self.label, targets)
         box = bounding_box(np.isin(label, values))
@@ -122,7 +127,12 @@ class Steps:
             name = self.source or "post-processing"
             raise ValueError(f"{name}: was made for {self.targets.words}; the network has {targets.words}")
 
-    def apply(self, label: np.ndarray, grid: Grid, targets: SegmentationTargets) -> np.ndarray:
+    def apply(
+        self,
+        label: np.ndarray,
+        grid: Grid,
+        targets: SegmentationTargets,
+    ) -> np.ndarray:
         """The label map after all steps; `label` is not changed.
 
         Shape: label (X, Y, Z); a 2D image has Z = 1.

@@ -204,7 +204,10 @@ class Predictor:
         return self.finish(answer, scores.crop.grid, self.targets)
 
     def _scores_of(
-        self, images: Sequence[ImageLike], affine: np.ndarray | None, spacing_mm: Sequence[float] | None
+        self,
+        images: Sequence[ImageLike],
+        affine: np.ndarray | None,
+        spacing_mm: Sequence[float] | None,
     ) -> Any:
         case_input = self._input_of(images, affine, spacing_mm)
         if case_input.warning:
@@ -214,7 +217,10 @@ class Predictor:
         return scores
 
     def _input_of(
-        self, images: Sequence[ImageLike], affine: np.ndarray | None, spacing_mm: Sequence[float] | None
+        self,
+        images: Sequence[ImageLike],
+        affine: np.ndarray | None,
+        spacing_mm: Sequence[float] | None,
     ) -> Input:
         """Args: as for a call."""
         arrays = [image for image in images if isinstance(image, np.ndarray)]

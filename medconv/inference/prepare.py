@@ -99,7 +99,12 @@ def _check_common_grid(image: NamedImage, crops: Sequence[CropInfo]) -> None:
         )
 
 
-def _check_size(image: NamedImage, model: LoadedModel, prepared: Sequence[int], crop: CropInfo) -> None:
+def _check_size(
+    image: NamedImage,
+    model: LoadedModel,
+    prepared: Sequence[int],
+    crop: CropInfo,
+) -> None:
     """Check the size for an image-level network, which takes images of one size.
 
     Raises:
@@ -127,7 +132,11 @@ def _check_size(image: NamedImage, model: LoadedModel, prepared: Sequence[int], 
         )
 
 
-def _warnings(image: NamedImage, members: Sequence[LoadedModel], crop: CropInfo) -> list[str]:
+def _warnings(
+    image: NamedImage,
+    members: Sequence[LoadedModel],
+    crop: CropInfo,
+) -> list[str]:
     warnings: list[str] = []
     spacing_warning = _spacing_warning(crop.native_spacing_mm, members)
     if spacing_warning:
@@ -140,7 +149,10 @@ def _warnings(image: NamedImage, members: Sequence[LoadedModel], crop: CropInfo)
     return warnings
 
 
-def _spacing_warning(spacing_mm: Sequence[float], members: Sequence[LoadedModel]) -> str | None:
+def _spacing_warning(
+    spacing_mm: Sequence[float],
+    members: Sequence[LoadedModel],
+) -> str | None:
     for member in members:
         ranges = member.spacing_range_mm
         far = [

@@ -31,7 +31,9 @@ Line = tuple[float, float]
 
 
 def agreement(
-    label_maps: Sequence[np.ndarray], targets: SegmentationTargets, voxel_mm3: float
+    label_maps: Sequence[np.ndarray],
+    targets: SegmentationTargets,
+    voxel_mm3: float,
 ) -> dict[str, Any]:
     """Per class: mean and lowest Dice over all pairs of networks, mean and standard deviation of the volume.
 
@@ -78,7 +80,10 @@ def read_calibration(path: Path, names: Sequence[str]) -> dict[str, Line | None]
     return lines
 
 
-def calibrated(result: dict[str, Any], lines: Mapping[str, Line | None]) -> dict[str, Any]:
+def calibrated(
+    result: dict[str, Any],
+    lines: Mapping[str, Line | None],
+) -> dict[str, Any]:
     """An `agreement` with the Dice to be expected of each class in `lines`, `expected_dice`."""
     for name, line in lines.items():
         values = result["classes"][name]
@@ -94,7 +99,11 @@ def expected(dice: float | None, line: Line | None) -> float | None:
     return min(1.0, max(0.0, slope * dice + intercept))
 
 
-def uncertainty(probabilities: Iterable[Tensor], num_outputs: int, exclusive: bool) -> Tensor:
+def uncertainty(
+    probabilities: Iterable[Tensor],
+    num_outputs: int,
+    exclusive: bool,
+) -> Tensor:
     """Entropy of each voxel, from 0 (certain) to 1 (all classes alike); of regions, the largest one.
 
     Shape: `num_outputs` channels, one (*spatial) at a time -> (*spatial) float32.

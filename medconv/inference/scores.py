@@ -132,7 +132,10 @@ class ImageLevelScores:
         return self.outputs
 
 
-def with_cpu_fallback(scores: LabelMapScores, compute: Callable[[LabelMapScores], Result]) -> Result:
+def with_cpu_fallback(
+    scores: LabelMapScores,
+    compute: Callable[[LabelMapScores], Result],
+) -> Result:
     """`compute(scores)`, on the CPU if the GPU runs out of memory."""
     try:
         return compute(scores)

@@ -66,7 +66,11 @@ class SlidingWindow:
         logits = self._with_cpu_fallback(network, slices)
         return logits.movedim(0, 1 + self.slice_axis)[None]
 
-    def _with_cpu_fallback(self, network: Callable[[Tensor], Any], images: Tensor) -> Tensor:
+    def _with_cpu_fallback(
+        self,
+        network: Callable[[Tensor], Any],
+        images: Tensor,
+    ) -> Tensor:
         try:
             return self._blended(network, images, images.device)
         # The GPU's error; the CPU raises another class.
@@ -75,7 +79,12 @@ class SlidingWindow:
         log.info("the logits of this image do not fit into GPU memory; summing them on the CPU")
         return self._blended(network, images, torch.device("cpu"))
 
-    def _blended(self, network: Callable[[Tensor], Any], images: Tensor, device: torch.device) -> Tensor:
+    def _blended(
+        self,
+        network: Callable[[Tensor], Any],
+        images: Tensor,
+        device: torch.device,
+    ) -> Tensor:
         """The weighted mean of the network's outputs over all windows; small images are padded with 0.
 
         Shape: (images, channels, *spatial) -> (images, classes, *spatial) on `device`.
@@ -119,7 +128,11 @@ class SlidingWindow:
         padded = F.pad(images, pads) if any(pads) else images
         return padded, (..., *content)
 
-    def _mean_over_flips(self, network: Callable[[Tensor], Any], windows: Tensor) -> Tensor:
+    def _mean_over_flips(
+        self,
+        network: Callable[[Tensor], Any],
+        windows: Tensor,
+    ) -> Tensor:
         """The network's logits, returned as they are where nothing is flipped: they can be large."""
         logit_sum = full_resolution(network(windows))
         for flips in _nonempty_flips(self.mirror_axes):

@@ -29,7 +29,11 @@ _ZIP = b"PK\x03\x04"
 log = logging.getLogger(__name__)
 
 
-def load(path: Path, device: str = "cpu", mirror_axes: Sequence[int] | None = None) -> LoadedModel:
+def load(
+    path: Path,
+    device: str = "cpu",
+    mirror_axes: Sequence[int] | None = None,
+) -> LoadedModel:
     """Load an exported ONNX model with its metadata.
 
     Args:

@@ -66,7 +66,10 @@ def read(model: Path) -> Metadata:
 
 
 def as_loaded_model(
-    metadata: Metadata, network: nn.Module, model: Path, mirror_axes: Sequence[int] | None
+    metadata: Metadata,
+    network: nn.Module,
+    model: Path,
+    mirror_axes: Sequence[int] | None,
 ) -> LoadedModel:
     """The network, with what its metadata says.
 
@@ -150,7 +153,11 @@ def _check_channels(channels: Any, preprocessing: PreprocessingConfig) -> None:
         raise ValueError(f"{len(channels)} channels need as many entries of normalisation and intensities")
 
 
-def _check_sizes(preprocessing: PreprocessingConfig, window: SlidingWindow, rounding: Sequence[int]) -> None:
+def _check_sizes(
+    preprocessing: PreprocessingConfig,
+    window: SlidingWindow,
+    rounding: Sequence[int],
+) -> None:
     dims = preprocessing.spatial_dims
     if dims not in (2, 3) or preprocessing.slice_axis not in (None, 0, 1, 2):
         raise ValueError(

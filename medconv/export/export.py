@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from medconv.config import tuples_to_lists
 from medconv.export.formats import OPSETS, check_format, read_written, write_network
 from medconv.export.graph import Captured, capture
 from medconv.export.metadata import as_markdown, describe
@@ -129,18 +128,25 @@ def _compare(
     Raises:
         ValueError: the logits differ.
     """
-    source = network.path
-    assert source is not None
-    metadata = describe(
-        checkpoint_io.read(source),
-        network,
-        captured,
-        file,
-        choices.file_format,
-        # Filled in below: the comparison reads the metadata, too.
-        {"largest_difference": 0.0, "inputs": ""},
-    )
+    assert network.path is not None
+    content = checkpoint_io.read(network.path)
+    # Filled in below: the comparison reads the metadata, too.
+    parity = {"largest_difference": 0.0, "inputs": ""}
+    metadata = describe(content, network, captured, file, choices.file_format, parity)
     exported = as_loaded_model(metadata, read_written(file, choices.file_format), file, None)
+    metadata["parity"] = _parity(reference, exported, captured, choices)
+    if choices.file_format == "onnx":
+        metadata["opset"] = choices.opset
+    return metadata
+
+
+def _parity(
+    reference: LoadedModel,
+    exported: LoadedModel,
+    captured: Captured,
+    choices: ExportOptions,
+) -> Metadata:
+    """The largest difference of the logits, and on what. Raises: ValueError: above the tolerance."""
     largest = on_patches(reference, exported, captured)
     inputs = "random patches"
     if choices.case is not None:
@@ -151,13 +157,10 @@ def _compare(
     # `not <=` and not `>`: NaN must fail, too.
     if not largest <= choices.tolerance:
         raise ValueError(
-            f"{source}: as {choices.format} its logits differ by {largest:.2g} (on {inputs}), more than the "
-            f"tolerance of {choices.tolerance:g}; nothing was written"
+            f"{reference.path}: as {choices.format} its logits differ by {largest:.2g} (on {inputs}), more "
+            f"than the tolerance of {choices.tolerance:g}; nothing was written"
         )
-    if choices.file_format == "onnx":
-        metadata["opset"] = choices.opset
-    parity = {"largest_difference": largest, "tolerance": choices.tolerance, "inputs": inputs}
-    return {**metadata, "parity": tuples_to_lists(parity)}
+    return {"largest_difference": largest, "tolerance": choices.tolerance, "inputs": inputs}
 
 
 def _write_metadata(metadata: Metadata, model: Path) -> None:

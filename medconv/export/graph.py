@@ -67,23 +67,12 @@ def capture(model: LoadedModel) -> Captured:
     """
     assert not any(parametrize.is_parametrized(layer) for layer in model.network.modules()), "fold first"
     module = Logits(model.network).eval()
-    patch_size = model.window.patch_size
-    # A batch of 2: torch.export takes a size of 1 for a constant.
-    example = torch.randn(
-        2,
-        len(model.modalities),
-        *patch_size,
-        generator=torch.Generator().manual_seed(0),
-    )
+    example = _example(model)
     divisor = divisor_of(model.network, example)
-    open_axes = tuple(
-        model.targets.per_voxel and size % step == 0 and size >= 2 * step
-        for size, step in zip(patch_size, divisor, strict=True)
-    )
-    # Some networks hold numbers of the patch's size, such as that of attention windows.
-    no_axes = (False,) * len(patch_size)
     reason = ""
-    for dynamic in dict.fromkeys([open_axes, no_axes]):
+    # Some networks hold numbers of the patch's size, such as that of attention windows.
+    no_axes = (False,) * len(divisor)
+    for dynamic in dict.fromkeys([_open_axes(model, divisor), no_axes]):
         shapes = (_dynamic_shapes(divisor, dynamic),)
         try:
             with quiet(), torch.no_grad():
@@ -101,6 +90,20 @@ def capture(model: LoadedModel) -> Captured:
         )
     kind = type(model.network).__name__
     raise ValueError(f"{model.path}: its network, {kind}, cannot be exported ({reason})")
+
+
+def _example(model: LoadedModel) -> Tensor:
+    """A batch of 2: torch.export takes a size of 1 for a constant."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, len(model.modalities), *model.window.patch_size, generator=generator)
+
+
+def _open_axes(model: LoadedModel, divisor: Sequence[int]) -> tuple[bool, ...]:
+    """Per spatial axis, whether the network may take other sizes than the patch's."""
+    return tuple(
+        model.targets.per_voxel and size % step == 0 and size >= 2 * step
+        for size, step in zip(model.window.patch_size, divisor, strict=True)
+    )
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Any
 
 import medconv
 from medconv.config import flatten, tuples_to_lists
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.export.graph import Captured
 from medconv.inference.exported.metadata import VERSION, Metadata, digest
 from medconv.inference.load import LoadedModel
@@ -89,8 +90,7 @@ def _inputs(model: LoadedModel, captured: Captured) -> Metadata:
     # 2D images stay as they are.
     oriented = preprocessing.image_dims == 3 and preprocessing.reorients
     axes = "towards right, anterior, superior" if oriented else "as stored"
-    convention = "" if preprocessing.convention is None else _NNUNET
-    inputs = {
+    inputs: Metadata = {
         "name": "image",
         "layout": f"(batch, channels, *spatial) float32, axes {axes}",
         "channels": model.modalities,
@@ -106,14 +106,22 @@ def _inputs(model: LoadedModel, captured: Captured) -> Metadata:
         inputs["source_spacing_mm"] = model.source_spacing_mm
     return {
         **inputs,
+        **_resampling(preprocessing),
+        "spacing_range_mm": model.spacing_range_mm,
+        "divisor": captured.divisor,
+        "dynamic": {"batch": True, "spatial": captured.dynamic},
+    }
+
+
+def _resampling(preprocessing: PreprocessingConfig) -> Metadata:
+    """Spacing and intensities of the input."""
+    convention = "" if preprocessing.convention is None else _NNUNET
+    return {
         "spacing_mm": preprocessing.spacing_mm,
         "resampling": f"{_RESAMPLING}{convention}",
         "convention": preprocessing.convention,
         "normalisation": preprocessing.normalisation,
         "intensities": preprocessing.intensities,
-        "spacing_range_mm": model.spacing_range_mm,
-        "divisor": captured.divisor,
-        "dynamic": {"batch": True, "spatial": captured.dynamic},
     }
 
 

@@ -133,31 +133,19 @@ def _build_model(
     """The model, without flips."""
     metadata = content["medconv"]
     derived = config.derived
-    build = partial(config_trusted.build_trusted, trusted=trusted)
-    network = targets.finish(build_network(config.model, config.conv, derived, build, quiet=True))
-    checkpoint_io.load_weights(network, content, path)
+    network = _build_trained(content, config, targets, path, trusted)
     # Before folding, which removes the layers that tell them.
     equivariant_axes = mirror_axes_of(network)
-
-    check_folding(network, derived)
-    network = fold_convs(network).eval()
-    channels_last = bool(config.perf.channels_last)
-    apply_switches(
-        network,
-        channels_last=channels_last,
-        fast_norm=bool(config.perf.fast_norm),
-        fast_depthwise=config.perf.fast_depthwise,
-    )
     preprocessing = {key: configs.lists_to_tuples(value) for key, value in metadata["preprocessing"].items()}
     return LoadedModel(
-        network=network,
+        network=_for_inference(network, config),
         preprocessing=PreprocessingConfig(**preprocessing),
         window=window_of(config.task, derived, (), config.data.convention),
         class_names=tuple(metadata["class_names"]),
         targets=targets,
         modalities=tuple(metadata["modalities"]),
         precision=str(config.trainer.precision),
-        memory_format=switches.memory_format(channels_last, derived.spatial_dims),
+        memory_format=switches.memory_format(bool(config.perf.channels_last), derived.spatial_dims),
         spacing_range_mm=tuple((float(low), float(high)) for low, high in metadata["spacing_range_mm"]),
         path=path,
         seen_axes=training_axes(config.augmentation, derived.spatial_dims),
@@ -166,6 +154,34 @@ def _build_model(
         source_spacing_mm=config.data.source_spacing_mm,
         train_cases=frozenset(metadata.get("train_cases", ())),
     )
+
+
+def _build_trained(
+    content: dict[str, Any],
+    config: RunConfig,
+    targets: Targets,
+    path: Path,
+    trusted: Sequence[str],
+) -> nn.Module:
+    """The network with its weights, as in training."""
+    build = partial(config_trusted.build_trusted, trusted=trusted)
+    trained = build_network(config.model, config.conv, config.derived, build, quiet=True)
+    network = targets.finish(trained)
+    checkpoint_io.load_weights(network, content, path)
+    return network
+
+
+def _for_inference(network: nn.Module, config: RunConfig) -> nn.Module:
+    """The network with folded convolutions, and the fast layers and memory layouts of `perf`."""
+    check_folding(network, config.derived)
+    network = fold_convs(network).eval()
+    apply_switches(
+        network,
+        channels_last=bool(config.perf.channels_last),
+        fast_norm=bool(config.perf.fast_norm),
+        fast_depthwise=config.perf.fast_depthwise,
+    )
+    return network
 
 
 def _with_mirror_axes(

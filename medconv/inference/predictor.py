@@ -118,7 +118,7 @@ class Predictor:
         members = [with_window(member, overlap, sw_batch_size) for member in members]
         if source_spacing_mm is not None:
             if source_spacing_mm:
-                check_source_spacing(source_spacing_mm, "source_spacing_mm")
+                check_source_spacing(list(source_spacing_mm), "source_spacing_mm")
             stated = list(source_spacing_mm) or None
             members = [replace(member, source_spacing_mm=stated) for member in members]
         return cls(members, device, finish, sw_batch_size, keeps_labels)

@@ -103,6 +103,7 @@ def _load(options: argparse.Namespace, steps: Steps | None) -> Predictor:
 def _check_options(options: argparse.Namespace, predictor: Predictor) -> None:
     """Raises: ValueError: an option that has no effect for these networks."""
     first = predictor.members[0]
+    without_effect: tuple[str, ...]
     if first.targets.per_voxel:
         without_effect = _FOR_WHOLE_IMAGES
         reason = f"is for classification and regression; {first.path} predicts label maps"

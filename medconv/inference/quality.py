@@ -46,7 +46,11 @@ def agreement(
     pairwise = [targets.dice(first, second) for first, second in combinations(label_maps, 2)]
     classes: dict[str, Any] = {}
     for name, values in targets.by_name.items():
-        scores = [dice[name] for dice in pairwise if dice[name] is not None]
+        scores: list[float] = []
+        for dice in pairwise:
+            score = dice[name]
+            if score is not None:
+                scores.append(score)
         voxels = [np.isin(label, values).sum() for label in label_maps]
         volumes = describe([count * voxel_mm3 * _ML for count in voxels])
         classes[name] = {

@@ -18,7 +18,6 @@ from medconv.inference.predictor import Predictor
 from medconv.inference.quality import Line, read_calibration
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.utils.errors import explained
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import some, start_logging
 
@@ -61,8 +60,7 @@ def _check_values(options: argparse.Namespace) -> None:
     if options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     if options.source_spacing_mm:
-        with explained("--source-spacing-mm", ValueError):
-            per_case.check_source_spacing(options.source_spacing_mm)
+        per_case.check_source_spacing(options.source_spacing_mm, "--source-spacing-mm")
     check_source(options.input, "--input")
     num_networks = len(options.checkpoint) + len(options.exported_model)
     if not num_networks:

@@ -223,26 +223,33 @@ class Predictor:
         spacing_mm: Sequence[float] | None,
     ) -> Input:
         """Args: as for a call."""
-        arrays = [image for image in images if isinstance(image, np.ndarray)]
-        if len(arrays) == len(images) == 1:
-            image_dims = self.members[0].preprocessing.image_dims
-            image = from_array(arrays[0], image_dims, affine, spacing_mm)
-            if affine is not None:
-                image = self._with_stated_spacing(image)
-            return self._prepared(image, has_header=affine is not None)
-
+        if len(images) == 1 and isinstance(images[0], np.ndarray):
+            return self._input_of_array(images[0], affine, spacing_mm)
+        paths = [Path(image) for image in images if isinstance(image, (str, Path))]
+        in_memory = [image for image in images if isinstance(image, SpatialImage)]
+        if not images or len(images) not in (len(paths), len(in_memory)):
+            kinds = ", ".join(type(image).__name__ for image in images) or "nothing"
+            raise ArgumentError("images", f" must be paths, nibabel images, or one array, got {kinds}")
         for name, value in (("affine", affine), ("spacing_mm", spacing_mm)):
             if value is not None:
                 raise ArgumentError(name, " is for an array; files and nibabel images have their own")
-        paths = [Path(image) for image in images if isinstance(image, (str, Path))]
-        if paths and len(paths) == len(images):
+        if paths:
             return self.read(Case(name_of(paths[0]), tuple(paths)))
-        in_memory = [image for image in images if isinstance(image, SpatialImage)]
-        if in_memory and len(in_memory) == len(images):
-            image = self._with_stated_spacing(from_nibabel(in_memory))
-            return self._prepared(image, has_header=True)
-        kinds = ", ".join(type(image).__name__ for image in images) or "nothing"
-        raise ArgumentError("images", f" must be paths, nibabel images, or one array, got {kinds}")
+        image = self._with_stated_spacing(from_nibabel(in_memory))
+        return self._prepared(image, has_header=True)
+
+    def _input_of_array(
+        self,
+        array: np.ndarray,
+        affine: np.ndarray | None,
+        spacing_mm: Sequence[float] | None,
+    ) -> Input:
+        image = from_array(array, self.members[0].preprocessing.image_dims, affine, spacing_mm)
+        # An affine comes from a header, which training may have corrected; a spacing is the caller's word.
+        has_header = spacing_mm is None
+        if has_header:
+            image = self._with_stated_spacing(image)
+        return self._prepared(image, has_header)
 
     def _stated_spacing_mm(self, case_id: str) -> tuple[float, ...] | None:
         """The spacing that training, or the user, stated in place of the header's."""

@@ -62,9 +62,6 @@ def describe(
         Numbers, texts and lists only.
     """
     assert model.path is not None
-    packages = ["torch", "monai"]
-    if format == "onnx":
-        packages += ["onnx", "onnxruntime"]
     metadata = {
         "medconv_metadata": VERSION,
         "format": format,
@@ -76,13 +73,22 @@ def describe(
         "validation": _validation(content["medconv"]),
         "parity": dict(parity),
         "checkpoint": {"name": model.path.name, "sha256": digest(model.path)},
-        "versions": {
-            "medconv": medconv.__version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in packages},
-        },
+        "versions": _versions(format),
     }
+    # As a JSON file gives it back.
     return dict(json.loads(json.dumps(tuples_to_lists(metadata))))
+
+
+def _versions(format: str) -> dict[str, str]:
+    """Of what made the file, by name."""
+    packages = ["torch", "monai"]
+    if format == "onnx":
+        packages += ["onnx", "onnxruntime"]
+    return {
+        "medconv": medconv.__version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+    }
 
 
 def _inputs(model: LoadedModel, captured: Captured) -> Metadata:

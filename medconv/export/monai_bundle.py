@@ -18,6 +18,7 @@ from medconv.inference.sliding_window import SlidingWindow
 from medconv.targets import Targets
 from medconv.targets.regions import RegionTargets
 
+# Where MONAI's tools look for a TorchScript file.
 MODEL = Path("models/model.ts")
 _SCHEMA = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
@@ -113,6 +114,7 @@ def _node(target: str, **arguments: Any) -> Node:
 
 def _inferer(window: SlidingWindow) -> Node:
     node = _node("SlidingWindowInferer")
+    # A 2D network goes through a volume slice by slice.
     if window.slice_axis is not None:
         node = _node("SliceInferer", spatial_dim=window.slice_axis)
     return {

@@ -9,6 +9,7 @@ from types import ModuleType
 
 from medconv import __version__
 from medconv.cli.entrypoint import guard
+from medconv.cli.flags import arguments_as_flags
 from medconv.utils.exit_codes import DONE
 
 COMMANDS = {
@@ -22,9 +23,9 @@ COMMANDS = {
 }
 # The work of the commands without overrides; imported when it begins, since it loads torch.
 _WORK = {
-    "predict": "medconv.inference.predict",
+    "predict": "medconv.cli.predict_command",
     "evaluate": "medconv.evaluation.evaluate",
-    "export": "medconv.export.export",
+    "export": "medconv.cli.export_command",
     "find-postprocessing": "medconv.evaluation.find_postprocessing",
     "import-nnunet": "medconv.training.import_nnunet",
 }
@@ -85,7 +86,8 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
         return int(module.main(arguments))
     options = module.parser().parse_args(arguments)
     work = importlib.import_module(_WORK[name])
-    return int(work.run_command(options))
+    with arguments_as_flags(options):
+        return int(work.run_command(options))
 
 
 def _module(name: str) -> ModuleType:

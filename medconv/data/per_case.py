@@ -28,14 +28,20 @@ def with_source_spacing(dataset: Dataset, setting: Any) -> Dataset:
     return replace(dataset, cases=tuple(cases))
 
 
-def check_source_spacing(setting: Any) -> None:
-    """Raises: ConfigError: neither two or three positive numbers nor a mapping of patterns to such."""
+def check_source_spacing(setting: Any, name: str = _SPACING) -> None:
+    """Check a spacing that is stated in place of the headers'.
+
+    Args:
+        name: of the key or argument that states it, for messages.
+    Raises:
+        ConfigError: neither two or three positive numbers nor a mapping of patterns to such.
+    """
     for spacing in setting.values() if isinstance(setting, Mapping) else [setting]:
         if not (
             isinstance(spacing, (list, tuple)) and len(spacing) in (2, 3) and all(map(_is_positive, spacing))
         ):
             what = "positive numbers of mm (right, anterior, superior), or {PATTERN: [...]} of case ids"
-            raise ConfigError(f"{_SPACING}={setting}: expected {what}")
+            raise ConfigError(f"{name}={setting}: expected {what}")
 
 
 def source_spacing(setting: Any, case: str) -> tuple[float, ...] | None:

@@ -10,54 +10,50 @@ from torch import nn
 
 from medconv.export.graph import Captured
 from medconv.inference.exported.load import INPUT, OUTPUT, need, quiet, read_onnx
-from medconv.utils.errors import with_class
+from medconv.utils.errors import ArgumentError, with_class
 
 log = logging.getLogger(__name__)
 FORMATS = ("torchscript", "onnx", "pt2", "bundle")
-OPSETS = range(18, 24)  # of ONNX; torch writes 18 and converts it to later ones
+# Of ONNX; torch writes 18 and converts it to later ones.
+OPSETS = range(18, 24)
 
 
-def write_network(captured: Captured, format: str, path: Path, opset: int) -> Captured:
-    """Returns: the network, with the sizes that the file takes. Args: opset: for ONNX only.
+def write_network(
+    captured: Captured,
+    format: str,
+    path: Path,
+    opset: int,
+) -> Captured:
+    """Write the network to a file.
 
-    Raises: ValueError: torch cannot write the network in this format.
+    Args:
+        format: torchscript, onnx or pt2.
+        opset: for ONNX only.
+    Returns:
+        The network, with the sizes that the file takes.
+    Raises:
+        ValueError: torch cannot write the network in this format.
     """
-    fixed = False
     try:
         with quiet(), torch.no_grad():
-            if format == "onnx":
-                _write_onnx(captured, path, opset)
-            elif format == "torchscript":
-                # A trace records one path through the code; torch.export has shown that there is no other.
-                traced = torch.jit.trace(captured.module, captured.example, check_trace=False)
-                fixed = any(captured.dynamic) and not _takes_more(traced, captured)
-                torch.jit.save(traced, str(path))
-            else:
-                with path.open("wb") as file:
-                    torch.export.save(captured.program, file)
+            written = _write(captured, format, path, opset)
     except (OSError, KeyboardInterrupt):
         raise
-    except Exception as error:  # torch has many classes for what it cannot write
+    # torch has many classes for what it cannot write.
+    except Exception as error:
         raise ValueError(f"the network cannot be written as {format} ({with_class(error)})") from error
-    if not fixed:
-        return captured
-    log.info("as torchscript, the network takes images of the patch's size alone")
-    return replace(captured, dynamic=(False,) * len(captured.dynamic))
-
-
-def _takes_more(traced: Any, captured: Captured) -> bool:
-    """Whether a trace takes other sizes; it may hold numbers of the patch's, as that of attention windows."""
-    try:
-        traced(torch.zeros(1, captured.example.shape[1], *captured.larger))
-    except RuntimeError:
-        return False
-    return True
+    if written.dynamic != captured.dynamic:
+        log.info("as %s, the network takes images of the patch's size alone", format)
+    return written
 
 
 def read_written(path: Path, format: str) -> nn.Module:
     """The network of a file that this process has just written: one from elsewhere could run code.
 
-    Raises: ValueError: as `read_onnx`, for ONNX only.
+    Args:
+        format: torchscript, onnx or pt2.
+    Raises:
+        ValueError: as `read_onnx`, for ONNX only.
     """
     if format == "onnx":
         return read_onnx(path, "cpu")
@@ -69,18 +65,63 @@ def read_written(path: Path, format: str) -> nn.Module:
 
 
 def check_format(format: str, opset: int) -> None:
-    """Raises: ValueError: an unsupported opset, or a package is missing."""
+    """Raises: ArgumentError: an unsupported opset. ValueError: a package is missing."""
     if opset not in OPSETS:
-        raise ValueError(f"--opset must lie between {OPSETS[0]} and {OPSETS[-1]}, got {opset}")
+        raise ArgumentError("opset", f" must lie between {OPSETS[0]} and {OPSETS[-1]}, got {opset}")
     if format == "onnx":
-        need(("onnx", "onnxscript", "onnxruntime"), "--format onnx")
+        need(("onnx", "onnxscript", "onnxruntime"), "the format onnx")
+
+
+def _write(
+    captured: Captured,
+    format: str,
+    path: Path,
+    opset: int,
+) -> Captured:
+    if format == "torchscript":
+        return _write_torchscript(captured, path)
+    if format == "onnx":
+        _write_onnx(captured, path, opset)
+    else:
+        with path.open("wb") as file:
+            torch.export.save(captured.program, file)
+    return captured
+
+
+def _write_torchscript(captured: Captured, path: Path) -> Captured:
+    # A trace records one path through the code; torch.export has shown that there is no other.
+    traced = torch.jit.trace(captured.module, captured.example, check_trace=False)
+    torch.jit.save(traced, str(path))
+    if not any(captured.dynamic) or _takes_other_sizes(traced, captured):
+        return captured
+    return replace(captured, dynamic=(False,) * len(captured.dynamic))
+
+
+def _takes_other_sizes(traced: Any, captured: Captured) -> bool:
+    """Whether a trace takes them; it may hold numbers of the patch's size, as that of attention windows."""
+    try:
+        traced(torch.zeros(1, captured.example.shape[1], *captured.larger))
+    except RuntimeError:
+        return False
+    return True
 
 
 def _write_onnx(captured: Captured, path: Path, opset: int) -> None:
-    settings: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT], "opset_version": opset}
-    settings |= {"dynamo": True, "external_data": False, "verbose": False}
-    torch.onnx.export(captured.program, (), str(path), **settings)
-    onnx, _ = need(("onnx", "onnxscript"), "--format onnx")
-    written = {entry.domain: entry.version for entry in onnx.load(str(path)).opset_import}[""]
-    if written != opset:  # torch keeps the opset if it cannot convert it
+    torch.onnx.export(
+        captured.program,
+        (),
+        str(path),
+        input_names=[INPUT],
+        output_names=[OUTPUT],
+        opset_version=opset,
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+    onnx, _ = need(("onnx", "onnxscript"), "the format onnx")
+    opsets = {entry.domain: entry.version for entry in onnx.load(str(path)).opset_import}
+    # The domain of ONNX's own operators has no name.
+    written = opsets[""]
+    # torch keeps its opset if it cannot convert it.
+    if written != opset:
         raise ValueError(f"it can only be written for opset {written}, not {opset}")

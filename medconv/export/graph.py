@@ -15,8 +15,11 @@ from medconv.utils.errors import with_class
 
 
 class Logits(nn.Module):
-    """The exported part of a network: (batch, channels, *spatial) -> logits (batch, outputs, *spatial),
-    without deep supervision heads; for an image-level network (batch, outputs)."""
+    """The exported part of a network, without deep supervision heads.
+
+    Shape: (batch, channels, *spatial) -> logits (batch, outputs, *spatial), or (batch, outputs) of an
+    image-level network.
+    """
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -31,13 +34,15 @@ class Captured:
     """A network and its graph.
 
     Args:
+        module: the network, without deep supervision heads.
+        program: a torch.export.ExportedProgram.
         example: the input that it was captured with.
         divisor: each spatial size must be a multiple of it.
         dynamic: per spatial axis, whether it takes other sizes than the patch's, from `2 * divisor` upwards.
     """
 
     module: Logits
-    program: Any  # a torch.export.ExportedProgram
+    program: Any
     example: Tensor
     divisor: tuple[int, ...]
     dynamic: tuple[bool, ...]
@@ -45,55 +50,92 @@ class Captured:
     @property
     def larger(self) -> tuple[int, ...]:
         """Another size than the example's, along dynamic axes."""
-        sizes = zip(self.example.shape[2:], self.divisor, self.dynamic, strict=True)
-        return tuple(n + d if dynamic else n for n, d, dynamic in sizes)
+        size = list(self.example.shape[2:])
+        for axis, is_dynamic in enumerate(self.dynamic):
+            if is_dynamic:
+                size[axis] += self.divisor[axis]
+        return tuple(size)
 
 
 def capture(model: LoadedModel) -> Captured:
-    """Args: model: loaded with `plain=True`.
+    """The graph of a network, open to other sizes along as many axes as torch allows.
 
-    Raises: ValueError: it cannot be exported, for example since its code branches on an image's values.
+    Args:
+        model: loaded with `plain=True`.
+    Raises:
+        ValueError: it cannot be exported, for example since its code branches on an image's values.
     """
     assert not any(parametrize.is_parametrized(layer) for layer in model.network.modules()), "fold first"
-    module, patch, channels = Logits(model.network).eval(), model.window.patch_size, len(model.modalities)
-    example = torch.randn(2, channels, *patch, generator=torch.Generator().manual_seed(0))
-    divisor, reason = divisor_of(model.network, example), ""
-    open_axes = tuple(
-        model.targets.per_voxel and n % d == 0 and n >= 2 * d for n, d in zip(patch, divisor, strict=True)
-    )
-    for dynamic in dict.fromkeys([open_axes, (False,) * len(patch)]):
+    module = Logits(model.network).eval()
+    example = _example(model)
+    divisor = divisor_of(model.network, example)
+    reason = ""
+    # Some networks hold numbers of the patch's size, such as that of attention windows.
+    no_axes = (False,) * len(divisor)
+    for dynamic in dict.fromkeys([_open_axes(model, divisor), no_axes]):
+        shapes = (_dynamic_shapes(divisor, dynamic),)
         try:
             with quiet(), torch.no_grad():
-                program = torch.export.export(module, (example,), dynamic_shapes=(_open(divisor, dynamic),))
-        except Exception as error:  # torch has many classes for code that it cannot capture
+                program = torch.export.export(module, (example,), dynamic_shapes=shapes)
+        # torch has many classes for code that it cannot capture.
+        except Exception as error:
             reason = with_class(error)
             continue
-        return Captured(module, program, example, divisor, dynamic)
+        return Captured(
+            module=module,
+            program=program,
+            example=example,
+            divisor=divisor,
+            dynamic=dynamic,
+        )
     kind = type(model.network).__name__
     raise ValueError(f"{model.path}: its network, {kind}, cannot be exported ({reason})")
 
 
+def _example(model: LoadedModel) -> Tensor:
+    """A batch of 2: torch.export takes a size of 1 for a constant."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, len(model.modalities), *model.window.patch_size, generator=generator)
+
+
+def _open_axes(model: LoadedModel, divisor: Sequence[int]) -> tuple[bool, ...]:
+    """Per spatial axis, whether the network may take other sizes than the patch's."""
+    return tuple(
+        model.targets.per_voxel and size % step == 0 and size >= 2 * step
+        for size, step in zip(model.window.patch_size, divisor, strict=True)
+    )
+
+
 @torch.no_grad()
 def divisor_of(network: nn.Module, example: Tensor) -> tuple[int, ...]:
-    """The divisor of each spatial size: the image's over that of the smallest output of a convolution."""
-    if isinstance(divisor := getattr(network, "divisor", None), tuple):
-        return divisor
-    size, coarsest = example.shape[2:], [1] * (example.ndim - 2)
+    """The divisor of each spatial size: the image's over that of the smallest output of a convolution.
+
+    Args:
+        example: an input, (batch, channels, *spatial).
+    """
+    stated = getattr(network, "divisor", None)
+    if isinstance(stated, tuple):
+        return stated
+    size = example.shape[2:]
+    divisor = [1] * len(size)
 
     def measure(_: nn.Module, __: Any, output: Tensor) -> None:
-        if output.shape[2:].numel() > 1:  # else it is a mean over the image, as in squeeze-and-excitation
-            steps = [max(1, round(n / m)) for n, m in zip(size, output.shape[2:], strict=True)]
-            coarsest[:] = [max(a, b) for a, b in zip(coarsest, steps, strict=True)]
+        output_size = output.shape[2:]
+        # A mean over the image, as in squeeze-and-excitation.
+        if output_size.numel() == 1:
+            return
+        for axis, length in enumerate(output_size):
+            divisor[axis] = max(divisor[axis], round(size[axis] / length))
 
-    kinds = (nn.Conv2d, nn.Conv3d)
-    hooks = [layer.register_forward_hook(measure) for layer in network.modules() if isinstance(layer, kinds)]
+    convolutions = [layer for layer in network.modules() if isinstance(layer, (nn.Conv2d, nn.Conv3d))]
+    hooks = [layer.register_forward_hook(measure) for layer in convolutions]
     network(example)
     for hook in hooks:
         hook.remove()
-    return tuple(coarsest)
+    return tuple(divisor)
 
 
-def _open(divisor: Sequence[int], dynamic: Sequence[bool]) -> dict[int, Any]:
+def _dynamic_shapes(divisor: Sequence[int], dynamic: Sequence[bool]) -> dict[int, Any]:
     """Dynamic shapes for torch.export: any batch size, and multiples of the divisor along dynamic axes."""
     dims: dict[int, Any] = {0: torch.export.Dim("batch")}
     for axis, step in enumerate(divisor):

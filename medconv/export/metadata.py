@@ -9,6 +9,7 @@ from typing import Any
 
 import medconv
 from medconv.config import flatten, tuples_to_lists
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.export.graph import Captured
 from medconv.inference.exported.metadata import VERSION, Metadata, digest
 from medconv.inference.load import LoadedModel
@@ -24,7 +25,20 @@ _NNUNET = (
     "; within the range of the image; where voxels are more than 3 times as long along one axis, slice by "
     "slice, and across that axis the nearest slice, also of the outputs"
 )
+_RESAMPLING = (
+    "cubic splines, after normalisation; the outer edges of the first and last voxels keep their places"
+)
 _RESTORE = "each channel by linear interpolation to the cropped image's own grid; outside of it is background"
+
+
+# Of normalisations that need nothing but the image.
+_FORMULAS = {
+    "zscore": "minus its mean, divided by its standard deviation, over the cropped image",
+    "zscore_nonzero": "of the voxels that are not 0 in some channel, and holes among them, minus their mean, "
+    "divided by their standard deviation; others stay",
+    "rescale": "its lowest value to 0, its highest to 1, over the cropped image",
+    "none": "as it is",
+}
 
 
 def describe(
@@ -35,13 +49,19 @@ def describe(
     format: str,
     parity: Mapping[str, Any],
 ) -> Metadata:
-    """Args: content: the checkpoint's. file: the exported model, where it is now. parity: the inputs of the
-        comparison, and the largest difference.
+    """The metadata of an exported model, as `inference.exported.metadata` reads it.
 
-    Returns: what `inference.exported.metadata` reads; numbers, texts and lists only.
+    Args:
+        content: the checkpoint's.
+        model: the network of the checkpoint.
+        captured: the network as it was written.
+        file: the exported model, where it is now.
+        format: of the file.
+        parity: the inputs of the comparison, and the largest difference.
+    Returns:
+        Numbers, texts and lists only.
     """
     assert model.path is not None
-    packages = ("torch", "monai", *(("onnx", "onnxruntime") if format == "onnx" else ()))
     metadata = {
         "medconv_metadata": VERSION,
         "format": format,
@@ -53,22 +73,32 @@ def describe(
         "validation": _validation(content["medconv"]),
         "parity": dict(parity),
         "checkpoint": {"name": model.path.name, "sha256": digest(model.path)},
-        "versions": {
-            "medconv": medconv.__version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in packages},
-        },
+        "versions": _versions(format),
     }
+    # As a JSON file gives it back.
     return dict(json.loads(json.dumps(tuples_to_lists(metadata))))
+
+
+def _versions(format: str) -> dict[str, str]:
+    """Of what made the file, by name."""
+    packages = ["torch", "monai"]
+    if format == "onnx":
+        packages += ["onnx", "onnxruntime"]
+    return {
+        "medconv": medconv.__version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+    }
 
 
 def _inputs(model: LoadedModel, captured: Captured) -> Metadata:
     preprocessing = model.preprocessing
-    oriented = preprocessing.image_dims == 3 and preprocessing.reorients  # 2D images stay as they are
-    return {
+    # 2D images stay as they are.
+    oriented = preprocessing.image_dims == 3 and preprocessing.reorients
+    axes = "towards right, anterior, superior" if oriented else "as stored"
+    inputs: Metadata = {
         "name": "image",
-        "layout": "(batch, channels, *spatial) float32, axes "
-        + ("towards right, anterior, superior" if oriented else "as stored"),
+        "layout": f"(batch, channels, *spatial) float32, axes {axes}",
         "channels": model.modalities,
         "spatial_dims": preprocessing.spatial_dims,
         "slice_axis": preprocessing.slice_axis,
@@ -77,16 +107,27 @@ def _inputs(model: LoadedModel, captured: Captured) -> Metadata:
         "frame": preprocessing.frame,
         "resize": preprocessing.resize,
         "rounding": model.rounding,
-        **({"source_spacing_mm": model.source_spacing_mm} if model.source_spacing_mm else {}),
-        "spacing_mm": preprocessing.spacing_mm,
-        "resampling": "cubic splines, after normalisation; the outer edges of the first and last voxels keep "
-        f"their places{'' if preprocessing.convention is None else _NNUNET}",
-        "convention": preprocessing.convention,
-        "normalisation": preprocessing.normalisation,
-        "intensities": preprocessing.intensities,
+    }
+    if model.source_spacing_mm:
+        inputs["source_spacing_mm"] = model.source_spacing_mm
+    return {
+        **inputs,
+        **_resampling(preprocessing),
         "spacing_range_mm": model.spacing_range_mm,
         "divisor": captured.divisor,
         "dynamic": {"batch": True, "spatial": captured.dynamic},
+    }
+
+
+def _resampling(preprocessing: PreprocessingConfig) -> Metadata:
+    """Spacing and intensities of the input."""
+    convention = "" if preprocessing.convention is None else _NNUNET
+    return {
+        "spacing_mm": preprocessing.spacing_mm,
+        "resampling": f"{_RESAMPLING}{convention}",
+        "convention": preprocessing.convention,
+        "normalisation": preprocessing.normalisation,
+        "intensities": preprocessing.intensities,
     }
 
 
@@ -139,74 +180,99 @@ def _validation(record: Mapping[str, Any]) -> Metadata:
 
 def as_markdown(metadata: Metadata, name: str) -> str:
     """The metadata as Markdown. Args: name: of the file."""
-    inputs, windows, outputs, valid, trained = (
-        metadata[k] for k in ("inputs", "windows", "outputs", "validation", "training")
-    )
-    sizes = ["any multiple" if dynamic else "the patch's size" for dynamic in inputs["dynamic"]["spatial"]]
     rows = {
         "file": f"`{name}`, {metadata['format']}, SHA-256 `{metadata['sha256']}`",
-        "channels": ", ".join(inputs["channels"]),
-        "orientation": f"{inputs['orientation']}; {inputs['layout']}",
-        "spacing": f"{size_text(inputs['spacing_mm'])} mm; {inputs['resampling']}",
-        "crop": inputs["crop"],
-        "normalisation": "; ".join(
-            map(_normalisation, *(inputs[key] for key in ("channels", "normalisation", "intensities")))
-        ),
+        **_input_rows(metadata["inputs"]),
         **_window_rows(metadata),
-        "sizes": f"any batch; along the axes: {', '.join(sizes)} of {size_text(inputs['divisor'])}",
-        "flips": str(windows["mirror_axes"] or "none"),
-        "output": "; ".join(
-            [
-                f"{outputs['targets']['kind']}: {', '.join(outputs['channels'])}",
-                *(outputs[key] for key in ("decode", "restore") if key in outputs),
-            ]
-        ),
-        "trained on": f"{trained['dataset']}, {trained['cases']} cases",
-        "validation": "; ".join([f"{valid['cases']} cases", *_scores(valid)]),
-        "parity": f"logits differ by at most {metadata['parity']['largest_difference']:.2g} "
-        f"({metadata['parity']['inputs']})",
-        "versions": ", ".join(f"{package} {number}" for package, number in metadata["versions"].items()),
+        **_size_rows(metadata["inputs"], metadata["windows"]),
+        "output": _output_text(metadata["outputs"]),
+        **_provenance_rows(metadata),
     }
-    if inputs["slice_axis"] is not None:
+    slice_axis = metadata["inputs"]["slice_axis"]
+    if slice_axis is not None:
         rows["slices"] = (
-            f"a 2D network on slices across axis {inputs['slice_axis']} of volumes, each at its own distance"
+            f"a 2D network on slices across axis {slice_axis} of volumes, each at its own distance"
         )
+    # A bar would end the cell.
     lines = [f"| {key} | {value.replace('|', '/')} |" for key, value in rows.items()]
     return "\n".join([f"# {name}", "", "| | |", "|---|---|", *lines, ""])
 
 
+def _input_rows(inputs: Metadata) -> dict[str, str]:
+    channels = zip(inputs["channels"], inputs["normalisation"], inputs["intensities"], strict=True)
+    return {
+        "channels": ", ".join(inputs["channels"]),
+        "orientation": f"{inputs['orientation']}; {inputs['layout']}",
+        "spacing": f"{size_text(inputs['spacing_mm'])} mm; {inputs['resampling']}",
+        "crop": inputs["crop"],
+        "normalisation": "; ".join(_normalisation(*channel) for channel in channels),
+    }
+
+
 def _window_rows(metadata: Metadata) -> dict[str, str]:
     """Windows and label values of segmentation, or the image size of an image-level network."""
-    windows, outputs = metadata["windows"], metadata["outputs"]
-    if "restore" not in outputs:
-        return {"image": f"{size_text(windows['patch_size'])} voxels"}
-    values = ", ".join(
-        f"{n}: {v}" for n, v in zip(*(outputs["targets"][k] for k in ("names", "values")), strict=True)
-    )
-    patch = size_text(windows["patch_size"])
-    size = f"{patch} voxels, overlap {windows['overlap']:g}, weights {windows['weights']}"
-    return {"windows": size, "label values": values}
+    windows = metadata["windows"]
+    patch_size = size_text(windows["patch_size"])
+    if "restore" not in metadata["outputs"]:
+        return {"image": f"{patch_size} voxels"}
+    targets = metadata["outputs"]["targets"]
+    values = zip(targets["names"], targets["values"], strict=True)
+    return {
+        "windows": f"{patch_size} voxels, overlap {windows['overlap']:g}, weights {windows['weights']}",
+        "label values": ", ".join(f"{name}: {value}" for name, value in values),
+    }
 
 
-def _scores(valid: Metadata) -> list[str]:
-    scores = flatten(valid["scores"])
-    # an empty dict: no class was scored, as in a run without validation cases
-    return [f"{k} {f'{v:.4f}' if isinstance(v, (int, float)) else 'not measured'}" for k, v in scores.items()]
+def _size_rows(inputs: Metadata, windows: Metadata) -> dict[str, str]:
+    axes = [
+        "any multiple" if is_dynamic else "the patch's size" for is_dynamic in inputs["dynamic"]["spatial"]
+    ]
+    return {
+        "sizes": f"any batch; along the axes: {', '.join(axes)} of {size_text(inputs['divisor'])}",
+        "flips": str(windows["mirror_axes"] or "none"),
+    }
+
+
+def _output_text(outputs: Metadata) -> str:
+    texts = [f"{outputs['targets']['kind']}: {', '.join(outputs['channels'])}"]
+    texts += [outputs[key] for key in ("decode", "restore") if key in outputs]
+    return "; ".join(texts)
+
+
+def _provenance_rows(metadata: Metadata) -> dict[str, str]:
+    training = metadata["training"]
+    validation = metadata["validation"]
+    parity = metadata["parity"]
+    versions = [f"{package} {number}" for package, number in metadata["versions"].items()]
+    return {
+        "trained on": f"{training['dataset']}, {training['cases']} cases",
+        "validation": "; ".join([f"{validation['cases']} cases", *_scores(validation)]),
+        "parity": f"logits differ by at most {parity['largest_difference']:.2g} ({parity['inputs']})",
+        "versions": ", ".join(versions),
+    }
+
+
+def _scores(validation: Metadata) -> list[str]:
+    texts: list[str] = []
+    for name, score in flatten(validation["scores"]).items():
+        # An empty dict: no class was scored, as in a run without validation cases.
+        is_number = isinstance(score, (int, float))
+        texts.append(f"{name} {score:.4f}" if is_number else f"{name} not measured")
+    return texts
 
 
 def _normalisation(channel: str, name: str, intensities: Mapping[str, float]) -> str:
-    formula = {
-        "zscore": "minus its mean, divided by its standard deviation, over the cropped image",
-        "zscore_nonzero": "of the voxels that are not 0 in some channel, and holes among them, minus their "
-        "mean, divided by their standard deviation; others stay",
-        "rescale": "its lowest value to 0, its highest to 1, over the cropped image",
-        "none": "as it is",
-        "dataset": f"minus {intensities.get('mean', 0):g}, divided by {intensities.get('std', 1):g}",
-    }.get(name)
-    if formula is None:
-        low, high = intensities["percentile_00_5"], intensities["percentile_99_5"]
-        formula = (
-            f"clipped to {low:g} and {high:g}, minus {intensities['mean']:g}, divided by "
-            f"{intensities['std']:g}"
-        )
-    return f"{channel}: {name}, {formula}"
+    return f"{channel}: {name}, {_formula(name, intensities)}"
+
+
+def _formula(name: str, intensities: Mapping[str, float]) -> str:
+    """What a normalisation does, in words."""
+    if name in _FORMULAS:
+        return _FORMULAS[name]
+    if name == "dataset":
+        return f"minus {intensities.get('mean', 0):g}, divided by {intensities.get('std', 1):g}"
+    low = intensities["percentile_00_5"]
+    high = intensities["percentile_99_5"]
+    return (
+        f"clipped to {low:g} and {high:g}, minus {intensities['mean']:g}, divided by {intensities['std']:g}"
+    )

@@ -14,9 +14,11 @@ import medconv
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.exported.metadata import Metadata
 from medconv.inference.load import LoadedModel
+from medconv.inference.sliding_window import SlidingWindow
 from medconv.targets import Targets
 from medconv.targets.regions import RegionTargets
 
+# Where MONAI's tools look for a TorchScript file.
 MODEL = Path("models/model.ts")
 _SCHEMA = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
@@ -31,45 +33,60 @@ Node = dict[str, Any]
 
 def check_bundle(model: LoadedModel) -> None:
     """Raises: ValueError: MONAI has no transforms for what this network was trained on."""
+    preprocessing = model.preprocessing
     needed = ""
     if not model.targets.per_voxel:
         needed = "segmentation, this network is image-level"
-    elif model.preprocessing.image_dims == 2:
+    elif preprocessing.image_dims == 2:
         needed = "volumes, this network takes 2D images"
     elif model.source_spacing_mm is not None:
         needed = "images whose headers have the spacing, which data.source_spacing_mm replaced in training"
-    elif model.preprocessing.convention is not None:
-        needed = f"axes that are turned, this network has data.convention={model.preprocessing.convention}"
-    elif "zscore_nonzero" in model.preprocessing.normalisation:
+    elif preprocessing.convention is not None:
+        needed = f"axes that are turned, this network has data.convention={preprocessing.convention}"
+    elif "zscore_nonzero" in preprocessing.normalisation:
         needed = "whole images, this network's data.normalisation is zscore_nonzero"
     if needed:
-        raise ValueError(f"{model.path}: a bundle is for {needed}; take another --format")
+        raise ValueError(f"{model.path}: a bundle is for {needed}; take another format")
 
 
-def write_bundle(folder: Path, model: LoadedModel, metadata: Metadata, name: str) -> None:
+def write_bundle(
+    folder: Path,
+    model: LoadedModel,
+    metadata: Metadata,
+    name: str,
+) -> None:
     """Write everything but the network, which is at `MODEL` already.
 
-    Args: folder: an existing folder. metadata: of the network. name: of the bundle.
+    Args:
+        folder: an existing folder.
+        metadata: of the network.
+        name: of the bundle.
     """
-    (folder / "configs").mkdir()
-    (folder / "docs").mkdir()
-    for file, content in (("inference", inference(model)), ("metadata", _metadata(model, metadata, name))):
-        text = json.dumps(content, indent=2) + "\n"
-        (folder / f"configs/{file}.json").write_text(text, encoding="utf-8")
-    (folder / "docs/README.md").write_text(_readme(model, name), encoding="utf-8")
+    configs = folder / "configs"
+    configs.mkdir()
+    _write_json(configs / "inference.json", inference(model))
+    _write_json(configs / "metadata.json", _metadata(model, metadata, name))
+    docs = folder / "docs"
+    docs.mkdir()
+    (docs / "README.md").write_text(_readme(model, name), encoding="utf-8")
+
+
+def _write_json(path: Path, content: Node) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def inference(model: LoadedModel) -> Node:
     """The config that `monai.bundle run` runs."""
-    window = model.window
-    inferer = _node("SlidingWindowInferer")
-    if window.slice_axis is not None:
-        inferer = _node("SliceInferer", spatial_dim=window.slice_axis)
-    inferer |= {"roi_size": list(window.patch_size), "sw_batch_size": window.batch_size}
-    inferer |= {"overlap": window.overlap, "mode": "gaussian"}
     dataset = _node("Dataset", data="$[{'image': i} for i in @datalist]", transform="@preprocessing")
-    evaluator = {name: f"@{name}" for name in ("device", "network", "inferer", "postprocessing")}
-    evaluator |= {"val_data_loader": "@dataloader", "val_handlers": "@handlers"}
+    evaluator = _node(
+        "SupervisedEvaluator",
+        device="@device",
+        network="@network",
+        inferer="@inferer",
+        postprocessing="@postprocessing",
+        val_data_loader="@dataloader",
+        val_handlers="@handlers",
+    )
     return {
         "imports": ["$import glob", "$import os", "$import numpy", "$import torch"],
         "bundle_root": ".",
@@ -82,10 +99,10 @@ def inference(model: LoadedModel) -> Node:
         "preprocessing": _node("Compose", transforms=_preprocessing(model.preprocessing)),
         "dataset": dataset,
         "dataloader": _node("DataLoader", dataset="@dataset", batch_size=1, shuffle=False, num_workers=0),
-        "inferer": inferer,
+        "inferer": _inferer(model.window),
         "postprocessing": _node("Compose", transforms=_postprocessing(model.targets)),
         "handlers": [],
-        "evaluator": _node("SupervisedEvaluator", **evaluator),
+        "evaluator": evaluator,
         "initialize": ["$os.makedirs(@output_dir, exist_ok=True)"],
         "run": ["$@evaluator.run()"],
     }
@@ -93,6 +110,20 @@ def inference(model: LoadedModel) -> Node:
 
 def _node(target: str, **arguments: Any) -> Node:
     return {"_target_": target, **arguments}
+
+
+def _inferer(window: SlidingWindow) -> Node:
+    node = _node("SlidingWindowInferer")
+    # A 2D network goes through a volume slice by slice.
+    if window.slice_axis is not None:
+        node = _node("SliceInferer", spatial_dim=window.slice_axis)
+    return {
+        **node,
+        "roi_size": list(window.patch_size),
+        "sw_batch_size": window.batch_size,
+        "overlap": window.overlap,
+        "mode": "gaussian",
+    }
 
 
 def _datalist(channels: int) -> str:
@@ -104,15 +135,16 @@ def _datalist(channels: int) -> str:
 
 
 def _preprocessing(preprocessing: PreprocessingConfig) -> list[Node]:
-    mm = list(preprocessing.spacing_mm)
+    spacing_mm = list(preprocessing.spacing_mm)
     if preprocessing.slice_axis is not None:
-        mm.insert(preprocessing.slice_axis, -1.0)  # for MONAI: the image's own spacing
+        # For MONAI, -1 is the image's own spacing.
+        spacing_mm.insert(preprocessing.slice_axis, -1.0)
     return [
         _node("LoadImaged", **_KEY, ensure_channel_first=True),
         _node("Orientationd", **_KEY, axcodes="RAS"),
         _node("CropForegroundd", **_KEY, source_key="image", select_fn="$lambda x: x != 0"),
         *_normalisation(preprocessing),
-        _node("Spacingd", **_KEY, pixdim=mm, **_SPLINES),
+        _node("Spacingd", **_KEY, pixdim=spacing_mm, **_SPLINES),
     ]
 
 
@@ -130,7 +162,8 @@ def _normalisation(preprocessing: PreprocessingConfig) -> list[Node]:
 
 def _channel(preprocessing: PreprocessingConfig, index: int) -> str:
     """The normalisation of one channel, as an expression of `x`."""
-    x, name = f"x[{index}:{index + 1}]", preprocessing.normalisation[index]
+    x = f"x[{index}:{index + 1}]"
+    name = preprocessing.normalisation[index]
     if name == "zscore":
         return f"({x} - {x}.mean()) / {x}.std(correction=0).clamp(min=1e-8)"
     if name == "rescale":
@@ -138,39 +171,55 @@ def _channel(preprocessing: PreprocessingConfig, index: int) -> str:
     if name == "none":
         return x
     intensities = preprocessing.intensities[index]
-    mean, std = float(intensities["mean"]), max(float(intensities["std"]), 1e-8)
-    low, high = (float(intensities[key]) for key in ("percentile_00_5", "percentile_99_5"))
-    clipped = x if name == "dataset" else f"{x}.clamp({low!r}, {high!r})"
-    return f"({clipped} - {mean!r}) / {std!r}"
+    mean = float(intensities["mean"])
+    std = max(float(intensities["std"]), 1e-8)
+    if name == "dataset":
+        return f"({x} - {mean!r}) / {std!r}"
+    low = float(intensities["percentile_00_5"])
+    high = float(intensities["percentile_99_5"])
+    return f"({x}.clamp({low!r}, {high!r}) - {mean!r}) / {std!r}"
 
 
 def _postprocessing(targets: Targets) -> list[Node]:
-    decode = _node("AsDiscreted", keys="pred", argmax=True)
-    if isinstance(targets, RegionTargets):
-        label = "0"
-        for index, value in enumerate(targets.order):  # later ones over earlier ones
-            label = f"torch.where(x[{index}:{index + 1}] > 0, {value}, {label})"
-        decode = _node("Lambdad", keys="pred", func=f"$lambda x: {label}")
-    inverse = {"transform": "@preprocessing", "orig_keys": "image", "nearest_interp": False}
-    saved = {"output_dir": "@output_dir", "output_postfix": "", "separate_folder": False, "resample": False}
+    """From logits on the prepared grid to a saved label map on the image's."""
     return [
-        _node("Invertd", keys="pred", **inverse, to_tensor=True),
-        decode,
-        _node("SaveImaged", keys="pred", **saved, output_dtype="$numpy.int16"),
+        _node(
+            "Invertd",
+            keys="pred",
+            transform="@preprocessing",
+            orig_keys="image",
+            nearest_interp=False,
+            to_tensor=True,
+        ),
+        _decode(targets),
+        _node(
+            "SaveImaged",
+            keys="pred",
+            output_dir="@output_dir",
+            output_postfix="",
+            separate_folder=False,
+            resample=False,
+            output_dtype="$numpy.int16",
+        ),
     ]
 
 
+def _decode(targets: Targets) -> Node:
+    if not isinstance(targets, RegionTargets):
+        return _node("AsDiscreted", keys="pred", argmax=True)
+    label = "0"
+    # Later regions are drawn over earlier ones.
+    for channel, value in enumerate(targets.order):
+        label = f"torch.where(x[{channel}:{channel + 1}] > 0, {value}, {label})"
+    return _node("Lambdad", keys="pred", func=f"$lambda x: {label}")
+
+
 def _metadata(model: LoadedModel, metadata: Metadata, name: str) -> Node:
-    inputs, outputs = metadata["inputs"], metadata["outputs"]
-    patch_size, dynamic = metadata["windows"]["patch_size"], inputs["dynamic"]["spatial"]
-    axes = zip(inputs["divisor"], patch_size, dynamic, strict=True)
-    sizes = [f"{divisor} * n" if is_dynamic else n for divisor, n, is_dynamic in axes]
-
-    def image(format: str, channels: list[str]) -> Node:
-        common = {"type": "image", "format": format, "dtype": "float32", "is_patch_data": True}
-        of_channels = {"num_channels": len(channels), "channel_def": dict(enumerate(channels))}
-        return {**common, "spatial_shape": sizes, "value_range": [], **of_channels}
-
+    """As the schema asks for."""
+    inputs = metadata["inputs"]
+    outputs = metadata["outputs"]
+    dataset = metadata["training"]["dataset"]
+    sizes = _spatial_shape(metadata)
     dice = metadata["validation"]["scores"]["dice"]
     return {
         "schema": _SCHEMA,
@@ -182,20 +231,43 @@ def _metadata(model: LoadedModel, metadata: Metadata, name: str) -> Node:
         "required_packages_version": _NEEDS,
         "name": name,
         "task": f"segmentation of {', '.join(outputs['targets']['names'])}",
-        "description": f"Trained by medconv {medconv.__version__} on {metadata['training']['dataset']}; see "
-        "docs/README.md",
+        "description": f"Trained by medconv {medconv.__version__} on {dataset}; see docs/README.md",
         "authors": "not stated",
         "copyright": "not stated",
-        "data_source": str(metadata["training"]["dataset"]),
+        "data_source": str(dataset),
         "data_type": "nibabel",
         "image_classes": ", ".join(inputs["channels"]),
         "label_classes": model.targets.description,
         "pred_classes": ", ".join(outputs["channels"]),
         "eval_metrics": {} if dice is None else {"mean_dice": dice},
         "network_data_format": {
-            "inputs": {"image": image("magnitude", inputs["channels"])},
-            "outputs": {"pred": image("segmentation", outputs["channels"])},
+            "inputs": {"image": _data_format("magnitude", sizes, inputs["channels"])},
+            "outputs": {"pred": _data_format("segmentation", sizes, outputs["channels"])},
         },
+    }
+
+
+def _spatial_shape(metadata: Metadata) -> list[Any]:
+    """Per axis the size in voxels, or an expression of `n` where it is open."""
+    axes = zip(
+        metadata["inputs"]["divisor"],
+        metadata["inputs"]["dynamic"]["spatial"],
+        metadata["windows"]["patch_size"],
+        strict=True,
+    )
+    return [f"{divisor} * n" if is_dynamic else size for divisor, is_dynamic, size in axes]
+
+
+def _data_format(format: str, sizes: list[Any], channels: list[str]) -> Node:
+    return {
+        "type": "image",
+        "format": format,
+        "dtype": "float32",
+        "is_patch_data": True,
+        "spatial_shape": sizes,
+        "value_range": [],
+        "num_channels": len(channels),
+        "channel_def": dict(enumerate(channels)),
     }
 
 
@@ -209,8 +281,9 @@ def _readme(model: LoadedModel, name: str) -> str:
     if model.window.mirror_axes:
         flips = f"averages over flips along axes {list(model.window.mirror_axes)}"
         differs.append(f"MONAI uses no test-time augmentation; medconv {flips}.")
-    several = len(model.modalities) > 1
-    files = f"files {'`CASE_0000.nii.gz`, `CASE_0001.nii.gz`, ...' if several else '`CASE.nii.gz`'}"
+    files = "files `CASE.nii.gz`"
+    if len(model.modalities) > 1:
+        files = "files `CASE_0000.nii.gz`, `CASE_0001.nii.gz`, ..."
     lines = "\n".join(f"- {line}" for line in differs)
     return f"""# {name}
 

@@ -1,6 +1,4 @@
-"""Compare an exported model with its checkpoint: the largest difference of their logits, in fp32, relative to
-the largest logit where that is above 1.
-"""
+"""Compare an exported model with its checkpoint: the largest difference of their logits, in fp32."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,42 +11,69 @@ from medconv.inference.inputs import find_cases
 from medconv.inference.load import LoadedModel
 from medconv.inference.predictor import Predictor
 from medconv.models.outputs import full_resolution
+from medconv.utils.errors import ArgumentError
 
 
 @torch.inference_mode()
-def on_patches(reference: LoadedModel, exported: LoadedModel, captured: Captured) -> float:
+def on_patches(
+    reference: LoadedModel,
+    exported: LoadedModel,
+    captured: Captured,
+) -> float:
     """The largest difference on random patches: one, a batch of three, and one of another size along dynamic
     axes.
     """
-    patch = reference.window.patch_size
     generator = torch.Generator().manual_seed(1)
+    patch_size = reference.window.patch_size
     largest = torch.zeros(())
-    for batch, size in ((1, patch), (3, patch), (1, captured.larger)):
-        image = torch.randn(batch, len(reference.modalities), *size, generator=generator)
-        expected = full_resolution(reference.network(image.contiguous(memory_format=reference.memory_format)))
-        difference = (exported.network(image) - expected).abs().max() / _unit(expected)
-        largest = torch.maximum(largest, difference)  # keeps NaN, unlike max()
+    channels = len(reference.modalities)
+    shapes = [
+        (1, channels, *patch_size),
+        (3, channels, *patch_size),
+        (1, channels, *captured.larger),
+    ]
+    for shape in shapes:
+        image = torch.randn(shape, generator=generator)
+        in_layout = image.contiguous(memory_format=reference.memory_format)
+        expected = full_resolution(reference.network(in_layout))
+        difference = _relative_difference(exported.network(image), expected)
+        # Keeps NaN, unlike max().
+        largest = torch.maximum(largest, difference)
     return float(largest)
 
 
-def on_case(reference: LoadedModel, exported: LoadedModel, case: Path) -> tuple[float, tuple[int, ...]]:
-    """The largest difference on an image, through preprocessing, windows and flips; and its preprocessed
-    shape.
+def on_case(
+    reference: LoadedModel,
+    exported: LoadedModel,
+    case: Path,
+) -> tuple[float, tuple[int, ...]]:
+    """The largest difference on an image, through preprocessing, windows and flips.
 
-    Raises: ValueError: not an image that the network takes, or several cases.
+    Args:
+        case: an image, as `find_cases` takes it.
+    Returns:
+        The difference, and the size of the preprocessed image in voxels.
+    Raises:
+        ArgumentError: several cases.
+        ValueError: not an image that the network takes.
     """
-    cases = find_cases(case, len(reference.modalities))
+    cases = find_cases(case, len(reference.modalities), name="case")
     if len(cases) != 1:
-        raise ValueError(f"--case {case}: expected one case, found {len(cases)}")
-    predictors = [Predictor([replace(member, precision="32-true")]) for member in (reference, exported)]
-    case_input = predictors[0].read(cases[0])
-    expected, actual = (predictor.scores([case_input])[0].values for predictor in predictors)
-    difference = (actual - expected).abs().max() / _unit(expected)
+        raise ArgumentError("case", f" {case}: expected one case, found {len(cases)}")
+    # An exported file computes in fp32, whatever precision the training had.
+    of_reference = Predictor([replace(reference, precision="32-true")])
+    of_exported = Predictor([replace(exported, precision="32-true")])
+    case_input = of_reference.read(cases[0])
+    (expected,) = of_reference.scores([case_input])
+    (actual,) = of_exported.scores([case_input])
+    difference = _relative_difference(actual.values, expected.values)
     return float(difference), tuple(case_input.arrays[0].shape[1:])
 
 
-def _unit(expected: Tensor) -> Tensor:
-    """What differences are divided by: logits of large networks reach 10, regression gives thousands, and
-    fp32 has seven digits.
+def _relative_difference(actual: Tensor, expected: Tensor) -> Tensor:
+    """The largest difference over the largest logit, if that is above 1.
+
+    Logits of large networks reach 10, regression gives thousands, and fp32 has seven digits.
     """
-    return expected.abs().max().clamp(min=1)
+    unit = expected.abs().max().clamp(min=1)
+    return (actual - expected).abs().max() / unit

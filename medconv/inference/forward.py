@@ -1,159 +1,45 @@
 """Prepared images through the networks: a volume by sliding windows, or a batch of whole images at once."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.data.case import Case
-from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, on_content_grid, to_native
-from medconv.inference import quality, saliency
+from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig
+from medconv.inference import saliency
 from medconv.inference.load import LoadedModel
+from medconv.inference.prepare import Input
+from medconv.inference.scores import ImageLevelScores, LabelMapScores, with_cpu_fallback
 from medconv.inference.tta import flips, mean_over_flips
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.hardware import autocast_dtype
 
-_MAX_VOXELS = 2**21  # of all whole images in one forward pass
-_MAX_IMAGES = 64  # in one forward pass
-Result = TypeVar("Result")
-_FAR_VALUE = 1e4  # of a prepared image; float16 ends at 65504
-
-
-@dataclass(frozen=True)
-class Input:
-    """A case as the networks take it.
-
-    Args: arrays, crops: one per preprocessing; crops are alike but for `nearest_axis`. warning: unusual
-        properties.
-    """
-
-    case: Case
-    arrays: list[np.ndarray]
-    crops: list[CropInfo]
-    warning: str | None = None
-
-    @property
-    def crop(self) -> CropInfo:
-        return self.crops[0]
-
-
-@dataclass(frozen=True)
-class LabelMapScores:
-    """The networks' outputs for a case.
-
-    Args:
-        logits: (outputs, *spatial) per preprocessing: the mean over the members that share it.
-        weights: per preprocessing, its share of the members. crops: as of `Input`.
-        member_labels: of each member the label map of the content, (R, A, S), if they are kept.
-    """
-
-    logits: list[Tensor]
-    weights: list[float]
-    crops: list[CropInfo]
-    targets: SegmentationTargets
-    member_labels: tuple[np.ndarray, ...] = ()
-
-    @property
-    def crop(self) -> CropInfo:
-        return self.crops[0]
-
-    @property
-    def values(self) -> Tensor:
-        """What networks are compared by."""
-        return self.logits[0]
-
-    @torch.inference_mode()
-    def answer(self) -> np.ndarray:
-        """The label map on the image's own grid, (X, Y, Z) int16; with one preprocessing, the same as
-        `restore` in validation.
-        """
-        return with_cpu_fallback(self, LabelMapScores._label)
-
-    @torch.inference_mode()
-    def probabilities(self) -> Iterator[np.ndarray]:
-        """One channel after the other, each (X, Y, Z) float32: background and classes, which add up to 1, or
-        regions. Outside the crop all is background."""
-        for number, channel in enumerate(self._mean()):
-            outside = float(number == 0 and self.targets.exclusive)
-            yield to_native(channel.cpu().numpy(), self.crop, outside)
-
-    @torch.inference_mode()
-    def uncertainty(self) -> np.ndarray:
-        """As `quality.uncertainty`, on the image's own grid, (X, Y, Z) float32; 0 outside the crop."""
-        values = quality.uncertainty(self._mean(), self.targets.num_outputs, self.targets.exclusive)
-        return to_native(values.cpu().numpy(), self.crop)
-
-    def agreement(self) -> dict[str, Any]:
-        """As `quality.agreement`, between the members."""
-        return quality.agreement(self.member_labels, self.targets, self.crop.grid.voxel_mm3)
-
-    def on_cpu(self) -> LabelMapScores:
-        return replace(self, logits=[logits.cpu() for logits in self.logits])
-
-    def content_label(self) -> np.ndarray:
-        """The label map of the content, in canonical axes: (R, A, S) int16."""
-        if len(self.logits) == 1:
-            values = self.targets.decode(on_content_grid(self.logits[0], self.crop))
-        else:
-            values = self.targets.decode_mean(self._mean())
-        return values.cpu().numpy()
-
-    def _label(self) -> np.ndarray:
-        return to_native(self.content_label(), self.crop)
-
-    def _mean(self) -> Iterator[Tensor]:
-        for channels in zip(*map(self._each_probability, self.logits, self.crops), strict=True):
-            yield sum(
-                (w * p for w, p in zip(self.weights, channels, strict=True)), torch.zeros_like(channels[0])
-            )
-
-    def _each_probability(self, logits: Tensor, crop: CropInfo) -> Iterator[Tensor]:
-        """Channel by channel, so that not all of them are in memory on the native grid."""
-        channels, again = (on_content_grid(logits, crop) for _ in range(2))
-        yield from self.targets.probabilities(channels, again)
-
-
-@dataclass(frozen=True)
-class ImageLevelScores:
-    """The networks' mean outputs for a case. Args: outputs: (names,), as `ImageLevelTargets.decode` gives
-    them.
-    """
-
-    case_input: Input
-    outputs: np.ndarray
-
-    @property
-    def crop(self) -> CropInfo:
-        return self.case_input.crop
-
-    @property
-    def values(self) -> Tensor:
-        """What networks are compared by."""
-        return torch.from_numpy(self.outputs)
-
-    def answer(self) -> np.ndarray:
-        return self.outputs
+# Of whole images, in one forward pass.
+_MAX_VOXELS = 2**21
+_MAX_IMAGES = 64
+# Of a prepared image; float16 ends at 65504.
+_FAR_VALUE = 1e4
 
 
 class Forward(ABC):
     """Networks of the same targets, which give a mean.
 
-    Args: batch_size: cases in one call.
+    Args:
+        members: the networks.
+        device: where they run, as torch names it.
+        batch_size: cases in one call.
     """
 
     batch_size: int = 1
 
     def __init__(self, members: Sequence[LoadedModel], device: str) -> None:
-        self.members, self.device = tuple(members), device
+        self.members = tuple(members)
+        self.device = device
         self.preprocessings: list[PreprocessingConfig] = []
         for member in self.members:
             if member.preprocessing not in self.preprocessings:
@@ -167,10 +53,16 @@ class Forward(ABC):
 class LabelMapForward(Forward):
     """Sliding windows. Members with the same preprocessing give the mean of their logits.
 
-    Args: keeps_labels: each member's own label map is kept, too.
+    Args:
+        keeps_labels: each member's own label map is kept, too.
     """
 
-    def __init__(self, members: Sequence[LoadedModel], device: str, keeps_labels: bool = False) -> None:
+    def __init__(
+        self,
+        members: Sequence[LoadedModel],
+        device: str,
+        keeps_labels: bool = False,
+    ) -> None:
         super().__init__(members, device)
         self.keeps_labels = keeps_labels
 
@@ -178,71 +70,103 @@ class LabelMapForward(Forward):
         return [self._scores(case_input) for case_input in inputs]
 
     def _scores(self, case_input: Input) -> LabelMapScores:
-        logits, weights, labels = [], [], list[np.ndarray]()
-        targets, crops = self.members[0].targets, case_input.crops
+        targets = self.members[0].targets
         assert isinstance(targets, SegmentationTargets)
-
-        def keep(crop: CropInfo, member_logits: Tensor) -> None:
-            if self.keeps_labels:
-                scores = LabelMapScores([member_logits], [1.0], [crop], targets)
-                labels.append(with_cpu_fallback(scores, LabelMapScores.content_label))
-
-        for preprocessing, array, crop in zip(self.preprocessings, case_input.arrays, crops, strict=True):
+        logits: list[Tensor] = []
+        weights: list[float] = []
+        member_labels: list[np.ndarray] = []
+        prepared = zip(self.preprocessings, case_input.arrays, case_input.crops, strict=True)
+        for preprocessing, array, crop in prepared:
             sharing = [member for member in self.members if member.preprocessing == preprocessing]
-            image = torch.from_numpy(array)[None].to(self.device)
-            logits.append(self._mean(sharing, image, partial(keep, crop)))
+            mean, labels = self._mean_logits(sharing, array, crop, targets)
+            _check_finite(finite(mean), "logits", sharing[0], array)
+            logits.append(mean)
             weights.append(len(sharing) / len(self.members))
-            _check_finite(finite(logits[-1]), "logits", sharing[0], array)
-        if len({each.device for each in logits}) > 1:  # not all fit into the GPU's memory
+            member_labels += labels
+        # Not all fit into the GPU's memory.
+        if len({each.device for each in logits}) > 1:
             logits = [each.cpu() for each in logits]
-        return LabelMapScores(logits, weights, crops, targets, tuple(labels))
+        return LabelMapScores(
+            logits=logits,
+            weights=weights,
+            crops=case_input.crops,
+            targets=targets,
+            member_labels=tuple(member_labels),
+        )
 
-    def _mean(self, members: Sequence[LoadedModel], image: Tensor, keep: Callable[[Tensor], None]) -> Tensor:
-        total = self._logits(members[0], image)
-        keep(total)
-        for member in members[1:]:
-            other = self._logits(member, image)
-            keep(other)
-            total = total.to(other.device).add_(other)
-            del other
-        return total.div_(len(members)) if len(members) > 1 else total
-
-    def _logits(self, member: LoadedModel, image: Tensor) -> Tensor:
-        with autocast(member.precision, self.device):
-            return member.window(_network(member), image)[0].float()
+    def _mean_logits(
+        self,
+        members: Sequence[LoadedModel],
+        array: np.ndarray,
+        crop: CropInfo,
+        targets: SegmentationTargets,
+    ) -> tuple[Tensor, list[np.ndarray]]:
+        """The mean over members of the same preprocessing, and each member's label map if they are kept."""
+        image = torch.from_numpy(array)[None].to(self.device)
+        member_labels: list[np.ndarray] = []
+        total: Tensor | None = None
+        for member in members:
+            with autocast(member.precision, self.device):
+                logits = member.window(_network(member), image)[0].float()
+            if self.keeps_labels:
+                scores = LabelMapScores([logits], [1.0], [crop], targets)
+                member_labels.append(with_cpu_fallback(scores, LabelMapScores.content_label))
+            # Where one member's logits did not fit into GPU memory, the sum goes to the CPU, too.
+            total = logits if total is None else total.to(logits.device).add_(logits)
+            # Else they stay in memory beside the next member's.
+            del logits
+        assert total is not None
+        if len(members) > 1:
+            total.div_(len(members))
+        return total, member_labels
 
 
 class ImageLevelForward(Forward):
     """A batch of whole images. All members' probabilities, or numbers, give a mean.
 
-    Args: batch_size: None: by the images' size.
+    Args:
+        batch_size: whole images in one forward pass; None: by their size.
     """
 
-    def __init__(self, members: Sequence[LoadedModel], device: str, batch_size: int | None = None) -> None:
+    def __init__(
+        self,
+        members: Sequence[LoadedModel],
+        device: str,
+        batch_size: int | None = None,
+    ) -> None:
         super().__init__(members, device)
         largest = max(prod(member.window.patch_size) for member in members)
-        self.batch_size = batch_size or max(1, min(_MAX_IMAGES, _MAX_VOXELS // largest))
+        fitting = max(1, min(_MAX_IMAGES, _MAX_VOXELS // largest))
+        self.batch_size = batch_size or fitting
 
     def __call__(self, inputs: Sequence[Input]) -> list[ImageLevelScores]:
-        outputs = [self._outputs(member, self._images(member, inputs)) for member in self.members]
-        mean = torch.stack(outputs).mean(0).cpu().numpy()
-        return [ImageLevelScores(*pair) for pair in zip(inputs, mean, strict=True)]
+        outputs: list[Tensor] = []
+        for member in self.members:
+            images = self._images(member, inputs)
+            outputs.append(self._outputs(member, images))
+        # (members, cases, names) -> (cases, names)
+        means = torch.stack(outputs).mean(0).cpu().numpy()
+        return [ImageLevelScores(case_input, mean) for case_input, mean in zip(inputs, means, strict=True)]
 
     def overlay(self, scores: ImageLevelScores) -> np.ndarray:
-        """A Grad-CAM picture for the highest class or label, or for the first number of a regression, from
-        the first network that comes from a checkpoint; (height, width, 3) uint8."""
+        """A Grad-CAM picture from the first network that comes from a checkpoint.
+
+        It is for the highest class or label, or for the first number of a regression.
+        Shape: (height, width, 3) uint8.
+        """
         member = next(member for member in self.members if member.metadata_path is None)
         assert isinstance(member.targets, ImageLevelTargets)
         target = member.targets.shown_output(scores.outputs)
         image = self._images(member, [scores.case_input])[0]
-        preprocessing, size = member.preprocessing, member.window.patch_size
-        resized = preprocessing.resize is not None
-        spacing_mm = scores.crop.spacing_mm(size) if resized else preprocessing.spacing_mm
+        spacing_mm = member.preprocessing.spacing_mm
+        if member.preprocessing.resize is not None:
+            spacing_mm = scores.crop.spacing_mm(member.window.patch_size)
         return saliency.overlay(member.network, image, spacing_mm, target)
 
     def _images(self, member: LoadedModel, inputs: Sequence[Input]) -> Tensor:
         index = self.preprocessings.index(member.preprocessing)
-        return torch.from_numpy(np.stack([case_input.arrays[index] for case_input in inputs])).to(self.device)
+        batch = np.stack([case_input.arrays[index] for case_input in inputs])
+        return torch.from_numpy(batch).to(self.device)
 
     def _outputs(self, member: LoadedModel, images: Tensor) -> Tensor:
         assert isinstance(member.targets, ImageLevelTargets)
@@ -261,28 +185,27 @@ def autocast(precision: str, device: str) -> torch.autocast:
 
 def finite(logits: Tensor) -> bool:
     """Whether all logits are finite; tested channel by channel, since the test copies its input."""
-    return bool(torch.stack([channel.isfinite().all() for channel in logits]).all())
-
-
-def with_cpu_fallback(scores: LabelMapScores, work: Callable[[LabelMapScores], Result]) -> Result:
-    """`work(scores)`, on the CPU if the GPU runs out of memory."""
-    try:
-        return work(scores)
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
-    return work(scores.on_cpu())
+    # One transfer from the GPU, not one per channel.
+    per_channel = [channel.isfinite().all() for channel in logits]
+    return bool(torch.stack(per_channel).all())
 
 
 def _network(member: LoadedModel) -> Callable[[Tensor], Any]:
     return lambda images: member.network(images.contiguous(memory_format=member.memory_format))
 
 
-def _check_finite(is_finite: bool, what: str, member: LoadedModel, images: np.ndarray | Tensor) -> None:
+def _check_finite(
+    is_finite: bool,
+    kind: str,
+    member: LoadedModel,
+    images: np.ndarray | Tensor,
+) -> None:
     """Raises: ValueError: not finite; it blames the images where they are far from what a network is fed."""
     if is_finite:
         return
-    low, high = float(images.min()), float(images.max())
-    cause = f"the network's {what} are not finite (trainer.precision={member.precision})"
+    cause = f"the network's {kind} are not finite (trainer.precision={member.precision})"
+    low = float(images.min())
+    high = float(images.max())
     if max(-low, high) > _FAR_VALUE:
         by = "/".join(dict.fromkeys(member.preprocessing.normalisation))
         cause = f"the image has values from {low:.4g} to {high:.4g} after data.normalisation={by}; {cause}"

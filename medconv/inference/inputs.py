@@ -1,10 +1,9 @@
-"""The cases of `--input`: a file, a folder of images or of DICOM, a pattern, or a list of files."""
+"""The cases to predict: a file, a folder of images or of DICOM, a pattern, or a list of files."""
 
 import json
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,36 @@ from medconv.data.io.dicom_headers import choice_of, is_dicom, list_files
 from medconv.data.io.images import in_folder, known, stem, suffixes, volume_suffixes
 from medconv.utils.errors import explained
 
-_FIRST = "_0000"  # the ending of the first channel's name
-Entry = tuple[str | None, tuple[str, ...]]  # a case id, or None, and its files
+# The ending of the first channel's name.
+_FIRST_CHANNEL = "_0000"
 log = logging.getLogger(__name__)
 
 
-def find_cases(source: Path, num_channels: int, answers: Sequence[str] = ()) -> list[Case]:
+@dataclass(frozen=True)
+class _Source:
+    """Where the cases come from; in messages `name path`."""
+
+    path: Path
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.path}"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A case of a list. Args: case_id: None: by the name of its first file."""
+
+    case_id: str | None
+    paths: tuple[str, ...]
+
+
+def find_cases(
+    source: Path,
+    num_channels: int,
+    answers: Sequence[str] = (),
+    name: str = "source",
+) -> list[Case]:
     """The cases in a file, a folder, a pattern with `{id}` or a list; channels are files CASE_0000,
     CASE_0001, ... or in one file.
 
@@ -34,158 +57,217 @@ def find_cases(source: Path, num_channels: int, answers: Sequence[str] = ()) -> 
     line, its channels separated by tabs; `.json` is an array of cases (a path, or an array of paths), or
     an object of case id to such cases. Paths are relative to the list's folder.
     `#2` or `#b=50` at the end of `source` takes one volume of each DICOM series.
-    Args: answers: columns of labels that a `.csv` that trains the network has.
-    Raises: ValueError: no images, missing channels, or two cases with the same name.
+
+    Args:
+        source: a file, folder, pattern or list.
+        num_channels: of the networks.
+        answers: columns of labels that a `.csv` that trains the network has.
+        name: of the argument or flag that gives `source`, for messages.
+    Raises:
+        ValueError: no images, missing channels, or two cases with the same name.
     """
-    check_source(source)
-    source, choice = choice_of(source)
+    check_source(source, name)
+    path, choice = choice_of(source)
+    cases = _cases(_Source(path, name), num_channels, answers)
     if choice:
-        return [_with_choice(case, choice) for case in find_cases(source, num_channels, answers)]
-    if patterns.is_pattern(source) and not source.exists():
-        found = patterns.files_of(source, "--input")
-        return [Case(_checked(case, source), (path,)) for case, path in found.items()]
-    if source.is_file():
-        readers: dict[str, Callable[[Path], list[Entry]]] = {
-            ".txt": _lines,
-            ".json": _json,
-            ".csv": partial(_table, answers=answers),
-        }
-        reader = readers.get(source.suffix)
-        return [_single(source, num_channels)] if reader is None else _named(source, reader(source))
-    if not any(path.name.endswith(volume_suffixes()) for path in source.iterdir()):
-        if cases := _in_dicom(source):
-            return cases
-        if not any(path.name.endswith(suffixes()) for path in source.iterdir()):
-            raise ValueError(f"--input {source}: no image there ({known()}), nor DICOM below")
-    files = list(in_folder(source, "--input").values())
-    separate = any(stem(path).endswith(_FIRST) for path in files)
-    channels = group_channels(files, num_channels) if separate else {stem(path): (path,) for path in files}
-    return [Case(_checked(case, source), paths) for case, paths in channels.items()]
+        return [_with_choice(case, choice, name) for case in cases]
+    return cases
 
 
-def check_source(source: Path) -> None:
-    """Raises: ValueError: no file, folder or pattern. It is quick: `find_cases` looks at what is in it."""
+def check_source(source: Path, name: str = "source") -> None:
+    """A quick check; `find_cases` looks at what is in it.
+
+    Raises:
+        ValueError: no file, folder or pattern.
+    """
     if not (patterns.is_pattern(source) or choice_of(source)[0].exists()):
-        raise ValueError(f"--input {source}: no such file or folder")
+        raise ValueError(f"{name} {source}: no such file or folder")
 
 
-def _with_choice(case: Case, choice: str) -> Case:
-    if others := [path for path in case.images if not is_dicom(path)]:
-        raise ValueError(f"--input: {choice} takes a volume of a DICOM series, and {others[0]} is none")
+def _cases(source: _Source, num_channels: int, answers: Sequence[str]) -> list[Case]:
+    path = source.path
+    if patterns.is_pattern(path) and not path.exists():
+        files = patterns.files_of(path, source.name)
+        return [Case(_checked_id(case_id, source), (file,)) for case_id, file in files.items()]
+    if path.is_dir():
+        return _in_folder(source, num_channels)
+    if path.suffix == ".txt":
+        return _named(source, _read_text_list(source))
+    if path.suffix == ".json":
+        return _named(source, _read_json(source))
+    if path.suffix == ".csv":
+        return _named(source, _read_table(source, answers))
+    return [_single(source, num_channels)]
+
+
+def _with_choice(case: Case, choice: str, name: str) -> Case:
+    for path in case.images:
+        if not is_dicom(path):
+            raise ValueError(f"{name}: {choice} takes a volume of a DICOM series, and {path} is none")
     return replace(case, images=tuple(Path(f"{path}{choice}") for path in case.images))
 
 
-def _in_dicom(source: Path) -> list[Case]:
+def _in_folder(source: _Source, num_channels: int) -> list[Case]:
+    names = [path.name for path in source.path.iterdir()]
+    if not any(name.endswith(volume_suffixes()) for name in names):
+        cases = _in_dicom(source)
+        if cases:
+            return cases
+        # Neither volumes nor DICOM: only pictures are left.
+        if not any(name.endswith(suffixes()) for name in names):
+            raise ValueError(f"{source}: no image there ({known()}), nor DICOM below")
+    files = list(in_folder(source.path, source.name).values())
+    if any(stem(path).endswith(_FIRST_CHANNEL) for path in files):
+        channels = group_channels(files, num_channels)
+    else:
+        channels = {stem(path): (path,) for path in files}
+    return [Case(_checked_id(case_id, source), paths) for case_id, paths in channels.items()]
+
+
+def _in_dicom(source: _Source) -> list[Case]:
     """A case for each series, named after its folder below `source`, and by number and description if needed.
 
     Localizers, colour images and files that are not images are skipped.
     Raises: ValueError: series of several modalities, two with the same name, or a folder that cannot be read.
     """
-    entries: list[Entry] = []
-    modalities: dict[str, str] = {}  # to its first case
+    entries: list[_Entry] = []
+    # By modality.
+    first_case_of: dict[str, str] = {}
     without_dicom: list[Path] = []
-    for folder in (source, *sorted(path for path in source.rglob("*") if path.is_dir())):
-        inside = folder.relative_to(source).parts
-        if any(part.startswith(".") for part in inside):
-            continue
+    for folder in _visible_folders(source.path):
         if not is_dicom(folder):
             without_dicom.append(folder)
             continue
+        subfolders = folder.relative_to(source.path).parts
         series = dicom_series.find_series(folder)
         if series.skipped:
-            log.info("--input %s: skipped %s", folder, dicom_series.summarize(series.skipped))
-        for name, path, modality in dicom_series.cases(series, folder):
-            case = "_".join(filter(None, (*inside, name))) or source.resolve().name
-            entries.append((case, (str(path.absolute()),)))
+            log.info("%s %s: skipped %s", source.name, folder, dicom_series.summarize(series.skipped))
+        for series_name, path, modality in dicom_series.cases(series, folder):
+            case_id = "_".join(filter(None, (*subfolders, series_name))) or source.path.resolve().name
+            entries.append(_Entry(case_id, (str(path.absolute()),)))
             if modality:
-                modalities.setdefault(modality, case)
-    if len(modalities) > 1:
-        kinds = ", ".join(f"{name} (such as {case})" for name, case in modalities.items())
+                first_case_of.setdefault(modality, case_id)
+    if not entries:
+        return []
+    if len(first_case_of) > 1:
+        kinds = ", ".join(f"{modality} (such as {case_id})" for modality, case_id in first_case_of.items())
         raise ValueError(
-            f"--input {source}: series of several modalities, {kinds}; expected one, or a list (.txt, .json) "
-            "of one modality"
+            f"{source}: series of several modalities, {kinds}; expected one, or a list (.txt, .json) of one "
+            "modality"
         )
-    for folder in without_dicom if entries else ():
-        with explained(f"--input {source}: {folder} cannot be read", OSError):
+    _warn_of_unreadable(source, without_dicom)
+    return _named(source, entries)
+
+
+def _visible_folders(root: Path) -> list[Path]:
+    """The folder and all below it, without hidden ones."""
+    folders = [root, *sorted(path for path in root.rglob("*") if path.is_dir())]
+    return [
+        folder
+        for folder in folders
+        if not any(name.startswith(".") for name in folder.relative_to(root).parts)
+    ]
+
+
+def _warn_of_unreadable(source: _Source, folders: Sequence[Path]) -> None:
+    for folder in folders:
+        with explained(f"{source}: {folder} cannot be read", OSError):
             files = list_files(folder)
         if files:
-            what = "--input %s: skipped %s, no file there can be read as DICOM (DICM after 128 bytes)"
-            log.warning(what, source, folder)
-    return _named(source, entries) if entries else []
+            log.warning(
+                "%s: skipped %s, no file there can be read as DICOM (DICM after 128 bytes)", source, folder
+            )
 
 
-def _single(path: Path, num_channels: int) -> Case:
+def _single(source: _Source, num_channels: int) -> Case:
     """The case of one file; for `CASE_0000`, with the other channels beside it."""
-    case, ending = _checked(name_of(path), path), path.name.removeprefix(stem(path))
-    if not stem(path).endswith(_FIRST):
-        return Case(case, (path,))
-    channels = tuple(path.with_name(f"{case}_{number:04d}{ending}") for number in range(num_channels))
-    if missing := [channel.name for channel in channels if not channel.is_file()]:
-        absent = ", ".join(missing)
-        raise ValueError(f"--input {path}: the network takes {num_channels} channels, {absent} is not there")
-    return Case(case, channels)
+    path = source.path
+    case_id = _checked_id(name_of(path), source)
+    if not stem(path).endswith(_FIRST_CHANNEL):
+        return Case(case_id, (path,))
+    suffix = path.name.removeprefix(stem(path))
+    channels = tuple(path.with_name(f"{case_id}_{number:04d}{suffix}") for number in range(num_channels))
+    missing = [channel.name for channel in channels if not channel.is_file()]
+    if missing:
+        raise ValueError(
+            f"{source}: the network takes {num_channels} channels, {', '.join(missing)} is not there"
+        )
+    return Case(case_id, channels)
 
 
-def _lines(source: Path) -> list[Entry]:
-    lines = [line.strip() for line in _text(source).splitlines()]
-    return [(None, tuple(line.split("\t"))) for line in lines if line and not line.startswith("#")]
+def _read_text_list(source: _Source) -> list[_Entry]:
+    entries: list[_Entry] = []
+    for line in _text(source).splitlines():
+        line = line.strip()
+        if line and not line.startswith("#"):
+            entries.append(_Entry(None, tuple(line.split("\t"))))
+    return entries
 
 
-def _table(source: Path, answers: Sequence[str]) -> list[Entry]:
+def _read_table(source: _Source, answers: Sequence[str]) -> list[_Entry]:
     """A row for each image, as `data=csv` reads them."""
-    header, rows = read_rows(source)
+    header, numbered_rows = read_rows(source.path)
     if "path" not in header:
-        raise ValueError(f"--input {source}: no column 'path', it has {', '.join(header)}")
-    if empty := [number for number, row in rows if not row["path"]]:
-        raise ValueError(f"--input {source}, row {empty[0]}: column 'path' is empty, expected an image file")
-    ids = row_ids(source, header, [row for _, row in rows], others=answers)
-    return [(case, (row["path"],)) for case, (_, row) in zip(ids, rows, strict=True)]
+        raise ValueError(f"{source}: no column 'path', it has {', '.join(header)}")
+    for number, row in numbered_rows:
+        if not row["path"]:
+            raise ValueError(f"{source}, row {number}: column 'path' is empty, expected an image file")
+    rows = [row for _, row in numbered_rows]
+    case_ids = row_ids(source.path, header, rows, others=answers)
+    return [_Entry(case_id, (row["path"],)) for case_id, row in zip(case_ids, rows, strict=True)]
 
 
-def _json(source: Path) -> list[Entry]:
+def _read_json(source: _Source) -> list[_Entry]:
     text = _text(source)
-    with explained(f"--input {source}: not JSON", ValueError, RecursionError):
-        # tuples of pairs, since a dict would lose a key that occurs twice
+    with explained(f"{source}: not JSON", ValueError, RecursionError):
+        # Tuples of pairs, since a dict would lose a key that occurs twice.
         content = json.loads(text, object_pairs_hook=tuple)
     if isinstance(content, list):
-        content = [(None, item) for item in content]
-    elif not isinstance(content, tuple):
-        raise ValueError(f"--input {source}: expected an array of cases, or an object of case id to files")
-    return [(case, _paths(item, source)) for case, item in content]
+        return [_Entry(None, _paths(item, source)) for item in content]
+    if isinstance(content, tuple):
+        return [_Entry(case_id, _paths(item, source)) for case_id, item in content]
+    raise ValueError(f"{source}: expected an array of cases, or an object of case id to files")
 
 
-def _paths(item: Any, source: Path) -> tuple[str, ...]:
+def _paths(item: Any, source: _Source) -> tuple[str, ...]:
     paths = [item] if isinstance(item, str) else item
-    if not isinstance(paths, list) or not paths or not all(isinstance(path, str) and path for path in paths):
-        what = "a case is a path, or an array of paths, one per channel"
-        raise ValueError(f"--input {source}: {what}; got {item!r:.80}")
+    is_list = isinstance(paths, list) and len(paths) > 0
+    if not is_list or not all(isinstance(path, str) and path for path in paths):
+        raise ValueError(
+            f"{source}: a case is a path, or an array of paths, one per channel; got {item!r:.80}"
+        )
     return tuple(paths)
 
 
-def _text(source: Path) -> str:
-    with explained(f"--input {source}: cannot be read as text", OSError, UnicodeDecodeError):
-        return source.read_text(encoding="utf-8-sig")
+def _text(source: _Source) -> str:
+    with explained(f"{source}: cannot be read as text", OSError, UnicodeDecodeError):
+        return source.path.read_text(encoding="utf-8-sig")
 
 
-def _named(source: Path, entries: Sequence[Entry]) -> list[Case]:
+def _named(source: _Source, entries: Sequence[_Entry]) -> list[Case]:
+    """The cases of a list; paths are relative to its folder."""
+    folder = source.path.parent
     cases: dict[str, Case] = {}
-    for case_id, paths in entries:
-        case = _checked(name_of(source.parent / paths[0]) if case_id is None else case_id, source)
-        if case in cases:
-            advice = "; a JSON object gives them ids" if case_id is None or source.is_dir() else ""
-            raise ValueError(f"--input {source}: two cases are called {case}{advice}")
-        cases[case] = Case(case, tuple(source.parent / path for path in paths))
+    for entry in entries:
+        case_id = entry.case_id if entry.case_id is not None else name_of(folder / entry.paths[0])
+        case_id = _checked_id(case_id, source)
+        if case_id in cases:
+            by_file_name = entry.case_id is None or source.path.is_dir()
+            advice = "; a JSON object gives them ids" if by_file_name else ""
+            raise ValueError(f"{source}: two cases are called {case_id}{advice}")
+        cases[case_id] = Case(case_id, tuple(folder / path for path in entry.paths))
     if not cases:
-        raise ValueError(f"--input {source}: no case in it")
+        raise ValueError(f"{source}: no cases found")
     return list(cases.values())
 
 
 def name_of(first: Path) -> str:
     """The id of a case from its first file's name, without `_0000`, as for the files of a dataset."""
-    return stem(first).removesuffix(_FIRST)
+    return stem(first).removesuffix(_FIRST_CHANNEL)
 
 
-def _checked(case: str, source: Path) -> str:
-    if error := id_error(case):
-        raise ValueError(f"--input {source}: {error}")
-    return case
+def _checked_id(case_id: str, source: _Source) -> str:
+    error = id_error(case_id)
+    if error:
+        raise ValueError(f"{source}: {error}")
+    return case_id

@@ -12,12 +12,12 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
 from medconv import config as configs
-from medconv.config import DataConfig, Derived, TaskConfig
+from medconv.config import DataConfig, Derived, PerfConfig, RunConfig, TaskConfig
 from medconv.config import trusted as config_trusted
 from medconv.convs import fold_convs
 from medconv.convs import mirror_axes as mirror_axes_of
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.inference.sliding_window import SlidingWindow
+from medconv.inference.sliding_window import SlidingWindow, check_batch_size, check_overlap
 from medconv.inference.tta import training_axes, usable_axes
 from medconv.models.build import build_network, check_folding
 from medconv.performance import switches
@@ -27,7 +27,13 @@ from medconv.utils import checkpoint_io
 
 # Errors that a damaged or forged file can cause in the objects that are built from it.
 DAMAGED = (
-    *(LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError, MemoryError),
+    LookupError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ArithmeticError,
+    AssertionError,
+    MemoryError,
     OmegaConfBaseException,
 )
 
@@ -39,8 +45,14 @@ class LoadedModel:
 
     Args:
         network: its convolutions are folded.
-        targets: what its outputs mean; for image-level ones all images have the size `window.patch_size`, and
+        preprocessing: how images become the network's input.
+        window: size and overlap of its windows, and the axes of test-time augmentation.
+        class_names: of label maps, by label value, the first is the background; else the targets' names.
+        targets: what its outputs mean. For image-level ones all images have the size `window.patch_size`, and
             flips along `window.mirror_axes` average the decoded outputs.
+        modalities: names of the input channels.
+        precision: Lightning's `trainer.precision`, in which it was validated.
+        memory_format: of its input.
         spacing_range_mm: smallest and largest spacing of the training cases along each axis (right, anterior,
             superior).
         path: the checkpoint, or the exported model.
@@ -81,16 +93,23 @@ def load(
     """Load a checkpoint: its network, with folded convolutions, and its preprocessing.
 
     Args:
+        path: the checkpoint, such as `runs/NAME/checkpoints/best.ckpt`.
         trusted: packages of your own that its network may come from.
+        device: where the network runs, as torch names it.
         mirror_axes: spatial axes of test-time augmentation; None: those that it was validated with.
         plain: without the fast layers and memory layouts of `perf`, which only medconv has; for export.
-    Raises: ValueError: missing, damaged, not a checkpoint of medconv, of another task, a class that is not
-        allowed, or axes along which the network never saw a mirrored image.
+    Raises:
+        ValueError: missing, damaged, not a checkpoint of medconv, of another task, a class that is not
+            allowed, or axes along which the network never saw a mirrored image.
     """
     content = checkpoint_io.read(path)
     try:
         targets = _targets(content["medconv"], path)
-        model = _build_model(content, targets, path, trusted, mirror_axes, plain)
+        config = configs.from_plain(content["medconv"]["config"])
+        if plain:
+            config = replace(config, perf=_plain(config.perf))
+        model = _build_model(content, config, targets, path, trusted)
+        model = _with_mirror_axes(model, config, mirror_axes)
     except DAMAGED as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
@@ -100,72 +119,146 @@ def load(
     return model
 
 
+def _plain(perf: PerfConfig) -> PerfConfig:
+    return replace(perf, channels_last=False, fast_norm=False, fast_depthwise=False)
+
+
 def _build_model(
     content: dict[str, Any],
+    config: RunConfig,
     targets: Targets,
     path: Path,
     trusted: Sequence[str],
-    mirror_axes: Sequence[int] | None,
-    plain: bool,
 ) -> LoadedModel:
-    metadata, config = content["medconv"], configs.from_plain(content["medconv"]["config"])
-    derived, perf, dims = config.derived, config.perf, config.derived.spatial_dims
-    build = partial(config_trusted.build_trusted, trusted=trusted)
-    network = targets.finish(build_network(config.model, config.conv, derived, build, quiet=True))
-    checkpoint_io.load_weights(network, content, path)
-    seen, equivariant = training_axes(config.augmentation, dims), mirror_axes_of(network)
-    if mirror_axes is None:
-        axes = usable_axes(config.task.mirror_axes, dims, seen, equivariant)
-    else:
-        axes = usable_axes(mirror_axes, dims, seen, equivariant, "--mirror-axes")
-    check_folding(network, derived)
-    network = fold_convs(network).eval()
-    channels_last, fast_norm = (bool(on) and not plain for on in (perf.channels_last, perf.fast_norm))
-    fast_depthwise = perf.fast_depthwise and not plain
-    apply_switches(network, channels_last=channels_last, fast_norm=fast_norm, fast_depthwise=fast_depthwise)
+    """The model, without flips."""
+    metadata = content["medconv"]
+    derived = config.derived
+    network = _build_trained(content, config, targets, path, trusted)
+    # Before folding, which removes the layers that tell them.
+    equivariant_axes = mirror_axes_of(network)
+    preprocessing = {key: configs.lists_to_tuples(value) for key, value in metadata["preprocessing"].items()}
     return LoadedModel(
-        network,
-        PreprocessingConfig(
-            **{key: configs.lists_to_tuples(value) for key, value in metadata["preprocessing"].items()}
-        ),
-        window_of(config.task, derived, axes, config.data.convention),
-        tuple(metadata["class_names"]),
-        targets,
-        tuple(metadata["modalities"]),
-        str(config.trainer.precision),
-        switches.memory_format(channels_last, dims),
-        tuple((float(low), float(high)) for low, high in metadata["spacing_range_mm"]),
-        path,
-        seen,
-        equivariant,
+        network=_for_inference(network, config),
+        preprocessing=PreprocessingConfig(**preprocessing),
+        window=window_of(config.task, derived, (), config.data.convention),
+        class_names=tuple(metadata["class_names"]),
+        targets=targets,
+        modalities=tuple(metadata["modalities"]),
+        precision=str(config.trainer.precision),
+        memory_format=switches.memory_format(bool(config.perf.channels_last), derived.spatial_dims),
+        spacing_range_mm=tuple((float(low), float(high)) for low, high in metadata["spacing_range_mm"]),
+        path=path,
+        seen_axes=training_axes(config.augmentation, derived.spatial_dims),
+        equivariant_axes=equivariant_axes,
         rounding=() if targets.per_voxel else _rounding(config.data, derived),
         source_spacing_mm=config.data.source_spacing_mm,
         train_cases=frozenset(metadata.get("train_cases", ())),
     )
 
 
-def with_window(
-    model: LoadedModel, overlap: float | None = None, batch_size: int | None = None
+def _build_trained(
+    content: dict[str, Any],
+    config: RunConfig,
+    targets: Targets,
+    path: Path,
+    trusted: Sequence[str],
+) -> nn.Module:
+    """The network with its weights, as in training."""
+    build = partial(config_trusted.build_trusted, trusted=trusted)
+    trained = build_network(config.model, config.conv, config.derived, build, quiet=True)
+    network = targets.finish(trained)
+    checkpoint_io.load_weights(network, content, path)
+    return network
+
+
+def _for_inference(network: nn.Module, config: RunConfig) -> nn.Module:
+    """The network with folded convolutions, and the fast layers and memory layouts of `perf`."""
+    check_folding(network, config.derived)
+    network = fold_convs(network).eval()
+    apply_switches(
+        network,
+        channels_last=bool(config.perf.channels_last),
+        fast_norm=bool(config.perf.fast_norm),
+        fast_depthwise=config.perf.fast_depthwise,
+    )
+    return network
+
+
+def _with_mirror_axes(
+    model: LoadedModel,
+    config: RunConfig,
+    mirror_axes: Sequence[int] | None,
 ) -> LoadedModel:
-    """The same network with other windows; None keeps what it was validated with. Raises: ValueError: a value
-    that is out of range.
+    """Args: mirror_axes: None: those of the config."""
+    if mirror_axes is not None:
+        return with_mirror_axes(model, mirror_axes)
+    return with_mirror_axes(model, config.task.mirror_axes, "task.mirror_axes")
+
+
+def with_mirror_axes(
+    model: LoadedModel,
+    mirror_axes: Any,
+    name: str = "mirror_axes",
+) -> LoadedModel:
+    """The same network with other flips in test-time augmentation.
+
+    Args:
+        mirror_axes: spatial axes, `all` or None.
+        name: of the argument or key that requested them, for messages.
+    Raises:
+        ArgumentError: not spatial axes, or axes along which the network never saw a mirrored image.
     """
-    values: dict[str, Any] = {"overlap": overlap, "batch_size": batch_size}
-    changes = {key: value for key, value in values.items() if value is not None}
-    return replace(model, window=replace(model.window, **changes))
+    axes = usable_axes(
+        mirror_axes,
+        model.preprocessing.spatial_dims,
+        model.seen_axes,
+        model.equivariant_axes,
+        name,
+    )
+    return replace(model, window=replace(model.window, mirror_axes=axes))
+
+
+def with_window(
+    model: LoadedModel,
+    overlap: float | None = None,
+    batch_size: int | None = None,
+) -> LoadedModel:
+    """The same network with other windows; None keeps what it was validated with.
+
+    Raises:
+        ArgumentError: a value that is out of range.
+    """
+    window = model.window
+    if overlap is not None:
+        window = replace(window, overlap=overlap)
+    if batch_size is not None:
+        window = replace(window, batch_size=batch_size)
+    return replace(model, window=window)
 
 
 def window_of(
-    task: TaskConfig, derived: Derived, axes: tuple[int, ...], convention: str | None
+    task: TaskConfig,
+    derived: Derived,
+    axes: tuple[int, ...],
+    convention: str | None,
 ) -> SlidingWindow:
-    """The windows over volumes. Args: axes: of mirror test-time augmentation. convention: of `data`."""
+    """The windows over volumes.
+
+    Args:
+        axes: of mirror test-time augmentation.
+        convention: of `data`.
+    Raises:
+        ArgumentError: a key of `task` is out of range.
+    """
+    check_overlap("task.overlap", task.overlap)
+    check_batch_size("task.sw_batch_size", task.sw_batch_size)
     return SlidingWindow(
-        tuple(derived.patch_size),
-        task.overlap,
-        task.sw_batch_size,
-        axes,
-        derived.slice_axis,
-        configs.lists_to_tuples(derived.flip_label_pairs or []),
+        patch_size=tuple(derived.patch_size),
+        overlap=task.overlap,
+        batch_size=task.sw_batch_size,
+        mirror_axes=axes,
+        slice_axis=derived.slice_axis,
+        flip_label_pairs=configs.lists_to_tuples(derived.flip_label_pairs or []),
         even=convention is not None,
     )
 
@@ -178,6 +271,7 @@ def _targets(metadata: dict[str, Any], path: Path) -> Targets:
 
 
 def _rounding(data: DataConfig, derived: Derived) -> tuple[int, ...]:
+    """What the training images' common size was rounded up to a multiple of; empty: nothing was."""
     if derived.spatial_dims != 2 or data.resize or data.patch_size:
         return ()
     return tuple(prod(step[axis] for step in derived.strides) for axis in range(2))

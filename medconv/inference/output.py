@@ -12,43 +12,81 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from filelock import FileLock, Timeout
 
 from medconv.data.case import Case
 from medconv.inference.manifest import MANIFEST, Entry, OutputState, differences, entry, read
 from medconv.utils.atomic_io import write_text
+from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import some
 
-Claim = tuple[Case, Callable[[], None]]  # a case to predict, and what to call when it is done or has failed
+
+class Claim(NamedTuple):
+    """A case that this process alone predicts.
+
+    Args:
+        release: to be called when the case is done or has failed.
+    """
+
+    case: Case
+    release: Callable[[], None]
+
+
+class ReplaceableResultsError(ArgumentError):
+    """The output folder holds other results, which `overwrite` would replace.
+
+    Args:
+        folder: the output folder.
+        conflict: what it holds.
+    """
+
+    def __init__(self, folder: Path, conflict: str) -> None:
+        super().__init__(
+            "output", f" {folder}: {conflict}; take another folder, or overwrite=True to replace them"
+        )
+        self.folder = folder
+        self.conflict = conflict
 
 
 class Output(ABC):
     """Where predictions go.
 
     Args:
+        path: the folder.
         settings: what determines the predictions, by name; they are the same for all of a folder.
         about: what else the manifest says; of `train_cases`, those that are cases of the folder.
-        what: predictions, for messages. earlier: how those came about that are not made now, likewise.
-        skipped, claimed_by_others: cases that `claims` did not give.
+
+    Attributes:
+        result_name: what the folder holds, for messages.
+        earlier: when the predictions were made that are not made now, for messages.
+        skipped: cases that `claims` did not give, since they are done.
+        claimed_by_others: cases that `claims` did not give, since other processes work on them.
     """
 
-    what: ClassVar[str]
+    result_name: ClassVar[str]
     earlier: ClassVar[str] = "before"
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-        self.path, self.about = path, dict(about)
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        about: Mapping[str, Any],
+    ) -> None:
+        self.path = path
+        self.about = dict(about)
+        # As the manifest gives them back: tuples become lists.
         self.settings = json.loads(json.dumps(settings))
         self.skipped: list[str] = []
         self.claimed_by_others: list[str] = []
-        self._claims, self._lock = path / ".claims", FileLock(path / ".lock")
-        self._process_lock = FileLock(
-            self._claims / f"{socket.gethostname()}-{os.getpid()}-{id(self)}.process", thread_local=False
-        )
+        self._lock = FileLock(path / ".lock")
+        self._claims = path / ".claims"
+        process = f"{socket.gethostname()}-{os.getpid()}-{id(self)}.process"
+        self._process_lock = FileLock(self._claims / process, thread_local=False)
 
     @property
-    def place(self) -> Path:
+    def target(self) -> Path:
         """The file or folder with the predictions."""
         return self.path
 
@@ -58,23 +96,31 @@ class Output(ABC):
 
     @abstractmethod
     def write(self, predictor: Any, case: Case, scores: Any) -> None:
-        """Write a case's prediction, from what `predictor.scores` gave; files beside it come first, so that a
-        case with a prediction is done. Raises: OSError: the disk is full, or no permission.
+        """Write a case's prediction, from what `predictor.scores` gave.
+
+        Files beside it come first, so that a case with a prediction is done.
+        Raises:
+            OSError: the disk is full, or no permission.
         """
 
     @contextmanager
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[None]:
         """Register this process as working here, until the context ends.
 
-        Raises: ValueError: it holds other results (`overwrite` removes those of `cases` that the manifest
-            lists), or it cannot be written.
+        Args:
+            overwrite: results of `cases` that the manifest lists are removed.
+        Raises:
+            ArgumentError: it holds other results, or it cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with self._lock:
-                self._begin({case.id: entry(case.images) for case in cases}, overwrite)
-        except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
-            raise self._refusal(f"cannot be written ({getattr(error, 'strerror', None) or error})") from error
+                entries = {case.id: entry(case.images) for case in cases}
+                self._begin(entries, overwrite)
+        # NotImplementedError: a file system without locks.
+        except (OSError, NotImplementedError) as error:
+            cause = getattr(error, "strerror", None) or error
+            raise self._refusal(f"cannot be written ({cause})") from error
         completed = False
         try:
             yield
@@ -91,75 +137,92 @@ class Output(ABC):
     def _clean(self, replaced: Sequence[str]) -> None:
         """Remove what killed processes left, and the predictions of these cases."""
 
-    def _name(self, case: str) -> str:
+    def _prediction_name(self, case_id: str) -> str:
         """A case's prediction, for messages."""
-        return case
+        return case_id
 
     def _begin(self, cases: dict[str, Entry], overwrite: bool) -> None:
         state = self._state()
         renewed = state.renewed(cases)
-        replaced = [case for case in cases if case not in renewed] if overwrite else []
+        replaced = [case_id for case_id in cases if case_id not in renewed] if overwrite else []
         self._check(state, cases, overwrite, replaced)
         self._claims.mkdir(exist_ok=True)
         if not state.busy:
             self._clean(replaced)
+        # Entries of results made with other settings would make these count as done.
         previous = {} if state.differences else state.listed
         self._write_manifest({**previous, **cases}, sorted({*renewed, *replaced}))
         self._process_lock.acquire()
 
     def _check(
-        self, state: OutputState, cases: dict[str, Entry], overwrite: bool, replaced: Sequence[str]
+        self,
+        state: OutputState,
+        cases: dict[str, Entry],
+        overwrite: bool,
+        replaced: Sequence[str],
     ) -> None:
-        """Raises: ValueError: existing results do not fit beside new ones, and must not be replaced."""
-        if unlisted := [case for case in state.existing if case not in state.listed]:
+        """Raises: ArgumentError: existing results do not fit beside new ones, and must not be replaced."""
+        unlisted = [case_id for case_id in state.existing if case_id not in state.listed]
+        if unlisted:
             raise self._refusal(
-                f"holds {self.what} that {MANIFEST} does not list, such as {self._name(unlisted[0])}; take "
-                "another folder, or remove them"
+                f"holds {self.result_name} that {MANIFEST} does not list, such as "
+                f"{self._prediction_name(unlisted[0])}; take another folder, or remove them"
             )
         conflict = state.conflict(cases, replaced)
-        if conflict and (state.busy or not overwrite):
-            advice = (
-                "another process is at work there"
-                if state.busy
-                else "take another folder, or --overwrite to replace them"
-            )
-            raise self._refusal(f"{conflict}; {advice}")
-        if state.differences and (others := [case for case in state.existing if case not in cases]):
+        if conflict and state.busy:
+            raise self._refusal(f"{conflict}; another process is at work there")
+        if conflict and not overwrite:
+            raise ReplaceableResultsError(self.path, conflict)
+        kept = [case_id for case_id in state.existing if case_id not in cases]
+        if state.differences and kept:
             raise self._refusal(
-                "--overwrite would keep results made with other settings, of cases that are not in --input: "
-                f"{some(others)}; take another folder"
+                "to overwrite would keep results made with other settings, of cases that are not in the "
+                f"input: {some(kept)}; take another folder"
             )
 
-    def _refusal(self, reason: str) -> ValueError:
-        return ValueError(f"--output {self.path}: {reason}")
+    def _refusal(self, reason: str) -> ArgumentError:
+        return ArgumentError("output", f" {self.path}: {reason}")
 
     def _end(self, completed: bool) -> None:
-        """Args: completed: this process did all its cases; if it was the last one, `--overwrite` is
-        finished.
+        """Leave the folder; the last process that completed all its cases ends an unfinished overwrite.
+
+        Args:
+            completed: this process did all its cases.
         """
         self._process_lock.release()
         Path(self._process_lock.lock_file).unlink(missing_ok=True)
-        if not self._is_shared():
-            shutil.rmtree(self._claims, ignore_errors=True)
-            manifest = read(self.path) if completed else {}
-            if manifest.get("overwriting"):
-                with suppress(OSError):  # the disk is full: all cases are done nevertheless
-                    self._write_manifest(manifest["cases"], [])
+        if self._is_shared():
+            return
+        shutil.rmtree(self._claims, ignore_errors=True)
+        manifest = read(self.path) if completed else {}
+        if manifest.get("overwriting"):
+            # A full disk: all cases are done nevertheless.
+            with suppress(OSError):
+                self._write_manifest(manifest["cases"], [])
 
-    def _write_manifest(self, cases: dict[str, Entry], overwriting: Sequence[str]) -> None:
-        known = {"train_cases": [case for case in self.about.get("train_cases", ()) if case in cases]}
-        state = {"settings": self.settings, "cases": cases, "overwriting": list(overwriting)}
-        manifest = {**self.about, **known, **state}
+    def _write_manifest(
+        self,
+        cases: dict[str, Entry],
+        overwriting: Sequence[str],
+    ) -> None:
+        train_cases = [case_id for case_id in self.about.get("train_cases", ()) if case_id in cases]
+        manifest = {
+            **self.about,
+            "train_cases": train_cases,
+            "settings": self.settings,
+            "cases": cases,
+            "overwriting": list(overwriting),
+        }
         write_text(self.path / MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
     def _state(self) -> OutputState:
         manifest = read(self.path)
         return OutputState(
-            manifest.get("cases", {}),
-            manifest.get("overwriting", []),
-            differences(manifest["settings"], self.settings) if manifest else [],
-            self._existing(manifest),
-            self._is_shared(),
+            listed=manifest.get("cases", {}),
+            overwriting=manifest.get("overwriting", []),
+            differences=differences(manifest["settings"], self.settings) if manifest else [],
+            existing=self._existing(manifest),
+            busy=self._is_shared(),
         )
 
     def _is_shared(self) -> bool:

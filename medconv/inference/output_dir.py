@@ -17,30 +17,45 @@ from medconv.data.io.dicom_headers import choice_of
 from medconv.data.io.images import write_channels, write_label
 from medconv.data.io.raster import is_picture
 from medconv.inference import quality as inference_quality
-from medconv.inference.forward import LabelMapScores, with_cpu_fallback
 from medconv.inference.output import Claim, Output, acquired
 from medconv.inference.output_table import TABLE
 from medconv.inference.predictor import Predictor
+from medconv.inference.scores import LabelMapScores, with_cpu_fallback
 from medconv.utils.atomic_io import write_text
 
 PROBABILITIES = "probabilities"
 DICOM_SEG = "dicomseg"
 UNCERTAINTY = "uncertainty"
 QUALITY = inference_quality.FOLDER
-_FOLDERS = {PROBABILITIES: ".nii.gz", DICOM_SEG: ".dcm", UNCERTAINTY: ".nii.gz", QUALITY: ".json"}
-_VOLUME, _PICTURE = ".nii.gz", ".png"
-_PARTIAL = re.compile(r"\.\d+\..*")  # a temporary file of `atomic_io.replacing`, left by a killed process
+_VOLUME = ".nii.gz"
+_PICTURE = ".png"
+# Beside the label maps, with the suffix of their files.
+_FOLDERS = {
+    PROBABILITIES: _VOLUME,
+    DICOM_SEG: ".dcm",
+    UNCERTAINTY: _VOLUME,
+    QUALITY: ".json",
+}
+# A temporary file of `atomic_io.replacing`, left by a killed process.
+_PARTIAL = re.compile(r"\.\d+\..*")
 
 
 class OutputDir(Output):
-    """Where label maps go; a case is done once its label map exists. They are PNG files if all images are
-    pictures (PNG, JPEG and the like).
+    """Where label maps go; a case is done once its label map exists.
 
-    Args: settings, about: as in `Output`. probabilities, dicom_seg, quality: whether they are written, too.
+    They are PNG files if all images are pictures (PNG, JPEG and the like).
+
+    Args:
+        path: the folder.
+        settings: as in `Output`.
+        about: as in `Output`.
+        probabilities: whether they are written, too.
+        dicom_seg: whether DICOM SEG files are written, too.
+        quality: whether agreement and uncertainty are written, too.
         calibration: as in `quality.calibrated`.
     """
 
-    what = "label maps"
+    result_name = "label maps"
     earlier = "before or by others"
 
     def __init__(
@@ -53,26 +68,36 @@ class OutputDir(Output):
         quality: bool = False,
         calibration: Mapping[str, inference_quality.Line | None] | None = None,
     ) -> None:
-        lines = {name: list(line) if line else None for name, line in (calibration or {}).items()}
-        options = {"dicom_seg": dicom_seg, "quality": quality, "calibration": lines}
-        extra = {name: value for name, value in options.items() if value}
-        super().__init__(path, {**settings, "probabilities": probabilities, **extra}, about)
-        self._writes_probabilities, self._writes_dicom_seg = probabilities, dicom_seg
-        self._writes_quality, self._calibration = quality, calibration or {}
-        self._ending = _VOLUME  # of label maps; `open` chooses it by the cases
+        settings = {**settings, "probabilities": probabilities}
+        # Named only where they are on, since manifests of earlier versions lack them.
+        if dicom_seg:
+            settings["dicom_seg"] = True
+        if quality:
+            settings["quality"] = True
+        if calibration:
+            settings["calibration"] = {
+                name: list(line) if line else None for name, line in calibration.items()
+            }
+        super().__init__(path, settings, about)
+        self._writes_probabilities = probabilities
+        self._writes_dicom_seg = dicom_seg
+        self._writes_quality = quality
+        self._calibration = calibration or {}
+        # Of label maps; `open` chooses it by the cases.
+        self._suffix = _VOLUME
 
-    def label(self, case: str) -> Path:
-        return self.path / f"{case}{self._ending}"
+    def label(self, case_id: str) -> Path:
+        return self.path / f"{case_id}{self._suffix}"
 
-    def beside(self, folder: str, case: str) -> Path:
+    def beside(self, folder: str, case_id: str) -> Path:
         """A case's file in one of the folders beside the label maps."""
-        return self.path / folder / f"{case}{_FOLDERS[folder]}"
+        return self.path / folder / f"{case_id}{_FOLDERS[folder]}"
 
     @contextmanager
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[None]:
-        """As in `Output`. Raises: ValueError: it holds the images themselves."""
+        """As in `Output`. Raises: ArgumentError: it holds the images themselves."""
         images = [path for case in cases for path in case.images]
-        self._ending = _PICTURE if all(map(is_picture, images)) else _VOLUME
+        self._suffix = _PICTURE if all(map(is_picture, images)) else _VOLUME
         self._check_apart(images)
         with super().open(cases, overwrite):
             yield
@@ -84,7 +109,7 @@ class OutputDir(Output):
             for case in remaining:
                 lock = FileLock(self._claims / f"{case.id}.lock", thread_local=False)
                 if self._claimed(case, lock):
-                    yield case, lock.release
+                    yield Claim(case, lock.release)
                 elif self.label(case.id).exists():
                     self.skipped.append(case.id)
                 elif is_second_pass:
@@ -94,40 +119,45 @@ class OutputDir(Output):
 
     @torch.inference_mode()
     def write(self, predictor: Predictor, case: Case, scores: LabelMapScores) -> None:
-        label, image = predictor.answer(scores), case.images[0]
+        label = predictor.answer(scores)
+        image = case.images[0]
         if self._writes_probabilities:
-            path, count = self.beside(PROBABILITIES, case.id), predictor.targets.num_outputs
+            path = self.beside(PROBABILITIES, case.id)
+            count = predictor.targets.num_outputs
             with_cpu_fallback(
-                scores, lambda placed: write_channels(path, placed.probabilities(), count, image)
+                scores, lambda fitting: write_channels(path, fitting.probabilities(), count, image)
             )
         if self._writes_dicom_seg:
-            data_dicom_seg.write(self.beside(DICOM_SEG, case.id), label, image, predictor.class_names)
+            path = self.beside(DICOM_SEG, case.id)
+            data_dicom_seg.write(path, label, image, predictor.class_names)
         if self._writes_quality:
             self._write_quality(case, scores)
+        # The label map comes last: a case that has one counts as done.
         write_label(self.label(case.id), label, image)
 
     def _write_quality(self, case: Case, scores: LabelMapScores) -> None:
         uncertainty = with_cpu_fallback(scores, LabelMapScores.uncertainty)
         write_channels(self.beside(UNCERTAINTY, case.id), [uncertainty], 1, case.images[0])
+        agreement = inference_quality.calibrated(scores.agreement(), self._calibration)
         path = self.beside(QUALITY, case.id)
         path.parent.mkdir(exist_ok=True)
-        found = inference_quality.calibrated(scores.agreement(), self._calibration)
-        write_text(path, json.dumps(found, indent=2) + "\n")
+        write_text(path, json.dumps(agreement, indent=2) + "\n")
 
     def _claimed(self, case: Case, lock: FileLock) -> bool:
         """Whether this process now holds the case's lock, and the case is not done."""
         if self.label(case.id).exists() or not acquired(lock):
             return False
-        if self.label(case.id).exists():  # written by another process in between
+        # Another process may have written it in between.
+        if self.label(case.id).exists():
             lock.release()
             return False
         return True
 
     def _check_apart(self, images: Sequence[Path]) -> None:
-        """Raises: ValueError: results would be written into a folder of images. Folders are compared by
+        """Raises: ArgumentError: results would be written into a folder of images. Folders are compared by
         identity, not by path, since links give one folder several paths."""
-        folders = (self.path, *(self.path / name for name in _FOLDERS))
-        outputs = {*map(_identity, folders)} - {None}
+        folders = [self.path, *(self.path / name for name in _FOLDERS)]
+        outputs = {_identity(folder) for folder in folders} - {None}
         for path in images:
             if outputs & _folders_of(path):
                 raise self._refusal(f"holds the images themselves, such as {path}; take another folder")
@@ -135,22 +165,22 @@ class OutputDir(Output):
     def _existing(self, manifest: Mapping[str, Any]) -> list[str]:
         if (self.path / TABLE).exists():
             raise self._refusal(f"holds {TABLE}; take another folder")
-        paths = (path for path in self.path.glob(f"*{self._ending}") if path.name[0] != ".")
-        return sorted(path.name.removesuffix(self._ending) for path in paths)
+        names = [path.name for path in self.path.glob(f"*{self._suffix}")]
+        return sorted(name.removesuffix(self._suffix) for name in names if not name.startswith("."))
 
-    def _name(self, case: str) -> str:
-        return f"{case}{self._ending}"
+    def _prediction_name(self, case_id: str) -> str:
+        return f"{case_id}{self._suffix}"
 
     def _clean(self, replaced: Sequence[str]) -> None:
-        kinds = {"": self._ending, **_FOLDERS}
-        for path in [
-            path for name, ending in kinds.items() for path in (self.path / name).glob(f".*{ending}")
-        ]:
-            if _PARTIAL.fullmatch(path.name):
-                path.unlink()
-        for case in replaced:
-            for path in (self.label(case), *(self.beside(name, case) for name in _FOLDERS)):
-                path.unlink(missing_ok=True)
+        suffixes = {"": self._suffix, **_FOLDERS}
+        for folder, suffix in suffixes.items():
+            for path in list((self.path / folder).glob(f".*{suffix}")):
+                if _PARTIAL.fullmatch(path.name):
+                    path.unlink()
+        for case_id in replaced:
+            self.label(case_id).unlink(missing_ok=True)
+            for folder in _FOLDERS:
+                self.beside(folder, case_id).unlink(missing_ok=True)
 
 
 def _folders_of(image: Path) -> set[tuple[int, int] | None]:
@@ -159,8 +189,10 @@ def _folders_of(image: Path) -> set[tuple[int, int] | None]:
     """
     image, _ = choice_of(image)
     try:
-        return {_identity(image.parent), _identity(Path(os.path.realpath(image)).parent), _identity(image)}
-    except ValueError:  # not a possible file name; such a case fails when it is read
+        real = Path(os.path.realpath(image))
+        return {_identity(image.parent), _identity(real.parent), _identity(image)}
+    # Not a possible file name; such a case fails when it is read.
+    except ValueError:
         return set()
 
 

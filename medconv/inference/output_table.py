@@ -14,26 +14,33 @@ from typing import Any
 import numpy as np
 
 from medconv.data.case import Case
-from medconv.inference.forward import ImageLevelForward, ImageLevelScores
+from medconv.inference.forward import ImageLevelForward
 from medconv.inference.manifest import Entry, OutputState
 from medconv.inference.output import Claim, Output
 from medconv.inference.predictor import Predictor
+from medconv.inference.scores import ImageLevelScores
 from medconv.metrics.visualization import png
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.atomic_io import replacing, write_text
 
 TABLE = "predictions.csv"
 SALIENCY = "saliency"
-CASE_COLUMNS = ("case", "predicted")  # all other columns are outputs
+# All other columns are outputs.
+CASE_COLUMNS = ("case", "predicted")
 
 
 class OutputTable(Output):
     """Where image-level predictions go; a case is done once it has a row. One process at a time.
 
-    Args: settings, about: as in `Output`. saliency: whether Grad-CAM pictures are written, too.
+    Args:
+        path: the folder.
+        targets: what the outputs mean.
+        settings: as in `Output`.
+        about: as in `Output`.
+        saliency: whether Grad-CAM pictures are written, too.
     """
 
-    what = "predictions"
+    result_name = "predictions"
 
     def __init__(
         self,
@@ -43,17 +50,23 @@ class OutputTable(Output):
         about: Mapping[str, Any],
         saliency: bool = False,
     ) -> None:
-        named = {"targets": targets.plain()}
-        super().__init__(path, {**settings, "saliency": saliency, **named}, {**about, **named})
-        self._targets, self._writes_saliency = targets, saliency
+        plain_targets = targets.plain()
+        super().__init__(
+            path,
+            settings={**settings, "saliency": saliency, "targets": plain_targets},
+            about={**about, "targets": plain_targets},
+        )
+        self._targets = targets
+        self._writes_saliency = saliency
+        # By case id.
         self._rows: dict[str, list[str]] = {}
 
     @property
-    def place(self) -> Path:
+    def target(self) -> Path:
         return self.path / TABLE
 
-    def saliency(self, case: str) -> Path:
-        return self.path / SALIENCY / f"{case}.png"
+    def saliency(self, case_id: str) -> Path:
+        return self.path / SALIENCY / f"{case_id}.png"
 
     @contextmanager
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[None]:
@@ -63,26 +76,46 @@ class OutputTable(Output):
 
     def claims(self, cases: Sequence[Case]) -> Iterator[Claim]:
         self.skipped = [case.id for case in cases if case.id in self._rows]
-        yield from ((case, lambda: None) for case in cases if case.id not in self._rows)
+        for case in cases:
+            if case.id not in self._rows:
+                yield Claim(case, lambda: None)
 
-    def write(self, predictor: Predictor, case: Case, scores: ImageLevelScores) -> None:
+    def write(
+        self,
+        predictor: Predictor,
+        case: Case,
+        scores: ImageLevelScores,
+    ) -> None:
         if self._writes_saliency:
             assert isinstance(predictor.forward, ImageLevelForward)
             picture = png(predictor.forward.overlay(scores))
-            self.saliency(case.id).parent.mkdir(parents=True, exist_ok=True)
-            with replacing(self.saliency(case.id)) as partial:
+            path = self.saliency(case.id)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as partial:
                 partial.write_bytes(picture)
         self.add(case, predictor.answer(scores))
 
     def add(self, case: Case, outputs: np.ndarray) -> None:
-        """Append a row. Raises: OSError: the disk is full, or no permission."""
-        cells = self._targets.prediction_cells(outputs)
-        self._rows[case.id] = row = [case.id, *cells, *(f"{value:.8g}" for value in outputs)]
-        with self.place.open("a", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        """Append a row.
+
+        Args:
+            outputs: (names,), as `ImageLevelTargets.decode` gives them.
+        Raises:
+            OSError: the disk is full, or no permission.
+        """
+        # Eight digits are all that float32 has.
+        numbers = [f"{value:.8g}" for value in outputs]
+        row = [case.id, *self._targets.prediction_cells(outputs), *numbers]
+        self._rows[case.id] = row
+        with self.target.open("a", encoding="utf-8", errors="backslashreplace", newline="") as file:
             file.write(_text([row]))
 
     def _check(
-        self, state: OutputState, cases: dict[str, Entry], overwrite: bool, replaced: Sequence[str]
+        self,
+        state: OutputState,
+        cases: dict[str, Entry],
+        overwrite: bool,
+        replaced: Sequence[str],
     ) -> None:
         if state.busy:
             raise self._refusal("another process writes its predictions there")
@@ -90,29 +123,37 @@ class OutputTable(Output):
 
     def _existing(self, manifest: Mapping[str, Any]) -> list[str]:
         """The complete rows; a last line without an end was cut off when its process was killed."""
-        try:
-            text = self.place.read_text(encoding="utf-8")
-        except FileNotFoundError as error:
-            if manifest:
-                raise self._refusal("holds label maps; take another folder") from error
-            text = ""
-        except UnicodeDecodeError as error:
-            raise self._refusal(f"{TABLE} there is not a text file; take another folder") from error
-        rows = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
-        cases = {_written(case): case for case in manifest.get("cases", {})}
-        self._rows = {cases.get(row[0], row[0]): row for row in rows[1:] if row}
+        text = self._read(has_manifest=bool(manifest))
+        complete = text[: text.rfind("\n") + 1]
+        header_and_rows = list(csv.reader(io.StringIO(complete)))
+        case_ids = {_written(case_id): case_id for case_id in manifest.get("cases", {})}
+        self._rows = {case_ids.get(row[0], row[0]): row for row in header_and_rows[1:] if row}
         return list(self._rows)
 
+    def _read(self, has_manifest: bool) -> str:
+        try:
+            return self.target.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            if has_manifest:
+                raise self._refusal("holds label maps; take another folder") from error
+            return ""
+        except UnicodeDecodeError as error:
+            raise self._refusal(f"{TABLE} there is not a text file; take another folder") from error
+
     def _clean(self, replaced: Sequence[str]) -> None:
-        for case in replaced:
-            self._rows.pop(case, None)
+        for case_id in replaced:
+            self._rows.pop(case_id, None)
         self._write([])
 
     def _write(self, cases: Sequence[Case]) -> None:
         """Write the table: these cases first, in their order, then its other rows."""
-        header = ["case", *self._targets.prediction_columns, *map(column_of, self._targets.names)]
-        order = dict.fromkeys([*(case.id for case in cases if case.id in self._rows), *self._rows])
-        write_text(self.place, _text([header, *(self._rows[case] for case in order)]))
+        output_columns = [column_of(name) for name in self._targets.names]
+        header = ["case", *self._targets.prediction_columns, *output_columns]
+        predicted = [case.id for case in cases if case.id in self._rows]
+        # Without repetitions.
+        order = dict.fromkeys([*predicted, *self._rows])
+        rows = [self._rows[case_id] for case_id in order]
+        write_text(self.target, _text([header, *rows]))
 
 
 def column_of(name: str) -> str:
@@ -120,9 +161,9 @@ def column_of(name: str) -> str:
     return f"output/{name}" if name in CASE_COLUMNS else name
 
 
-def _written(case: str) -> str:
+def _written(case_id: str) -> str:
     """As it stands in the table: names of files may be no text."""
-    return case.encode("utf-8", "backslashreplace").decode()
+    return case_id.encode("utf-8", "backslashreplace").decode()
 
 
 def _text(rows: Iterable[Sequence[str]]) -> str:

@@ -8,6 +8,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import islice
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -24,26 +25,22 @@ def stream(
 ) -> Iterator[tuple[Item, Exception | None]]:
     """Yields each item when it is finished, with its error or None; an error does not stop other items.
 
-    Args: items: iterated in the caller's thread, as late as possible. predict: runs in the caller's thread.
+    Args:
+        items: iterated in the caller's thread, as late as possible.
+        load: runs in one of the loading threads.
+        predict: runs in the caller's thread.
+        write: runs in the writing thread.
         workers: items that are loaded at once.
     """
-    upcoming, loading = iter(items), deque[tuple[Item, Future[Loaded]]]()
     writing: tuple[Item, Future[None]] | None = None
     with ThreadPoolExecutor(workers) as loaders, ThreadPoolExecutor(1) as writer:
-
-        def refill() -> None:
-            while len(loading) < workers and (item := next(upcoming, None)) is not None:
-                loading.append((item, loaders.submit(load, item)))
-
         try:
-            refill()
-            while loading:
-                item, future = loading.popleft()
-                wait([future])
-                refill()
-                predicted, error = _attempt(predict, future)
+            for item, loaded in _loaded(items, load, loaders, workers):
+                predicted, error = _attempt(predict, loaded)
                 _clear_frames(error)
-                del future  # which references the case
+                # They reference the case, which should not stay in memory.
+                del loaded
+                # The previous item was written while this one was predicted.
                 if writing is not None:
                     yield writing[0], _error(writing[1])
                     writing = None
@@ -59,11 +56,34 @@ def stream(
             raise
 
 
+def _loaded(
+    items: Iterable[Item],
+    load: Callable[[Item], Loaded],
+    loaders: ThreadPoolExecutor,
+    workers: int,
+) -> Iterator[tuple[Item, Future[Loaded]]]:
+    """Items that are loaded, in order, while the next `workers` items are being loaded."""
+    upcoming = iter(items)
+    loading: deque[tuple[Item, Future[Loaded]]] = deque()
+
+    def refill(number: int) -> None:
+        for item in islice(upcoming, number - len(loading)):
+            loading.append((item, loaders.submit(load, item)))
+
+    refill(workers)
+    while loading:
+        wait([loading[0][1]])
+        # One more than workers: the first one is loaded already.
+        refill(workers + 1)
+        yield loading.popleft()
+
+
 def _attempt(
-    predict: Callable[[Loaded], Predicted], future: Future[Loaded]
+    predict: Callable[[Loaded], Predicted],
+    loaded: Future[Loaded],
 ) -> tuple[Predicted | None, Exception | None]:
     try:
-        return predict(future.result()), None
+        return predict(loaded.result()), None
     except Exception as error:
         return None, error
 

@@ -1,9 +1,8 @@
-"""`medconv predict`: label maps on the grids of the inputs, or a table of image-level predictions."""
+"""Predict many cases into an output folder: one is loaded while one is predicted and one is written."""
 
-import argparse
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -13,191 +12,118 @@ import torch
 from threadpoolctl import threadpool_limits
 
 import medconv
-from medconv.data import per_case
 from medconv.data.case import Case
-from medconv.data.io import dicom_seg as data_dicom_seg
-from medconv.inference import postprocessing
 from medconv.inference.errors import check_all_predicted, reason, unwritable
 from medconv.inference.exported.metadata import digest
-from medconv.inference.forward import Input
-from medconv.inference.inputs import check_source, find_cases
 from medconv.inference.output import Claim, Output
 from medconv.inference.output_dir import OutputDir
 from medconv.inference.output_table import OutputTable
 from medconv.inference.pipeline import stream
 from medconv.inference.predictor import Predictor
-from medconv.inference.quality import Line, read_calibration
+from medconv.inference.prepare import Input
+from medconv.inference.quality import Line
 from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import signals
-from medconv.utils.errors import explained, first_line
-from medconv.utils.exit_codes import DONE
-from medconv.utils.logging import some, start_logging
+from medconv.utils.errors import ArgumentError, first_line
 from medconv.utils.progress import counting
 
-# Options for one family of targets: whether that is label maps
-_FOR_LABEL_MAPS = {
-    "save_probabilities": True,
-    "dicom_seg": True,
-    "quality": True,
-    "calibration": True,
-    "postprocess": True,
-    "overlap": True,
-    "saliency": False,
-}
-Predicted = list[tuple[Case, Any]]  # with its scores
+# Cases with their scores.
+Predicted = list[tuple[Case, Any]]
+# Of a checkpoint's hash, in the manifest.
+_DIGITS = 16
 log = logging.getLogger(__name__)
 
 
-def run_command(options: argparse.Namespace) -> int:
-    """`medconv predict` with these options. Returns: the exit code."""
-    start_logging()
-    _check_values(options)
-    steps = postprocessing.read(options.postprocess) if options.postprocess else None
-    predictor = Predictor.load(
-        options.checkpoint,
-        usable_device(options.device),
-        options.trust_package,
-        options.mirror_axes,
-        options.overlap,
-        options.sw_batch_size,
-        steps.apply if steps else None,
-        options.exported_model,
-        options.quality,
-        options.source_spacing_mm,
-    )
-    _check_options(options, predictor)
-    if steps and isinstance(predictor.targets, SegmentationTargets):
-        steps.check(predictor.targets)
-    if stated := predictor.members[0].source_spacing_mm:
-        log.info("spacing of the images, in place of their headers': %s mm (data.source_spacing_mm)", stated)
-    targets = predictor.targets
-    columns = targets.default_columns if isinstance(targets, ImageLevelTargets) else ()
-    cases = find_cases(options.input, len(predictor.modalities), columns)
-    if known := [case.id for case in cases if case.id in predictor.train_cases]:
-        what = "the network was trained on %d of these %d cases, by their names (%s): scores will be too good"
-        log.warning(what, len(known), len(cases), some(known, 2))
-    if options.dicom_seg:
-        data_dicom_seg.check([case.images[0] for case in cases])
-    files = (options.save_probabilities, options.dicom_seg, options.saliency, options.postprocess)
-    lines: dict[str, Line | None] = {}
-    if options.calibration and isinstance(predictor.targets, SegmentationTargets):
-        lines = read_calibration(options.calibration, predictor.targets.names)
-    for name in (name for name, line in lines.items() if line is None):
-        log.warning("%s: no calibration of %s, there were too few cases", options.calibration, name)
-    output = output_in(options.output, predictor, *files, quality=options.quality, calibration=lines)
-    return predict(predictor, cases, output, options.overwrite, options.workers)
-
-
-def _check_values(options: argparse.Namespace) -> None:
-    for name in ("workers", "sw_batch_size"):
-        if (value := getattr(options, name)) is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-    if options.overlap is not None and not 0 <= options.overlap < 1:
-        raise ValueError(f"--overlap must be at least 0 and below 1, got {options.overlap}")
-    if options.source_spacing_mm:
-        with explained("--source-spacing-mm", ValueError):
-            per_case.check_source_spacing(options.source_spacing_mm)
-    check_source(options.input)
-    if options.quality and len(options.checkpoint) + len(options.exported_model) < 2:
-        raise ValueError(
-            "--quality measures how far several networks agree, such as the folds of a cross-validation; "
-            "--checkpoint and --exported-model name only one"
-        )
-    if options.calibration and not options.quality:
-        raise ValueError("--calibration turns the agreement of --quality into Dice: add --quality")
-    if not options.checkpoint and not options.exported_model:
-        raise ValueError("--checkpoint or --exported-model is needed: the networks to predict with")
-
-
-def _check_options(options: argparse.Namespace, predictor: Predictor) -> None:
-    """Raises: ValueError: an option that has no effect for these networks."""
-    first = predictor.members[0]
-    for name, for_label_maps in _FOR_LABEL_MAPS.items():
-        value, option = getattr(options, name), f"--{name.replace('_', '-')}"
-        if value is None or value is False or for_label_maps == first.targets.per_voxel:
-            continue
-        if first.targets.per_voxel:
-            raise ValueError(
-                f"{option} is for classification and regression; {first.path} predicts label maps"
-            )
-        raise ValueError(
-            f"{option} is for label maps; {first.path} is an image-level network, whose predictions go into "
-            "predictions.csv"
-        )
-    if options.saliency and all(member.metadata_path is not None for member in predictor.members):
-        raise ValueError(
-            "--saliency needs a network from --checkpoint; exported models have no layers to look at"
-        )
-
-
-def output_in(
-    folder: Path,
-    predictor: Predictor,
-    probabilities: bool = False,
-    dicom_seg: bool = False,
-    saliency: bool = False,
-    postprocess: Path | None = None,
-    quality: bool = False,
-    calibration: Mapping[str, Line | None] | None = None,
-) -> Output:
-    """The output folder for this predictor.
-
-    Args: probabilities, dicom_seg, saliency, quality: written, too; as in `OutputDir` and `OutputTable`.
-        postprocess: the file with the predictor's post-processing. calibration: as in `OutputDir`.
-    """
-    members, about = predictor.members, _about(predictor)
-    stated = {"source_spacing_mm": spacing} if (spacing := members[0].source_spacing_mm) else {}
-    checkpoints = {"checkpoints": [digest(m.metadata_path or m.path)[:16] for m in members if m.path]}
-    flips = {"mirror_axes": [list(member.window.mirror_axes) for member in members]}
-    if isinstance(predictor.targets, ImageLevelTargets):
-        return OutputTable(folder, predictor.targets, {**checkpoints, **flips, **stated}, about, saliency)
-    overlap = {"overlap": [member.window.overlap for member in members]}
-    steps = {"postprocess": digest(postprocess) if postprocess else None}
-    settings = {**checkpoints, **overlap, **flips, **steps, **stated}
-    return OutputDir(folder, settings, about, probabilities, dicom_seg, quality, calibration)
-
-
-def _about(predictor: Predictor) -> dict[str, Any]:
-    paths = [str(member.path) for member in predictor.members]
-    return {
-        "checkpoint": paths[0],
-        "checkpoints": paths,
-        "class_names": list(predictor.class_names),
-        "targets": predictor.targets.plain(),
-        "train_cases": sorted(predictor.train_cases),
-        "versions": {"medconv": medconv.__version__, **{name: version(name) for name in ("torch", "monai")}},
-    }
-
-
 def predict(
-    predictor: Predictor, cases: Sequence[Case], output: Output, overwrite: bool = False, workers: int = 1
-) -> int:
-    """Predict each case that is not done yet and that no other process works on. Cases that fail are named at
-    the end, and do not stop the others.
+    predictor: Predictor,
+    cases: Sequence[Case],
+    output: Output,
+    overwrite: bool = False,
+    workers: int = 1,
+) -> None:
+    """Predict each case that is not done yet and that no other process works on.
 
-    Args: workers: batches of cases that are loaded at once.
-    Returns: the exit code.
-    Raises: ValueError: `output` holds other results, cases failed, or the disk is full.
+    Cases that fail do not stop the others, and are named at the end.
+
+    Args:
+        output: as `output_in` makes it for this predictor.
+        overwrite: results of these cases are replaced.
+        workers: batches of cases that are loaded at once.
+    Raises:
+        ValueError: `output` holds other results, cases failed, or the disk is full.
     """
-    failed: dict[str, str] = {}
+    stages = _Stages(predictor, output)
     # One thread per matrix product in NumPy and SciPy: `workers` of them load beside the network.
     limits = threadpool_limits(1, user_api="blas")
-    bar = counting("predicting", len(cases))
-    with signals.raising(), output.open(cases, overwrite), limits, bar:
-        ended, batches = 0, _batches(output.claims(cases), predictor.forward.batch_size)
-        load, scores = partial(_load, predictor, failed), partial(_scores, predictor, failed)
-        write = partial(_write, predictor, output, failed)
-        for batch, error in stream(batches, load, scores, write, workers):
-            for _, release in batch:
-                release()
+    progress = counting("predicting", len(cases))
+    with signals.raising(), output.open(cases, overwrite), limits, progress:
+        ended = 0
+        batches = _batches(output.claims(cases), predictor.forward.batch_size)
+        for batch, error in stream(batches, stages.load, stages.predict, stages.write, workers):
+            for claim in batch:
+                claim.release()
             if error is not None:
                 raise error
             ended += len(batch)
-            bar.update(bar.task_ids[0], completed=ended + len(output.skipped))
-    _report(output, len(cases), len(failed))
-    check_all_predicted({case.id: failed[case.id] for case in cases if case.id in failed}, len(cases))
-    return DONE
+            progress.update(progress.task_ids[0], completed=ended + len(output.skipped))
+    _report(output, len(cases), len(stages.failed))
+    failed = {case.id: stages.failed[case.id] for case in cases if case.id in stages.failed}
+    check_all_predicted(failed, len(cases))
+
+
+@dataclass
+class _Stages:
+    """What is done to a batch of cases, one stage after the other; each runs in a thread of its own.
+
+    Args:
+        failed: case id to why it failed.
+    """
+
+    predictor: Predictor
+    output: Output
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def load(self, batch: Sequence[Claim]) -> list[Input]:
+        inputs: list[Input] = []
+        for claim in batch:
+            try:
+                case_input = self.predictor.read(claim.case)
+            # It concerns this case alone.
+            except Exception as error:
+                self.failed[claim.case.id] = reason(error)
+                continue
+            if case_input.warning:
+                log.warning("case %s: %s", claim.case.id, case_input.warning)
+            inputs.append(case_input)
+        return inputs
+
+    def predict(self, inputs: Sequence[Input]) -> Predicted:
+        """A batch at once; if that fails, case by case, so that only the failing case is lost."""
+        if not inputs:
+            return []
+        try:
+            scores = self.predictor.scores(inputs)
+            return [(case_input.case, each) for case_input, each in zip(inputs, scores, strict=True)]
+        except Exception as error:
+            if len(inputs) == 1:
+                self.failed[inputs[0].case.id] = reason(error)
+                return []
+        # Outside of `except`: the error's frames hold the batch in memory.
+        predicted: Predicted = []
+        for case_input in inputs:
+            predicted += self.predict([case_input])
+        return predicted
+
+    def write(self, _: Sequence[Claim], predicted: Predicted) -> None:
+        """Raises: ValueError: the disk is full, or no permission."""
+        for case, scores in predicted:
+            try:
+                self.output.write(self.predictor, case, scores)
+            except OSError as error:
+                raise unwritable(self.output.path, case.id, error) from error
+            # It concerns this case alone.
+            except Exception as error:
+                self.failed[case.id] = reason(error)
 
 
 def _batches(claims: Iterable[Claim], size: int) -> Iterator[list[Claim]]:
@@ -206,61 +132,89 @@ def _batches(claims: Iterable[Claim], size: int) -> Iterator[list[Claim]]:
         yield batch
 
 
-def _load(predictor: Predictor, failed: dict[str, str], batch: Sequence[Claim]) -> list[Input]:
-    inputs: list[Input] = []
-    for case, _ in batch:
-        try:
-            inputs.append(predictor.read(case))
-        except Exception as error:  # of this case alone
-            failed[case.id] = reason(error)
-            continue
-        if inputs[-1].warning:
-            log.warning("case %s: %s", case.id, inputs[-1].warning)
-    return inputs
+def _report(output: Output, num_cases: int, num_failed: int) -> None:
+    num_before = len(output.skipped)
+    num_claimed = len(output.claimed_by_others)
+    num_now = num_cases - num_claimed - num_before - num_failed
+    log.info(
+        "%d of %d predictions are in %s: %d made now, %d %s",
+        num_before + num_now,
+        num_cases,
+        output.target,
+        num_now,
+        num_before,
+        output.earlier,
+    )
+    if num_claimed:
+        log.info(
+            "other processes still work on %d cases, such as %s", num_claimed, output.claimed_by_others[0]
+        )
 
 
-def _scores(predictor: Predictor, failed: dict[str, str], inputs: Sequence[Input]) -> Predicted:
-    """Of a batch; if that fails, case by case, so that only the failing case is lost."""
-    if not inputs:
-        return []
-    try:
-        return [(i.case, scores) for i, scores in zip(inputs, predictor.scores(inputs), strict=True)]
-    except Exception as error:
-        if len(inputs) == 1:
-            failed[inputs[0].case.id] = reason(error)
-            return []
-    return [pair for single in inputs for pair in _scores(predictor, failed, [single])]
+def output_in(
+    folder: Path,
+    predictor: Predictor,
+    *,
+    probabilities: bool = False,
+    dicom_seg: bool = False,
+    saliency: bool = False,
+    quality: bool = False,
+    calibration: Mapping[str, Line | None] | None = None,
+    postprocess: Path | None = None,
+) -> Output:
+    """The output folder for this predictor.
+
+    Args:
+        probabilities: written, too; as the next three as in `OutputDir` and `OutputTable`.
+        calibration: as in `OutputDir`.
+        postprocess: the file with the predictor's post-processing.
+    """
+    settings = _settings(predictor, postprocess)
+    about = _about(predictor)
+    if isinstance(predictor.targets, ImageLevelTargets):
+        return OutputTable(folder, predictor.targets, settings, about, saliency)
+    return OutputDir(folder, settings, about, probabilities, dicom_seg, quality, calibration)
 
 
-def _write(
-    predictor: Predictor, output: Output, failed: dict[str, str], _: Sequence[Claim], predicted: Predicted
-) -> None:
-    """Raises: ValueError: the disk is full, or no permission."""
-    for case, scores in predicted:
-        try:
-            output.write(predictor, case, scores)
-        except OSError as error:
-            raise unwritable(output.path, case.id, error) from error
-        except Exception as error:  # of this case alone
-            failed[case.id] = reason(error)
+def _settings(predictor: Predictor, postprocess: Path | None) -> dict[str, Any]:
+    """What determines the predictions; with other settings, results in the folder do not count as done."""
+    members = predictor.members
+    files = [member.metadata_path or member.path for member in members]
+    settings: dict[str, Any] = {"checkpoints": [digest(file)[:_DIGITS] for file in files if file]}
+    if predictor.targets.per_voxel:
+        settings["overlap"] = [member.window.overlap for member in members]
+    settings["mirror_axes"] = [list(member.window.mirror_axes) for member in members]
+    if predictor.targets.per_voxel:
+        settings["postprocess"] = digest(postprocess) if postprocess else None
+    if members[0].source_spacing_mm:
+        settings["source_spacing_mm"] = members[0].source_spacing_mm
+    return settings
 
 
-def _report(output: Output, number: int, failed: int) -> None:
-    others, before = len(output.claimed_by_others), len(output.skipped)
-    now = number - others - before - failed
-    counts = (before + now, number, output.place, now, before, output.earlier)
-    log.info("%d of %d predictions are in %s: %d made now, %d %s", *counts)
-    if others:
-        log.info("other processes still work on %d cases, such as %s", others, output.claimed_by_others[0])
+def _about(predictor: Predictor) -> dict[str, Any]:
+    paths = [str(member.path) for member in predictor.members]
+    packages = {name: version(name) for name in ("torch", "monai")}
+    return {
+        "checkpoint": paths[0],
+        "checkpoints": paths,
+        "class_names": list(predictor.class_names),
+        "targets": predictor.targets.plain(),
+        "train_cases": sorted(predictor.train_cases),
+        "versions": {"medconv": medconv.__version__, **packages},
+    }
 
 
 def usable_device(name: str | None) -> str:
-    """The device with this name; None: the GPU if there is one, else the CPU. Raises: ValueError: this
-    machine has no such device.
+    """The device with this name; None: the GPU if there is one, else the CPU.
+
+    Raises:
+        ArgumentError: this machine has no such device.
     """
     device = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # the latter: torch was built without it
-        raise ValueError(f"--device {device}: cannot be used here ({first_line(error)})") from error
+    # AssertionError: torch was built without it.
+    except (RuntimeError, AssertionError) as error:
+        problem = f" {device}: cannot be used here ({first_line(error)})"
+        raise ArgumentError("device", problem) from error
     return device

@@ -1,4 +1,4 @@
-"""From the files of a case to its answer, a label map or image-level outputs, by one network or several."""
+"""From an image to its answer, a label map or image-level outputs, by one network or the mean of several."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from nibabel.spatialimages import SpatialImage
 
 from medconv.data.case import Case, Grid
-from medconv.data.case_files import image_of
-from medconv.data.io.images import UNORIENTED, lacks_orientation
-from medconv.data.per_case import source_spacing
-from medconv.data.preprocessing.preprocess import CropInfo, preprocess, resampled_shape
+from medconv.data.per_case import check_source_spacing, source_spacing
 from medconv.inference.exported import load as exported_load
-from medconv.inference.forward import Forward, ImageLevelForward, Input, LabelMapForward
+from medconv.inference.forward import Forward, ImageLevelForward, LabelMapForward
+from medconv.inference.images import ImageLike, NamedImage, from_array, from_files, from_nibabel
 from medconv.inference.inputs import name_of
 from medconv.inference.load import LoadedModel, load, with_window
-from medconv.planning.topology import rounded_up
-from medconv.utils.logging import size_text
+from medconv.inference.prepare import Input, prepare
+from medconv.inference.scores import LabelMapScores
+from medconv.inference.sliding_window import check_batch_size, check_overlap
+from medconv.utils.errors import ArgumentError
 
 log = logging.getLogger(__name__)
-_SHEARED = 0.5  # degrees, as in training's checks
-_FAR = 2.0  # a spacing this many times below or above that of all training cases causes a warning
 Finish = Callable[[np.ndarray, Grid, Any], np.ndarray]
+_HEADER_SPACING = "its spacing is its header's; training stated that of some cases"
 
 
 class Predictor:
@@ -36,11 +36,15 @@ class Predictor:
     their logits, on the prepared grid. Where preprocessing differs, such as 2D and 3D, logits have no common
     grid and scale: the mean of the probabilities on the image's own grid, each member having the same weight.
     Image-level networks: the mean of their probabilities or numbers.
+
     Args:
+        members: the networks, from `inference.load.load` or `inference.exported.load.load`.
+        device: where they run, as torch names it.
         finish: post-processing of the label map, (label, grid, targets) -> label.
-        batch_size: whole images in one forward pass; None: by their size.
+        batch_size: whole images in one forward pass of image-level networks; None: by their size.
         keeps_labels: each network's own label map is kept, too, for `LabelMapScores.agreement`.
-    Raises: ValueError: members that were not trained for the same targets, channels or dimensions.
+    Raises:
+        ValueError: members that were not trained for the same targets, channels or dimensions.
     Source: means over folds as in Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
     """
 
@@ -52,169 +56,240 @@ class Predictor:
         batch_size: int | None = None,
         keeps_labels: bool = False,
     ) -> None:
-        self.members, self.finish = tuple(members), finish
+        self.members = tuple(members)
+        self.finish = finish
         first = self.members[0]
-        for other in self.members[1:]:
-            _check_same(first, other)
-        self.targets, self.class_names, self.modalities = first.targets, first.class_names, first.modalities
-        self.forward: Forward = (
-            LabelMapForward(members, device, keeps_labels)
-            if self.targets.per_voxel
-            else ImageLevelForward(members, device, batch_size)
-        )
+        for member in self.members[1:]:
+            _check_same(first, member)
+        self.targets = first.targets
+        self.class_names = first.class_names
+        self.modalities = first.modalities
+        self.forward: Forward
+        if self.targets.per_voxel:
+            self.forward = LabelMapForward(members, device, keeps_labels)
+        else:
+            self.forward = ImageLevelForward(members, device, batch_size)
 
     @classmethod
     def load(
         cls,
-        checkpoints: Sequence[Path | str],
+        checkpoints: Path | str | Sequence[Path | str] = (),
         device: str = "cpu",
         trusted: Sequence[str] = (),
+        *,
+        models: Sequence[Path | str] = (),
         mirror_axes: Sequence[int] | None = None,
         overlap: float | None = None,
         sw_batch_size: int | None = None,
-        finish: Finish | None = None,
-        models: Sequence[Path | str] = (),
-        keeps_labels: bool = False,
         source_spacing_mm: Sequence[float] | None = None,
+        finish: Finish | None = None,
+        keeps_labels: bool = False,
     ) -> Predictor:
         """From checkpoints and exported models; None keeps what each was validated with.
 
-        Args: sw_batch_size: windows, or whole images, in one forward pass. source_spacing_mm: of the images,
-            right, anterior, superior, in place of their headers'; without numbers, their headers'.
-        Raises: ValueError: as `inference.load.load` and `inference.exported.load.load`, or no mean can be
-            taken over them.
+        Args:
+            checkpoints: a run's `checkpoints/best.ckpt`, or several.
+            device: where they run, as torch names it.
+            trusted: packages of your own that the networks may come from.
+            models: exported ONNX models with their metadata.
+            mirror_axes: spatial axes of test-time augmentation; without numbers, no flips.
+            overlap: of windows, as a share of a window, from 0 to below 1.
+            sw_batch_size: windows, or whole images, in one forward pass.
+            source_spacing_mm: of the images, right, anterior, superior, in place of their headers'; without
+                numbers, their headers'.
+            finish: as of the class.
+            keeps_labels: as of the class.
+        Raises:
+            ArgumentError: a value that is out of range, or axes along which a network never saw mirrored
+                images.
+            ValueError: as `inference.load.load` and `inference.exported.load.load`, no network, or no mean
+                can be taken over them.
         """
+        if overlap is not None:
+            check_overlap("overlap", overlap)
+        if sw_batch_size is not None:
+            check_batch_size("sw_batch_size", sw_batch_size)
+        if isinstance(checkpoints, (str, Path)):
+            checkpoints = [checkpoints]
         members = [load(Path(path), trusted, device, mirror_axes) for path in checkpoints]
         members += [exported_load.load(Path(path), device, mirror_axes) for path in models]
+        if not members:
+            raise ValueError("checkpoints or models are needed: the networks to predict with")
         members = [with_window(member, overlap, sw_batch_size) for member in members]
         if source_spacing_mm is not None:
-            members = [replace(one, source_spacing_mm=list(source_spacing_mm) or None) for one in members]
+            if source_spacing_mm:
+                check_source_spacing(list(source_spacing_mm), "source_spacing_mm")
+            stated = list(source_spacing_mm) or None
+            members = [replace(member, source_spacing_mm=stated) for member in members]
         return cls(members, device, finish, sw_batch_size, keeps_labels)
 
     @property
     def train_cases(self) -> frozenset[str]:
         """Names of the cases that at least one of the networks was trained on."""
-        return frozenset().union(*(member.train_cases for member in self.members))
+        cases: frozenset[str] = frozenset()
+        for member in self.members:
+            cases |= member.train_cases
+        return cases
 
-    def __call__(self, *images: Path | str) -> np.ndarray:
-        """The answer for a case, as `answer` gives it, from its files: one per channel, or one with all of
-        them.
+    def __call__(
+        self,
+        *images: ImageLike,
+        affine: np.ndarray | None = None,
+        spacing_mm: Sequence[float] | None = None,
+    ) -> np.ndarray:
+        """The label map, or the image-level outputs, of one case.
 
-        Raises: ValueError: its files cannot be read, or do not fit the network.
+        Args:
+            images: paths or nibabel images, one per channel or one with all channels; or one array,
+                (channels, X, Y, Z) or (X, Y, Z), of 2D images without Z.
+            affine: of an array, (4, 4): voxel indices to mm (right, anterior, superior).
+            spacing_mm: of an array's spatial axes, which point right, anterior and superior, in place of
+                `affine`.
+        Returns:
+            (X, Y, Z) int16 on the grid of the image, Z = 1 if it is 2D; or (names,) float32, probabilities
+            or numbers.
+        Raises:
+            ValueError: an image that cannot be read, or does not fit the network.
         """
-        paths = tuple(Path(path) for path in images)
-        case_input = self.read(Case(name_of(paths[0]), paths))
-        if case_input.warning:
-            log.warning("%s: %s", paths[0], case_input.warning)
-        return self.answer(self.scores([case_input])[0])
+        return self.answer(self._scores_of(images, affine, spacing_mm))
+
+    def label_and_probabilities(
+        self,
+        *images: ImageLike,
+        affine: np.ndarray | None = None,
+        spacing_mm: Sequence[float] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The label map of one case, and the probabilities, in one forward pass.
+
+        Args: as for a call.
+        Returns:
+            The label map, (X, Y, Z) int16; and (channels, X, Y, Z) float32, before post-processing:
+            background and classes, which add up to 1, or regions.
+        Raises:
+            ValueError: as for a call, or networks for whole images, whose answers are probabilities or
+                numbers already.
+        """
+        if not self.targets.per_voxel:
+            raise ValueError("label maps are needed; image-level networks give one answer, by a call")
+        scores = self._scores_of(images, affine, spacing_mm)
+        assert isinstance(scores, LabelMapScores)
+        return self.answer(scores), np.stack(list(scores.probabilities()))
 
     def read(self, case: Case) -> Input:
-        """Raises: ValueError: its files cannot be read, or do not fit the network."""
-        stated = self.members[0].source_spacing_mm
-        case = replace(case, source_spacing_mm=source_spacing(stated, case.id))
-        image, grid = image_of(case)
-        self._check(case.images[0], image, grid)
-        try:
-            prepared = [preprocess(image, grid, recipe) for recipe in self.forward.preprocessings]
-        except ValueError as error:
-            raise ValueError(f"{case.images[0]}: {error}") from error
-        arrays, crops = [array for array, _ in prepared], [crop for _, crop in prepared]
-        crop, places = crops[0], [replace(crop, nearest_axis=None) for crop in crops]
-        if any(place != places[0] for place in places):  # only data.convention makes a difference
-            raise ValueError(
-                f"{case.images[0]}: networks of different data.convention have no common grid for this "
-                "image; predict with each alone"
-            )
-        for member in self.members:
-            array = arrays[self.forward.preprocessings.index(member.preprocessing)]
-            _check_frame(case.images[0], member, array.shape[1:], crop)
-        warnings = [self._spacing_warning(crop)]
-        if grid.shear > _SHEARED:
-            warnings.append(f"its axes are {grid.shear:.1f} degrees off a right angle; it is used as it is")
-        if any(map(lacks_orientation, case.images)):
-            warnings.append(UNORIENTED)
-        if isinstance(stated, Mapping) and case.source_spacing_mm is None:
-            warnings.append("its spacing is its header's; training stated that of some cases")
-        return Input(case, arrays, crops, "; ".join(filter(None, warnings)) or None)
+        """Read and prepare the images of a case.
+
+        Raises:
+            ValueError: its files cannot be read, or do not fit the network.
+        """
+        case = replace(case, source_spacing_mm=self._stated_spacing_mm(case.id))
+        return self._prepared(from_files(case), has_header=True)
 
     @torch.inference_mode()
     def scores(self, inputs: Sequence[Input]) -> Sequence[Any]:
-        """`LabelMapScores` or `ImageLevelScores` of each case. Raises: ValueError: the networks' outputs are
-        not finite.
+        """`LabelMapScores` or `ImageLevelScores` of each case.
+
+        Raises:
+            ValueError: the networks' outputs are not finite.
         """
         return self.forward(inputs)
 
     def answer(self, scores: Any) -> np.ndarray:
-        """The label map after post-processing, (X, Y, Z) int16; or the image-level outputs, (names,) float32:
-        class or label probabilities, or numbers.
+        """The label map after post-processing, or the image-level outputs, of what `scores` gave.
+
+        Shape: (X, Y, Z) int16; or (names,) float32: class or label probabilities, or numbers.
         """
-        answer = scores.answer()
-        return answer if self.finish is None else self.finish(answer, scores.crop.grid, self.targets)
+        answer: np.ndarray = scores.answer()
+        if self.finish is None:
+            return answer
+        return self.finish(answer, scores.crop.grid, self.targets)
 
-    def _check(self, path: Path, image: np.ndarray, grid: Grid) -> None:
-        preprocessing = self.members[0].preprocessing
-        if len(image) != len(self.modalities):
-            names = f"{len(self.modalities)} channels ({', '.join(self.modalities)})"
-            raise ValueError(f"{path}: the network was trained on {names}, found {len(image)}")
-        if (grid.shape[2] == 1) != (preprocessing.image_dims == 2):
-            dims = f"{preprocessing.spatial_dims}D" + (
-                " on slices of volumes" if preprocessing.slice_axis is not None else ""
-            )
-            raise ValueError(f"{path}: the network is {dims}, the image has shape {grid.shape}")
-        if not np.isfinite(image).all():
-            raise ValueError(f"{path}: has voxels that are NaN or infinite, expected finite numbers")
+    def _scores_of(
+        self,
+        images: Sequence[ImageLike],
+        affine: np.ndarray | None,
+        spacing_mm: Sequence[float] | None,
+    ) -> Any:
+        case_input = self._input_of(images, affine, spacing_mm)
+        if case_input.warning:
+            name = case_input.case.images[0] if case_input.case.images else case_input.case.id
+            log.warning("%s: %s", name, case_input.warning)
+        (scores,) = self.scores([case_input])  # a batch of one
+        return scores
 
-    def _spacing_warning(self, crop: CropInfo) -> str | None:
-        for member in self.members:
-            spacing, ranges = crop.native_spacing_mm, member.spacing_range_mm
-            if any(
-                mm * _FAR < low or mm > _FAR * high for mm, (low, high) in zip(spacing, ranges, strict=False)
-            ):
-                trained = " x ".join(f"{low:.3g} to {high:.3g}" for low, high in ranges)
-                here = size_text(spacing[: len(ranges)], 3)
-                return (
-                    f"its spacing, {here} mm (right, anterior, superior), is far from that of "
-                    f"training, {trained} mm"
-                )
-        return None
+    def _input_of(
+        self,
+        images: Sequence[ImageLike],
+        affine: np.ndarray | None,
+        spacing_mm: Sequence[float] | None,
+    ) -> Input:
+        """Args: as for a call."""
+        if len(images) == 1 and isinstance(images[0], np.ndarray):
+            return self._input_of_array(images[0], affine, spacing_mm)
+        paths = [Path(image) for image in images if isinstance(image, (str, Path))]
+        in_memory = [image for image in images if isinstance(image, SpatialImage)]
+        if not images or len(images) not in (len(paths), len(in_memory)):
+            kinds = ", ".join(type(image).__name__ for image in images) or "nothing"
+            raise ArgumentError("images", f" must be paths, nibabel images, or one array, got {kinds}")
+        for name, value in (("affine", affine), ("spacing_mm", spacing_mm)):
+            if value is not None:
+                raise ArgumentError(name, " is for an array; files and nibabel images have their own")
+        if paths:
+            return self.read(Case(name_of(paths[0]), tuple(paths)))
+        image = self._with_stated_spacing(from_nibabel(in_memory))
+        return self._prepared(image, has_header=True)
+
+    def _input_of_array(
+        self,
+        array: np.ndarray,
+        affine: np.ndarray | None,
+        spacing_mm: Sequence[float] | None,
+    ) -> Input:
+        image = from_array(array, self.members[0].preprocessing.image_dims, affine, spacing_mm)
+        # An affine comes from a header, which training may have corrected; a spacing is the caller's word.
+        has_header = spacing_mm is None
+        if has_header:
+            image = self._with_stated_spacing(image)
+        return self._prepared(image, has_header)
+
+    def _stated_spacing_mm(self, case_id: str) -> tuple[float, ...] | None:
+        """The spacing that training, or the user, stated in place of the header's."""
+        return source_spacing(self.members[0].source_spacing_mm, case_id)
+
+    def _with_stated_spacing(self, image: NamedImage) -> NamedImage:
+        stated = self._stated_spacing_mm(image.case.id)
+        if stated is None:
+            return image
+        case = replace(image.case, source_spacing_mm=stated)
+        return replace(image, case=case, grid=image.grid.with_spacing_mm(stated))
+
+    def _prepared(self, image: NamedImage, has_header: bool) -> Input:
+        case_input = prepare(image, self.members, self.forward.preprocessings)
+        stated_of_some = isinstance(self.members[0].source_spacing_mm, Mapping)
+        if not (has_header and stated_of_some and image.case.source_spacing_mm is None):
+            return case_input
+        warning = _HEADER_SPACING
+        if case_input.warning:
+            warning = f"{case_input.warning}; {warning}"
+        return replace(case_input, warning=warning)
 
 
-def _check_frame(path: Path, member: LoadedModel, prepared: Sequence[int], crop: CropInfo) -> None:
-    """Raises: ValueError: an image-level network takes images of one size, and this one has another; or it is
-    a 2D image of another size than all training images, so that the network would see only its middle, or
-    padding around it.
-    """
-    preprocessing, spacing = member.preprocessing, crop.native_spacing_mm
-    if member.targets.per_voxel:
-        return
-    if tuple(prepared) != member.window.patch_size:
-        actual, expected = map(size_text, (prepared, member.window.patch_size))
-        trained = f"the network was trained on images of {expected}"
-        raise ValueError(f"{path}: {actual} voxels after preprocessing, {trained}")
-    alike = all(low == mm == high for mm, (low, high) in zip(spacing, member.spacing_range_mm, strict=False))
-    # With several spacings, images are resampled, and scans of one native size get several sizes.
-    if not member.rounding or not alike or preprocessing.frame is None:
-        return
-    size = resampled_shape(crop.shape[:2], spacing[:2], preprocessing.spacing_mm)
-    if rounded_up(size, member.rounding) != preprocessing.frame:
-        actual, expected = map(size_text, (size, preprocessing.frame))
-        raise ValueError(
-            f"{path}: {actual} pixels, the network was trained on images of one size and takes {expected}; "
-            "resize the image, or train with data.resize"
-        )
-
-
-def _check_same(first: LoadedModel, other: LoadedModel) -> None:
+def _check_same(first: LoadedModel, second: LoadedModel) -> None:
     """Raises: ValueError: no mean can be taken over the two."""
-    for name, property_of in (
-        ("targets", lambda m: m.targets.description),
-        ("classes", lambda m: ", ".join(m.class_names)),
-        ("channels", lambda m: f"{len(m.modalities)}: {', '.join(m.modalities)}"),
-        ("images", lambda m: f"{m.preprocessing.image_dims}D"),
-        ("data.source_spacing_mm", lambda m: str(m.source_spacing_mm)),
-    ):
-        if property_of(first) != property_of(other):
+    values_of_first = _comparable(first)
+    for name, value in _comparable(second).items():
+        if value != values_of_first[name]:
             raise ValueError(
-                f"{other.path}: cannot be averaged with {first.path}, its {name} differ: "
-                f"{property_of(other)}; there {property_of(first)}"
+                f"{second.path}: cannot be averaged with {first.path}, its {name} differ: "
+                f"{value}; there {values_of_first[name]}"
             )
+
+
+def _comparable(model: LoadedModel) -> dict[str, str]:
+    """What must be the same for a mean, by name, in words."""
+    return {
+        "targets": model.targets.description,
+        "classes": ", ".join(model.class_names),
+        "channels": f"{len(model.modalities)}: {', '.join(model.modalities)}",
+        "images": f"{model.preprocessing.image_dims}D",
+        "data.source_spacing_mm": str(model.source_spacing_mm),
+    }

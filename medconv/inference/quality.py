@@ -22,27 +22,40 @@ from medconv.metrics.dice import mean
 from medconv.metrics.statistics import describe
 from medconv.targets.segmentation import SegmentationTargets
 
-FOLDER = "quality"  # in the output folder, a JSON file per case
-_ML = 1e-3  # ml per mm^3
-Line = tuple[float, float]  # slope and intercept of true Dice over the agreement
+# In the output folder; a JSON file per case.
+FOLDER = "quality"
+# ml per mm^3.
+_ML = 1e-3
+# Slope and intercept of true Dice over the agreement.
+Line = tuple[float, float]
 
 
 def agreement(
-    label_maps: Sequence[np.ndarray], targets: SegmentationTargets, voxel_mm3: float
+    label_maps: Sequence[np.ndarray],
+    targets: SegmentationTargets,
+    voxel_mm3: float,
 ) -> dict[str, Any]:
     """Per class: mean and lowest Dice over all pairs of networks, mean and standard deviation of the volume.
 
     A pair in which neither network finds the class does not count; `dice` is None where no network does.
-    Shape: a label map per network, at least two, all of one shape.
+
+    Args:
+        label_maps: one per network, at least two, all of one shape.
+        voxel_mm3: volume of a voxel.
     """
-    pairs = [targets.dice(a, b) for a, b in combinations(label_maps, 2)]
-    classes = {}
+    pairwise = [targets.dice(first, second) for first, second in combinations(label_maps, 2)]
+    classes: dict[str, Any] = {}
     for name, values in targets.by_name.items():
-        found = [row[name] for row in pairs if row[name] is not None]
-        volumes = describe([np.isin(label, values).sum() * voxel_mm3 * _ML for label in label_maps])
+        scores: list[float] = []
+        for dice in pairwise:
+            score = dice[name]
+            if score is not None:
+                scores.append(score)
+        voxels = [np.isin(label, values).sum() for label in label_maps]
+        volumes = describe([count * voxel_mm3 * _ML for count in voxels])
         classes[name] = {
-            "dice": mean(dict(enumerate(found))),
-            "lowest_dice": min((value for value in found if value is not None), default=None),
+            "dice": mean(dict(enumerate(scores))),
+            "lowest_dice": min(scores, default=None),
             "volume_ml": volumes["mean"],
             "volume_sd_ml": volumes["sd"],
         }
@@ -52,20 +65,29 @@ def agreement(
 def read_calibration(path: Path, names: Sequence[str]) -> dict[str, Line | None]:
     """Class to its line in a file of `medconv evaluate`; None: there were too few cases.
 
-    Raises: ValueError: no such file, or it has no line for one of these classes.
+    Args:
+        names: of the classes.
+    Raises:
+        ValueError: no such file, or it has no line for one of these classes.
     """
+    lines: dict[str, Line | None] = {}
     try:
         rows = read_json(path)["quality"]["per_class"]
-        lines = {name: rows[name]["calibration"] for name in names}
-        return {name: line and (float(line[0]), float(line[1])) for name, line in lines.items()}
+        for name in names:
+            line = rows[name]["calibration"]
+            lines[name] = line and (float(line[0]), float(line[1]))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ValueError(
             f"{path}: expected what medconv evaluate writes of predictions with --quality, with a "
             f"calibration for {', '.join(names)} ({type(error).__name__}: {error})"
         ) from error
+    return lines
 
 
-def calibrated(result: dict[str, Any], lines: Mapping[str, Line | None]) -> dict[str, Any]:
+def calibrated(
+    result: dict[str, Any],
+    lines: Mapping[str, Line | None],
+) -> dict[str, Any]:
     """An `agreement` with the Dice to be expected of each class in `lines`, `expected_dice`."""
     for name, line in lines.items():
         values = result["classes"][name]
@@ -75,20 +97,32 @@ def calibrated(result: dict[str, Any], lines: Mapping[str, Line | None]) -> dict
 
 def expected(dice: float | None, line: Line | None) -> float | None:
     """The true Dice to be expected of an agreement, from 0 to 1. None: no agreement, or no line."""
-    return None if dice is None or line is None else min(1.0, max(0.0, line[0] * dice + line[1]))
+    if dice is None or line is None:
+        return None
+    slope, intercept = line
+    return min(1.0, max(0.0, slope * dice + intercept))
 
 
-def uncertainty(probabilities: Iterable[Tensor], outputs: int, exclusive: bool) -> Tensor:
+def uncertainty(
+    probabilities: Iterable[Tensor],
+    num_outputs: int,
+    exclusive: bool,
+) -> Tensor:
     """Entropy of each voxel, from 0 (certain) to 1 (all classes alike); of regions, the largest one.
 
-    Shape: `outputs` channels, one (*spatial) at a time -> (*spatial) float32.
+    Shape: `num_outputs` channels, one (*spatial) at a time -> (*spatial) float32.
+
+    Args:
+        exclusive: whether the channels add up to 1, as of classes; else each is a region.
     """
     total: Tensor | None = None
     for p in probabilities:
         if exclusive:
-            entropy = -torch.xlogy(p, p) / log(outputs)
+            # One term of the sum over classes.
+            entropy = -torch.xlogy(p, p) / log(num_outputs)
             total = entropy if total is None else total.add_(entropy)
         else:
+            # Of a region: it is there, or it is not.
             entropy = -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p)) / log(2)
             total = entropy if total is None else torch.maximum(total, entropy)
     assert total is not None

@@ -8,56 +8,75 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medconv.config import ConfigError, Node
+from medconv.config import Node
 from medconv.data.augmentation.parameters import check_axes, mirrored_axes
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.utils.errors import ArgumentError
 
 log = logging.getLogger(__name__)
 
 
 def usable_axes(
     requested: Any,
-    dims: int,
-    seen: Sequence[int],
-    equivariant: Sequence[int],
-    key: str = "task.mirror_axes",
+    spatial_dims: int,
+    trained_axes: Sequence[int],
+    equivariant_axes: Sequence[int],
+    name: str = "mirror_axes",
 ) -> tuple[int, ...]:
     """The requested axes of mirror test-time augmentation without the equivariant ones, which change nothing.
 
-    Args: requested: axes, `all` or None. seen: axes along which the network saw mirrored images in training.
-        equivariant: axes along which a mirrored image gives mirrored logits by construction. key: that sets
-        the axes, for messages.
-    Raises: ConfigError: an axis that is neither, so that averaging over flips would make predictions worse.
+    Args:
+        requested: axes, `all` or None.
+        spatial_dims: of the network, 2 or 3.
+        trained_axes: axes along which the network saw mirrored images in training.
+        equivariant_axes: axes along which a mirrored image gives mirrored logits by construction.
+        name: of the argument or key that requested them, for messages.
+    Raises:
+        ArgumentError: not spatial axes, or an axis that is neither, so that averaging over flips would make
+            predictions worse.
     """
-    wanted = range(dims) if requested == "all" else () if requested is None else requested
-    axes = check_axes(key, wanted, dims)
-    if skipped := [axis for axis in axes if axis in equivariant]:
-        log.info("%s: %s skipped, the network is equivariant along them", key, skipped)
-    unseen = [axis for axis in axes if axis not in (*seen, *equivariant)]
+    if requested is None:
+        requested = ()
+    elif requested == "all":
+        requested = range(spatial_dims)
+    axes = check_axes(name, requested, spatial_dims)
+
+    unseen = [axis for axis in axes if axis not in trained_axes and axis not in equivariant_axes]
     if unseen:
-        raise ConfigError(
-            f"{key}={list(axes)} needs a network trained on mirrored images: add {unseen} to "
-            f"augmentation.mirror_axes (now {list(seen)}), or use conv=mirror along them"
+        problem = (
+            f"={list(axes)} needs a network trained on mirrored images: add {unseen} to "
+            f"augmentation.mirror_axes (now {list(trained_axes)}), or use conv=mirror along them"
         )
-    return tuple(axis for axis in axes if axis not in equivariant)
+        raise ArgumentError(name, problem)
+
+    skipped = [axis for axis in axes if axis in equivariant_axes]
+    if skipped:
+        log.info("%s: %s skipped, the network is equivariant along them", name, skipped)
+    return tuple(axis for axis in axes if axis not in equivariant_axes)
 
 
-def training_axes(augmentation: Node, dims: int) -> tuple[int, ...]:
+def training_axes(augmentation: Node, spatial_dims: int) -> tuple[int, ...]:
     """Axes along which the network sees mirrored images in training. Raises: ValueError: no such axes."""
-    return mirrored_axes(augmentation.get("mirror_axes") or (), dims)
+    return mirrored_axes(augmentation.get("mirror_axes") or (), spatial_dims)
 
 
 def swapped(logits: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
-    """The logits (batch, classes, *spatial) with those of each pair of classes exchanged."""
+    """The logits (batch, classes, *spatial) with the classes of each pair exchanged."""
+    if not pairs:
+        return logits
     order = list(range(logits.shape[1]))
-    for a, b in pairs:
-        order[a], order[b] = b, a
-    return logits[:, order] if pairs else logits
+    for left, right in pairs:
+        order[left] = right
+        order[right] = left
+    return logits[:, order]
 
 
 def flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
     """All sets of the axes, the empty one first."""
-    return [subset for count in range(len(axes) + 1) for subset in combinations(sorted(axes), count)]
+    subsets: list[tuple[int, ...]] = []
+    for count in range(len(axes) + 1):
+        subsets.extend(combinations(sorted(axes), count))
+    return subsets
 
 
 def mean_over_flips(
@@ -70,8 +89,9 @@ def mean_over_flips(
 
     Shape: (batch, channels, *spatial) -> (batch, names), float32.
     """
-    outputs = [
-        targets.decode(network(image.flip([2 + axis for axis in axes]) if axes else image))
-        for axes in axes_sets
-    ]
+    outputs: list[Tensor] = []
+    for axes in axes_sets:
+        dims = [2 + axis for axis in axes]
+        flipped = image.flip(dims) if dims else image
+        outputs.append(targets.decode(network(flipped)))
     return torch.stack(outputs).mean(0)

@@ -145,7 +145,13 @@ def _has_end(trainer: TrainerConfig) -> bool:
 def _validation(config: RunConfig, targets: Targets, network: nn.Module, store: Store | None) -> Validation:
     dims = config.derived.spatial_dims
     mirrored_in_training = training_axes(config.augmentation, dims)
-    axes = usable_axes(config.task.mirror_axes, dims, mirrored_in_training, mirror_axes(network))
+    axes = usable_axes(
+        config.task.mirror_axes,
+        dims,
+        mirrored_in_training,
+        mirror_axes(network),
+        name="task.mirror_axes",
+    )
     window = window_of(config.task, config.derived, axes, config.data.convention)
     if isinstance(targets, ImageLevelTargets):
         return ImageLevelValidation(targets, flips(window.mirror_axes))

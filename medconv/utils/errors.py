@@ -4,6 +4,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+class ArgumentError(ValueError):
+    """An argument has a value that it cannot have. The command line puts its flag in the argument's place.
+
+    Args:
+        argument: its name as the function spells it, such as `mirror_axes`; the message begins with it.
+        problem: the rest of the message, such as ` must be at least 1, got 0`.
+    """
+
+    def __init__(self, argument: str, problem: str) -> None:
+        super().__init__(f"{argument}{problem}")
+        self.argument = argument
+        self.problem = problem
+
+
 @contextmanager
 def explained(problem: str, *errors: type[BaseException]) -> Iterator[None]:
     """Turn these errors of the block, by default every `Exception`, into a ValueError: `problem (reason)`."""

@@ -31,7 +31,7 @@ def test_failed_cases_are_listed_with_their_reasons() -> None:
     ("error", "text"),
     [
         (ValueError("a.nii: damaged"), "a.nii: damaged"),
-        (MemoryError("no 9 TiB"), "out of memory (MemoryError: no 9 TiB); try --sw-batch-size 1, "),
+        (MemoryError("no 9 TiB"), "out of memory (MemoryError: no 9 TiB); try sw_batch_size=1, "),
         (RuntimeError("x: can't allocate memory\nmore"), "out of memory (RuntimeError: x: can't allocate"),
     ],
 )

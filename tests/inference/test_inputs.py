@@ -77,10 +77,10 @@ def test_missing_channels_are_named(tmp_path: Path) -> None:
 
 
 def test_input_without_an_image_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=rf"--input {tmp_path}/gone: no such file or folder"):
+    with pytest.raises(ValueError, match=rf"source {tmp_path}/gone: no such file or folder"):
         find_cases(tmp_path / "gone", 1)
     touch(tmp_path, "notes.txt")
-    with pytest.raises(ValueError, match=rf"--input {tmp_path}: no image there \(\.nii\.gz, \.nii, "):
+    with pytest.raises(ValueError, match=rf"source {tmp_path}: no image there \(\.nii\.gz, \.nii, "):
         find_cases(tmp_path, 1)
 
 
@@ -95,7 +95,7 @@ def test_a_label_called_case_is_no_id(tmp_path: Path) -> None:
 def test_endings_in_capitals_are_not_skipped_silently(tmp_path: Path) -> None:
     touch(tmp_path, "a.nii.gz", "B.NII.GZ", "c.Nii")
     with pytest.raises(
-        ValueError, match=r"--input .*: endings must be in small letters, rename B\.NII\.GZ, c\.Nii$"
+        ValueError, match=r"source .*: endings must be in small letters, rename B\.NII\.GZ, c\.Nii$"
     ):
         find_cases(tmp_path, 1)
 
@@ -104,7 +104,7 @@ def test_endings_in_capitals_are_not_skipped_silently(tmp_path: Path) -> None:
 def test_two_files_with_one_case_id_are_refused(tmp_path: Path, suffixes: tuple[str, str]) -> None:
     """Both results would be written to a.nii.gz."""
     touch(tmp_path, *(f"a{suffix}" for suffix in suffixes))
-    with pytest.raises(ValueError, match=r"--input .*: more than one file for a$"):
+    with pytest.raises(ValueError, match=r"source .*: more than one file for a$"):
         find_cases(tmp_path, 1)
 
 
@@ -153,7 +153,7 @@ def test_a_case_has_the_same_id_in_a_folder_a_file_and_a_list(tmp_path: Path) ->
         ("a.json", json.dumps({"é" * 150: "x.nii"}), "and cannot be 'éé"),
         ("a.json", '{"a": "x.nii", "a": "y.nii"}', "a.json: two cases are called a"),
         ("a.json", '["x/a.nii", "y/a.nii"]', "two cases are called a; a JSON object gives them ids"),
-        ("a.txt", "# nothing\n", "a.txt: no case in it"),
+        ("a.txt", "# nothing\n", "a.txt: no cases found"),
     ],
 )
 def test_bad_lists_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
@@ -224,7 +224,7 @@ def test_a_folder_without_dicom_beside_others_is_named(
         (tmp_path / "b" / path.name).write_bytes(path.read_bytes()[1:])  # its mark is one byte too early
     assert [case.id for case in find_cases(tmp_path, 1)] == ["a_se"]
     message = f"skipped {tmp_path / 'b'}, no file there can be read as DICOM (DICM after 128 bytes)"
-    assert caplog.messages == [f"--input {tmp_path}: {message}"]
+    assert caplog.messages == [f"source {tmp_path}: {message}"]
 
 
 def test_a_file_named_by_its_uid_keeps_the_last_number(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_folder_without_permission_is_named(dicoms: ModuleType, open_folder: P
         open_folder, 1
     )  # imports pydicom, whose files may be closed to a process without root's rights
     dicoms.series(open_folder / "b", dicoms.array()).chmod(0)
-    error = f"ValueError: --input {open_folder}: {open_folder / 'b'} cannot be read (Permission denied)"
+    error = f"ValueError: source {open_folder}: {open_folder / 'b'} cannot be read (Permission denied)"
     assert unprivileged(find_cases, open_folder, 1) == error
 
 
@@ -286,7 +286,7 @@ def test_a_pattern_names_the_cases(tmp_path: Path) -> None:
     assert {case.id: case.images for case in cases} == {
         number: (tmp_path / f"{number}_training.nii.gz",) for number in ("21", "22")
     }
-    with pytest.raises(ValueError, match=r"--input .*\{id\}_t1\.nii\.gz: no file matches"):
+    with pytest.raises(ValueError, match=r"source=.*\{id\}_t1\.nii\.gz: no file matches"):
         find_cases(tmp_path / "{id}_t1.nii.gz", 1)
 
 

@@ -72,7 +72,7 @@ def test_files_are_not_named_by_their_hashes() -> None:
         (state(), {"a": CHANGED}, "case a predicted from an image that has changed since: /a.nii"),
         (state(existing=()), {"a": CHANGED}, None),
         (state(existing=(), busy=True), {"a": CHANGED}, "an image that has changed since"),
-        (state(busy=True), {"a": A}, "holds results that --overwrite would replace"),
+        (state(busy=True), {"a": A}, "holds results that would be overwritten"),
     ],
 )
 def test_the_conflict_with_existing_results_is_explained(

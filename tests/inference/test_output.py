@@ -73,11 +73,11 @@ def test_finished_cases_are_skipped(output: Make, tmp_path: Path) -> None:
 
 def test_other_settings_need_overwrite_and_the_same_cases(output: Make, tmp_path: Path) -> None:
     fill(output(tmp_path), cases("a", "b"))
-    differs = r"^--output \S+: holds results made with other settings \(overlap: 0\.5 there, 0\.25 now\); "
-    with refused(differs + "take another folder, or --overwrite"):
+    differs = r"^output \S+: holds results made with other settings \(overlap: 0\.5 there, 0\.25 now\); "
+    with refused(differs + "take another folder, or overwrite=True"):
         fill(output(tmp_path, overlap=0.25), cases("a", "b"))
     with refused(
-        "--overwrite would keep results made with other settings, .* not in --input: b; take another"
+        "to overwrite would keep results made with other settings, .* not in the input: b; take another"
     ):
         fill(output(tmp_path, overlap=0.25), cases("a"), overwrite=True)
     assert manifest(tmp_path)["settings"]["overlap"] == 0.5 and fill(output(tmp_path), cases("a", "b")) == []
@@ -101,7 +101,7 @@ def test_a_replaced_image_is_refused_without_overwrite(output: Make, tmp_path: P
     assert fill(output(out), listed) == ["a"] and fill(output(out), listed) == []
     (tmp_path / "a.nii.gz").write_text("another")
     with refused(
-        r"holds case a predicted from an image that has changed since: .*a\.nii\.gz; take another .* --overwrite"
+        r"holds case a predicted from an image that has changed since: .*a\.nii\.gz; take another .* overwrite=True"
     ):
         fill(output(out), listed)
     assert fill(output(out), listed, overwrite=True) == ["a"]
@@ -123,7 +123,7 @@ def test_a_stopped_overwrite_resumes(output: Make, tmp_path: Path) -> None:
         put(stopped, listed[0], 0.75)
         raise KeyboardInterrupt
     assert fill(output(tmp_path), [*listed, *cases("d")], overwrite=True) == ["b", "c", "d"]
-    kept = stopped.place.read_text() if stopped.place.is_file() else (tmp_path / "a.nii.gz").read_text()
+    kept = stopped.target.read_text() if stopped.target.is_file() else (tmp_path / "a.nii.gz").read_text()
     assert "0.75" in kept
     # The overwriting command has finished, so this is a new one.
     assert fill(output(tmp_path), listed, overwrite=True) == ["a", "b", "c"]
@@ -132,12 +132,12 @@ def test_a_stopped_overwrite_resumes(output: Make, tmp_path: Path) -> None:
 def test_results_of_the_other_kind_are_refused(output: Make, tmp_path: Path) -> None:
     other = table if output is label_maps else label_maps
     fill(other(tmp_path), cases("a"))
-    with refused(r"^--output \S+: holds (label maps|predictions\.csv); take another folder"):
+    with refused(r"^output \S+: holds (label maps|predictions\.csv); take another folder"):
         fill(output(tmp_path), cases("a"), overwrite=True)
     assert fill(other(tmp_path), cases("a")) == []
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(output: Make, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with refused(r"--output \S+/file: cannot be written \(File exists\)"):
+    with refused(r"^output \S+/file: cannot be written \(File exists\)"):
         fill(output(tmp_path / "file"), cases("a"))

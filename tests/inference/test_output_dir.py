@@ -141,7 +141,7 @@ def test_the_folder_of_an_image_is_refused(tmp_path: Path, overwrite: bool, way:
         (tmp_path / "c.nii.gz" if way == "image is a link" else image,),
     )
     with members.refused(
-        r"^--output \S+: holds the images themselves, such as \S+\.nii(\.gz)?; take another folder"
+        r"^output \S+: holds the images themselves, such as \S+\.nii(\.gz)?; take another folder"
     ):
         fill(folder(outputs.get(way, images)), [case], overwrite)
     assert image.read_text() == "image"
@@ -155,9 +155,7 @@ def test_results_of_a_running_process_are_not_overwritten(tmp_path: Path) -> Non
         release()
         with members.refused("overlap: 0.5 there, 0.25 now.*another process is at work there"):
             fill(folder(tmp_path, overlap=0.25), cases("a", "b"), overwrite=True)
-        with members.refused(
-            "holds results that --overwrite would replace; another process is at work there"
-        ):
+        with members.refused("holds results that would be overwritten; another process is at work there"):
             fill(folder(tmp_path), cases("a", "b"), overwrite=True)
     with one.open(cases("a", "b"), overwrite=True):
         case, release = next(one.claims(cases("a", "b")))

@@ -14,8 +14,8 @@ from torch import nn
 from medconv.data.case import Case
 from medconv.data.io.images import read_image
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess, restore
-from medconv.inference.forward import LabelMapScores
 from medconv.inference.predictor import Predictor
+from medconv.inference.scores import LabelMapScores
 from medconv.targets.multiclass import MulticlassTargets
 
 
@@ -187,9 +187,9 @@ def test_mirror_axes_and_windows_can_differ_from_those_of_validation(
     assert plain.members[0].window.mirror_axes == () and plain.members[0].window.overlap == 0.5
     assert (window.mirror_axes, window.overlap, window.batch_size) == ((0, 1), 0.25, 1)
     assert not torch.allclose(*(scores_of(p, image).logits[0] for p in (plain, other)), atol=1e-3)
-    with members.refused(r"--mirror-axes=\[2\] needs a network trained on mirrored images: add \[2\]"):
+    with members.refused(r"^mirror_axes=\[2\] needs a network trained on mirrored images: add \[2\]"):
         Predictor.load([trained[1]], mirror_axes=[2])
-    with members.refused("overlap must be at least 0 and below 1"):
+    with members.refused("^overlap must be at least 0 and below 1"):
         Predictor.load([trained[1]], overlap=1.5)
 
 
@@ -224,3 +224,57 @@ def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
     assert predictor(tmp_path / "14.png").sum() == pytest.approx(1)
     with members.refused(r"20\.png: 20 x 20 pixels, the network was trained on .* and takes 16 x 16"):
         predictor(tmp_path / "20.png")
+
+
+def test_arrays_and_nibabel_images_give_the_answer_of_their_file(
+    trained: tuple[Path, Path], image: Path
+) -> None:
+    predictor = Predictor.load(trained[1])
+    loaded = nib.load(image)
+    array = np.asarray(loaded.dataobj)
+    expected = predictor(image)
+    np.testing.assert_array_equal(predictor(loaded), expected)
+    np.testing.assert_array_equal(predictor(array, affine=loaded.affine), expected)
+    label, probabilities = predictor.label_and_probabilities(array[None], affine=loaded.affine)
+    np.testing.assert_array_equal(label, expected)
+    np.testing.assert_array_equal(probabilities, probabilities_of(predictor, image))
+    axis_aligned = predictor(array, spacing_mm=loaded.header.get_zooms())
+    assert axis_aligned.shape == array.shape and axis_aligned.dtype == np.int16
+
+
+def test_what_is_no_image_is_refused_by_name(trained: tuple[Path, Path], image: Path) -> None:
+    predictor = Predictor.load([str(trained[1])])
+    array = np.asarray(nib.load(image).dataobj)
+    with members.refused("^affine or spacing_mm is needed for an array, got neither"):
+        predictor(array)
+    with members.refused("^spacing_mm is for an array; files and nibabel images have their own"):
+        predictor(image, spacing_mm=(1, 1, 1))
+    with members.refused("^images must be paths, nibabel images, or one array, got ndarray, ndarray"):
+        predictor(array, array, affine=np.eye(4))
+    with members.refused("^images must be paths, nibabel images, or one array, got int"):
+        predictor(3)
+    with members.refused("^checkpoints or models are needed"):
+        Predictor.load()
+    with members.refused(r"^source_spacing_mm=\[1\]: expected positive numbers"):
+        Predictor.load(trained[1], source_spacing_mm=[1])
+    with members.refused("^sw_batch_size must be a whole number of at least 1, got 0"):
+        Predictor.load(trained[1], sw_batch_size=0)
+
+
+def test_a_stated_spacing_replaces_that_of_headers_but_not_of_arrays() -> None:
+    model = loaded_models.segmentation(nn.Conv3d(1, 2, 1), source_spacing_mm=[2, 2, 2])
+    predictor = Predictor([model])
+    array = np.ones((4, 5, 6), np.float32)
+    stated = predictor._input_of([nib.Nifti1Image(array, np.eye(4))], None, None)
+    assert stated.crop.grid.spacing_mm == (2, 2, 2)
+    assert predictor._input_of([array], np.eye(4), None).crop.grid.spacing_mm == (2, 2, 2)
+    assert predictor._input_of([array], None, (1, 1, 1)).crop.grid.spacing_mm == (1, 1, 1)
+
+
+def test_whole_images_are_arrays_too_and_have_no_label_map() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(256, 2))
+    predictor = Predictor([loaded_models.image_level(network, MulticlassTargets(("a", "b")), (16, 16))])
+    pixels = np.full((16, 16), 90, np.uint8)
+    assert predictor(pixels, spacing_mm=(1, 1)).sum() == pytest.approx(1)
+    with members.refused("^label maps are needed; image-level networks give one answer"):
+        predictor.label_and_probabilities(pixels, spacing_mm=(1, 1))

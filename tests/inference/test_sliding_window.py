@@ -84,9 +84,9 @@ def test_deep_supervision_heads_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"overlap": 1.0}, r"task\.overlap must be at least 0 and below 1.*got 1\.0"),
-        ({"overlap": -0.1}, r"task\.overlap must be at least 0 and below 1.*got -0\.1"),
-        ({"batch_size": 0}, r"task\.sw_batch_size must be a whole number of at least 1, got 0"),
+        ({"overlap": 1.0}, r"^overlap must be at least 0 and below 1.*got 1\.0"),
+        ({"overlap": -0.1}, r"^overlap must be at least 0 and below 1.*got -0\.1"),
+        ({"batch_size": 0}, r"^batch_size must be a whole number of at least 1, got 0"),
     ],
 )
 def test_errors_name_the_argument_and_its_value(arguments: dict, message: str) -> None:
@@ -106,9 +106,7 @@ def test_mirror_augmentation_is_the_mean_over_all_flips() -> None:
 
 @pytest.mark.parametrize("axes", [(2,), (0, 0), (-1,)])
 def test_mirror_axes_must_be_different_spatial_axes(axes: tuple[int, ...]) -> None:
-    with pytest.raises(
-        ValueError, match=r"task\.mirror_axes must be different spatial axes from 0 to 1, got"
-    ):
+    with pytest.raises(ValueError, match=r"^mirror_axes must be different spatial axes from 0 to 1, got"):
         SlidingWindow((8, 8), mirror_axes=axes)
 
 
@@ -133,3 +131,22 @@ def test_logits_are_summed_on_the_cpu_if_gpu_memory_is_full() -> None:
 
     with pytest.raises(torch.OutOfMemoryError):
         SlidingWindow((8, 8))(full, image)
+
+
+def test_without_flips_the_logits_are_not_copied() -> None:
+    """Those of a batch of windows with many classes are large."""
+    windows = SlidingWindow((8, 8))
+    logits = torch.randn(2, 3, 8, 8)
+    assert windows._mean_over_flips(lambda _: logits, torch.zeros(2, 1, 8, 8)) is logits
+
+
+@pytest.mark.parametrize("axes", [(), (0,), (0, 1)])
+def test_a_network_may_return_its_input_or_keep_what_it_returns(axes: tuple[int, ...]) -> None:
+    image = torch.randn(1, 1, 13, 9)
+    before = image.clone()
+    kept = torch.full((1, 1, 8, 8), 3.0)
+    SlidingWindow((8, 8), batch_size=1, mirror_axes=axes)(lambda windows: windows, image)
+    logits = SlidingWindow((8, 8), batch_size=1, mirror_axes=axes)(lambda _: kept, image)
+    assert torch.equal(image, before)
+    assert torch.equal(kept, torch.full_like(kept, 3.0))
+    torch.testing.assert_close(logits, torch.full_like(logits, 3.0))

@@ -3,22 +3,22 @@
 import pytest
 import torch
 
-from medconv.config import ConfigError
 from medconv.inference.tta import flips, mean_over_flips, swapped, usable_axes
 from medconv.targets.multilabel import MultilabelTargets
+from medconv.utils.errors import ArgumentError
 
 
 def test_equivariant_axes_are_skipped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    assert usable_axes([0, 1, 2], 3, seen=[1, 2], equivariant=[0]) == (1, 2)
-    assert "task.mirror_axes: [0] skipped, the network is equivariant along them" in caplog.text
+    assert usable_axes([0, 1, 2], 3, trained_axes=[1, 2], equivariant_axes=[0]) == (1, 2)
+    assert "mirror_axes: [0] skipped, the network is equivariant along them" in caplog.text
 
 
 def test_axes_that_training_did_not_mirror_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"task\.mirror_axes=\[0, 1\] .* add \[1\] to .* \(now \[0\]\)"):
-        usable_axes([0, 1], 2, seen=[0], equivariant=[])
-    with pytest.raises(ValueError, match="must be different spatial axes from 0 to 1"):
-        usable_axes([2], 2, seen=[2], equivariant=[])
+    with pytest.raises(ArgumentError, match=r"^mirror_axes=\[0, 1\] .* add \[1\] to .* \(now \[0\]\)"):
+        usable_axes([0, 1], 2, trained_axes=[0], equivariant_axes=[])
+    with pytest.raises(ValueError, match="^task.mirror_axes must be different spatial axes from 0 to 1"):
+        usable_axes([2], 2, trained_axes=[2], equivariant_axes=[], name="task.mirror_axes")
 
 
 def test_the_logits_of_each_pair_are_swapped() -> None:

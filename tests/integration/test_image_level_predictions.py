@@ -209,6 +209,6 @@ def test_exported_networks_answer_alike(
     assert predicting("--exported-model", file, "--output", tmp_path / "c", "--saliency") == 1
     assert "--saliency needs a network from --checkpoint" in capsys.readouterr().err
     with pytest.raises(
-        ValueError, match="a bundle is for segmentation, this network is image-level; take another --format"
+        ValueError, match="a bundle is for segmentation, this network is image-level; take another format"
     ):
         export.export(files[kind], tmp_path / "bundle", export.ExportOptions("bundle"))

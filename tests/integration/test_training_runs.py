@@ -22,6 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from medconv.config import ConfigError
 from medconv.evaluation.segmentation import evaluate
 from medconv.inference import predict
+from medconv.inference.inputs import find_cases
 from medconv.inference.load import load
 from medconv.inference.predictor import Predictor
 from medconv.training import run
@@ -90,7 +91,7 @@ def test_predict_and_evaluate_give_the_numbers_of_validation(
     model = load(done / "checkpoints" / "best.ckpt")
     predictor = Predictor([model])
     output = predict.output_in(tmp_path / "out", predictor)
-    predict.predict(predictor, predict.find_cases(images, 1), output)
+    predict.predict(predictor, find_cases(images, 1), output)
     result = evaluate(tmp_path / "out", dataset / "labelsTr").result
     assert {row["case"]: row["dice"] for row in result["cases"]} == recorded
     for case in recorded:
@@ -131,7 +132,7 @@ def test_two_dimensions(tmp_path: Path) -> None:
     model = load(tmp_path / "run/checkpoints/best.ckpt")
     predictor = Predictor([model])
     output = predict.output_in(tmp_path / "out", predictor)
-    predict.predict(predictor, predict.find_cases(dataset / "imagesTr", 1), output)
+    predict.predict(predictor, find_cases(dataset / "imagesTr", 1), output)
     assert nib.load(tmp_path / "out/case_0.nii.gz").shape == (16, 20, 1)
 
 

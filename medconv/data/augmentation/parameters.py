@@ -12,6 +12,7 @@ from torch import Tensor
 
 from medconv.data.augmentation.spatial import control_points, reach
 from medconv.data.random_streams import RandomStream, generator
+from medconv.utils.errors import ArgumentError
 
 PLACE = ("rotation", "scale", "shift", "elastic")
 PER_CHANNEL = (
@@ -248,12 +249,12 @@ def mirrored_axes(axes: Sequence[int] | str, spatial_dims: int) -> tuple[int, ..
 
 
 def check_axes(key: str, axes: Any, spatial_dims: int, also: str = "") -> tuple[int, ...]:
-    """The axes of a key. Raises: ValueError: not different spatial axes of the image."""
+    """The axes of a key. Raises: ArgumentError: not different spatial axes of the image."""
     is_list = isinstance(axes, Sequence) and not isinstance(axes, str)
     valid = is_list and all(type(axis) is int and 0 <= axis < spatial_dims for axis in axes)
     if not valid or len(set(axes)) != len(axes):
         what = f"different spatial axes from 0 to {spatial_dims - 1}{also}"
-        raise ValueError(f"{key} must be {what}, got {axes}")
+        raise ArgumentError(key, f" must be {what}, got {axes}")
     return tuple(axes)
 
 

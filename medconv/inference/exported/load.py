@@ -20,48 +20,70 @@ from medconv.inference.exported import metadata as exported_metadata
 from medconv.inference.load import LoadedModel
 from medconv.utils.errors import with_class
 
-INPUT, OUTPUT = "image", "logits"  # their names in an ONNX file
+# Names of input and output in an ONNX file.
+INPUT = "image"
+OUTPUT = "logits"
 _TORCH = (".pt", ".pth", ".ts", ".pt2")
-_ZIP = b"PK\x03\x04"  # the first bytes of torch's files
+# The first bytes of torch's files.
+_ZIP = b"PK\x03\x04"
 log = logging.getLogger(__name__)
 
 
-def load(path: Path, device: str = "cpu", mirror_axes: Sequence[int] | None = None) -> LoadedModel:
+def load(
+    path: Path,
+    device: str = "cpu",
+    mirror_axes: Sequence[int] | None = None,
+) -> LoadedModel:
     """Load an exported ONNX model with its metadata.
 
-    Args: mirror_axes: spatial axes of test-time augmentation; None: those of the metadata.
-    Raises: ValueError: the model or its metadata is missing, damaged, of another file or not ONNX; a
-        package is missing.
+    Args:
+        path: the model; its metadata is in `PATH.json`.
+        device: where it runs, as torch names it.
+        mirror_axes: spatial axes of test-time augmentation; None: those of the metadata.
+    Raises:
+        ValueError: the model or its metadata is missing, damaged, of another file or not ONNX; a package is
+            missing.
     """
-    _need_onnx(path)
+    _check_is_onnx(path)
     metadata = exported_metadata.read(path)
     if metadata.get("format") != "onnx":
         raise ValueError(
             f"{exported_metadata.metadata_path(path)}: its format must be onnx, got "
             f"{metadata.get('format')!r:.40}"
         )
-    return exported_metadata.as_loaded_model(metadata, read_onnx(path, device), path, mirror_axes)
+    network = read_onnx(path, device)
+    return exported_metadata.as_loaded_model(metadata, network, path, mirror_axes)
 
 
-def _need_onnx(path: Path) -> None:
+def _check_is_onnx(path: Path) -> None:
     """Raises: ValueError: a TorchScript or torch.export file, by its name or its first bytes; a bundle."""
     if not path.exists():
         return
-    kind = "folder, such as a MONAI bundle"
-    if not path.is_dir():
-        with path.open("rb") as file:
-            first_bytes = file.read(len(_ZIP))
-        if path.suffix not in _TORCH and first_bytes != _ZIP:
-            return
+    if path.is_dir():
+        kind = "folder, such as a MONAI bundle"
+    elif path.suffix in _TORCH or _first_bytes(path) == _ZIP:
         kind = "TorchScript or torch.export file"
+    else:
+        return
     command = (
         f"medconv export --checkpoint CHECKPOINT --format onnx --output {path.with_suffix('.onnx').name}"
     )
     raise ValueError(f"{path}: a {kind}; exported models are read as ONNX only: {command}")
 
 
+def _first_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(_ZIP))
+
+
 def need(packages: Sequence[str], purpose: str) -> list[Any]:
-    """Import packages of the extra `onnx`. Raises: ValueError: one is missing."""
+    """Import packages of the extra `onnx`.
+
+    Args:
+        purpose: what needs them, for the message.
+    Raises:
+        ValueError: one is missing.
+    """
     try:
         return [import_module(name) for name in packages]
     except ImportError as error:
@@ -72,7 +94,8 @@ def _attempt(path: Path, read: Callable[[], Any]) -> Any:
     try:
         with quiet():
             return read()
-    except Exception as error:  # torch, protobuf and the runtime have no common class for damaged files
+    # torch, protobuf and the runtime have no common class for damaged files.
+    except Exception as error:
         raise ValueError(f"{path}: damaged, or of another version ({with_class(error)})") from error
 
 
@@ -92,24 +115,27 @@ def quiet() -> Iterator[None]:
 
 
 def read_onnx(path: Path, device: str) -> nn.Module:
-    """Raises: ValueError: it is damaged, or refers to other files; a package is missing."""
+    """The network of an ONNX file.
+
+    Args:
+        device: where it runs, as torch names it; the CPU if this onnxruntime has no CUDA.
+    Raises:
+        ValueError: it is damaged, or refers to other files; a package is missing.
+    """
     onnx, runtime = need(("onnx", "onnxruntime"), f"{path}: an ONNX file")
     content = path.read_bytes()
     model = _attempt(path, lambda: onnx.load_model_from_string(content))
-    if any(
-        tensor.data_location == onnx.TensorProto.EXTERNAL
-        for part in (model.graph, *model.functions)
-        for tensor in _tensors(part)
-    ):
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _all_tensors(model)):
         raise ValueError(
             f"{path}: refused, its weights are in other files; medconv export writes a single file"
         )
     settings = runtime.SessionOptions()
-    settings.intra_op_num_threads, settings.log_severity_level = torch.get_num_threads(), 3
+    settings.intra_op_num_threads = torch.get_num_threads()
+    # Errors alone.
+    settings.log_severity_level = 3
     providers = _providers(runtime, device)
-    return OnnxNetwork(
-        _attempt(path, lambda: runtime.InferenceSession(content, settings, providers=providers))
-    )
+    session = _attempt(path, lambda: runtime.InferenceSession(content, settings, providers=providers))
+    return OnnxNetwork(session)
 
 
 def _providers(runtime: Any, device: str) -> list[Any]:
@@ -118,18 +144,33 @@ def _providers(runtime: Any, device: str) -> list[Any]:
     if "CUDAExecutionProvider" not in runtime.get_available_providers():
         log.warning("this onnxruntime has no CUDA (pip install onnxruntime-gpu); ONNX models run on the CPU")
         return ["CPUExecutionProvider"]
-    return [("CUDAExecutionProvider", {"device_id": torch.device(device).index or 0}), "CPUExecutionProvider"]
+    gpu = {"device_id": torch.device(device).index or 0}
+    return [("CUDAExecutionProvider", gpu), "CPUExecutionProvider"]
 
 
-def _tensors(graph: Any) -> list[Any]:
+def _all_tensors(model: Any) -> Iterator[Any]:
+    """All constants of an ONNX model, which may lie in other files."""
+    yield from _tensors(model.graph)
+    for function in model.functions:
+        yield from _tensors(function)
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
     """All constants of a graph or a function, and of the graphs inside it."""
-    dense, sparse = list(getattr(graph, "initializer", ())), list(getattr(graph, "sparse_initializer", ()))
-    for attribute in (attribute for node in graph.node for attribute in node.attribute):
-        dense += [attribute.t, *attribute.tensors]
-        sparse += [attribute.sparse_tensor, *attribute.sparse_tensors]
-        for inner in [attribute.g, *attribute.graphs]:
-            dense += _tensors(inner) if inner.ByteSize() else []
-    return dense + [part for tensor in sparse for part in (tensor.values, tensor.indices)]
+    dense = list(getattr(graph, "initializer", ()))
+    sparse = list(getattr(graph, "sparse_initializer", ()))
+    for node in graph.node:
+        for attribute in node.attribute:
+            dense += [attribute.t, *attribute.tensors]
+            sparse += [attribute.sparse_tensor, *attribute.sparse_tensors]
+            for subgraph in (attribute.g, *attribute.graphs):
+                # Else the attribute is not a graph.
+                if subgraph.ByteSize():
+                    yield from _tensors(subgraph)
+    yield from dense
+    for tensor in sparse:
+        yield tensor.values
+        yield tensor.indices
 
 
 class OnnxNetwork(nn.Module):

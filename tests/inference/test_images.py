@@ -1,0 +1,76 @@
+"""Images from Python: arrays, nibabel images and files give the same voxels and grid."""
+
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from medconv.data.case import Case
+from medconv.inference.images import from_array, from_files, from_nibabel
+from medconv.utils.errors import ArgumentError
+
+AFFINE = np.array([[0, -1.2, 0, 3], [1.4, 0, 0, 4], [0, 0, 1.7, 5], [0, 0, 0, 1.0]])
+
+
+def volume(channels: int = 2) -> np.ndarray:
+    """(X, Y, Z, channels), as NIfTI has them."""
+    return np.random.default_rng(0).normal(size=(4, 5, 6, channels)).astype(np.float32)
+
+
+def test_files_arrays_and_nibabel_images_are_the_same_image(tmp_path: Path) -> None:
+    nib.save(nib.Nifti1Image(volume(), AFFINE), tmp_path / "a.nii.gz")
+    expected = from_files(Case("a", (tmp_path / "a.nii.gz",)))
+    loaded = nib.load(tmp_path / "a.nii.gz")
+    channels = [nib.Nifti1Image(volume()[..., index], loaded.affine) for index in range(2)]
+    for image in (
+        from_array(np.moveaxis(volume(), -1, 0), 3, affine=loaded.affine),
+        from_nibabel([loaded]),
+        from_nibabel(channels),
+    ):
+        np.testing.assert_array_equal(image.voxels, expected.voxels)
+        assert image.voxels.dtype == np.float32
+        assert image.grid == expected.grid
+        assert image.is_oriented
+    assert from_nibabel([loaded]).case.id == "a"
+
+
+def test_one_channel_and_2d_images_need_no_axis_for_it() -> None:
+    assert from_array(volume()[..., 0], 3, spacing_mm=(1, 2, 3)).voxels.shape == (1, 4, 5, 6)
+    flat = from_array(volume()[:, :, 0, 0], 2, spacing_mm=(1, 2))
+    assert flat.voxels.shape == (1, 4, 5, 1)
+    assert flat.grid.spacing_mm == (1, 2, 1)
+    assert from_array(volume()[:, :, 0].transpose(2, 0, 1), 2, spacing_mm=(1, 2)).voxels.shape == (2, 4, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "^affine or spacing_mm is needed for an array, got neither$"),
+        ({"affine": AFFINE, "spacing_mm": (1, 1, 1)}, "^affine or spacing_mm is needed .*, got both$"),
+        ({"spacing_mm": (1, 1)}, r"^spacing_mm must be 3 positive numbers, got \[1, 1\]$"),
+        ({"spacing_mm": (1, 1, 0)}, r"^spacing_mm must be 3 positive numbers, got \[1, 1, 0\]$"),
+    ],
+)
+def test_an_array_has_an_affine_or_a_spacing(arguments: dict, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        from_array(volume()[..., 0], 3, **arguments)
+
+
+def test_arrays_that_are_no_images_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^an array must be \(X, Y, Z\) or \(channels, X, Y, Z\), got shape"
+    ):
+        from_array(np.zeros((4, 5)), 3, spacing_mm=(1, 1, 1))
+    with pytest.raises(ValueError, match=r"^affine must have shape \(4, 4\), got \(3, 3\)$"):
+        from_array(np.zeros((4, 5, 6)), 3, affine=np.eye(3))
+    with pytest.raises(ValueError, match="^affine is singular"):
+        from_array(np.zeros((4, 5, 6)), 3, affine=np.zeros((4, 4)))
+    with pytest.raises(ValueError, match="^the array: expected voxels that are real numbers, got complex128"):
+        from_array(np.zeros((4, 5, 6), complex), 3, spacing_mm=(1, 1, 1))
+
+
+def test_channels_on_different_grids_are_refused() -> None:
+    images = [nib.Nifti1Image(volume(1)[..., 0], affine) for affine in (AFFINE, np.eye(4))]
+    with pytest.raises(ValueError, match=r"image 1.*image 2|image 2.*image 1"):
+        from_nibabel(images)

@@ -167,12 +167,14 @@ class StepProfiler(Callback):
     def _queue(self, samples: int) -> None:
         """End a step."""
         self._pending.append((samples, self._marks))
+        # the end of this step is where the next one begins
         self._marks = self._marks[-1:]
 
     def _settle(self) -> None:
         """Add up the steps that the device has finished."""
         while self._pending:
             samples, marks = self._pending[0]
+            # asking does not wait for the device; the step is added up after a later one
             if not self._clock.passed(marks[-1].time):
                 return
             self._pending.popleft()

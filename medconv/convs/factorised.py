@@ -278,7 +278,8 @@ def _separated(dense: Tensor, depth_multiplier: int) -> tuple[Tensor, Tensor]:
 
 def _padded(values: Tensor, rows: int) -> Tensor:
     """Axis 1 padded with zeros, for a depth multiplier above the rank."""
-    zeros = values.new_zeros(len(values), rows - values.shape[1], values.shape[2])
+    batch, present_rows, columns = values.shape
+    zeros = values.new_zeros(batch, rows - present_rows, columns)
     return torch.cat([values, zeros], 1)
 
 
@@ -289,7 +290,8 @@ def _assign(layer: Any, weight: Tensor) -> None:
         weight (out, in, taps), with at most as many outputs and inputs as the layer.
     """
     full = torch.zeros_like(layer.weight.detach()).flatten(2)
-    full[: weight.shape[0], : weight.shape[1]] = weight.to(full.dtype)
+    rows, columns = weight.shape[:2]
+    full[:rows, :columns] = weight.to(full.dtype)
     layer.weight.data.copy_(full.view_as(layer.weight))
 
 
@@ -310,6 +312,7 @@ def _finish(chain: Any, conv: Conv, dense: Tensor, init_from_weights: bool) -> N
         chain[-1].weight.zero_()
         return
     # the same factor for each layer, so that their product has the rms of the dense weight
-    gain = (rms(dense) / rms(product_weight(chain))) ** (1 / len(chain))
+    ratio = rms(dense) / rms(product_weight(chain))
+    gain = ratio ** (1 / len(chain))
     for layer in chain:
         layer.weight.mul_(gain)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 Sizes = Sequence[int]
 Lengths = Sequence[float]
+Bank = Callable[[Sizes, Lengths | None, float | None], Tensor]
 _DEFAULT_SIGMA = 0.7  # of the finest voxel axis; a kernel of 3 voxels can hold this Gaussian
 _BLOB_SCALES = (1.0, 1.5, 2.0)  # of sigma
 _WAVELENGTH = 4.0  # in sigma
@@ -111,7 +112,7 @@ def gabor(
     return _unit(filters)
 
 
-BANKS: dict[str, Callable[[Sizes, Lengths | None, float | None], Tensor]] = {
+BANKS: dict[str, Bank] = {
     "jet": gaussian_jet,
     "laplacian": laplacian_of_gaussian,
     "lines": lines,
@@ -135,7 +136,8 @@ def filter_bank(
     bank_names = [names] if isinstance(names, str) else list(names)
     if not bank_names or any(name not in BANKS for name in bank_names):
         raise ValueError(f"bank must be one of {sorted(BANKS)}, or a list of them, got {names!r}")
-    filters = torch.cat([BANKS[name](kernel_size, spacing_mm, sigma_mm) for name in bank_names])
+    banks = [BANKS[name](kernel_size, spacing_mm, sigma_mm) for name in bank_names]
+    filters = torch.cat(banks)
     # Every bank holds the Gaussian, and several hold the same edges.
     distinct: list[Tensor] = []
     for candidate in filters:
@@ -160,6 +162,13 @@ def ball(kernel_size: Sizes, spacing_mm: Lengths, radius_mm: float) -> Tensor:
     distance_mm = coordinates.square().sum(0).sqrt()
     # taps on the sphere belong to the ball, whatever the rounding
     return distance_mm <= radius_mm * (1 + 1e-6)
+
+
+def spacing_or_isotropic(spacing_mm: Lengths | None, kernel_size: Sizes) -> tuple[float, ...]:
+    """A voxel size as given, or 1 mm along every axis of the kernel."""
+    if spacing_mm is None:
+        return (1.0,) * len(kernel_size)
+    return tuple(spacing_mm)
 
 
 def check_grid(kernel_size: Sizes, spacing_mm: Lengths) -> None:
@@ -204,7 +213,7 @@ def _gaussian(
     sigma_mm: float | None,
 ) -> tuple[list[Tensor], Tensor]:
     """Coordinates along each axis longer than 1, in units of sigma, and the Gaussian's exponent there."""
-    spacing = tuple(spacing_mm) if spacing_mm is not None else (1.0,) * len(kernel_size)
+    spacing = spacing_or_isotropic(spacing_mm, kernel_size)
     check_grid(kernel_size, spacing)
     sigma = _DEFAULT_SIGMA * min(spacing) if sigma_mm is None else sigma_mm
     if not sigma > 0:
@@ -225,7 +234,7 @@ def _directions(
 
     Each line comes once: the two neighbours that it joins have opposite signs.
     """
-    spacing = [1.0] * len(kernel_size) if spacing_mm is None else spacing_mm
+    spacing = spacing_or_isotropic(spacing_mm, kernel_size)
     long_axes_mm = [mm for mm, size in zip(spacing, kernel_size, strict=True) if size > 1]
     step_mm = torch.tensor(long_axes_mm, dtype=torch.float64)
     positions = []
@@ -253,4 +262,5 @@ def _zero_mean(values: Tensor) -> Tensor:
 
 
 def _unit(filters: list[Tensor]) -> Tensor:
-    return torch.stack([filter_ / filter_.norm() for filter_ in filters]).float()
+    normalised = [filter_ / filter_.norm() for filter_ in filters]
+    return torch.stack(normalised).float()

@@ -45,9 +45,7 @@ class LinearPrior(WeightPrior):
         self.register_buffer("mixtures", mixtures.float().contiguous(), persistent)
         self.register_buffer("kind", kind)
         # `spacing` on its own grid: no multiplication needed
-        self.identity = all(
-            torch.equal(mixture, torch.eye(len(mixture), dtype=mixture.dtype)) for mixture in mixtures
-        )
+        self.identity = all(_is_identity(mixture) for mixture in mixtures)
 
     def _per_output(self, mixtures: Tensor) -> Tensor:
         """One matrix for all outputs, or one for each."""
@@ -62,6 +60,11 @@ class LinearPrior(WeightPrior):
     def nearest(self, taps: Tensor) -> Tensor:
         inverses = torch.linalg.pinv(self.mixtures.double())
         return torch.matmul(self._per_output(inverses), taps)
+
+
+def _is_identity(matrix: Tensor) -> bool:
+    identity = torch.eye(len(matrix), dtype=matrix.dtype)
+    return torch.equal(matrix, identity)
 
 
 def basis(
@@ -117,7 +120,7 @@ def ball(
         ValueError: an even kernel; spacing or radius not positive.
     Weights: out * in * taps in the ball.
     """
-    spacing = (1.0,) * len(conv.kernel_size) if spacing_mm is None else tuple(spacing_mm)
+    spacing = filter_banks.spacing_or_isotropic(spacing_mm, conv.kernel_size)
     filter_banks.check_grid(conv.kernel_size, spacing)
     default_mm = max(conv.kernel_size) / 2 * min(spacing)
     layer_radius_mm = default_mm if radius_mm is None else radius_mm * scale
@@ -213,7 +216,8 @@ def acs(
     centre = size[0] // 2
     # Planes through the centre, of axes (x, y, z): axial across z, coronal across y, sagittal across x.
     planes = [taps.select(across, centre).flatten() for across in (2, 1, 0)]
-    mixtures = torch.stack([torch.eye(num_taps)[:, plane] for plane in planes])
+    all_taps = torch.eye(num_taps)
+    mixtures = torch.stack([all_taps[:, plane] for plane in planes])
     # thirds of the outputs, also where 3 does not divide them
     kind = torch.arange(conv.out_channels) * 3 // conv.out_channels
     install(conv, LinearPrior(size, mixtures, kind), init_from_weights)

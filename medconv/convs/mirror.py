@@ -91,7 +91,9 @@ class Mirror:
                 raise ValueError(f"layer {name}: {error}") from error
             layer.train(layer.training)  # new parametrizations are in training mode
             converted.append(name)
-        return [name for name in converted if isinstance(network.get_submodule(name), CONVS + TRANSPOSED)]
+        # norms are converted, too, but only convolutions are reported
+        layers = {name: network.get_submodule(name) for name in converted}
+        return [name for name, layer in layers.items() if isinstance(layer, CONVS + TRANSPOSED)]
 
 
 def mirror_axes(network: nn.Module) -> tuple[int, ...]:

@@ -141,8 +141,9 @@ def _swap_layers(
         if reason is not None:
             report.kept[name] = reason
             continue
+        settings = {} if grids is None else grids[name]
         try:
-            new = _converted(name, layer, conv, {} if grids is None else grids[name])
+            new = _converted(name, layer, conv, settings)
         except UnsuitableLayerError as error:
             report.kept[name] = error.reason
             continue

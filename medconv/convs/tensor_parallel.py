@@ -69,7 +69,8 @@ def clip_grad_norm(network: nn.Module, max_norm: float) -> Tensor:
     Returns:
         The norm before clipping.
     """
-    grads = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+    all_grads = [parameter.grad for parameter in network.parameters()]
+    grads = [grad for grad in all_grads if grad is not None]
     if not grads:
         return torch.tensor(0.0)
     sharded = [grad for grad in grads if isinstance(grad, DTensor)]
@@ -158,7 +159,8 @@ class _Out(_Local):
     in_pair: bool  # the output stays sharded
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        y: Tensor = self._conv_forward(_with_summed_gradient(x, self.mesh), self.weight, self.bias)
+        x = _with_summed_gradient(x, self.mesh)
+        y: Tensor = self._conv_forward(x, self.weight, self.bias)
         return y if self.in_pair else _gathered(y, self.out_channels, self.mesh)
 
 
@@ -220,8 +222,11 @@ def _mixed(mixin: type, layer_class: type) -> type:
 
 def _sharded(tensor: Tensor, axis: int, mesh: DeviceMesh) -> Tensor:
     """The first process's tensor, sharded; the last shard may be smaller."""
-    shards = distribute_tensor(tensor.detach().contiguous(), mesh, [Shard(axis)])
-    return nn.Parameter(shards, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shards
+    values = tensor.detach().contiguous()
+    shards = distribute_tensor(values, mesh, [Shard(axis)])
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(shards, tensor.requires_grad)
+    return shards
 
 
 def _local_channels(x: Tensor, mesh: DeviceMesh) -> Tensor:

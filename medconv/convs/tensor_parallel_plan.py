@@ -40,7 +40,8 @@ def ways_of(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> di
     for key, way in plan.items():
         if way not in WAYS:
             raise ValueError(f"plan: {key!r} must be one of {WAYS}, got {way!r}")
-    users = Counter(id(parameter) for _, parameter in network.named_parameters(remove_duplicate=False))
+    parameters = network.named_parameters(remove_duplicate=False)
+    users = Counter(id(parameter) for _, parameter in parameters)
     ways: dict[str, str] = {}
     unmatched = set(plan)
     sharded_ids: set[int] = set()

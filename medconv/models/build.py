@@ -46,6 +46,7 @@ def build_network(
         ConfigError: wrong arguments, or a network that cannot take the patch or returns another shape.
     """
     network = _build_model(model, derived, build)
+    # Pretrained weights are dense: a prior that projects them needs them first, others start anew.
     projects_weights = bool(conv.get("init_from_weights"))
     if projects_weights and load is not None:
         load(network)
@@ -177,6 +178,7 @@ def _probe(
     """
     empty = torch.zeros(1, derived.num_channels, *derived.patch_size)
     try:
+        # in evaluation mode, where batch norm takes one sample and statistics stay
         with torch.no_grad(), evaluating(network):
             output = network(empty)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:

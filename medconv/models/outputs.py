@@ -14,6 +14,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        # one by one: `network.train()` would also wake what a user has frozen
         for module, training in modes_before:
             module.training = training
 

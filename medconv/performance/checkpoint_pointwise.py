@@ -186,6 +186,7 @@ class Note:
         """The tensor, computed anew unless it is kept."""
         if self.value is not None:
             return self.value
+        # Recursively: the inputs may be notes themselves, down to tensors that autograd keeps anyway.
         args, kwargs = tree_map(_tensor_of, self.inputs)
         with torch.no_grad(), torch.autocast(**self.autocast):
             value = self.function(*args, **kwargs)

@@ -44,6 +44,7 @@ def usable_gb(kind: str, total_bytes: float, processes: int = 1) -> tuple[float,
         total_bytes: of the device, or of main memory.
         processes: that share it.
     """
+    # the largest step that fits: a plan then does not depend on a few MB more or less
     usable = _SHARE[kind] * total_bytes / _GB / processes
     bounded = min(usable, _MAX_GB[kind])
     step_gb = max((step for step in _STEPS_GB if step <= bounded), default=_STEPS_GB[0])

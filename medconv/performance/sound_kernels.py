@@ -36,6 +36,7 @@ def use_sound_kernels() -> None:
         "native_group_norm": _group_norm,
         "native_group_norm_backward": _group_norm_backward,
     }
+    # torch warns of what is meant here: another kernel in the place of its own
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel.*")
@@ -112,9 +113,11 @@ def _sound_type(
     if dtype not in (torch.bfloat16, torch.float32):
         return dtype
     is_3d = len(fine_size) == 3
+    # the third case of this module's docstring, where fp32 is wrong, too
     is_long_kernel = is_3d and extent[0] > 6 and stride[0] > 1 and fine_size[0] < 2 * extent[0]
     if is_long_kernel:
         return torch.float64
+    # the first case, and then the second
     is_shorter = [size < reach for size, reach in zip(fine_size, extent, strict=True)]
     is_short_input = is_3d and any(is_shorter)
     gives_one_element = coarse_size[-1] == 1 and stride[-1] > 1

@@ -51,13 +51,13 @@ class StepProfiler(Callback):
 
     Args:
         ranges: also name the phases for torch.profiler and, on CUDA, as NVTX ranges.
-        begun: start of the run in this process by `time.monotonic`; None: now.
+        started_at: start of the run in this process by `time.monotonic`; None: now.
     """
 
-    def __init__(self, ranges: bool = False, begun: float | None = None) -> None:
+    def __init__(self, ranges: bool = False, started_at: float | None = None) -> None:
         self.seconds: Counter[str] = Counter()
         self.samples = 0
-        self._begun = time.monotonic() if begun is None else begun
+        self._started_at = time.monotonic() if started_at is None else started_at
         self._earlier_seconds = 0.0  # of the run, before this process
         self._ranges = ranges
         self._open_range: ExitStack | None = None
@@ -80,7 +80,7 @@ class StepProfiler(Callback):
     @property
     def wall_seconds(self) -> float:
         """From the start of the run to now, preprocessing included."""
-        return self._earlier_seconds + time.monotonic() - self._begun
+        return self._earlier_seconds + time.monotonic() - self._started_at
 
     @property
     def training_seconds(self) -> float:
@@ -167,12 +167,14 @@ class StepProfiler(Callback):
     def _queue(self, samples: int) -> None:
         """End a step."""
         self._pending.append((samples, self._marks))
+        # the end of this step is where the next one begins
         self._marks = self._marks[-1:]
 
     def _settle(self) -> None:
         """Add up the steps that the device has finished."""
         while self._pending:
             samples, marks = self._pending[0]
+            # asking does not wait for the device; the step is added up after a later one
             if not self._clock.passed(marks[-1].time):
                 return
             self._pending.popleft()

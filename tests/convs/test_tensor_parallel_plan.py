@@ -18,7 +18,7 @@ def block() -> nn.Sequential:
 
 
 def test_the_first_pattern_whose_way_is_for_the_module_counts() -> None:
-    network = nn.ModuleDict({"down": block(), "head": nn.Conv2d(4, 4, 1)})
+    network = nn.ModuleDict({"down": block(), "head": nn.Conv2d(6, 6, 1)})
     assert ways_of(network, MESH, {"^down$": "pair", "head": "out"}) == {"down": "pair", "head": "out"}
     assert ways_of(network, MESH, {r"down\.0": "out", "": "in"}) == {
         "down.0": "out",

@@ -129,6 +129,7 @@ class ResidualBlock(nn.Module):
             self.skip.append(conv_nd(spatial_dims)(in_channels, channels, 1, bias=False))
             self.skip.append(norm_nd(norm, spatial_dims, channels))
         self.activation = nn.LeakyReLU(_NEGATIVE_SLOPE, inplace=True)
+        # the scale of the last norm: at first the block adds nothing to its input
         nn.init.zeros_(self.convs[-1].weight)
 
     def forward(self, x: Tensor) -> Tensor:

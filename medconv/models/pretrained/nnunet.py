@@ -133,6 +133,7 @@ def _architecture(configuration: Mapping[str, Any]) -> tuple[str, Mapping[str, A
         "norm_op": f"torch.nn.modules.instancenorm.InstanceNorm{spatial_dims}d",
         "nonlin": _ACTIVATIONS[0],
     }
+    # older plans name the class without its module
     class_name = str(configuration["UNet_class_name"])
     if _PACKAGE + class_name in (_PLAIN, _RESIDUAL):
         class_name = _PACKAGE + class_name

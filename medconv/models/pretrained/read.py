@@ -22,6 +22,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ValueError: the file is missing, damaged, holds objects, or holds no tensors.
     """
     is_safetensors = path.suffix == ".safetensors"
+    # pickles are read with `weights_only=True`
     content: Any = _safetensors(path) if is_safetensors else checkpoint_io.unpickled(path, True)
     metadata: Any = {}
     if checkpoint_io.is_ours(content):

@@ -291,7 +291,8 @@ def _result(
     if len(summaries) > 1:
         result["compare"] = summaries[1]
         result["comparison"] = segmentation_summary.compare(
-            *summaries,
+            summaries[0],
+            summaries[1],
             settings.lesion_iou,
         )
     return result

@@ -85,7 +85,10 @@ def overlay(
     page = _stacked(rows)
     if titles:
         page = _stacked([_title_line(titles, rows[0].shape[1]), page])
-    legend = [(name, colour(value)) for value, name in (names or {}).items() if value in visible_values]
+    legend = []
+    for value, name in (names or {}).items():
+        if value in visible_values:
+            legend.append((name, colour(value)))
     legend_lines = _wrapped(legend, page.shape[1])
     return _stacked([page, *(_text_line(words) for words in legend_lines)])
 
@@ -160,14 +163,18 @@ def _foreground_counts(label: np.ndarray) -> list[np.ndarray]:
     column_offset = len(values) * np.arange(label.shape[2])
     for index, label_slice in enumerate(label):
         class_index = np.searchsorted(values, label_slice)
-        row_bins = (class_index + row_offset).ravel()
-        column_bins = (class_index + column_offset).ravel()
-        row_counts = np.bincount(row_bins, minlength=counts[1].size).reshape(counts[1].shape)
-        column_counts = np.bincount(column_bins, minlength=counts[2].size).reshape(counts[2].shape)
+        row_counts = _histogram(class_index + row_offset, counts[1].shape)
+        column_counts = _histogram(class_index + column_offset, counts[2].shape)
         counts[0][index] = row_counts.sum(0)
         counts[1] += row_counts
         counts[2] += column_counts
     return [axis_counts[:, values > 0].T for axis_counts in counts]
+
+
+def _histogram(bins: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """How often each bin occurs; `shape` has as many elements as there are bins."""
+    counts = np.bincount(bins.ravel(), minlength=math.prod(shape))
+    return counts.reshape(shape)
 
 
 def _overlay_row(
@@ -198,9 +205,13 @@ def _shaded(plane: np.ndarray) -> np.ndarray:
 def _painted(grey: np.ndarray, label: np.ndarray) -> np.ndarray:
     """Pixels and their label values -> pixels, with a contour within the edge of each class."""
     padded = np.pad(label, 1, mode="edge")
-    neighbours = (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:])
-    is_edge = np.any([label != neighbour for neighbour in neighbours], axis=0)
-    opacity = np.where(is_edge, 1.0, _FILL_OPACITY)[..., None] * (label[..., None] > 0)
+    left = padded[:-2, 1:-1]
+    right = padded[2:, 1:-1]
+    below = padded[1:-1, :-2]
+    above = padded[1:-1, 2:]
+    is_edge = np.any([label != neighbour for neighbour in (left, right, below, above)], axis=0)
+    opacity = np.where(is_edge, 1.0, _FILL_OPACITY)
+    opacity = (opacity * (label > 0))[..., None]  # background stays grey
     class_rgb = _RGB[(label.astype(int) - 1) % len(_RGB)]
     pixels: np.ndarray = (1 - opacity) * grey + opacity * class_rgb
     return pixels
@@ -208,7 +219,8 @@ def _painted(grey: np.ndarray, label: np.ndarray) -> np.ndarray:
 
 def _warmed(pixels: np.ndarray, strength: np.ndarray) -> np.ndarray:
     heat_rgb = (1 - strength) * _RED + strength * _YELLOW
-    warm: np.ndarray = pixels * (1 - _HEAT_OPACITY * strength) + _HEAT_OPACITY * strength * heat_rgb
+    opacity = _HEAT_OPACITY * strength
+    warm: np.ndarray = pixels * (1 - opacity) + opacity * heat_rgb
     return warm
 
 
@@ -280,7 +292,8 @@ def _stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
     width = max(row.shape[1] for row in rows)
     padded_rows = []
     for row in rows:
-        padded_rows.append(np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))))
+        missing = width - row.shape[1]
+        padded_rows.append(np.pad(row, ((0, 0), (0, missing), (0, 0))))
     return _joined(padded_rows, 0)
 
 

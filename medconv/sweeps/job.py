@@ -139,7 +139,7 @@ def home(composed: DictConfig) -> Path:
     if composed.run.dir:
         return Path(composed.run.dir)
     if composed.run.name:
-        return Path("runs") / str(composed.run.name)
+        return Path("runs", composed.run.name)
     overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
     naming_overrides = [o for o in overrides if not f"{key(o)}.".startswith(_SAME_SWEEP)]
     return Path("runs") / f"sweep-{short_hash(sorted(naming_overrides))}"

@@ -290,8 +290,11 @@ def _result(
     result |= _quality(first, summaries[0]["cases"], targets.names)
     if len(summaries) > 1:
         result["compare"] = summaries[1]
-        ours, theirs = summaries
-        result["comparison"] = segmentation_summary.compare(ours, theirs, settings.lesion_iou)
+        result["comparison"] = segmentation_summary.compare(
+            summaries[0],
+            summaries[1],
+            settings.lesion_iou,
+        )
     return result
 
 

@@ -156,7 +156,7 @@ def test_what_is_refused(
                 ("--postprocess", steps),
             )
         ),
-        ((*both, "--sw-batch-size", 0), "--sw-batch-size must be at least 1, got 0"),
+        ((*both, "--sw-batch-size", 0), "--sw-batch-size must be a whole number of at least 1, got 0"),
     ):
         assert predicting(*words, "--output", tmp_path / "out") == 1
         assert message in capsys.readouterr().err

@@ -62,7 +62,7 @@ def test_a_run_that_was_killed_before_the_first_estimate_goes_on_as_it_was(state
 def test_least_epochs_count_as_lightning_does() -> None:
     """The last batch of each epoch ends a step."""
     settings = {"num_training_batches": 3, "accumulate_grad_batches": 2, "min_steps": 30, "min_epochs": 20}
-    assert TimeBudget._least(SimpleNamespace(**settings)) == 40  # type: ignore[arg-type]
+    assert TimeBudget._min_steps(SimpleNamespace(**settings)) == 40  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_as_many_steps_fit_as_leave_time_for_their_validations() -> None:
         budget = TimeBudget(left)
         spent = {"seconds": left, "spent": 0.0, "validation": validation, "total_steps": None}
         budget.load_state_dict(spent)
-        budget._seen = seen
+        budget._last_step = seen
         settings = {"num_training_batches": between, "accumulate_grad_batches": 1, "val_check_batch": between}
         trainer: Any = SimpleNamespace(**settings, check_val_every_n_epoch=1)
         steps = budget._fitting(trainer, step)

@@ -16,7 +16,7 @@ def test_the_first_layer_that_is_not_finite_is_named(
 ) -> None:
     with pytest.raises(
         NonfiniteError,
-        match=r"step 2: the loss .* network\.encoder\.0\.3 \(Conv3d\), output, .*A lower optimizer.lr",
+        match=r"step 2: the loss .* network\.encoder\.0\.3 \(Conv3d\), output, .*A lower learning rate",
     ):
         tiny.train(dataset, tmp_path / "run", *EXPLODES)
     file = tmp_path / "run/nonfinite/step2.ckpt"

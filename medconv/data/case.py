@@ -19,10 +19,12 @@ from medconv.targets.segmentation import SegmentationTargets
 
 @dataclass(frozen=True)
 class Grid:
-    """Shape, spacing and orientation of a volume: `affine` maps voxel indices to millimetres (RAS+).
+    """Shape, spacing and orientation of a volume.
 
-    Args: shape: (X, Y, Z) voxels; a 2D image has Z = 1. affine: 4 x 4 rows, as nested tuples so that grids
-    compare.
+    Args:
+        shape: (X, Y, Z) voxels; a 2D image has Z = 1.
+        affine: 4 x 4, from voxel indices to mm (right, anterior, superior: RAS+); rows as nested tuples, so
+            that grids can be compared and hashed.
     """
 
     shape: tuple[int, int, int]
@@ -30,16 +32,26 @@ class Grid:
 
     @classmethod
     def of(cls, shape: Sequence[int], affine: np.ndarray) -> Grid:
-        x, y, z = (*(int(n) for n in shape), 1)[:3]
-        return cls((x, y, z), tuple(tuple(float(v) for v in row) for row in affine))
+        """The grid of an array.
+
+        Args:
+            shape: (X, Y) or (X, Y, Z), and any axes of channels after these.
+            affine: 4 x 4, from voxel indices to mm.
+        """
+        sizes = [int(size) for size in shape]
+        x, y, z = (*sizes, 1)[:3]
+        rows = tuple(tuple(float(number) for number in row) for row in affine)
+        return cls((x, y, z), rows)
 
     @property
     def matrix(self) -> np.ndarray:
+        """The affine as an array, 4 x 4 float64."""
         return np.array(self.affine, dtype=np.float64)
 
     @property
     def spacing_mm(self) -> tuple[float, float, float]:
-        x, y, z = (float(v) for v in np.linalg.norm(self.matrix[:3, :3], axis=0))
+        """Distance between voxel centres along each axis of the array."""
+        x, y, z = (float(length) for length in np.linalg.norm(self.matrix[:3, :3], axis=0))
         return x, y, z
 
     @property
@@ -50,37 +62,51 @@ class Grid:
     @property
     def shear(self) -> float:
         """Largest deviation of the axes from right angles, in degrees."""
-        unit = self.matrix[:3, :3] / np.linalg.norm(self.matrix[:3, :3], axis=0)
-        return float(np.rad2deg(np.arcsin(np.abs(unit.T @ unit - np.eye(3)).max().clip(0, 1))))
+        axes = self.matrix[:3, :3]
+        unit_axes = axes / np.linalg.norm(axes, axis=0)
+        # Scalar products of the axes: 0 for two axes at a right angle
+        cosines = np.abs(unit_axes.T @ unit_axes - np.eye(3))
+        return float(np.rad2deg(np.arcsin(cosines.max().clip(0, 1))))
 
     @property
     def orientation(self) -> str:
-        """Where the array's axes point, such as `RAS`."""
+        """Anatomical directions of the array's axes, such as `RAS`."""
         return "".join(str(code) for code in nib.aff2axcodes(self.matrix))
 
     def with_spacing_mm(self, spacing_mm: Sequence[float]) -> Grid:
-        """The grid with another spacing; its orientation and its middle stay, so that two grids that differ
-        in the order of their axes alone do so afterwards.
+        """The grid with another spacing.
 
-        Args: spacing_mm: right, anterior, superior; of a single slice two numbers, along its first two axes.
-        Raises: ValueError: not as many numbers.
+        Orientation and centre stay, so two grids that differ only in the order of their axes still do so
+        afterwards.
+
+        Args:
+            spacing_mm: right, anterior, superior; for a single slice two numbers, along its first two axes.
+
+        Raises:
+            ValueError: the wrong count of numbers.
         """
-        flat = self.shape[2] == 1
-        if len(spacing_mm) != (2 if flat else 3):
-            what = "two numbers for one slice" if flat else "three numbers for a volume"
-            raise ValueError(f"data.source_spacing_mm: expected {what}, got {list(spacing_mm)}")
-        axes = [0, 1] if flat else nib.orientations.io_orientation(self.matrix)[:, 0].astype(int)
+        is_slice = self.shape[2] == 1
+        if len(spacing_mm) != (2 if is_slice else 3):
+            expected = "two numbers for one slice" if is_slice else "three numbers for a volume"
+            raise ValueError(f"spacing_mm: expected {expected}, got {list(spacing_mm)}")
+        if is_slice:
+            anatomical_axes = [0, 1]
+        else:
+            anatomical_axes = nib.orientations.io_orientation(self.matrix)[:, 0].astype(int)
         matrix = self.matrix
-        for number, axis in enumerate(axes):
-            matrix[:3, number] *= spacing_mm[axis] / self.spacing_mm[number]
-        middle = (np.array(self.shape) - 1) / 2
-        matrix[:3, 3] += (self.matrix[:3, :3] - matrix[:3, :3]) @ middle
+        for array_axis, anatomical_axis in enumerate(anatomical_axes):
+            matrix[:3, array_axis] *= spacing_mm[anatomical_axis] / self.spacing_mm[array_axis]
+        # The origin moves so that the centre of the volume stays
+        centre = (np.array(self.shape) - 1) / 2
+        matrix[:3, 3] += (self.matrix[:3, :3] - matrix[:3, :3]) @ centre
         return Grid.of(self.shape, matrix)
 
-    def corner_distance(self, other: Grid) -> float:
+    def corner_distance(self, other_grid: Grid) -> float:
         """Largest distance between the corners of the volume on the two grids, in voxels of this grid."""
-        corners = np.array([(*c, 1) for c in product(*[(-0.5, n - 0.5) for n in self.shape])])
-        moved = corners @ other.matrix.T @ np.linalg.inv(self.matrix).T
+        # Corners lie half a voxel outside the outermost voxel centres
+        ranges = [(-0.5, size - 0.5) for size in self.shape]
+        corners = np.array([(*corner, 1) for corner in product(*ranges)])
+        moved = corners @ other_grid.matrix.T @ np.linalg.inv(self.matrix).T
         return float(np.abs(moved - corners)[:, :3].max())
 
 
@@ -89,16 +115,19 @@ class Case:
     """One examination: image files with a label map or image-level values.
 
     Args:
+        id: names the case in messages and file names.
         images: one file per channel, or one file with the channels last; for DICOM the folder of a series,
             or one file of it.
         label: the label map, for segmentation.
         values: the image-level targets, see `targets/`.
         group: cases of one group, such as a patient, stay in one split; empty: the case is its own group.
         split: `train`, `val` or `test` if the dataset defines it, else empty.
-        annotated: label values that its annotator looked for; None: all. Where others are, is not known.
-        weight: how often training draws it, relative to other cases.
-        relabel: label value of its file to that of the dataset, for all declared ones; None: the same.
         source_spacing_mm: right, anterior, superior, in place of what the headers say; None: the headers.
+        annotated: label values that the annotator looked for; None: all. Voxels of the other classes may be
+            labelled as background.
+        weight: how often training draws it, relative to other cases.
+        relabel: pairs of label value in the file and label value in the dataset, for all declared values;
+            None: they are the same.
     """
 
     id: str
@@ -114,6 +143,7 @@ class Case:
 
     @property
     def files(self) -> tuple[Path, ...]:
+        """All files of the case: images, then the label map if there is one."""
         return (*self.images, self.label) if self.label else self.images
 
 
@@ -122,10 +152,12 @@ class Dataset:
     """All cases of a dataset and the meaning of their labels.
 
     Args:
+        name: for messages and default file names.
+        cases: sorted by id.
         class_names: of label maps, the index is the label value and the first is the background; else the
             names of the targets.
         modalities: one per channel.
-        errors: case id to an error that its layout shows, such as a missing channel.
+        errors: case id to an error found in the layout, such as a missing channel.
         targets: None: label maps of these classes.
     """
 
@@ -138,31 +170,39 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if self.targets is None:
+            # The way to set a field of a frozen dataclass
             object.__setattr__(self, "targets", LabelMapTargets.of_classes(self.class_names))
 
     def with_targets(self, **settings: Any) -> Dataset:
-        """The dataset with the targets of the config; None of all keeps what the dataset declares.
+        """The dataset with other targets; settings that are all None keep what the dataset declares.
 
-        Args: settings: `regions`, `regions_order` and `ignore_label` of `data`; see `targets.parse.override`.
-            Of several values to ignore, label maps are read with the first in the place of the others.
-        Raises: ValueError: names the invalid key, or one that is set although there are no label maps.
+        Args:
+            settings: `regions`, `regions_order` and `ignore_label`, see `targets.parse.override`. If several
+                values are ignored, label maps are read with the first in place of the others.
+
+        Raises:
+            ValueError: names the invalid setting, or one that is set although there are no label maps.
         """
         if settings.get("ignore_label") is not None and any(case.relabel for case in self.cases):
             raise ValueError(
-                "data.ignore_label: of joined datasets each of data.entries has its own key for it"
+                "ignore_label: the label values of joined datasets are renumbered; set ignore_label in each "
+                "of data.entries instead"
             )
         if isinstance(self.targets, SegmentationTargets):
             names, targets = parse.override(self.class_names, self.targets, **settings)
-            changed = replace(self, class_names=names, targets=targets)
-            return changed if not targets.also_ignored else changed._with_one_ignored(targets)
-        for key, value in settings.items():
+            dataset = replace(self, class_names=names, targets=targets)
+            return dataset._with_one_ignored_value(targets) if targets.also_ignored else dataset
+        for name, value in settings.items():
             if value is not None:
-                raise ValueError(f"data.{key} is for label maps, but this dataset has image-level targets")
+                raise ValueError(f"{name} is for label maps, but this dataset has image-level targets")
         return self
 
-    def _with_one_ignored(self, targets: SegmentationTargets) -> Dataset:
+    def _with_one_ignored_value(self, targets: SegmentationTargets) -> Dataset:
+        """The dataset whose cases relabel all ignored values to `targets.ignore`."""
         assert targets.ignore is not None
-        declared = {value: value for value in (*range(len(self.class_names)), targets.ignore)}
-        declared |= dict.fromkeys(targets.also_ignored, targets.ignore)
-        relabel = tuple(sorted(declared.items()))
-        return replace(self, cases=tuple(replace(case, relabel=relabel) for case in self.cases))
+        unchanged = (*range(len(self.class_names)), targets.ignore)
+        new_values = {value: value for value in unchanged}
+        new_values |= dict.fromkeys(targets.also_ignored, targets.ignore)
+        relabel = tuple(sorted(new_values.items()))
+        cases = tuple(replace(case, relabel=relabel) for case in self.cases)
+        return replace(self, cases=cases)

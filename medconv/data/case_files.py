@@ -1,4 +1,4 @@
-"""The voxels of a case's files, read as its dataset says."""
+"""Voxels of a case's files, with the spacing and the label values that its dataset declares."""
 
 import numpy as np
 
@@ -7,32 +7,47 @@ from medconv.data.io.images import read_image, read_label
 
 
 def image_of(case: Case) -> tuple[np.ndarray, Grid]:
-    """All channels, (channels, X, Y, Z) float32, and their grid. Raises: ValueError: as `read_image`."""
+    """All channels of a case and their grid.
+
+    Shape: (channels, X, Y, Z) float32.
+
+    Raises:
+        ValueError: as `read_image`.
+    """
     image, grid = read_image(case.images)
-    return image, _stated(grid, case)
+    return image, _with_declared_spacing(grid, case)
 
 
 def label_of(case: Case) -> tuple[np.ndarray, Grid]:
-    """The label map, (X, Y, Z) int16, and its grid.
+    """The label map of a case and its grid.
 
-    Raises: ValueError: no label, as `read_label`, or a value that is not among those to relabel.
+    Shape: (X, Y, Z) int16.
+
+    Raises:
+        ValueError: no label, as `read_label`, or a value that is not among those to relabel.
     """
     if case.label is None:
         raise ValueError("has no label, but training needs one")
     label, grid = read_label(case.label, case.images[0])
-    return label if case.relabel is None else _relabelled(label, case), _stated(grid, case)
+    if case.relabel is not None:
+        label = _relabelled(label, case)
+    return label, _with_declared_spacing(grid, case)
 
 
 def _relabelled(label: np.ndarray, case: Case) -> np.ndarray:
-    values = dict(case.relabel or ())
-    table = np.full(1 + max(*values, int(label.max())), -1, np.int16)
-    table[list(values)] = list(values.values())
-    new: np.ndarray = table[label]
-    if undeclared := np.unique(label[new < 0]).tolist():
-        expected = ", ".join(map(str, sorted(values)))
+    new_values = dict(case.relabel or ())
+    # Indexed by the value in the file; -1 marks values that are not declared
+    table = np.full(1 + max(*new_values, int(label.max())), -1, np.int16)
+    table[list(new_values)] = list(new_values.values())
+    relabelled: np.ndarray = table[label]
+    undeclared = np.unique(label[relabelled < 0]).tolist()
+    if undeclared:
+        expected = ", ".join(str(value) for value in sorted(new_values))
         raise ValueError(f"{case.label}: label values {undeclared} are not declared, expected {expected}")
-    return new
+    return relabelled
 
 
-def _stated(grid: Grid, case: Case) -> Grid:
-    return grid if case.source_spacing_mm is None else grid.with_spacing_mm(case.source_spacing_mm)
+def _with_declared_spacing(grid: Grid, case: Case) -> Grid:
+    if case.source_spacing_mm is None:
+        return grid
+    return grid.with_spacing_mm(case.source_spacing_mm)

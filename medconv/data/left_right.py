@@ -11,51 +11,85 @@ from typing import Any
 from medconv.config import ConfigError
 from medconv.targets.base import Targets
 
-_LEFT = {"right": "left", "r": "l", "rh": "lh", "rt": "lt"}
+_LEFT = {"right": "left", "r": "l", "rh": "lh", "rt": "lt"}  # words for right to those for left
+# Words of a name: runs of letters, cut at `left` and `right`, so that HippocampusLeft has two
+_WORD = re.compile(r"left|right|[a-z]+?(?=left|right)|[a-z]+|\d+")
+
 log = logging.getLogger(__name__)
 
 
 def flip_label_pairs(pairs: Any, class_names: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """`data.flip_label_pairs`, a list of pairs of names or null, as class numbers.
+    """The label values of `data.flip_label_pairs`, which a mirror along the left-right axis exchanges.
 
-    Raises: ConfigError: not a pair, an unknown class, the background, or a class in two pairs.
+    Args:
+        pairs: a list of pairs of class names, or None.
+        class_names: by label value.
+
+    Raises:
+        ConfigError: not a pair, an unknown class, the background, or a class in two pairs.
     """
+    if pairs is None:
+        return ()
+    if isinstance(pairs, str) or not isinstance(pairs, Sequence):
+        raise _not_pairs(pairs)
     names = list(class_names)
-    numbers: list[tuple[int, int]] = []
-    for pair in pairs or () if isinstance(pairs, Sequence | None) and not isinstance(pairs, str) else [pairs]:
+    values: list[tuple[int, int]] = []
+    for pair in pairs:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2 or pair[0] == pair[1]:
-            what = "pairs of two different classes, such as [[left, right]]"
-            raise ConfigError(f"data.flip_label_pairs needs {what}, got {pairs}")
+            raise _not_pairs(pairs)
         for name in pair:
-            if name not in names[1:]:
-                near = difflib.get_close_matches(str(name), names[1:], n=1)
-                hint = f"did you mean {near[0]}?" if near else f"the classes are {', '.join(names[1:])}"
-                raise ConfigError(f"data.flip_label_pairs: {name} is not a foreground class; {hint}")
-        numbers.append((names.index(pair[0]), names.index(pair[1])))
-    flat = [number for pair in numbers for number in pair]
-    if repeated := [names[n] for n, count in Counter(flat).items() if count > 1]:
+            _check_foreground(name, names[1:])
+        values.append((names.index(pair[0]), names.index(pair[1])))
+    counts = Counter(value for pair in values for value in pair)
+    repeated = [names[value] for value, count in counts.items() if count > 1]
+    if repeated:
         raise ConfigError(f"data.flip_label_pairs: a class has one partner, {', '.join(repeated)} has more")
-    return tuple(numbers)
+    return tuple(values)
+
+
+def _not_pairs(pairs: Any) -> ConfigError:
+    expected = "pairs of two different classes, such as [[left, right]]"
+    return ConfigError(f"data.flip_label_pairs needs {expected}, got {pairs}")
+
+
+def _check_foreground(name: Any, foreground_names: Sequence[str]) -> None:
+    """Raises: ConfigError: not the name of a foreground class; suggests the nearest one."""
+    if name in foreground_names:
+        return
+    nearest = difflib.get_close_matches(str(name), foreground_names, n=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"the classes are {', '.join(foreground_names)}"
+    raise ConfigError(f"data.flip_label_pairs: {name} is not a foreground class; {hint}")
 
 
 def lookalikes(class_names: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of classes whose names differ only in left and right."""
-    return [(a, b) for a, b in combinations(class_names, 2) if a != b and _unsided(a) == _unsided(b)]
+    pairs = combinations(class_names, 2)
+    return [(a, b) for a, b in pairs if a != b and _without_side(a) == _without_side(b)]
 
 
 def check_equivariance(
-    pairs: Sequence[tuple[int, int]], class_names: Sequence[str], axis: int | None, equivariant: Sequence[int]
+    pairs: Sequence[tuple[int, int]],
+    class_names: Sequence[str],
+    left_right_axis: int | None,
+    equivariant_axes: Sequence[int],
 ) -> None:
-    """Args: pairs: of `data.flip_label_pairs`. axis: from left to right.
+    """Check that the network can tell left from right where the labels do.
 
-    Raises: ConfigError: the network is equivariant along the axis that distinguishes the pairs.
+    Args:
+        pairs: label values of `data.flip_label_pairs`.
+        class_names: by label value.
+        left_right_axis: axis of the array from left to right; None: unknown.
+        equivariant_axes: axes along which the network maps a mirrored image to the mirrored output.
+
+    Raises:
+        ConfigError: the network is equivariant along the axis that distinguishes the pairs.
     """
-    if pairs and axis in equivariant:
-        a, b = (class_names[number] for number in pairs[0])
+    if pairs and left_right_axis in equivariant_axes:
+        left, right = (class_names[value] for value in pairs[0])
         raise ConfigError(
-            f"conv=mirror along axis {axis}, from left to right, makes a network that gives a mirrored "
-            f"image the mirrored labels, and so cannot tell {a} from {b} (data.flip_label_pairs); take "
-            "other conv.axes, or another conv"
+            f"conv=mirror along axis {left_right_axis}, from left to right, makes a network that gives a "
+            f"mirrored image the mirrored labels, so it cannot tell {left} from {right} "
+            "(data.flip_label_pairs); choose other conv.axes, or another conv"
         )
 
 
@@ -63,44 +97,61 @@ def warn_of_lookalikes(
     targets: Targets,
     class_names: Sequence[str],
     pairs: Sequence[tuple[int, int]],
-    axis: int | None,
-    mirrored: Sequence[int],
-    equivariant: Sequence[int],
+    left_right_axis: int | None,
+    mirrored_axes: Sequence[int],
+    equivariant_axes: Sequence[int],
 ) -> None:
     """Warn if augmentation or the network swaps left and right while class names look like pairs.
 
-    Args: pairs: of `data.flip_label_pairs`. axis: from left to right.
+    Args:
+        targets: what the network predicts.
+        class_names: by label value.
+        pairs: label values of `data.flip_label_pairs`, whose labels are swapped.
+        left_right_axis: axis of the array from left to right; None: unknown.
+        mirrored_axes: axes along which augmentation mirrors.
+        equivariant_axes: axes along which the network maps a mirrored image to the mirrored output.
     """
-    paired = {class_names[number] for pair in pairs for number in pair}
-    alike = [
-        (a, b)
-        for a, b in lookalikes([name for name in class_names if name not in paired])
-        if targets.distinguishes(class_names.index(a), class_names.index(b))
-    ]
-    alike += [
-        names for names in lookalikes([n for n in targets.names if n not in paired]) if names not in alike
-    ]
-    if not alike or axis not in (*mirrored, *equivariant):
+    names = _unpaired_lookalikes(targets, class_names, pairs)
+    if not names or left_right_axis not in (*mirrored_axes, *equivariant_axes):
         return
-    if axis in equivariant:
-        named = ", ".join(f"{a} from {b}" for a, b in alike)
+    if left_right_axis in equivariant_axes:
         log.warning(
-            "conv=mirror along axis %d, from left to right, makes a network that cannot tell %s", axis, named
+            "conv=mirror along axis %d, from left to right, makes a network that cannot tell %s",
+            left_right_axis,
+            ", ".join(f"{a} from {b}" for a, b in names),
         )
     elif targets.can_swap_labels:
-        named = ",".join(f"[{a},{b}]" for a, b in alike)
-        advice = (
-            "augmentation.mirror_axes=%s swaps left and right but no labels; data.flip_label_pairs=[%s] would"
+        log.warning(
+            "augmentation.mirror_axes=%s swaps left and right but no labels; "
+            "data.flip_label_pairs=[%s] would swap them",
+            list(mirrored_axes),
+            ",".join(f"[{a},{b}]" for a, b in names),
         )
-        log.warning(advice, list(mirrored), named)
     else:
-        named = ", ".join(f"{a} and {b}" for a, b in alike)
-        what = "regions" if targets.per_voxel else "labels"
-        advice = "augmentation.mirror_axes=%s swaps left and right but no %s: %s; mirror along other axes"
-        log.warning(advice, list(mirrored), what, named)
+        log.warning(
+            "augmentation.mirror_axes=%s swaps left and right but no %s: %s; mirror along other axes",
+            list(mirrored_axes),
+            "regions" if targets.per_voxel else "labels",
+            ", ".join(f"{a} and {b}" for a, b in names),
+        )
 
 
-def _unsided(name: str) -> tuple[str, ...]:
-    """The words of a name in lower case, right turned into left."""
-    words = re.findall(r"left|right|[a-z]+?(?=left|right)|[a-z]+|\d+", name.lower())
-    return tuple(_LEFT.get(word, word) for word in words)
+def _unpaired_lookalikes(
+    targets: Targets, class_names: Sequence[str], pairs: Sequence[tuple[int, int]]
+) -> list[tuple[str, str]]:
+    """Names of classes and of targets that look like pairs and are not in `pairs`."""
+    paired = {class_names[value] for pair in pairs for value in pair}
+    names: list[tuple[str, str]] = []
+    for a, b in lookalikes([name for name in class_names if name not in paired]):
+        # Classes of one region may be swapped: the network does not tell them apart
+        if targets.distinguishes(class_names.index(a), class_names.index(b)):
+            names.append((a, b))
+    for a, b in lookalikes([name for name in targets.names if name not in paired]):
+        if (a, b) not in names:
+            names.append((a, b))
+    return names
+
+
+def _without_side(name: str) -> tuple[str, ...]:
+    """The words of a name in lower case, with right replaced by left."""
+    return tuple(_LEFT.get(word, word) for word in _WORD.findall(name.lower()))

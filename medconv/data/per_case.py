@@ -1,4 +1,7 @@
-"""Settings of `data` that may differ between cases: by patterns of case ids, such as `siteA_*`."""
+"""Settings of `data` that may differ between cases: by patterns of case ids, such as `siteA_*`.
+
+Errors are of the user's configuration and name its key.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,126 +14,193 @@ from medconv.data.case import Case, Dataset
 from medconv.data.io.rtstruct import structures_of, without
 from medconv.utils.logging import some
 
-_SPACING, _ANNOTATED, _WEIGHTS = "data.source_spacing_mm", "data.annotated", "data.case_weights"
+_SPACING = "data.source_spacing_mm"
+_ANNOTATED = "data.annotated"
+_WEIGHTS = "data.case_weights"
 
 
 def with_source_spacing(dataset: Dataset, setting: Any) -> Dataset:
-    """The dataset with the spacing that `data.source_spacing_mm` states; None: the headers are right.
+    """The dataset with the spacing of `data.source_spacing_mm` in place of that of the headers.
 
-    Raises: ConfigError: not positive numbers, or as `by_case`.
+    Args:
+        dataset: any dataset.
+        setting: mm along right, anterior, superior, or {pattern: mm}; None: the headers are right.
+
+    Raises:
+        ConfigError: not positive numbers, or as `by_case`.
     """
     if setting is None:
         return dataset
     check_source_spacing(setting)
     if isinstance(setting, Mapping):
         by_case(setting, dataset.cases, _SPACING)
-    cases = (replace(case, source_spacing_mm=source_spacing(setting, case.id)) for case in dataset.cases)
+    cases = [replace(case, source_spacing_mm=source_spacing(setting, case.id)) for case in dataset.cases]
     return replace(dataset, cases=tuple(cases))
 
 
 def check_source_spacing(setting: Any, name: str = _SPACING) -> None:
-    """Check a spacing that is stated in place of the headers'.
+    """Check a spacing that is stated in place of that of the headers.
 
     Args:
-        name: of the key or argument that states it, for messages.
+        setting: mm along right, anterior, superior, or {pattern: mm}.
+        name: key or argument that states it, for messages.
+
     Raises:
-        ConfigError: neither two or three positive numbers nor a mapping of patterns to such.
+        ConfigError: neither two or three positive numbers nor a mapping of patterns to such numbers.
     """
-    for spacing in setting.values() if isinstance(setting, Mapping) else [setting]:
-        if not (
-            isinstance(spacing, (list, tuple)) and len(spacing) in (2, 3) and all(map(_is_positive, spacing))
-        ):
-            what = "positive numbers of mm (right, anterior, superior), or {PATTERN: [...]} of case ids"
-            raise ConfigError(f"{name}={setting}: expected {what}")
+    spacings = setting.values() if isinstance(setting, Mapping) else [setting]
+    if not all(_is_spacing(spacing) for spacing in spacings):
+        expected = "positive numbers of mm (right, anterior, superior), or {PATTERN: [...]} of case ids"
+        raise ConfigError(f"{name}={setting}: expected {expected}")
 
 
-def source_spacing(setting: Any, case: str) -> tuple[float, ...] | None:
-    """What a checked `data.source_spacing_mm` states of a case; None: its headers are right."""
-    stated = setting_of(setting, case, _SPACING) if isinstance(setting, Mapping) else setting
-    return None if stated is None else tuple(map(float, stated))
+def source_spacing(setting: Any, case_id: str) -> tuple[float, ...] | None:
+    """The spacing of a case by a checked `data.source_spacing_mm`; None: that of its headers."""
+    spacing_mm = setting_of(setting, case_id, _SPACING) if isinstance(setting, Mapping) else setting
+    if spacing_mm is None:
+        return None
+    return tuple(float(mm) for mm in spacing_mm)
 
 
 def with_annotated(dataset: Dataset, setting: Any) -> Dataset:
-    """The dataset with the classes that `data.annotated` names for some cases; None: as the dataset says.
+    """The dataset with the classes that `data.annotated` names for some of its cases.
 
-    Raises: ConfigError: not {PATTERN: [classes]}, an unknown class, image-level targets, or as `by_case`.
+    Args:
+        dataset: with label maps.
+        setting: {pattern: class names}; None: as the dataset declares.
+
+    Raises:
+        ConfigError: not {PATTERN: [classes]}, an unknown class, image-level targets, or as `by_case`.
     """
     if setting is None:
         return dataset
     if not dataset.targets.per_voxel:
         raise ConfigError(f"{_ANNOTATED} is for label maps, but this dataset has image-level targets")
-    classes = dataset.class_names[1:]
-    for names in setting.values() if isinstance(setting, Mapping) else [setting]:
-        lists = isinstance(setting, Mapping) and isinstance(names, (list, tuple)) and len(names) > 0
-        if not lists or not {*names} <= {*classes}:
-            what = f"{{PATTERN: [classes]}} of case ids and of {', '.join(classes)}"
-            raise ConfigError(f"{_ANNOTATED}={setting}: expected {what}")
-    found = by_case(setting, dataset.cases, _ANNOTATED)
-    values = {case: tuple(sorted(1 + classes.index(name) for name in names)) for case, names in found.items()}
-    cases = (_annotating(case, values[case.id]) if case.id in values else case for case in dataset.cases)
+    foreground_names = dataset.class_names[1:]
+    _check_class_lists(setting, foreground_names)
+    cases = list(dataset.cases)
+    annotated_names = by_case(setting, dataset.cases, _ANNOTATED)
+    for index, case in enumerate(cases):
+        if case.id in annotated_names:
+            # Label value 0 is the background, so the first foreground class is 1
+            values = [1 + foreground_names.index(name) for name in annotated_names[case.id]]
+            cases[index] = _with_annotated_values(case, tuple(sorted(values)))
     return replace(dataset, cases=tuple(cases))
 
 
-def _annotating(case: Case, values: tuple[int, ...]) -> Case:
-    """Its contours (RTSTRUCT) may lack the structures that it does not annotate."""
+def _check_class_lists(setting: Any, foreground_names: Sequence[str]) -> None:
+    """Raises: ConfigError: not a mapping of patterns to lists of these names."""
+    is_valid = isinstance(setting, Mapping)
+    if is_valid:
+        for names in setting.values():
+            is_list = isinstance(names, (list, tuple)) and len(names) > 0
+            is_valid = is_valid and is_list and set(names) <= set(foreground_names)
+    if not is_valid:
+        expected = f"{{PATTERN: [classes]}} of case ids and of {', '.join(foreground_names)}"
+        raise ConfigError(f"{_ANNOTATED}={setting}: expected {expected}")
+
+
+def _with_annotated_values(case: Case, annotated: tuple[int, ...]) -> Case:
+    """A case that annotates these label values.
+
+    Its contours (RTSTRUCT) may lack the other structures, so these are not read.
+    """
     if case.label is None:
-        return replace(case, annotated=values)
-    known = dict(case.relabel or ())
-    others = [
-        own for own in range(1, 1 + len(structures_of(case.label))) if known.get(own, own) not in values
-    ]
-    return replace(case, annotated=values, label=without(case.label, others))
+        return replace(case, annotated=annotated)
+    relabel = dict(case.relabel or ())
+    file_values = range(1, 1 + len(structures_of(case.label)))
+    not_annotated = [value for value in file_values if relabel.get(value, value) not in annotated]
+    return replace(case, annotated=annotated, label=without(case.label, not_annotated))
 
 
 def check_annotated(train: Sequence[Case], dataset: Dataset, pairs: Sequence[tuple[int, int]]) -> None:
-    """Raises: ConfigError: a class that no training case annotates, or a case that annotates only one of two
-    classes that a mirror exchanges. Args: pairs: of `data.flip_label_pairs`.
+    """Check that training can learn every class from the cases that annotate it.
+
+    Args:
+        train: the training cases.
+        dataset: all cases, and the names of the classes.
+        pairs: label values that a mirror exchanges, of `data.flip_label_pairs`.
+
+    Raises:
+        ConfigError: a class that no training case annotates, or a case that annotates only one class of a
+            pair.
     """
-    names = dataset.class_names
-    for value, name in enumerate(names[1:], start=1):
+    class_names = dataset.class_names
+    for value, name in enumerate(class_names[1:], start=1):
         if all(case.annotated is not None and value not in case.annotated for case in train):
             raise ConfigError(f"{_ANNOTATED}: no training case annotates {name}")
-    for case in (case for case in dataset.cases if case.annotated is not None):
-        for a, b in pairs:
-            if (a in case.annotated) != (b in case.annotated):  # type: ignore[operator]
-                what = f"only one of {names[a]} and {names[b]}, which data.flip_label_pairs exchanges"
-                raise ConfigError(f"{_ANNOTATED}: case {case.id} annotates {what}")
+    for case in dataset.cases:
+        if case.annotated is None:
+            continue
+        for left, right in pairs:
+            if (left in case.annotated) != (right in case.annotated):
+                names = f"{class_names[left]} and {class_names[right]}"
+                raise ConfigError(
+                    f"{_ANNOTATED}: case {case.id} annotates only one of {names}, "
+                    "which data.flip_label_pairs exchanges"
+                )
 
 
 def with_weights(dataset: Dataset, setting: Any) -> Dataset:
-    """The dataset with the weights of `data.case_weights`; None: as the dataset says.
+    """The dataset with the sampling weights of `data.case_weights`.
 
-    Raises: ConfigError: not {PATTERN: a positive number}, or as `by_case`.
+    Args:
+        dataset: any dataset.
+        setting: {pattern: weight}; None: as the dataset declares.
+
+    Raises:
+        ConfigError: not {PATTERN: a positive number}, or as `by_case`.
     """
     if setting is None:
         return dataset
-    if not isinstance(setting, Mapping) or not all(map(_is_positive, setting.values())):
+    if not isinstance(setting, Mapping) or not all(_is_positive(weight) for weight in setting.values()):
         raise ConfigError(f"{_WEIGHTS}={setting}: expected {{PATTERN: a positive number}} of case ids")
-    found = by_case(setting, dataset.cases, _WEIGHTS)
-    cases = (replace(case, weight=float(found.get(case.id, case.weight))) for case in dataset.cases)
+    weights = by_case(setting, dataset.cases, _WEIGHTS)
+    cases = [replace(case, weight=float(weights.get(case.id, case.weight))) for case in dataset.cases]
     return replace(dataset, cases=tuple(cases))
 
 
 def by_case(setting: Mapping[str, Any], cases: Sequence[Case], key: str) -> dict[str, Any]:
-    """Case id to the value of the pattern that it matches, for those that match one.
+    """Case id to the value of the pattern that it matches, for the cases that match one.
 
-    Raises: ConfigError: a pattern that no case matches, or a case that matches two.
+    Args:
+        setting: pattern to value.
+        cases: all cases of the dataset.
+        key: config key of the setting, for messages.
+
+    Raises:
+        ConfigError: a pattern that no case matches, or a case that matches two.
     """
-    found = {case.id: value for case in cases if (value := setting_of(setting, case.id, key)) is not None}
+    values: dict[str, Any] = {}
+    for case in cases:
+        value = setting_of(setting, case.id, key)
+        if value is not None:
+            values[case.id] = value
     for pattern in setting:
         if not any(fnmatchcase(case.id, str(pattern)) for case in cases):
             ids = some([case.id for case in cases], 5)
             raise ConfigError(f"{key}: no case matches {pattern}; the ids are {ids}")
-    return found
+    return values
 
 
-def setting_of(setting: Mapping[str, Any], case: str, key: str) -> Any:
-    """The value of the pattern that a case id matches; None: none. Raises: ConfigError: it matches two."""
-    found = [pattern for pattern in setting if fnmatchcase(case, str(pattern))]
-    if len(found) > 1:
-        raise ConfigError(f"{key}: case {case} matches both {found[0]} and {found[1]}")
-    return setting[found[0]] if found else None
+def setting_of(setting: Mapping[str, Any], case_id: str, key: str) -> Any:
+    """The value of the pattern that a case id matches; None: it matches none.
+
+    Raises:
+        ConfigError: the case id matches two patterns.
+    """
+    matches = [pattern for pattern in setting if fnmatchcase(case_id, str(pattern))]
+    if len(matches) > 1:
+        raise ConfigError(f"{key}: case {case_id} matches both {matches[0]} and {matches[1]}")
+    return setting[matches[0]] if matches else None
+
+
+def _is_spacing(value: Any) -> bool:
+    if not isinstance(value, (list, tuple)) or len(value) not in (2, 3):
+        return False
+    return all(_is_positive(mm) for mm in value)
 
 
 def _is_positive(value: Any) -> bool:
+    # `type`, since True is an instance of int
     return type(value) in (int, float) and 0 < value < math.inf

@@ -1,7 +1,7 @@
-"""The streams of random numbers of training samples, each a function of (seed, stream, number).
+"""Streams of random numbers of training samples, each a function of (seed, stream, number).
 
-A stream of its own for each purpose: one more draw in a stream changes all later numbers of it, and with
-them every seeded run.
+Each purpose has a stream of its own, because one more draw in a stream changes all later numbers of it, and
+with them every seeded run.
 """
 
 from enum import IntEnum
@@ -10,19 +10,25 @@ import numpy as np
 
 
 class RandomStream(IntEnum):
-    """What the random numbers are for. A new purpose takes the next number; none is used again."""
+    """Purpose of the random numbers. A new purpose takes the next number; no number is used again."""
 
     PATCH_POSITION = 0
     CASE_ORDER = 1
     VALUES = 2  # of the augmentation: intensity, blur, noise
     PLACE = 3  # of the augmentation: rotation, scale, shift, mirroring
     ELASTIC = 4
-    BALANCED_ORDER = 5  # of the cases of each class
+    BALANCED_ORDER = 5  # order of the cases of each class
     MIXUP = 7
-    TRANSFORMS = 8  # a user's own, of MONAI or TorchIO
-    PATCH_CLASS = 9  # of a patch's central voxel, where classes are drawn before cases
+    TRANSFORMS = 8  # a user's own transforms, of MONAI or TorchIO
+    PATCH_CLASS = 9  # class of a patch's central voxel, where classes are drawn before cases
 
 
 def generator(seed: int, stream: RandomStream, *numbers: int) -> np.random.Generator:
-    """The generator of one sample or round. Args: numbers: of the sample, or of the round and the class."""
+    """The random generator of one sample or round.
+
+    Args:
+        seed: of the run.
+        stream: purpose of the random numbers.
+        numbers: of the sample, or of the round and the class.
+    """
     return np.random.default_rng([seed, int(stream), *numbers])

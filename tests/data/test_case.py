@@ -79,5 +79,5 @@ def test_stated_spacing_is_of_the_patients_axes(axes: tuple[int, ...], signs: tu
 def test_stated_spacing_has_a_number_for_each_axis() -> None:
     flat = Grid.of((4, 5), np.eye(4)).with_spacing_mm((0.5, 0.25))
     assert flat.spacing_mm == (0.5, 0.25, 1.0)
-    with pytest.raises(ValueError, match=r"data.source_spacing_mm: expected three numbers .* got \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"spacing_mm: expected three numbers .* got \[1, 2\]"):
         Grid.of(SHAPE, np.eye(4)).with_spacing_mm([1, 2])

@@ -11,12 +11,14 @@ from medconv.data.io import raster
 Reader = Callable[[Path], tuple[np.ndarray, np.ndarray]]
 GridReader = Callable[[Path], tuple[tuple[int, ...], np.ndarray]]
 
+NIBABEL = (".nii.gz", ".nii", ".hdr", ".mgz", ".mgh")  # .hdr: the header of a NIfTI pair
+
 
 class VolumeFormat(NamedTuple):
     """How to read a format.
 
     Args:
-        read: path to voxels, (X, Y, Z) or (X, Y, Z, channels), and the 4x4 affine from voxels to mm (right,
+        read: path to voxels, (X, Y, Z) or (X, Y, Z, channels), and the 4 x 4 affine from voxels to mm (right,
             anterior, superior). Raises ValueError, naming the path, for damaged files.
         grid: path to shape and affine, without reading the voxels.
     """
@@ -25,14 +27,20 @@ class VolumeFormat(NamedTuple):
     grid: GridReader
 
 
-NIBABEL = (".nii.gz", ".nii", ".hdr", ".mgz", ".mgh")  # .hdr: the header of a NIfTI pair
-FORMATS: dict[str, VolumeFormat] = {}  # all others, by suffix
+# Formats by suffix, but for those of nibabel, Pillow and DICOM
+FORMATS: dict[str, VolumeFormat] = {}
 
 
 def register(suffix: str, read: Reader, grid: GridReader) -> None:
-    """Make files that end in `suffix`, such as `.nrrd`, readable everywhere. Args: see `VolumeFormat`.
+    """Make files that end in `suffix` readable everywhere.
 
-    Raises: ValueError: not a suffix, or that of another format.
+    Args:
+        suffix: with its dot, such as `.nrrd`.
+        read: see `VolumeFormat`.
+        grid: see `VolumeFormat`.
+
+    Raises:
+        ValueError: not a suffix, or that of another format.
     """
     taken = (*NIBABEL, *raster.SUFFIXES, *FORMATS)
     if not suffix.startswith(".") or suffix in taken:

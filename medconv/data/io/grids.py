@@ -1,4 +1,4 @@
-"""When two files describe one grid, and a label map turned to the axes of its image."""
+"""Whether two files have the same grid, and label maps reoriented to the axes of their image."""
 
 from pathlib import Path
 
@@ -12,34 +12,69 @@ _SAME_GRID = 0.01  # voxels by which the corners of one grid may differ
 
 
 def check_same_grid(
-    path: Path, grid: Grid, other_path: Path, other: Grid, tolerance: float = _SAME_GRID
+    path: Path,
+    grid: Grid,
+    other_path: Path,
+    other_grid: Grid,
+    tolerance: float = _SAME_GRID,
 ) -> None:
-    """Raises: ValueError: shapes differ, or some corner lies more than `tolerance` voxels apart."""
-    if grid.shape != other.shape:
-        raise ValueError(f"{other_path}: shape {other.shape} differs from that of {path}, {grid.shape}")
-    distance = grid.corner_distance(other)
+    """Check that two files describe one physical grid, with the same order of axes.
+
+    Args:
+        path: the reference, such as the image.
+        grid: its grid.
+        other_path: the file to check, named first in the message.
+        other_grid: its grid.
+        tolerance: in voxels of `grid`.
+
+    Raises:
+        ValueError: shapes differ, or some corner lies more than `tolerance` voxels apart.
+    """
+    if grid.shape != other_grid.shape:
+        raise ValueError(f"{other_path}: shape {other_grid.shape} differs from that of {path}, {grid.shape}")
+    distance = grid.corner_distance(other_grid)
     if distance > tolerance:
         raise ValueError(
             f"{other_path}: its affine puts the volume's corners {distance:.3g} voxels from where "
-            f"{path} has them (at most {tolerance} is allowed): {_shown(other)} against {_shown(grid)}"
+            f"{path} has them (at most {tolerance} is allowed): "
+            f"{_description(other_grid)} against {_description(grid)}"
         )
 
 
-def on_grid(label: np.ndarray, path: Path, grid: Grid, other_path: Path, other: Grid) -> np.ndarray:
-    """A label map, its axes turned to those of an image where both describe one physical grid.
+def on_grid(
+    label: np.ndarray,
+    path: Path,
+    grid: Grid,
+    label_path: Path,
+    label_grid: Grid,
+) -> np.ndarray:
+    """A label map, reoriented to the axes of its image if both describe one physical grid.
 
-    Shape: (X, Y, Z) of `other` -> (X, Y, Z) of `grid`.
-    Raises: ValueError: as `check_same_grid`, once turned; shifted or mirrored grids are not one grid.
+    Shape: (X, Y, Z) of `label_grid` -> (X, Y, Z) of `grid`.
+
+    Args:
+        label: the label map.
+        path: the image.
+        grid: grid of the image.
+        label_path: file of the label map.
+        label_grid: grid of the label map.
+
+    Raises:
+        ValueError: as `check_same_grid`, after reorientation; shifted or mirrored grids are not one grid.
     """
-    to_ours = nib.orientations.ornt_transform(*map(nib.io_orientation, (other.matrix, grid.matrix)))
-    turned = nib.orientations.apply_orientation(label, to_ours)
-    affine = other.matrix @ nib.orientations.inv_ornt_aff(to_ours, other.shape)
-    if turned.shape != grid.shape or grid.corner_distance(Grid.of(turned.shape, affine)) > _SAME_GRID:
-        check_same_grid(path, grid, other_path, other)  # names both as their files have them
+    orientation = nib.orientations.io_orientation(grid.matrix)
+    label_orientation = nib.orientations.io_orientation(label_grid.matrix)
+    transform = nib.orientations.ornt_transform(label_orientation, orientation)
+    reoriented = nib.orientations.apply_orientation(label, transform)
+    affine = label_grid.matrix @ nib.orientations.inv_ornt_aff(transform, label_grid.shape)
+    reoriented_grid = Grid.of(reoriented.shape, affine)
+    if reoriented.shape != grid.shape or grid.corner_distance(reoriented_grid) > _SAME_GRID:
+        # The message describes both grids as stored in their files
+        check_same_grid(path, grid, label_path, label_grid)
         return label
-    return np.ascontiguousarray(turned)
+    return np.ascontiguousarray(reoriented)
 
 
-def _shown(grid: Grid) -> str:
-    first = ", ".join(f"{mm:.6g}" for mm in grid.matrix[:3, 3])
-    return f"{grid.orientation} {size_text(grid.spacing_mm, 3)} mm from ({first})"
+def _description(grid: Grid) -> str:
+    first_voxel = ", ".join(f"{mm:.6g}" for mm in grid.matrix[:3, 3])
+    return f"{grid.orientation} {size_text(grid.spacing_mm, 3)} mm from ({first_voxel})"

@@ -16,34 +16,43 @@ from PIL import Image, ImageOps
 from medconv.data.io import nifti
 from medconv.utils.errors import explained
 
-SUFFIXES = (
-    ".png",
-    ".jpg",
-    ".jpeg",
-    ".tif",
-    ".tiff",
-    ".gif",
-    ".PNG",
-    ".JPG",
-    ".JPEG",
-    ".TIF",
-    ".TIFF",
-    ".GIF",
-)
+_ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif")
+SUFFIXES = (*_ENDINGS, *(ending.upper() for ending in _ENDINGS))
 CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
-_DAMAGED = (  # what Pillow raises for damaged files
-    *(OSError, SyntaxError, ValueError, EOFError, LookupError, MemoryError, struct.error, zlib.error),
+# What Pillow raises for damaged files
+_DAMAGED = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    struct.error,
+    zlib.error,
     Image.DecompressionBombError,
 )
-_GREY = {"1": np.uint8, "L": np.uint8, "I": np.int32, "F": np.float32}  # by Pillow's mode
-_GREY |= dict.fromkeys(("I;16", "I;16L", "I;16B"), np.uint16)
-_SAMPLE_FORMAT = 339  # a tag of TIFF: 1 unsigned, 2 signed
-_PHOTOMETRIC = 262  # a tag of TIFF: 0 where the lowest value is white
+# Types of grey values by Pillow's mode
+_GREY = {
+    "1": np.uint8,
+    "L": np.uint8,
+    "I": np.int32,
+    "F": np.float32,
+    "I;16": np.uint16,
+    "I;16L": np.uint16,
+    "I;16B": np.uint16,
+}
+_EXIF_ORIENTATION = 0x0112
+_SWAPS_SIDES = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
+_SAMPLE_FORMAT = 339  # TIFF tag: 1 unsigned, 2 signed
+_SIGNED = 2
+_PHOTOMETRIC = 262  # TIFF tag: 0 where the lowest value is white
+_WHITE_IS_ZERO = 0
 _MIN_SINGLE_VALUE = 100  # a mask with 0 and one such value, for example 255, has one class
 _MAX_CLASSES = 64  # a mask with more values is a photograph
 
 
 def is_picture(path: Path) -> bool:
+    """Whether a file name has the suffix of a picture."""
     return path.name.endswith(SUFFIXES)
 
 
@@ -53,68 +62,117 @@ def are_picture_channels(modalities: tuple[str, ...]) -> bool:
 
 
 def channels(path: Path) -> int:
-    """1 or 3, from the header. Raises: ValueError: as `read`."""
+    """Number of channels, 1 or 3, from the header.
+
+    Raises:
+        ValueError: as `read`.
+    """
     with _opened(path) as image:
-        return 1 if image.mode in (*_GREY, "LA", "La") else 3
+        is_grey = image.mode in (*_GREY, "LA", "La")
+        return 1 if is_grey else 3
 
 
 def size(path: Path) -> tuple[int, int]:
-    """(X, Y) after EXIF rotation, from the header. Raises: ValueError: as `read`."""
+    """(X, Y) after EXIF rotation, from the header.
+
+    Raises:
+        ValueError: as `read`.
+    """
     with _opened(path) as image:
-        turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
-        return (image.height, image.width) if turned else (image.width, image.height)
+        orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
+        if orientation in _SWAPS_SIDES:
+            return image.height, image.width
+        return image.width, image.height
 
 
 def read(path: Path) -> np.ndarray:
     """Pixels as displayed: EXIF rotation and palette applied, no alpha.
 
     Shape: (X, Y, 1) for grey, (X, Y, 1, 3) for colours.
-    Raises: ValueError: not PNG, JPEG, TIFF or GIF, damaged, several pages, or partly transparent.
+
+    Raises:
+        ValueError: not PNG, JPEG, TIFF or GIF, damaged, several pages, or partly transparent.
     """
     pixels = _pixels(path, _upright(path))
-    return _turned(pixels)[:, :, None]
+    return _from_rows(pixels)[:, :, None]
 
 
 def read_mask(path: Path) -> np.ndarray:
     """Label values: grey values or palette indices; a single value besides 0, such as 255, is class 1.
 
-    Shape: (X, Y, 1) integers. Raises: ValueError: as `read`; colours, or a photograph.
+    Shape: (X, Y, 1) integers.
+
+    Raises:
+        ValueError: as `read`; colours, or a photograph.
     """
     image = _upright(path)
-    by_index = image.mode == "P" and not _is_grey_gif(path, image)
-    pixels = np.asarray(image) if by_index else _pixels(path, image)
-    if pixels.ndim == 3:
-        if (pixels != pixels[..., :1]).any():
-            raise ValueError(
-                f"{path}: {_colours(pixels)}, expected a mask of label values: grey 0, 1, 2, ..., 0 and 255, "
-                "or a palette"
-            )
-        pixels = pixels[..., 0]
+    if image.mode == "P" and not _is_grey_gif(path, image):
+        pixels = np.asarray(image)  # palette indices
+    else:
+        pixels = _grey_values(path, _pixels(path, image))
     values = np.unique(pixels)
-    blurred = path.suffix.lower() in (".jpg", ".jpeg")
-    if len(values) > (2 if blurred else _MAX_CLASSES):
-        also = "; JPEG blurs the values of a mask, PNG keeps them" if blurred else ""
-        raise ValueError(
-            f"{path}: {len(values)} different values, expected a mask of label values, not a photograph{also}"
-        )
-    if values[-1] >= _MIN_SINGLE_VALUE and not (values[:-1] != 0).any():
+    _check_mask_values(path, len(values))
+    labels_one_class = values[-1] >= _MIN_SINGLE_VALUE and not (values[:-1] != 0).any()
+    if labels_one_class:
         pixels = (pixels == values[-1]).astype(np.uint8)
-    return _turned(pixels)[:, :, None]
+    return _from_rows(pixels)[:, :, None]
+
+
+def _grey_values(path: Path, pixels: np.ndarray) -> np.ndarray:
+    """Pixels of one channel: (height, width) or (height, width, 3) -> (height, width).
+
+    Raises: ValueError: the channels differ.
+    """
+    if pixels.ndim == 2:
+        return pixels
+    if (pixels != pixels[..., :1]).any():
+        raise ValueError(
+            f"{path}: {_count_colours(pixels)}, expected a mask of label values: "
+            "grey 0, 1, 2, ..., 0 and 255, or a palette"
+        )
+    return pixels[..., 0]
+
+
+def _check_mask_values(path: Path, num_values: int) -> None:
+    """Raises: ValueError: more different values than a mask has."""
+    is_jpeg = path.suffix.lower() in (".jpg", ".jpeg")
+    # JPEG keeps the values of a mask only if there are one or two
+    if num_values > (2 if is_jpeg else _MAX_CLASSES):
+        hint = "; JPEG blurs the values of a mask, PNG keeps them" if is_jpeg else ""
+        raise ValueError(
+            f"{path}: {num_values} different values, expected a mask of label values, not a photograph{hint}"
+        )
 
 
 def check_ignored(ignore: int | None, masks: Iterable[Path | None]) -> None:
-    """Raises: ValueError: a picture, in which `read_mask` may take the value to ignore for class 1."""
-    picture = next((path for path in masks if path is not None and is_picture(path)), None)
-    if picture is not None and (ignore or 0) >= _MIN_SINGLE_VALUE:
-        what = f"as a mask of 0 and {ignore} is read as 0 and 1"
-        raise ValueError(f"{picture}: the value to ignore must be below {_MIN_SINGLE_VALUE}, {what}")
+    """Check that pictures can hold the value to ignore.
+
+    Args:
+        ignore: label value; None: no value is ignored.
+        masks: label maps of any format; None where a case has none.
+
+    Raises:
+        ValueError: a picture, in which `read_mask` may take the value to ignore for class 1.
+    """
+    if ignore is None or ignore < _MIN_SINGLE_VALUE:
+        return
+    for path in masks:
+        if path is not None and is_picture(path):
+            raise ValueError(
+                f"{path}: the value to ignore must be below {_MIN_SINGLE_VALUE}, "
+                f"as a mask of 0 and {ignore} is read as 0 and 1"
+            )
 
 
 def write_mask(path: Path, label: np.ndarray) -> None:
-    """A PNG of label values, with 8 bits if they fit. Shape: label (X, Y, 1)."""
+    """Write label values as PNG, with 8 bits if they fit.
+
+    Shape: label (X, Y, 1).
+    """
     dtype = np.uint8 if label.max(initial=0) < 256 else np.uint16
-    rows = np.ascontiguousarray(label.reshape(label.shape[:2]).T[::-1]).astype(dtype)
-    Image.fromarray(rows).save(path, format="PNG")
+    rows = label.reshape(label.shape[:2]).T[::-1]
+    pixels = np.ascontiguousarray(rows).astype(dtype)
+    Image.fromarray(pixels).save(path, format="PNG")
 
 
 def write_picture(path: Path, pixels: np.ndarray) -> None:
@@ -126,70 +184,99 @@ def _opened(path: Path) -> Image.Image:
     nifti.check_readable(path)
     problem = f"{path}: not a readable PNG, JPEG, TIFF or GIF file"
     with explained(problem, *_DAMAGED), warnings.catch_warnings():
+        # Large pathology slides are not an attack
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         return Image.open(path, formats=("PNG", "JPEG", "TIFF", "GIF"))
 
 
 def _upright(path: Path) -> Image.Image:
+    """The picture after EXIF rotation, its pixels loaded.
+
+    Raises: ValueError: damaged, several pages, or values that Pillow would change.
+    """
     problem = f"{path}: damaged or truncated, its pixels cannot be read"
     with _opened(path) as image, explained(problem, *_DAMAGED):
-        pages = getattr(image, "n_frames", 1)
-        if pages == 1:
-            halved = _halved(image)
+        num_pages = getattr(image, "n_frames", 1)
+        if num_pages == 1:
+            has_lost_bits = _loses_bits(image)  # before loading: Pillow then forgets the tiles
             image.load()
-            upright, changed = ImageOps.exif_transpose(image), halved or _changed(image)
-            if image.mode.startswith("I;16") and getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0:
-                # as Pillow itself does with 8 bits
+            upright = ImageOps.exif_transpose(image)
+            changed = "16 bits in colour or with alpha" if has_lost_bits else _changed_values(image)
+            if image.mode.startswith("I;16") and _is_white_zero(image):
+                # As Pillow itself does with 8 bits
                 upright = Image.fromarray(65535 - np.asarray(upright).astype(np.uint16))
-    if pages != 1:
-        raise ValueError(f"{path}: {pages} pages, expected one picture; save each page, or a volume as NIfTI")
+    if num_pages != 1:
+        raise ValueError(
+            f"{path}: {num_pages} pages, expected one picture; save each page, or a volume as NIfTI"
+        )
     if changed:
         allowed = "8 or 16 bits without a sign, 32 bits with one, or floating-point; in colour 8 bits"
         raise ValueError(f"{path}: values of {changed}, which cannot be read; expected {allowed}")
     return upright
 
 
-def _halved(image: Image.Image) -> str | None:
-    """Values of which Pillow reads the upper 8 bits alone; None: none. Known before it loads them alone."""
-    of_16_bits = any(";16" in str(tile[3]) for tile in getattr(image, "tile", []))
-    return "16 bits in colour or with alpha" if of_16_bits and image.mode not in _GREY else None
+def _is_white_zero(image: Image.Image) -> bool:
+    """Whether a TIFF stores white as 0."""
+    tags = getattr(image, "tag_v2", {})
+    return tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
 
 
-def _changed(image: Image.Image) -> str | None:
-    """What a TIFF holds that Pillow, whose modes lack it, reads as other values; None: nothing."""
-    signed = getattr(image, "tag_v2", {}).get(_SAMPLE_FORMAT, (1,))[0] == 2
+def _loses_bits(image: Image.Image) -> bool:
+    """Whether Pillow will read only the upper 8 of 16 bits."""
+    tiles = getattr(image, "tile", [])
+    has_16_bits = any(";16" in str(tile[3]) for tile in tiles)
+    return has_16_bits and image.mode not in _GREY
+
+
+def _changed_values(image: Image.Image) -> str | None:
+    """Values of a TIFF that Pillow has no mode for and reads as other values; None: there are none."""
     if image.format != "TIFF" or image.mode not in ("L", "I"):
         return None
-    low, high = image.getextrema()
-    if image.mode == "L":
-        return "8 bits below 0" if signed and high > 127 else None  # type: ignore[operator]
-    return "32 bits of 2^31 or more" if not signed and low < 0 else None  # type: ignore[operator]
+    sample_formats = getattr(image, "tag_v2", {}).get(_SAMPLE_FORMAT, (1,))  # one per channel
+    is_signed = sample_formats[0] == _SIGNED
+    lowest, highest = image.getextrema()
+    if image.mode == "L":  # 8 bits without a sign
+        return "8 bits below 0" if is_signed and highest > 127 else None  # type: ignore[operator]
+    # 32 bits with a sign
+    return "32 bits of 2^31 or more" if not is_signed and lowest < 0 else None  # type: ignore[operator]
 
 
 def _pixels(path: Path, image: Image.Image) -> np.ndarray:
-    """(height, width) or (height, width, 3)."""
+    """Pixels without alpha. Shape: (height, width) or (height, width, 3)."""
     if image.mode in _GREY:
         return np.asarray(image).astype(_GREY[image.mode])
-    if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
-        image = image.convert("LA" if image.mode in ("LA", "La") else "RGBA")
-        pixels = np.asarray(image)
-        if pixels[..., -1].min() < 255:
-            raise ValueError(f"{path}: partly transparent, expected opaque pixels; save it without alpha")
-        return pixels[..., 0] if image.mode == "LA" else pixels[..., :3]
-    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+    bands = image.getbands()
+    if "A" in bands or "a" in bands or "transparency" in image.info:
+        return _opaque_pixels(path, image)
+    if image.mode != "RGB":
+        image = image.convert("RGB")
+    return np.asarray(image)
+
+
+def _opaque_pixels(path: Path, image: Image.Image) -> np.ndarray:
+    """Raises: ValueError: some pixel is transparent."""
+    is_grey = image.mode in ("LA", "La")
+    pixels = np.asarray(image.convert("LA" if is_grey else "RGBA"))
+    alpha = pixels[..., -1]
+    if alpha.min() < 255:
+        raise ValueError(f"{path}: partly transparent, expected opaque pixels; save it without alpha")
+    return pixels[..., 0] if is_grey else pixels[..., :3]
 
 
 def _is_grey_gif(path: Path, image: Image.Image) -> bool:
-    """GIF has no grey mode: a palette of greys alone, in any order, holds values."""
-    colours = np.reshape(image.getpalette("RGB") or [], (-1, 3))[: np.asarray(image).max() + 1]
-    return path.suffix.lower() == ".gif" and bool((colours == colours[:, :1]).all())
+    """Whether a GIF's palette has only greys: GIF has no grey mode, so its colours are the values."""
+    if path.suffix.lower() != ".gif":
+        return False
+    palette = np.reshape(image.getpalette("RGB") or [], (-1, 3))
+    colours = palette[: np.asarray(image).max() + 1]
+    return bool((colours == colours[:, :1]).all())
 
 
-def _turned(pixels: np.ndarray) -> np.ndarray:
-    """(height, width, ...) from the top to (X, Y, ...) from the bottom."""
+def _from_rows(pixels: np.ndarray) -> np.ndarray:
+    """(height, width, ...) from the top -> (X, Y, ...) from the bottom."""
     return np.swapaxes(pixels[::-1], 0, 1)
 
 
-def _colours(pixels: np.ndarray) -> str:
+def _count_colours(pixels: np.ndarray) -> str:
     count = len(np.unique(pixels.reshape(-1, 3), axis=0))
     return f"a photograph of {count} colours" if count > _MAX_CLASSES else f"{count} colours"

@@ -14,7 +14,7 @@ from medconv.data.datasets.csv_table import read_rows, row_ids
 from medconv.data.datasets.nnunet import group_channels
 from medconv.data.io import dicom_series
 from medconv.data.io.dicom_headers import choice_of, is_dicom, list_files
-from medconv.data.io.images import in_folder, known, stem, suffixes, volume_suffixes
+from medconv.data.io.images import in_folder, stem, suffix_list, suffixes, volume_suffixes
 from medconv.utils.errors import explained
 
 # The ending of the first channel's name.
@@ -115,7 +115,7 @@ def _in_folder(source: _Source, num_channels: int) -> list[Case]:
             return cases
         # Neither volumes nor DICOM: only pictures are left.
         if not any(name.endswith(suffixes()) for name in names):
-            raise ValueError(f"{source}: no image there ({known()}), nor DICOM below")
+            raise ValueError(f"{source}: no image there ({suffix_list()}), nor DICOM below")
     files = list(in_folder(source.path, source.name).values())
     if any(stem(path).endswith(_FIRST_CHANNEL) for path in files):
         channels = group_channels(files, num_channels)

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import results
 from medconv.data.case import Case
-from medconv.data.io.images import write_label
+from medconv.data.io.writing import write_label
 from medconv.inference.inputs import find_cases
 from medconv.inference.predict import output_in, predict, usable_device
 from medconv.inference.predictor import Predictor

@@ -12,7 +12,7 @@ from torch import nn
 
 from medconv.data.case import Case, Dataset
 from medconv.data.case_files import image_of, label_of
-from medconv.data.io.images import write_label
+from medconv.data.io.writing import write_label
 from medconv.data.loading.patch_dataset import CaseDataset
 from medconv.data.per_case import with_source_spacing
 from medconv.data.preprocessing.fingerprint import check

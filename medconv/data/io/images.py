@@ -1,21 +1,16 @@
-"""Reading and writing of images in any format: NIfTI, MGH, NRRD, DICOM series, pictures.
-
-Results are NIfTI on the grid of the source image, or PNG for pictures; `dicom_seg` writes DICOM SEG.
-"""
+"""Reading of images in any format: NIfTI, MGH, NRRD, DICOM series, pictures."""
 
 import os
 import pkgutil
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import nibabel as nib
 import numpy as np
-from nibabel.nifti1 import Nifti1Image, Nifti1Pair
-from nibabel.openers import ImageOpener
+from nibabel.nifti1 import Nifti1Pair
 
 from medconv.data.case import Grid
 from medconv.data.io import dicom, dicom_series, nifti, raster, rtstruct
@@ -23,38 +18,36 @@ from medconv.data.io.dicom_headers import choice_of, is_dicom
 from medconv.data.io.formats import FORMATS, NIBABEL
 from medconv.data.io.grids import check_same_grid
 from medconv.data.io.nifti import read_header
-from medconv.utils.atomic_io import replacing
 
 UNORIENTED = (
     "NIfTI files that do not say where left and right are (qform_code = sform_code = 0); read as if the axes "
     "pointed left, anterior and superior, which may be mirrored"
 )
-WHOLE = 1e-3  # largest distance of a label value from a whole number; scaled integers read as 0.99999997
-
-
-for _module in pkgutil.iter_modules([str(Path(__file__).parent)]):  # formats register themselves
-    import_module(f"{__package__}.{_module.name}")
+# Largest distance of a label value from a whole number; scaled integers read as 0.99999997
+_ROUNDING_TOLERANCE = 1e-3
+_MIN_VOLUME_SHARE = 1e-6  # of a voxel, relative to a cuboid of its spacing; below it, the affine is singular
 
 
 def volume_suffixes() -> tuple[str, ...]:
-    """Of all formats of volumes but DICOM."""
+    """Suffixes of all formats of volumes; DICOM has none."""
     return (*NIBABEL, *FORMATS)
 
 
 def suffixes() -> tuple[str, ...]:
-    """Of volumes and pictures."""
+    """Suffixes of volumes and pictures."""
     return (*volume_suffixes(), *raster.SUFFIXES)
 
 
-def known() -> str:
-    """`suffixes`, for messages."""
+def suffix_list() -> str:
+    """`suffixes` in small letters, for messages."""
     return ", ".join(suffix for suffix in suffixes() if suffix.islower())
 
 
 def stem(path: Path) -> str:
     """The file name without the suffix of its format; folder names and UIDs stay unchanged."""
     path, _ = choice_of(path)
-    if suffix := _suffix(path):
+    suffix = _suffix(path)
+    if suffix:
         return path.name[: -len(suffix)]
     is_uid = path.suffix[1:].isdecimal()  # the last number of a UID is not a suffix
     is_folder = os.path.isdir(path)  # noqa: PTH112 without an error for a name that is too long
@@ -62,82 +55,151 @@ def stem(path: Path) -> str:
 
 
 def stamp(path: Path) -> list[int]:
-    """Detects that an image was replaced: bytes and modification time in ns; of several files, a checksum.
+    """Total bytes and modification time in ns of an image, which show that it was replaced.
 
-    Raises: OSError: absent. ValueError: a DICOM file whose series cannot be determined.
+    For several files a checksum of names and times takes the place of the time.
+
+    Raises:
+        OSError: absent.
+        ValueError: a DICOM file whose series cannot be determined.
     """
     if not _suffix(path) and is_dicom(path):
         return dicom_series.stamp(path)
-    stat = path.stat()
+    status = path.stat()
     partner = path.with_suffix(nifti.PAIR.get(path.suffix, path.suffix))
     if partner == path or not partner.exists():
-        return [stat.st_size, stat.st_mtime_ns]
-    other = partner.stat()
-    times = sorted([(path.name, stat.st_mtime_ns), (partner.name, other.st_mtime_ns)])
-    return [stat.st_size + other.st_size, zlib.crc32(repr(times).encode())]
+        return [status.st_size, status.st_mtime_ns]
+    partner_status = partner.stat()
+    times = sorted(
+        [
+            (path.name, status.st_mtime_ns),
+            (partner.name, partner_status.st_mtime_ns),
+        ]
+    )
+    total_bytes = status.st_size + partner_status.st_size
+    return [total_bytes, zlib.crc32(repr(times).encode())]
 
 
 def in_folder(folder: Path, option: str) -> dict[str, Path]:
-    """The image files of a folder, by stem, sorted; without DICOM, hidden files, and pictures beside volumes.
+    """The image files of a folder by stem, sorted.
 
-    Args: option: the option or key of the folder, for messages.
-    Raises: ValueError: no such folder, no image in it, an ending in capitals, or two files with one stem.
+    DICOM, hidden files, and pictures beside volumes are left out.
+
+    Args:
+        folder: subfolders are not searched.
+        option: the option or key of the folder, for messages.
+
+    Raises:
+        ValueError: no such folder, no image in it, an ending in capitals, or two files with one stem.
     """
     if not folder.is_dir():
         raise ValueError(f"{option} {folder}: no such folder")
-    shown = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    files = [path for path in shown if path.name.endswith(suffixes())]
-    pictures = all(map(raster.is_picture, files))  # beside volumes they are not read
-    check_endings(shown, suffixes() if pictures else volume_suffixes(), option)
-    if not files:
-        counts = Counter("".join(p.suffixes[-2:]) or p.name for p in folder.iterdir() if p.is_file())
-        there = ", ".join(f"{number} of {name}" for name, number in counts.most_common(5)) or "no file"
-        raise ValueError(f"{option} {folder}: no image there ({known()}); the folder holds {there}")
-    files = [path for path in files if not raster.is_picture(path)] or files
-    if twice := sorted(name for name, count in Counter(map(stem, files)).items() if count > 1):
-        raise ValueError(f"{option} {folder}: more than one file for {', '.join(twice[:20])}")
+    visible = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    images = [path for path in visible if path.name.endswith(suffixes())]
+    volumes = [path for path in images if not raster.is_picture(path)]
+    check_endings(visible, volume_suffixes() if volumes else suffixes(), option)
+    if not images:
+        raise ValueError(
+            f"{option} {folder}: no image there ({suffix_list()}); the folder holds {_count_suffixes(folder)}"
+        )
+    files = volumes or images
+    counts = Counter(stem(path) for path in files)
+    repeated = sorted(name for name, count in counts.items() if count > 1)
+    if repeated:
+        raise ValueError(f"{option} {folder}: more than one file for {', '.join(repeated[:20])}")
     return {stem(path): path for path in files}
 
 
+def _count_suffixes(folder: Path) -> str:
+    """The most frequent suffixes of a folder, such as `3 of .txt, 1 of LICENSE`."""
+    files = [path for path in folder.iterdir() if path.is_file()]
+    counts = Counter("".join(path.suffixes[-2:]) or path.name for path in files)
+    return ", ".join(f"{count} of {suffix}" for suffix, count in counts.most_common(5)) or "no file"
+
+
 def check_endings(paths: Sequence[Path], endings: tuple[str, ...], option: str) -> None:
-    """Raises: ValueError: some of these files would be images if their endings were in small letters."""
-    others = [path for path in paths if not path.name.endswith(suffixes())]
-    if loud := [path for path in others if path.name.lower().endswith(endings)]:
-        listed = ", ".join(path.name for path in loud[:20])
-        raise ValueError(f"{option} {loud[0].parent}: endings must be in small letters, rename {listed}")
+    """Check that no image is overlooked because its ending is in capitals.
+
+    Args:
+        paths: the files of one folder.
+        endings: in small letters, of images.
+        option: the option or key of the folder, for messages.
+
+    Raises:
+        ValueError: some of these files would be images if their endings were in small letters.
+    """
+    not_images = [path for path in paths if not path.name.endswith(suffixes())]
+    in_capitals = [path for path in not_images if path.name.lower().endswith(endings)]
+    if in_capitals:
+        names = ", ".join(path.name for path in in_capitals[:20])
+        raise ValueError(
+            f"{option} {in_capitals[0].parent}: endings must be in small letters, rename {names}"
+        )
+
+
+def nifti_image(path: Path) -> Nifti1Pair | None:
+    """A NIfTI file or pair without its voxels; None for other formats.
+
+    Raises:
+        ValueError: as `read_header`.
+    """
+    if _format(path) != "nibabel":
+        return None
+    image = read_header(path)
+    return image if isinstance(image, Nifti1Pair) else None
 
 
 def nifti_header(path: Path) -> Any:
-    """The header of a NIfTI file or pair; None for other formats. Raises: ValueError: as `read_header`."""
-    image = read_header(path) if _format(path) == "nibabel" else None
-    return image.header if isinstance(image, Nifti1Pair) else None
+    """The header of a NIfTI file or pair; None for other formats.
+
+    Raises:
+        ValueError: as `read_header`.
+    """
+    image = nifti_image(path)
+    return None if image is None else image.header
 
 
 def lacks_orientation(path: Path) -> bool:
-    """Whether it is NIfTI with neither sform nor qform. Raises: ValueError: as `read_header`."""
+    """Whether an image is NIfTI with neither sform nor qform.
+
+    Raises:
+        ValueError: as `read_header`.
+    """
     header = nifti_header(path)
-    return header is not None and not (header["sform_code"] or header["qform_code"])
+    if header is None:
+        return False
+    return not (header["sform_code"] or header["qform_code"])
 
 
 def read_array(path: Path) -> tuple[np.ndarray, Grid]:
-    """Voxels as stored (scaled if the header says so) and their grid; for DICOM, a folder or a file.
+    """Voxels as stored (scaled if the header says so) and their grid.
 
-    Raises: ValueError: missing, truncated, of an unknown format, not real numbers, or with a singular affine.
+    Args:
+        path: a file; for DICOM a folder or a file.
+
+    Raises:
+        ValueError: missing, truncated, of an unknown format, not real numbers, or with a singular affine.
     """
     array, affine = _read(path)
     if array.dtype.kind not in "iufb":
         raise ValueError(f"{path}: expected voxels that are real numbers, got {array.dtype}")
     grid = Grid.of(array.shape, affine)
-    if not (np.isfinite(grid.matrix).all() and grid.voxel_mm3 > 1e-6 * np.prod(grid.spacing_mm)):
+    is_finite = np.isfinite(grid.matrix).all()
+    if not (is_finite and grid.voxel_mm3 > _MIN_VOLUME_SHARE * np.prod(grid.spacing_mm)):
         raise ValueError(f"{path}: its affine is singular, so it has no spacing: {grid.affine}")
     return array, grid
 
 
 def read_image(paths: Sequence[Path]) -> tuple[np.ndarray, Grid]:
-    """All channels of a case.
+    """All channels of a case and their grid.
 
     Shape: (channels, X, Y, Z) float32; one file may hold several channels along its fourth axis.
-    Raises: ValueError: as `read_array`, or channels on different grids.
+
+    Args:
+        paths: one per channel, or one with all channels.
+
+    Raises:
+        ValueError: as `read_array`, or channels on different grids.
     """
     channels: list[np.ndarray] = []
     grids: list[Grid] = []
@@ -145,21 +207,28 @@ def read_image(paths: Sequence[Path]) -> tuple[np.ndarray, Grid]:
         array, grid = read_array(path)
         grids.append(grid)
         check_same_grid(paths[0], grids[0], path, grid)
-        channels += list(np.moveaxis(array.reshape(*grid.shape, -1).astype(np.float32), -1, 0))
+        channels_last = array.reshape(*grid.shape, -1).astype(np.float32)
+        channels += list(np.moveaxis(channels_last, -1, 0))
     return np.stack(channels), grids[0]
 
 
 def read_label(path: Path, like: Path | None = None) -> tuple[np.ndarray, Grid]:
-    """A label map; values within `WHOLE` of whole numbers are rounded. Shape: (X, Y, Z) int16.
+    """A label map and its grid; values within 0.001 of whole numbers are rounded.
 
-    Args: like: an image or label map of the case, on whose grid contours (RTSTRUCT) are filled.
-    Raises: ValueError: as `read_array` or `rtstruct.read`, or a value that is not a whole number; names the
-        worst and its voxel.
+    Shape: (X, Y, Z) int16.
+
+    Args:
+        path: the label map, or contours (RTSTRUCT).
+        like: an image or label map of the case, on whose grid contours are filled.
+
+    Raises:
+        ValueError: as `read_array` or `rtstruct.read`, or a value that is not a whole number; names the worst
+            value and its voxel.
     """
     if rtstruct.structures_of(path):
-        source = _template(like or path)
-        grid = Grid.of(source.shape, source.affine)
-        return rtstruct.read(path, like or path, grid), grid
+        image = like or path
+        grid = Grid.of(*shape_and_affine(image))
+        return rtstruct.read(path, image, grid), grid
     if raster.is_picture(path):
         array = raster.read_mask(path)
         grid = Grid.of(array.shape, np.eye(4))
@@ -168,62 +237,64 @@ def read_label(path: Path, like: Path | None = None) -> tuple[np.ndarray, Grid]:
     if array.size != np.prod(grid.shape):
         raise ValueError(f"{path}: a label map has one value per voxel, got shape {array.shape}")
     if array.dtype.kind == "f":
-        if not np.isfinite(array).all():
-            raise ValueError(f"{path}: {(~np.isfinite(array)).sum()} label values are not finite")
-        rounded = np.rint(array)
-        off = np.abs(array - rounded)
-        if off.max() > WHOLE:
-            voxel = tuple(map(int, np.unravel_index(off.argmax(), off.shape)))
-            raise ValueError(
-                f"{path}: label values must be whole numbers, found {float(array[voxel]):.9g} at voxel "
-                f"{voxel}; within {WHOLE} of one they are rounded"
-            )
-        array = rounded
+        array = _whole_numbers(path, array)
     if array.min() < 0 or array.max() > np.iinfo(np.int16).max:
         raise ValueError(f"{path}: label values must lie in 0..32767, found {array.min()} to {array.max()}")
     return array.reshape(grid.shape).astype(np.int16), grid
 
 
-def write_label(path: Path, label: np.ndarray, like: Path) -> None:
-    """Write a label map atomically: a picture if the path ends in .png, else NIfTI with affine and header of
-    the image `like`; if that has another format, sform and qform are set from its grid.
+def _whole_numbers(path: Path, array: np.ndarray) -> np.ndarray:
+    """Rounded label values.
 
-    Shape: label (X, Y, Z). Raises: OSError: no space left, or no permission.
+    Raises: ValueError: a value that is not finite, or not close to a whole number.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, durable=True) as partial:  # an existing file counts as done
-        if raster.is_picture(path):
-            raster.write_mask(partial, label)
-        else:
-            source, dtype = _template(like), np.uint8 if label.max(initial=0) < 256 else np.int16
-            array, header = label.reshape(source.shape[:3]).astype(dtype), _header_like(source, dtype)
-            nib.save(Nifti1Image(array, source.affine, header), partial)
+    is_finite = np.isfinite(array)
+    if not is_finite.all():
+        raise ValueError(f"{path}: {(~is_finite).sum()} label values are not finite")
+    rounded = np.rint(array)
+    distance = np.abs(array - rounded)
+    if distance.max() > _ROUNDING_TOLERANCE:
+        voxel = tuple(int(index) for index in np.unravel_index(distance.argmax(), distance.shape))
+        raise ValueError(
+            f"{path}: label values must be whole numbers, "
+            f"found {float(array[voxel]):.9g} at voxel {voxel}; "
+            f"within {_ROUNDING_TOLERANCE} of one they are rounded"
+        )
+    return rounded
 
 
-def write_channels(path: Path, channels: Iterable[np.ndarray], count: int, like: Path) -> None:
-    """Write volumes as one 4D float32 NIfTI, one at a time as the iterator gives them; else as `write_label`.
+def shape_and_affine(path: Path) -> tuple[tuple[int, ...], np.ndarray]:
+    """Axes and affine of an image of any format, without its voxels.
 
-    Shape: `count` times (X, Y, Z); a 2D image also becomes 4D, with Z = 1.
+    Raises:
+        ValueError: as `read_array`.
     """
-    source = _template(like)
-    header = _header_like(source, np.float32)
-    header.set_data_shape((*source.shape[:3], *(1,) * (3 - len(source.shape)), count))
-    header.extensions.clear()
-    header["vox_offset"], header["magic"] = header.single_vox_offset, header.single_magic
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, durable=True) as partial, ImageOpener(str(partial), "wb") as file:
-        header.write_to(file)
-        for _, channel in zip(range(count), channels, strict=True):  # the fourth axis is the slowest
-            file.write(channel.astype(header.get_data_dtype()).tobytes(order="F"))
+    image_format = _format(path)
+    if image_format == "nibabel":
+        image = read_header(path)
+        return image.shape, image.affine
+    if image_format == "dicom":
+        volume = dicom.volumes(path)[0]
+        return dicom.shape(volume), dicom.affine(volume)
+    if image_format == "picture":
+        return (*raster.size(path), 1), np.eye(4)
+    return FORMATS[image_format].grid(path)
 
 
 def num_channels(path: Path) -> int:
-    """Channels of an image file; for a picture from its header. Raises: ValueError: as `read_array`."""
-    return raster.channels(path) if raster.is_picture(path) else len(read_image([path])[0])
+    """Channels of an image file; for a picture from its header.
+
+    Raises:
+        ValueError: as `read_array`.
+    """
+    if raster.is_picture(path):
+        return raster.channels(path)
+    image, _ = read_image([path])
+    return len(image)
 
 
 def _format(path: Path) -> str:
-    """By the suffix of the file, else by its content."""
+    """`nibabel`, `dicom`, `picture`, or a suffix of `FORMATS`: by the file name, else by its content."""
     if raster.is_picture(path):
         return "picture"
     suffix = _suffix(path)
@@ -233,52 +304,26 @@ def _format(path: Path) -> str:
 
 
 def _suffix(path: Path) -> str:
-    """The suffix of a known format; empty if it is of none."""
-    found = [suffix for suffix in (*suffixes(), ".img") if path.name.endswith(suffix)]
-    return max(found, key=len, default="")
+    """The suffix of a format; empty if the file name has none."""
+    matches = [suffix for suffix in (*suffixes(), ".img") if path.name.endswith(suffix)]
+    return max(matches, key=len, default="")  # a registered suffix may end in another
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Voxels and affine, by the reader of the format."""
-    kind = _format(path)
-    if kind == "nibabel":
+    image_format = _format(path)
+    if image_format == "nibabel":
         return nifti.read(path)
-    if kind == "dicom":
+    if image_format == "dicom":
         return dicom.read(path)
-    if kind == "picture":
+    if image_format == "picture":
         return raster.read(path), np.eye(4)
     nifti.check_readable(path)
-    array, affine = FORMATS[kind].read(path)
+    array, affine = FORMATS[image_format].read(path)
     nifti.check_shape(path, array.shape)
     return array, affine
 
 
-def _template(like: Path) -> Nifti1Image:
-    """A NIfTI image with the grid of an image of any format; its voxels are not read."""
-    kind = _format(like)
-    if kind == "nibabel":
-        source = read_header(like)
-        if isinstance(source, Nifti1Image):
-            return source
-        shape, affine = source.shape, source.affine
-    elif kind in FORMATS:
-        shape, affine = FORMATS[kind].grid(like)
-    elif kind == "picture":
-        shape, affine = (*raster.size(like), 1), np.eye(4)
-    else:
-        volume = dicom.volumes(like)[0]
-        shape, affine = dicom.shape(volume), dicom.affine(volume)
-    image = Nifti1Image(np.broadcast_to(np.uint8(0), shape[:3]), affine)
-    image.set_sform(affine, code="scanner")
-    if Grid.of(shape, affine).shear < 0.01:  # degrees; a qform has no shear
-        image.set_qform(affine, code="scanner")
-    image.header.set_xyzt_units("mm")
-    return image
-
-
-def _header_like(source: Nifti1Image, dtype: type) -> Any:
-    header = source.header.copy()
-    header.set_data_dtype(dtype)
-    header.set_slope_inter(1, 0)
-    header["cal_min"] = header["cal_max"] = 0
-    return header
+# At the end, since these modules import this one; formats register themselves
+for _module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+    import_module(f"{__package__}.{_module.name}")

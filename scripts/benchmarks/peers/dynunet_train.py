@@ -96,7 +96,7 @@ def predict(job: training.Job) -> None:
     import torch
     from monai.inferers import SlidingWindowInferer
 
-    from medconv.data.io.images import write_label
+    from medconv.data.io.writing import write_label
 
     torch.set_num_threads(job.threads)
     plan = _plan(job)

@@ -12,7 +12,8 @@ from helpers.volumes import image_array, label_array
 
 from medconv.data.datasets.folder import folder
 from medconv.data.io.formats import FORMATS, register
-from medconv.data.io.images import in_folder, read_image, read_label, stamp, stem, write_label
+from medconv.data.io.images import in_folder, read_image, read_label, stamp, stem
+from medconv.data.io.writing import write_label
 from medconv.inference.inputs import find_cases
 
 

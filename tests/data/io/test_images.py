@@ -11,18 +11,10 @@ import numpy as np
 import pytest
 from helpers import formats
 from helpers.formats import assert_error_names, set_fields
-from helpers.volumes import AFFINE, SHAPE, image_array, label_array, rotation, save, save_raw
+from helpers.volumes import AFFINE, SHAPE, image_array, label_array, save, save_raw
 
-from medconv.data.io.images import (
-    in_folder,
-    read_array,
-    read_image,
-    read_label,
-    stamp,
-    stem,
-    write_channels,
-    write_label,
-)
+from medconv.data.io.images import in_folder, read_array, read_image, read_label, stamp, stem
+from medconv.data.io.writing import write_channels, write_label
 
 
 @pytest.mark.parametrize(
@@ -212,89 +204,3 @@ def test_a_label_map_with_channels_is_refused(tmp_path: Path) -> None:
     message = r"label\.nii\.gz: .*one value per voxel, got shape \(12, 14, 10, 2\)"
     with pytest.raises(ValueError, match=message):
         read_label(path)
-
-
-def test_a_written_label_map_has_the_grid_and_header_of_its_image(tmp_path: Path) -> None:
-    affine = np.eye(4)
-    affine[:3, :3] = rotation((10, 20, 30)) @ np.diag([0.7, 0.8, 3.0])
-    affine[:3, 3] = (-90, 12, 1e4)
-    image = nib.Nifti1Image(image_array(0).astype(np.int16), affine)
-    image.set_sform(affine, code=4)
-    image.set_qform(affine, code=1)
-    image.header.set_xyzt_units("mm", "sec")
-    image.header["descrip"] = b"scanner"
-    image.header["cal_max"] = 99
-    image.header.set_slope_inter(0.25, 7)
-    nib.save(image, tmp_path / "image.nii.gz")
-    path = tmp_path / "out" / "deep" / "label.nii.gz"
-    write_label(path, label_array(0).astype(np.int16), tmp_path / "image.nii.gz")
-    source, written = nib.load(tmp_path / "image.nii.gz"), nib.load(path)
-    np.testing.assert_array_equal(written.affine, source.affine)
-    np.testing.assert_array_equal(written.get_qform(), source.get_qform())
-    assert [int(written.header[k]) for k in ("sform_code", "qform_code")] == [4, 1]
-    assert written.header.get_xyzt_units() == ("mm", "sec")
-    assert written.get_data_dtype() == np.uint8 and float(written.header["cal_max"]) == 0
-    np.testing.assert_array_equal(np.asanyarray(written.dataobj), label_array(0))
-    assert [p.name for p in path.parent.iterdir()] == ["label.nii.gz"]  # no partial file is left
-
-
-def test_a_written_label_map_holds_more_than_255_classes(tmp_path: Path) -> None:
-    source = save(tmp_path / "image.nii.gz", image_array(0))
-    label = label_array(0).astype(np.int16) * 150
-    write_label(tmp_path / "label.nii.gz", label, source)
-    np.testing.assert_array_equal(np.asanyarray(nib.load(tmp_path / "label.nii.gz").dataobj), label)
-
-
-@pytest.mark.parametrize("shape", [(12, 14), (12, 14, 1), (12, 14, 10, 3)])
-def test_a_written_label_map_has_the_spatial_shape_of_its_image(
-    tmp_path: Path, shape: tuple[int, ...]
-) -> None:
-    source = save(tmp_path / "image.nii.gz", np.ones(shape, np.float32))
-    label = label_array(0, (*shape, 1)[:3]).astype(np.int16)
-    write_label(tmp_path / "label.nii.gz", label, source)
-    assert nib.load(tmp_path / "label.nii.gz").shape == shape[:3]
-    np.testing.assert_array_equal(read_label(tmp_path / "label.nii.gz")[0], label)
-
-
-@pytest.mark.parametrize("kind", [nib.Nifti1Image, nib.Nifti2Image])
-@pytest.mark.parametrize("name", ["image.nii", "image.nii.gz"])
-def test_written_channels_have_the_format_of_their_image(tmp_path: Path, kind: type, name: str) -> None:
-    nib.save(kind(image_array(0), np.diag([1, 2, 3, 1])), tmp_path / name)
-    volumes = [image_array(seed) for seed in range(2)]
-    write_channels(tmp_path / f"out_{name}", volumes, 2, tmp_path / name)
-    image, grid = read_array(tmp_path / f"out_{name}")
-    np.testing.assert_array_equal(image, np.stack(volumes, -1))
-    assert grid.spacing_mm == (1, 2, 3) and type(nib.load(tmp_path / f"out_{name}")) is kind
-
-
-def test_a_written_file_is_flushed_before_it_is_renamed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, flushed = save(tmp_path / "image.nii.gz", image_array(0)), []
-    sync = os.fsync
-
-    def note(number: int) -> None:
-        flushed.append((os.fstat(number).st_ino, {path.stat().st_ino for path in tmp_path.glob("[!.]*")}))
-        sync(number)
-
-    monkeypatch.setattr(os, "fsync", note)
-    write_label(tmp_path / "label.nii.gz", label_array(0), source)
-    write_channels(tmp_path / "channels.nii.gz", [image_array(0)], 1, source)
-    written = [(tmp_path / f"{name}.nii.gz").stat().st_ino for name in ("label", "channels")]
-    assert [file for file, _ in flushed] == written
-    assert all(file not in named for file, named in flushed)
-
-
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = save(tmp_path / "image.nii.gz", image_array(0))
-    write_label(tmp_path / "label.nii.gz", label_array(0), source)
-    before = (tmp_path / "label.nii.gz").read_bytes()
-
-    def fail(image: object, path: Path) -> None:
-        path.write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(nib, "save", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_label(tmp_path / "label.nii.gz", label_array(1), source)
-    assert (tmp_path / "label.nii.gz").read_bytes() == before

@@ -15,16 +15,8 @@ from PIL import Image
 from medconv.data.case import Case
 from medconv.data.datasets.folder import folder
 from medconv.data.io import raster
-from medconv.data.io.images import (
-    in_folder,
-    num_channels,
-    read_image,
-    read_label,
-    stamp,
-    stem,
-    write_channels,
-    write_label,
-)
+from medconv.data.io.images import in_folder, num_channels, read_image, read_label, stamp, stem
+from medconv.data.io.writing import write_channels, write_label
 from medconv.data.preprocessing.pipeline import fingerprint, prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, restore
 from medconv.inference.inputs import find_cases

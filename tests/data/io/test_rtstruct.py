@@ -13,8 +13,9 @@ from helpers.volumes import preprocessing_config
 
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.folder import folder as folder_layout
-from medconv.data.io.images import read_label, write_label
+from medconv.data.io.images import read_label
 from medconv.data.io.rtstruct import structures_of
+from medconv.data.io.writing import write_label
 from medconv.data.per_case import with_annotated
 from medconv.data.preprocessing.fingerprint import check
 from medconv.data.preprocessing.pipeline import prepare

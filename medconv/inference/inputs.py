@@ -13,7 +13,7 @@ from medconv.data.datasets.common import id_error
 from medconv.data.datasets.csv_table import read_rows, row_ids
 from medconv.data.datasets.nnunet import group_channels
 from medconv.data.io import dicom_series
-from medconv.data.io.dicom_headers import choice_of, is_dicom, list_files
+from medconv.data.io.dicom_files import choice_of, is_dicom, list_files
 from medconv.data.io.images import in_folder, stem, suffix_list, suffixes, volume_suffixes
 from medconv.utils.errors import explained
 

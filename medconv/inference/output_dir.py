@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from medconv.data.case import Case
 from medconv.data.io import dicom_seg as data_dicom_seg
-from medconv.data.io.dicom_headers import choice_of
+from medconv.data.io.dicom_files import choice_of
 from medconv.data.io.raster import is_picture
 from medconv.data.io.writing import write_channels, write_label
 from medconv.inference import quality as inference_quality

@@ -19,7 +19,7 @@ from helpers.volumes import label_array
 from helpers.volumes import save as save_nifti
 
 from medconv.data.datasets.folder import folder as folder_layout
-from medconv.data.io.dicom_headers import is_dicom
+from medconv.data.io.dicom_files import is_dicom
 from medconv.data.io.images import read_array
 from medconv.data.io.writing import write_label
 from medconv.data.preprocessing.fingerprint import check

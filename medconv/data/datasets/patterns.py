@@ -4,7 +4,7 @@ import re
 from glob import escape, glob
 from pathlib import Path
 
-from medconv.data.io.dicom_headers import choice_of
+from medconv.data.io.dicom_files import choice_of
 from medconv.data.io.images import in_folder
 
 _WILDCARD = re.compile(r"(\{id\}|\*)")

@@ -13,16 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from medconv.data.io.dicom_headers import MARKS, Frame, choice_of
+from medconv.data.io.dicom_files import choice_of
+from medconv.data.io.dicom_headers import MARKS, Frame
 from medconv.data.io.dicom_series import frames_at
 from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 
 Volume = list[Frame]
-_SAME_MM = 0.01  # positions closer than this are equal
+_SAME_POSITION_MM = 0.01  # positions closer than this are equal
 _MAX_UNEVEN = 0.1  # largest deviation from an even grid, as share of the slice distance
 _JPEG_12_BIT = "1.2.840.10008.1.2.4.51"  # GDCM and Pillow read it with 8 bits only
-_ALIKE = {
+_AXIAL = (1, 0, 0, 0, 1, 0)  # orientation of projections, which have none
+# Attributes of `Frame` that all slices share, and their names in messages
+_SHARED_ATTRIBUTES = {
     "modality": "Modality",
     "size": "columns and rows",
     "spacing_mm": "PixelSpacing (columns, rows)",
@@ -33,12 +36,15 @@ _ALIKE = {
 def volumes(path: Path) -> list[Volume]:
     """The volumes of a series, frames sorted along the normal; several if positions repeat, as with b-values.
 
-    Args: path: may end in `#2` or `#b=50`, which takes one of them, see `choice_of`.
-    Raises: ValueError: not one series, not a volume, or not one that is chosen.
+    Args:
+        path: may end in `#2` or `#b=50`, which takes one of them, see `choice_of`.
+
+    Raises:
+        ValueError: not one series, not a volume, or not one that is chosen.
     """
     path, choice = choice_of(path)
-    found = _all_volumes(path)
-    return [_chosen(path, choice, found)] if choice else found
+    all_volumes = _all_volumes(path)
+    return [_chosen(path, choice, all_volumes)] if choice else all_volumes
 
 
 def _all_volumes(path: Path) -> list[Volume]:
@@ -46,174 +52,232 @@ def _all_volumes(path: Path) -> list[Volume]:
     _check_alike(frames)
     if len(frames) == 1:
         return [list(frames)]
-    groups = _by_position(frames)
-    most, fewest = max(groups, key=len), min(groups, key=len)
-    if len(most) > len(fewest):
-        raise ValueError(
-            f"{path}: {len(most)} slices at the position of {most[0].name}, {len(fewest)} at that of "
-            f"{fewest[0].name}; expected the same number at each"
-        )
-    result = [[group[0] for group in groups]] if len(groups[0]) == 1 else _separate_volumes(path, groups)
-    for volume in result:
+    positions = _by_position(frames)
+    _check_same_count(path, positions)
+    if len(positions[0]) == 1:
+        series = [[frames_here[0] for frames_here in positions]]
+    else:
+        series = _separate_volumes(path, positions)
+    for volume in series:
         _check_even(path, volume)
-    if any(not np.allclose(_positions(volume), _positions(result[0]), atol=_SAME_MM) for volume in result):
-        raise ValueError(f"{path}: its {len(result)} volumes lie at different positions, expected one grid")
-    return result
+    first_positions = _positions_mm(series[0])
+    for volume in series:
+        if not np.allclose(_positions_mm(volume), first_positions, atol=_SAME_POSITION_MM):
+            raise ValueError(
+                f"{path}: its {len(series)} volumes lie at different positions, expected one grid"
+            )
+    return series
 
 
 def affine(volume: Volume) -> np.ndarray:
     """4 x 4, from voxel (column, row, slice) to mm (right, anterior, superior), as in NIfTI.
 
     The step between slices comes from their positions: with a tilted gantry the affine is sheared.
+
+    Raises:
+        ValueError: without PixelSpacing.
     """
     first = volume[0]
     if first.spacing_mm is None:
         raise ValueError(f"{first.path}: has no PixelSpacing, so the voxel size in mm is unknown")
-    lps = np.eye(4)
-    row, column = np.reshape(first.orientation or (1, 0, 0, 0, 1, 0), (2, 3))
-    lps[:3, 0], lps[:3, 1] = row * first.spacing_mm[0], column * first.spacing_mm[1]
-    lps[:3, 2] = np.cross(row, column) * first.thickness_mm
+    along_row, along_column = np.reshape(first.orientation or _AXIAL, (2, 3))
+    lps = np.eye(4)  # to left, posterior, superior
+    lps[:3, 0] = along_row * first.spacing_mm[0]
+    lps[:3, 1] = along_column * first.spacing_mm[1]
+    lps[:3, 2] = np.cross(along_row, along_column) * first.thickness_mm
     if first.position_mm is not None:
-        positions = _positions(volume)
+        positions = _positions_mm(volume)
         lps[:3, 3] = positions[0]
-        lps[:3, 2] = lps[:3, 2] if len(volume) == 1 else (positions[-1] - positions[0]) / (len(volume) - 1)
-    return np.diag([-1.0, -1.0, 1.0, 1.0]) @ lps + 0.0  # no -0
+        if len(volume) > 1:
+            lps[:3, 2] = (positions[-1] - positions[0]) / (len(volume) - 1)
+    ras_from_lps = np.diag([-1.0, -1.0, 1.0, 1.0])
+    return ras_from_lps @ lps + 0.0  # turns -0 into 0
 
 
 def shape(volume: Volume) -> tuple[int, int, int]:
-    return (*volume[0].size, len(volume))
+    """Columns, rows and slices."""
+    columns, rows = volume[0].size
+    return columns, rows, len(volume)
 
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Rescaled values (slope and intercept of each slice), float32, and the affine.
 
     Shape: (columns, rows, slices); with repeated positions a last axis of volumes.
-    Raises: ValueError: as `volumes`, or pixels that are missing, truncated, or without a decoder.
+
+    Raises:
+        ValueError: as `volumes`, or pixels that are missing, truncated, or without a decoder.
     """
     series = volumes(path)
     matrix = affine(series[0])
+    # In the order of the slices, each of which is then one block of memory
     array = np.empty((*shape(series[0]), len(series)), np.float32, order="F")
+    # Each file is decoded once; an enhanced one has many frames
     by_file: dict[Path, list[tuple[Frame, int, int]]] = defaultdict(list)
-    for v, volume in enumerate(series):
-        for z, frame in enumerate(volume):
-            by_file[frame.path].append((frame, z, v))
+    for volume_index, volume in enumerate(series):
+        for slice_index, frame in enumerate(volume):
+            by_file[frame.path].append((frame, slice_index, volume_index))
     for file, frames in by_file.items():
         pixels = _pixels(file)
-        for frame, z, v in frames:
-            if pixels[0].T.shape != frame.size or frame.number >= len(pixels):
-                raise ValueError(
-                    f"{file}: its pixels are {pixels.shape}, expected frames of {frame.size[::-1]} as in its "
-                    "header"
-                )
-            array[:, :, z, v] = _scaled(frame, pixels[frame.number]).T
-    return (array[..., 0] if len(series) == 1 else array), matrix
+        for frame, slice_index, volume_index in frames:
+            _check_pixels(frame, pixels)
+            array[:, :, slice_index, volume_index] = _rescaled(frame, pixels[frame.number]).T
+    if len(series) == 1:
+        array = array[..., 0]
+    return array, matrix
 
 
 def _check_alike(frames: Sequence[Frame]) -> None:
-    first, seen = frames[0], dict[tuple[str, int], Frame]()
+    """Raises: ValueError: headers that differ within a series, or slices without positions or there twice."""
+    first = frames[0]
+    first_with_uid: dict[tuple[str, int], Frame] = {}
     for frame in frames:
-        for attribute, name in _ALIKE.items():
-            value, expected = getattr(frame, attribute), getattr(first, attribute)
-            if value != expected and (
-                None in (value, expected)
-                or isinstance(value, str)
-                or not np.allclose(value, expected, atol=1e-4)
-            ):
+        _check_shared_attributes(frame, first)
+        if len(frames) > 1 and (frame.position_mm is None or frame.orientation is None):
+            raise ValueError(
+                f"{frame.path}: has no position (ImagePositionPatient, ImageOrientationPatient), "
+                f"expected one in each of {len(frames)} slices"
+            )
+        if frame.uid:
+            same_image = first_with_uid.setdefault((frame.uid, frame.number), frame)
+            if same_image is not frame:
                 raise ValueError(
-                    f"{frame.path}: {name} {_text(value)}, but {_text(expected)} in {first.name}; expected "
-                    "one value in a series"
+                    f"{frame.path}: the same image as {same_image.name} (SOPInstanceUID), expected it once"
                 )
-        if len(frames) > 1 and None in (frame.position_mm, frame.orientation):
-            raise ValueError(
-                f"{frame.path}: has no position (ImagePositionPatient, ImageOrientationPatient), expected "
-                f"one in each of {len(frames)} slices"
-            )
-        if frame.uid and (other := seen.setdefault((frame.uid, frame.number), frame)) is not frame:
-            raise ValueError(
-                f"{frame.path}: the same image as {other.name} (SOPInstanceUID), expected it once"
-            )
-    pair = np.reshape(first.orientation or (1, 0, 0, 0, 1, 0), (2, 3))
-    if not np.allclose(pair @ pair.T, np.eye(2), atol=1e-3):
+    directions = np.reshape(first.orientation or _AXIAL, (2, 3))
+    if not np.allclose(directions @ directions.T, np.eye(2), atol=1e-3):
         raise ValueError(
-            f"{first.path}: ImageOrientationPatient {_text(first.orientation)}, expected unit vectors at a "
-            "right angle"
+            f"{first.path}: ImageOrientationPatient {_text(first.orientation)}, "
+            "expected unit vectors at a right angle"
+        )
+
+
+def _check_shared_attributes(frame: Frame, first: Frame) -> None:
+    """Raises: ValueError: an attribute differs from that of the first frame of the series."""
+    for attribute, header_name in _SHARED_ATTRIBUTES.items():
+        value = getattr(frame, attribute)
+        expected = getattr(first, attribute)
+        if value == expected:
+            continue
+        are_numbers = value is not None and expected is not None and not isinstance(value, str)
+        if are_numbers and np.allclose(value, expected, atol=1e-4):
+            continue
+        raise ValueError(
+            f"{frame.path}: {header_name} {_text(value)}, but {_text(expected)} in {first.name}; "
+            "expected one value in a series"
         )
 
 
 def _by_position(frames: Sequence[Frame]) -> list[Volume]:
     """Frames sorted along the normal, those with one position in one list."""
-    row, column = np.array(frames[0].orientation, np.float64).reshape(2, 3)
-    along = _positions(frames) @ np.cross(row, column)
-    order = np.argsort(along, kind="stable")
-    starts = np.flatnonzero(np.diff(along[order]) > _SAME_MM) + 1
-    return [[frames[i] for i in group] for group in np.split(order, starts)]
+    along_row, along_column = np.array(frames[0].orientation, np.float64).reshape(2, 3)
+    distance_mm = _positions_mm(frames) @ np.cross(along_row, along_column)
+    order = np.argsort(distance_mm, kind="stable")
+    steps = np.diff(distance_mm[order])
+    starts = np.flatnonzero(steps > _SAME_POSITION_MM) + 1
+    return [[frames[index] for index in indices] for indices in np.split(order, starts)]
 
 
-def _separate_volumes(path: Path, groups: list[Volume]) -> list[Volume]:
+def _check_same_count(path: Path, positions: list[Volume]) -> None:
+    """Raises: ValueError: some position has more frames than another."""
+    longest = max(positions, key=len)
+    shortest = min(positions, key=len)
+    if len(longest) > len(shortest):
+        raise ValueError(
+            f"{path}: {len(longest)} slices at the position of {longest[0].name}, "
+            f"{len(shortest)} at that of {shortest[0].name}; expected the same number at each"
+        )
+
+
+def _separate_volumes(path: Path, positions: list[Volume]) -> list[Volume]:
     """Volumes by the first of `MARKS` that has the same values at each position, each once."""
+    num_volumes = len(positions[0])
     for mark in range(len(MARKS)):
-        tables: list[dict[Any, Frame]] = [{frame.marks[mark]: frame for frame in group} for group in groups]
+        # For each position, value of the mark to frame
+        tables: list[dict[Any, Frame]] = []
+        for frames_here in positions:
+            tables.append({frame.marks[mark]: frame for frame in frames_here})
         values = set(tables[0])
-        complete = len(values) == len(groups[0]) and all(table.keys() == values for table in tables)
-        if complete and None not in values:
-            return [[table[value] for table in tables] for value in sorted(values, key=_order)]
-    names = " and ".join(frame.name for frame in groups[0][:2])
+        is_same_everywhere = all(table.keys() == values for table in tables)
+        if len(values) == num_volumes and is_same_everywhere and None not in values:
+            ordered = sorted(values, key=_sort_key)
+            return [[table[value] for table in tables] for value in ordered]
+    names = " and ".join(frame.name for frame in positions[0][:2])
     raise ValueError(
-        f"{path}: {len(groups[0])} slices at each position, such as {names}, and no header separates them; "
+        f"{path}: {num_volumes} slices at each position, such as {names}, and no header separates them; "
         f"expected one, or different values of one of {', '.join(MARKS)}"
     )
 
 
-def _order(mark: float | str) -> tuple[bool, float | str]:
+def _sort_key(mark: float | str) -> tuple[bool, float | str]:
     """Numbers first: several values in one element are a text."""
     return isinstance(mark, str), mark
 
 
 def _chosen(path: Path, choice: str, series: list[Volume]) -> Volume:
-    """Args: choice: `#2`, counted from 1, or `#b=50`."""
+    """The volume of a choice: `#2`, counted from 1, or `#b=50`."""
     if choice.startswith("#roi="):
         raise ValueError(f"{path}: {choice} takes structures of an RTSTRUCT file, a label; expected an image")
-    name, marks = choice[1:], [volume[0].marks for volume in series]
+    name = choice.removeprefix("#")
     if name.startswith("b="):
-        found = [volume for volume, (b, *_) in zip(series, marks, strict=True) if b == float(name[2:])]
+        b_value = float(name.removeprefix("b="))
+        matches = [volume for volume in series if volume[0].marks[0] == b_value]
     else:
-        found = [volume for number, volume in enumerate(series, 1) if number == int(name)]
-    if len(found) == 1:
-        return found[0]
-    differing = [mark for mark, column in enumerate(zip(*marks, strict=True)) if len({*column}) > 1][:2]
-    there = [
-        " ".join([f"#{number}", *(f"{MARKS[mark]} {_text(values[mark])}" for mark in differing)])
-        for number, values in enumerate(marks, 1)
-    ]
-    raise ValueError(f"{path}: {len(found) or 'no'} volumes are {choice}; there are {', '.join(there)}")
+        matches = [volume for number, volume in enumerate(series, 1) if number == int(name)]
+    if len(matches) == 1:
+        return matches[0]
+    raise ValueError(
+        f"{path}: {len(matches) or 'no'} volumes are {choice}; there are {_descriptions(series)}"
+    )
+
+
+def _descriptions(series: list[Volume]) -> str:
+    """The volumes by their number, with the first two marks in which they differ."""
+    marks_by_volume = [volume[0].marks for volume in series]
+    differing = []
+    for mark, values in enumerate(zip(*marks_by_volume, strict=True)):
+        if len(set(values)) > 1:
+            differing.append(mark)
+    descriptions = []
+    for number, marks in enumerate(marks_by_volume, 1):
+        values = [f"{MARKS[mark]} {_text(marks[mark])}" for mark in differing[:2]]
+        descriptions.append(" ".join([f"#{number}", *values]))
+    return ", ".join(descriptions)
 
 
 def _check_even(path: Path, volume: Volume) -> None:
     """Raises: ValueError: the slices do not lie on a line in even steps."""
     if len(volume) < 2:
         return
-    positions = _positions(volume)
+    positions = _positions_mm(volume)
     even = np.linspace(positions[0], positions[-1], len(volume))
-    step = np.linalg.norm(even[1] - even[0])
-    if np.linalg.norm(positions - even, axis=1).max() > _MAX_UNEVEN * step:
-        gaps = np.linalg.norm(np.diff(positions, axis=0), axis=1)
-        widest, usual = int(gaps.argmax()), np.median(gaps)
+    step_mm = np.linalg.norm(even[1] - even[0])
+    deviation_mm = np.linalg.norm(positions - even, axis=1)
+    if deviation_mm.max() > _MAX_UNEVEN * step_mm:
+        gaps_mm = np.linalg.norm(np.diff(positions, axis=0), axis=1)
+        widest = int(gaps_mm.argmax())
         raise ValueError(
-            f"{path}: slices are missing or out of line: {gaps[widest]:.4g} mm from {volume[widest].name} to "
-            f"{volume[widest + 1].name}, {usual:.4g} mm between most; expected even steps along one line"
+            f"{path}: slices are missing or out of line: {gaps_mm[widest]:.4g} mm from "
+            f"{volume[widest].name} to {volume[widest + 1].name}, {np.median(gaps_mm):.4g} mm between most; "
+            "expected even steps along one line"
         )
 
 
 def _pixels(path: Path) -> np.ndarray:
-    """As stored, (frames, rows, columns)."""
+    """Stored values. Shape: (frames, rows, columns).
+
+    Raises: ValueError: damaged, or without a decoder.
+    """
     pydicom = needed("pydicom", "dicom", "reading DICOM", path)
     with explained(f"{path}: damaged or truncated, its pixels cannot be read"):
         content = pydicom.dcmread(path, force=True)
         if "TransferSyntaxUID" not in content.file_meta:  # no preamble; its elements show the encoding
-            implicit, uids = content.original_encoding[0], pydicom.uid
-            syntax = uids.ImplicitVRLittleEndian if implicit else uids.ExplicitVRLittleEndian
+            is_implicit = content.original_encoding[0]
+            uids = pydicom.uid
+            syntax = uids.ImplicitVRLittleEndian if is_implicit else uids.ExplicitVRLittleEndian
             content.file_meta.TransferSyntaxUID = syntax
-        if not (problem := _pixel_problem(content)):
+        problem = _pixel_problem(content)
+        if not problem:
             array = content.pixel_array
             return array.reshape(-1, *array.shape[-2:])  # type: ignore[no-any-return]
     raise ValueError(f"{path}: {problem}")
@@ -227,28 +291,47 @@ def _pixel_problem(content: Any) -> str:
         return "has no pixels (7FE0,0010), expected an image"
     syntax = content.file_meta.TransferSyntaxUID
     if syntax == _JPEG_12_BIT and content.BitsStored > 8 and find_spec("libjpeg") is None:
-        decoder = "pip install pylibjpeg pylibjpeg-libjpeg (GPL) installs a decoder"
-        return f"compressed as {syntax.name} with {content.BitsStored} bits; {decoder}"
+        return (
+            f"compressed as {syntax.name} with {content.BitsStored} bits; "
+            "pip install pylibjpeg pylibjpeg-libjpeg (GPL) installs a decoder"
+        )
     with suppress(NotImplementedError):  # pydicom knows no decoder for it, such as MPEG
         if not syntax.is_compressed or get_decoder(syntax).is_available:
             return ""
     return (
-        f"compressed as {syntax.name}, and no decoder for it is installed; pip install 'medconv[dicom]' "
-        "installs those of JPEG, JPEG-LS and JPEG 2000"
+        f"compressed as {syntax.name}, and no decoder for it is installed; "
+        "pip install 'medconv[dicom]' installs those of JPEG, JPEG-LS and JPEG 2000"
     )
 
 
-def _scaled(frame: Frame, pixels: np.ndarray) -> np.ndarray:
+def _check_pixels(frame: Frame, pixels: np.ndarray) -> None:
+    """Raises: ValueError: the decoded pixels lack this frame, or have another size than its header."""
+    columns, rows = frame.size
+    if pixels.shape[1:] != (rows, columns) or frame.number >= len(pixels):
+        raise ValueError(
+            f"{frame.path}: its pixels are {pixels.shape}, "
+            f"expected frames of {(rows, columns)} as in its header"
+        )
+
+
+def _rescaled(frame: Frame, pixels: np.ndarray) -> np.ndarray:
+    """Values with the unit of the header, such as Hounsfield units."""
     if frame.white is not None:
         return frame.white - pixels.astype(np.float64)
-    return pixels if (frame.slope, frame.intercept) == (1, 0) else pixels * frame.slope + frame.intercept
+    if (frame.slope, frame.intercept) == (1, 0):
+        return pixels
+    return pixels * frame.slope + frame.intercept
 
 
-def _positions(frames: Sequence[Frame]) -> np.ndarray:
+def _positions_mm(frames: Sequence[Frame]) -> np.ndarray:
+    """Positions of the first voxels. Shape: (frames, 3)."""
     return np.array([frame.position_mm for frame in frames], np.float64)
 
 
 def _text(value: Any) -> str:
+    """A header's value for messages."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    return "(" + ", ".join(f"{v:.6g}" for v in value) + ")" if isinstance(value, tuple) else repr(value)
+    if isinstance(value, tuple):
+        return "(" + ", ".join(f"{number:.6g}" for number in value) + ")"
+    return repr(value)

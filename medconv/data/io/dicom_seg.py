@@ -8,7 +8,7 @@ import numpy as np
 
 import medconv
 from medconv.data.io import dicom
-from medconv.data.io.dicom_headers import is_dicom
+from medconv.data.io.dicom_files import is_dicom
 from medconv.utils.atomic_io import replacing
 from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed

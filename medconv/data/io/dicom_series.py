@@ -13,103 +13,135 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from medconv.data.io.dicom_headers import Frame, choice_of, frames_of, list_files
+from medconv.data.io.dicom_files import choice_of, list_files
+from medconv.data.io.dicom_headers import Frame, frames_of
 from medconv.utils.optional_imports import needed
 
-_SETTLED = 2_000_000_000  # ns after which a change of a folder has another time of modification
-_locks = tuple(Lock() for _ in range(64))  # threads that need one folder wait for the first to read it
-_recent: dict[Path, tuple[int, "FolderContent"]] = {}  # folder to its time of modification and its content
+Series = tuple[Frame, ...]
+_FileStamp = tuple[str, int, int]  # name, size in bytes and modification time in ns
+
+_MAX_FOLDERS = 8  # whose content is kept
+# A folder that changed less than 2 s (in ns) ago may change again within the clock's resolution
+_CLOCK_MARGIN_NS = 2_000_000_000
+# Threads that need the same folder wait for the first to read it
+_locks = tuple(Lock() for _ in range(64))
+# Folder to its modification time in ns and its content
+_recent: dict[Path, tuple[int, "FolderContent"]] = {}
 
 
 class FolderContent(NamedTuple):
-    """Args: series: the frames of each series. by_path: the series of a file. skipped: file name to reason.
-    broken: file to error. files: name to name, size and time of modification.
+    """What a folder holds.
+
+    Args:
+        series: the frames of each series.
+        by_path: file to its series; an enhanced file may have several.
+        skipped: file name to the reason.
+        broken: file to its error.
+        files: file name to name, size and modification time.
     """
 
-    series: tuple[tuple[Frame, ...], ...]
-    by_path: dict[Path, list[tuple[Frame, ...]]]
+    series: tuple[Series, ...]
+    by_path: dict[Path, list[Series]]
     skipped: dict[str, str]
     broken: dict[Path, str]
-    files: dict[str, tuple[str, int, int]]
+    files: dict[str, _FileStamp]
 
 
 def find_series(folder: Path) -> FolderContent:
-    """Read all headers; the result is cached until a file in the folder changes.
+    """Read all headers of a folder; the result is cached until a file in the folder changes.
 
-    Raises: ValueError: pydicom is not installed.
+    Raises:
+        ValueError: pydicom is not installed.
     """
     needed("pydicom", "dicom", "reading DICOM", folder)
     files = list_files(folder)
     with _locks[hash(folder) % len(_locks)]:
-        return _find_series(folder, files)
+        return _read_headers(folder, files)
 
 
-@lru_cache(maxsize=8)
-def _find_series(folder: Path, files: tuple[tuple[str, int, int], ...]) -> FolderContent:
-    series: dict[str, list[Frame]] = defaultdict(list)
-    skipped, broken = {}, {}
+@lru_cache(maxsize=_MAX_FOLDERS)
+def _read_headers(folder: Path, files: tuple[_FileStamp, ...]) -> FolderContent:
+    frames_by_uid: dict[str, list[Frame]] = defaultdict(list)
+    skipped: dict[str, str] = {}
+    broken: dict[Path, str] = {}
     for name, *_ in files:
         try:
-            frames, reason = frames_of(folder / name)
+            frames, skip_reason = frames_of(folder / name)
         except ValueError as error:
             broken[folder / name] = str(error)
             continue
-        if reason:
-            skipped[name] = reason
+        if skip_reason:
+            skipped[name] = skip_reason
         for frame in frames:
-            series[frame.series].append(frame)
-    by_path: dict[Path, list[tuple[Frame, ...]]] = defaultdict(list)
-    found = tuple(map(tuple, series.values()))
-    for one in found:
-        for path in {frame.path for frame in one}:
-            by_path[path].append(one)
-    return FolderContent(found, dict(by_path), skipped, broken, {file[0]: file for file in files})
+            frames_by_uid[frame.series].append(frame)
+    all_series = tuple(tuple(frames) for frames in frames_by_uid.values())
+    by_path: dict[Path, list[Series]] = defaultdict(list)
+    for series in all_series:
+        for path in {frame.path for frame in series}:
+            by_path[path].append(series)
+    return FolderContent(
+        series=all_series,
+        by_path=dict(by_path),
+        skipped=skipped,
+        broken=broken,
+        files={file[0]: file for file in files},
+    )
 
 
-def _around(file: Path) -> FolderContent:
-    """What `find_series` finds in a file's folder, which may have thousands of other series.
+def _find_around(file: Path) -> FolderContent:
+    """`find_series` of a file's folder, without listing the folder again for each of its series.
 
-    So not all of its files are examined for each of them: one that is added, removed or renamed changes the
-    folder's time of modification; written anew in place, those of the file's own series are noticed.
+    A folder may have thousands of series. A file that is added, removed or renamed changes the folder's
+    modification time; one that is overwritten in place is noticed if it is of the same series.
     """
     folder = file.parent
-    modified = folder.stat().st_mtime_ns
-    known = _recent.get(folder)
-    if known is not None and known[0] == modified and _unchanged(known[1], file):
-        return known[1]
+    modified_ns = folder.stat().st_mtime_ns
+    recent = _recent.get(folder)
+    if recent is not None:
+        recent_ns, recent_content = recent
+        if recent_ns == modified_ns and _is_unchanged(recent_content, file):
+            return recent_content
     content = find_series(folder)
-    if time.time_ns() - modified > _SETTLED:
-        _recent[folder] = modified, content
-        for other in list(_recent)[:-8]:
-            _recent.pop(other, None)
+    if time.time_ns() - modified_ns > _CLOCK_MARGIN_NS:
+        _recent[folder] = modified_ns, content
+        for oldest in list(_recent)[:-_MAX_FOLDERS]:
+            _recent.pop(oldest, None)  # another thread may have removed it
     return content
 
 
-def _unchanged(content: FolderContent, file: Path) -> bool:
-    for known in (content.files[name] for name in _files_of(content, file) if name in content.files):
-        stat = (file.parent / known[0]).stat()
-        if known[1:] != (stat.st_size, stat.st_mtime_ns):
+def _is_unchanged(content: FolderContent, file: Path) -> bool:
+    """Whether the files of a file's series have the same size and modification time as before."""
+    for name, size, modified_ns in _stamps_of_series(content, file):
+        status = (file.parent / name).stat()
+        if (size, modified_ns) != (status.st_size, status.st_mtime_ns):
             return False
     return True
 
 
-def _files_of(content: FolderContent, file: Path) -> list[str]:
-    """The names of a file and of the others of its series."""
-    frames = (frame for series in content.by_path.get(file, ()) for frame in series)
-    return sorted({file.name, *(frame.path.name for frame in frames)})
+def _stamps_of_series(content: FolderContent, file: Path) -> list[_FileStamp]:
+    """The stamps of a file and of the other files of its series, sorted by name."""
+    names = {file.name}
+    for series in content.by_path.get(file, ()):
+        names.update(frame.path.name for frame in series)
+    return [content.files[name] for name in sorted(names) if name in content.files]
 
 
 def cases(content: FolderContent, folder: Path) -> list[tuple[str, Path, str]]:
-    """The series of a folder: a name ("" for a single series), a path, and the modality. Broken files are
-    included, so that reading them gives an error that names them."""
+    """The series of a folder: a name ("" for a single series), a path, and the modality.
+
+    Broken files are included, so that reading them gives an error that names them.
+    """
     if len(content.series) < 2:
+        if not content.series and not content.broken:
+            return []
         modality = content.series[0][0].modality if content.series else ""
-        return [("", folder, modality)] if content.series or content.broken else []
-    named = [(_name(frames), frames[0].path, frames[0].modality) for frames in content.series]
-    return named + [(_stem(path), path, "") for path in content.broken]
+        return [("", folder, modality)]
+    named = [(_series_name(frames), frames[0].path, frames[0].modality) for frames in content.series]
+    broken = [(_stem(path), path, "") for path in content.broken]
+    return named + broken
 
 
-def _name(frames: Sequence[Frame]) -> str:
+def _series_name(frames: Sequence[Frame]) -> str:
     """The name of the file if there is only one, as with radiographs; else number and description."""
     if len({frame.path for frame in frames}) == 1:
         return _stem(frames[0].path)
@@ -117,55 +149,69 @@ def _name(frames: Sequence[Frame]) -> str:
 
 
 def _stem(path: Path) -> str:
-    """File names are often UIDs; their last number is not a suffix."""
+    """The file name without a suffix of DICOM.
+
+    File names are often UIDs; their last number is not a suffix.
+    """
     return path.stem if path.suffix.lower() in (".dcm", ".dicom", ".ima") else path.name
 
 
 def stamp(path: Path) -> list[int]:
-    """Of the files of a series: total bytes, and a checksum of names, sizes and modification times.
+    """Total bytes of the files of a series, and a checksum of their names, sizes and modification times.
 
-    For a folder no file is opened. Raises: OSError.
+    For a folder no file is opened.
+
+    Raises:
+        OSError: absent.
     """
     path, _ = choice_of(path)
-    if path.is_dir():
-        files = list_files(path)
-    else:
-        content = _around(path)
-        files = tuple(content.files[name] for name in _files_of(content, path) if name in content.files)
-    return [sum(size for _, size, _ in files), zlib.crc32(repr(files).encode())]
+    files = list_files(path) if path.is_dir() else tuple(_stamps_of_series(_find_around(path), path))
+    total_bytes = sum(size for _, size, _ in files)
+    return [total_bytes, zlib.crc32(repr(files).encode())]
 
 
 def summarize(skipped: dict[str, str]) -> str:
     """Skipped files by reason, such as `3 such as IM1: a localizer`."""
-    by_reason: dict[str, list[str]] = defaultdict(list)
+    names_by_reason: dict[str, list[str]] = defaultdict(list)
     for name, reason in skipped.items():
-        by_reason[reason].append(name)
-    return "; ".join(f"{len(names)} such as {names[0]}: {reason}" for reason, names in by_reason.items())
+        names_by_reason[reason].append(name)
+    return "; ".join(
+        f"{len(names)} such as {names[0]}: {reason}" for reason, names in names_by_reason.items()
+    )
 
 
-def frames_at(path: Path) -> tuple[Frame, ...]:
+def frames_at(path: Path) -> Series:
     """All frames of the series at a path.
 
-    Raises: ValueError: not a series, one of several in its folder, or a slice may be unreadable.
+    Raises:
+        ValueError: not a series, one of several in its folder, or a slice may be unreadable.
     """
-    if path.name.upper() == "DICOMDIR" and not path.is_dir():
-        raise ValueError(f"{path}: a list of files, expected an image or a series; pass its folder")
     is_folder = path.is_dir()
-    content = find_series(path) if is_folder else _around(path)
+    if path.name.upper() == "DICOMDIR" and not is_folder:
+        raise ValueError(f"{path}: a list of files, expected an image or a series; pass its folder")
+    content = find_series(path) if is_folder else _find_around(path)
     if path in content.broken:
         raise ValueError(content.broken[path])
     if path.name in content.skipped and not is_folder:
         raise ValueError(f"{path}: {content.skipped[path.name]}, expected grey values")
-    here = content.series if is_folder else content.by_path.get(path, ())
-    if content.broken and (is_folder or any(len(frames) > 1 for frames in here)):
-        raise ValueError(next(iter(content.broken.values())))  # it may be one of the slices
-    if len(here) > 1:
-        slices = [(s[0], f"{len(s)} slices") for s in here]
-        titles = ", ".join(f"{f.title or 'unnamed'} ({f.modality}, {n}, {f.path.name})" for f, n in slices)
-        found = f"{len(here)} series in one folder, expected one"
-        raise ValueError(f"{path}: {found}: {titles}; a file selects its series")
-    if not here:
+    candidates = content.series if is_folder else content.by_path.get(path, ())
+    has_slices = is_folder or any(len(frames) > 1 for frames in candidates)
+    if content.broken and has_slices:
+        first_error = next(iter(content.broken.values()))
+        raise ValueError(first_error)  # the file may be one of the slices
+    if len(candidates) > 1:
+        descriptions = ", ".join(_description(frames) for frames in candidates)
+        raise ValueError(
+            f"{path}: {len(candidates)} series in one folder, expected one: {descriptions}; "
+            "a file selects its series"
+        )
+    if not candidates:
         raise ValueError(
             f"{path}: no slice of a volume there, expected one series; skipped: {summarize(content.skipped)}"
         )
-    return here[0]
+    return candidates[0]
+
+
+def _description(frames: Series) -> str:
+    first = frames[0]
+    return f"{first.title or 'unnamed'} ({first.modality}, {len(frames)} slices, {first.path.name})"

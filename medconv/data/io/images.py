@@ -14,7 +14,7 @@ from nibabel.nifti1 import Nifti1Pair
 
 from medconv.data.case import Grid
 from medconv.data.io import dicom, dicom_series, nifti, raster, rtstruct
-from medconv.data.io.dicom_headers import choice_of, is_dicom
+from medconv.data.io.dicom_files import choice_of, is_dicom
 from medconv.data.io.formats import FORMATS, NIBABEL
 from medconv.data.io.grids import check_same_grid
 from medconv.data.io.nifti import read_header

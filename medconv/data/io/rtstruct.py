@@ -9,7 +9,7 @@ import numpy as np
 
 from medconv.data.case import Grid
 from medconv.data.io import dicom
-from medconv.data.io.dicom_headers import choice_of, is_dicom
+from medconv.data.io.dicom_files import choice_of, is_dicom
 from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 

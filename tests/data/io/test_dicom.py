@@ -18,7 +18,7 @@ from PIL import Image
 
 from medconv.data.datasets.folder import folder as folder_layout
 from medconv.data.io import dicom, images
-from medconv.data.io.dicom_headers import is_dicom
+from medconv.data.io.dicom_files import is_dicom
 from medconv.data.io.images import read_array, read_image
 from medconv.data.io.writing import write_channels, write_label
 from medconv.data.preprocessing.fingerprint import check

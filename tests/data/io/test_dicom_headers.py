@@ -11,7 +11,6 @@ from helpers import dicoms
 from helpers.dicoms import array, change_one, names, one, save, series
 from helpers.formats import assert_error_names
 
-from medconv.data.io.dicom_headers import is_dicom
 from medconv.data.io.images import read_array
 
 
@@ -57,10 +56,3 @@ def test_an_error_names_the_file_and_its_fault(tmp_path: Path, fault: str) -> No
     make, message = BAD_HEADERS[fault]
     folder = series(tmp_path / "series", array())
     assert_error_names(make(folder), message, folder)
-
-
-def test_a_folder_of_other_files_is_not_dicom(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("text")
-    assert not is_dicom(tmp_path)
-    with pytest.raises(ValueError, match=r"a folder without a DICOM file, expected an image or a series"):
-        read_array(tmp_path)

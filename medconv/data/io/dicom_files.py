@@ -1,0 +1,82 @@
+"""Which files are DICOM, and paths that choose a part of one: `dwi#b=50`, `rs.dcm#roi=heart;lung`."""
+
+import os
+import re
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+# At the end of a path: #2 (volume), #b=50 (b-value) or #roi=heart;lung (structures)
+_CHOICE = re.compile(r"(?<=[^/])#(\d+|b=\d+(?:\.\d+)?|roi=[^/]+)$")
+# What exports put next to images
+_OTHER_SUFFIXES = (".txt", ".json", ".xml", ".csv", ".html", ".md", ".pdf", ".png", ".jpg")
+_OTHER_NAMES = {"DICOMDIR", "LICENSE", "README", "VERSION", "THUMBS.DB"}
+_PREAMBLE_BYTES = 128
+# Limits of the first element of a file without preamble
+_MAX_FIRST_LENGTH = 128  # bytes
+_MAX_FIRST_ELEMENT = 0x18
+
+
+def choice_of(path: Path) -> tuple[Path, str]:
+    """A path without its choice, and the choice; empty: everything is read.
+
+    `dwi#2` is the second volume of the series `dwi`, `dwi#b=50` that b-value; for `rtstruct`
+    `rs.dcm#roi=heart;lung` are two structures.
+    """
+    match = _CHOICE.search(str(path))
+    if match is None or path.exists():
+        return path, ""
+    series_path = str(path)[: match.start()]
+    return Path(series_path), match[0]
+
+
+def is_dicom(path: Path) -> bool:
+    """Whether a file is DICOM, or a folder contains a DICOM file; subfolders are not searched.
+
+    Args:
+        path: as `choice_of` takes it.
+    """
+    path, _ = choice_of(path)
+    files: list[Path] = []
+    with suppress(OSError, ValueError):  # ValueError: an impossible name
+        files = [path / name for name, *_ in list_files(path)] if path.is_dir() else [path]
+    for file in files:
+        with suppress(OSError, ValueError):
+            if has_dicom_start(file):
+                return True
+    return False
+
+
+def list_files(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, size in bytes and modification time in ns of possible DICOM files in a folder, sorted by name.
+
+    Skips hidden files and what exports put next to images: DICOMDIR, notes, tables, previews.
+    """
+    files = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not _is_other_file(entry.name) and entry.is_file():
+                status = entry.stat()
+                files.append((entry.name, status.st_size, status.st_mtime_ns))
+    return tuple(sorted(files))
+
+
+def has_dicom_start(path: Path) -> bool:
+    """Whether the file starts with 128 bytes and DICM, or, without them, with elements of group 2 or 8."""
+    with path.open("rb") as file:
+        start = file.read(_PREAMBLE_BYTES + 4)
+    if start[_PREAMBLE_BYTES:] == b"DICM":
+        return True
+    # Group, element and length in implicit encoding; explicit has two letters for the type in place of length
+    group, element, length = struct.unpack("<HHI", start[:8].ljust(8, b"\0"))
+    is_implicit = 0 < length < _MAX_FIRST_LENGTH and length % 2 == 0
+    is_explicit = start[4:6] in (b"UL", b"UI", b"CS", b"OB")
+    is_first_element = group in (2, 8) and element <= _MAX_FIRST_ELEMENT
+    return len(start) == _PREAMBLE_BYTES + 4 and is_first_element and (is_implicit or is_explicit)
+
+
+def _is_other_file(name: str) -> bool:
+    """Whether a name is that of a hidden file, or of one that exports put next to images."""
+    if name.startswith(".") or name.upper() in _OTHER_NAMES:
+        return True
+    return name.lower().endswith(_OTHER_SUFFIXES)

@@ -13,14 +13,26 @@ from medconv.utils.atomic_io import replacing
 from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 
-_INCOMPLETE = (AttributeError, LookupError, TypeError, ValueError)  # what missing header elements raise
+# What missing header elements raise
+_INCOMPLETE = (
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+# Coded concepts: value, scheme, meaning
 _ANATOMY = ("123037004", "SCT", "Anatomical Structure")
 _AI = ("123109", "DCM", "Artificial Intelligence")
 _SCHEME = "99MEDCONV"  # private coding scheme: the code of a class is its label value
+_MAX_LABEL_LENGTH = 64  # characters of this DICOM text type
 
 
 def check(images: Sequence[Path]) -> None:
-    """Raises: ValueError: an image that is not DICOM, or highdicom is not installed."""
+    """Check, before predicting, that DICOM SEG can be written.
+
+    Raises:
+        ValueError: an image that is not DICOM, or highdicom is not installed.
+    """
     for path in images:
         if not is_dicom(path):
             raise ValueError(f"{path}: a DICOM SEG refers to a DICOM series, and this is not one")
@@ -30,8 +42,17 @@ def check(images: Sequence[Path]) -> None:
 def write(path: Path, label: np.ndarray, like: Path, class_names: Sequence[str]) -> None:
     """Write a binary DICOM SEG, atomically. It has no slices without foreground.
 
-    Shape: label (X, Y, Z), on the grid of the series `like`. Args: class_names: by label value.
-    Raises: OSError: no space left. ValueError: the series lacks elements that SEG requires.
+    Shape: label (X, Y, Z), on the grid of the series `like`.
+
+    Args:
+        path: an existing file is replaced.
+        label: label values of `class_names`.
+        like: the series that was segmented.
+        class_names: by label value.
+
+    Raises:
+        OSError: no space left.
+        ValueError: the series lacks elements that SEG requires.
     """
     highdicom = needed("highdicom", "dicomseg", "writing DICOM SEG", like)
     with explained(f"{like}: no DICOM SEG can refer to it", *_INCOMPLETE):
@@ -50,40 +71,49 @@ def _segmentation(highdicom: Any, label: np.ndarray, like: Path, class_names: Se
     files = list(dict.fromkeys(frame.path for frame in volume))
     if len(files) < len(volume):  # one file with many frames: SEG expects the order of the file
         slices = slices[np.argsort([frame.number for frame in volume])]
-    uid, step_mm = highdicom.UID, float(np.linalg.norm(dicom.affine(volume)[:3, 2]))
-    assert volume[0].spacing_mm is not None  # checked by `affine`
-    measures = highdicom.PixelMeasuresSequence(  # from the positions, not from the headers
-        pixel_spacing=volume[0].spacing_mm[::-1],
-        slice_thickness=volume[0].thickness_mm,
-        spacing_between_slices=step_mm,
-    )
+    foreground = list(enumerate(class_names))[1:]
     return highdicom.seg.Segmentation(
         source_images=[dcmread(file, stop_before_pixels=True) for file in files],
         pixel_array=slices.astype(np.uint8 if len(class_names) <= 256 else np.uint16),
         segmentation_type=highdicom.seg.SegmentationTypeValues.BINARY,
-        segment_descriptions=[_segment(highdicom, n, name) for n, name in enumerate(class_names) if n],
-        series_instance_uid=uid(),
+        segment_descriptions=[_segment(highdicom, value, name) for value, name in foreground],
+        series_instance_uid=highdicom.UID(),
         series_number=1000,
-        sop_instance_uid=uid(),
+        sop_instance_uid=highdicom.UID(),
         instance_number=1,
         manufacturer="medconv",
         manufacturer_model_name="medconv",
         software_versions=medconv.__version__,
         device_serial_number="0",
         series_description="medconv",
-        pixel_measures=measures,
+        pixel_measures=_pixel_measures(highdicom, volume),
     )
 
 
-def _segment(highdicom: Any, number: int, name: str) -> Any:
+def _pixel_measures(highdicom: Any, volume: dicom.Volume) -> Any:
+    """Spacing between columns, rows and slices; between slices from their positions, not their headers."""
+    slice_step = dicom.affine(volume)[:3, 2]
+    spacing_mm = volume[0].spacing_mm
+    assert spacing_mm is not None  # checked by `affine`
+    return highdicom.PixelMeasuresSequence(
+        pixel_spacing=spacing_mm[::-1],  # SEG has rows first
+        slice_thickness=volume[0].thickness_mm,
+        spacing_between_slices=float(np.linalg.norm(slice_step)),
+    )
+
+
+def _segment(highdicom: Any, value: int, name: str) -> Any:
     concept = highdicom.sr.CodedConcept
+    label = name[:_MAX_LABEL_LENGTH]
     return highdicom.seg.SegmentDescription(
-        segment_number=number,
-        segment_label=name[:64],  # the limit of this DICOM text type
+        segment_number=value,
+        segment_label=label,
         segmented_property_category=concept(*_ANATOMY),
-        segmented_property_type=concept(str(number), _SCHEME, name[:64]),
+        segmented_property_type=concept(str(value), _SCHEME, label),
         algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
         algorithm_identification=highdicom.AlgorithmIdentificationSequence(
-            name="medconv", family=concept(*_AI), version=medconv.__version__
+            name="medconv",
+            family=concept(*_AI),
+            version=medconv.__version__,
         ),
     )

@@ -1,7 +1,7 @@
 """Label maps from RTSTRUCT, the contours of radiotherapy: `rs.dcm#roi=heart;lung` are the labels 1 and 2."""
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 
 _ROI = "#roi="
-_OFF_PLANE = 0.1  # slices by which a contour may lie beside the middle of its slice
-_DIGITS = 4  # of a place in voxels; headers give places as decimals
+_MAX_OFF_PLANE = 0.1  # slices by which a contour may lie beside the middle of its slice
+_DIGITS = 4  # of a position in voxels; headers give positions as decimals
 _CLOSED = ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR")
 
 
@@ -25,124 +25,213 @@ def structures_of(path: str | Path) -> list[str]:
     Each may be several names, `Heart|Herz`, of which a file has one; upper and lower case are the same. An
     empty name is a label value that the file need not have.
     """
-    choice = choice_of(Path(path))[1]
-    return choice.removeprefix(_ROI).split(";") if choice.startswith(_ROI) else []
+    _, choice = choice_of(Path(path))
+    if not choice.startswith(_ROI):
+        return []
+    return choice.removeprefix(_ROI).split(";")
 
 
 def without(path: Path, values: Collection[int]) -> Path:
-    """The path that takes the same structures but for those of these label values, as `heart;;lung`."""
-    names = ["" if value in values else name for value, name in enumerate(structures_of(path), 1)]
-    return Path(f"{choice_of(path)[0]}{_ROI}{';'.join(names)}") if names else path
+    """The path without the structures of these label values, as `heart;;lung`.
+
+    Args:
+        path: of any label map; one that takes no structures stays as it is.
+        values: label values, from 1.
+    """
+    names = structures_of(path)
+    if not names:
+        return path
+    kept = ["" if value in values else name for value, name in enumerate(names, 1)]
+    file, _ = choice_of(path)
+    return Path(f"{file}{_ROI}{';'.join(kept)}")
 
 
 def read(path: Path, image: Path, grid: Grid) -> np.ndarray:
-    """Label map of the structures that `path` takes, on the grid of `image`. Shape: (X, Y, Z) int16.
+    """Label map of the structures that `path` takes, on the grid of `image`.
 
     A voxel belongs to a structure if its centre lies inside an odd number of the contours of its slice, so
-    that a contour inside another one is a hole. Of structures that overlap, the later one is above.
-    Raises: ValueError: no RTSTRUCT, or one of another patient space; a structure that is not there, that has
-        no closed contours, or whose contours are not in the slices of the image. Names file and structure.
+    that a contour inside another one is a hole. Where structures overlap, the later one counts.
+
+    Shape: (X, Y, Z) int16.
+
+    Args:
+        path: an RTSTRUCT file with its structures, see `structures_of`.
+        image: a DICOM image is checked to have the same frame of reference.
+        grid: of the image.
+
+    Raises:
+        ValueError: no RTSTRUCT, or one of another patient space; a structure that is not there, that has no
+            closed contours, or whose contours are not in the slices of the image. Names file and structure.
     """
-    file = choice_of(path)[0]
+    file, _ = choice_of(path)
     pydicom = needed("pydicom", "dicom", "reading RTSTRUCT", file)
     with explained(f"{file}: cannot be read as RTSTRUCT"):
         content = pydicom.dcmread(file)
         rois = {int(roi.ROINumber): roi for roi in content.get("StructureSetROISequence") or ()}
-        drawn = {int(c.ReferencedROINumber): c for c in content.get("ROIContourSequence") or ()}
+        contour_sets = content.get("ROIContourSequence") or ()
+        contours_by_roi = {int(contours.ReferencedROINumber): contours for contours in contour_sets}
     if content.get("Modality") != "RTSTRUCT":
         raise ValueError(f"{file}: expected RTSTRUCT for {_ROI}, got {content.get('Modality')}")
-    label, space = np.zeros(grid.shape, np.int16), _space(pydicom, image)
-    for value, wanted in enumerate(structures_of(path), 1):
-        if not wanted:
+    label = np.zeros(grid.shape, np.int16)
+    image_space = _frame_of_reference(pydicom, image)
+    for value, names in enumerate(structures_of(path), 1):
+        if not names:
             continue
-        number = _number(file, wanted, rois)
-        where = f"{file}: structure {rois[number].get('ROIName')!r}"
-        its_space = rois[number].get("ReferencedFrameOfReferenceUID")
-        if space and its_space and space != its_space:
-            raise ValueError(f"{where} belongs to frame of reference {its_space}, but {image} to {space}")
-        mask = _mask(where, _contours(where, drawn.get(number)), grid, image)
+        number = _roi_number(file, names, rois)
+        location = f"{file}: structure {rois[number].get('ROIName')!r}"
+        _check_space(location, rois[number], image, image_space)
+        contours = _contour_points(location, contours_by_roi.get(number))
+        mask = _mask(location, contours, grid, image)
         if not mask.any():
-            raise ValueError(f"{where}: no voxel of {image} has its centre inside the contours")
+            raise ValueError(f"{location}: no voxel of {image} has its centre inside the contours")
         label[mask] = value
     return label
 
 
-def _number(file: Path, wanted: str, rois: dict[int, Any]) -> int:
-    names = {number: str(roi.get("ROIName") or "").strip() for number, roi in rois.items()}
-    accepted = [name.strip().lower() for name in wanted.split("|")]
-    found = [number for number, name in names.items() if name.lower() in accepted]
-    if len(found) != 1:
-        there = ", ".join(map(repr, names.values())) or "none"
-        raise ValueError(f"{file}: {len(found) or 'no'} structures are {wanted!r}; there are {there}")
-    return found[0]
+def _roi_number(file: Path, names: str, rois: dict[int, Any]) -> int:
+    """The number of the structure with one of these names.
+
+    Args:
+        file: for messages.
+        names: such as `Heart|Herz`.
+        rois: number to item of StructureSetROISequence.
+
+    Raises: ValueError: not exactly one.
+    """
+    roi_names = {number: str(roi.get("ROIName") or "").strip() for number, roi in rois.items()}
+    accepted = [name.strip().lower() for name in names.split("|")]
+    matches = [number for number, name in roi_names.items() if name.lower() in accepted]
+    if len(matches) != 1:
+        available = ", ".join(repr(name) for name in roi_names.values()) or "none"
+        raise ValueError(f"{file}: {len(matches) or 'no'} structures are {names!r}; there are {available}")
+    return matches[0]
 
 
-def _space(pydicom: Any, image: Path) -> str:
-    """The frame of reference of a DICOM image; empty if it has none, as other formats."""
+def _frame_of_reference(pydicom: Any, image: Path) -> str:
+    """The patient space (UID) of a DICOM image; empty if it has none, as other formats."""
     if not is_dicom(image):
         return ""
+    first_frame = dicom.volumes(image)[0][0]
     header = pydicom.dcmread(
-        dicom.volumes(image)[0][0].path, specific_tags=["FrameOfReferenceUID"], force=True
+        first_frame.path,
+        specific_tags=["FrameOfReferenceUID"],
+        force=True,
     )
     return str(header.get("FrameOfReferenceUID") or "")
 
 
-def _contours(where: str, drawn: Any) -> list[np.ndarray]:
-    """Each once, (points, 3), in mm (right, anterior, superior)."""
+def _check_space(location: str, roi: Any, image: Path, image_space: str) -> None:
+    """Raises: ValueError: structure and image are known to belong to different patient spaces."""
+    roi_space = roi.get("ReferencedFrameOfReferenceUID")
+    if image_space and roi_space and image_space != roi_space:
+        raise ValueError(
+            f"{location} belongs to frame of reference {roi_space}, but {image} to {image_space}"
+        )
+
+
+def _contour_points(location: str, roi_contours: Any) -> list[np.ndarray]:
+    """The contours of a structure, each once. Shape: (points, 3) each, in mm (right, anterior, superior).
+
+    Raises: ValueError: no contour, an open one, or one without usable points.
+    """
+    sequence = roi_contours.get("ContourSequence") if roi_contours is not None else None
     unique: dict[bytes, np.ndarray] = {}
-    for contour in (drawn.get("ContourSequence") if drawn is not None else None) or ():
-        if (kind := contour.get("ContourGeometricType")) not in _CLOSED:
-            raise ValueError(f"{where} has a contour of type {kind}, expected {' or '.join(_CLOSED)}")
-        with explained(f"{where} has a contour whose points are not triples of numbers"):
-            points = np.array(contour.ContourData, np.float64).reshape(-1, 3) * (-1, -1, 1)
+    for contour in sequence or ():
+        kind = contour.get("ContourGeometricType")
+        if kind not in _CLOSED:
+            raise ValueError(f"{location} has a contour of type {kind}, expected {' or '.join(_CLOSED)}")
+        with explained(f"{location} has a contour whose points are not triples of numbers"):
+            lps = np.array(contour.ContourData, np.float64).reshape(-1, 3)
+        points = lps * (-1, -1, 1)
         if not np.isfinite(points).all():
-            raise ValueError(f"{where} has a contour whose points are not finite")
+            raise ValueError(f"{location} has a contour whose points are not finite")
         unique[points.tobytes()] = points
     if not unique:
-        raise ValueError(f"{where} has no contour")
+        raise ValueError(f"{location} has no contour")
     return list(unique.values())
 
 
-def _mask(where: str, contours: list[np.ndarray], grid: Grid, image: Path) -> np.ndarray:
-    """(X, Y, Z) bool."""
+def _mask(location: str, contours: list[np.ndarray], grid: Grid, image: Path) -> np.ndarray:
+    """Voxels of a structure. Shape: (points, 3) each, in mm -> (X, Y, Z) bool."""
     to_voxels = np.linalg.inv(grid.matrix).T
-    places = [np.round((np.insert(c, 3, 1, axis=1) @ to_voxels)[:, :3], _DIGITS) for c in contours]
-    axis = int(np.argmin(np.max([np.ptp(place, axis=0) for place in places], axis=0)))  # across the slices
-    mask, by_slice = np.zeros(grid.shape, bool), defaultdict[int, list[np.ndarray]](list)
-    slices = np.moveaxis(mask, axis, 0)
-    for place in places:
-        along, inside = place[:, axis], np.delete(place, axis, axis=1)
-        z = int(np.rint(along.mean()))
-        if (off := np.abs(along - z).max()) > _OFF_PLANE:
-            raise ValueError(f"{where} has a contour {off:.2g} slices beside the slices of {image}")
-        if (
-            not 0 <= z < len(slices)
-            or (inside.max(0) < -0.5).any()
-            or (inside.min(0) > np.array(slices.shape[1:]) - 0.5).any()
-        ):
-            raise ValueError(f"{where} has a contour outside {image}")
-        by_slice[z].append(inside)
-    if len(by_slice) > 2 and (step := np.diff(sorted(by_slice)).min()) > 1:
-        raise ValueError(f"{where} has contours {step} slices of {image} apart, expected one on each")
-    for z, polygons in by_slice.items():
-        slices[z] = _filled(polygons, slices.shape[1:])
+    contours_in_voxels = []
+    for points in contours:
+        homogeneous = np.insert(points, 3, 1, axis=1)
+        contours_in_voxels.append(np.round((homogeneous @ to_voxels)[:, :3], _DIGITS))
+    # Contours are planar, so along the slice axis none has an extent
+    extents = [np.ptp(points, axis=0) for points in contours_in_voxels]
+    slice_axis = int(np.argmin(np.max(extents, axis=0)))
+    mask = np.zeros(grid.shape, bool)
+    slices = np.moveaxis(mask, slice_axis, 0)  # a view
+    polygons_by_slice: dict[int, list[np.ndarray]] = defaultdict(list)
+    for points in contours_in_voxels:
+        slice_index = _slice_index(location, points[:, slice_axis], image)
+        polygon = np.delete(points, slice_axis, axis=1)
+        last_voxel = np.array(slices.shape[1:]) - 1
+        # A voxel reaches half a voxel beyond its centre
+        is_beside = (polygon.max(0) < -0.5).any() or (polygon.min(0) > last_voxel + 0.5).any()
+        if not 0 <= slice_index < len(slices) or is_beside:
+            raise ValueError(f"{location} has a contour outside {image}")
+        polygons_by_slice[slice_index].append(polygon)
+    _check_no_gaps(location, sorted(polygons_by_slice), image)
+    for slice_index, polygons in polygons_by_slice.items():
+        slices[slice_index] = _filled(polygons, slices.shape[1:])
     return mask
+
+
+def _slice_index(location: str, positions: np.ndarray, image: Path) -> int:
+    """The slice of a contour.
+
+    Args:
+        location: for messages.
+        positions: of its points along the slice axis, in voxels.
+        image: for messages.
+
+    Raises: ValueError: the contour lies between slices.
+    """
+    slice_index = int(np.rint(positions.mean()))
+    distance = np.abs(positions - slice_index).max()
+    if distance > _MAX_OFF_PLANE:
+        raise ValueError(f"{location} has a contour {distance:.2g} slices beside the slices of {image}")
+    return slice_index
+
+
+def _check_no_gaps(location: str, slice_indices: Sequence[int], image: Path) -> None:
+    """Raises: ValueError: contours are on every second slice, or fewer, as if drawn on another image."""
+    if len(slice_indices) <= 2:
+        return
+    step = np.diff(slice_indices).min()
+    if step > 1:
+        raise ValueError(f"{location} has contours {step} slices of {image} apart, expected one on each")
 
 
 def _filled(polygons: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
     """Even-odd rule at the middle of each voxel, for all polygons together.
 
-    Shape: (points, 2) each -> `shape`.
+    Shape: (points, 2) each -> `shape`, bool.
     """
-    edges = np.concatenate([np.stack([p, np.roll(p, -1, axis=0)], axis=1) for p in polygons])
-    # One direction for all: the two ways along the seam of a keyhole cancel exactly
-    low, high = np.take_along_axis(edges, np.argsort(edges[:, :, :1], axis=1), axis=1).transpose(1, 0, 2)
-    return np.stack([_row(x, low, high, shape[1]) for x in range(shape[0])])
+    edges = np.concatenate([np.stack([points, np.roll(points, -1, axis=0)], axis=1) for points in polygons])
+    # One direction for all edges: the two ways along the seam of a keyhole cancel exactly
+    by_first_axis = np.argsort(edges[:, :, :1], axis=1)
+    low, high = np.take_along_axis(edges, by_first_axis, axis=1).transpose(1, 0, 2)
+    return np.stack([_filled_line(x, low, high, shape[1]) for x in range(shape[0])])
 
 
-def _row(x: int, low: np.ndarray, high: np.ndarray, size: int) -> np.ndarray:
+def _filled_line(x: int, low: np.ndarray, high: np.ndarray, size: int) -> np.ndarray:
+    """Voxels inside the polygons on the line of one x.
+
+    Args:
+        x: position along the first axis, in voxels.
+        low: ends of all edges with the smaller x, (edges, 2).
+        high: ends with the larger x.
+        size: voxels along the second axis.
+    """
     crosses = (low[:, 0] <= x) & (x < high[:, 0])
-    (x0, y0), (x1, y1) = low[crosses].T, high[crosses].T
-    first = np.ceil(np.round(y0 + (x - x0) * (y1 - y0) / (x1 - x0), _DIGITS)).clip(0, size).astype(int)
-    odd: np.ndarray = np.bincount(first, minlength=size + 1)[:size].cumsum() % 2 == 1
-    return odd
+    x0, y0 = low[crosses].T
+    x1, y1 = high[crosses].T
+    crossings = np.round(y0 + (x - x0) * (y1 - y0) / (x1 - x0), _DIGITS)
+    # From a crossing on, inside and outside change
+    first_voxels = np.ceil(crossings).clip(0, size).astype(int)
+    num_crossings = np.bincount(first_voxels, minlength=size + 1)[:size].cumsum()
+    is_inside: np.ndarray = num_crossings % 2 == 1
+    return is_inside

@@ -150,7 +150,7 @@ def read_truth(
         path,
         header,
         [row for _, row in rows],
-        others=columns if has_paths else (),
+        used_columns=columns if has_paths else (),
     )
     cases = list(zip(ids, rows, strict=True))
     if split is not None:

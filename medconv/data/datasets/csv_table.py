@@ -12,24 +12,57 @@ from pathlib import Path
 
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import id_error, ids_of, modalities_of
-from medconv.targets import KINDS
-from medconv.targets.base import finite_number
+from medconv.data.datasets.table_targets import targets_of_columns
 from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.label_map import LabelMapTargets
 
 log = logging.getLogger(__name__)
+
+# Names of a split in tables and folders, in small letters
 SPLITS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation"), "val"),
-    **dict.fromkeys(("test", "testing"), "test"),
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+    "testing": "test",
 }
-_MAX_CLASSES = 20  # more different whole numbers may be classes or numbers
-_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Names of the columns of a table.
+
+    Args:
+        path: image files.
+        labels: one or several.
+        split: None: the table defines no splits.
+        group: None: each case is its own group.
+    """
+
+    path: str
+    labels: list[str]
+    split: str | None
+    group: str | None
+
+    @property
+    def names(self) -> list[str]:
+        names = [self.path, *self.labels, self.split, self.group]
+        return [name for name in names if name]
 
 
 @dataclass(frozen=True)
 class _Row:
-    """Args: location: file and row, for messages. labels: column to text. error: None if the row is valid."""
+    """A row of a table.
+
+    Args:
+        location: file and row, for messages.
+        path: the image.
+        labels: column to text; empty where there is none.
+        split: `train`, `val`, `test` or empty.
+        group: empty: the case is its own group.
+        error: None: the row is valid.
+    """
 
     location: str
     path: Path
@@ -52,33 +85,38 @@ def csv(
     """A case per row; paths are relative to the folder of the table.
 
     Args:
+        root: the table.
+        path_column: column of the image files.
         label_columns: one column with a class or number, or several with 0 and 1 or numbers; None: `label`.
-        split_column, group_column: None takes `split` and `group` if they exist.
+        split_column: None takes `split` if it exists.
+        group_column: None takes `group` if it exists.
         target_type: kind of `ImageLevelTargets`; None: regression if there are fractions, else multiclass for
             one column and multilabel for several.
         class_names: in the order of the outputs; None sorts the labels of the table.
-    Raises: ValueError: no such file or column, or no rows. An invalid row becomes an error of its case.
+        modality: of volumes; pictures have their colours as channels.
+
+    Raises:
+        ValueError: no such file or column, or no rows. An invalid row becomes an error of its case.
     """
-    path = _need_table(root)
-    columns = ["label"] if label_columns is None else label_columns
-    columns = [columns] if isinstance(columns, str) else list(columns)
-    header, lines = read_rows(path)
-    split_column = split_column or ("split" if "split" in header else None)
-    group_column = group_column or ("group" if "group" in header else None)
-    _need_column("data.path_column", path_column, header, path)
-    for column in columns:
-        _need_column("data.label_columns", column, header, path)
-    _need_column("data.split_column", split_column, header, path)
-    _need_column("data.group_column", group_column, header, path)
-    rows = [
-        _row(path, number, line, path_column, columns, split_column, group_column) for number, line in lines
-    ]
-    others = [name for name in (path_column, *columns, split_column, group_column) if name]
-    ids = row_ids(path, header, [line for _, line in lines], path_column, others)
-    return _dataset(path, ids, rows, _targets(target_type, columns, rows, class_names, path), modality)
+    path = _table_path(root)
+    header, numbered_rows = read_rows(path)
+    columns = _Columns(
+        path=path_column,
+        labels=_as_list(label_columns),
+        split=split_column or ("split" if "split" in header else None),
+        group=group_column or ("group" if "group" in header else None),
+    )
+    _check_columns(columns, header, path)
+    rows = [_parse_row(path, number, cells, columns) for number, cells in numbered_rows]
+    cells_of_rows = [cells for _, cells in numbered_rows]
+    case_ids = row_ids(path, header, cells_of_rows, path_column, used_columns=columns.names)
+    labels = [[row.labels[column] for row in rows] for column in columns.labels]
+    targets = targets_of_columns(columns.labels, labels, target_type, class_names, path)
+    return _dataset(path, case_ids, rows, targets, modality)
 
 
-def _need_table(root: str | Path | None) -> Path:
+def _table_path(root: str | Path | None) -> Path:
+    """Raises: ValueError: no file."""
     if root is None or str(root) == "":
         raise ValueError("data.root is not set: give the table, such as data.root=/data/labels.csv")
     if not Path(root).is_file():
@@ -86,36 +124,71 @@ def _need_table(root: str | Path | None) -> Path:
     return Path(root)
 
 
+def _as_list(label_columns: Sequence[str] | str | None) -> list[str]:
+    if label_columns is None:
+        return ["label"]
+    return [label_columns] if isinstance(label_columns, str) else list(label_columns)
+
+
+def _check_columns(columns: _Columns, header: Sequence[str], path: Path) -> None:
+    """Raises: ValueError: a column that the table lacks."""
+    _check_column("data.path_column", columns.path, header, path)
+    for label_column in columns.labels:
+        _check_column("data.label_columns", label_column, header, path)
+    _check_column("data.split_column", columns.split, header, path)
+    _check_column("data.group_column", columns.group, header, path)
+
+
+def _check_column(key: str, column: str | None, header: Sequence[str], path: Path) -> None:
+    if column is None or column in header:
+        return
+    nearest = difflib.get_close_matches(column, header, n=1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    raise ValueError(f"{key}: {path} has no column {column!r}, it has {', '.join(header)}{hint}")
+
+
 def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """Column names, and each row with its line number. Raises: ValueError: no table, or no rows."""
+    """Column names, and each row, by column, with its line number.
+
+    Raises:
+        ValueError: no table, or no rows.
+    """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            delimiter = _delimiter(next((line for line in file if line.strip()), ""))
+            first_line = next((line for line in file if line.strip()), "")
+            delimiter = _delimiter(first_line)
             file.seek(0)
             reader = files.reader(file, delimiter=delimiter, skipinitialspace=True)
-            cells = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
+            lines = []
+            for row in reader:
+                if any(row):
+                    lines.append((reader.line_num, [cell.strip() for cell in row]))
     except (OSError, UnicodeDecodeError, files.Error) as error:
         raise ValueError(f"{path}: cannot be read as a table ({error})") from error
-    (_, header), *rows = cells or [(1, [])]
+    header = lines[0][1] if lines else []
+    rows = lines[1:]
     duplicates = sorted({name for name in header if name and header.count(name) > 1})
     if duplicates:
         raise ValueError(f"{path}: column {duplicates[0]!r} is there twice")
     if not rows:
         raise ValueError(f"{path}: expected a row per image, found none")
-    for number, row in rows:
+    for line_number, row in rows:
         if len(_without_empty_end(row)) > len(header):
             raise ValueError(
-                f"{path}, row {number}: {len(row)} cells, {len(header)} columns: {' | '.join(row)}; a cell "
-                f"that holds {delimiter!r} must be in quotes"
+                f"{path}, row {line_number}: {len(row)} cells, {len(header)} columns: {' | '.join(row)}; "
+                f"a cell that holds {delimiter!r} must be in quotes"
             )
-    return [name for name in header if name], [(number, _by_column(header, row)) for number, row in rows]
+    column_names = [name for name in header if name]
+    return column_names, [(line_number, _by_column(header, row)) for line_number, row in rows]
 
 
 def _delimiter(header: str) -> str:
     """What follows `case` or `path` at the start; else the most frequent of these outside quotes."""
-    outside = re.sub('"[^"]*"', "", header)
-    first = re.match('"?(?:case|path)"?([,;\t])', header)
-    return first[1] if first else max(",;\t", key=outside.count)
+    first_column = re.match('"?(?:case|path)"?([,;\t])', header)
+    if first_column:
+        return first_column[1]
+    unquoted = re.sub('"[^"]*"', "", header)
+    return max(",;\t", key=unquoted.count)
 
 
 def _without_empty_end(row: Sequence[str]) -> list[str]:
@@ -126,7 +199,8 @@ def _without_empty_end(row: Sequence[str]) -> list[str]:
 
 def _by_column(header: Sequence[str], row: Sequence[str]) -> dict[str, str]:
     """Column to cell; missing ones are empty, and those of columns without a name are left out."""
-    return {name: cell for name, cell in zip_longest(header, row[: len(header)], fillvalue="") if name}
+    cells = zip_longest(header, row[: len(header)], fillvalue="")
+    return {name: cell for name, cell in cells if name}
 
 
 def is_missing(label: str) -> bool:
@@ -139,119 +213,97 @@ def row_ids(
     header: Sequence[str],
     rows: Sequence[Mapping[str, str]],
     path_column: str = "path",
-    others: Sequence[str] = (),
+    used_columns: Sequence[str] = (),
 ) -> list[str]:
-    """A case id for each row: its cell in the column `case`, or, if these cannot name files or are alike,
-    the name of its image as `ids_of`.
+    """A case id for each row.
 
-    Args: others: columns that hold something else, such as labels, even if one is called `case`.
-    Raises: ValueError: as `ids_of`.
+    It is the cell in the column `case`, or, if these cannot name files or are alike, the name of its image as
+    by `ids_of`.
+
+    Args:
+        table: the file.
+        header: column names.
+        rows: column to cell.
+        path_column: column of the image files.
+        used_columns: columns that hold something else, such as labels, even if one is called `case`.
+
+    Raises:
+        ValueError: as `ids_of`.
     """
-    if "case" in header and "case" not in others:
-        ids = [row["case"] for row in rows]
-        if path_column not in header or (len({*ids}) == len(ids) and not any(map(id_error, ids))):
-            return ids
+    if "case" in header and "case" not in used_columns:
+        case_ids = [row["case"] for row in rows]
+        are_valid = len(set(case_ids)) == len(case_ids) and not any(id_error(case) for case in case_ids)
+        if are_valid or path_column not in header:
+            return case_ids
         log.warning("%s: the column 'case' does not name each row; cases are named after their images", table)
-    return ids_of([table.parent / row[path_column] for row in rows], table.parent, table)
+    paths = [table.parent / row[path_column] for row in rows]
+    return ids_of(paths, table.parent, table)
 
 
-def _need_column(key: str, column: str | None, header: Sequence[str], path: Path) -> None:
-    if column is not None and column not in header:
-        near = difflib.get_close_matches(column, header, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"{key}: {path} has no column {column!r}, it has {', '.join(header)}{hint}")
+def _parse_row(table: Path, number: int, cells: Mapping[str, str], columns: _Columns) -> _Row:
+    """A row of a table; what is wrong with it becomes its error."""
+    path = table.parent / cells[columns.path]
+    split = SPLITS.get(cells[columns.split].lower(), "") if columns.split else ""
+    labels = {column: "" if is_missing(cells[column]) else cells[column] for column in columns.labels}
+    return _Row(
+        location=f"{table.name}, row {number}",
+        path=path,
+        labels=labels,
+        split=split,
+        group=cells[columns.group] if columns.group else "",
+        error=_row_error(path, cells, split, columns),
+    )
 
 
-def _row(
-    table: Path,
-    number: int,
-    line: Mapping[str, str],
-    path: str,
-    columns: Sequence[str],
-    split: str | None,
-    group: str | None,
-) -> _Row:
-    location, file = f"{table.name}, row {number}", table.parent / line[path]
-    case_split = SPLITS.get(line[split].lower(), "") if split else ""
-    error = None
-    if not line[path]:
-        error = f"column {path!r} is empty, expected an image file"
-    elif not os.path.exists(file):  # noqa: PTH110 - also for text that is not a path
-        error = f"{file}: no such file"
-    elif split and not case_split:
-        error = f"column {split!r} must be train, val or test, got {line[split]!r}"
-    elif group and not line[group]:
-        error = f"column {group!r} is empty, expected the name of a group, such as a patient"
-    elif missing := [column for column in columns if is_missing(line[column])]:
-        cell = line[missing[0]]
-        error = f"column {missing[0]!r} {f'holds {cell}' if cell else 'is empty'}, expected a label"
-    labels = {column: "" if is_missing(line[column]) else line[column] for column in columns}
-    return _Row(location, file, labels, case_split, line[group] if group else "", error)
-
-
-def _targets(
-    target_type: str | None,
-    columns: Sequence[str],
-    rows: Sequence[_Row],
-    names: Sequence[str] | None,
-    path: Path,
-) -> ImageLevelTargets:
-    labels = [[row.labels[column] for row in rows] for column in columns]
-    if not names and target_type in (None, "regression"):
-        _check_decimals(columns, labels, path)
-    names_of_classes = len(columns) == 1 and len(names or ()) > 1
-    kind = target_type or ("multiclass" if names_of_classes else _likely_kind(columns, labels, path))
-    if not issubclass(targets := KINDS.get(kind, LabelMapTargets), ImageLevelTargets):
-        kinds = [name for name, kind_class in KINDS.items() if issubclass(kind_class, ImageLevelTargets)]
-        raise ValueError(f"data.target_type must be one of {', '.join(kinds)}, or null, got {kind!r}")
-    try:
-        return targets.from_columns(columns, labels, names)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-def _check_decimals(columns: Sequence[str], labels: Sequence[Sequence[str]], path: Path) -> None:
-    """Raises: ValueError: most labels of a column are numbers with a decimal comma."""
-    for column, cells in zip(columns, labels, strict=True):
-        filled = [cell for cell in cells if cell]
-        commas = [cell for cell in filled if _DECIMAL_COMMA.fullmatch(cell)]
-        if 2 * len(commas) > len(filled):
-            raise ValueError(
-                f"{path}: column {column!r} holds numbers with a decimal comma, such as {commas[0]}; "
-                "expected a decimal point; if they are classes, set data.target_type=multiclass"
-            )
-
-
-def _likely_kind(columns: Sequence[str], labels: Sequence[Sequence[str]], path: Path) -> str:
-    """Regression if most labels are numbers and some are fractions; else multiclass for one column,
-    multilabel for several.
-    """
-    filled = [label for column in labels for label in column if label]
-    numbers = {number for label in filled if (number := finite_number(label)) is not None}
-    mostly_numbers = 2 * sum(finite_number(label) is not None for label in filled) > len(filled)
-    if mostly_numbers and not all(number.is_integer() for number in numbers):
-        return "regression"
-    if len(columns) == 1 and mostly_numbers and len(numbers) > _MAX_CLASSES:
-        raise ValueError(
-            f"{path}: column {columns[0]!r} holds {len(numbers)} different whole numbers; set "
-            "data.target_type=regression or multiclass"
-        )
-    return "multiclass" if len(columns) == 1 else "multilabel"
+def _row_error(path: Path, cells: Mapping[str, str], split: str, columns: _Columns) -> str | None:
+    """What is wrong with the cells of a row; None: nothing."""
+    if not cells[columns.path]:
+        return f"column {columns.path!r} is empty, expected an image file"
+    if not os.path.exists(path):  # noqa: PTH110 - also for text that is not a path
+        return f"{path}: no such file"
+    if columns.split and not split:
+        return f"column {columns.split!r} must be train, val or test, got {cells[columns.split]!r}"
+    if columns.group and not cells[columns.group]:
+        return f"column {columns.group!r} is empty, expected the name of a group, such as a patient"
+    for column in columns.labels:
+        if is_missing(cells[column]):
+            problem = f"holds {cells[column]}" if cells[column] else "is empty"
+            return f"column {column!r} {problem}, expected a label"
+    return None
 
 
 def _dataset(
-    path: Path, ids: Sequence[str], rows: Sequence[_Row], targets: ImageLevelTargets, modality: str
+    path: Path,
+    case_ids: Sequence[str],
+    rows: Sequence[_Row],
+    targets: ImageLevelTargets,
+    modality: str,
 ) -> Dataset:
-    cases, errors = [], {}
-    for case, row in zip(ids, rows, strict=True):
-        values, error = None, row.error
+    cases: list[Case] = []
+    errors: dict[str, str] = {}
+    for case_id, row in zip(case_ids, rows, strict=True):
+        values = None
+        error = row.error
         try:
             values = targets.parse(row.labels)
-        except ValueError as invalid:
-            error = error or str(invalid)
+        except ValueError as label_error:
+            error = error or str(label_error)
         if error:
-            errors[case] = f"{row.location}: {error}"
-        cases.append(Case(case, (row.path,), values=values, group=row.group, split=row.split))
-    modalities = modalities_of([row.path for row in rows if row.error is None], modality)
-    ordered, name = tuple(sorted(cases, key=lambda case: case.id)), path.parent.name or path.stem
-    return Dataset(name, ordered, targets.names, modalities, errors, targets)
+            errors[case_id] = f"{row.location}: {error}"
+        case = Case(
+            id=case_id,
+            images=(row.path,),
+            values=values,
+            group=row.group,
+            split=row.split,
+        )
+        cases.append(case)
+    readable = [row.path for row in rows if row.error is None]
+    return Dataset(
+        name=path.parent.name or path.stem,
+        cases=tuple(sorted(cases, key=lambda case: case.id)),
+        class_names=targets.names,
+        modalities=modalities_of(readable, modality),
+        errors=errors,
+        targets=targets,
+    )

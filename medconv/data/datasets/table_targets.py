@@ -1,0 +1,89 @@
+"""Targets of the label columns of a table: their kind, if it is not set, follows from the labels."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from medconv.targets import KINDS
+from medconv.targets.base import finite_number
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.label_map import LabelMapTargets
+
+Labels = Sequence[Sequence[str]]  # for each column, the text of each row; empty where there is none
+
+_MAX_CLASSES = 20  # more different whole numbers may be classes or numbers
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+
+
+def targets_of_columns(
+    columns: Sequence[str],
+    labels: Labels,
+    target_type: str | None,
+    class_names: Sequence[str] | None,
+    path: Path,
+) -> ImageLevelTargets:
+    """The targets of a table.
+
+    Args:
+        columns: names of one or several columns.
+        labels: the texts of each column.
+        target_type: kind of `ImageLevelTargets`; None: by class names and labels.
+        class_names: in the order of the outputs; None: from the labels.
+        path: of the table, for messages.
+
+    Raises:
+        ValueError: an unknown kind, or labels that do not fit it.
+    """
+    if not class_names and target_type in (None, "regression"):
+        _check_decimals(columns, labels, path)
+    if target_type:
+        kind = target_type
+    elif len(columns) == 1 and len(class_names or ()) > 1:
+        kind = "multiclass"  # of one column, several names are those of classes
+    else:
+        kind = _likely_kind(columns, labels, path)
+    targets = KINDS.get(kind, LabelMapTargets)
+    if not issubclass(targets, ImageLevelTargets):
+        kinds = [name for name, kind_class in KINDS.items() if issubclass(kind_class, ImageLevelTargets)]
+        raise ValueError(f"data.target_type must be one of {', '.join(kinds)}, or null, got {kind!r}")
+    try:
+        return targets.from_columns(columns, labels, class_names)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _check_decimals(columns: Sequence[str], labels: Labels, path: Path) -> None:
+    """Raises: ValueError: most labels of a column are numbers with a decimal comma."""
+    for column, column_labels in zip(columns, labels, strict=True):
+        filled = [label for label in column_labels if label]
+        with_comma = [label for label in filled if _DECIMAL_COMMA.fullmatch(label)]
+        if 2 * len(with_comma) > len(filled):
+            raise ValueError(
+                f"{path}: column {column!r} holds numbers with a decimal comma, such as {with_comma[0]}; "
+                "expected a decimal point; if they are classes, set data.target_type=multiclass"
+            )
+
+
+def _likely_kind(columns: Sequence[str], labels: Labels, path: Path) -> str:
+    """The kind of targets that labels suggest.
+
+    Regression if most labels are numbers and some are fractions; else multiclass for one column, multilabel
+    for several.
+
+    Raises: ValueError: so many whole numbers that they may be classes or numbers.
+    """
+    filled = [label for column_labels in labels for label in column_labels if label]
+    parsed = [finite_number(label) for label in filled]
+    numbers = [number for number in parsed if number is not None]
+    are_numbers = 2 * len(numbers) > len(filled)
+    if are_numbers and not all(number.is_integer() for number in numbers):
+        return "regression"
+    if len(columns) > 1:
+        return "multilabel"
+    num_different = len(set(numbers))
+    if are_numbers and num_different > _MAX_CLASSES:
+        raise ValueError(
+            f"{path}: column {columns[0]!r} holds {num_different} different whole numbers; "
+            "set data.target_type=regression or multiclass"
+        )
+    return "multiclass"

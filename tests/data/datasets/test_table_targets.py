@@ -1,0 +1,38 @@
+"""medconv/data/datasets/table_targets.py: the kind that labels suggest; `test_csv_table.py` has whole tables."""
+
+from pathlib import Path
+
+import pytest
+
+from medconv.data.datasets.table_targets import targets_of_columns
+
+PATH = Path("labels.csv")
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind"),
+    [
+        ({"grade": ["I", "II", "I"]}, "multiclass"),
+        ({"grade": ["1", "2", ""]}, "multiclass"),
+        ({"age": ["61.5", "70", ""]}, "regression"),
+        ({"x": ["1", "0"], "y": ["0", "1"]}, "multilabel"),
+        ({"x": ["1.5", "0"], "y": ["0", "1"]}, "regression"),
+        ({"grade": ["I", "II", "2.5"]}, "multiclass"),
+    ],
+)
+def test_labels_suggest_the_kind(columns: dict[str, list[str]], kind: str) -> None:
+    labels = list(columns.values())
+    assert targets_of_columns(list(columns), labels, None, None, PATH).kind == kind
+
+
+def test_several_names_for_one_column_are_classes() -> None:
+    targets = targets_of_columns(["grade"], [["1", "1.5"]], None, ["1", "1.5"], PATH)
+    assert targets.kind == "multiclass"
+
+
+def test_an_error_names_the_table() -> None:
+    with pytest.raises(ValueError, match=r"labels\.csv: column 'age' holds numbers with a decimal comma"):
+        targets_of_columns(["age"], [["1,5", "2,5"]], None, None, PATH)
+    numbers = [str(number) for number in range(21)]
+    with pytest.raises(ValueError, match=r"labels\.csv: column 'age' holds 21 different whole numbers"):
+        targets_of_columns(["age"], [numbers], None, None, PATH)

@@ -9,7 +9,14 @@ from medconv.data.datasets.nnunet import nnunet
 
 
 def auto(root: str | Path) -> Dataset:
-    """Read a Medical Segmentation Decathlon or nnU-Net v2 raw folder; its `dataset.json` tells which."""
+    """Read a Medical Segmentation Decathlon or nnU-Net v2 raw folder; its `dataset.json` tells which.
+
+    Args:
+        root: folder that holds `dataset.json`.
+
+    Raises:
+        ValueError: neither of the two, or as `msd` and `nnunet`.
+    """
     meta = read_dataset_json(root)
     if "channel_names" in meta:
         return nnunet(root)

@@ -14,56 +14,88 @@ from medconv.targets import parse
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import explained
 
-_MAX_BYTES = 200  # of a case id; most file systems allow names of 255, and temporary files have longer ones
-_NO_JSON = (json.JSONDecodeError, UnicodeDecodeError, RecursionError)
+# Of a case id; most file systems allow names of 255 bytes, and temporary files have longer ones
+_MAX_ID_BYTES = 200
+_MAX_NAMED = 20  # cases named in one line
+_NOT_JSON = (json.JSONDecodeError, UnicodeDecodeError, RecursionError)
 
 
 def modalities_of(files: Sequence[Path], modality: str) -> tuple[str, ...]:
-    """One name per channel of the first readable file: colours for pictures, else `modality` repeated."""
+    """One name per channel of the first readable file.
+
+    Args:
+        files: images, each with all channels.
+        modality: name of the channels of volumes; those of pictures are colours.
+    """
     for path in files:
         try:
             count = num_channels(path)
         except ValueError:  # `check` reports it with its case
             continue
-        return raster.CHANNELS[count] if raster.is_picture(path) else (modality,) * count
+        if raster.is_picture(path):
+            return raster.CHANNELS[count]
+        return (modality,) * count
     return (modality,)
 
 
 def ids_of(files: Sequence[Path], root: Path, source: Path) -> list[str]:
     """A case id for each file: its stem, or its path below `root` if stems repeat.
 
-    Raises: ValueError: two files with one id.
+    Args:
+        files: images.
+        root: folder that does not belong to the ids.
+        source: table or folder that names the files, for messages.
+
+    Raises:
+        ValueError: two files with one id.
     """
     ids = [stem(path) for path in files]
     if len(set(ids)) < len(ids):
-        ids = ["_".join((*_below(path, root), stem(path))) for path in files]
+        ids = ["_".join([*_folder_names(path, root), stem(path)]) for path in files]
     counts = Counter(ids)
-    if twice := [str(path) for path, case in zip(files, ids, strict=True) if counts[case] > 1]:
-        named = ", ".join(twice[:6])
-        raise ValueError(f"{source}: images that would be one case: {named}; expected one of each name")
+    repeated = [str(path) for path, case_id in zip(files, ids, strict=True) if counts[case_id] > 1]
+    if repeated:
+        raise ValueError(
+            f"{source}: images that would be one case: {', '.join(repeated[:6])}; expected one of each name"
+        )
     return ids
 
 
-def id_error(case: str) -> str | None:
+def id_error(case_id: str) -> str | None:
     """Why a text cannot be a case id, which names files; None: it can."""
     try:
-        size = len(os.fsencode(case))
+        size = len(os.fsencode(case_id))
     except UnicodeEncodeError:
         size = 0
-    if 0 < size <= _MAX_BYTES and Path(case).name == case and case[0] != "." and min(case) >= " ":
+    if 0 < size <= _MAX_ID_BYTES and _is_file_name(case_id):
         return None
-    shown = repr(case) if len(case) <= _MAX_BYTES else f"one of {size} bytes, {case[:20]!r}..."
-    return f"a case id names a file, of at most {_MAX_BYTES} bytes, and cannot be {shown}"
+    if len(case_id) <= _MAX_ID_BYTES:
+        description = repr(case_id)
+    else:
+        description = f"one of {size} bytes, {case_id[:20]!r}..."
+    return f"a case id names a file, of at most {_MAX_ID_BYTES} bytes, and cannot be {description}"
 
 
-def _below(path: Path, root: Path) -> tuple[str, ...]:
+def _is_file_name(name: str) -> bool:
+    """Whether a text is one name without folders, not hidden and without control characters."""
+    return Path(name).name == name and name[0] != "." and min(name) >= " "
+
+
+def _folder_names(path: Path, root: Path) -> list[str]:
+    """The folders between `root` and a file; all of its folders if it is elsewhere."""
     folder = path.parent.relative_to(root) if path.is_relative_to(root) else path.parent
-    return tuple(part for part in folder.parts if part not in ("/", ".", ".."))
+    return [name for name in folder.parts if name not in ("/", ".", "..")]
 
 
 def targets_of(root: Path) -> SegmentationTargets:
-    """The targets in a folder's `dataset.json`: classes or regions, and the value to ignore."""
-    return parse_labels(read_dataset_json(root), root / "dataset.json")[1]
+    """The targets in a folder's `dataset.json`: classes or regions, and the value to ignore.
+
+    Raises:
+        ValueError: as `read_dataset_json`, or invalid labels.
+    """
+    meta = read_dataset_json(root)
+    _, targets = parse_labels(meta, root / "dataset.json")
+    return targets
 
 
 def build_dataset(
@@ -75,24 +107,51 @@ def build_dataset(
     path: Path,
     errors: Mapping[str, str] | None = None,
 ) -> Dataset:
-    """A dataset with its cases sorted by id. Raises: ValueError: an id twice."""
-    if twice := sorted(case for case, count in Counter(case.id for case in cases).items() if count > 1):
-        raise ValueError(f"{path}: case ids that occur more than once: {', '.join(twice[:20])}")
-    ordered = tuple(sorted(cases, key=lambda case: case.id))
-    return Dataset(name, ordered, class_names, modalities, errors or {}, targets)  # type: ignore[arg-type]
+    """A dataset with its cases sorted by id.
+
+    Args:
+        name: see `Dataset`.
+        cases: in any order.
+        class_names: see `Dataset`.
+        targets: see `Dataset`.
+        modalities: see `Dataset`.
+        path: file or folder that defines the dataset, for messages.
+        errors: case id to error; None: no errors.
+
+    Raises:
+        ValueError: an id twice.
+    """
+    counts = Counter(case.id for case in cases)
+    repeated = sorted(case_id for case_id, count in counts.items() if count > 1)
+    if repeated:
+        raise ValueError(f"{path}: case ids that occur more than once: {', '.join(repeated[:_MAX_NAMED])}")
+    return Dataset(
+        name=name,
+        cases=tuple(sorted(cases, key=lambda case: case.id)),
+        class_names=class_names,
+        modalities=modalities,
+        errors=errors or {},
+        targets=targets,  # type: ignore[arg-type]
+    )
 
 
 def read_dataset_json(root: str | Path | None) -> dict[str, Any]:
-    """Raises: ValueError: no folder, no dataset.json in it, or not a JSON object."""
+    """The content of a folder's `dataset.json`.
+
+    Raises:
+        ValueError: no folder, no dataset.json in it, or not a JSON object.
+    """
     if root is None or str(root) == "":
-        advice = "give the folder that holds dataset.json, such as data.root=/data/Task04"
-        raise ValueError(f"data.root is not set: {advice}")
+        raise ValueError(
+            "data.root is not set: give the folder that holds dataset.json, such as data.root=/data/Task04"
+        )
     folder = Path(root)
     if not folder.is_dir():
         raise ValueError(f"data.root={folder}: no such folder")
     path = folder / "dataset.json"
     if not path.is_file():
-        content = ", ".join(sorted(p.name for p in folder.iterdir())[:5]) or "nothing"
+        names = sorted(entry.name for entry in folder.iterdir())
+        content = ", ".join(names[:5]) or "nothing"
         raise ValueError(f"{folder}: no dataset.json there; the folder holds {content}")
     meta = read_json(path)
     if not isinstance(meta, dict):
@@ -101,19 +160,38 @@ def read_dataset_json(root: str | Path | None) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Raises: ValueError: not readable, or not JSON."""
-    with explained(f"{path}: cannot be read", OSError), explained(f"{path}: not valid JSON", *_NO_JSON):
+    """The content of a JSON file.
+
+    Raises:
+        ValueError: not readable, or not JSON.
+    """
+    with explained(f"{path}: cannot be read", OSError), explained(f"{path}: not valid JSON", *_NOT_JSON):
         return json.loads(path.read_text(encoding="utf-8"))
 
 
 def names_by_number(names: Any, path: Path, key: str) -> tuple[str, ...]:
-    """{"0": "T1", "1": "FLAIR"} to ("T1", "FLAIR")."""
-    if not isinstance(names, dict) or sorted(names) != sorted(str(i) for i in range(len(names))) or not names:
-        what = 'must map channel numbers to names, such as {"0": "MRI"}'
-        raise ValueError(f"{path}: key `{key}` {what}, got {names!r}")
-    return tuple(str(names[str(i)]) for i in range(len(names)))
+    """{"0": "T1", "1": "FLAIR"} to ("T1", "FLAIR").
+
+    Args:
+        names: value of the key.
+        path: file, for messages.
+        key: for messages.
+
+    Raises:
+        ValueError: not a mapping of the numbers from 0 to names.
+    """
+    numbers = [str(number) for number in range(len(names))] if isinstance(names, dict) else []
+    if not numbers or sorted(names) != sorted(numbers):
+        raise ValueError(
+            f'{path}: key `{key}` must map channel numbers to names, such as {{"0": "MRI"}}, got {names!r}'
+        )
+    return tuple(str(names[number]) for number in numbers)
 
 
 def parse_labels(meta: Mapping[str, Any], path: Path) -> tuple[tuple[str, ...], SegmentationTargets]:
-    """Class names and targets from the content of a `dataset.json`."""
+    """Class names and targets from the content of a `dataset.json`.
+
+    Raises:
+        ValueError: names the file and its invalid key.
+    """
     return parse.parse_labels(meta.get("labels"), meta.get("regions_class_order"), path)

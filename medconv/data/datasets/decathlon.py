@@ -8,9 +8,17 @@ from medconv.data.io.images import stem
 
 
 def msd(root: str | Path) -> Dataset:
-    """Medical Segmentation Decathlon: `dataset.json` lists image and label of every training case."""
-    meta, root = read_dataset_json(root), Path(root)  # in this order: root may be None
-    path = root / "dataset.json"
+    """Medical Segmentation Decathlon: `dataset.json` lists image and label of every training case.
+
+    Args:
+        root: folder that holds `dataset.json`.
+
+    Raises:
+        ValueError: no such folder, or an invalid `dataset.json`.
+    """
+    meta = read_dataset_json(root)  # also refuses a root that is not set
+    folder = Path(root)
+    path = folder / "dataset.json"
     if "training" not in meta and "channel_names" in meta:
         raise ValueError(
             f"{path}: has the keys of nnU-Net v2 (`channel_names`), not of the Decathlon; take data=nnunet"
@@ -18,8 +26,23 @@ def msd(root: str | Path) -> Dataset:
     entries = meta.get("training")
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"{path}: key `training` must list at least one case, got {entries!r}")
-    if not all(isinstance(e, dict) and {"image", "label"} <= set(e) for e in entries):
-        raise ValueError(f"{path}: every entry of `training` needs the keys `image` and `label`")
-    cases = [Case(stem(Path(e["image"])), (root / e["image"],), root / e["label"]) for e in entries]
+    cases = []
+    for entry in entries:
+        if not isinstance(entry, dict) or not {"image", "label"} <= set(entry):
+            raise ValueError(f"{path}: every entry of `training` needs the keys `image` and `label`")
+        case = Case(
+            id=stem(Path(entry["image"])),
+            images=(folder / entry["image"],),
+            label=folder / entry["label"],
+        )
+        cases.append(case)
     modalities = names_by_number(meta.get("modality"), path, "modality")
-    return build_dataset(str(meta.get("name", root.name)), cases, *parse_labels(meta, path), modalities, path)
+    class_names, targets = parse_labels(meta, path)
+    return build_dataset(
+        name=str(meta.get("name", folder.name)),
+        cases=cases,
+        class_names=class_names,
+        targets=targets,
+        modalities=modalities,
+        path=path,
+    )

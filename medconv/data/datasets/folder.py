@@ -12,6 +12,8 @@ from medconv.data.datasets.patterns import files_of, home
 from medconv.data.io.images import read_label
 from medconv.data.io.rtstruct import structures_of
 
+_NUM_LABELS_READ = 20  # to find the classes of a dataset that does not name them
+
 
 def folder(
     images: str | Mapping[str, str],
@@ -24,80 +26,131 @@ def folder(
 
     Args:
         images: a pattern, or one for each channel by its name, such as {t1: ..., flair: ...}.
+        labels: a pattern or a folder.
         class_names: background first; None takes structures' names, or numbers the classes of the first 20
             labels.
         modality: of all channels; names in `images` are modalities themselves.
         root: folder in which relative patterns begin; None: the current one.
+
+    Raises:
+        ValueError: no such folder, no pairs, or classes that cannot be told. A missing channel or label
+            becomes an error of its case.
     """
     if not images or not labels:
-        advice = "as folders or as patterns such as 'scans/{id}_t1.nii.gz'"
-        raise ValueError(f"this layout needs both data.images and data.labels, {advice}")
+        raise ValueError(
+            "this layout needs both data.images and data.labels, "
+            "as folders or as patterns such as 'scans/{id}_t1.nii.gz'"
+        )
     if root is not None and not Path(root).is_dir():
         raise ValueError(f"data.root={root}: no such folder")
-    patterns = {key: _below(root, pattern) for key, pattern in _by_channel(images, modality).items()}
-    labels = _below(root, labels)
+    patterns = {key: _in_root(root, pattern) for key, pattern in _by_channel(images, modality).items()}
+    labels = _in_root(root, labels)
     channels = {key: files_of(pattern, key) for key, pattern in patterns.items()}
     label_files = files_of(labels, "data.labels")
-    image_files = {case: path for files in reversed(channels.values()) for case, path in files.items()}
-    if not image_files.keys() & label_files:
-        ids = f"{', '.join(sorted(image_files)[:3])} in images, {', '.join(list(label_files)[:3])} in labels"
-        advice = "write {id} in the place of the case id and * for all else"
-        raise ValueError(f"data=folder: no case has both an image and a label; ids are {ids}; {advice}")
-    errors = {
-        case: f"{label_files.get(case) or image_files[case]}: no image matches {patterns[key]}"
-        for case in {**image_files, **label_files}
-        for key, files in channels.items()
-        if case not in files
-    }
-    without_label = image_files.keys() - label_files
-    errors |= {case: f"{image_files[case]}: no label matches {labels}" for case in without_label}
-    cases = [
-        Case(case, tuple(files[case] for files in channels.values() if case in files), label_files.get(case))
-        for case in {**image_files, **label_files}
-    ]
-    names = tuple(class_names or ()) or _names_of(labels) or _names_in(list(label_files.values())[:20])
+    image_files = _first_channels(list(channels.values()))
+    _check_pairs(image_files, label_files)
+    cases: list[Case] = []
+    errors: dict[str, str] = {}
+    for case_id in {**image_files, **label_files}:
+        files = [files_by_case.get(case_id) for files_by_case in channels.values()]
+        label = label_files.get(case_id)
+        cases.append(Case(case_id, tuple(path for path in files if path is not None), label))
+        for pattern, path in zip(patterns.values(), files, strict=True):
+            if path is None:
+                errors[case_id] = f"{label or image_files[case_id]}: no image matches {pattern}"
+        if label is None:
+            errors[case_id] = f"{image_files[case_id]}: no label matches {labels}"
+    if class_names:
+        names = tuple(class_names)
+    else:
+        names = _structure_names(labels) or _numbered_names(list(label_files.values())[:_NUM_LABELS_READ])
     if isinstance(images, Mapping):
         modalities = tuple(images)
     else:
         modalities = modalities_of(list(image_files.values()), modality)
-    place = home(next(iter(patterns.values())))
-    return build_dataset(place.name or "folder", cases, names, None, modalities, place, errors)
+    image_folder = home(next(iter(patterns.values())))
+    return build_dataset(
+        name=image_folder.name or "folder",
+        cases=cases,
+        class_names=names,
+        targets=None,
+        modalities=modalities,
+        path=image_folder,
+        errors=errors,
+    )
 
 
-def _below(root: str | None, pattern: str) -> str:
+def _in_root(root: str | None, pattern: str) -> str:
     return pattern if root is None else str(Path(root) / pattern)
 
 
 def _by_channel(images: Any, modality: str) -> dict[str, str]:
-    """Key, for messages, to pattern."""
+    """Key, for messages, to pattern.
+
+    Raises: ValueError: no patterns, or a modality besides those of the patterns.
+    """
     if isinstance(images, str):
         return {"data.images": images}
     if not isinstance(images, Mapping) or not all(isinstance(pattern, str) for pattern in images.values()):
-        what = "a pattern, or one for each channel such as {t1: 'a/{id}_t1.nii.gz', flair: ...}"
-        raise ValueError(f"data.images={images}: expected {what}")
+        raise ValueError(
+            f"data.images={images}: expected a pattern, or one for each channel "
+            "such as {t1: 'a/{id}_t1.nii.gz', flair: ...}"
+        )
     if modality != "MRI":
         raise ValueError(f"data.modality={modality}: the names in data.images are the modalities; set one")
     return {f"data.images.{name}": pattern for name, pattern in images.items()}
 
 
-def _names_of(labels: str) -> tuple[str, ...]:
-    """The first name of each structure that a pattern of RTSTRUCT files takes; empty: it is none."""
+def _first_channels(channels: Sequence[Mapping[str, Path]]) -> dict[str, Path]:
+    """Case id to the file of its first channel that exists."""
+    image_files: dict[str, Path] = {}
+    for files in reversed(channels):
+        image_files.update(files)
+    return image_files
+
+
+def _check_pairs(image_files: Mapping[str, Path], label_files: Mapping[str, Path]) -> None:
+    """Raises: ValueError: no case has both."""
+    if image_files.keys() & label_files.keys():
+        return
+    image_ids = ", ".join(sorted(image_files)[:3])
+    label_ids = ", ".join(list(label_files)[:3])
+    raise ValueError(
+        "data=folder: no case has both an image and a label; "
+        f"ids are {image_ids} in images, {label_ids} in labels; "
+        "write {id} in the place of the case id and * for all else"
+    )
+
+
+def _structure_names(labels: str) -> tuple[str, ...]:
+    """The background and the first name of each structure of an RTSTRUCT pattern; empty for other labels.
+
+    Raises: ValueError: a structure without a name.
+    """
     structures = [names.split("|")[0] for names in structures_of(labels)]
     if "" in structures:
         raise ValueError(f"data.labels={labels}: a structure has no name, expected #roi=NAME;NAME")
     return ("background", *structures) if structures else ()
 
 
-def _names_in(labels: Sequence[Path]) -> tuple[str, ...]:
-    values, error_text = {0}, ""
+def _numbered_names(labels: Sequence[Path]) -> tuple[str, ...]:
+    """Class names by the values of some label maps: background, 1, 2, ...
+
+    Raises: ValueError: no label can be read, or their values are not those of classes.
+    """
+    values = {0}
+    error_text = ""
     for path in labels:
         try:
-            values |= set(np.unique(read_label(path)[0]).tolist())
+            label, _ = read_label(path)
         except ValueError as error:  # `check` reports it with its case
             error_text = str(error)
+        else:
+            values |= set(np.unique(label).tolist())
     highest = max(values)
     if error_text and not highest:
         raise ValueError(f"data.class_names is not set, and no label tells how many there are ({error_text})")
+    # Most numbers are missing, as with 0 and 255, or 0, 500 and 600
     if len(values) <= highest // 2:
         raise ValueError(
             f"data=folder: labels hold {sorted(values)[:8]}, expected 0, 1, 2, ... for the classes; "

@@ -7,7 +7,7 @@ from pathlib import Path
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import ids_of, modalities_of
 from medconv.data.datasets.csv_table import SPLITS
-from medconv.data.io.images import check_endings, known, suffixes
+from medconv.data.io.images import check_endings, suffix_list, suffixes
 from medconv.targets.multiclass import MulticlassTargets
 from medconv.utils.logging import some
 
@@ -15,13 +15,20 @@ log = logging.getLogger(__name__)
 
 
 def imagefolder(
-    root: str | Path | None, class_names: Sequence[str] | None = None, modality: str = "MRI"
+    root: str | Path | None,
+    class_names: Sequence[str] | None = None,
+    modality: str = "MRI",
 ) -> Dataset:
     """A case per image file; its class is the name of its folder.
 
-    Args: class_names: in the order of the outputs; None sorts the names of the folders.
-    Raises: ValueError: no such folder, fewer than two classes, a folder without an image, or one that is not
-    a class.
+    Args:
+        root: holds a folder per class, or the folders of the splits.
+        class_names: in the order of the outputs; None sorts the names of the folders.
+        modality: of volumes; pictures have their colours as channels.
+
+    Raises:
+        ValueError: no such folder, fewer than two classes, a folder without an image, or one that is not a
+            class.
     """
     if root is None or str(root) == "":
         raise ValueError(
@@ -31,46 +38,76 @@ def imagefolder(
     root = Path(root)
     if not root.is_dir():
         raise ValueError(f"data.root={root}: no such folder")
-    top = _folders(root)
-    parents = {path: SPLITS[path.name.lower()] for path in top if path.name.lower() in SPLITS}
-    if "train" not in parents.values():
-        parents = {root: ""}
-    elif ignored := [path.name for path in top if path not in parents]:
-        log.warning(
-            "%s: folders that are not read: %s; splits are %s", root, *map(", ".join, (ignored, SPLITS))
-        )
-    folders = [(folder, split) for parent, split in parents.items() for folder in _folders(parent)]
-    names = tuple(map(str, class_names or sorted({folder.name for folder, _ in folders})))
+    class_folders = _class_folders(root)
+    folder_names = sorted({folder.name for folder, _ in class_folders})
+    names = tuple(str(name) for name in class_names or folder_names)
     if len(names) < 2:
         raise ValueError(
-            f"data.root={root}: expected a folder for each of two classes or more, found "
-            f"{', '.join(names) or 'none'}"
+            f"data.root={root}: expected a folder for each of two classes or more, "
+            f"found {', '.join(names) or 'none'}"
         )
-    files = [(path, folder, split) for folder, split in folders for path in _images(folder, names)]
-    ids = ids_of([path for path, _, _ in files], root, root)
-    cases = [
-        Case(case, (path,), values=(float(names.index(folder.name)),), split=split)
-        for case, (path, folder, split) in zip(ids, files, strict=True)
-    ]
-    modalities = modalities_of([path for path, _, _ in files], modality)
-    ordered = tuple(sorted(cases, key=lambda case: case.id))
-    return Dataset(root.absolute().name, ordered, names, modalities, targets=MulticlassTargets(names))
+    paths: list[Path] = []
+    splits: list[str] = []
+    for folder, split in class_folders:
+        images = _images(folder, names)
+        paths += images
+        splits += [split] * len(images)
+    cases = []
+    for case_id, path, split in zip(ids_of(paths, root, root), paths, splits, strict=True):
+        class_number = names.index(path.parent.name)
+        cases.append(Case(case_id, (path,), values=(float(class_number),), split=split))
+    return Dataset(
+        name=root.absolute().name,
+        cases=tuple(sorted(cases, key=lambda case: case.id)),
+        class_names=names,
+        modalities=modalities_of(paths, modality),
+        targets=MulticlassTargets(names),
+    )
+
+
+def _class_folders(root: Path) -> list[tuple[Path, str]]:
+    """The folders of the classes, each with its split; empty: there are no splits."""
+    folders = _folders(root)
+    split_folders = [folder for folder in folders if folder.name.lower() in SPLITS]
+    split_of = {folder: SPLITS[folder.name.lower()] for folder in split_folders}
+    if "train" not in split_of.values():
+        return [(folder, "") for folder in folders]
+    ignored = [folder.name for folder in folders if folder not in split_of]
+    if ignored:
+        log.warning(
+            "%s: folders that are not read: %s; splits are %s",
+            root,
+            ", ".join(ignored),
+            ", ".join(SPLITS),
+        )
+    class_folders = []
+    for split_folder, split in split_of.items():
+        class_folders += [(folder, split) for folder in _folders(split_folder)]
+    return class_folders
 
 
 def _folders(root: Path) -> list[Path]:
+    """The folders in a folder, but for hidden ones, sorted."""
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _images(folder: Path, names: Sequence[str]) -> list[Path]:
-    if folder.name not in names:
-        raise ValueError(f"{folder}: its name is not a class; data.class_names has {', '.join(names)}")
-    shown = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    images = [path for path in shown if path.name.endswith(suffixes())]
-    check_endings(shown, suffixes(), "data.root")
-    if below := [
-        path.name for path in _folders(folder) if any(p.name.endswith(suffixes()) for p in path.iterdir())
-    ]:
-        log.warning("%s: images in folders below it are not read: %s", folder, some(below))
+def _images(folder: Path, class_names: Sequence[str]) -> list[Path]:
+    """The images of a class.
+
+    Raises: ValueError: not a class, or no images.
+    """
+    if folder.name not in class_names:
+        raise ValueError(f"{folder}: its name is not a class; data.class_names has {', '.join(class_names)}")
+    visible = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    images = [path for path in visible if path.name.endswith(suffixes())]
+    check_endings(visible, suffixes(), "data.root")
+    unread = [subfolder.name for subfolder in _folders(folder) if _has_image(subfolder)]
+    if unread:
+        log.warning("%s: images in folders below it are not read: %s", folder, some(unread))
     if not images:
-        raise ValueError(f"{folder}: no image there ({known()}), expected those of class {folder.name}")
+        raise ValueError(f"{folder}: no image there ({suffix_list()}), expected those of class {folder.name}")
     return images
+
+
+def _has_image(folder: Path) -> bool:
+    return any(path.name.endswith(suffixes()) for path in folder.iterdir())

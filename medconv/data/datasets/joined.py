@@ -21,50 +21,90 @@ _LAYOUTS: dict[str, Callable[..., Dataset]] = {
     "msd": msd,
     "nnunet": nnunet,
 }
-_OWN = ("layout", "rename", "ignore_label")
+# Keys of an entry that are not arguments of its layout
+_ENTRY_KEYS = ("layout", "rename", "ignore_label")
 
 
 def joined(entries: Mapping[str, Mapping[str, Any]] | None) -> Dataset:
     """One dataset with the classes of all: a case annotates those of its own dataset, see `Case.annotated`.
 
     Case ids and groups begin with the name of the dataset and `_`.
-    Args: entries: name to `layout` and its arguments, such as {layout: nnunet, root: /data/kits}; with
-        `rename`, a class there to its name here, and `ignore_label`, as the key of `data`.
-    Raises: ValueError: names the wrong entry, or those that do not fit together.
+
+    Args:
+        entries: name to `layout` and its arguments, such as {layout: nnunet, root: /data/kits}; besides,
+            `rename`, a class there to its name here, and `ignore_label`, as the key of `data`.
+
+    Raises:
+        ValueError: names the wrong entry, or those that do not fit together.
     """
     if not isinstance(entries, Mapping) or len(entries) < 2:
-        what = "at least two datasets, such as {a: {layout: msd, root: /data/a}, b: {...}}"
-        raise ValueError(f"data.entries={entries}: expected {what}")
+        raise ValueError(
+            f"data.entries={entries}: expected at least two datasets, "
+            "such as {a: {layout: msd, root: /data/a}, b: {...}}"
+        )
     datasets = {str(name): _dataset(str(name), entry) for name, entry in entries.items()}
     modalities = _modalities(datasets)
-    names = tuple(dict.fromkeys(n for dataset in datasets.values() for n in dataset.class_names[1:]))
-    ignored = [d.targets.ignore for d in datasets.values() if d.targets.ignore is not None]
-    ignore = max([1 + len(names), *ignored]) if ignored else None
-    cases = [case for name, dataset in datasets.items() for case in _cases(name, dataset, names, ignore)]
-    errors = {f"{name}_{case}": e for name, d in datasets.items() for case, e in d.errors.items()}
-    class_names = ("background", *names)
-    targets = LabelMapTargets.of_classes(class_names, ignore)
-    home = next(path.parent for case in cases for path in case.files)
-    return build_dataset("_".join(datasets), cases, class_names, targets, modalities, home, errors)
+    class_names = _all_class_names(datasets)
+    ignore = _common_ignore(datasets, class_names)
+    cases: list[Case] = []
+    errors: dict[str, str] = {}
+    for name, dataset in datasets.items():
+        cases += _renumbered_cases(name, dataset, class_names, ignore)
+        for case_id, error in dataset.errors.items():
+            errors[f"{name}_{case_id}"] = error
+    first_file = next(path for case in cases for path in case.files)
+    return build_dataset(
+        name="_".join(datasets),
+        cases=cases,
+        class_names=class_names,
+        targets=LabelMapTargets.of_classes(class_names, ignore),
+        modalities=modalities,
+        path=first_file.parent,
+        errors=errors,
+    )
+
+
+def _all_class_names(datasets: Mapping[str, Dataset]) -> tuple[str, ...]:
+    """The background, and the foreground classes of all datasets, each once."""
+    foreground: dict[str, None] = {}  # in order
+    for dataset in datasets.values():
+        foreground.update(dict.fromkeys(dataset.class_names[1:]))
+    return ("background", *foreground)
+
+
+def _common_ignore(datasets: Mapping[str, Dataset], class_names: Sequence[str]) -> int | None:
+    """The label value to ignore in all datasets, above all classes; None: none has one."""
+    targets = [dataset.targets for dataset in datasets.values()]
+    ignored = [each.ignore for each in targets if each.ignore is not None]
+    return max([len(class_names), *ignored]) if ignored else None
 
 
 def _dataset(name: str, entry: Any) -> Dataset:
-    """An entry, its classes renamed."""
+    """The dataset of an entry, its classes renamed.
+
+    Args:
+        name: of the entry.
+        entry: value of the entry.
+
+    Raises: ValueError: names the entry.
+    """
     key = f"data.entries.{name}"
     if not re.fullmatch(r"[A-Za-z0-9-]+", name):
         raise ValueError(f"{key}: a name begins case ids, and has letters, digits and hyphens alone")
     if not isinstance(entry, Mapping) or entry.get("layout") not in _LAYOUTS:
         raise ValueError(f"{key}={entry}: expected a `layout`, one of {', '.join(_LAYOUTS)}, and its keys")
     layout = _LAYOUTS[entry["layout"]]
-    arguments = {k: value for k, value in entry.items() if k not in _OWN}
+    arguments = {argument: value for argument, value in entry.items() if argument not in _ENTRY_KEYS}
     try:
         signature(layout).bind(**arguments)
     except TypeError as error:
-        keys = ", ".join([*signature(layout).parameters, *_OWN[1:]])
+        keys = ", ".join([*signature(layout).parameters, "rename", "ignore_label"])
         raise ValueError(f"{key}: {error}; the keys of layout {entry['layout']} are {keys}") from error
     try:
         dataset = layout(**arguments).with_targets(
-            regions=None, regions_order=None, ignore_label=entry.get("ignore_label")
+            regions=None,
+            regions_order=None,
+            ignore_label=entry.get("ignore_label"),
         )
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
@@ -72,51 +112,103 @@ def _dataset(name: str, entry: Any) -> Dataset:
         raise ValueError(
             f"{key}: has regions; only classes are joined, and data.regions makes regions of all"
         )
-    return replace(dataset, class_names=_renamed(dataset.class_names, entry.get("rename") or {}, key))
+    class_names = _renamed(dataset.class_names, entry.get("rename") or {}, key)
+    return replace(dataset, class_names=class_names)
 
 
-def _renamed(names: Sequence[str], rename: Any, key: str) -> tuple[str, ...]:
-    if not isinstance(rename, Mapping) or not {*rename} <= {*names[1:]}:
-        what = f"{{CLASS: NAME}} of {', '.join(names[1:])}"
-        raise ValueError(f"{key}.rename={rename}: expected {what}")
-    new = (names[0], *(str(rename.get(name, name)) for name in names[1:]))
-    if len({*new}) < len(new):
-        raise ValueError(f"{key}: every class needs a name of its own, got {', '.join(new)}")
-    return new
+def _renamed(class_names: Sequence[str], rename: Any, key: str) -> tuple[str, ...]:
+    """Class names after renaming; the background keeps its name.
+
+    Args:
+        class_names: by label value.
+        rename: foreground class to its new name.
+        key: of the entry, for messages.
+
+    Raises: ValueError: an unknown class, or two classes with one name.
+    """
+    background, *foreground = class_names
+    if not isinstance(rename, Mapping) or not set(rename) <= set(foreground):
+        raise ValueError(f"{key}.rename={rename}: expected {{CLASS: NAME}} of {', '.join(foreground)}")
+    new_names = (background, *(str(rename.get(name, name)) for name in foreground))
+    if len(set(new_names)) < len(new_names):
+        raise ValueError(f"{key}: every class needs a name of its own, got {', '.join(new_names)}")
+    return new_names
 
 
 def _modalities(datasets: Mapping[str, Dataset]) -> tuple[str, ...]:
-    """Of the first dataset. Raises: ValueError: others differ in number, order, or in which are CT."""
-    (first, one), *others = datasets.items()
-    for name, other in others:
-        called = [[m.strip().lower() for m in dataset.modalities] for dataset in (one, other)]
-        kinds = [[modality == "ct" for modality in modalities] for modalities in called]
-        turned = called[0] != called[1] and sorted(called[0]) == sorted(called[1])
-        if kinds[0] != kinds[1] or turned:
-            text = f"{', '.join(other.modalities)}; data.entries.{first} has {', '.join(one.modalities)}"
+    """The modalities of the first dataset.
+
+    Raises: ValueError: another dataset differs in number, order, or in which are CT.
+    """
+    first_name = next(iter(datasets))
+    expected = datasets[first_name].modalities
+    expected_names = [modality.strip().lower() for modality in expected]
+    for name, dataset in datasets.items():
+        names = [modality.strip().lower() for modality in dataset.modalities]
+        # Spelling is free, but CT has a unit that normalisation uses
+        is_ct = [modality == "ct" for modality in names]
+        has_same_kinds = is_ct == [modality == "ct" for modality in expected_names]
+        has_other_order = names != expected_names and sorted(names) == sorted(expected_names)
+        if not has_same_kinds or has_other_order:
             raise ValueError(
-                f"data.entries.{name}: its channels are {text}; expected the same, in the same order, in all"
+                f"data.entries.{name}: its channels are {', '.join(dataset.modalities)}; "
+                f"data.entries.{first_name} has {', '.join(expected)}; "
+                "expected the same, in the same order, in all"
             )
-    return one.modalities
+    return expected
 
 
-def _cases(name: str, dataset: Dataset, names: tuple[str, ...], ignore: int | None) -> list[Case]:
-    own = [1 + names.index(n) for n in dataset.class_names[1:]]
-    values = {0: 0, **dict(enumerate(own, start=1))}
-    if dataset.targets.ignore is not None and ignore is not None:
-        values |= dict.fromkeys((dataset.targets.ignore, *dataset.targets.also_ignored), ignore)
-    # even one that changes nothing: other values of this dataset are not declared
-    all_classes = own == list(range(1, len(names) + 1))
-    same_ignore = dataset.targets.ignore == ignore and not dataset.targets.also_ignored
-    relabel = None if all_classes and same_ignore else tuple(sorted(values.items()))
-    annotated = None if len(own) == len(names) else tuple(sorted(own))
-    return [
-        replace(
+def _renumbered_cases(
+    dataset_name: str,
+    dataset: Dataset,
+    class_names: Sequence[str],
+    ignore: int | None,
+) -> list[Case]:
+    """The cases of a dataset, with label values of the joined dataset.
+
+    Args:
+        dataset_name: begins their ids and groups.
+        dataset: one of the datasets.
+        class_names: of the joined dataset.
+        ignore: label value to ignore in the joined dataset.
+    """
+    annotated = [class_names.index(name) for name in dataset.class_names[1:]]
+    has_all_classes = len(annotated) == len(class_names) - 1
+    relabel = _relabel(dataset, annotated, len(class_names), ignore)
+    cases = []
+    for case in dataset.cases:
+        joined_case = replace(
             case,
-            id=f"{name}_{case.id}",
-            group=f"{name}_{case.group}" if case.group else "",
+            id=f"{dataset_name}_{case.id}",
+            group=f"{dataset_name}_{case.group}" if case.group else "",
             relabel=relabel,
-            annotated=annotated,
+            annotated=None if has_all_classes else tuple(sorted(annotated)),
         )
-        for case in dataset.cases
-    ]
+        cases.append(joined_case)
+    return cases
+
+
+def _relabel(
+    dataset: Dataset,
+    annotated: Sequence[int],
+    num_classes: int,
+    ignore: int | None,
+) -> tuple[tuple[int, int], ...] | None:
+    """Pairs of label value in the files and in the joined dataset; None: they are the same.
+
+    Args:
+        dataset: one of the datasets.
+        annotated: joined label value of each of its foreground classes.
+        num_classes: of the joined dataset, with the background.
+        ignore: label value to ignore in the joined dataset.
+    """
+    targets = dataset.targets
+    has_same_classes = list(annotated) == list(range(1, num_classes))
+    has_same_ignore = targets.ignore == ignore and not targets.also_ignored
+    if has_same_classes and has_same_ignore:
+        return None
+    # Also if no value changes: values that are not here are not declared
+    new_values = {0: 0, **dict(enumerate(annotated, start=1))}
+    if targets.ignore is not None and ignore is not None:
+        new_values |= dict.fromkeys((targets.ignore, *targets.also_ignored), ignore)
+    return tuple(sorted(new_values.items()))

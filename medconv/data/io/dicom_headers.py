@@ -282,7 +282,7 @@ def _numbers(elements: _Elements, keyword: str, count: int) -> tuple[float, ...]
     """
     value = elements.get(keyword)
     is_single = isinstance(value, (str, int, float)) and value != ""
-    values = [value] if is_single else list(value or ())
+    values: list[Any] = [value] if is_single else list(value or ())
     if not values:
         return None
     if len(values) != count or not all(isfinite(float(number)) for number in values):

@@ -112,7 +112,7 @@ def warn_of_lookalikes(
         equivariant_axes: axes along which the network maps a mirrored image to the mirrored output.
     """
     names = _unpaired_lookalikes(targets, class_names, pairs)
-    if not names or left_right_axis not in (*mirrored_axes, *equivariant_axes):
+    if not names:
         return
     if left_right_axis in equivariant_axes:
         log.warning(
@@ -120,7 +120,16 @@ def warn_of_lookalikes(
             left_right_axis,
             ", ".join(f"{a} from {b}" for a, b in names),
         )
-    elif targets.can_swap_labels:
+    elif left_right_axis in mirrored_axes:
+        _warn_of_mirroring(targets, names, mirrored_axes)
+
+
+def _warn_of_mirroring(
+    targets: Targets,
+    names: Sequence[tuple[str, str]],
+    mirrored_axes: Sequence[int],
+) -> None:
+    if targets.can_swap_labels:
         log.warning(
             "augmentation.mirror_axes=%s swaps left and right but no labels; "
             "data.flip_label_pairs=[%s] would swap them",

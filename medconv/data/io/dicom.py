@@ -240,8 +240,8 @@ def _descriptions(series: list[Volume]) -> str:
             differing.append(mark)
     descriptions = []
     for number, marks in enumerate(marks_by_volume, 1):
-        values = [f"{MARKS[mark]} {_text(marks[mark])}" for mark in differing[:2]]
-        descriptions.append(" ".join([f"#{number}", *values]))
+        texts = [f"{MARKS[mark]} {_text(marks[mark])}" for mark in differing[:2]]
+        descriptions.append(" ".join([f"#{number}", *texts]))
     return ", ".join(descriptions)
 
 

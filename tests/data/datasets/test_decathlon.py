@@ -32,7 +32,7 @@ BAD_JSON: dict[str, tuple[dict[str, Any], str]] = {
         "`labels` must name the background and at least one",
     ),
     "gap in labels": ({"labels": {"0": "background", "1": "a", "3": "b"}}, r"without a gap.*got \[0, 1, 3\]"),
-    "equal names": ({"labels": {"0": "background", "1": "a", "2": "a"}}, "name of its own, got.*'a', 'a'"),
+    "equal names": ({"labels": {"0": "background", "1": "a", "2": "a"}}, "a different name, got.*'a', 'a'"),
 }
 
 

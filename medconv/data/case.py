@@ -185,8 +185,8 @@ class Dataset:
         """
         if settings.get("ignore_label") is not None and any(case.relabel for case in self.cases):
             raise ValueError(
-                "ignore_label: the label values of joined datasets are renumbered; set ignore_label in each "
-                "of data.entries instead"
+                "data.ignore_label: the label values of joined datasets are renumbered; "
+                "set ignore_label in each of data.entries instead"
             )
         if isinstance(self.targets, SegmentationTargets):
             names, targets = parse.override(self.class_names, self.targets, **settings)
@@ -194,7 +194,7 @@ class Dataset:
             return dataset._with_one_ignored_value(targets) if targets.also_ignored else dataset
         for name, value in settings.items():
             if value is not None:
-                raise ValueError(f"{name} is for label maps, but this dataset has image-level targets")
+                raise ValueError(f"data.{name} is for label maps, but this dataset has image-level targets")
         return self
 
     def _with_one_ignored_value(self, targets: SegmentationTargets) -> Dataset:

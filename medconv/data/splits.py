@@ -60,7 +60,7 @@ def split_cases(
     if not val or fold == "all" or splits is not None:
         train, val = split_fold([*train, *val], fold, num_folds, splits)
     elif str(fold) != "0":
-        log.warning("fold=%s is not used: the dataset defines its training and validation cases", fold)
+        log.warning("data.fold=%s is not used: the dataset defines its training and validation cases", fold)
     data_split = DataSplit(train, val, by_split["test"])
     _check_groups(data_split)
     if splits is None:
@@ -230,11 +230,11 @@ def split_fold(
     if not 2 <= num_folds <= len(units):
         unit_name = "groups" if any(case.group for case in ordered) else "cases"
         raise ValueError(
-            f"num_folds must lie between 2 and the number of {unit_name}, {len(units)}, got {num_folds}; "
-            "fold=all needs no folds"
+            f"data.num_folds must lie between 2 and the number of {unit_name}, {len(units)}, "
+            f"got {num_folds}; data.fold=all needs no folds"
         )
     if not 0 <= fold_index < num_folds:
-        raise ValueError(f"fold must be `all` or lie in 0..{num_folds - 1}, got {fold}")
+        raise ValueError(f"data.fold must be `all` or lie in 0..{num_folds - 1}, got {fold}")
     shuffled = np.arange(len(units))
     np.random.RandomState(_SHUFFLE_SEED).shuffle(shuffled)
     val_units = {units[index] for index in np.array_split(shuffled, num_folds)[fold_index]}
@@ -248,7 +248,7 @@ def _fold_of_file(cases: Sequence[Case], fold_index: int, path: Path) -> tuple[l
     if not isinstance(folds, list) or not all(_has_fold_keys(fold) for fold in folds):
         raise ValueError(f"{path}: expected a list of folds, each with the keys `train` and `val`")
     if not 0 <= fold_index < len(folds):
-        raise ValueError(f"{path}: fold must be `all` or lie in 0..{len(folds) - 1}, got {fold_index}")
+        raise ValueError(f"{path}: data.fold must be `all` or lie in 0..{len(folds) - 1}, got {fold_index}")
     train_ids = folds[fold_index]["train"]
     val_ids = folds[fold_index]["val"]
     _check_ids(train_ids, f"{path}: train of fold {fold_index}")

@@ -84,7 +84,7 @@ def test_fold_all_trains_on_every_case() -> None:
 
 @pytest.mark.parametrize("fold", [-1, 5, "-1", "first", 1.5])
 def test_fold_must_be_in_range(fold: Any) -> None:
-    with pytest.raises(ValueError, match=rf"fold must be `all` or lie in 0\.\.4, got {fold}"):
+    with pytest.raises(ValueError, match=rf"data\.fold must be `all` or lie in 0\.\.4, got {fold}"):
         split_fold(some_cases(10), fold, 5)
 
 
@@ -95,7 +95,7 @@ def test_fold_may_be_text() -> None:
 @pytest.mark.parametrize("num_folds", [0, 1, 4])
 def test_number_of_folds_must_be_in_range(num_folds: int) -> None:
     with pytest.raises(
-        ValueError, match=rf"num_folds must lie between 2 and .* 3, got {num_folds}; fold=all"
+        ValueError, match=rf"data\.num_folds must lie between 2 and .* 3, got {num_folds}; data\.fold=all"
     ):
         split_fold(some_cases(3), 0, num_folds)
 
@@ -130,7 +130,7 @@ def test_splits_file_replaces_the_random_folds(tmp_path: Path) -> None:
             "train of fold 0 has cases twice: case_000",
         ),
         ([], "got 1"),
-        ([{"train": [], "val": []}], r"fold must be `all` or lie in 0\.\.0, got 1"),
+        ([{"train": [], "val": []}], r"data\.fold must be `all` or lie in 0\.\.0, got 1"),
         ([{"train": []}], "a list of folds, each with the keys `train` and `val`"),
         ({"train": [], "val": []}, "a list of folds"),
     ],
@@ -167,7 +167,7 @@ def test_splits_of_the_dataset_replace_folds(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING):
         assert split_cases(cases, 0, 5) == DataSplit(cases[:4], cases[4:5], cases[5:]) and not caplog.records
         assert split_cases(cases, 3, 5) == split_cases(cases, 0, 5)
-    assert "fold=3 is not used" in caplog.text
+    assert "data.fold=3 is not used" in caplog.text
     assert split_cases(cases, "all", 5) == DataSplit(cases[:5], [], cases[5:])
 
 

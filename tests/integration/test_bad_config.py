@@ -75,7 +75,7 @@ def train(composed: DictConfig) -> int:
         ),
         ("plan.max_stages=0", "plan.max_stages must be 1 or more, or null, got 0"),
         ("plan.max_batch_size=0", "plan.max_batch_size must be 1 or more, or null, got 0"),
-        ("data.fold=7", "fold must be `all` or lie in 0..2, got 7"),
+        ("data.fold=7", "data.fold must be `all` or lie in 0..2, got 7"),
         ("data.fold=first", "data.fold"),
         (
             "scheduler=step scheduler.step_fraction=30",

@@ -22,7 +22,7 @@ from medconv.training import data_setup
             r"3\.png: 9 x 9 pixels, while most pictures have 12 x 8; expected one size, or "
             r"data\.resize=\[12,8\]",
         ),
-        ({}, ["data.regions={x:[1]}"], r"regions is for label maps"),
+        ({}, ["data.regions={x:[1]}"], r"data\.regions is for label maps"),
         ({}, ["data.flip_label_pairs=[[a,b]]"], r"data\.flip_label_pairs exchanges classes of label maps"),
         (
             {},

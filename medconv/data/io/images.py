@@ -251,7 +251,7 @@ def _whole_numbers(path: Path, array: np.ndarray) -> np.ndarray:
     is_finite = np.isfinite(array)
     if not is_finite.all():
         raise ValueError(f"{path}: {(~is_finite).sum()} label values are not finite")
-    rounded = np.rint(array)
+    rounded: np.ndarray = np.rint(array)
     distance = np.abs(array - rounded)
     if distance.max() > _ROUNDING_TOLERANCE:
         voxel = tuple(int(index) for index in np.unravel_index(distance.argmax(), distance.shape))

@@ -213,7 +213,7 @@ def _read_table(source: _Source, answers: Sequence[str]) -> list[_Entry]:
         if not row["path"]:
             raise ValueError(f"{source}, row {number}: column 'path' is empty, expected an image file")
     rows = [row for _, row in numbered_rows]
-    case_ids = row_ids(source.path, header, rows, others=answers)
+    case_ids = row_ids(source.path, header, rows, used_columns=answers)
     return [_Entry(case_id, (row["path"],)) for case_id, row in zip(case_ids, rows, strict=True)]
 
 

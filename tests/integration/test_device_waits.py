@@ -153,7 +153,7 @@ ON_HOST = {  # asked of tensors on the host, or once they have come there
     ("datamodule.py", "on_before_batch_transfer"),  # numbers of samples
     ("augment.py", "__call__"),
     # parameters of augmentations; what these do to images is tested above
-    *(("augment.py", name) for name in ("_place", "_index")),
+    *(("augment.py", name) for name in ("_move", "_resample", "_index")),
     *(("intensity.py", name) for name in ("add_noise", "_chosen", "_softening")),
 }
 

@@ -142,11 +142,11 @@ def test_read_size_includes_all_that_a_sample_shows(axes: int) -> None:
     for number in range(20):
         size = augment.read_size(number)
         ones = torch.ones(1, 1, *size)
-        image, _ = augment.place(ones, ones.to(torch.uint8), augment.sample([number]))
+        image, _ = augment.apply_spatial(ones, ones.to(torch.uint8), augment.sample([number]))
         inside = all(n < most for n, most in zip(size, augment.max_read_size, strict=True))
         assert not inside or image.min() > 0.999
         cut = centre(ones, [max(1, n - 6) for n in size])
-        image, _ = augment.place(cut, cut.to(torch.uint8), augment.sample([number]))
+        image, _ = augment.apply_spatial(cut, cut.to(torch.uint8), augment.sample([number]))
         assert image.min() < 0.5  # a smaller crop does not suffice
 
 
@@ -193,7 +193,7 @@ def test_a_prediction_can_be_moved_like_its_image() -> None:
     parameters = augment.sample([3], 2)
     prediction = batch["label"].float() * 10
     _, label = augment.apply(batch["image"], batch["label"], parameters)
-    moved, same_label = augment.place(prediction, batch["label"], parameters)
+    moved, same_label = augment.apply_spatial(prediction, batch["label"], parameters)
     assert torch.equal(same_label, label)
     # not 1: the prediction is interpolated linearly, the label by nearest neighbour
     assert dice(moved.numpy() > 15, label.numpy() > 1) > 0.7
@@ -249,7 +249,7 @@ def test_shifts_across_thick_slices_are_whole_slices() -> None:
     augment = make(spacing_mm=(1, 1, 5), patch_size=(16, 16, 8), p={"shift": 1}, shift=0.2)
     drawn = augment.sample(range(20)).shift
     assert drawn[:, 2].mul(8).unique().tolist() == [-2, -1, 0, 1, 2]
-    shifted = augment.place(image, image.to(torch.uint8), augment.sample(range(20)))[0][:, :, 4:12, 4:12]
+    shifted = augment.apply_spatial(image, image.to(torch.uint8), augment.sample(range(20)))[0][:, :, 4:12, 4:12]
     assert ((shifted - shifted.round()).abs() < 1e-4).all()
 
 
@@ -303,7 +303,7 @@ def test_elastic_deformation_is_smooth_and_at_most_elastic_mm() -> None:
     label = torch.zeros(1, 1, *image.shape[2:], dtype=torch.uint8)
     still, largest = positions_mm(shape, spacing), []
     for number in range(12):
-        moved = augment.place(image, label, augment.sample([number], 3))[0][0].numpy() - still
+        moved = augment.apply_spatial(image, label, augment.sample([number], 3))[0][0].numpy() - still
         largest.append(np.abs(moved).max())
         slope = np.stack([np.gradient(moved[i], *spacing) for i in range(3)])
         assert np.linalg.det(np.moveaxis(slope, (0, 1), (-2, -1)) + np.eye(3)).min() > 0  # nothing folds over

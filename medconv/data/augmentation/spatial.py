@@ -46,9 +46,7 @@ def resample(
     linear = matrix * (torch.tensor(size) / 2) / half[:, None]
     offset = (shift / half).flip(1)[:, :, None]
     theta = torch.cat([linear.flip(1, 2), offset], dim=2).float()
-    return sample(
-        image, label, to_device(theta, image.device), to_device(half, image.device), field, size
-    )
+    return sample(image, label, to_device(theta, image.device), to_device(half, image.device), field, size)
 
 
 def _resample_one_by_one(
@@ -120,9 +118,7 @@ def bend(control: Tensor, bases: Sequence[Tensor]) -> Tensor:
 def control_points(size: Sequence[int], distance: Sequence[float]) -> tuple[int, ...]:
     """How many control points along each axis cover `size` voxels."""
     # One before the first voxel and two behind the last: four cubic splines overlap everywhere.
-    return tuple(
-        ceil((voxels - 1) / spacing) + 3 for voxels, spacing in zip(size, distance, strict=True)
-    )
+    return tuple(ceil((voxels - 1) / spacing) + 3 for voxels, spacing in zip(size, distance, strict=True))
 
 
 @lru_cache(maxsize=32)

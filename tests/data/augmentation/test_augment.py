@@ -14,11 +14,11 @@ from torch import Tensor
 
 from medconv.data.augmentation import spatial
 from medconv.data.augmentation.augment import Augment, centre
-from medconv.data.augmentation.parameters import PLACE, VALUES, Parameters
+from medconv.data.augmentation.parameters import INTENSITY, SPATIAL, Parameters
 
 CONF = Path(__file__).parents[3] / "conf" / "augmentation"
-SOME: dict[str, Any] = {**ALL, "p": dict.fromkeys((*PLACE, *VALUES), 0.5), "mirror_axes": "all"}
-MOVES: dict[str, Any] = {**ALL, "p": dict.fromkeys(PLACE, 1.0)}
+SOME: dict[str, Any] = {**ALL, "p": dict.fromkeys((*SPATIAL, *INTENSITY), 0.5), "mirror_axes": "all"}
+MOVES: dict[str, Any] = {**ALL, "p": dict.fromkeys(SPATIAL, 1.0)}
 ELASTIC: dict[str, Any] = {"elastic_mm": 2, "elastic_spacing_mm": 8}
 
 
@@ -120,7 +120,7 @@ def test_a_gpu_gives_the_same_as_a_cpu(axes: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("axes", [2, 3])
 def test_samples_cropped_to_their_read_size_give_the_same(axes: int) -> None:
     """Workers read only what each sample shows; an accelerator gets `max_read_size` for all samples."""
-    augment = make(axes, 1, **{**SOME, **ELASTIC, "p": {**SOME["p"], **dict.fromkeys(PLACE, 0.3)}})
+    augment = make(axes, 1, **{**SOME, **ELASTIC, "p": {**SOME["p"], **dict.fromkeys(SPATIAL, 0.3)}})
     numbers = list(range(20))
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(20, 1, *augment.max_read_size, generator=generator)
@@ -171,7 +171,7 @@ def test_parameters_that_do_nothing_change_nothing(axes: int) -> None:
 def test_the_input_is_not_changed() -> None:
     batch = batch_of([0, 1, 2, 3])
     image, label = batch["image"].clone(), batch["label"].clone()
-    for settings in (ALL, SOME, {"p": dict.fromkeys(VALUES, 1.0)}):
+    for settings in (ALL, SOME, {"p": dict.fromkeys(INTENSITY, 1.0)}):
         make(**settings)(batch)
     assert torch.equal(batch["image"], image) and torch.equal(batch["label"], label)
 
@@ -249,7 +249,9 @@ def test_shifts_across_thick_slices_are_whole_slices() -> None:
     augment = make(spacing_mm=(1, 1, 5), patch_size=(16, 16, 8), p={"shift": 1}, shift=0.2)
     drawn = augment.sample(range(20)).shift
     assert drawn[:, 2].mul(8).unique().tolist() == [-2, -1, 0, 1, 2]
-    shifted = augment.apply_spatial(image, image.to(torch.uint8), augment.sample(range(20)))[0][:, :, 4:12, 4:12]
+    shifted = augment.apply_spatial(image, image.to(torch.uint8), augment.sample(range(20)))[0][
+        :, :, 4:12, 4:12
+    ]
     assert ((shifted - shifted.round()).abs() < 1e-4).all()
 
 

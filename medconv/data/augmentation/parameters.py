@@ -275,7 +275,7 @@ class ParameterSampler:
         return self._size_that_holds(distance)
 
     def _rotated_half(self) -> np.ndarray:
-        """How far from the centre a rotation in one plane takes the patch's corners. Shape: (axes,), voxels."""
+        """How far a rotation in one plane takes corners from the centre. Shape: (axes,), in voxels."""
         half = np.array(self.patch_size) / 2
         spacing = np.array(self.spacing_mm)
         distance = half.copy()

@@ -3,14 +3,52 @@
 Float32 is enough for usual values; where a square or a difference would overflow or vanish, float64 is used.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from medconv.data.io.raster import are_picture_channels
+
+NORMALISATIONS = ("zscore", "zscore_nonzero", "ct", "dataset", "rescale", "none")
+DATASET_NORMALISATIONS = ("ct", "dataset")  # use the intensities of all cases
 _LARGEST = 1e12  # sums of squares of larger values may overflow in float32
 _SMALLEST_STD = 1e-8  # below, squares of differences vanish in float32
 _ROUNDING = 1e-6  # of a float32, relative, with some calculation before
 _NO_DATA = 1e6  # float32 has 7 digits: beside values this much farther away, all others become one value
+
+
+def normalisation_for(
+    normalisation: str | Sequence[str] | None, modalities: Sequence[str]
+) -> tuple[str, ...]:
+    """One normalisation per channel.
+
+    Args:
+        normalisation: one name for all channels, or one for each; None: `ct` for CT, `dataset` for pictures,
+            `zscore` for all others.
+        modalities: of the channels.
+    Raises:
+        ValueError: unknown names, or not one per channel.
+    """
+    if normalisation is None:
+        if are_picture_channels(tuple(modalities)):
+            return ("dataset",) * len(modalities)
+        return tuple("ct" if name.strip().lower() == "ct" else "zscore" for name in modalities)
+    is_single = isinstance(normalisation, str) or not isinstance(normalisation, Sequence)
+    names: tuple[Any, ...] = (normalisation,) * len(modalities) if is_single else tuple(normalisation)
+    if len(names) != len(modalities):
+        raise ValueError(
+            f"data.normalisation needs one name, or one for each of {len(modalities)} channels, got {names}"
+        )
+    check_normalisation(names)
+    return names
+
+
+def check_normalisation(names: Sequence[str]) -> None:
+    """Raises: ValueError: a name that is not one of `NORMALISATIONS`."""
+    unknown = [name for name in names if name not in NORMALISATIONS]
+    if unknown:
+        raise ValueError(f"data.normalisation must be one of {NORMALISATIONS} per channel, got {unknown}")
 
 
 def wide(values: np.ndarray) -> np.ndarray:

@@ -5,7 +5,6 @@ Preparation, validation and prediction all use these functions, so they cannot d
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,15 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medconv.data.case import Grid
-from medconv.data.io.raster import are_picture_channels
-from medconv.data.preprocessing.normalisation import normalise
+from medconv.data.preprocessing.normalisation import check_normalisation, normalise
 from medconv.data.preprocessing.orientation import canonical_spacing, from_canonical, to_canonical
 from medconv.data.preprocessing.resampling import nearest, nearest_axis, zoom, zoom_label, zoom_within_range
 from medconv.targets.label_map import highest
 
-NORMALISATIONS = ("zscore", "zscore_nonzero", "ct", "dataset", "rescale", "none")
 CONVENTIONS = (None, "nnunet", "nnunet_ras")
-DATASET_NORMALISATIONS = ("ct", "dataset")  # use the intensities of all cases
 Box = tuple[slice, ...]
 
 
@@ -53,7 +49,7 @@ class PreprocessingConfig:
     convention: str | None = None
 
     def __post_init__(self) -> None:
-        _check_normalisation(self.normalisation)
+        check_normalisation(self.normalisation)
         are_positive = all(mm > 0 for mm in self.spacing_mm)
         if len(self.spacing_mm) != self.spatial_dims or not are_positive:
             raise ValueError(
@@ -90,38 +86,6 @@ class PreprocessingConfig:
 def left_right_axis(slice_axis: int | None) -> int | None:
     """The axis of the network input from left to right: the first; None for sagittal slices."""
     return None if slice_axis == 0 else 0
-
-
-def normalisation_for(
-    normalisation: str | Sequence[str] | None, modalities: Sequence[str]
-) -> tuple[str, ...]:
-    """One normalisation per channel.
-
-    Args:
-        normalisation: one name for all channels, or one for each; None: `ct` for CT, `dataset` for pictures,
-            `zscore` for all others.
-        modalities: of the channels.
-    Raises:
-        ValueError: unknown names, or not one per channel.
-    """
-    if normalisation is None:
-        if are_picture_channels(tuple(modalities)):
-            return ("dataset",) * len(modalities)
-        return tuple("ct" if name.strip().lower() == "ct" else "zscore" for name in modalities)
-    is_single = isinstance(normalisation, str) or not isinstance(normalisation, Sequence)
-    names: tuple[Any, ...] = (normalisation,) * len(modalities) if is_single else tuple(normalisation)
-    if len(names) != len(modalities):
-        raise ValueError(
-            f"data.normalisation needs one name, or one for each of {len(modalities)} channels, got {names}"
-        )
-    _check_normalisation(names)
-    return names
-
-
-def _check_normalisation(names: Sequence[str]) -> None:
-    unknown = [name for name in names if name not in NORMALISATIONS]
-    if unknown:
-        raise ValueError(f"data.normalisation must be one of {NORMALISATIONS} per channel, got {unknown}")
 
 
 @dataclass(frozen=True)

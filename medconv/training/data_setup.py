@@ -200,6 +200,7 @@ def build_data(
     """The loaders of a resolved config. Args: profiler, stop_request: of a run."""
     data = config.data
     derived = config.derived
+    assert data.batch_size is not None  # resolved
     patch = PatchShape(derived.patch_size, derived.slice_axis)
     augment = configs.build(
         config.augmentation,

@@ -77,7 +77,9 @@ class Augment(ParameterSampler):
         if label is not None:
             out_label = label[0].new_empty((batch_size, 1, *self.patch_size))
         moves = {name: getattr(parameters, name) for name in MOVES}
-        if self._is_faster_stacked(image, label):
+        spatial_dims = len(self.patch_size)
+        is_faster_stacked = spatial.plain(label, spatial_dims) or not spatial.one_by_one(out.device)
+        if is_faster_stacked and isinstance(image, Tensor) and not isinstance(label, Sequence):
             self._move(image, label, moves, out, out_label)
         else:
             for i in range(batch_size):
@@ -92,12 +94,6 @@ class Augment(ParameterSampler):
         if out_label is not None and self.flip_label_pairs and self.left_right_axis is not None:
             self._swap(out_label, parameters.flips[:, self.left_right_axis])
         return out, out_label
-
-    def _is_faster_stacked(self, image: Images, label: Images | None) -> bool:
-        """Whether samples have one size, and are moved faster together than one by one."""
-        is_stacked = isinstance(image, Tensor) and not isinstance(label, Sequence)
-        spatial_dims = len(self.patch_size)
-        return is_stacked and (spatial.plain(label, spatial_dims) or not spatial.one_by_one(image[0].device))
 
     def _move(
         self,

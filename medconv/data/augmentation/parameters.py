@@ -236,8 +236,9 @@ class ParameterSampler:
         axes = len(self.spacing_mm)
         rng = generator(self.seed, RandomStream.ELASTIC, number)
         largest = self.elastic_mm * rng.random() * self.thin / np.array(self.spacing_mm)
-        directions: np.ndarray = rng.uniform(-1, 1, self._no_control.shape)
-        return directions * largest.reshape(-1, *(1,) * axes)
+        directions = rng.uniform(-1, 1, self._no_control.shape)
+        displacements: np.ndarray = directions * largest.reshape(-1, *(1,) * axes)
+        return displacements
 
     def _draw_channel(self, draw: Draw) -> dict[str, Any]:
         """The values of `PER_CHANNEL`, of one channel."""

@@ -127,10 +127,12 @@ class DataModule(LightningDataModule):
             rank=self._rank,
             world_size=self._world_size,
         )
-        augments_in_worker = self.augment is not None and not self._on_gpu
+        collate = default_collate
+        if self.augment is not None and not self._on_gpu:
+            collate = _Augmenting(self.augment)
         return self._loader(
             self._training_dataset(),
-            _Augmenting(self.augment) if augments_in_worker else default_collate,
+            collate,
             sampler=order,
             batch_size=self.loader.batch_size,
             profiler=self.profiler,

@@ -36,7 +36,8 @@ def _orientation(grid: Grid, reorient: bool) -> np.ndarray:
     is_slice = grid.shape[2] == 1
     if not reorient or is_slice:
         return _RAS
-    return nib.orientations.io_orientation(grid.matrix)
+    orientation: np.ndarray = nib.orientations.io_orientation(grid.matrix)
+    return orientation
 
 
 def canonical_spacing(grid: Grid, reorient: bool = True) -> tuple[float, ...]:

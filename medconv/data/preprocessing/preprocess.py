@@ -220,7 +220,7 @@ def preprocess_label(
     Shape: (X, Y, Z) -> (*spatial) uint8 or int16.
     """
     canonical, spacing_mm = to_canonical(label[None], crop_info.grid, config.reorients)
-    cropped = canonical[0, *crop_info.slices]
+    cropped = canonical[0][crop_info.slices]
     target_mm = config.target_mm(spacing_mm)
     shape = resampled_shape(cropped.shape, spacing_mm, target_mm)
     axis = config.nearest_axis(spacing_mm, target_mm)

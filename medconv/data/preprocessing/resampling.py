@@ -106,8 +106,8 @@ def _class_boxes(label: np.ndarray, num_classes: int) -> dict[int, Box]:
 
 def _weights(mask: np.ndarray, box: Box, matrices: Sequence[np.ndarray | None]) -> tuple[Box, np.ndarray]:
     """Interpolate a mask that is empty outside `box`. Returns: the box of the result, and weights."""
-    resampled_box = []
-    cut_matrices = []
+    resampled_box: list[slice] = []
+    cut_matrices: list[np.ndarray | None] = []
     for matrix, columns in zip(matrices, box, strict=True):
         if matrix is None:
             resampled_box.append(columns)

@@ -17,7 +17,9 @@ def random_corner(rng: np.random.Generator, image_shape: Sequence[int], box: Seq
     return np.where(margin > 0, corner, margin // 2)
 
 
-def corner_around(voxel: Sequence[int], image_shape: Sequence[int], box: Sequence[int]) -> np.ndarray:
+def corner_around(
+    voxel: Sequence[int] | np.ndarray, image_shape: Sequence[int], box: Sequence[int]
+) -> np.ndarray:
     """The corner of the patch with this voxel at its centre, moved as far as needed to lie inside the image.
 
     Args:

@@ -53,7 +53,12 @@ class Augment(ParameterSampler):
             "sample": numbers,
         }
 
-    def apply(self, image: Images, label: Images | None, parameters: Parameters) -> Pair:
+    def apply(
+        self,
+        image: Images,
+        label: Images | None,
+        parameters: Parameters,
+    ) -> Pair:
         """Linear interpolation for images, nearest neighbour for labels, 0 outside; the input is kept."""
         moved, label = self.apply_spatial(image, label, parameters)
         values = moved.float()
@@ -68,7 +73,12 @@ class Augment(ParameterSampler):
         intensity.bend(rows, per_row["gamma"], inverted=False)
         return values.to(moved.dtype), label
 
-    def apply_spatial(self, image: Images, label: Images | None, parameters: Parameters) -> Pair:
+    def apply_spatial(
+        self,
+        image: Images,
+        label: Images | None,
+        parameters: Parameters,
+    ) -> Pair:
         """The spatial part of `apply`."""
         batch_size = len(image)
         num_channels = len(image[0])

@@ -186,7 +186,8 @@ def _coarsen(num_voxels: int, resolution: Tensor) -> Tensor:
 
     Shape: (rows,) -> (rows, num_voxels, num_voxels).
     """
-    coarse_voxels = (num_voxels * resolution[:, None].double()).round().clamp(min=1).float()
+    coarse_voxels = (num_voxels * resolution[:, None].double()).round()
+    coarse_voxels = coarse_voxels.clamp(min=1).float()
     last = coarse_voxels - 1
     # Of each voxel's centre, counted in coarse voxels.
     position = (torch.arange(num_voxels) + 0.5) * coarse_voxels / num_voxels - 0.5

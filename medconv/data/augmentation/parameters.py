@@ -129,7 +129,8 @@ class ParameterSampler:
     def __post_init__(self) -> None:
         self.spacing_mm = tuple(self.spacing_mm)
         self.patch_size = tuple(self.patch_size)
-        self.p = {**dict.fromkeys((*SPATIAL, *INTENSITY), 0.0), **(self.p or {})}
+        never = dict.fromkeys((*SPATIAL, *INTENSITY), 0.0)
+        self.p = {**never, **(self.p or {})}
         self.mirror_axes = mirrored_axes(self.mirror_axes, len(self.spacing_mm))
         self._check()
         spacing = np.array(self.spacing_mm)
@@ -270,9 +271,12 @@ class ParameterSampler:
         if not any(self.p[name] for name in SPATIAL):
             return self.patch_size
         distance = self._rotated_half() if self.p["rotation"] else np.array(self.patch_size) / 2
-        zoom = min(max(1.0, self.scale[1]), _ZOOM_OUT) if self.p["scale"] else 1.0
+        zoom = 1.0
+        if self.p["scale"]:
+            zoom = min(max(1.0, self.scale[1]), _ZOOM_OUT)
         shift = self.shift * np.array(self.patch_size) if self.p["shift"] else 0.0
-        distance = distance * np.where(self.thin, zoom, 1.0) + shift + self._max_displacement
+        distance = distance * np.where(self.thin, zoom, 1.0)
+        distance = distance + shift + self._max_displacement
         return self._size_that_holds(distance)
 
     def _rotated_half(self) -> np.ndarray:
@@ -333,7 +337,12 @@ def mirrored_axes(axes: Sequence[int] | str, spatial_dims: int) -> tuple[int, ..
     return check_axes("augmentation.mirror_axes", axes, spatial_dims, also=", or `all`")
 
 
-def check_axes(key: str, axes: Any, spatial_dims: int, also: str = "") -> tuple[int, ...]:
+def check_axes(
+    key: str,
+    axes: Any,
+    spatial_dims: int,
+    also: str = "",
+) -> tuple[int, ...]:
     """The axes of a key. Raises: ArgumentError: not different spatial axes of the image."""
     is_list = isinstance(axes, Sequence) and not isinstance(axes, str)
     valid = is_list and all(type(axis) is int and 0 <= axis < spatial_dims for axis in axes)

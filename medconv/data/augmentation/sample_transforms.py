@@ -141,7 +141,12 @@ class SampleTransforms(Compose):
 
 
 @contextmanager
-def _seeded(torch_seed: int, numpy_seed: int, python_seed: int, monai_seed: int) -> Iterator[None]:
+def _seeded(
+    torch_seed: int,
+    numpy_seed: int,
+    python_seed: int,
+    monai_seed: int,
+) -> Iterator[None]:
     """Inside, one thread, and global random numbers of the CPU from these seeds; afterwards both as before.
 
     TorchIO draws from torch's. `Randomizable.R` serves MONAI's transforms that a user's own class holds, as

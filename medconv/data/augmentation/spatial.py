@@ -45,8 +45,10 @@ def resample(
     half = torch.tensor(image.shape[2:]) / 2
     linear = matrix * (torch.tensor(size) / 2) / half[:, None]
     offset = (shift / half).flip(1)[:, :, None]
-    theta = torch.cat([linear.flip(1, 2), offset], dim=2).float()
-    return sample(image, label, to_device(theta, image.device), to_device(half, image.device), field, size)
+    theta = torch.cat([linear.flip(1, 2), offset], dim=2)
+    theta = to_device(theta.float(), image.device)
+    half = to_device(half, image.device)
+    return sample(image, label, theta, half, field, size)
 
 
 def _resample_one_by_one(
@@ -93,7 +95,11 @@ def reach(matrix: Array, shift: Array, size: Sequence[int]) -> Array:
     return distance
 
 
-def spline_field(control: Tensor, size: Sequence[int], distance: Sequence[float]) -> Tensor:
+def spline_field(
+    control: Tensor,
+    size: Sequence[int],
+    distance: Sequence[float],
+) -> Tensor:
     """A smooth displacement by cubic B-splines; it nowhere exceeds the largest of its control points.
 
     Shape: control (batch, axes, *points) as `control_points` counts them -> (batch, axes, *size).
@@ -159,11 +165,15 @@ def sample(
 def _grid(theta: Tensor, size: Sequence[int]) -> Tensor:
     """As `affine_grid`, which is a matrix product: in TF32 it is off by up to a sixteenth of a voxel."""
     axes = len(size)
-    rows = theta.movedim(-1, 0).reshape(axes + 1, len(theta), *(1,) * axes, axes)
-    grid = rows[-1]
+    # Columns of the matrices, each broadcastable to (batch, *size, axes); the last is the shift.
+    columns = theta.movedim(-1, 0)
+    columns = columns.reshape(axes + 1, len(theta), *(1,) * axes, axes)
+    grid = columns[-1]
     for axis, voxels in enumerate(size):
+        # Centres of the output voxels, from -1 to 1 between the outer edges.
         position = (2 * torch.arange(voxels, device=theta.device) + 1) / voxels - 1
-        grid = grid + rows[axes - 1 - axis] * position.view(voxels, *(1,) * (axes - axis))
+        position = position.view(voxels, *(1,) * (axes - axis))
+        grid = grid + columns[axes - 1 - axis] * position
     return grid
 
 
@@ -205,7 +215,11 @@ def _gather(
 
 
 def _reaches_outside(
-    source: Sequence[int], matrix: Tensor, shift: Tensor, field: Tensor | None, size: Sequence[int]
+    source: Sequence[int],
+    matrix: Tensor,
+    shift: Tensor,
+    field: Tensor | None,
+    size: Sequence[int],
 ) -> bool:
     """Whether some output voxel lies outside of the centres of the source's voxels."""
     distance = reach(matrix, shift, size)
@@ -262,7 +276,12 @@ def _below(voxel: int) -> float:
     return float(np.nextafter(np.float32(voxel), np.float32(0)))
 
 
-def _blend(values: Tensor, corner: Tensor, strides: Sequence[int], weights: Sequence[Tensor]) -> Tensor:
+def _blend(
+    values: Tensor,
+    corner: Tensor,
+    strides: Sequence[int],
+    weights: Sequence[Tensor],
+) -> Tensor:
     """Linear interpolation along the first axis of what interpolation along the others gives."""
     if not weights:
         return values.index_select(0, corner)

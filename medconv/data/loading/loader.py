@@ -92,7 +92,11 @@ def init_worker(worker: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _except_lost_connections(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+def _except_lost_connections(
+    kind: type[BaseException],
+    error: BaseException,
+    trace: Any,
+) -> None:
     """Print a traceback, but not that of the thread which hands over batches if the main process stopped
     receiving: that process says why, such as the death of another worker.
     """

@@ -97,7 +97,10 @@ class CaseDataset(monai.data.Dataset):
     """
 
     def __init__(
-        self, store: Store, cases: Sequence[Case], annotated: Mapping[str, Annotated] | None = None
+        self,
+        store: Store,
+        cases: Sequence[Case],
+        annotated: Mapping[str, Annotated] | None = None,
     ) -> None:
         super().__init__(list(cases))
         self.store = store
@@ -134,7 +137,13 @@ class SampleOrder(TorchSampler[int]):
     number of whole global batches with at least `samples_per_epoch` samples.
     """
 
-    def __init__(self, samples_per_epoch: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        samples_per_epoch: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
         self.batch_size = batch_size
         self.rank = rank
         self.world_size = world_size
@@ -162,7 +171,11 @@ class SampleOrder(TorchSampler[int]):
             yield from range(first_sample, first_sample + self.batch_size)
 
 
-def crop(array: np.ndarray, corner: Sequence[int] | np.ndarray, size: Sequence[int]) -> np.ndarray:
+def crop(
+    array: np.ndarray,
+    corner: Sequence[int] | np.ndarray,
+    size: Sequence[int],
+) -> np.ndarray:
     """A box of an array (channels, *spatial) as a copy, padded with 0 outside.
 
     Args:

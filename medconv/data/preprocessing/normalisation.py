@@ -107,7 +107,10 @@ def _interpolated_error(inner: np.ndarray, low: float, high: float) -> str:
 
 
 def normalise(
-    channel: np.ndarray, name: str, statistics: Mapping[str, float], mask: np.ndarray | None = None
+    channel: np.ndarray,
+    name: str,
+    statistics: Mapping[str, float],
+    mask: np.ndarray | None = None,
 ) -> np.ndarray:
     """One channel by `zscore`, `zscore_nonzero`, `rescale`, `ct`, `dataset` or `none`.
 
@@ -142,7 +145,11 @@ def normalise(
 
 
 def _by_name(
-    channel: np.ndarray, low: float, high: float, name: str, statistics: Mapping[str, float]
+    channel: np.ndarray,
+    low: float,
+    high: float,
+    name: str,
+    statistics: Mapping[str, float],
 ) -> np.ndarray:
     if name == "none":
         return channel

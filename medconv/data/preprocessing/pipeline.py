@@ -38,7 +38,9 @@ log = logging.getLogger(__name__)
 def dataset_folder(cache: Path, dataset: Dataset) -> Path:
     """The folder of a dataset's fingerprint and stores: its name and a hash of its files' paths."""
     # Without case ids, so that further cases of the same folders do not change it.
-    paths = {str(path.resolve()).replace(case.id, "*") for case in dataset.cases for path in case.files}
+    paths = set()
+    for case in dataset.cases:
+        paths |= {str(path.resolve()).replace(case.id, "*") for path in case.files}
     return cache / f"{_safe(dataset.name)}-{_hash(sorted(paths))}"
 
 
@@ -77,7 +79,11 @@ def _is_usable(result: CheckResult, dataset: Dataset, skip: bool) -> bool:
 
 
 def prepare(
-    dataset: Dataset, config: PreprocessingConfig, folder: Path, workers: int, verify: bool = False
+    dataset: Dataset,
+    config: PreprocessingConfig,
+    folder: Path,
+    workers: int,
+    verify: bool = False,
 ) -> Store:
     """Fill the store of this config; cases that are complete and unchanged are not prepared again.
 
@@ -107,7 +113,10 @@ def _store_name(dataset: Dataset, config: PreprocessingConfig) -> str:
 
 
 def prepare_case(
-    case: Case, config: PreprocessingConfig, num_classes: int, ignore: int | None = None
+    case: Case,
+    config: PreprocessingConfig,
+    num_classes: int,
+    ignore: int | None = None,
 ) -> Entry:
     """One case from its files to an entry of the store.
 
@@ -160,7 +169,12 @@ def _stated(dataset: Dataset) -> list[Any]:
     return [statements] if statements else []
 
 
-def _add(store: Store, case: Case, config: PreprocessingConfig, dataset: Dataset) -> None:
+def _add(
+    store: Store,
+    case: Case,
+    config: PreprocessingConfig,
+    dataset: Dataset,
+) -> None:
     sources = signature(case)  # before reading: if the files change meanwhile, the entry is prepared again
     memory_error = (
         f"case {case.id}: memory ran out while it was prepared, at {size_text(config.spacing_mm)} mm "
@@ -196,11 +210,18 @@ def _voxels(mask: np.ndarray, label_value: int) -> np.ndarray:
 
 def _sources(dataset: Dataset) -> list[Any]:
     """Everything the fingerprint depends on, as JSON reads it back; None for unreadable files."""
-    files = [_signature(case) for case in dataset.cases]
-    content = [dataset.class_names, dataset.modalities, dict(dataset.errors), files, *_ignored(dataset)]
-    content += _stated(dataset)
+    content = [
+        dataset.class_names,
+        dataset.modalities,
+        dict(dataset.errors),
+        [_signature(case) for case in dataset.cases],
+        # What most datasets lack is left out, not null: their fingerprints stay valid.
+        *_ignored(dataset),
+        *_stated(dataset),
+    ]
     if not dataset.targets.per_voxel:
-        content.append([dataset.targets.plain(), [case.values for case in dataset.cases]])
+        values = [case.values for case in dataset.cases]
+        content.append([dataset.targets.plain(), values])
     if any(case.split for case in dataset.cases):
         content.append([case.split for case in dataset.cases])
     sources: list[Any] = json.loads(json.dumps([_FINGERPRINT_VERSION, *content]))

@@ -138,7 +138,11 @@ def _full_box(image: np.ndarray) -> Box:
     return tuple(slice(0, voxels) for voxels in image.shape[1:])
 
 
-def preprocess(image: np.ndarray, grid: Grid, config: PreprocessingConfig) -> tuple[np.ndarray, CropInfo]:
+def preprocess(
+    image: np.ndarray,
+    grid: Grid,
+    config: PreprocessingConfig,
+) -> tuple[np.ndarray, CropInfo]:
     """Native voxels to network input.
 
     Shape: (channels, X, Y, Z) -> (channels, *spatial) float32, spatial being 2 or 3 axes.
@@ -186,7 +190,11 @@ def _normalise_channels(image: np.ndarray, config: PreprocessingConfig) -> list[
     return normalised
 
 
-def _resample(channel: np.ndarray, spacing_mm: Sequence[float], config: PreprocessingConfig) -> np.ndarray:
+def _resample(
+    channel: np.ndarray,
+    spacing_mm: Sequence[float],
+    config: PreprocessingConfig,
+) -> np.ndarray:
     """To the size of `config.resize`, else to the target spacing."""
     if config.resize is not None:
         size = (*config.resize, 1)[: channel.ndim]  # a picture is a volume of one slice
@@ -213,7 +221,10 @@ def framed(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
 
 
 def preprocess_label(
-    label: np.ndarray, crop_info: CropInfo, config: PreprocessingConfig, num_classes: int
+    label: np.ndarray,
+    crop_info: CropInfo,
+    config: PreprocessingConfig,
+    num_classes: int,
 ) -> np.ndarray:
     """A native label map on the grid of its prepared image; no new values appear.
 
@@ -232,7 +243,9 @@ def preprocess_label(
 
 
 def restore(
-    logits: Tensor, crop_info: CropInfo, decode: Callable[[Iterable[Tensor]], Tensor] = highest
+    logits: Tensor,
+    crop_info: CropInfo,
+    decode: Callable[[Iterable[Tensor]], Tensor] = highest,
 ) -> np.ndarray:
     """Logits to a label map on the native grid; outside the content it is background.
 
@@ -265,7 +278,11 @@ def on_content_grid(logits: Tensor, crop_info: CropInfo) -> Iterator[Tensor]:
         yield scores
 
 
-def to_native(content: np.ndarray, crop_info: CropInfo, outside: float = 0) -> np.ndarray:
+def to_native(
+    content: np.ndarray,
+    crop_info: CropInfo,
+    outside: float = 0,
+) -> np.ndarray:
     """Values of the content, in canonical axes, on the native grid: (R, A, S) -> (X, Y, Z)."""
     full = np.full(crop_info.shape, outside, content.dtype)
     full[crop_info.slices] = content

@@ -35,7 +35,7 @@ def nearest_axis(spacing_mm: Sequence[float], target_mm: Sequence[float]) -> int
 
     Source: nnU-Net v2's `determine_do_sep_z_and_axis`.
     """
-    for mm in (spacing_mm, target_mm):
+    for mm in (spacing_mm, target_mm):  # before and after: the first that is anisotropic decides
         if max(mm) > _ANISOTROPIC * min(mm):
             coarsest = [axis for axis, size in enumerate(mm) if max(mm) < size * (1 + _EQUAL)]
             return coarsest[0] if len(coarsest) == 1 else None
@@ -46,11 +46,16 @@ def nearest(voxels: int, new_voxels: int) -> np.ndarray:
     """Indices that resample an axis to `new_voxels` by the nearest voxel, the upper one of two."""
     # Of the new voxels' centres, counted in old voxels from the centre of the first.
     positions = voxels / new_voxels * (np.arange(new_voxels) + 0.5) - 0.5
-    indices: np.ndarray = np.floor(positions + 0.5).clip(0, voxels - 1).astype(np.int64)
-    return indices
+    indices: np.ndarray = np.floor(positions + 0.5)
+    indices = indices.clip(0, voxels - 1)
+    return indices.astype(np.int64)
 
 
-def zoom_within_range(volume: np.ndarray, shape: Sequence[int], nearest_axis: int | None) -> np.ndarray:
+def zoom_within_range(
+    volume: np.ndarray,
+    shape: Sequence[int],
+    nearest_axis: int | None,
+) -> np.ndarray:
     """`zoom` whose values stay between lowest and highest of the volume; with `nearest_axis`, slice by slice,
     and across that axis the nearest slices.
 
@@ -68,7 +73,11 @@ def zoom_within_range(volume: np.ndarray, shape: Sequence[int], nearest_axis: in
     return in_plane.take(nearest(num_slices, shape[nearest_axis]), nearest_axis)
 
 
-def zoom_label(label: np.ndarray, shape: Sequence[int], num_classes: int) -> np.ndarray:
+def zoom_label(
+    label: np.ndarray,
+    shape: Sequence[int],
+    num_classes: int,
+) -> np.ndarray:
     """The class with the largest weight after linear interpolation of each; no new values appear.
 
     Each class is interpolated only around its bounding box: elsewhere its weight is 0.
@@ -104,7 +113,11 @@ def _class_boxes(label: np.ndarray, num_classes: int) -> dict[int, Box]:
     return {label_value: box for label_value, box in enumerate(boxes, start=1) if box}
 
 
-def _weights(mask: np.ndarray, box: Box, matrices: Sequence[np.ndarray | None]) -> tuple[Box, np.ndarray]:
+def _weights(
+    mask: np.ndarray,
+    box: Box,
+    matrices: Sequence[np.ndarray | None],
+) -> tuple[Box, np.ndarray]:
     """Interpolate a mask that is empty outside `box`. Returns: the box of the result, and weights."""
     resampled_box: list[slice] = []
     cut_matrices: list[np.ndarray | None] = []
@@ -113,8 +126,11 @@ def _weights(mask: np.ndarray, box: Box, matrices: Sequence[np.ndarray | None]) 
             resampled_box.append(columns)
             cut_matrices.append(None)
             continue
+        # The output voxels that some voxel of the box contributes to.
         rows = np.flatnonzero(matrix[:, columns].any(1))
-        reached = slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 0)
+        reached = slice(0, 0)
+        if len(rows):
+            reached = slice(int(rows[0]), int(rows[-1]) + 1)
         resampled_box.append(reached)
         cut_matrices.append(matrix[reached, columns])
     return tuple(resampled_box), _multiply(mask[box].astype(np.float32), cut_matrices)
@@ -139,7 +155,11 @@ def _multiply(volume: np.ndarray, matrices: Sequence[np.ndarray | None]) -> np.n
     return volume
 
 
-def _matrices(shape: Sequence[int], new_shape: Sequence[int], order: int) -> list[np.ndarray | None]:
+def _matrices(
+    shape: Sequence[int],
+    new_shape: Sequence[int],
+    order: int,
+) -> list[np.ndarray | None]:
     """The matrix of each axis."""
     return [_matrix(voxels, new_voxels, order) for voxels, new_voxels in zip(shape, new_shape, strict=True)]
 

@@ -10,7 +10,11 @@ import numpy as np
 from medconv.data.preprocessing.store import Entry
 
 
-def random_corner(rng: np.random.Generator, image_shape: Sequence[int], box: Sequence[int]) -> np.ndarray:
+def random_corner(
+    rng: np.random.Generator,
+    image_shape: Sequence[int],
+    box: Sequence[int],
+) -> np.ndarray:
     """A corner of which every one inside the image is equally likely. Shape: (axes,)."""
     margin = np.subtract(image_shape, box)
     corner = rng.integers(0, np.maximum(margin, 0) + 1)
@@ -29,7 +33,8 @@ def corner_around(
     """
     margin = np.subtract(image_shape, box)
     corner = np.subtract(voxel, np.floor_divide(box, 2))
-    return np.where(margin > 0, np.clip(corner, 0, np.maximum(margin, 0)), margin // 2)
+    inside = np.clip(corner, 0, np.maximum(margin, 0))
+    return np.where(margin > 0, inside, margin // 2)  # half of the padding on each side
 
 
 def foreground_corner(

@@ -14,7 +14,7 @@ from medconv.config.values import ConfigError, duration_seconds
 
 _GROUPS_WITH_CLASSES = (
     *("model", "conv", "loss", "optimizer", "scheduler"),
-    *("weight_averaging", "early_stopping", "augmentation", "trainer"),
+    *("weight_averaging", "early_stopping", "sampler", "augmentation", "trainer"),
 )
 # Arguments of Lightning's Trainer that are set elsewhere, and where.
 _ELSEWHERE = {

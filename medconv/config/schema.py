@@ -1,7 +1,7 @@
 """The typed config of a run: frozen dataclasses, one for each group, which also are OmegaConf's schema.
 
 The keys of `model`, `conv`, `loss`, `optimizer`, `scheduler`, `weight_averaging`, `early_stopping`,
-`augmentation`, `logger` and `callbacks` depend on the chosen class and are not typed here. Every
+`sampler`, `augmentation`, `logger` and `callbacks` depend on the chosen class and are not typed here. Every
 other key is, so that a typo or a wrong type fails before any work. Those of `trainer` are the arguments of
 Lightning's `Trainer`, whatever its version.
 """
@@ -55,7 +55,7 @@ class DataConfig:
     balanced_sampling: bool = False
     batch_size: int | None = None
     samples_per_epoch: int = MISSING
-    oversample_foreground: float = MISSING
+    oversample_foreground: float = 0.33
     num_workers: int | None = None
     prefetch_factor: int = 2
     persistent_workers: bool | None = None
@@ -221,6 +221,7 @@ class RunConfig:
     task: TaskConfig = field(default_factory=TaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
+    sampler: Node = field(default_factory=dict)
     augmentation: Node = MISSING
     model: Node = MISSING
     conv: Node = MISSING

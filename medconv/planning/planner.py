@@ -8,7 +8,7 @@ from statistics import median as middle
 from typing import Any
 
 from medconv.data.preprocessing.fingerprint import Fingerprint
-from medconv.data.preprocessing.preprocess import normalisation_for
+from medconv.data.preprocessing.normalisation import normalisation_for
 from medconv.planning import report, topology
 from medconv.planning.memory_model import GB, Budget, step_bytes
 from medconv.planning.overrides import PlanOverrides

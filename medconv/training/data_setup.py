@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ from medconv.config import ConfigError, DataConfig, Derived, RunConfig
 from medconv.data import left_right, per_case, splits
 from medconv.data.case import Case, Dataset
 from medconv.data.io.raster import check_ignored
-from medconv.data.loading.datamodule import DataModule
+from medconv.data.loading.annotated import annotated_classes
+from medconv.data.loading.datamodule import DataModule, LoaderSettings, TrainingSamples
+from medconv.data.loading.patch_shape import PatchShape
+from medconv.data.loading.samplers.balanced import class_indices
+from medconv.data.loading.samplers.base import TrainingCases
 from medconv.data.preprocessing.fingerprint import INTENSITIES, Fingerprint
 from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_right_axis
@@ -193,7 +198,10 @@ def build_data(
     stop_request: StopRequest | None = None,
 ) -> DataModule:
     """The loaders of a resolved config. Args: profiler, stop_request: of a run."""
-    settings, derived = config.data, config.derived
+    data = config.data
+    derived = config.derived
+    assert data.batch_size is not None  # resolved
+    patch = PatchShape(derived.patch_size, derived.slice_axis)
     augment = configs.build(
         config.augmentation,
         "augmentation",
@@ -203,30 +211,31 @@ def build_data(
         flip_label_pairs=configs.lists_to_tuples(derived.flip_label_pairs or []),
         left_right_axis=left_right_axis(derived.slice_axis),
     )
-    names = prepared.dataset.class_names
-    drawn = (prepared.train, prepared.targets, names)
-    keys = (
-        "batch_size",
-        "samples_per_epoch",
-        "oversample_foreground",
-        "num_workers",
-        "prefetch_factor",
-        "persistent_workers",
+    class_names = prepared.dataset.class_names
+    training_cases = TrainingCases(
+        cases=prepared.train,
+        patch=patch if prepared.targets.per_voxel else None,
+        class_indices=partial(class_indices, prepared.train, prepared.targets, class_names, prepared.store),
     )
+    split = DataSplit(prepared.train, prepared.val, prepared.test)
+    all_cases = [*split.train, *split.val, *split.test]
     return DataModule(
         prepared.store,
-        prepared.train,
-        prepared.val,
-        derived.patch_size,
-        augment,
-        seed=config.seed,
-        slice_axis=derived.slice_axis,
-        draw_from=sampling.draw_from(*drawn, prepared.store) if settings.balanced_sampling else None,
-        annotated=sampling.annotated(
-            [*prepared.train, *prepared.val, *prepared.test], prepared.targets, names
+        split,
+        TrainingSamples(
+            sampler=sampling.build_sampler(config.sampler, data, training_cases),
+            patch=patch,
+            augment=augment,
+            seed=config.seed,
         ),
-        test=prepared.test,
-        **{key: getattr(settings, key) for key in keys},
+        LoaderSettings(
+            batch_size=data.batch_size,
+            samples_per_epoch=data.samples_per_epoch,
+            num_workers=data.num_workers,
+            prefetch_factor=data.prefetch_factor,
+            persistent_workers=data.persistent_workers,
+        ),
+        annotated=annotated_classes(all_cases, prepared.targets, class_names),
         profiler=profiler,
         stop_request=stop_request,
     )

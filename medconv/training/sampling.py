@@ -1,17 +1,52 @@
-"""What training samples draw from: cases by weight, classes equally often, and which labels a case lacks."""
+"""The sampler of a run: chosen by `sampler`, or by keys of `data`; and what the log says about its cases."""
 
 import logging
 from collections import Counter
 from collections.abc import Sequence
 
-from medconv.data import splits
+from medconv import config as configs
+from medconv.config import ConfigError, DataConfig, Node
 from medconv.data.case import Case, Dataset
-from medconv.data.loading.patch_dataset import Annotated
-from medconv.data.preprocessing.store import Store
-from medconv.targets import Targets
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.data.loading.samplers.balanced import balanced
+from medconv.data.loading.samplers.base import Sampler, TrainingCases
+from medconv.data.loading.samplers.foreground import ForegroundSampler
 
 log = logging.getLogger(__name__)
+
+
+def build_sampler(node: Node, data: DataConfig, cases: TrainingCases) -> Sampler:
+    """The sampler of a resolved config.
+
+    Args:
+        node: the config's `sampler`; without a `_target_`, keys of `data` choose it.
+    Raises:
+        ConfigError: the node describes no sampler, or one that does not use a key of `data` that is set.
+        ValueError: balanced sampling for targets without classes.
+    """
+    foreground_share = data.oversample_foreground
+    if not 0 <= foreground_share <= 1:
+        raise ConfigError(f"data.oversample_foreground must lie between 0 and 1, got {foreground_share}")
+    sets_share = foreground_share != DataConfig.oversample_foreground
+    if sets_share and cases.patch is None:
+        log.info("data.oversample_foreground has no effect: whole images with values have no foreground")
+    if node.get("_target_") is None:
+        make_sampler = balanced if data.balanced_sampling else ForegroundSampler
+        return make_sampler(cases, foreground_share)
+    target = node["_target_"]
+    sampler = configs.build(node, "sampler", cases=cases)
+    if not isinstance(sampler, Sampler):
+        raise ConfigError(f"sampler._target_={target} must make a {Sampler.__module__}.Sampler")
+    if data.balanced_sampling and not sampler.balances_classes:
+        raise ConfigError(
+            f"data.balanced_sampling=true has no effect with sampler._target_={target}; set only one of "
+            "them, or choose sampler=balanced"
+        )
+    if sets_share and cases.patch is not None and foreground_share != sampler.foreground_share:
+        raise ConfigError(
+            f"data.oversample_foreground={foreground_share} has no effect with sampler._target_={target}, "
+            f"whose foreground_share is {sampler.foreground_share:g}; set only one of them"
+        )
+    return sampler
 
 
 def announce(train: Sequence[Case], dataset: Dataset) -> None:
@@ -26,32 +61,3 @@ def announce(train: Sequence[Case], dataset: Dataset) -> None:
     if len(weights) > 1:
         counts = [f"{weight:g} of {count}" for weight, count in sorted(weights.items())]
         log.info("data: training cases are drawn by weight: %s", ", ".join(counts))
-
-
-def draw_from(
-    train: Sequence[Case], targets: Targets, class_names: Sequence[str], store: Store
-) -> list[list[int]]:
-    """Indices of the training cases of each class; of label maps, of those with an annotated voxel of it.
-
-    Raises: ValueError: image-level targets without classes.
-    """
-    if not targets.per_voxel:
-        return [group.tolist() for group in targets.balanced_groups(splits.values_of(train))]
-    present = [set(store.read(case.id).foreground[:, 0].tolist()) for case in train]
-    known = [p if c.annotated is None else p & {*c.annotated} for p, c in zip(present, train, strict=True)]
-    having = [[n for n, p in enumerate(known) if value in p] for value in range(1, len(class_names))]
-    counts = ", ".join(f"{name} in {len(cases)}" for name, cases in zip(class_names[1:], having, strict=True))
-    log.info("data: patches draw each class equally often; of %d training cases: %s", len(train), counts)
-    for name in (name for name, cases in zip(class_names[1:], having, strict=True) if not cases):
-        log.warning("data.balanced_sampling: no training case has a voxel of %s once prepared", name)
-    return having
-
-
-def annotated(
-    cases: Sequence[Case], targets: Targets, class_names: Sequence[str]
-) -> dict[str, Annotated] | None:
-    """Of each case, if one lacks labels."""
-    if not isinstance(targets, SegmentationTargets) or all(case.annotated is None for case in cases):
-        return None
-    known = {case.id: case.annotated or tuple(range(1, len(class_names))) for case in cases}
-    return {case: Annotated(values, targets.annotated_outputs(values)) for case, values in known.items()}

@@ -23,9 +23,13 @@ from torch.utils.data import Dataset
 from benchmarks.results import Row, conditions, table
 from medconv import config
 from medconv.data.case import Case, Grid
-from medconv.data.loading.datamodule import Batch, DataModule
+from medconv.data.loading.datamodule import Batch, DataModule, LoaderSettings, TrainingSamples
+from medconv.data.loading.patch_shape import PatchShape
+from medconv.data.loading.samplers.base import TrainingCases
+from medconv.data.loading.samplers.foreground import ForegroundSampler
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.data.preprocessing.store import Entry, Store
+from medconv.data.splits import DataSplit
 
 _ROWS = 5_000  # voxels per class that a store keeps to sample patches from
 _PARTS = {"rss_MB": ("Rss",), "pss_MB": ("Pss",), "private_MB": ("Private_Clean", "Private_Dirty")}
@@ -58,9 +62,7 @@ def run(options: argparse.Namespace) -> list[Row]:
             Case(c.id, tuple(map(Path, c.images)), Path(c.files[-1])) for c in islice(cycle(cases), names)
         ]
         rows = [_row(options, store, cases, workers) for workers in options.workers]
-        idle = DataModule(store, cases, [], options.patch, _as_it_is, **_settings(options, 1))._loader(
-            Nothing(), _only
-        )
+        idle = _data_module(options, store, cases, _as_it_is, workers=1)._loader(Nothing(), _only)
         (interpreter,) = measured(_started(idle, options.start), 10)
     return _bounded(rows, interpreter["pss_MB"])
 
@@ -126,7 +128,7 @@ class Nothing(Dataset[Any]):
 
 
 def _row(options: argparse.Namespace, store: Store, cases: Sequence[Case], workers: int) -> Row:
-    data = DataModule(store, cases, [], options.patch, _augment(options), **_settings(options, workers))
+    data = _data_module(options, store, cases, _augment(options), workers)
     memories = measured(
         _started(data.train_dataloader(), options.start), -(-options.samples // options.batch)
     )
@@ -146,15 +148,18 @@ def _row(options: argparse.Namespace, store: Store, cases: Sequence[Case], worke
     }
 
 
-def _settings(options: argparse.Namespace, workers: int) -> dict[str, Any]:
-    enough = 100 * (options.samples + options.batch * workers)  # so that no epoch ends
-    settings = {
-        "seed": 0,
-        "batch_size": options.batch,
-        "samples_per_epoch": enough,
-        "oversample_foreground": 0.33,
-    }
-    return {**settings, "num_workers": workers}
+def _data_module(
+    options: argparse.Namespace, store: Store, cases: Sequence[Case], augment: Any, workers: int
+) -> DataModule:
+    patch = PatchShape(options.patch)
+    training_cases = TrainingCases(cases, patch, class_indices=tuple)
+    samples = TrainingSamples(ForegroundSampler(training_cases, 0.33), patch, augment, seed=0)
+    loader = LoaderSettings(
+        batch_size=options.batch,
+        samples_per_epoch=100 * (options.samples + options.batch * workers),  # so that no epoch ends
+        num_workers=workers,
+    )
+    return DataModule(store, DataSplit(list(cases), [], []), samples, loader)
 
 
 def _bounded(rows: list[Row], interpreter: float) -> list[Row]:

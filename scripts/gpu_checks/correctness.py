@@ -18,7 +18,7 @@ from gpu_checks.smoke import losses
 from medconv.convs import fold_convs
 from medconv.convs.parametrization import CHANNELS_LAST
 from medconv.data.augmentation.augment import Augment
-from medconv.data.augmentation.parameters import PLACE, VALUES
+from medconv.data.augmentation.parameters import INTENSITY, SPATIAL
 from medconv.training.optim.muon import Muon
 
 _TESTS = Path(__file__).parents[2] / "tests"
@@ -112,7 +112,7 @@ def _error(outputs: list[Tensor], expected: list[Tensor]) -> float:
 )
 def augmentation(setting: Setting) -> Figures:
     device, size = setting.device, setting.pick((48, 40, 32), (14, 12, 10))
-    chances = {**dict.fromkeys((*PLACE, *VALUES), 0.5), "noise": 0.0}
+    chances = {**dict.fromkeys((*SPATIAL, *INTENSITY), 0.5), "noise": 0.0}
     moves: dict[str, Any] = {"rotation_deg": 20, "scale": (0.8, 1.25), "shift": 0.1, "elastic_mm": 2}
     augment = Augment(3, (1, 1.5, 2), size, p=chances, **moves, elastic_spacing_mm=8)
     shape = [n + 6 for n in size]

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from medconv.data.augmentation.parameters import PLACE, VALUES
+from medconv.data.augmentation.parameters import INTENSITY, SPATIAL
 
 ALL: dict[str, Any] = {
-    "p": dict.fromkeys((*PLACE, *VALUES), 1.0),
+    "p": dict.fromkeys((*SPATIAL, *INTENSITY), 1.0),
     "rotation_deg": 20,
     "scale": (0.8, 1.25),
     "shift": 0.1,

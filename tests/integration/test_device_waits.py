@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from medconv.data.augmentation.augment import Augment
-from medconv.data.augmentation.parameters import PLACE, VALUES
+from medconv.data.augmentation.parameters import INTENSITY, SPATIAL
 from medconv.data.loading.datamodule import DataModule
 from medconv.models import UNet
 from medconv.models.deep_supervision import DeepSupervision
@@ -104,7 +104,7 @@ def test_augmentation_does_not_wait(dims: int, monkeypatch: pytest.MonkeyPatch) 
     """Without noise, as meta draws no random numbers."""
     real = torch.Generator
     monkeypatch.setattr(torch, "Generator", lambda device: real())
-    chances, size = {**dict.fromkeys((*PLACE, *VALUES), 0.5), "noise": 0.0}, (14, 12, 10)[:dims]
+    chances, size = {**dict.fromkeys((*SPATIAL, *INTENSITY), 0.5), "noise": 0.0}, (14, 12, 10)[:dims]
     pairs: dict[str, Any] = {"flip_label_pairs": [[1, 2]], "left_right_axis": 0, "mirror_axes": "all"}
     augment = Augment(3, (1, 1.5, 2)[:dims], size, p=chances, elastic_mm=2, elastic_spacing_mm=8, **pairs)
     image = torch.empty(8, 2, *(n + 4 for n in size), device=META)
@@ -153,7 +153,7 @@ ON_HOST = {  # asked of tensors on the host, or once they have come there
     ("datamodule.py", "on_before_batch_transfer"),  # numbers of samples
     ("augment.py", "__call__"),
     # parameters of augmentations; what these do to images is tested above
-    *(("augment.py", name) for name in ("_place", "_index")),
+    *(("augment.py", name) for name in ("_move", "_resample", "_index")),
     *(("intensity.py", name) for name in ("add_noise", "_chosen", "_softening")),
 }
 

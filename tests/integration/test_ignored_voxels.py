@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.loading import patch_dataset
 from helpers.volumes import AFFINE, edit_json, label_array, preprocessing_config, save, tiny, write_msd
 
 from medconv.data.augmentation.augment import Augment
 from medconv.data.datasets.decathlon import msd
-from medconv.data.loading.patch_dataset import PatchDataset
 from medconv.data.preprocessing.fingerprint import check, examine
 from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare
 
@@ -112,7 +112,7 @@ def test_the_store_lists_the_places_of_labelled_voxels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_every_patch_of_a_sparse_annotation_has_labelled_voxels(tmp_path: Path, share: float) -> None:
     store = prepare(msd(scribbled(tmp_path / "data")), preprocessing_config(), tmp_path / "cache", 1)
-    dataset = PatchDataset(store, ["case_0", "case_1"], (3, 3, 1), 0, share)
+    dataset = patch_dataset(store, ["case_0", "case_1"], (3, 3, 1), foreground_share=share)
     labels = [dataset[i]["label"].numpy()[0] for i in range(60)]
     centres = np.array([label[1, 1, 0] for label in labels])
     assert all((label != 3).any() for label in labels)
@@ -148,7 +148,7 @@ def test_a_new_value_to_ignore_measures_the_files_again(tmp_path: Path) -> None:
 
 def test_augmentation_moves_the_value_to_ignore_like_a_class(tmp_path: Path) -> None:
     store = prepare(msd(scribbled(tmp_path / "data", 255)), preprocessing_config(), tmp_path / "cache", 1)
-    dataset = PatchDataset(store, ["case_0"], (8, 8, 6), 0, 0.5)
+    dataset = patch_dataset(store, ["case_0"], (8, 8, 6))
     augment = Augment(0, (1.0, 1.5, 2.0), (8, 8, 6), p={"rotation": 1.0, "scale": 1.0}, mirror_axes="all")
     samples = [dataset[i] for i in range(8)]
     batch = {key: torch.stack([s[key] for s in samples]) for key in ("image", "label")} | {

@@ -10,13 +10,13 @@ import pytest
 import torch
 import yaml
 from helpers import tiny
+from helpers.loading import patch_dataset
 from hydra import compose, initialize_config_dir
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from medconv import config
 from medconv.data.case import Case, Grid
 from medconv.data.io.images import read_label
-from medconv.data.loading.patch_dataset import PatchDataset
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess, preprocess_label, restore
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.inference.load import load
@@ -79,7 +79,7 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, np.ndarray]
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_patches_are_slices(volume: tuple[Store, np.ndarray], axis: int) -> None:
     store, image = volume
-    dataset = PatchDataset(store, ["case"], (5, 4), 0, 0.0, axis)
+    dataset = patch_dataset(store, ["case"], (5, 4), foreground_share=0.0, slice_axis=axis)
     windows = np.lib.stride_tricks.sliding_window_view(np.moveaxis(image, axis, 0), (5, 4), (1, 2))
     seen = set()
     for n in range(150):
@@ -92,13 +92,13 @@ def test_patches_are_slices(volume: tuple[Store, np.ndarray], axis: int) -> None
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_foreground_picks_the_slice(volume: tuple[Store, np.ndarray], axis: int) -> None:
-    dataset = PatchDataset(volume[0], ["case"], (5, 4), 0, 1.0, axis)
+    dataset = patch_dataset(volume[0], ["case"], (5, 4), foreground_share=1.0, slice_axis=axis)
     assert all(dataset[n]["label"].any() for n in range(30))
 
 
 def test_small_slices_are_padded_in_the_plane(volume: tuple[Store, np.ndarray]) -> None:
     store, image = volume
-    patch = PatchDataset(store, ["case"], (16, 16), 0, 0.5, 1)[0]["image"][0].numpy()
+    patch = patch_dataset(store, ["case"], (16, 16), slice_axis=1)[0]["image"][0].numpy()
     inner = patch[4:13, 3:14]
     assert np.count_nonzero(patch) == np.count_nonzero(inner) == 9 * 11
     assert (image == inner[:, None]).all((0, 2)).sum() == 1

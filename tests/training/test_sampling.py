@@ -1,38 +1,126 @@
-"""medconv/training/sampling.py: from which cases samples draw a class, and which labels cases lack."""
+"""medconv/training/sampling.py: the sampler that `sampler` or keys of `data` choose, and what the log says."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers.volumes import label_array, preprocessing_config, save, tiny
+from helpers.loading import cases_of, training_cases
+from helpers.volumes import tiny
+from hydra import compose, initialize_config_dir
 
-from medconv.data.preprocessing.pipeline import prepare
-from medconv.targets.regions import RegionTargets
+from medconv import config
+from medconv.config import ConfigError, RunConfig
+from medconv.data.loading.samplers.balanced import BalancedImageSampler, BalancedPatchSampler
+from medconv.data.loading.samplers.base import Sampler
+from medconv.data.loading.samplers.foreground import ForegroundSampler
 from medconv.training import sampling
 
+ALIKE = cases_of(("a", "b", "c"))
+WEIGHTED = cases_of(("a", "b", "c"), [1, 1, 4])
+PATCHES = training_cases(ALIKE, (2, 2), class_indices=[[0], [1, 2]])
+IMAGES = training_cases(ALIKE, class_indices=[[0], [1, 2]])
 
-def test_a_class_is_drawn_where_it_is_annotated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    dataset = tiny(tmp_path)
-    label = label_array(2)
-    save(dataset.cases[2].files[1], label * (label != 2))  # nothing of class 2 in the last case
-    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
-    train = [dataset.cases[0], replace(dataset.cases[1], annotated=(1,)), dataset.cases[2]]
+
+class FirstCase(Sampler):
+    """A sampler of a user's own."""
+
+    def case_index(self, seed: int, sample: int) -> int:
+        return 0
+
+
+class NoSampler:
+    def __init__(self, cases: Any) -> None:
+        pass
+
+
+@cache
+def composed(*overrides: str) -> RunConfig:
+    """With the interpolations of `sampler` replaced, as `resolve` does."""
+    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        values = compose("train", [*overrides, "data=msd", "data.root=."])
+    checked = config.validate(values)
+    sampler: Any = values.sampler
+    return replace(checked, sampler={str(key): sampler[key] for key in sampler})
+
+
+def built(*overrides: str, cases: Any = PATCHES) -> Sampler:
+    settings = composed(*overrides)
+    return sampling.build_sampler(settings.sampler, settings.data, cases)
+
+
+def draws(sampler: Sampler) -> list[int]:
+    return [sampler.case_index(0, n) for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind", "share"),
+    [
+        ([], ForegroundSampler, 0.33),
+        (["data.oversample_foreground=0.5"], ForegroundSampler, 0.5),
+        (["data.balanced_sampling=true"], BalancedPatchSampler, 0.33),
+        (["sampler=foreground"], ForegroundSampler, 0.33),
+        (["sampler=foreground", "data.oversample_foreground=0.5"], ForegroundSampler, 0.5),
+        (["sampler=foreground", "sampler.foreground_share=0.2"], ForegroundSampler, 0.2),
+        (["sampler=balanced", "data.oversample_foreground=1"], BalancedPatchSampler, 1),
+        (["sampler=balanced", "data.balanced_sampling=true"], BalancedPatchSampler, 0.33),
+        (["sampler=uniform"], ForegroundSampler, 0),
+        ([f"sampler._target_={__name__}.FirstCase"], FirstCase, 0),
+    ],
+)
+def test_options_and_keys_choose_the_sampler(overrides: list[str], kind: type, share: float) -> None:
+    sampler = built(*overrides)
+    assert type(sampler) is kind and sampler.foreground_share == share
+
+
+def test_options_and_keys_for_the_same_draw_the_same() -> None:
+    weighted = training_cases(WEIGHTED, (2, 2), class_indices=[[0], [1, 2]])
+    for cases in (PATCHES, weighted):
+        assert draws(built("sampler=foreground", cases=cases)) == draws(built(cases=cases))
+        by_key = built("data.balanced_sampling=true", cases=cases)
+        assert draws(built("sampler=balanced", cases=cases)) == draws(by_key)
+    assert draws(built("sampler=weighted", cases=weighted)) == draws(built(cases=weighted))
+    assert draws(built("sampler=uniform")) == draws(built())
+
+
+def test_whole_images_have_samplers_too(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    drawn = sampling.draw_from(train, dataset.targets, dataset.class_names, store)
-    assert drawn == [[0, 1, 2], [0]] and "of 3 training cases: big in 3, small in 1" in caplog.text
-    assert sampling.draw_from(train[1:2], dataset.targets, dataset.class_names, store) == [[0], []]
-    assert "data.balanced_sampling: no training case has a voxel of small" in caplog.text
+    assert type(built("sampler=balanced", cases=IMAGES)) is BalancedImageSampler
+    assert type(built("data.balanced_sampling=true", cases=IMAGES)) is BalancedImageSampler
+    assert draws(built("sampler=uniform", cases=IMAGES)) == draws(built(cases=IMAGES))
+    assert not caplog.text
+    built("data.oversample_foreground=0.7", cases=IMAGES)
+    assert "data.oversample_foreground has no effect" in caplog.text
 
 
-def test_outputs_follow_from_annotated_label_values(tmp_path: Path) -> None:
-    first, second, _ = tiny(tmp_path).cases
-    dataset, train = tiny(tmp_path / "again"), [first, replace(second, annotated=(2,))]
-    assert sampling.annotated([first], dataset.targets, dataset.class_names) is None
-    found = sampling.annotated(train, dataset.targets, dataset.class_names)
-    assert found == {"case_0": ((1, 2), (True, True, True)), "case_1": ((2,), (True, False, True))}
-    regions = RegionTargets(("whole", "core"), ((1, 2), (2,)), None, (1, 2))
-    found = sampling.annotated(train, regions, dataset.class_names)
-    assert found is not None and found["case_1"].outputs == (False, True)
+@pytest.mark.parametrize(
+    ("overrides", "cases", "message"),
+    [
+        (["data.oversample_foreground=2"], ALIKE, r"data\.oversample_foreground must lie .* 1, got 2"),
+        (["data.oversample_foreground=-0.1"], ALIKE, r"data\.oversample_foreground must lie .*got -0\.1"),
+        (["data.oversample_foreground=nan"], ALIKE, r"data\.oversample_foreground must lie .* 1, got nan"),
+        (["sampler=foreground", "sampler.foreground_share=2"], ALIKE, "^sampler: foreground_share must lie"),
+        (
+            ["sampler=foreground", "data.balanced_sampling=true"],
+            ALIKE,
+            "balanced_sampling=true has no effect",
+        ),
+        (["sampler=uniform", "data.oversample_foreground=0.5"], ALIKE, "foreground=0.5 has no effect with"),
+        (
+            [f"sampler._target_={__name__}.FirstCase", "data.oversample_foreground=0.5"],
+            ALIKE,
+            r"has no effect with sampler\._target_=\S+FirstCase, whose foreground_share is 0; set only one",
+        ),
+        (["sampler=weighted"], ALIKE, "^sampler: by_weight=true needs case weights that differ"),
+        (["sampler=uniform"], WEIGHTED, "^sampler: by_weight=false draws each case equally often"),
+        ([f"sampler._target_={__name__}.NoSampler"], ALIKE, r"NoSampler must make a medconv\S+\.Sampler"),
+        ([f"sampler._target_={__name__}.FirstCase", "+sampler.x=1"], ALIKE, "sampler: .* cannot be built"),
+    ],
+)
+def test_what_contradicts_itself_is_an_error(overrides: list[str], cases: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        built(*overrides, cases=training_cases(cases, (2, 2)))
 
 
 def test_differences_between_cases_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -24,100 +24,162 @@ Pair = tuple[Tensor, Tensor | None]  # image and label
 class Augment(ParameterSampler):
     """All moves as one resampling; then noise, blur with low resolution, brightness, contrast, gamma.
 
-    Args: flip_label_pairs: label values that swap when a sample is mirrored along `left_right_axis`; the
-        others as in `ParameterSampler`.
+    Args:
+        flip_label_pairs: label values that swap when a sample is mirrored along `left_right_axis`.
+        left_right_axis: a spatial axis; None: no axis runs from left to right.
+
+    The others are those of `ParameterSampler`.
     """
 
     flip_label_pairs: Sequence[Sequence[int]] = ()
     left_right_axis: int | None = None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Shape: image (batch, channels, *spatial), label (batch, 1, *spatial); sample (batch,) numbers.
-        Image and label may be lists of samples of different sizes; image-level labels (batch, n) stay."""
-        numbers = torch.as_tensor(batch["sample"])
-        parameters = self.sample(numbers.tolist(), len(batch["image"][0]))
-        values = isinstance(batch["label"], Tensor) and batch["label"].ndim == 2
-        image, label = self.apply(batch["image"], None if values else batch["label"], parameters)
-        return {**batch, "image": image, "label": batch["label"] if values else label, "sample": numbers}
+        """Augment a batch; the input is kept.
 
-    def apply(self, image: Images, label: Images | None, parameters: Parameters) -> Pair:
+        Shape: image (batch, channels, *spatial), label (batch, 1, *spatial); sample (batch,) numbers.
+        Image and label may be lists of samples of different sizes; image-level labels (batch, n) stay.
+        """
+        label = batch["label"]
+        image_level = isinstance(label, Tensor) and label.ndim == 2
+        numbers = torch.as_tensor(batch["sample"])
+        num_channels = len(batch["image"][0])
+        parameters = self.sample(numbers.tolist(), num_channels)
+        image, label_map = self.apply(batch["image"], None if image_level else label, parameters)
+        return {
+            **batch,
+            "image": image,
+            "label": label if image_level else label_map,
+            "sample": numbers,
+        }
+
+    def apply(
+        self,
+        image: Images,
+        label: Images | None,
+        parameters: Parameters,
+    ) -> Pair:
         """Linear interpolation for images, nearest neighbour for labels, 0 outside; the input is kept."""
-        moved, label = self.place(image, label, parameters)
+        moved, label = self.apply_spatial(image, label, parameters)
         values = moved.float()
-        rows, of_rows = values.flatten(0, 1), parameters.per_row()
         intensity.add_noise(values, parameters.noise_std, parameters.noise_seed)
-        intensity.soften(rows, of_rows["blur"], of_rows["simulate_low_resolution"])
-        intensity.scale_values(rows, of_rows["brightness"], of_rows["additive_brightness"])
-        intensity.stretch(rows, of_rows["contrast"])
-        intensity.bend(rows, of_rows["gamma_inverted"], inverted=True)
-        intensity.bend(rows, of_rows["gamma"], inverted=False)
+        # A row is one channel of one sample; rows are views of `values`, changed in place.
+        rows = values.flatten(0, 1)
+        per_row = parameters.per_row()
+        intensity.soften(rows, per_row["blur"], per_row["simulate_low_resolution"])
+        intensity.scale_values(rows, per_row["brightness"], per_row["additive_brightness"])
+        intensity.stretch(rows, per_row["contrast"])
+        intensity.bend(rows, per_row["gamma_inverted"], inverted=True)
+        intensity.bend(rows, per_row["gamma"], inverted=False)
         return values.to(moved.dtype), label
 
-    def place(self, image: Images, label: Images | None, parameters: Parameters) -> Pair:
+    def apply_spatial(
+        self,
+        image: Images,
+        label: Images | None,
+        parameters: Parameters,
+    ) -> Pair:
         """The spatial part of `apply`."""
-        out = image[0].new_empty((len(image), len(image[0]), *self.patch_size))
-        out_label = None if label is None else label[0].new_empty((len(label), 1, *self.patch_size))
-        moves = [getattr(parameters, name) for name in MOVES]
-        stack = spatial.plain(label, len(self.patch_size)) or not spatial.one_by_one(image[0].device)
-        if stack and isinstance(image, Tensor) and not isinstance(label, Sequence):
-            self._place(image, label, moves, out, out_label)
+        batch_size = len(image)
+        num_channels = len(image[0])
+        out = image[0].new_empty((batch_size, num_channels, *self.patch_size))
+        out_label = None
+        if label is not None:
+            out_label = label[0].new_empty((batch_size, 1, *self.patch_size))
+        moves = {name: getattr(parameters, name) for name in MOVES}
+        spatial_dims = len(self.patch_size)
+        is_faster_stacked = spatial.plain(label, spatial_dims) or not spatial.one_by_one(out.device)
+        if is_faster_stacked and isinstance(image, Tensor) and not isinstance(label, Sequence):
+            self._move(image, label, moves, out, out_label)
         else:
-            for i in range(len(image)):
+            for i in range(batch_size):
                 one = slice(i, i + 1)
-                own = None if label is None else label[i][None]
-                own_out = None if out_label is None else out_label[one]
-                self._place(image[i][None], own, [move[one] for move in moves], out[one], own_out)
+                self._move(
+                    image[i][None],
+                    None if label is None else label[i][None],
+                    {name: values[one] for name, values in moves.items()},
+                    out[one],
+                    None if out_label is None else out_label[one],
+                )
         if out_label is not None and self.flip_label_pairs and self.left_right_axis is not None:
             self._swap(out_label, parameters.flips[:, self.left_right_axis])
         return out, out_label
 
-    def _place(
+    def _move(
         self,
         image: Tensor,
         label: Tensor | None,
-        moves: Sequence[Tensor],
+        moves: dict[str, Tensor],
         out: Tensor,
         out_label: Tensor | None,
     ) -> None:
-        """Write into `out`; equal flips together, for few kernel launches."""
-        moved, matrix, shift, flips, elastic = moves
+        """Write all samples into `out`: resampled where they move, else at most mirrored."""
+        moved = moves["moved"]
         if bool(moved.any()):
-            which, size = _index(moved, image.device), self.patch_size
-            control = to_device(elastic[moved], image.device)
-            field = spatial.spline_field(control, size, self._distance) if elastic[moved].any() else None
-            share, own = shift[moved] * torch.tensor(size), None if label is None else label[which]
-            seen, seen_label = spatial.resample(image[which].float(), own, matrix[moved], share, field, size)
-            out[which] = seen.to(out.dtype)
-            if out_label is not None and seen_label is not None:
-                out_label[which] = seen_label
+            self._resample(image, label, moves, out, out_label)
+        flips = moves["flips"]
+        # Equal flips together, for few kernel launches.
         for pattern in {tuple(row) for row in flips[~moved].tolist()}:
-            which = _index((flips == torch.tensor(pattern)).all(1) & ~moved, image.device)
+            has_pattern = (flips == torch.tensor(pattern)).all(1) & ~moved
+            samples = _index(has_pattern, image.device)
             dims = [2 + axis for axis, flipped in enumerate(pattern) if flipped]
-            for source, target in ((image, out), (label, out_label)):
-                if source is not None and target is not None:
-                    target[which] = centre(source, self.patch_size)[which].flip(dims)
+            out[samples] = centre(image, self.patch_size)[samples].flip(dims)
+            if label is not None and out_label is not None:
+                out_label[samples] = centre(label, self.patch_size)[samples].flip(dims)
 
-    def _swap(self, label: Tensor, which: Tensor) -> None:
-        """Swap the labels of `flip_label_pairs`."""
-        there = _index(which, label.device)
-        label[there] = swapped(label[there], self.flip_label_pairs)
+    def _resample(
+        self,
+        image: Tensor,
+        label: Tensor | None,
+        moves: dict[str, Tensor],
+        out: Tensor,
+        out_label: Tensor | None,
+    ) -> None:
+        """Write those samples into `out` that move."""
+        moved = moves["moved"]
+        samples = _index(moved, image.device)
+        control_points = moves["elastic"][moved]
+        field = None
+        if control_points.any():
+            control_points = to_device(control_points, image.device)
+            field = spatial.spline_field(control_points, self.patch_size, self._distance)
+        resampled, resampled_label = spatial.resample(
+            image[samples].float(),
+            None if label is None else label[samples],
+            moves["matrix"][moved],
+            moves["shift"][moved] * torch.tensor(self.patch_size),  # voxels, from a share of the patch
+            field,
+            self.patch_size,
+        )
+        out[samples] = resampled.to(out.dtype)
+        if out_label is not None and resampled_label is not None:
+            out_label[samples] = resampled_label
+
+    def _swap(self, label: Tensor, is_mirrored: Tensor) -> None:
+        """Swap the labels of `flip_label_pairs` in place. Shape: (batch, 1, *spatial), (batch,) bool."""
+        samples = _index(is_mirrored, label.device)
+        label[samples] = swapped(label[samples], self.flip_label_pairs)
 
 
 def _index(mask: Tensor, device: torch.device) -> Tensor | slice:
     """Indices where a mask is true; a slice if it is true everywhere, which is several times faster."""
-    return slice(None) if bool(mask.all()) else to_device(mask.nonzero().flatten(), device)
+    if bool(mask.all()):
+        return slice(None)
+    return to_device(mask.nonzero().flatten(), device)
 
 
 def swapped(label: Tensor, pairs: Sequence[Sequence[int]]) -> Tensor:
     """The values of each pair exchanged."""
-    after = label.clone()
-    for a, b in pairs:
-        after.masked_fill_(label == a, b).masked_fill_(label == b, a)
-    return after
+    exchanged = label.clone()
+    for first, second in pairs:
+        exchanged.masked_fill_(label == first, second)
+        exchanged.masked_fill_(label == second, first)
+    return exchanged
 
 
 def centre(array: Tensor, size: Sequence[int]) -> Tensor:
     """Centre crop of the last axes, as a view. Shape: (..., *spatial) -> (..., *size)."""
-    for axis, n in enumerate(size, start=-len(size)):
-        array = array.narrow(axis, (array.shape[axis] - n) // 2, n)
+    for axis, voxels in enumerate(size, start=-len(size)):
+        first = (array.shape[axis] - voxels) // 2
+        array = array.narrow(axis, first, voxels)
     return array

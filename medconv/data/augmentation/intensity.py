@@ -13,6 +13,7 @@ from medconv.data.augmentation import spatial
 from medconv.utils.hardware import to_device
 
 _TAIL = 3.0  # standard deviations at which a Gaussian is cut
+_TINY = 1e-7  # a smaller range or deviation is a constant image; division by 0 is avoided
 
 
 def add_noise(image: Tensor, std: Tensor, seeds: Tensor) -> None:
@@ -22,91 +23,114 @@ def add_noise(image: Tensor, std: Tensor, seeds: Tensor) -> None:
     """
     generator = torch.Generator(image.device)
     for i in std.nonzero().flatten().tolist():
-        noise = torch.empty_like(image[i]).normal_(generator=generator.manual_seed(int(seeds[i])))
+        generator.manual_seed(int(seeds[i]))
+        noise = torch.empty_like(image[i]).normal_(generator=generator)
         image[i].add_(noise, alpha=float(std[i]))
 
 
 def soften(rows: Tensor, sigma: Tensor, resolution: Tensor) -> None:
     """Gaussian blur, then low resolution: both are linear along each axis, so one matrix per axis.
 
-    Shape: rows (rows, *spatial); sigma (rows, axes) in voxels, 0 for none; resolution (rows, axes): share of
-        the voxels, 1 for all. Down by nearest neighbour, up by linear interpolation.
+    Low resolution is down by nearest neighbour, up by linear interpolation.
+
+    Shape:
+        rows (rows, *spatial).
+        sigma (rows, axes): in voxels, 0 for none.
+        resolution (rows, axes): share of the voxels, 1 for all.
     """
     for axis in range(rows.ndim - 1):
-        n = rows.shape[1 + axis]
+        num_voxels = rows.shape[1 + axis]
         mask = (sigma[:, axis] > 0) | (resolution[:, axis] < 1)
-        for part, which in _chosen(rows, mask):
-            matrix = _softening(n, sigma[which, axis], resolution[which, axis])
-            multiply_(part, to_device(matrix, part.device), axis)
+        for selected, indices in _chosen(rows, mask):
+            matrix = _softening(num_voxels, sigma[indices, axis], resolution[indices, axis])
+            multiply_(selected, to_device(matrix, selected.device), axis)
 
 
 def scale_values(rows: Tensor, gain: Tensor, offset: Tensor) -> None:
     """value * gain + offset. Shape: rows (rows, *spatial), the others (rows,)."""
-    for part, which in _chosen(rows, (gain != 1) | (offset != 0)):
-        scale_(part, _there(part, gain[which]), _there(part, offset[which]))
+    for selected, indices in _chosen(rows, (gain != 1) | (offset != 0)):
+        scale_(selected, _beside(selected, gain[indices]), _beside(selected, offset[indices]))
 
 
 def stretch(rows: Tensor, contrast: Tensor) -> None:
     """Contrast: scale values about the row's mean, clipped to its range. Shape: (rows, *spatial), (rows,)."""
-    for part, which in _chosen(rows, contrast != 1):
-        stretch_(part, _there(part, contrast[which]))
+    for selected, indices in _chosen(rows, contrast != 1):
+        stretch_(selected, _beside(selected, contrast[indices]))
 
 
 def bend(rows: Tensor, gamma: Tensor, inverted: bool) -> None:
     """Gamma: a power of the values scaled to 0..1, then mean and standard deviation are restored.
 
-    Shape: rows (rows, *spatial), gamma (rows,), 1 for none. Args: inverted: apply it to the inverted values.
+    Shape: rows (rows, *spatial), gamma (rows,), 1 for none.
+    Args:
+        inverted: apply it to the inverted values.
     """
-    for part, which in _chosen(rows, gamma != 1):
-        bend_(part, _there(part, gamma[which]), inverted)
+    for selected, indices in _chosen(rows, gamma != 1):
+        bend_(selected, _beside(selected, gamma[indices]), inverted)
 
 
 def multiply_(rows: Tensor, matrix: Tensor, axis: int) -> None:
     """Multiply by one matrix per row along a spatial axis. Shape: (rows, *spatial), (rows, n, n)."""
-    before, n = rows.shape[1 : 1 + axis].numel(), rows.shape[1 + axis]
-    if axis == rows.ndim - 2:
-        product = torch.bmm(rows.reshape(len(rows), before, n), matrix.mT)
+    num_rows = len(rows)
+    num_voxels = rows.shape[1 + axis]
+    voxels_before = rows.shape[1 : 1 + axis].numel()
+    if axis == rows.ndim - 2:  # the last axis: one product less to arrange
+        product = torch.bmm(rows.reshape(num_rows, voxels_before, num_voxels), matrix.mT)
     else:
-        product = torch.matmul(matrix[:, None], rows.reshape(len(rows), before, n, -1))
+        product = torch.matmul(matrix[:, None], rows.reshape(num_rows, voxels_before, num_voxels, -1))
     rows.copy_(product.reshape(rows.shape))
 
 
 def scale_(rows: Tensor, gain: Tensor, offset: Tensor) -> None:
     """Shape: (rows, *spatial), the others (rows,), as in the functions below."""
-    rows.mul_(_like(rows, gain)).add_(_like(rows, offset))
+    rows.mul_(_like(rows, gain))
+    rows.add_(_like(rows, offset))
 
 
 def stretch_(rows: Tensor, contrast: Tensor) -> None:
-    (low, high), factor = _range(rows), _like(rows, contrast)
-    rows.mul_(factor).add_(_mean(rows) * (1 / factor - 1))
-    torch.maximum(torch.minimum(rows, high, out=rows), low, out=rows)
+    low, high = _range(rows)
+    factor = _like(rows, contrast)
+    # (value - mean) * factor + mean, with the mean of the scaled values
+    rows.mul_(factor)
+    rows.add_(_mean(rows) * (1 / factor - 1))
+    torch.minimum(rows, high, out=rows)
+    torch.maximum(rows, low, out=rows)
 
 
 def bend_(rows: Tensor, gamma: Tensor, inverted: bool) -> None:
     low, high = _range(rows)
     mean, std = _moments(rows)
-    width = (high - low).clamp(min=1e-7)
-    rows.sub_(high if inverted else low).div_(-width if inverted else width).clamp_(min=0)
+    width = (high - low).clamp(min=_TINY)
+    # To 0..1, where 0 is the highest value if inverted.
+    if inverted:
+        rows.sub_(high).div_(-width)
+    else:
+        rows.sub_(low).div_(width)
+    rows.clamp_(min=0)
     rows.pow_(_like(rows, gamma))
+    # Back to the mean and standard deviation from before.
     new_mean, new_std = _moments(rows)
-    slope = std / new_std.clamp(min=1e-7) * (-1 if inverted else 1)
-    rows.mul_(slope).add_(mean - slope * new_mean)
+    sign = -1 if inverted else 1
+    slope = std / new_std.clamp(min=_TINY) * sign
+    rows.mul_(slope)
+    rows.add_(mean - slope * new_mean)
 
 
 def _chosen(rows: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """The rows of a mask with their indices; changes to them are kept."""
-    which = mask.nonzero().flatten()
+    indices = mask.nonzero().flatten()
     if spatial.one_by_one(rows.device):
-        for i in which:
+        for i in indices:
             yield rows[i : i + 1], i[None]
-    elif len(which):
-        there = to_device(which, rows.device)
-        part = rows[there]
-        yield part, which
-        rows[there] = part
+    elif len(indices):
+        on_device = to_device(indices, rows.device)
+        selected = rows[on_device]  # a copy
+        yield selected, indices
+        rows[on_device] = selected
 
 
-def _there(rows: Tensor, values: Tensor) -> Tensor:
+def _beside(rows: Tensor, values: Tensor) -> Tensor:
+    """The values in the type and on the device of the rows."""
     return to_device(values.to(rows.dtype), rows.device)
 
 
@@ -116,46 +140,64 @@ def _like(rows: Tensor, values: Tensor) -> Tensor:
 
 
 def _mean(rows: Tensor) -> Tensor:
-    return rows.mean(dim=tuple(range(1, rows.ndim)), keepdim=True)
+    spatial_axes = tuple(range(1, rows.ndim))
+    return rows.mean(dim=spatial_axes, keepdim=True)
 
 
 def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each row; several times faster than `torch.std`."""
     mean = _mean(rows)
-    flat = (rows - mean).flatten(1)
-    square = torch.linalg.vector_norm(flat, dim=1) ** 2 / flat.shape[1]
-    return mean, _like(rows, square.sqrt())
+    centred = (rows - mean).flatten(1)
+    variance = torch.linalg.vector_norm(centred, dim=1) ** 2 / centred.shape[1]
+    return mean, _like(rows, variance.sqrt())
 
 
 def _range(rows: Tensor) -> tuple[Tensor, Tensor]:
-    single = len(rows) == 1  # the whole is quicker
-    low, high = torch.aminmax(rows) if single else torch.aminmax(rows.flatten(1), dim=1)
+    """Lowest and highest value of each row."""
+    if len(rows) == 1:  # without `dim` it is faster
+        low, high = torch.aminmax(rows)
+    else:
+        low, high = torch.aminmax(rows.flatten(1), dim=1)
     return _like(rows, low), _like(rows, high)
 
 
-def _softening(n: int, sigma: Tensor, resolution: Tensor) -> Tensor:
-    """Shape: (rows,), (rows,) -> (rows, n, n)."""
+def _softening(num_voxels: int, sigma: Tensor, resolution: Tensor) -> Tensor:
+    """Shape: (rows,), (rows,) -> (rows, num_voxels, num_voxels)."""
     if bool((resolution == 1).all()):
-        return _blur(n, sigma)
-    coarse = _coarsen(n, resolution)
-    return torch.bmm(coarse, _blur(n, sigma)) if bool(sigma.any()) else coarse
+        return _blur(num_voxels, sigma)
+    coarse = _coarsen(num_voxels, resolution)
+    if bool(sigma.any()):
+        return torch.bmm(coarse, _blur(num_voxels, sigma))
+    return coarse
 
 
-def _blur(n: int, sigma: Tensor) -> Tensor:
-    """Gaussian weights between n voxels, cut at three standard deviations and normalised to sum 1."""
-    away = (torch.arange(n)[:, None] - torch.arange(n)[None]).abs()[None]
-    wide = sigma[:, None, None].clamp(min=1e-3)
-    weights = torch.exp(-0.5 * (away / wide) ** 2) * (away <= _TAIL * wide + 0.5)
+def _blur(num_voxels: int, sigma: Tensor) -> Tensor:
+    """Gaussian weights between voxels, cut at three standard deviations and normalised to sum 1."""
+    positions = torch.arange(num_voxels)
+    distance = (positions[:, None] - positions[None]).abs()[None]
+    width = sigma[:, None, None].clamp(min=1e-3)
+    weights = torch.exp(-0.5 * (distance / width) ** 2)
+    weights = weights * (distance <= _TAIL * width + 0.5)
     return weights / weights.sum(2, keepdim=True)
 
 
-def _coarsen(n: int, resolution: Tensor) -> Tensor:
-    """Nearest-neighbour sampling of n voxels to a share of them, then linear interpolation back."""
-    kept = (n * resolution[:, None].double()).round().clamp(min=1).float()
-    position = ((torch.arange(n) + 0.5) * kept / n - 0.5).clamp(min=0).minimum(kept - 1)
-    lower = position.floor().minimum((kept - 2).clamp(min=0))
-    matrix = torch.zeros(len(resolution), n, n)
-    for step, weight in ((0, 1 - (position - lower)), (1, position - lower)):
-        source = (((lower + step).minimum(kept - 1) + 0.5) * (n / kept)).floor().long()
+def _coarsen(num_voxels: int, resolution: Tensor) -> Tensor:
+    """Nearest-neighbour sampling of the voxels to a share of them, then linear interpolation back.
+
+    Shape: (rows,) -> (rows, num_voxels, num_voxels).
+    """
+    coarse_voxels = (num_voxels * resolution[:, None].double()).round()
+    coarse_voxels = coarse_voxels.clamp(min=1).float()
+    last = coarse_voxels - 1
+    # Of each voxel's centre, counted in coarse voxels.
+    position = (torch.arange(num_voxels) + 0.5) * coarse_voxels / num_voxels - 0.5
+    position = position.clamp(min=0).minimum(last)
+    lower = position.floor().minimum((coarse_voxels - 2).clamp(min=0))
+    upper_weight = position - lower
+    matrix = torch.zeros(len(resolution), num_voxels, num_voxels)
+    for step, weight in ((0, 1 - upper_weight), (1, upper_weight)):
+        coarse = (lower + step).minimum(last)
+        # The voxel that a coarse voxel was sampled from.
+        source = ((coarse + 0.5) * (num_voxels / coarse_voxels)).floor().long()
         matrix.scatter_add_(2, source[:, :, None], weight[:, :, None])
     return matrix

@@ -14,22 +14,33 @@ from medconv.data.augmentation.spatial import control_points, reach
 from medconv.data.random_streams import RandomStream, generator
 from medconv.utils.errors import ArgumentError
 
-PLACE = ("rotation", "scale", "shift", "elastic")
+SPATIAL = ("rotation", "scale", "shift", "elastic")
 PER_CHANNEL = (
-    *("blur", "simulate_low_resolution", "brightness", "additive_brightness", "contrast"),
-    *("gamma_inverted", "gamma"),
+    "blur",
+    "simulate_low_resolution",
+    "brightness",
+    "additive_brightness",
+    "contrast",
+    "gamma_inverted",
+    "gamma",
 )
-VALUES = ("noise", *PER_CHANNEL)
+INTENSITY = ("noise", *PER_CHANNEL)
 MOVES = ("moved", "matrix", "shift", "flips", "elastic")  # the spatial fields of `Parameters`
 THICK = 3.0  # times the finest spacing: axes with a larger spacing are not resampled
 _ZOOM_OUT = 1.25  # patches that show a larger area have zeros at their borders
 # Of the control point distance; splines may fold beyond (Choi & Lee 2000, Graphical Models 62:89)
 _FOLDS = 0.4
-_RANGES = {
-    **dict.fromkeys(("noise_std", "blur_sigma"), 0.0),
-    **dict.fromkeys(("scale", "simulate_low_resolution", "brightness", "contrast", "gamma"), 0.01),
+_LOWEST = {  # of the ranges [low, high]
+    "noise_std": 0.0,
+    "blur_sigma": 0.0,
+    "scale": 0.01,
+    "simulate_low_resolution": 0.01,
+    "brightness": 0.01,
+    "contrast": 0.01,
+    "gamma": 0.01,
     "additive_brightness": -np.inf,
 }
+Draw = Callable[[], float]  # returns the next random number of a sample, from 0 to 1
 
 
 @dataclass(frozen=True)
@@ -39,12 +50,13 @@ class Parameters:
     Shape:
         moved (batch,): whether the sample is resampled at all.
         matrix (batch, axes, axes), shift (batch, axes): an output voxel at p from the centre shows the input
-            at matrix @ p + shift + elastic, in voxels. flips (batch, axes): are part of the matrix.
+            at matrix @ p + shift + elastic, in voxels; `shift` itself is a share of the patch.
+        flips (batch, axes): are part of the matrix.
         elastic (batch, axes, *control points): displacements in voxels.
         noise_std, noise_seed (batch,).
-        blur (batch, channels, axes): deviation in voxels; simulate_low_resolution (batch, channels, axes):
-        share of the voxels. brightness, additive_brightness, contrast, gamma_inverted, gamma (batch,
-        channels).
+        blur (batch, channels, axes): standard deviation in voxels.
+        simulate_low_resolution (batch, channels, axes): share of the voxels.
+        brightness, additive_brightness, contrast, gamma_inverted, gamma (batch, channels).
     """
 
     moved: Tensor
@@ -76,16 +88,23 @@ class ParameterSampler:
         spacing_mm: of the patch, one number per spatial axis. Axes with more than three times the finest
             spacing are not resampled: not rotated, scaled, deformed, blurred or lowered in resolution.
         patch_size: of the output, in voxels. The input may be larger, with the same centre, see `read_size`.
-        p: transform to probability, 0 if absent: those of `PLACE` and `noise` per sample, the others of
-            `VALUES` per channel.
-        rotation_deg: largest angle in each plane. scale: range of the shown area, as factor of the patch.
-            shift: largest, as share of the patch. elastic_mm: largest displacement of the control points,
-            elastic_spacing_mm apart.
+        p: transform to probability, 0 if absent: those of `SPATIAL` and `noise` per sample, the others of
+            `INTENSITY` per channel.
+        rotation_deg: largest angle in each plane.
+        scale: range of the shown area, as factor of the patch.
+        shift: largest, as share of the patch.
+        elastic_mm: largest displacement of the control points.
+        elastic_spacing_mm: distance of the control points.
         mirror_axes: spatial axes along which each sample is flipped with probability 0.5; or `all`.
-        noise_std: range, in units of the image, as additive_brightness. blur_sigma: range in voxels.
-            simulate_low_resolution: range of the share of voxels along an axis. brightness, contrast, gamma:
-            range of a factor about 0, of one about the mean, of an exponent; as often below 1 as above.
-    Raises: ValueError: values out of range.
+        noise_std: range, in units of the image.
+        blur_sigma: range in voxels.
+        simulate_low_resolution: range of the share of voxels along an axis.
+        brightness: range of a factor about 0; as often below 1 as above.
+        additive_brightness: range, in units of the image.
+        contrast: range of a factor about the mean; as often below 1 as above.
+        gamma: range of an exponent; as often below 1 as above.
+    Raises:
+        ValueError: values out of range.
     """
 
     seed: int
@@ -108,43 +127,62 @@ class ParameterSampler:
     gamma: Sequence[float] = (0.7, 1.5)
 
     def __post_init__(self) -> None:
-        self.spacing_mm, self.patch_size = tuple(self.spacing_mm), tuple(self.patch_size)
-        self.p = dict.fromkeys((*PLACE, *VALUES), 0.0) | dict(self.p or {})
+        self.spacing_mm = tuple(self.spacing_mm)
+        self.patch_size = tuple(self.patch_size)
+        never = dict.fromkeys((*SPATIAL, *INTENSITY), 0.0)
+        self.p = {**never, **(self.p or {})}
         self.mirror_axes = mirrored_axes(self.mirror_axes, len(self.spacing_mm))
         self._check()
         spacing = np.array(self.spacing_mm)
         self.thin = spacing <= THICK * min(self.spacing_mm)
+        self._from_mm = spacing / spacing[:, None]  # times a matrix in mm, it is one in voxels
+        # Of control points, in voxels.
         self._distance = tuple(max(1.0, self.elastic_spacing_mm / mm) for mm in self.spacing_mm)
-        self._from_mm = spacing / spacing[:, None]  # a matrix in mm to one in voxels
-        bends = bool(self.p["elastic"])
-        points = control_points(self.patch_size, self._distance) if bends else (0,) * len(spacing)
-        self._no_control = np.zeros((len(spacing), *points))
-        self._stray = self.elastic_mm * self.thin / spacing * bends
+        self._no_control = np.zeros((len(spacing), *self._control_points()))
+        is_elastic = bool(self.p["elastic"])
+        self._max_displacement = self.elastic_mm * self.thin / spacing * is_elastic  # voxels along each axis
         self.max_read_size = self._largest_size()
+
+    def _control_points(self) -> tuple[int, ...]:
+        if not self.p["elastic"]:
+            return (0,) * len(self.spacing_mm)
+        return control_points(self.patch_size, self._distance)
 
     def sample(self, numbers: Sequence[int], num_channels: int = 1) -> Parameters:
         """Draw the parameters of these samples, each from its own number."""
-        rows = []
-        for number in numbers:
-            draw = self._dice(RandomStream.VALUES, number)
-            noise = self._chosen(draw, "noise", _between(draw, self.noise_std), 0.0), int(2**62 * draw())
-            channels = [self._draw_values(draw) for _ in range(num_channels)]
-            rows.append((*self._draw_place(number), *noise, *zip(*channels, strict=True)))
-        columns = [np.array(column) for column in zip(*rows, strict=True)]
-        return Parameters(
-            *(torch.from_numpy(c.astype(np.float32) if c.dtype == np.float64 else c) for c in columns)
-        )
+        samples = [self._draw(number, num_channels) for number in numbers]
+        tensors = {}
+        for name in samples[0]:
+            values = np.array([sample[name] for sample in samples])
+            if values.dtype == np.float64:
+                values = values.astype(np.float32)
+            tensors[name] = torch.from_numpy(values)
+        return Parameters(**tensors)
+
+    def _draw(self, number: int, num_channels: int) -> dict[str, Any]:
+        """The fields of `Parameters` for one sample."""
+        draw = self._random_numbers(RandomStream.VALUES, number)
+        noise_std = self._chosen(draw, "noise", _between(draw, self.noise_std), 0.0)
+        noise_seed = int(2**62 * draw())
+        channels = [self._draw_channel(draw) for _ in range(num_channels)]
+        return {
+            **self._draw_moves(number),
+            "noise_std": noise_std,
+            "noise_seed": noise_seed,
+            **{name: [channel[name] for channel in channels] for name in PER_CHANNEL},
+        }
 
     def read_size(self, number: int) -> tuple[int, ...]:
         """Voxels around the centre that sample `number` needs; at most `max_read_size`."""
-        moved, matrix, shift, *_ = self._draw_place(number)
-        if not moved:
+        moves = self._draw_moves(number)
+        if not moves["moved"]:
             return self.patch_size
-        far = reach(matrix, np.array(shift) * self.patch_size, self.patch_size) + self._stray
-        return tuple(int(n) for n in np.minimum(self._holding(far), self.max_read_size))
+        shift = np.array(moves["shift"]) * self.patch_size  # voxels
+        distance = reach(moves["matrix"], shift, self.patch_size) + self._max_displacement
+        read_size = np.minimum(self._size_that_holds(distance), self.max_read_size)
+        return tuple(int(voxels) for voxels in read_size)
 
-    def _dice(self, stream: RandomStream, number: int) -> Callable[[], float]:
-        """A function that returns the next random number of a sample, from 0 to 1."""
+    def _random_numbers(self, stream: RandomStream, number: int) -> Draw:
         rng = generator(self.seed, stream, number)
 
         def numbers() -> Iterator[float]:
@@ -153,91 +191,142 @@ class ParameterSampler:
 
         return numbers().__next__
 
-    def _draw_place(self, number: int) -> tuple[Any, ...]:
-        """`Parameters` from `moved` to `elastic`. Unused numbers are drawn, too, which keeps the others."""
-        axes, draw = len(self.spacing_mm), self._dice(RandomStream.PLACE, number)
-        turns, zooms, shifts, bends = (draw() < self.p[name] for name in PLACE)
-        matrix = np.eye(axes)
-        for a, b in combinations(range(axes), 2):
-            angle = np.deg2rad(self.rotation_deg) * (2 * draw() - 1)
-            if turns and self.thin[a] and self.thin[b]:
-                matrix = matrix @ _plane_rotation(axes, a, b, angle)
+    def _draw_moves(self, number: int) -> dict[str, Any]:
+        """The `MOVES` of one sample. Unused numbers are drawn, too, which keeps the others."""
+        axes = len(self.spacing_mm)
+        draw = self._random_numbers(RandomStream.PLACE, number)
+        is_drawn = {name: draw() < self.p[name] for name in SPATIAL}
+        rotation = self._draw_rotation(draw, is_drawn["rotation"])
         zoom = _between(draw, self.scale)
-        shares = [(2 * draw() - 1) * self.shift * shifts for _ in range(axes)]
-        along = zip(shares, self.thin, self.patch_size, strict=True)
-        shift = [share if thin else round(share * n) / n for share, thin, n in along]
+        shift = [self._draw_shift(draw, axis, is_drawn["shift"]) for axis in range(axes)]
         flips = [draw() < 0.5 and axis in self.mirror_axes for axis in range(axes)]
-        if zooms:
+        matrix = rotation
+        if is_drawn["scale"]:
             matrix = np.where(self.thin, zoom, 1.0)[:, None] * matrix
         matrix = matrix * self._from_mm * np.where(flips, -1.0, 1.0)
-        return turns or zooms or shifts or bends, matrix, shift, flips, self._draw_control(number) * bends
+        return {
+            "moved": any(is_drawn.values()),
+            "matrix": matrix,
+            "shift": shift,
+            "flips": flips,
+            "elastic": self._draw_control(number) * is_drawn["elastic"],
+        }
+
+    def _draw_rotation(self, draw: Draw, is_drawn: bool) -> np.ndarray:
+        """One rotation in each plane of two thin axes. Shape: (axes, axes), in mm."""
+        axes = len(self.spacing_mm)
+        rotation = np.eye(axes)
+        for first, second in combinations(range(axes), 2):
+            angle = np.deg2rad(self.rotation_deg) * (2 * draw() - 1)
+            if is_drawn and self.thin[first] and self.thin[second]:
+                rotation = rotation @ _plane_rotation(axes, first, second, angle)
+        return rotation
+
+    def _draw_shift(self, draw: Draw, axis: int, is_drawn: bool) -> float:
+        """A share of the patch; along a thick axis a whole number of voxels."""
+        share = (2 * draw() - 1) * self.shift * is_drawn
+        if self.thin[axis]:
+            return share
+        voxels = self.patch_size[axis]
+        return round(share * voxels) / voxels
 
     def _draw_control(self, number: int) -> np.ndarray:
+        """Displacements of the control points in voxels. Shape: (axes, *points)."""
         if not self.p["elastic"]:
             return self._no_control
-        rng, axes = generator(self.seed, RandomStream.ELASTIC, number), len(self.spacing_mm)
-        size = self.elastic_mm * rng.random() * self.thin / np.array(self.spacing_mm)
-        control: np.ndarray = rng.uniform(-1, 1, self._no_control.shape) * size.reshape(-1, *(1,) * axes)
-        return control
+        axes = len(self.spacing_mm)
+        rng = generator(self.seed, RandomStream.ELASTIC, number)
+        largest = self.elastic_mm * rng.random() * self.thin / np.array(self.spacing_mm)
+        directions = rng.uniform(-1, 1, self._no_control.shape)
+        displacements: np.ndarray = directions * largest.reshape(-1, *(1,) * axes)
+        return displacements
 
-    def _draw_values(self, draw: Callable[[], float]) -> tuple[Any, ...]:
-        """`Parameters` from `blur` to `gamma`, of one channel."""
+    def _draw_channel(self, draw: Draw) -> dict[str, Any]:
+        """The values of `PER_CHANNEL`, of one channel."""
+        axes = len(self.spacing_mm)
         blur = [_between(draw, self.blur_sigma) * thin for thin in self.thin]
-        share = _between(draw, self.simulate_low_resolution)
-        shares = [share if thin else 1.0 for thin in self.thin]
-        return (
-            self._chosen(draw, "blur", blur, [0.0] * len(blur)),
-            self._chosen(draw, "simulate_low_resolution", shares, [1.0] * len(blur)),
-            self._chosen(draw, "brightness", _factor(draw, self.brightness), 1.0),
-            self._chosen(draw, "additive_brightness", _between(draw, self.additive_brightness), 0.0),
-            self._chosen(draw, "contrast", _factor(draw, self.contrast), 1.0),
-            self._chosen(draw, "gamma_inverted", _factor(draw, self.gamma), 1.0),
-            self._chosen(draw, "gamma", _factor(draw, self.gamma), 1.0),
-        )
+        resolution = _between(draw, self.simulate_low_resolution)
+        resolutions = [resolution if thin else 1.0 for thin in self.thin]
+        # The order is that of the random numbers: another one would change every seeded run.
+        return {
+            "blur": self._chosen(draw, "blur", blur, [0.0] * axes),
+            "simulate_low_resolution": self._chosen(
+                draw, "simulate_low_resolution", resolutions, [1.0] * axes
+            ),
+            "brightness": self._chosen(draw, "brightness", _factor(draw, self.brightness), 1.0),
+            "additive_brightness": self._chosen(
+                draw, "additive_brightness", _between(draw, self.additive_brightness), 0.0
+            ),
+            "contrast": self._chosen(draw, "contrast", _factor(draw, self.contrast), 1.0),
+            "gamma_inverted": self._chosen(draw, "gamma_inverted", _factor(draw, self.gamma), 1.0),
+            "gamma": self._chosen(draw, "gamma", _factor(draw, self.gamma), 1.0),
+        }
 
-    def _chosen(self, draw: Callable[[], float], name: str, value: Any, neutral: Any) -> Any:
+    def _chosen(self, draw: Draw, name: str, value: Any, neutral: Any) -> Any:
+        """The value with the transform's probability, else the neutral one."""
         return value if draw() < self.p[name] else neutral
 
     def _largest_size(self) -> tuple[int, ...]:
         """For a patch rotated in one plane and scaled up to `_ZOOM_OUT`; what lies outside is 0."""
-        if not any(self.p[name] for name in PLACE):
+        if not any(self.p[name] for name in SPATIAL):
             return self.patch_size
-        half, spacing = np.array(self.patch_size) / 2, np.array(self.spacing_mm)
-        far = half.copy()
-        for i, j in permutations(np.flatnonzero(self.thin), 2) if self.p["rotation"] else ():
-            other = half[j] * spacing[j] / spacing[i]
-            angle = min(np.deg2rad(self.rotation_deg), np.arctan2(other, half[i]))
-            far[i] = max(far[i], half[i] * np.cos(angle) + other * np.sin(angle))
-        zoom = min(max(1.0, self.scale[1]), _ZOOM_OUT) if self.p["scale"] else 1.0
+        distance = self._rotated_half() if self.p["rotation"] else np.array(self.patch_size) / 2
+        zoom = 1.0
+        if self.p["scale"]:
+            zoom = min(max(1.0, self.scale[1]), _ZOOM_OUT)
         shift = self.shift * np.array(self.patch_size) if self.p["shift"] else 0.0
-        return self._holding(far * np.where(self.thin, zoom, 1.0) + shift + self._stray)
+        distance = distance * np.where(self.thin, zoom, 1.0)
+        distance = distance + shift + self._max_displacement
+        return self._size_that_holds(distance)
 
-    def _holding(self, far: np.ndarray) -> tuple[int, ...]:
-        """The smallest size with the centre of the patch that includes voxels `far` from it."""
-        return tuple(int(n + 2 * ceil(f + 1 - n / 2)) for n, f in zip(self.patch_size, far, strict=True))
+    def _rotated_half(self) -> np.ndarray:
+        """How far a rotation in one plane takes corners from the centre. Shape: (axes,), in voxels."""
+        half = np.array(self.patch_size) / 2
+        spacing = np.array(self.spacing_mm)
+        distance = half.copy()
+        for axis, partner in permutations(np.flatnonzero(self.thin), 2):
+            partner_half = half[partner] * spacing[partner] / spacing[axis]  # in voxels of `axis`
+            # The corner is farthest where it comes to lie on the axis.
+            angle = min(np.deg2rad(self.rotation_deg), np.arctan2(partner_half, half[axis]))
+            rotated = half[axis] * np.cos(angle) + partner_half * np.sin(angle)
+            distance[axis] = max(distance[axis], rotated)
+        return distance
+
+    def _size_that_holds(self, distance: np.ndarray) -> tuple[int, ...]:
+        """The smallest size with the centre of the patch that includes voxels this far from it."""
+        size = []
+        for voxels, far in zip(self.patch_size, distance, strict=True):
+            # One voxel more to interpolate from; the same on both sides, so that the centre stays.
+            margin = ceil(far + 1 - voxels / 2)
+            size.append(int(voxels + 2 * margin))
+        return tuple(size)
 
     def _check(self) -> None:
-        names = (*PLACE, *VALUES)
-        unknown = [name for name in self.p if name not in names]
-        if unknown or any(not 0 <= chance <= 1 for chance in self.p.values()):
-            what = f"probabilities from 0 to 1 of {', '.join(names)}"
-            raise ValueError(f"augmentation.p gives {what}, got {unknown or self.p}")
-        for key, low in _RANGES.items():
-            values = _listed(getattr(self, key))
-            numbers = len(values) == 2 and all(isinstance(v, (int, float)) for v in values)
-            if not numbers or not low <= values[0] <= values[1] < np.inf:
-                what = f"a range [low, high] from {low:g} upwards"
-                raise ValueError(f"augmentation.{key} must be {what}, got {values}")
-        if (shares := self.simulate_low_resolution)[1] > 1:
-            what = "augmentation.simulate_low_resolution is a share of the voxels, at most 1"
-            raise ValueError(f"{what}, got {list(shares)}")
+        self._check_probabilities()
+        for key, lowest in _LOWEST.items():
+            _check_range(f"augmentation.{key}", getattr(self, key), lowest)
+        if self.simulate_low_resolution[1] > 1:
+            raise ValueError(
+                "augmentation.simulate_low_resolution is a share of the voxels, at most 1, got "
+                f"{list(self.simulate_low_resolution)}"
+            )
         for key in ("rotation_deg", "shift", "elastic_mm"):
-            if not isinstance(value := getattr(self, key), (int, float)) or not 0 <= value < np.inf:
+            value = getattr(self, key)
+            if not isinstance(value, (int, float)) or not 0 <= value < np.inf:
                 raise ValueError(f"augmentation.{key} must be 0 or more, got {value}")
         if self.p["elastic"] and not self.elastic_mm <= _FOLDS * self.elastic_spacing_mm:
             raise ValueError(
                 f"augmentation.elastic_mm must be at most {_FOLDS} of augmentation.elastic_spacing_mm, or "
                 f"tissue folds over itself, got {self.elastic_mm} and {self.elastic_spacing_mm}"
+            )
+
+    def _check_probabilities(self) -> None:
+        names = (*SPATIAL, *INTENSITY)
+        unknown = [name for name in self.p if name not in names]
+        if unknown or any(not 0 <= probability <= 1 for probability in self.p.values()):
+            raise ValueError(
+                f"augmentation.p gives probabilities from 0 to 1 of {', '.join(names)}, got "
+                f"{unknown or self.p}"
             )
 
 
@@ -248,35 +337,47 @@ def mirrored_axes(axes: Sequence[int] | str, spatial_dims: int) -> tuple[int, ..
     return check_axes("augmentation.mirror_axes", axes, spatial_dims, also=", or `all`")
 
 
-def check_axes(key: str, axes: Any, spatial_dims: int, also: str = "") -> tuple[int, ...]:
+def check_axes(
+    key: str,
+    axes: Any,
+    spatial_dims: int,
+    also: str = "",
+) -> tuple[int, ...]:
     """The axes of a key. Raises: ArgumentError: not different spatial axes of the image."""
     is_list = isinstance(axes, Sequence) and not isinstance(axes, str)
     valid = is_list and all(type(axis) is int and 0 <= axis < spatial_dims for axis in axes)
     if not valid or len(set(axes)) != len(axes):
-        what = f"different spatial axes from 0 to {spatial_dims - 1}{also}"
-        raise ArgumentError(key, f" must be {what}, got {axes}")
+        axis_range = f"different spatial axes from 0 to {spatial_dims - 1}{also}"
+        raise ArgumentError(key, f" must be {axis_range}, got {axes}")
     return tuple(axes)
 
 
-def _listed(values: Sequence[float] | float) -> list[float]:
-    return list(values) if isinstance(values, Sequence) else [values]
+def _check_range(key: str, value: Any, lowest: float) -> None:
+    limits = list(value) if isinstance(value, Sequence) else [value]
+    are_two_numbers = len(limits) == 2 and all(isinstance(limit, (int, float)) for limit in limits)
+    if not are_two_numbers or not lowest <= limits[0] <= limits[1] < np.inf:
+        raise ValueError(f"{key} must be a range [low, high] from {lowest:g} upwards, got {limits}")
 
 
-def _plane_rotation(axes: int, a: int, b: int, angle: float) -> np.ndarray:
+def _plane_rotation(axes: int, first: int, second: int, angle: float) -> np.ndarray:
+    """A rotation in the plane of two axes. Shape: (axes, axes)."""
     rotation = np.eye(axes)
-    rotation[[a, b], [a, b]] = np.cos(angle)
-    rotation[a, b], rotation[b, a] = -np.sin(angle), np.sin(angle)
+    rotation[first, first] = np.cos(angle)
+    rotation[second, second] = np.cos(angle)
+    rotation[first, second] = -np.sin(angle)
+    rotation[second, first] = np.sin(angle)
     return rotation
 
 
-def _factor(draw: Callable[[], float], limits: Sequence[float]) -> float:
+def _factor(draw: Draw, limits: Sequence[float]) -> float:
     """As often below 1 as above, if the range contains 1."""
-    (low, high), below = limits, draw() < 0.5
+    low, high = limits
+    is_below = draw() < 0.5
     if low < 1 < high:
-        low, high = (low, 1.0) if below else (1.0, high)
+        low, high = (low, 1.0) if is_below else (1.0, high)
     return _between(draw, (low, high))
 
 
-def _between(draw: Callable[[], float], limits: Sequence[float]) -> float:
+def _between(draw: Draw, limits: Sequence[float]) -> float:
     low, high = limits
     return low + draw() * (high - low)

@@ -5,6 +5,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class SampleTransforms(Compose):
-    """Transforms of one sample, one after the other: a `Compose` whose random numbers depend on (seed, sample
-    number) alone, so that workers and restarts do not change a sample.
+    """Transforms of one sample, one after the other.
+
+    A `Compose` whose random numbers depend on (seed, sample number) alone, so that workers and restarts do
+    not change a sample.
 
     Args:
         transforms: MONAI's dictionary transforms or any functions of a dictionary: `image` (channels,
@@ -33,7 +36,8 @@ class SampleTransforms(Compose):
         mirror_axes: spatial axes along which the transforms mirror samples, or `all`. Nothing here can find
             that out, and mirror test-time augmentation is refused along other axes.
         flip_label_pairs, left_right_axis: as in `Augment`; the transforms must swap these labels themselves.
-    Raises: ValueError: not a list of functions, or wrong axes.
+    Raises:
+        ValueError: not a list of functions, or wrong axes.
     """
 
     def __init__(
@@ -53,7 +57,9 @@ class SampleTransforms(Compose):
                 f"{transforms!r}"
             )
         super().__init__(transforms)
-        self.seed, self.spacing_mm, self.patch_size = seed, tuple(spacing_mm), tuple(patch_size)
+        self.seed = seed
+        self.spacing_mm = tuple(spacing_mm)
+        self.patch_size = tuple(patch_size)
         self.mirror_axes = mirrored_axes(mirror_axes, len(self.spacing_mm))
         if flip_label_pairs and left_right_axis is not None:
             log.warning(
@@ -63,12 +69,16 @@ class SampleTransforms(Compose):
             )
 
     def __call__(self, sample: Sample) -> Sample:  # type: ignore[override]
-        """Shape: image (channels, *patch_size) float32, label (1, *patch_size); sample: its number.
+        """Transform a copy of a sample.
+
+        Shape: image (channels, *patch_size) float32, label (1, *patch_size); sample: its number.
         Image-level labels (values,) are unchanged and not given to the transforms.
-        Raises: ValueError: a transform raised an error or left out a key; another shape than before; labels
-        that are not whole numbers.
+        Raises:
+            ValueError: a transform raised an error or left out a key; another shape than before; labels that
+                are not whole numbers.
         """
-        keys = ("image",) if sample["label"].ndim == 1 else ("image", "label")
+        image_level = sample["label"].ndim == 1
+        keys = ("image",) if image_level else ("image", "label")
         data = {key: sample[key].clone() for key in keys}  # a dataset may keep its images in memory
         rng = generator(self.seed, RandomStream.TRANSFORMS, sample["sample"])
         own_seed, *global_seeds = rng.integers(2**32, size=5).tolist()
@@ -76,39 +86,44 @@ class SampleTransforms(Compose):
         with _seeded(*global_seeds):
             for transform in self.transforms:
                 data = self._apply(transform, data, keys)
-        return {**sample, **{key: self._plain(key, data[key], sample[key]) for key in keys}}
+        transformed = {key: self._plain(key, data[key], sample[key]) for key in keys}
+        return {**sample, **transformed}
 
     def _apply(self, transform: Any, data: Sample, keys: Sequence[str]) -> Sample:
         name = getattr(transform, "__qualname__", type(transform).__name__)
         try:
-            result = self._torchio(transform, data) if _is_torchio(transform) else transform(data)
+            apply = partial(self._apply_torchio, transform) if _is_torchio(transform) else transform
+            result = apply(data)
         except Exception as error:  # a user's code may raise anything
             raise ValueError(f"augmentation: {name} raised {_chain(error)}") from error
         if not isinstance(result, Mapping) or any(key not in result for key in keys):
-            got = list(result) if isinstance(result, Mapping) else type(result).__name__
-            needed = ", ".join(keys)
-            raise ValueError(f"augmentation: {name} must return a dictionary with {needed}, got {got}")
+            received = list(result) if isinstance(result, Mapping) else type(result).__name__
+            raise ValueError(
+                f"augmentation: {name} must return a dictionary with {', '.join(keys)}, got {received}"
+            )
         return dict(result)
 
-    def _torchio(self, transform: Callable[[Any], Any], data: Sample) -> Sample:
+    def _apply_torchio(self, transform: Callable[[Any], Any], data: Sample) -> Sample:
         """Apply a transform of TorchIO. A slice is a volume with one voxel along its last axis."""
-        torchio, padding = sys.modules["torchio"], 3 - len(self.spacing_mm)
-        affine = np.diag([*self.spacing_mm, *(1.0,) * (padding + 1)])
-        images = {"image": torchio.ScalarImage, "label": torchio.LabelMap}
-        subject = torchio.Subject(
-            {
-                key: image(tensor=convert_to_tensor(data[key])[(..., *(None,) * padding)], affine=affine)
-                for key, image in images.items()
-                if key in data
-            }
-        )
-        result = transform(subject)
-        tensors = {key: result[key].data for key in images if key in result}
-        return {key: tensor.squeeze(-1) if padding else tensor for key, tensor in tensors.items()}
+        torchio = sys.modules["torchio"]
+        missing_axes = 3 - len(self.spacing_mm)
+        affine = np.diag([*self.spacing_mm, *(1.0,) * (missing_axes + 1)])
+        image_classes = {"image": torchio.ScalarImage, "label": torchio.LabelMap}
+        images = {}
+        for key, image_class in image_classes.items():
+            if key in data:
+                volume = convert_to_tensor(data[key])[(..., *(None,) * missing_axes)]
+                images[key] = image_class(tensor=volume, affine=affine)
+        result = transform(torchio.Subject(images))
+        tensors = {key: result[key].data for key in image_classes if key in result}
+        if missing_axes:
+            return {key: tensor.squeeze(-1) for key, tensor in tensors.items()}
+        return tensors
 
     def _plain(self, key: str, value: Any, before: Tensor) -> Tensor:
         """A contiguous tensor without MONAI's metadata, of the patch size and the type from before."""
-        tensor, expected = convert_to_tensor(value), (len(before), *self.patch_size)
+        tensor = convert_to_tensor(value)
+        expected = (len(before), *self.patch_size)
         shape = tuple(getattr(tensor, "shape", ()))
         if shape != expected:
             raise ValueError(
@@ -126,7 +141,12 @@ class SampleTransforms(Compose):
 
 
 @contextmanager
-def _seeded(torch_seed: int, numpy_seed: int, python_seed: int, monai_seed: int) -> Iterator[None]:
+def _seeded(
+    torch_seed: int,
+    numpy_seed: int,
+    python_seed: int,
+    monai_seed: int,
+) -> Iterator[None]:
     """Inside, one thread, and global random numbers of the CPU from these seeds; afterwards both as before.
 
     TorchIO draws from torch's. `Randomizable.R` serves MONAI's transforms that a user's own class holds, as
@@ -134,7 +154,10 @@ def _seeded(torch_seed: int, numpy_seed: int, python_seed: int, monai_seed: int)
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a loader worker: the last bit of a sum depends on their number
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate(), Randomizable.R.get_state()
+    torch_state = torch.get_rng_state()
+    numpy_state = np.random.get_state()
+    python_state = random.getstate()
+    monai_state = Randomizable.R.get_state()
     torch.default_generator.manual_seed(torch_seed)  # `torch.manual_seed` would also seed GPUs
     np.random.seed(numpy_seed)
     random.seed(python_seed)
@@ -143,10 +166,10 @@ def _seeded(torch_seed: int, numpy_seed: int, python_seed: int, monai_seed: int)
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
-        Randomizable.R.set_state(before[3])
+        torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+        Randomizable.R.set_state(monai_state)
 
 
 def _is_torchio(transform: Any) -> bool:
@@ -158,4 +181,6 @@ def _is_torchio(transform: Any) -> bool:
 def _chain(error: BaseException) -> str:
     """The error on one line; one of MONAI's `Compose` has the actual error as its cause."""
     line = f"{type(error).__name__}: {reason(error)}"
-    return f"{line}, from {_chain(error.__cause__)}" if error.__cause__ else line
+    if error.__cause__ is None:
+        return line
+    return f"{line}, from {_chain(error.__cause__)}"

@@ -34,21 +34,43 @@ def resample(
     The output voxel at p, counted from the centre of the output, shows the input at matrix @ p + shift +
     field(p), counted from the centre of the input.
 
-    Shape: image (batch, channels, *source) float32, label (batch, 1, *source) -> the same with *size.
-        matrix (batch, axes, axes), shift (batch, axes), field (batch, axes, *size) or None: all in voxels, on
-        a CPU but for `field`, which is where the image is.
+    Shape:
+        image (batch, channels, *source) float32, label (batch, 1, *source) -> the same with *size.
+        matrix (batch, axes, axes), shift (batch, axes): in voxels, on the CPU.
+        field (batch, axes, *size) or None: in voxels, on the image's device.
     """
-    if plain(label, image.ndim - 2) or not one_by_one(image.device):
-        half = torch.tensor(image.shape[2:]) / 2
-        linear = matrix * (torch.tensor(size) / 2) / half[:, None]
-        theta = torch.cat([linear.flip(1, 2), (shift / half).flip(1)[:, :, None]], dim=2).float()
-        theta, half = to_device(theta, image.device), to_device(half, image.device)
-        return sample(image, label, theta, half, field, size)
+    if not plain(label, image.ndim - 2) and one_by_one(image.device):
+        return _resample_one_by_one(image, label, matrix, shift, field, size)
+    # `grid_sample` counts from -1 to 1, and its axes begin with the last.
+    half = torch.tensor(image.shape[2:]) / 2
+    linear = matrix * (torch.tensor(size) / 2) / half[:, None]
+    offset = (shift / half).flip(1)[:, :, None]
+    theta = torch.cat([linear.flip(1, 2), offset], dim=2)
+    theta = to_device(theta.float(), image.device)
+    half = to_device(half, image.device)
+    return sample(image, label, theta, half, field, size)
+
+
+def _resample_one_by_one(
+    image: Tensor,
+    label: Tensor | None,
+    matrix: Tensor,
+    shift: Tensor,
+    field: Tensor | None,
+    size: Sequence[int],
+) -> tuple[Tensor, Tensor | None]:
     out = image.new_empty((*image.shape[:2], *size))
     out_label = None if label is None else label.new_empty((*label.shape[:2], *size))
     for i in range(len(image)):
-        own, own_label, own_out = (None if x is None else x[i] for x in (field, label, out_label))
-        _gather(image[i], own_label, matrix[i].double(), shift[i].double(), own, (out[i], own_out))
+        _gather(
+            image[i],
+            None if label is None else label[i],
+            matrix[i].double(),
+            shift[i].double(),
+            None if field is None else field[i],
+            out[i],
+            None if out_label is None else out_label[i],
+        )
     return out, out_label
 
 
@@ -67,18 +89,29 @@ def reach(matrix: Array, shift: Array, size: Sequence[int]) -> Array:
 
     Shape: matrix (axes, axes), shift (axes,) -> (axes,); tensors or NumPy arrays.
     """
-    return sum((abs(matrix[:, j]) * (n - 1) / 2 for j, n in enumerate(size)), abs(shift))
+    distance = abs(shift)
+    for axis, voxels in enumerate(size):
+        distance = distance + abs(matrix[:, axis]) * (voxels - 1) / 2
+    return distance
 
 
-def spline_field(control: Tensor, size: Sequence[int], distance: Sequence[float]) -> Tensor:
+def spline_field(
+    control: Tensor,
+    size: Sequence[int],
+    distance: Sequence[float],
+) -> Tensor:
     """A smooth displacement by cubic B-splines; it nowhere exceeds the largest of its control points.
 
     Shape: control (batch, axes, *points) as `control_points` counts them -> (batch, axes, *size).
-    Args: distance: of control points, in voxels.
+    Args:
+        distance: of control points, in voxels.
     Source: Rueckert et al. 1999, doi:10.1109/42.796284.
     """
-    bases = [_spline_basis(n, far) for n, far in zip(size, distance, strict=True)]
-    return bend(control, [to_device(basis, control.device) for basis in bases])
+    bases = []
+    for voxels, spacing in zip(size, distance, strict=True):
+        basis = _spline_basis(voxels, spacing)
+        bases.append(to_device(basis, control.device))
+    return bend(control, bases)
 
 
 def bend(control: Tensor, bases: Sequence[Tensor]) -> Tensor:
@@ -90,16 +123,19 @@ def bend(control: Tensor, bases: Sequence[Tensor]) -> Tensor:
 
 def control_points(size: Sequence[int], distance: Sequence[float]) -> tuple[int, ...]:
     """How many control points along each axis cover `size` voxels."""
-    return tuple(ceil((n - 1) / far) + 3 for n, far in zip(size, distance, strict=True))
+    # One before the first voxel and two behind the last: four cubic splines overlap everywhere.
+    return tuple(ceil((voxels - 1) / spacing) + 3 for voxels, spacing in zip(size, distance, strict=True))
 
 
 @lru_cache(maxsize=32)
-def _spline_basis(n: int, far: float) -> Tensor:
-    """Shape: (voxels, points); every row sums to 1."""
-    (points,) = control_points((n,), (far,))
-    away = (torch.arange(n)[:, None] / far + 1 - torch.arange(points)[None]).abs()
-    near, outer = 2 / 3 - away**2 + away**3 / 2, (2 - away).clamp(min=0) ** 3 / 6
-    return torch.where(away < 1, near, outer)
+def _spline_basis(voxels: int, spacing: float) -> Tensor:
+    """Cubic B-splines at each voxel; every row sums to 1. Shape: (voxels, points)."""
+    (num_points,) = control_points((voxels,), (spacing,))
+    position = torch.arange(voxels)[:, None] / spacing + 1  # counted in control points
+    distance = (position - torch.arange(num_points)[None]).abs()
+    inner = 2 / 3 - distance**2 + distance**3 / 2
+    outer = (2 - distance).clamp(min=0) ** 3 / 6
+    return torch.where(distance < 1, inner, outer)
 
 
 def sample(
@@ -117,7 +153,8 @@ def sample(
     """
     grid = _grid(theta, size)
     if field is not None:
-        grid = grid + (field / half.reshape(-1, *(1,) * len(size))).movedim(1, -1).flip(-1)
+        displacement = field / half.reshape(-1, *(1,) * len(size))
+        grid = grid + displacement.movedim(1, -1).flip(-1)
     resampled = F.grid_sample(image, grid, mode="bilinear", align_corners=False)
     if label is None:
         return resampled, None
@@ -128,11 +165,15 @@ def sample(
 def _grid(theta: Tensor, size: Sequence[int]) -> Tensor:
     """As `affine_grid`, which is a matrix product: in TF32 it is off by up to a sixteenth of a voxel."""
     axes = len(size)
-    rows = theta.movedim(-1, 0).reshape(axes + 1, len(theta), *(1,) * axes, axes)
-    grid = rows[-1]
-    for axis, n in enumerate(size):
-        position = (2 * torch.arange(n, device=theta.device) + 1) / n - 1
-        grid = grid + rows[axes - 1 - axis] * position.view(n, *(1,) * (axes - axis))
+    # Columns of the matrices, each broadcastable to (batch, *size, axes); the last is the shift.
+    columns = theta.movedim(-1, 0)
+    columns = columns.reshape(axes + 1, len(theta), *(1,) * axes, axes)
+    grid = columns[-1]
+    for axis, voxels in enumerate(size):
+        # Centres of the output voxels, from -1 to 1 between the outer edges.
+        position = (2 * torch.arange(voxels, device=theta.device) + 1) / voxels - 1
+        position = position.view(voxels, *(1,) * (axes - axis))
+        grid = grid + columns[axes - 1 - axis] * position
     return grid
 
 
@@ -142,69 +183,105 @@ def _gather(
     matrix: Tensor,
     shift: Tensor,
     field: Tensor | None,
-    out: tuple[Tensor, Tensor | None],
+    out: Tensor,
+    out_label: Tensor | None,
 ) -> None:
-    """One sample, in pieces along the first axis, into `out`."""
-    size, axes = out[0].shape[1:], image.ndim - 1
-    far = reach(matrix, shift, size) + (0 if field is None else field.abs().flatten(1).amax(1))
-    if any(far[i] > (image.shape[1 + i] - 1) / 2 - 1e-3 for i in range(axes)):
-        image = F.pad(image, (1,) * 2 * axes)  # a frame of what comes in from outside
-        label = None if label is None else F.pad(label, (1,) * 2 * axes)
+    """One sample, in pieces along the first axis, into `out` and `out_label`.
+
+    Shape: image (channels, *source), label (1, *source), field (axes, *size); out (channels, *size).
+    """
+    size = out.shape[1:]
+    axes = len(size)
+    if _reaches_outside(image.shape[1:], matrix, shift, field, size):
+        frame = (1,) * 2 * axes  # of zeros: what comes in from outside
+        image = F.pad(image, frame)
+        label = None if label is None else F.pad(label, frame)
     source = image.shape[1:]
-    strides = [prod(source[i + 1 :]) for i in range(axes)]
+    strides = [prod(source[axis + 1 :]) for axis in range(axes)]
     lines = _lines(matrix, shift, source, size)
-    flat, rows = image.reshape(len(image), -1), max(1, _PIECE // prod(size[1:]))
-    pieces = out[0].reshape(len(image), -1)
-    for start in range(0, size[0], rows):
-        stop = min(size[0], start + rows)
-        place = slice(start * prod(size[1:]), stop * prod(size[1:]))
-        here = [first[start:stop] + rest for first, rest in lines]
+    voxels_per_row = prod(size[1:])
+    rows_per_piece = max(1, _PIECE // voxels_per_row)
+    for first in range(0, size[0], rows_per_piece):
+        stop = min(size[0], first + rows_per_piece)
+        piece = slice(first * voxels_per_row, stop * voxels_per_row)
+        positions = [along_first[first:stop] + along_others for along_first, along_others in lines]
         if field is not None:
-            here = [position + field[i, start:stop] for i, position in enumerate(here)]
-        corner, nearest, weights = _neighbours(here, source, strides)
-        if label is not None and out[1] is not None:
-            torch.index_select(label.reshape(-1), 0, nearest, out=out[1].reshape(-1)[place])
-        for channel, values in zip(flat, pieces, strict=True):
-            values[place] = _blend(channel, corner, strides, weights)
+            positions = [position + field[axis, first:stop] for axis, position in enumerate(positions)]
+        corner, nearest, weights = _neighbours(positions, source, strides)
+        if label is not None and out_label is not None:
+            torch.index_select(label.reshape(-1), 0, nearest, out=out_label.reshape(-1)[piece])
+        for channel, out_channel in zip(image, out, strict=True):
+            out_channel.reshape(-1)[piece] = _blend(channel.reshape(-1), corner, strides, weights)
+
+
+def _reaches_outside(
+    source: Sequence[int],
+    matrix: Tensor,
+    shift: Tensor,
+    field: Tensor | None,
+    size: Sequence[int],
+) -> bool:
+    """Whether some output voxel lies outside of the centres of the source's voxels."""
+    distance = reach(matrix, shift, size)
+    if field is not None:
+        distance = distance + field.abs().flatten(1).amax(1)
+    limits = [(voxels - 1) / 2 - 1e-3 for voxels in source]
+    return any(far > limit for far, limit in zip(distance.tolist(), limits, strict=True))
 
 
 def _lines(
     matrix: Tensor, shift: Tensor, source: Sequence[int], size: Sequence[int]
 ) -> list[tuple[Tensor, Tensor]]:
     """Per source axis its position as a sum: what the first output axis adds, and what the others add."""
+    axes = len(size)
 
-    def along(i: int, j: int) -> Tensor:
-        steps = (torch.arange(size[j]) - (size[j] - 1) / 2) * matrix[i, j]
-        return steps.reshape(*(1,) * j, -1, *(1,) * (len(size) - 1 - j))
+    def along(source_axis: int, axis: int) -> Tensor:
+        """What an output axis adds to the position along a source axis; broadcastable to *size."""
+        steps = torch.arange(size[axis]) - (size[axis] - 1) / 2
+        steps = steps * matrix[source_axis, axis]
+        return steps.reshape(*(1,) * axis, -1, *(1,) * (axes - 1 - axis))
 
-    centre = [(n - 1) / 2 + float(s) for n, s in zip(source, shift, strict=True)]
-    rest = [sum((along(i, j) for j in range(1, len(size))), torch.zeros(1)) for i in range(len(size))]
-    return [((along(i, 0) + centre[i]).float(), rest[i].float()) for i in range(len(size))]
+    lines = []
+    for source_axis in range(axes):
+        centre = (source[source_axis] - 1) / 2 + float(shift[source_axis])
+        along_others = torch.zeros(1)
+        for axis in range(1, axes):
+            along_others = along_others + along(source_axis, axis)
+        along_first = along(source_axis, 0) + centre
+        lines.append((along_first.float(), along_others.float()))
+    return lines
 
 
 def _neighbours(
     positions: Sequence[Tensor], source: Sequence[int], strides: Sequence[int]
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Flat indices of the lower corner and the nearest voxel, and the way from the corner along each axis."""
+    # Indices are summed as floats, which is faster, as long as these hold them exactly.
+    index_dtype = torch.float32 if prod(source) < _EXACT else torch.float64
+    index = torch.zeros(1, dtype=index_dtype)
     weights: list[Tensor] = []
-    index = torch.zeros(1, dtype=torch.float32 if prod(source) < _EXACT else torch.float64)
-    for position, n, stride in zip(positions, source, strides, strict=True):
-        inside = position.clamp(0, _below(n - 1))
+    for position, voxels, stride in zip(positions, source, strides, strict=True):
+        inside = position.clamp(0, _below(voxels - 1))
         lower = inside.floor()
         weights.append(inside.sub_(lower).reshape(-1))
-        index = index + lower.reshape(-1).to(index.dtype).mul_(stride)
-    corner = index.to(torch.int64 if index.dtype == torch.float64 else torch.int32)
+        index = index + lower.reshape(-1).to(index_dtype).mul_(stride)
+    corner = index.to(torch.int64 if index_dtype == torch.float64 else torch.int32)
     for weight, stride in zip(weights, strides, strict=True):
         index.add_(weight.round(), alpha=stride)
     return corner, index.to(corner.dtype), weights
 
 
-def _below(n: int) -> float:
-    """The largest float32 below n, so that there is always an upper neighbour; 0 for a single voxel."""
-    return float(np.nextafter(np.float32(n), np.float32(0)))
+def _below(voxel: int) -> float:
+    """The largest float32 below it, so that there is always an upper neighbour; 0 for a single voxel."""
+    return float(np.nextafter(np.float32(voxel), np.float32(0)))
 
 
-def _blend(values: Tensor, corner: Tensor, strides: Sequence[int], weights: Sequence[Tensor]) -> Tensor:
+def _blend(
+    values: Tensor,
+    corner: Tensor,
+    strides: Sequence[int],
+    weights: Sequence[Tensor],
+) -> Tensor:
     """Linear interpolation along the first axis of what interpolation along the others gives."""
     if not weights:
         return values.index_select(0, corner)

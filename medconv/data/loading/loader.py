@@ -36,7 +36,8 @@ class Loader(DataLoader):
         **settings: Any,
     ) -> None:
         super().__init__(*arguments, **settings)
-        self.profiler, self.stop_request = profiler or StepProfiler(), stop_request or StopRequest()
+        self.profiler = profiler or StepProfiler()
+        self.stop_request = stop_request or StopRequest()
 
     def begin_at(self, batch: int) -> None:
         """Start the next epoch at this batch, without making those before; call it before iterating."""
@@ -91,11 +92,16 @@ def init_worker(worker: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _except_lost_connections(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+def _except_lost_connections(
+    kind: type[BaseException],
+    error: BaseException,
+    trace: Any,
+) -> None:
     """Print a traceback, but not that of the thread which hands over batches if the main process stopped
     receiving: that process says why, such as the death of another worker.
     """
-    if not (issubclass(kind, ConnectionError | EOFError) or "did not receive acknowledgement" in str(error)):
+    lost_connection = issubclass(kind, ConnectionError | EOFError)
+    if not lost_connection and "did not receive acknowledgement" not in str(error):
         sys.__excepthook__(kind, error, trace)
 
 

@@ -41,24 +41,29 @@ class WorkerError:
     """An error in a worker, as text, because not every exception can be pickled."""
 
     message: str
-    users: bool  # whether it is the user's error, like every ValueError, or a bug
+    is_users: bool  # whether it is the user's error, like every ValueError, or a bug
     traceback: str
 
     @classmethod
     def of(cls, error: Exception, case: str, sample: str) -> WorkerError:
-        users = isinstance(error, ValueError)
-        message = str(error).removeprefix(f"case {case}: ") if users else f"{type(error).__name__}: {error}"
+        is_users = isinstance(error, ValueError)
+        message = f"{type(error).__name__}: {error}"
+        if is_users:
+            message = str(error).removeprefix(f"case {case}: ")
         if out_of_memory(error):
+            is_users = True
             message = (
                 f"no memory left in a loader worker ({error}); fewer data.num_workers or smaller batches help"
             )
-            users = True
-        text = "".join(traceback.format_exception(error))
-        return cls(f"case {case} ({sample}): {message}", users, text)
+        return cls(
+            message=f"case {case} ({sample}): {message}",
+            is_users=is_users,
+            traceback="".join(traceback.format_exception(error)),
+        )
 
     def error(self) -> Exception:
-        """What to raise in the main process."""
-        error = ValueError(self.message) if self.users else RuntimeError(self.message)
+        """The exception to raise in the main process."""
+        error = ValueError(self.message) if self.is_users else RuntimeError(self.message)
         error.__cause__ = WorkerTraceback(self.traceback)
         return error
 
@@ -66,7 +71,9 @@ class WorkerError:
 class GuardedDataset(Dataset[Any]):
     """A dataset with items (index, item), or (index, WorkerError) if the item cannot be read.
 
-    Args: dataset: has `describe(index)`, which returns the case and a description. workers: their number.
+    Args:
+        dataset: has `describe(index)`, which returns the case and a description.
+        workers: their number.
     """
 
     def __init__(self, dataset: Any, workers: int = 0) -> None:
@@ -80,21 +87,27 @@ class GuardedDataset(Dataset[Any]):
         return {**self.__dict__, "processes": ()}
 
     def note(self, doing: int, indices: Sequence[int] = (-1,)) -> None:
-        """Called in a worker before each task. Args: doing: one of the constants. indices: of the items; the
-        first and last are stored.
+        """Called in a worker before each task.
+
+        Args:
+            doing: one of the constants.
+            indices: of the items; the first and last are stored.
         """
-        if (worker := get_worker_info()) is not None:
+        worker = get_worker_info()
+        if worker is not None:
             self._at_work[worker.id] = torch.tensor([os.getpid(), doing, indices[0], indices[-1]])
 
     def at_work(self, pid: int) -> str | None:
         """What a worker was doing, in words; None if it belongs to another dataset."""
         for process, doing, first, last in self._at_work.tolist():
-            if process == pid and doing != WAITING:
-                described = [self.dataset.describe(index) for index in range(first, last + 1)]
-                what = "reading" if doing == READING else "augmenting"
-                return f"while {what} " + ", ".join(f"case {case} ({words})" for case, words in described)
-            if process == pid:
+            if process != pid:
+                continue
+            if doing == WAITING:
                 return "while it waited"
+            task = "reading" if doing == READING else "augmenting"
+            samples = [self.dataset.describe(index) for index in range(first, last + 1)]
+            names = ", ".join(f"case {case} ({sample})" for case, sample in samples)
+            return f"while {task} {names}"
         return None
 
     def __len__(self) -> int:
@@ -112,7 +125,9 @@ class GuardedCollate:
     """Items of a `GuardedDataset` to a batch, or to the `WorkerError` of the first failing item."""
 
     def __init__(self, collate: Callable[[list[Any]], Any], guarded: GuardedDataset) -> None:
-        self.collate, self.guarded, self.dataset = collate, guarded, guarded.dataset
+        self.collate = collate
+        self.guarded = guarded
+        self.dataset = guarded.dataset
 
     def __call__(self, items: list[tuple[int, Any]]) -> Any:
         self.guarded.note(AUGMENTING, [index for index, _ in items])
@@ -134,8 +149,8 @@ class GuardedCollate:
         for index, item in items:
             try:
                 self.collate([item])
-            except Exception as own:
-                return WorkerError.of(own, *self.dataset.describe(index))
+            except Exception as item_error:
+                return WorkerError.of(item_error, *self.dataset.describe(index))
         return WorkerError.of(error, *self.dataset.describe(items[0][0]))
 
 
@@ -146,30 +161,43 @@ def ended_worker(error: BaseException) -> tuple[int, str] | None:
     several workers ended, the first counts: torch itself ends the others.
     """
     cause = error.__cause__ or error.__context__
-    if cause is not None and (ended := ended_worker(cause)) is not None:
-        return ended
-    if not isinstance(error, RuntimeError) or (match := _DEAD.search(str(error))) is None:
+    earlier = ended_worker(cause) if cause is not None else None
+    if earlier is not None:
+        return earlier
+    match = _DEAD.search(str(error))
+    if match is None or not isinstance(error, RuntimeError):
         return None
-    pid = int(match[1].split(",")[0])
-    return pid, _NAMES.get(match[2], match[2]) if match[2] else _exit(pid)
+    pids, signal_text = match.groups()
+    pid = int(pids.split(",")[0])
+    if signal_text:
+        return pid, _NAMES.get(signal_text, signal_text)
+    return pid, _exit(pid)
 
 
 def _exit(pid: int) -> str:
     """How a process ended, if torch does not report it."""
-    codes = [worker.exitcode for guarded in _GUARDED for worker in guarded.processes if worker.pid == pid]
-    code = next((code for code in codes if code is not None), -signal.SIGKILL)
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    workers = [worker for guarded in _GUARDED for worker in guarded.processes if worker.pid == pid]
+    exit_codes = [worker.exitcode for worker in workers if worker.exitcode is not None]
+    exit_code = exit_codes[0] if exit_codes else -signal.SIGKILL
+    if exit_code < 0:
+        return signal.Signals(-exit_code).name
+    return f"exit code {exit_code}"
 
 
 def advice(pid: int, ended_by: str, data: DataConfig) -> str:
-    """A message with the worker, its end, its task and what helps. Args: data: the config's `data`."""
-    keys = ("num_workers", "prefetch_factor", "batch_size", "patch_size")
-    now = ((key, getattr(data, key)) for key in keys)  # None: planned
-    less = "fewer or smaller " + ", ".join(
-        f"data.{key}" if value is None else f"data.{key} (now {value})" for key, value in now
-    )
-    doing = next((words for guarded in _GUARDED if (words := guarded.at_work(pid))), None)
-    ended = f"loader worker {pid} was ended by {ended_by}{f' {doing}' if doing else ''}"
+    """A message with the worker, its end, its task and what helps.
+
+    Args:
+        data: the config's `data`.
+    """
+    keys = []
+    for key in ("num_workers", "prefetch_factor", "batch_size", "patch_size"):
+        value = getattr(data, key)  # None: planned
+        keys.append(f"data.{key}" if value is None else f"data.{key} (now {value})")
+    less = f"fewer or smaller {', '.join(keys)}"
+    tasks = [guarded.at_work(pid) for guarded in _GUARDED]
+    words = [f"loader worker {pid} was ended by {ended_by}", *filter(None, tasks)]
+    ended = " ".join(words[:2])  # it has one task
     if ended_by == "SIGKILL":
         return f"{ended}, most likely because memory ran out. What helps: {less}; or more memory"
     if ended_by == "SIGBUS":

@@ -5,7 +5,8 @@ import numpy as np
 
 from medconv.data.case import Grid
 
-_RAS = np.array([[0, 1], [1, 1], [2, 1]], dtype=float)  # an orientation, as nibabel has them
+# An orientation as nibabel has them: for each axis of the array, an anatomical axis and a direction.
+_RAS = np.array([[0, 1], [1, 1], [2, 1]], dtype=float)
 
 
 def to_canonical(
@@ -13,28 +14,48 @@ def to_canonical(
 ) -> tuple[np.ndarray, tuple[float, ...]]:
     """Reorient the axes to right, anterior, superior by flips and permutations; a single slice is unchanged.
 
-    Shape: (channels, X, Y, Z) -> (channels, R, A, S). Returns: the array and its spacing in mm.
-    Args: reorient: False: the axes stay as stored.
+    Shape: (channels, X, Y, Z) -> (channels, R, A, S).
+    Args:
+        reorient: False: the axes stay as stored.
+    Returns:
+        The array and its spacing in mm.
     """
-    return _reorient(array, _orientation(grid, reorient)), canonical_spacing(grid, reorient)
+    orientation = _orientation(grid, reorient)
+    return _reorient(array, orientation), canonical_spacing(grid, reorient)
 
 
-def from_canonical(volume: np.ndarray, grid: Grid, reoriented: bool = True) -> np.ndarray:
+def from_canonical(
+    volume: np.ndarray,
+    grid: Grid,
+    reoriented: bool = True,
+) -> np.ndarray:
     """The inverse of `to_canonical`: (R, A, S) -> (X, Y, Z), contiguous."""
-    back = nib.orientations.ornt_transform(_RAS, _orientation(grid, reoriented))
-    return np.ascontiguousarray(_reorient(volume[None], back)[0])
+    orientation = _orientation(grid, reoriented)
+    back = nib.orientations.ornt_transform(_RAS, orientation)
+    native = _reorient(volume[None], back)[0]
+    return np.ascontiguousarray(native)
 
 
 def _orientation(grid: Grid, reorient: bool) -> np.ndarray:
-    return nib.orientations.io_orientation(grid.matrix) if reorient and grid.shape[2] > 1 else _RAS
+    is_slice = grid.shape[2] == 1
+    if not reorient or is_slice:
+        return _RAS
+    orientation: np.ndarray = nib.orientations.io_orientation(grid.matrix)
+    return orientation
 
 
 def canonical_spacing(grid: Grid, reorient: bool = True) -> tuple[float, ...]:
-    """In mm, right, anterior, superior. Args: as of `to_canonical`."""
-    spacing = np.empty(3)
-    spacing[_orientation(grid, reorient)[:, 0].astype(int)] = grid.spacing_mm
-    return tuple(float(s) for s in spacing)
+    """In mm: right, anterior, superior.
+
+    Args:
+        reorient: as of `to_canonical`.
+    """
+    canonical_axes = _orientation(grid, reorient)[:, 0].astype(int)
+    spacing_mm = np.empty(3)
+    spacing_mm[canonical_axes] = grid.spacing_mm
+    return tuple(float(mm) for mm in spacing_mm)
 
 
 def _reorient(array: np.ndarray, orientation: np.ndarray) -> np.ndarray:
-    return np.stack([nib.orientations.apply_orientation(channel, orientation) for channel in array])
+    channels = [nib.orientations.apply_orientation(channel, orientation) for channel in array]
+    return np.stack(channels)

@@ -19,12 +19,8 @@ from medconv.data.case import Case, Dataset
 from medconv.data.case_files import image_of, label_of
 from medconv.data.io.grids import on_grid
 from medconv.data.preprocessing.fingerprint import CheckResult, Fingerprint, check, still_invalid
-from medconv.data.preprocessing.preprocess import (
-    DATASET_NORMALISATIONS,
-    PreprocessingConfig,
-    preprocess,
-    preprocess_label,
-)
+from medconv.data.preprocessing.normalisation import DATASET_NORMALISATIONS
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess, preprocess_label
 from medconv.data.preprocessing.store import BROKEN, NOTHING, Entry, Store, signature
 from medconv.utils.atomic_io import NO_ACCESS, write_text
 from medconv.utils.errors import explained
@@ -40,10 +36,12 @@ log = logging.getLogger(__name__)
 
 
 def dataset_folder(cache: Path, dataset: Dataset) -> Path:
-    """The folder of a dataset's fingerprint and stores: its name and a hash of its files' places."""
-    # `*` replaces case ids
-    places = {str(path.resolve()).replace(case.id, "*") for case in dataset.cases for path in case.files}
-    return cache / f"{_safe(dataset.name)}-{_hash(sorted(places))}"
+    """The folder of a dataset's fingerprint and stores: its name and a hash of its files' paths."""
+    # Without case ids, so that further cases of the same folders do not change it.
+    paths = set()
+    for case in dataset.cases:
+        paths |= {str(path.resolve()).replace(case.id, "*") for path in case.files}
+    return cache / f"{_safe(dataset.name)}-{_hash(sorted(paths))}"
 
 
 def fingerprint(
@@ -51,38 +49,56 @@ def fingerprint(
 ) -> tuple[Fingerprint, dict[str, str]]:
     """Check all files and measure the dataset, or read `fingerprint.json` if no file has changed since.
 
-    Args: skip: skip invalid cases.
-    Returns: the fingerprint of the valid cases; case id to error of the skipped ones.
-    Raises: ValueError: errors in the dataset, one line each; with `skip`, if no case is valid.
+    Args:
+        skip: skip invalid cases.
+    Returns:
+        The fingerprint of the valid cases; case id to error of the skipped ones.
+    Raises:
+        ValueError: errors in the dataset, one line each; with `skip`, if no case is valid.
     """
     path = folder / "fingerprint.json"
     with _lock(folder):
         sources = _sources(dataset)
         result = _read_result(path, sources)
-        if result is None or (result.errors and not (skip and still_invalid(dataset, result.errors))):
+        if result is None or not _is_usable(result, dataset, skip):
             result = check(dataset, workers, skip)
             for warning in result.warnings:
                 log.warning(warning)
+            content = {**_to_json(dataset, result), "sources": sources}
             with explained(_UNWRITABLE.format(folder), OSError):
-                write_text(path, json.dumps({**_to_json(dataset, result), "sources": sources}, indent=1))
-        return result.fingerprint, {case: "; ".join(errors) for case, errors in result.errors.items()}
+                write_text(path, json.dumps(content, indent=1))
+        error_of_case = {case_id: "; ".join(errors) for case_id, errors in result.errors.items()}
+        return result.fingerprint, error_of_case
+
+
+def _is_usable(result: CheckResult, dataset: Dataset, skip: bool) -> bool:
+    """Whether an earlier check needs no repetition: it found no errors, or errors that are to be skipped and
+    are still there.
+    """
+    return not result.errors or (skip and still_invalid(dataset, result.errors))
 
 
 def prepare(
-    dataset: Dataset, config: PreprocessingConfig, folder: Path, workers: int, verify: bool = False
+    dataset: Dataset,
+    config: PreprocessingConfig,
+    folder: Path,
+    workers: int,
+    verify: bool = False,
 ) -> Store:
     """Fill the store of this config; cases that are complete and unchanged are not prepared again.
 
     At most `workers` cases are in memory at once, each about six times its float32 image.
-    Args: verify: read every entry again and compare its checksums.
-    Raises: ValueError: an invalid file, or no space left; finished cases stay.
+    Args:
+        verify: read every entry again and compare its checksums.
+    Raises:
+        ValueError: an invalid file, or no space left; finished cases stay.
     """
-    labels = [dataset.class_names, *_ignored(dataset)] if dataset.targets.per_voxel else []
-    store = Store(folder / _hash([_VERSION, _hashed_config(config), *labels, *_stated(dataset)]))
+    store = Store(folder / _store_name(dataset, config))
     with _lock(folder):
-        what = "verifying" if verify else "looking"
-        present = list(each(lambda case: store.has(case, verify), dataset.cases, workers, what))
-        missing = [case for case, there in zip(dataset.cases, present, strict=True) if not there]
+        activity = "verifying" if verify else "looking"
+        is_present = each(lambda case: store.has(case, verify), dataset.cases, workers, activity)
+        pairs = zip(dataset.cases, list(is_present), strict=True)
+        missing = [case for case, present in pairs if not present]
         if missing:
             log.info("preparing %d of %d cases into %s", len(missing), len(dataset.cases), store.folder)
             store.sweep()
@@ -90,21 +106,32 @@ def prepare(
     return store
 
 
+def _store_name(dataset: Dataset, config: PreprocessingConfig) -> str:
+    """A hash of all that a prepared case depends on, besides its files."""
+    labels = [dataset.class_names, *_ignored(dataset)] if dataset.targets.per_voxel else []
+    return _hash([_VERSION, _hashed_config(config), *labels, *_stated(dataset)])
+
+
 def prepare_case(
-    case: Case, config: PreprocessingConfig, num_classes: int, ignore: int | None = None
+    case: Case,
+    config: PreprocessingConfig,
+    num_classes: int,
+    ignore: int | None = None,
 ) -> Entry:
     """One case from its files to an entry of the store.
 
-    Args: ignore: the label value of unlabelled voxels.
-    Raises: ValueError: files that were replaced after the check and are now invalid.
+    Args:
+        ignore: the label value of unlabelled voxels.
+    Raises:
+        ValueError: files that were replaced after the check and are now invalid.
     """
     native, grid = image_of(case)
-    highest = -1
+    highest_label = -1
     if case.label is not None:
         native_label, label_grid = label_of(case)
         native_label = on_grid(native_label, case.images[0], grid, case.label, label_grid)
-        highest = native_label[native_label != ignore].max(initial=0)
-    if not np.isfinite(native).all() or highest >= num_classes:
+        highest_label = native_label[native_label != ignore].max(initial=0)
+    if not np.isfinite(native).all() or highest_label >= num_classes:
         raise ValueError(
             f"case {case.id}: its files were replaced after the check, and are invalid; start anew"
         )
@@ -114,17 +141,18 @@ def prepare_case(
         raise ValueError(f"case {case.id}: {case.images[0]}: {error}") from error
     if case.label is None:
         return Entry(image, NOTHING, NOTHING, crop_info)
-    label = preprocess_label(native_label, crop_info, config, max(num_classes, 1 + (ignore or 0)))
+    num_values = max(num_classes, 1 + (ignore or 0))
+    label = preprocess_label(native_label, crop_info, config, num_values)
     return Entry(image, label, _foreground(label, num_classes, ignore), crop_info)
 
 
 def _hashed_config(config: PreprocessingConfig) -> dict[str, Any]:
     """What a prepared case depends on: the config, with dataset intensities only if they are used."""
-    used = [
+    intensities = [
         statistics if name in DATASET_NORMALISATIONS else None
         for name, statistics in zip(config.normalisation, config.intensities, strict=True)
     ]
-    return {**asdict(config), "intensities": used}
+    return {**asdict(config), "intensities": intensities}
 
 
 def _ignored(dataset: Dataset) -> list[int]:
@@ -134,18 +162,25 @@ def _ignored(dataset: Dataset) -> list[int]:
 
 def _stated(dataset: Dataset) -> list[Any]:
     """What `dataset` states of its files, as an addition to a hash; empty if their headers say all."""
-    stated = {case.id: [case.source_spacing_mm, case.relabel] for case in dataset.cases}
-    stated = {case: said for case, said in stated.items() if said != [None, None]}
-    return [stated] if stated else []
+    statements = {}
+    for case in dataset.cases:
+        if case.source_spacing_mm is not None or case.relabel is not None:
+            statements[case.id] = [case.source_spacing_mm, case.relabel]
+    return [statements] if statements else []
 
 
-def _add(store: Store, case: Case, config: PreprocessingConfig, dataset: Dataset) -> None:
+def _add(
+    store: Store,
+    case: Case,
+    config: PreprocessingConfig,
+    dataset: Dataset,
+) -> None:
     sources = signature(case)  # before reading: if the files change meanwhile, the entry is prepared again
-    what = (
+    memory_error = (
         f"case {case.id}: memory ran out while it was prepared, at {size_text(config.spacing_mm)} mm "
         "(data.spacing_mm); data.prepare_workers=1 has one case at a time in memory"
     )
-    with explained(what, MemoryError):
+    with explained(memory_error, MemoryError):
         entry = prepare_case(case, config, len(dataset.class_names), dataset.targets.ignore)
         store.write(case, entry, sources)
 
@@ -156,21 +191,37 @@ def _foreground(label: np.ndarray, num_classes: int, ignore: int | None) -> np.n
     If there is a value to ignore, class 0 means all labelled voxels of any class.
     """
     rows = [np.empty((0, 1 + label.ndim), np.int32)]
-    for value in range(1 if ignore is None else 0, num_classes):
-        where = np.flatnonzero(label == value if value else label != ignore)
-        places = where[np.linspace(0, len(where) - 1, min(len(where), _LOCATIONS)).astype(np.int64)]
-        chosen = np.column_stack(np.unravel_index(places, label.shape))
-        rows.append(np.column_stack([np.full(len(chosen), value), chosen]).astype(np.int32))
+    if ignore is not None:
+        rows.append(_voxels(label != ignore, 0))
+    for label_value in range(1, num_classes):
+        rows.append(_voxels(label == label_value, label_value))
     return np.concatenate(rows)
+
+
+def _voxels(mask: np.ndarray, label_value: int) -> np.ndarray:
+    """Rows of a label value and the positions of a mask's voxels, at most `_LOCATIONS` of them."""
+    indices = np.flatnonzero(mask)
+    count = min(len(indices), _LOCATIONS)
+    evenly = np.linspace(0, len(indices) - 1, count).astype(np.int64)
+    positions = np.column_stack(np.unravel_index(indices[evenly], mask.shape))
+    label_values = np.full(len(positions), label_value)
+    return np.column_stack([label_values, positions]).astype(np.int32)
 
 
 def _sources(dataset: Dataset) -> list[Any]:
     """Everything the fingerprint depends on, as JSON reads it back; None for unreadable files."""
-    files = [_signature(case) for case in dataset.cases]
-    content = [dataset.class_names, dataset.modalities, dict(dataset.errors), files, *_ignored(dataset)]
-    content += _stated(dataset)
+    content = [
+        dataset.class_names,
+        dataset.modalities,
+        dict(dataset.errors),
+        [_signature(case) for case in dataset.cases],
+        # What most datasets lack is left out, not null: their fingerprints stay valid.
+        *_ignored(dataset),
+        *_stated(dataset),
+    ]
     if not dataset.targets.per_voxel:
-        content.append([dataset.targets.plain(), [case.values for case in dataset.cases]])
+        values = [case.values for case in dataset.cases]
+        content.append([dataset.targets.plain(), values])
     if any(case.split for case in dataset.cases):
         content.append([case.split for case in dataset.cases])
     sources: list[Any] = json.loads(json.dumps([_FINGERPRINT_VERSION, *content]))
@@ -186,14 +237,17 @@ def _signature(case: Case) -> list[list[Any]] | None:
 
 def _to_json(dataset: Dataset, result: CheckResult) -> dict[str, Any]:
     """The content of `fingerprint.json`: the fingerprint, with names and volumes for readers."""
-    millilitres = [np.prod(spacing) / 1000 for spacing in result.fingerprint.spacings_mm]
-    volumes = zip(millilitres, result.fingerprint.class_voxels, strict=True)
+    volumes_ml = []
+    measured = result.fingerprint
+    for spacing_mm, class_voxels in zip(measured.spacings_mm, measured.class_voxels, strict=True):
+        voxel_ml = np.prod(spacing_mm) / 1000
+        volumes_ml.append([round(float(voxels * voxel_ml), 4) for voxels in class_voxels])
     return {
-        "fingerprint": asdict(result.fingerprint),
+        "fingerprint": asdict(measured),
         "cases": [case.id for case in dataset.cases if case.id not in result.errors],
         "class_names": dataset.class_names,
         "modalities": dataset.modalities,
-        "class_volumes_ml": [[round(float(n * size), 4) for n in counts] for size, counts in volumes],
+        "class_volumes_ml": volumes_ml,
         "errors": result.errors,
     }
 
@@ -203,15 +257,19 @@ def _read_result(path: Path, sources: list[Any]) -> CheckResult | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         measured = {key: _as_tuples(value) for key, value in content["fingerprint"].items()}
-        result = CheckResult(Fingerprint(**measured), [], content["errors"])
-        return result if content["sources"] == sources and isinstance(result.errors, dict) else None
+        errors = content["errors"]
+        if content["sources"] != sources or not isinstance(errors, dict):
+            return None
+        return CheckResult(Fingerprint(**measured), [], errors)
     except BROKEN:  # absent, or cut by a power failure
         return None
 
 
 def _as_tuples(content: Any) -> Any:
     """JSON's lists as tuples."""
-    return tuple(map(_as_tuples, content)) if isinstance(content, list) else content
+    if not isinstance(content, list):
+        return content
+    return tuple(map(_as_tuples, content))
 
 
 @contextmanager
@@ -235,4 +293,5 @@ def _hash(value: Any) -> str:
 
 
 def _safe(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
+    """The name without characters that file systems or shells do not take."""
+    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)

@@ -5,7 +5,6 @@ Preparation, validation and prediction all use these functions, so they cannot d
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,15 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medconv.data.case import Grid
-from medconv.data.io.raster import are_picture_channels
-from medconv.data.preprocessing.normalisation import normalise
+from medconv.data.preprocessing.normalisation import check_normalisation, normalise
 from medconv.data.preprocessing.orientation import canonical_spacing, from_canonical, to_canonical
 from medconv.data.preprocessing.resampling import nearest, nearest_axis, zoom, zoom_label, zoom_within_range
 from medconv.targets.label_map import highest
 
-NORMALISATIONS = ("zscore", "zscore_nonzero", "ct", "dataset", "rescale", "none")
 CONVENTIONS = (None, "nnunet", "nnunet_ras")
-DATASET_NORMALISATIONS = ("ct", "dataset")  # use the intensities of all cases
 Box = tuple[slice, ...]
 
 
@@ -53,10 +49,12 @@ class PreprocessingConfig:
     convention: str | None = None
 
     def __post_init__(self) -> None:
-        _check_normalisation(self.normalisation)
-        if len(self.spacing_mm) != self.spatial_dims or any(not s > 0 for s in self.spacing_mm):
-            what = f"{self.spatial_dims} positive numbers in mm"
-            raise ValueError(f"data.spacing_mm needs {what}, got {self.spacing_mm}")
+        check_normalisation(self.normalisation)
+        are_positive = all(mm > 0 for mm in self.spacing_mm)
+        if len(self.spacing_mm) != self.spatial_dims or not are_positive:
+            raise ValueError(
+                f"data.spacing_mm needs {self.spatial_dims} positive numbers in mm, got {self.spacing_mm}"
+            )
         if self.convention not in CONVENTIONS:
             raise ValueError(f"data.convention must be nnunet, nnunet_ras or null, got {self.convention}")
 
@@ -72,14 +70,17 @@ class PreprocessingConfig:
 
     def target_mm(self, spacing_mm: Sequence[float]) -> tuple[float, ...]:
         """Target spacing for an image of this canonical spacing, one number per axis of that image."""
-        if (axis := self.slice_axis) is None:
-            return self.spacing_mm
-        return (*self.spacing_mm[:axis], spacing_mm[axis], *self.spacing_mm[axis:])
+        target = list(self.spacing_mm)
+        if self.slice_axis is not None:
+            target.insert(self.slice_axis, spacing_mm[self.slice_axis])
+        return tuple(target)
 
     def nearest_axis(self, spacing_mm: Sequence[float], target_mm: Sequence[float]) -> int | None:
         """The axis across thick slices, of which resampling takes the nearest; None: it interpolates."""
-        flat = len(target_mm) < len(spacing_mm)
-        return None if self.convention is None or flat else nearest_axis(spacing_mm, target_mm)
+        is_picture = len(target_mm) < len(spacing_mm)
+        if self.convention is None or is_picture:
+            return None
+        return nearest_axis(spacing_mm, target_mm)
 
 
 def left_right_axis(slice_axis: int | None) -> int | None:
@@ -87,39 +88,14 @@ def left_right_axis(slice_axis: int | None) -> int | None:
     return None if slice_axis == 0 else 0
 
 
-def normalisation_for(
-    normalisation: str | Sequence[str] | None, modalities: Sequence[str]
-) -> tuple[str, ...]:
-    """One normalisation per channel: as given (one name for all, or one each), else `ct` for CT,
-    `dataset` for pictures and `zscore` for the rest.
-
-    Raises: ValueError: unknown names, or not one per channel.
-    """
-    if normalisation is None:
-        if are_picture_channels(tuple(modalities)):
-            return ("dataset",) * len(modalities)
-        return tuple("ct" if name.strip().lower() == "ct" else "zscore" for name in modalities)
-    one = isinstance(normalisation, str) or not isinstance(normalisation, Sequence)
-    names: tuple[Any, ...] = (normalisation,) * len(modalities) if one else tuple(normalisation)
-    if len(names) != len(modalities):
-        what = f"one name, or one for each of {len(modalities)} channels"
-        raise ValueError(f"data.normalisation needs {what}, got {names}")
-    _check_normalisation(names)
-    return names
-
-
-def _check_normalisation(names: Sequence[str]) -> None:
-    unknown = [name for name in names if name not in NORMALISATIONS]
-    if unknown:
-        raise ValueError(f"data.normalisation must be one of {NORMALISATIONS} per channel, got {unknown}")
-
-
 @dataclass(frozen=True)
 class CropInfo:
     """Position of a prepared image in its native grid; needed to restore predictions.
 
     Args:
-        box: (start, stop) of the content per canonical axis. shape: canonical, before the crop.
+        grid: the native grid.
+        shape: in canonical axes, before the crop.
+        box: (start, stop) of the content per canonical axis.
         reoriented: whether the canonical axes are right, anterior, superior; else they are as stored.
         nearest_axis: across which predictions take the nearest slice; None: they are interpolated.
     """
@@ -132,7 +108,12 @@ class CropInfo:
 
     @property
     def slices(self) -> Box:
-        return tuple(slice(a, b) for a, b in self.box)
+        return tuple(slice(start, stop) for start, stop in self.box)
+
+    @property
+    def content_shape(self) -> tuple[int, ...]:
+        """Native voxels of the content, in canonical axes."""
+        return tuple(stop - start for start, stop in self.box)
 
     @property
     def native_spacing_mm(self) -> tuple[float, ...]:
@@ -141,118 +122,167 @@ class CropInfo:
 
     def spacing_mm(self, shape: Sequence[int]) -> tuple[float, ...]:
         """Spacing of the prepared image with this shape, one number per axis."""
-        spacing = self.native_spacing_mm
-        return tuple(mm * (b - a) / n for mm, (a, b), n in zip(spacing, self.box, shape, strict=False))
+        # A picture has two axes, its native grid three.
+        axes = zip(self.native_spacing_mm, self.content_shape, shape, strict=False)
+        return tuple(mm * native_voxels / voxels for mm, native_voxels, voxels in axes)
 
 
 def content_box(image: np.ndarray) -> Box:
     """Bounding box of the voxels that are not 0 in some channel; (channels, *spatial) -> slices."""
-    boxes = find_objects((image != 0).any(0).view(np.uint8))
-    return boxes[0] if boxes else tuple(slice(0, n) for n in image.shape[1:])
+    is_content = (image != 0).any(0)
+    boxes = find_objects(is_content.view(np.uint8))
+    return boxes[0] if boxes else _full_box(image)
 
 
-def preprocess(image: np.ndarray, grid: Grid, config: PreprocessingConfig) -> tuple[np.ndarray, CropInfo]:
+def _full_box(image: np.ndarray) -> Box:
+    return tuple(slice(0, voxels) for voxels in image.shape[1:])
+
+
+def preprocess(
+    image: np.ndarray,
+    grid: Grid,
+    config: PreprocessingConfig,
+) -> tuple[np.ndarray, CropInfo]:
     """Native voxels to network input.
 
     Shape: (channels, X, Y, Z) -> (channels, *spatial) float32, spatial being 2 or 3 axes.
     Raises: ValueError: a channel that cannot be normalised or resampled to finite values that differ.
     """
-    canonical, spacing = to_canonical(image, grid, config.reorients)
-    box = content_box(canonical) if config.frame is None else tuple(slice(0, n) for n in canonical.shape[1:])
-    cropped = canonical[(slice(None), *box)]
-    back = config.nearest_axis(config.target_mm(spacing), spacing)
-    limits = tuple((s.start, s.stop) for s in box)
-    crop_info = CropInfo(grid, canonical.shape[1:], limits, config.reorients, back)
-    mask = binary_fill_holes((cropped != 0).any(0)) if "zscore_nonzero" in config.normalisation else None
-    normalised = [_normalised(cropped, i, config, mask) for i in range(len(cropped))]
-    if config.resize is not None:
-        prepared = np.stack([_scaled(c, (*config.resize, 1)[: c.ndim]) for c in normalised])
-    else:
-        with np.errstate(over="ignore", invalid="ignore"):  # said below, with the range
-            prepared = np.stack([_resampled(c, spacing, config) for c in normalised])
+    canonical, spacing_mm = to_canonical(image, grid, config.reorients)
+    box = content_box(canonical) if config.frame is None else _full_box(canonical)
+    cropped = canonical[:, *box]
+    crop_info = CropInfo(
+        grid=grid,
+        shape=canonical.shape[1:],
+        box=tuple((axis.start, axis.stop) for axis in box),
+        reoriented=config.reorients,
+        # For the way back: from the target spacing to the native one.
+        nearest_axis=config.nearest_axis(config.target_mm(spacing_mm), spacing_mm),
+    )
+    # Normalisation comes first: resampling mixes values.
+    normalised = _normalise_channels(cropped, config)
+    with np.errstate(over="ignore", invalid="ignore"):  # reported below, with the range
+        prepared = np.stack([_resample(channel, spacing_mm, config) for channel in normalised])
     prepared = _drop_slice(prepared, config.image_dims)
-    prepared = prepared if config.frame is None else framed(prepared, config.frame)
+    if config.frame is not None:
+        prepared = framed(prepared, config.frame)
     prepared = prepared.astype(np.float32)
     if not np.isfinite(prepared).all():
-        low, high = float(image.min()), float(image.max())
+        low = float(image.min())
+        high = float(image.max())
         raise ValueError(f"values from {low:.4g} to {high:.4g} are not finite any more once resampled")
     return prepared, crop_info
 
 
-def _resampled(channel: np.ndarray, spacing: Sequence[float], config: PreprocessingConfig) -> np.ndarray:
-    target = config.target_mm(spacing)
-    shape = resampled_shape(channel.shape, spacing, target)
+def _normalise_channels(image: np.ndarray, config: PreprocessingConfig) -> list[np.ndarray]:
+    """Raises: ValueError: as `normalise`, with the channel's number."""
+    mask = None
+    if "zscore_nonzero" in config.normalisation:
+        mask = binary_fill_holes((image != 0).any(0))
+    normalised = []
+    for index, channel in enumerate(image):
+        try:
+            normalised.append(
+                normalise(channel, config.normalisation[index], config.intensities[index], mask)
+            )
+        except ValueError as error:
+            raise ValueError(f"channel {index}: {error}") from error
+    return normalised
+
+
+def _resample(
+    channel: np.ndarray,
+    spacing_mm: Sequence[float],
+    config: PreprocessingConfig,
+) -> np.ndarray:
+    """To the size of `config.resize`, else to the target spacing."""
+    if config.resize is not None:
+        size = (*config.resize, 1)[: channel.ndim]  # a picture is a volume of one slice
+        return _scaled(channel, size)
+    target_mm = config.target_mm(spacing_mm)
+    shape = resampled_shape(channel.shape, spacing_mm, target_mm)
     if config.convention is None:
         return zoom(channel, shape)
-    return zoom_within_range(channel, shape, config.nearest_axis(spacing, target))
-
-
-def _normalised(
-    image: np.ndarray, index: int, config: PreprocessingConfig, mask: np.ndarray | None
-) -> np.ndarray:
-    try:
-        return normalise(image[index], config.normalisation[index], config.intensities[index], mask)
-    except ValueError as error:
-        raise ValueError(f"channel {index}: {error}") from error
+    return zoom_within_range(channel, shape, config.nearest_axis(spacing_mm, target_mm))
 
 
 def framed(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
     """Centre crop, padded with 0 if the image is smaller: (channels, *spatial) -> (channels, *size)."""
-    missing = [max(0, new - n) for n, new in zip(image.shape[1:], size, strict=True)]
-    padded = np.pad(image, [(0, 0), *((n // 2, n - n // 2) for n in missing)])
-    starts = [(n - new) // 2 for n, new in zip(padded.shape[1:], size, strict=True)]
-    box = (slice(start, start + new) for start, new in zip(starts, size, strict=True))
-    return np.ascontiguousarray(padded[(slice(None), *box)])
+    padding = [(0, 0)]  # of the channels
+    for voxels, new_voxels in zip(image.shape[1:], size, strict=True):
+        missing = max(0, new_voxels - voxels)
+        padding.append((missing // 2, missing - missing // 2))
+    padded = np.pad(image, padding)
+    box = []
+    for voxels, new_voxels in zip(padded.shape[1:], size, strict=True):
+        start = (voxels - new_voxels) // 2
+        box.append(slice(start, start + new_voxels))
+    return np.ascontiguousarray(padded[:, *box])
 
 
 def preprocess_label(
-    label: np.ndarray, crop_info: CropInfo, config: PreprocessingConfig, num_classes: int
+    label: np.ndarray,
+    crop_info: CropInfo,
+    config: PreprocessingConfig,
+    num_classes: int,
 ) -> np.ndarray:
     """A native label map on the grid of its prepared image; no new values appear.
 
     Shape: (X, Y, Z) -> (*spatial) uint8 or int16.
     """
-    canonical, spacing = to_canonical(label[None], crop_info.grid, config.reorients)
-    cropped = canonical[(slice(None), *crop_info.slices)]
-    target = config.target_mm(spacing)
-    shape = resampled_shape(cropped.shape[1:], spacing, target)
-    if (axis := config.nearest_axis(spacing, target)) is not None:
-        cropped = cropped.take(nearest(cropped.shape[1 + axis], shape[axis]), 1 + axis)
-    resampled = zoom_label(cropped[0], shape, num_classes)[None]
+    canonical, spacing_mm = to_canonical(label[None], crop_info.grid, config.reorients)
+    cropped = canonical[0][crop_info.slices]
+    target_mm = config.target_mm(spacing_mm)
+    shape = resampled_shape(cropped.shape, spacing_mm, target_mm)
+    axis = config.nearest_axis(spacing_mm, target_mm)
+    if axis is not None:
+        cropped = cropped.take(nearest(cropped.shape[axis], shape[axis]), axis)
+    resampled = zoom_label(cropped, shape, num_classes)
     dtype = np.uint8 if num_classes <= 256 else np.int16
-    label = _drop_slice(resampled, config.image_dims)[0]
-    return label.astype(dtype)
+    return _drop_slice(resampled, config.image_dims).astype(dtype)
 
 
 def restore(
-    logits: Tensor, crop_info: CropInfo, decode: Callable[[Iterable[Tensor]], Tensor] = highest
+    logits: Tensor,
+    crop_info: CropInfo,
+    decode: Callable[[Iterable[Tensor]], Tensor] = highest,
 ) -> np.ndarray:
     """Logits to a label map on the native grid; outside the content it is background.
 
     Shape: (outputs, *spatial) -> (X, Y, Z) int16.
-    Args: decode: channels of logits, one (*spatial) at a time, to label values (*spatial); default: argmax.
+    Args:
+        decode: channels of logits, one (*spatial) at a time, to label values (*spatial); default: argmax.
     """
-    return to_native(decode(on_content_grid(logits, crop_info)).cpu().numpy(), crop_info)
+    label = decode(on_content_grid(logits, crop_info))
+    return to_native(label.cpu().numpy(), crop_info)
 
 
 def on_content_grid(logits: Tensor, crop_info: CropInfo) -> Iterator[Tensor]:
-    """The channels of a prediction on the grid of the native content, one at a time: all of them in memory
-    would be 63 GB for 100 classes and 512 x 512 x 600 voxels.
+    """The channels of a prediction on the grid of the native content, one at a time.
+
+    All of them in memory would be 63 GB for 100 classes and 512 x 512 x 600 voxels.
 
     Shape: (outputs, *spatial) -> each (R, A, S) float32.
     """
-    size, axis = [b - a for a, b in crop_info.box], crop_info.nearest_axis
+    size = crop_info.content_shape
+    axis = crop_info.nearest_axis
     for channel in logits:
-        scores = channel.float().reshape(*channel.shape, *(1,) * (3 - channel.ndim))
+        missing_axes = 3 - channel.ndim  # a picture is a volume of one slice
+        scores = channel.float().reshape(*channel.shape, *(1,) * missing_axes)
         if axis is not None and scores.shape[axis] != size[axis]:
             indices = torch.from_numpy(nearest(scores.shape[axis], size[axis]))
             scores = scores.index_select(axis, indices.to(scores.device))
-        if list(scores.shape) != size:
-            scores = F.interpolate(scores[None, None], size=size, mode="trilinear", align_corners=False)[0, 0]
+        if scores.shape != size:
+            batch = scores[None, None]
+            scores = F.interpolate(batch, size=size, mode="trilinear", align_corners=False)[0, 0]
         yield scores
 
 
-def to_native(content: np.ndarray, crop_info: CropInfo, outside: float = 0) -> np.ndarray:
+def to_native(
+    content: np.ndarray,
+    crop_info: CropInfo,
+    outside: float = 0,
+) -> np.ndarray:
     """Values of the content, in canonical axes, on the native grid: (R, A, S) -> (X, Y, Z)."""
     full = np.full(crop_info.shape, outside, content.dtype)
     full[crop_info.slices] = content
@@ -263,7 +293,8 @@ def resampled_shape(
     shape: Sequence[int], spacing: Sequence[float], target: Sequence[float]
 ) -> tuple[int, ...]:
     """Voxels per axis after resampling to `target` mm; axes missing in `target` (a single slice) stay."""
-    scaled = [max(1, round(n * s / t)) for n, s, t in zip(shape, spacing, target, strict=False)]
+    axes = zip(shape, spacing, target, strict=False)
+    scaled = [max(1, round(voxels * mm / new_mm)) for voxels, mm, new_mm in axes]
     return (*scaled, *shape[len(target) :])
 
 
@@ -272,8 +303,13 @@ def _scaled(channel: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
     Source: the width of the Gaussian is scikit-image's, `transform.resize(anti_aliasing=True)`.
     """
-    sigma = [max(0.0, (n / new - 1) / 2) for n, new in zip(channel.shape, shape, strict=True)]
-    return zoom(gaussian_filter(channel, sigma, mode="nearest") if any(sigma) else channel, shape)
+    sigma = [
+        max(0.0, (voxels / new_voxels - 1) / 2)
+        for voxels, new_voxels in zip(channel.shape, shape, strict=True)
+    ]
+    if any(sigma):
+        channel = gaussian_filter(channel, sigma, mode="nearest")
+    return zoom(channel, shape)
 
 
 def _drop_slice(array: np.ndarray, image_dims: int) -> np.ndarray:

@@ -26,6 +26,7 @@ _ARRAYS = ("image", "label", "foreground")
 _LIGHT = 128 * 1024
 # What reading an absent or damaged record raises
 BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+_BLOCK = 4 * 2**20  # bytes that are read at once
 _DTYPES = ("<f4", "|u1", "<i2", "<i4")
 NOTHING = np.empty(0, np.float32)
 
@@ -59,18 +60,23 @@ class Store:
         """Whether the case is present, undamaged, and made from the current files.
 
         An array with another size is damaged. If its modification time differs, as in a copy, the checksum
-        decides. Args: verify: read every array and compare its checksum.
+        decides.
+
+        Args:
+            verify: read every array and compare its checksum.
         """
         try:
             record = self._record(case.id)
             if record["config"] != self.folder.name or record["sources"] != signature(case):
                 return False
             recorded = record["arrays"]
-            names = _ARRAYS[:1] if case.label is None else _ARRAYS
-            light = case.label is None and recorded["image"]["size"] < _LIGHT
-            read = verify or light
-            current = {n: _state(self._path(case.id, f"{n}.npy"), recorded[n], read) for n in names}
-            if any(current[n]["crc32"] != recorded[n]["crc32"] for n in names):
+            names = _array_names(case.label is not None)
+            is_light = case.label is None and recorded["image"]["size"] < _LIGHT
+            current = {
+                name: _state(self._array_path(case.id, name), recorded[name], verify or is_light)
+                for name in names
+            }
+            if any(current[name]["crc32"] != recorded[name]["crc32"] for name in names):
                 return False
             if current != recorded:
                 with suppress(OSError):  # a read-only store can still be read
@@ -79,29 +85,40 @@ class Store:
         except BROKEN:  # absent or damaged
             return False
 
-    def write(self, case: Case, entry: Entry, sources: list[list[Any]] | None = None) -> None:
+    def write(
+        self,
+        case: Case,
+        entry: Entry,
+        sources: list[list[Any]] | None = None,
+    ) -> None:
         """Add or replace a case; readers see the old entry, the new one or none, even after a power cut.
 
-        Args: sources: the `signature` of the files before they were read; None: now.
-        Raises: ValueError: the folder is not writable, or the disk is full.
+        Args:
+            sources: the `signature` of the files before they were read; None: now.
+        Raises:
+            ValueError: the folder is not writable, or the disk is full.
         """
-        no_label = entry.label is NOTHING
-        arrays = {name: getattr(entry, name) for name in (_ARRAYS[:1] if no_label else _ARRAYS)}
+        has_label = entry.label is not NOTHING
+        arrays = {name: getattr(entry, name) for name in _array_names(has_label)}
+        is_light = not has_label and entry.image.nbytes < _LIGHT - 1024  # room for the header
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            # Without its record the entry does not exist, while its arrays are replaced.
             self._path(case.id, "json").unlink(missing_ok=True)
-            light = no_label and entry.image.nbytes < _LIGHT - 1024  # room for the header
-            places = {name: self._path(case.id, f"{name}.npy") for name in arrays}
+            saved = {
+                name: _save(self._array_path(case.id, name), array, durable=not is_light)
+                for name, array in arrays.items()
+            }
             record = {
                 "config": self.folder.name,
                 "sources": sources or signature(case),
-                "arrays": {name: _save(path, arrays[name], not light) for name, path in places.items()},
+                "arrays": saved,
                 "crop_info": asdict(entry.crop_info),
             }
             self._commit(case.id, record)
         except OSError as error:
-            needed = sum(array.nbytes for array in arrays.values())
-            raise ValueError(f"case {case.id}: {_unwritable(self.folder, needed, error)}") from error
+            bytes_needed = sum(array.nbytes for array in arrays.values())
+            raise ValueError(f"case {case.id}: {_unwritable(self.folder, bytes_needed, error)}") from error
 
     def sweep(self) -> None:
         """Remove partial files of killed writers; only while nobody writes."""
@@ -115,17 +132,19 @@ class Store:
         try:
             record = self._record(case_id)
             recorded = record["arrays"]
-            names = _ARRAYS if "label" in recorded else _ARRAYS[:1]
-            arrays = {n: _mapped(self._path(case_id, f"{n}.npy"), recorded[n]) for n in names}
-            entry = Entry(**dict.fromkeys(_ARRAYS, NOTHING) | arrays, crop_info=_crop_info(record))
-            alike = entry.image.shape[1:] == entry.label.shape and entry.foreground.ndim == 2
-            if "label" in names and not alike:
-                raise ValueError("image, label and places do not belong together")
+            has_label = "label" in recorded
+            arrays = dict.fromkeys(_ARRAYS, NOTHING)
+            for name in _array_names(has_label):
+                arrays[name] = _mapped(self._array_path(case_id, name), recorded[name])
+            entry = Entry(**arrays, crop_info=_crop_info(record))
+            fit_together = entry.image.shape[1:] == entry.label.shape and entry.foreground.ndim == 2
+            if has_label and not fit_together:
+                raise ValueError("image, label and foreground do not belong together")
             return entry
         except BROKEN as error:
             raise ValueError(
-                f"case {case_id}: its prepared files in {self.folder} cannot be read ({error}); start "
-                "again, and what is damaged is prepared anew"
+                f"case {case_id}: its prepared files in {self.folder} cannot be read ({error}); run again "
+                "to rebuild the damaged files"
             ) from error
 
     def crop_info(self, case_id: str) -> CropInfo:
@@ -147,6 +166,14 @@ class Store:
     def _path(self, case_id: str, suffix: str) -> Path:
         return self.folder / f"{case_id}.{suffix}"
 
+    def _array_path(self, case_id: str, name: str) -> Path:
+        return self._path(case_id, f"{name}.npy")
+
+
+def _array_names(has_label: bool) -> tuple[str, ...]:
+    """The arrays of an entry: image-level targets have no label map."""
+    return _ARRAYS if has_label else ("image",)
+
 
 def signature(case: Case) -> list[list[Any]]:
     """Changes if a file of the case changes: path and `stamp` of each.
@@ -157,17 +184,24 @@ def signature(case: Case) -> list[list[Any]]:
 
 
 def _crop_info(record: dict[str, Any]) -> CropInfo:
+    """JSON's lists become tuples again."""
     values = record["crop_info"]
-    grid = Grid(tuple(values["grid"]["shape"]), tuple(map(tuple, values["grid"]["affine"])))
-    box = tuple((a, b) for a, b in values["box"])
-    return CropInfo(grid, tuple(values["shape"]), box, values["reoriented"], values["nearest_axis"])
+    grid = values["grid"]
+    return CropInfo(
+        grid=Grid(tuple(grid["shape"]), tuple(map(tuple, grid["affine"]))),
+        shape=tuple(values["shape"]),
+        box=tuple((start, stop) for start, stop in values["box"]),
+        reoriented=values["reoriented"],
+        nearest_axis=values["nearest_axis"],
+    )
 
 
 class _ChecksumWriter:
     """A file with the CRC-32 of what is written to it; numpy's own writing hides why a disk fails."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file, self.crc = file, 0
+        self.file = file
+        self.crc = 0
 
     def write(self, content: bytes) -> int:
         self.crc = zlib.crc32(content, self.crc)
@@ -181,8 +215,14 @@ def _save(path: Path, array: np.ndarray, durable: bool = True) -> dict[str, Any]
             writer = _ChecksumWriter(file)
             np.lib.format.write_array(writer, np.ascontiguousarray(array), allow_pickle=False)
         stat = partial.stat()
-    inside = {"shape": array.shape, "dtype": array.dtype.str, "offset": stat.st_size - array.nbytes}
-    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "crc32": writer.crc, **inside}
+    return {
+        "size": stat.st_size,
+        "mtime_ns": stat.st_mtime_ns,
+        "crc32": writer.crc,
+        "shape": array.shape,
+        "dtype": array.dtype.str,
+        "offset": stat.st_size - array.nbytes,  # of the values, behind the header
+    }
 
 
 def _mapped(path: Path, recorded: dict[str, Any]) -> np.ndarray:
@@ -190,9 +230,11 @@ def _mapped(path: Path, recorded: dict[str, Any]) -> np.ndarray:
 
     The record may come from a copied store, so its values are validated against the file.
     """
-    shape, dtype = tuple(map(int, recorded["shape"])), np.dtype(str(recorded["dtype"]))
-    offset, known = int(recorded["offset"]), dtype.str in _DTYPES and min(shape, default=-1) >= 0
-    if not known or offset < 0 or offset + prod(shape) * dtype.itemsize != recorded["size"]:
+    shape = tuple(map(int, recorded["shape"]))
+    dtype = np.dtype(str(recorded["dtype"]))
+    offset = int(recorded["offset"])
+    is_valid = dtype.str in _DTYPES and min(shape, default=-1) >= 0 and offset >= 0
+    if not is_valid or offset + prod(shape) * dtype.itemsize != recorded["size"]:
         raise ValueError(f"the record does not describe {path.name}")
     with path.open("rb") as file:
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -215,8 +257,8 @@ def _state(path: Path, recorded: dict[str, Any], verify: bool) -> dict[str, Any]
 def _checksum(path: Path) -> int:
     crc = 0
     with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            crc = zlib.crc32(piece, crc)
+        while block := file.read(_BLOCK):
+            crc = zlib.crc32(block, crc)
     return crc
 
 
@@ -224,12 +266,12 @@ def _seal(record: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(record, sort_keys=True).encode())
 
 
-def _unwritable(folder: Path, needed: int, error: OSError) -> str:
+def _unwritable(folder: Path, bytes_needed: int, error: OSError) -> str:
     if error.errno not in NO_ROOM:
         return f"cannot write to {folder} ({error.strerror}); data.cache_dir names another place"
-    free = shutil.disk_usage(folder).free
+    bytes_free = shutil.disk_usage(folder).free
     return (
-        f"no room in {folder} ({error.strerror}): this case needs {needed / 1e6:.1f} MB, {free / 1e6:.1f} "
-        "MB are free; make room, or name another place by data.cache_dir. What was prepared stays, and the "
-        "next start goes on from there"
+        f"no room in {folder} ({error.strerror}): this case needs {bytes_needed / 1e6:.1f} MB, "
+        f"{bytes_free / 1e6:.1f} MB are free; make room, or name another folder by data.cache_dir. Prepared "
+        "cases are kept; run again to continue"
     )

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from medconv.data.augmentation import spatial
 from medconv.data.augmentation.augment import Augment, centre
-from medconv.data.augmentation.parameters import PLACE, VALUES, Parameters
+from medconv.data.augmentation.parameters import INTENSITY, SPATIAL, Parameters
 
 CONF = Path(__file__).parents[3] / "conf" / "augmentation"
-SOME: dict[str, Any] = {**ALL, "p": dict.fromkeys((*PLACE, *VALUES), 0.5), "mirror_axes": "all"}
-MOVES: dict[str, Any] = {**ALL, "p": dict.fromkeys(PLACE, 1.0)}
+SOME: dict[str, Any] = {**ALL, "p": dict.fromkeys((*SPATIAL, *INTENSITY), 0.5), "mirror_axes": "all"}
+MOVES: dict[str, Any] = {**ALL, "p": dict.fromkeys(SPATIAL, 1.0)}
 ELASTIC: dict[str, Any] = {"elastic_mm": 2, "elastic_spacing_mm": 8}
 
 
@@ -120,7 +120,7 @@ def test_a_gpu_gives_the_same_as_a_cpu(axes: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("axes", [2, 3])
 def test_samples_cropped_to_their_read_size_give_the_same(axes: int) -> None:
     """Workers read only what each sample shows; an accelerator gets `max_read_size` for all samples."""
-    augment = make(axes, 1, **{**SOME, **ELASTIC, "p": {**SOME["p"], **dict.fromkeys(PLACE, 0.3)}})
+    augment = make(axes, 1, **{**SOME, **ELASTIC, "p": {**SOME["p"], **dict.fromkeys(SPATIAL, 0.3)}})
     numbers = list(range(20))
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(20, 1, *augment.max_read_size, generator=generator)
@@ -142,11 +142,11 @@ def test_read_size_includes_all_that_a_sample_shows(axes: int) -> None:
     for number in range(20):
         size = augment.read_size(number)
         ones = torch.ones(1, 1, *size)
-        image, _ = augment.place(ones, ones.to(torch.uint8), augment.sample([number]))
+        image, _ = augment.apply_spatial(ones, ones.to(torch.uint8), augment.sample([number]))
         inside = all(n < most for n, most in zip(size, augment.max_read_size, strict=True))
         assert not inside or image.min() > 0.999
         cut = centre(ones, [max(1, n - 6) for n in size])
-        image, _ = augment.place(cut, cut.to(torch.uint8), augment.sample([number]))
+        image, _ = augment.apply_spatial(cut, cut.to(torch.uint8), augment.sample([number]))
         assert image.min() < 0.5  # a smaller crop does not suffice
 
 
@@ -171,7 +171,7 @@ def test_parameters_that_do_nothing_change_nothing(axes: int) -> None:
 def test_the_input_is_not_changed() -> None:
     batch = batch_of([0, 1, 2, 3])
     image, label = batch["image"].clone(), batch["label"].clone()
-    for settings in (ALL, SOME, {"p": dict.fromkeys(VALUES, 1.0)}):
+    for settings in (ALL, SOME, {"p": dict.fromkeys(INTENSITY, 1.0)}):
         make(**settings)(batch)
     assert torch.equal(batch["image"], image) and torch.equal(batch["label"], label)
 
@@ -193,7 +193,7 @@ def test_a_prediction_can_be_moved_like_its_image() -> None:
     parameters = augment.sample([3], 2)
     prediction = batch["label"].float() * 10
     _, label = augment.apply(batch["image"], batch["label"], parameters)
-    moved, same_label = augment.place(prediction, batch["label"], parameters)
+    moved, same_label = augment.apply_spatial(prediction, batch["label"], parameters)
     assert torch.equal(same_label, label)
     # not 1: the prediction is interpolated linearly, the label by nearest neighbour
     assert dice(moved.numpy() > 15, label.numpy() > 1) > 0.7
@@ -249,7 +249,9 @@ def test_shifts_across_thick_slices_are_whole_slices() -> None:
     augment = make(spacing_mm=(1, 1, 5), patch_size=(16, 16, 8), p={"shift": 1}, shift=0.2)
     drawn = augment.sample(range(20)).shift
     assert drawn[:, 2].mul(8).unique().tolist() == [-2, -1, 0, 1, 2]
-    shifted = augment.place(image, image.to(torch.uint8), augment.sample(range(20)))[0][:, :, 4:12, 4:12]
+    shifted = augment.apply_spatial(image, image.to(torch.uint8), augment.sample(range(20)))[0][
+        :, :, 4:12, 4:12
+    ]
     assert ((shifted - shifted.round()).abs() < 1e-4).all()
 
 
@@ -303,7 +305,7 @@ def test_elastic_deformation_is_smooth_and_at_most_elastic_mm() -> None:
     label = torch.zeros(1, 1, *image.shape[2:], dtype=torch.uint8)
     still, largest = positions_mm(shape, spacing), []
     for number in range(12):
-        moved = augment.place(image, label, augment.sample([number], 3))[0][0].numpy() - still
+        moved = augment.apply_spatial(image, label, augment.sample([number], 3))[0][0].numpy() - still
         largest.append(np.abs(moved).max())
         slope = np.stack([np.gradient(moved[i], *spacing) for i in range(3)])
         assert np.linalg.det(np.moveaxis(slope, (0, 1), (-2, -1)) + np.eye(3)).min() > 0  # nothing folds over

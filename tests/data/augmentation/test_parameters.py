@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.augmentation import ALL, SHAPES, SPACING
 
-from medconv.data.augmentation.parameters import PLACE, VALUES, ParameterSampler
+from medconv.data.augmentation.parameters import INTENSITY, SPATIAL, ParameterSampler
 
 
 def make(axes: int = 3, seed: int = 0, **settings: Any) -> ParameterSampler:
@@ -45,13 +45,13 @@ def test_drawn_parameters_stay_in_their_ranges_and_use_them() -> None:
     assert len(drawn.noise_seed.unique()) == 500
 
 
-@pytest.mark.parametrize("name", (*PLACE, *VALUES))
+@pytest.mark.parametrize("name", (*SPATIAL, *INTENSITY))
 def test_a_probability_sets_how_often_a_transform_occurs_and_nothing_else(name: str) -> None:
     """In 600 samples; the other transforms draw the same as if this one were certain."""
     settings = {**ALL, "elastic_spacing_mm": 30}
     certain = make(2, **settings).sample(range(600))
     drawn = make(2, **{**settings, "p": {**ALL["p"], name: 0.25}}).sample(range(600))
-    if name in PLACE:
+    if name in SPATIAL:
         changed = {"rotation": lambda d: d.matrix[:, 0, 1] != 0, "shift": lambda d: d.shift.any(1)}
         changed |= {
             "scale": lambda d: (torch.linalg.det(d.matrix) - 1).abs() > 1e-6,
@@ -70,7 +70,7 @@ def test_a_probability_sets_how_often_a_transform_occurs_and_nothing_else(name: 
 
 def test_samples_are_resampled_only_if_they_move() -> None:
     assert not make(p={"noise": 1}).sample(range(9)).moved.any()
-    for name in PLACE:
+    for name in SPATIAL:
         assert make(p={name: 1}).sample(range(9)).moved.all()
     assert make(p={"noise": 1}).max_read_size == SHAPES[3] and make(p={"noise": 1}).read_size(0) == SHAPES[3]
 

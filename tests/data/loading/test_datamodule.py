@@ -13,6 +13,7 @@ from typing import Any
 import monai.transforms as mt
 import pytest
 import torch
+from helpers.loading import data_module
 from helpers.volumes import preprocessing_config, tiny
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -45,14 +46,12 @@ def module(prepared: PreparedData, augment: Any = add_100, **changes: Any) -> Da
     settings: dict[str, Any] = {
         "train": dataset.cases[:3],
         "val": dataset.cases[3:],
-        "seed": 0,
         "batch_size": 2,
         "samples_per_epoch": 6,
-        "oversample_foreground": 0.5,
         "num_workers": 0,
     }
     settings.update(changes)
-    return DataModule(store, settings.pop("train"), settings.pop("val"), PATCH, augment, **settings)
+    return data_module(store, settings.pop("train"), settings.pop("val"), PATCH, augment, **settings)
 
 
 def pretend_trainer(device: str = "cpu", rank: int = 0, world_size: int = 1, training: bool = True) -> Any:
@@ -70,12 +69,6 @@ def pretend_trainer(device: str = "cpu", rank: int = 0, world_size: int = 1, tra
         ({"samples_per_epoch": 0}, r"data\.samples_per_epoch must be at least 1, got 0"),
         ({"prefetch_factor": 0}, r"data\.prefetch_factor must be at least 1, got 0"),
         ({"num_workers": -1}, r"data\.num_workers must be 0 or more, got -1"),
-        ({"oversample_foreground": 2}, r"data\.oversample_foreground must lie between 0 and 1, got 2"),
-        ({"oversample_foreground": -0.1}, r"data\.oversample_foreground must lie between 0 and 1, got -0\.1"),
-        (
-            {"oversample_foreground": float("nan")},
-            r"data\.oversample_foreground must lie between 0 and 1, got nan",
-        ),
         (
             {"num_workers": 0, "persistent_workers": True},
             r"data\.persistent_workers=true.*got data\.num_workers=0",

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.loading import data_module, training_cases
 from helpers.picture_tables import COUNT, SIZE, pixels, write
 from helpers.volumes import image_array
 from helpers.volumes import save as save_volume
@@ -23,6 +25,8 @@ from medconv.data.loading import image_dataset
 from medconv.data.loading.datamodule import DataModule
 from medconv.data.loading.image_dataset import ImageCases, ImageDataset
 from medconv.data.loading.patch_dataset import Sample
+from medconv.data.loading.samplers.balanced import balanced
+from medconv.data.loading.samplers.base import Sampler
 from medconv.data.preprocessing.pipeline import fingerprint, prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, framed, preprocess
 from medconv.data.preprocessing.store import Store
@@ -127,25 +131,29 @@ def test_only_changed_images_are_prepared_again(tmp_path: Path, caplog: pytest.L
     assert "preparing 1 of 10 cases" in caplog.text
 
 
+def in_turn(store: Store, cases: Sequence[Case], seed: int, **settings: Any) -> ImageDataset:
+    return ImageDataset(store, cases, Sampler(training_cases(cases)), seed, **settings)
+
+
 def test_sample_depends_on_seed_and_number_alone(prepared: tuple[Dataset, Store]) -> None:
     dataset, store = prepared
     cases = list(dataset.cases)
-    one, other = ImageDataset(store, cases, 3), ImageDataset(store, cases, 3)
+    one, other = in_turn(store, cases, 3), in_turn(store, cases, 3)
     numbers = [7, 0, 25, 13]
     reversed_order = {n: other[n] for n in reversed(numbers)}
     for n in numbers:
         torch.testing.assert_close(one[n]["image"], reversed_order[n]["image"])
-        place = one.place_of(n)
+        place = one.case_index(n)
         assert one[n]["label"].tolist() == list(cases[place].values) and one[n]["sample"] == n
         torch.testing.assert_close(
             one[n]["image"], torch.from_numpy(np.array(store.read(cases[place].id).image))
         )
-    assert Counter(one.place_of(n) for n in range(3 * COUNT)) == dict.fromkeys(range(COUNT), 3)
-    assert [one.place_of(n) for n in range(COUNT)] != [one.place_of(n) for n in range(COUNT, 2 * COUNT)]
-    assert [ImageDataset(store, cases, 4).place_of(n) for n in range(COUNT)] != [
-        one.place_of(n) for n in range(COUNT)
+    assert Counter(one.case_index(n) for n in range(3 * COUNT)) == dict.fromkeys(range(COUNT), 3)
+    assert [one.case_index(n) for n in range(COUNT)] != [one.case_index(n) for n in range(COUNT, 2 * COUNT)]
+    assert [in_turn(store, cases, 4).case_index(n) for n in range(COUNT)] != [
+        one.case_index(n) for n in range(COUNT)
     ]
-    assert one.describe(7) == (cases[one.place_of(7)].id, "training sample 7")
+    assert one.describe(7) == (cases[one.case_index(7)].id, "training sample 7")
 
 
 def test_transforms_do_not_change_the_images_in_memory(prepared: tuple[Dataset, Store]) -> None:
@@ -156,8 +164,8 @@ def test_transforms_do_not_change_the_images_in_memory(prepared: tuple[Dataset, 
         return sample
 
     transforms = SampleTransforms([brighten], seed=0, spacing_mm=(1, 1), patch_size=SIZE)
-    plain = ImageDataset(store, dataset.cases, 3)
-    images = ImageDataset(store, dataset.cases, 3, transform=transforms)
+    plain = in_turn(store, dataset.cases, 3)
+    images = in_turn(store, dataset.cases, 3, transform=transforms)
     for n in (0, 1, 0):
         assert torch.equal(images[n]["image"], plain[n]["image"] + 10)
         assert torch.equal(images[n]["label"], plain[n]["label"]) and images[n]["sample"] == n
@@ -166,13 +174,15 @@ def test_transforms_do_not_change_the_images_in_memory(prepared: tuple[Dataset, 
 def test_balanced_sampling_draws_each_class_equally_often(prepared: tuple[Dataset, Store]) -> None:
     dataset, store = prepared
     groups = [[1, 2, 3, 4, 6, 7, 8, 9], [0, 5], []]
-    samples = ImageDataset(store, list(dataset.cases), 0, groups)
-    drawn = Counter(samples.place_of(n) for n in range(160))
+    sampler = balanced(training_cases(dataset.cases, class_indices=groups), foreground_share=0.3)
+    samples = ImageDataset(store, list(dataset.cases), sampler, 0)
+    drawn = Counter(samples.case_index(n) for n in range(160))
     assert drawn == dict.fromkeys(groups[0], 10) | dict.fromkeys(groups[1], 40)
-    classes = [samples.place_of(n) in groups[1] for n in range(160)]
+    classes = [samples.case_index(n) in groups[1] for n in range(160)]
     assert all(classes[n] != classes[n + 1] for n in range(0, 160, 2))
-    other = ImageDataset(store, list(dataset.cases), 0, groups)
-    assert [other.place_of(n) for n in (99, 3, 50)] == [samples.place_of(n) for n in (99, 3, 50)]
+    again = balanced(training_cases(dataset.cases, class_indices=groups), foreground_share=0.3)
+    other = ImageDataset(store, list(dataset.cases), again, 0)
+    assert [other.case_index(n) for n in (99, 3, 50)] == [samples.case_index(n) for n in (99, 3, 50)]
 
 
 def test_memory_and_files_give_the_same_images(
@@ -193,13 +203,11 @@ def test_memory_and_files_give_the_same_images(
 def module(prepared: tuple[Dataset, Store], **changes: Any) -> DataModule:
     dataset, store = prepared
     settings: dict[str, Any] = {
-        "seed": 0,
         "batch_size": 4,
         "samples_per_epoch": 8,
-        "oversample_foreground": 0.3,
         "num_workers": 0,
     }
-    return DataModule(
+    return data_module(
         store, dataset.cases[:7], dataset.cases[7:], SIZE, Augment(0, **LIGHT), **(settings | changes)
     )
 
@@ -264,5 +272,5 @@ def test_fingerprint_leaves_out_the_test_split(tmp_path: Path) -> None:
 def test_loader_without_validation_cases_is_empty(prepared: tuple[Dataset, Store]) -> None:
     """As with `data.fold=all`."""
     data = module(prepared)
-    data.val_cases = []
+    data.split = data.split._replace(val=[])
     assert list(data.val_dataloader()) == []

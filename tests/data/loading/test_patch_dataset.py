@@ -1,18 +1,23 @@
 """medconv/data/loading/patch_dataset.py: samples by number, positions of patches, shares of ranks and epochs."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.loading import cases_of, patch_dataset, training_cases
 from helpers.volumes import CLASSES, image_array, label_array, preprocessing_config, save, tiny
 from monai.data import DataLoader
 
 from medconv.data.augmentation.augment import centre
 from medconv.data.case import Dataset, Grid
 from medconv.data.io.images import read_label
-from medconv.data.loading.patch_dataset import Annotated, CaseDataset, PatchDataset, SampleOrder, crop
+from medconv.data.loading.annotated import Annotated
+from medconv.data.loading.patch_dataset import CaseDataset, PatchDataset, SampleOrder, crop
+from medconv.data.loading.samplers.balanced import BalancedPatchSampler
+from medconv.data.loading.samplers.foreground import ForegroundSampler
 from medconv.data.preprocessing.pipeline import prepare
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.data.preprocessing.store import Entry, Store
@@ -31,7 +36,7 @@ def patches(
     prepared: tuple[Dataset, Store], share: float = 0.5, patch: tuple[int, ...] = PATCH, seed: int = 0
 ) -> PatchDataset:
     dataset, store = prepared
-    return PatchDataset(store, [case.id for case in dataset.cases], patch, seed, share)
+    return patch_dataset(store, [case.id for case in dataset.cases], patch, seed, share)
 
 
 def same(one: dict[str, object], other: dict[str, object]) -> bool:
@@ -91,7 +96,7 @@ def test_sample_depends_on_seed_and_number_alone(prepared: tuple[Dataset, Store]
     different = patches(prepared, seed=1)
     assert sum(same(a, different[n]) for n, a in enumerate(forwards)) < 6
     # one case, so only its places differ
-    first, second = (PatchDataset(prepared[1], ["case_0"], PATCH, seed, 0.5) for seed in (0, 1))
+    first, second = (patch_dataset(prepared[1], ["case_0"], PATCH, seed) for seed in (0, 1))
     assert sum(same(first[n], second[n]) for n in range(12)) < 6
     assert not all(same({**forwards[0], "sample": 0}, {**a, "sample": 0}) for a in forwards)
 
@@ -128,7 +133,7 @@ def synthetic(store: Store, label: np.ndarray, tmp_path: Path) -> PatchDataset:
     foreground = np.concatenate(rows).astype(np.int32)
     crop_info = CropInfo(Grid.of(label.shape, np.eye(4)), label.shape, tuple((0, n) for n in label.shape))
     store.write(case, Entry(label[None].astype(np.float32), label, foreground, crop_info))
-    return PatchDataset(store, [case.id], (4,) * label.ndim, 0, 1.0)
+    return patch_dataset(store, [case.id], (4,) * label.ndim, foreground_share=1.0)
 
 
 @pytest.mark.parametrize("axes", [2, 3])
@@ -141,7 +146,7 @@ def test_oversampling_of_1_always_includes_foreground(tmp_path: Path, axes: int)
     classes = [set(dataset[n]["label"].unique().tolist()) for n in range(200)]
     assert all(values & {1, 2} for values in classes)
     assert 60 < sum(2 in values for values in classes) < 140
-    dataset.oversample_foreground = 0.0
+    dataset.sampler.foreground_share = 0.0
     classes = [set(dataset[n]["label"].unique().tolist()) for n in range(200)]
     assert any(values == {0} for values in classes) and sum(2 in values for values in classes) < 20
 
@@ -150,18 +155,18 @@ def test_oversampling_is_the_share_of_centred_patches(tmp_path: Path) -> None:
     label = np.zeros((40, 40), np.uint8)
     label[20, 20] = 1
     dataset = synthetic(Store(tmp_path / "store"), label, tmp_path)
-    dataset.oversample_foreground = 0.25
+    dataset.sampler.foreground_share = 0.25
     with_foreground = sum(bool(dataset[n]["label"].any()) for n in range(400))
     by_chance = 16 / 37**2
     assert 0.25 + by_chance == pytest.approx(with_foreground / 400, abs=0.08)
-    dataset.oversample_foreground = 1.0
+    dataset.sampler.foreground_share = 1.0
     assert [dataset[n]["label"][0, 2, 2].item() for n in range(5)] == [1] * 5  # centred: patch 4, voxel 2
 
 
 def test_every_start_is_drawn_about_equally_often(prepared: tuple[Dataset, Store], tmp_path: Path) -> None:
     label = np.broadcast_to(np.arange(1, 8, dtype=np.uint8)[:, None], (7, 4)).copy()
     dataset = synthetic(Store(tmp_path / "store"), label, tmp_path)
-    dataset.oversample_foreground = 0.0
+    dataset.sampler.foreground_share = 0.0
     starts = Counter(int(dataset[n]["label"][0, 0, 0]) - 1 for n in range(400))
     assert sorted(starts) == [0, 1, 2, 3]
     assert min(starts.values()) > 60
@@ -189,7 +194,7 @@ def test_case_without_foreground_gives_random_places(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 1)
     save(dataset.cases[0].files[-1], np.zeros((12, 14, 10), np.uint8))
     store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
-    samples = PatchDataset(store, ["case_0"], PATCH, 0, 1.0)
+    samples = patch_dataset(store, ["case_0"], PATCH, foreground_share=1.0)
     assert len({samples[n]["image"].sum().item() for n in range(10)}) > 5
 
 
@@ -259,8 +264,8 @@ def test_read_size_keeps_the_centre(prepared: tuple[Dataset, Store]) -> None:
     dataset, store = prepared
     ids = [case.id for case in dataset.cases]
     sizes = [(6, 5, 4), (10, 9, 8), (4, 3, 4), (30, 31, 20)]
-    plain = PatchDataset(store, ids, (6, 5, 4), 0, 0.5)
-    sized = PatchDataset(store, ids, (6, 5, 4), 0, 0.5, read_size=lambda n: sizes[n % 4])
+    plain = patch_dataset(store, ids, (6, 5, 4))
+    sized = patch_dataset(store, ids, (6, 5, 4), read_size=lambda n: sizes[n % 4])
     for number in range(16):
         size = sizes[number % 4]
         overlap = [min(p, s) for p, s in zip((6, 5, 4), size, strict=True)]
@@ -272,16 +277,23 @@ def test_read_size_keeps_the_centre(prepared: tuple[Dataset, Store]) -> None:
     assert (largest == 0).any() and largest.max() > 5
 
 
+def annotating(label_values: tuple[int, ...]) -> ForegroundSampler:
+    (case,) = cases_of(["case_0"])
+    return ForegroundSampler(training_cases([replace(case, annotated=label_values)], (4, 4)), 1.0)
+
+
 def test_a_case_that_lacks_labels_is_centred_on_annotated_classes_alone(tmp_path: Path) -> None:
     label = np.zeros((20, 20), np.uint8)
     label[2, 2], label[17, 17] = 1, 2
     dataset = synthetic(Store(tmp_path / "store"), label, tmp_path)
     assert {int(dataset[n]["label"].max()) for n in range(20)} == {1, 2} and "annotated" not in dataset[0]
     dataset.annotated = {"case_0": Annotated((2,), (True, False, True))}
+    dataset.sampler = annotating((2,))
     samples = [dataset[n] for n in range(20)]
     assert {int(sample["label"].max()) for sample in samples} == {2}
     assert samples[0]["annotated"].tolist() == [True, False, True]
     dataset.annotated = {"case_0": Annotated((3,), (True, False, False))}
+    dataset.sampler = annotating((3,))
     assert any(int(dataset[n]["label"].max()) == 0 for n in range(20))  # nothing to be centred on
 
 
@@ -289,10 +301,11 @@ def test_classes_are_drawn_equally_often_before_their_cases(prepared: tuple[Data
     """Class 2 is drawn from one case of five; the others come in their turns for the rest."""
     dataset, store = prepared
     ids = [case.id for case in dataset.cases]
-    more = {"draw_from": [[0, 1, 2, 3, 4], [3]], "weights": [1, 1, 1, 1, 4]}
-    samples = PatchDataset(store, ids, (1, 1, 1), 0, 0.5, **more)  # type: ignore[arg-type]
+    cases = training_cases(cases_of(ids, [1, 1, 1, 1, 4]), (1, 1, 1), class_indices=[[0, 1, 2, 3, 4], [3]])
+    sampler = BalancedPatchSampler(cases, 0.5)
+    samples = patch_dataset(store, ids, (1, 1, 1), sampler=sampler)
     values = [int(samples[n]["label"]) for n in range(600)]
-    drawn = [samples._place_of(n) for n in range(600)]
+    drawn = [sampler.draw(0, n) for n in range(600)]
     assert all(value == wanted for value, (_, wanted) in zip(values, drawn, strict=True) if wanted)
     counts = Counter(wanted for _, wanted in drawn)
     assert 120 < counts[1] < 180 and 120 < counts[2] < 180 and 260 < counts[None] < 340
@@ -304,7 +317,8 @@ def test_classes_are_drawn_equally_often_before_their_cases(prepared: tuple[Data
 def test_a_case_is_drawn_as_often_as_its_weight_says(prepared: tuple[Dataset, Store]) -> None:
     dataset, store = prepared
     ids = [case.id for case in dataset.cases]
-    samples = PatchDataset(store, ids, PATCH, 0, 0.5, weights=[1, 1, 1, 2.5, 4.5])
+    cases = training_cases(cases_of(ids, [1, 1, 1, 2.5, 4.5]), PATCH)
+    samples = patch_dataset(store, ids, PATCH, sampler=ForegroundSampler(cases, 0.5))
     rounds = [Counter(samples.case_of(5 * turn + n) for n in range(5)) for turn in range(200)]
     total = sum(rounds, Counter())
     for case, weight in zip(ids, (1, 1, 1, 2.5, 4.5), strict=True):

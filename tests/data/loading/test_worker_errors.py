@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers import ranks, tiny
+from helpers.loading import data_module
 from helpers.volumes import preprocessing_config
 from helpers.volumes import tiny as tiny_dataset
 from threadpoolctl import threadpool_limits
@@ -64,13 +65,8 @@ class FailingRead(Failing):
 def module(folder: Path, augment: Any, workers: int) -> DataModule:
     dataset = tiny_dataset(folder / "data", 3)
     store = prepare(dataset, preprocessing_config(), folder / "cache", 1)
-    settings: dict[str, Any] = {
-        "seed": 0,
-        "batch_size": 2,
-        "samples_per_epoch": 8,
-        "oversample_foreground": 0.5,
-    }
-    return DataModule(store, dataset.cases, [], (6, 5, 4), augment, num_workers=workers, **settings)
+    settings = {"batch_size": 2, "samples_per_epoch": 8, "num_workers": workers}
+    return data_module(store, dataset.cases, [], (6, 5, 4), augment, **settings)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

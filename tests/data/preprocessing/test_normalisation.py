@@ -13,7 +13,7 @@ from medconv.data.case import Grid
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.nnunet import nnunet
 from medconv.data.preprocessing.fingerprint import check
-from medconv.data.preprocessing.normalisation import normalise, range_error
+from medconv.data.preprocessing.normalisation import normalisation_for, normalise, range_error
 from medconv.data.preprocessing.pipeline import prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess
 from medconv.inference.predictor import Predictor
@@ -204,3 +204,15 @@ def test_a_constant_channel_becomes_one_finite_value(name: str) -> None:
     channel = np.full((4, 5, 6), 7, np.float32)
     found = normalise(channel, name, STATISTICS, np.ones(channel.shape, bool))
     assert np.isfinite(found).all() and found.min() == found.max()
+
+
+def test_the_modality_selects_the_normalisation() -> None:
+    names = normalisation_for(None, ("CT", "ct ", "T1", "MRI", "PET"))
+    assert names == ("ct", "ct", "zscore", "zscore", "zscore")
+    assert normalisation_for(None, ("red", "green", "blue")) == ("dataset",) * 3
+    assert normalisation_for("rescale", ("CT", "T1")) == ("rescale", "rescale")
+    assert normalisation_for(["none", "ct"], ("CT", "T1")) == ("none", "ct")
+    with pytest.raises(
+        ValueError, match=r"data\.normalisation needs one name, or one for each of 2 channels, got \('ct',\)"
+    ):
+        normalisation_for(["ct"], ("CT", "T1"))

@@ -18,7 +18,6 @@ from medconv.data.preprocessing.preprocess import (
     CropInfo,
     PreprocessingConfig,
     content_box,
-    normalisation_for,
     on_content_grid,
     preprocess,
     preprocess_label,
@@ -276,18 +275,6 @@ def test_each_channel_has_its_own_normalisation() -> None:
     array, _ = preprocess(image, Grid.of((2, 2, 2), np.eye(4)), config)
     np.testing.assert_allclose(array[0].ravel(), np.arange(8) / 7, rtol=1e-6)
     np.testing.assert_allclose(array[1].ravel(), [-0.5, 0, 0.5, 1, 1, 1, 1, 1])
-
-
-def test_the_modality_selects_the_normalisation() -> None:
-    names = normalisation_for(None, ("CT", "ct ", "T1", "MRI", "PET"))
-    assert names == ("ct", "ct", "zscore", "zscore", "zscore")
-    assert normalisation_for(None, ("red", "green", "blue")) == ("dataset",) * 3
-    assert normalisation_for("rescale", ("CT", "T1")) == ("rescale", "rescale")
-    assert normalisation_for(["none", "ct"], ("CT", "T1")) == ("none", "ct")
-    with pytest.raises(
-        ValueError, match=r"data\.normalisation needs one name, or one for each of 2 channels, got \('ct',\)"
-    ):
-        normalisation_for(["ct"], ("CT", "T1"))
 
 
 def test_an_unknown_normalisation_or_a_bad_spacing_is_an_error() -> None:

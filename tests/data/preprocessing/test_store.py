@@ -247,6 +247,6 @@ def test_reading_a_damaged_entry_says_what_to_do(tmp_path: Path) -> None:
     truncate(store.folder / "case_0.image.npy")
     with pytest.raises(
         ValueError,
-        match=r"^case case_0: .* cannot be read \(.*\); start again, and what is damaged is prepared",
+        match=r"^case case_0: .* cannot be read \(.*\); run again to rebuild the damaged",
     ):
         store.read("case_0")

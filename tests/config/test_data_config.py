@@ -4,13 +4,13 @@ import pytest
 
 from medconv.config import RunConfig
 from medconv.config.keys import declared_keys
-from medconv.data.preprocessing import preprocess
+from medconv.data.preprocessing import normalisation, preprocess
 
 KEYS = {key.name: key for key in declared_keys(RunConfig)}
 
 
 def test_choices_are_those_that_the_code_knows() -> None:
-    assert KEYS["data.normalisation"].limits.choices == tuple(preprocess.NORMALISATIONS)
+    assert KEYS["data.normalisation"].limits.choices == normalisation.NORMALISATIONS
     assert {*KEYS["data.convention"].limits.choices, None} == set(preprocess.CONVENTIONS)
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -78,9 +79,17 @@ def slice_axis(
 
 def across(fingerprint: Fingerprint, axis: int) -> Fingerprint:
     """The fingerprint of the slices across an axis, to plan a 2D network."""
-    shapes = tuple(row[:axis] + row[axis + 1 :] for row in fingerprint.shapes)
-    spacings = tuple(row[:axis] + row[axis + 1 :] for row in fingerprint.spacings_mm)
-    return replace(fingerprint, spatial_dims=2, shapes=shapes, spacings_mm=spacings)
+
+    def in_plane(rows: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+        return tuple(row[:axis] + row[axis + 1 :] for row in rows)
+
+    return replace(
+        fingerprint,
+        spatial_dims=2,
+        shapes=in_plane(fingerprint.shapes),
+        spacings_mm=in_plane(fingerprint.spacings_mm),
+        thickness_mm=in_plane(fingerprint.thickness_mm),
+    )
 
 
 def median_shape(fingerprint: Fingerprint, spacing: Sequence[float]) -> tuple[int, ...]:

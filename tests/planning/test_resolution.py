@@ -110,3 +110,14 @@ def test_a_grid_that_the_config_sets_is_kept() -> None:
 def test_a_patch_that_the_config_sets_is_kept_and_the_grid_with_it() -> None:
     made = plan(ATRIA, PlanOverrides(patch_size=(64, 48, 32)), LITTLE_TIME)
     assert made.patch_size == (64, 48, 32) and made.spacing_mm == (0.625,) * 3
+
+
+def test_slices_of_volumes_are_bounded_by_what_lies_in_their_plane() -> None:
+    """The structure is thin across the first axis alone, which slices do not see."""
+    volumes = fingerprint([(3, 512, 512)] * 20, [(5.0, 0.5, 0.5)] * 20)
+    volumes = replace(volumes, thickness_mm=((5.0, 5.4, 30.0),))
+    made = plan(volumes, budget=LITTLE_TIME)
+    assert made.slice_axis == 0
+    assert made.spacing_mm[0] == made.spacing_mm[1]
+    assert 0.85 < made.spacing_mm[0] <= 5.4 / ENOUGH_VOXELS
+    assert "thinnest structure keeps 6" in reason(made, "spacing")

@@ -5,23 +5,39 @@ from the schema and the comments of conf/, the commands from their parsers, and 
 import importlib
 import json
 import re
-from dataclasses import MISSING, fields, is_dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from medconv.cli.main import COMMANDS
+from medconv.config.keys import Key, declared_keys
 from medconv.config.schema import RunConfig, conf_dir
+from medconv.config.value_types import enumeration, members
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
-Row = tuple[str, str, str, str]  # key, type, value, meaning
-TYPED = {name: kind for name, kind in get_type_hints(RunConfig).items() if is_dataclass(kind)}
+KEYS = {key.name: key for key in declared_keys(RunConfig)}
 FOLDED = ("derived", "hydra", "defaults")  # of train.yaml: filled in by the run, or Hydra's own
+
+
+class Row(NamedTuple):
+    """One key in a table.
+
+    Args:
+        values: type and range.
+        default: of the option, as YAML.
+        text: what the key is for.
+    """
+
+    key: str
+    values: str
+    default: str
+    text: str
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -71,52 +87,57 @@ def cli_page() -> str:
 
 
 def config_page() -> str:
-    main = conf_dir() / "train.yaml"
+    main_rows = []
+    for row in rows(conf_dir() / "train.yaml"):
+        if row.key.partition(".")[0] not in FOLDED:
+            main_rows.append(row._replace(text=KEYS[row.key].text) if row.key in KEYS else row)
     parts = [
         "# Config keys\n\nSet a key by `KEY=VALUE` on the command line, choose an option by "
         "`GROUP=OPTION`. Keys of Lightning's `Trainer` that are not listed work under `trainer`, too. "
         "`medconv train --cfg job` prints the values of a command.\n",
         "## Main keys\n",
-        *table([row for row in rows(main) if row[0].partition(".")[0] not in FOLDED]),
+        *table(main_rows),
     ]
     for group in sorted(path for path in conf_dir().iterdir() if path.is_dir() and path.name != "hydra"):
         parts.append(f"## {group.name}\n")
-        if group.name in TYPED:
-            parts += typed_group(group)
+        parts += table(typed_group(group))
         for option in sorted(group.glob("*.yaml")):
             if option.stem != "base":
                 parts += [f"### {group.name}={option.stem}\n", opening(option), *table(rows(option))]
     return "\n".join(parts)
 
 
-def typed_group(group: Path) -> list[str]:
-    """Every key of a group that the schema knows, with the first comment that any of its options has."""
-    said: dict[str, tuple[str, str]] = {}
+def typed_group(group: Path) -> list[Row]:
+    """Every declared key of a group; defaults that the schema leaves to the options come from their files."""
+    from_options: dict[str, str] = {}
     for file in sorted(group.glob("*.yaml"), key=lambda path: path.stem != "base"):
-        for key, _, value, comment in rows(file):
-            if key not in said or (comment and not said[key][1]):
-                said[key] = (value, comment)
-    found = []
-    for key, kind, default, _ in schema_rows(TYPED[group.name]):
-        name = f"{group.name}.{key}"
-        value, comment = said.get(name, (default, ""))
-        found.append((name, kind, default or value, comment))
-    return table(found)
+        for row in rows(file):
+            from_options.setdefault(row.key, row.default)
+    table_rows = []
+    for name, key in KEYS.items():
+        if name.startswith(f"{group.name}."):
+            default = flow(yaml.safe_dump(key.default)) if key.has_default() else from_options.get(name, "")
+            table_rows.append(Row(name, values_of(key), default, key.text))
+    return table_rows
 
 
-def schema_rows(kind: Any) -> list[Row]:
-    hints = get_type_hints(kind)
-    return [(one.name, shown(hints[one.name]), default_of(one), "") for one in fields(kind)]
+def values_of(key: Key) -> str:
+    """Type and range of a key, such as `int or null, at least 1`."""
+    if key.limits.choices:
+        return key.expected()
+    kind = enumeration([type_name(member) for member in members(key.kind)])
+    bounds = key.expected().removeprefix("numbers, ")
+    return f"{kind}, {bounds}" if bounds else kind
 
 
-def default_of(one: Any) -> str:
-    value = one.default_factory() if one.default_factory is not MISSING else one.default
-    return "" if value is MISSING or value == "???" else flow(yaml.safe_dump(value))
-
-
-def shown(kind: Any) -> str:
-    text = kind.__name__ if isinstance(kind, type) and not getattr(kind, "__args__", None) else str(kind)
-    return text.replace("typing.", "").replace(" | None", " or null").replace("Any", "any")
+def type_name(kind: Any) -> str:
+    if kind is NoneType:
+        return "null"
+    if get_origin(kind) is Literal:
+        return enumeration(get_args(kind))
+    is_simple = isinstance(kind, type) and not get_args(kind)
+    name = kind.__name__ if is_simple else str(kind)
+    return name.replace("typing.", "").replace("Any", "any")
 
 
 def flow(text: str) -> str:
@@ -125,17 +146,11 @@ def flow(text: str) -> str:
     return dumped.removesuffix("...\n").strip()
 
 
-def types() -> dict[str, str]:
-    known = {name: shown(kind) for name, kind in get_type_hints(RunConfig).items()}
-    for group, kind in TYPED.items():
-        known |= {f"{group}.{key}": text for key, text, *_ in schema_rows(kind)}
-    return known
-
-
 def rows(file: Path) -> list[Row]:
-    """Key, type, value and comment of each leaf of a YAML file."""
+    """A row for each leaf of a YAML file, with the comment of the file where it has one."""
     source = file.read_text()
-    lines, known, found = source.splitlines(), types(), []
+    lines = source.splitlines()
+    leaves: list[Row] = []
 
     def walk(node: yaml.Node, prefix: str) -> None:
         for key, value in node.value:
@@ -144,13 +159,17 @@ def rows(file: Path) -> list[Row]:
                 walk(value, f"{name}.")
             elif key.value not in ("defaults", "_partial_"):
                 plain = value.value if isinstance(value, yaml.ScalarNode) else flow(yaml.serialize(value))
-                found.append((name, known.get(name, ""), plain, comment_of(lines, key, value)))
+                comment = comment_of(lines, key, value)
+                declared = KEYS.get(name)
+                values = values_of(declared) if declared else ""
+                text = comment or (declared.text if declared else "")
+                leaves.append(Row(name, values, plain, text))
 
     root = yaml.compose(source)
     if isinstance(root, yaml.MappingNode):
         of_group = file.parent != conf_dir() and "# @package" not in source
         walk(root, f"{file.parent.name}." if of_group else "")
-    return found
+    return leaves
 
 
 def comment_of(lines: list[str], key: yaml.Node, value: yaml.Node) -> str:
@@ -172,9 +191,11 @@ def opening(file: Path) -> str:
     return " ".join(line.lstrip("# ") for line in comment if "@package" not in line) + "\n"
 
 
-def table(found: list[Row]) -> list[str]:
-    if not found:
+def table(table_rows: list[Row]) -> list[str]:
+    if not table_rows:
         return []
-    head = ["| key | type | value | meaning |", "|---|---|---|---|"]
-    cells = [[f"`{key}`", kind, f"`{value}`", text] for key, kind, value, text in found]
-    return [*head, *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells), ""]
+    lines = ["| key | type and range | value | meaning |", "|---|---|---|---|"]
+    for row in table_rows:
+        cells = [f"`{row.key}`", row.values, f"`{row.default}`", row.text]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return [*lines, ""]

@@ -31,8 +31,8 @@ def text_of(page: Path) -> str:
     [
         "run.resume str auto auto resumes a stopped run",  # main config, a comment behind
         "run.checkpoint_interval str 00:00:10:00 DD:HH:MM:SS between",  # a comment above
-        "data.batch_size int or null null per device; null plans it",  # of the schema
-        "perf.timeout_seconds float 1800.0 how long to wait",  # default and comment in different files
+        "data.batch_size int or null, at least 1 null per device; null plans it",  # of the schema
+        "perf.timeout_seconds float, more than 0 and finite 1800.0 how long to wait",  # a range
         "conv.bank jet jet, laplacian, lines, gabor",  # of an option
     ],
 )

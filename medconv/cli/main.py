@@ -20,6 +20,7 @@ COMMANDS = {
     "export": "write a network as ONNX, TorchScript or MONAI bundle",
     "find-postprocessing": "choose post-processing steps by cross-validation",
     "import-nnunet": "make run folders of a trained nnU-Net v2 model",
+    "schema": "print the config's JSON schema, for editors",
 }
 # The work of the commands without overrides; imported when it begins, since it loads torch.
 _WORK = {

@@ -15,7 +15,7 @@ def main(arguments: Sequence[str]) -> int:
     flags = compose.hydra_flags(hydra_arguments, "medconv preprocess")
     if compose.only_shows(flags):
         start_logging()
-        compose.run_with_config(lambda *_: None, hydra_arguments)
+        compose.show(flags, hydra_arguments)
         return DONE
     # Imported here, since it loads torch, which takes seconds.
     from medconv.training.preprocess import run_command

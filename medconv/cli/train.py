@@ -1,6 +1,5 @@
 """`medconv train`, `python train.py`: compose a config by Hydra and train; `-m` starts a sweep."""
 
-import argparse
 from collections.abc import Sequence
 
 from medconv.cli import overrides
@@ -8,8 +7,6 @@ from medconv.config import compose
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
 
-# Ways to write `--cfg job --resolve`.
-_RESOLVED_CONFIG_FLAGS = ("--cfg", "-c", "job", "--resolve", "--cfg=job", "-cjob")
 _HELP = """\
 example:
   medconv train data=msd data.root=/data/Task04_Hippocampus
@@ -36,12 +33,9 @@ def main(arguments: Sequence[str]) -> int:
     if flags.help:
         print(help_text())
         return DONE
-    if _asks_for_resolved_config(flags):
-        _print_resolved_config(arguments)
-        return DONE
     if compose.only_shows(flags):
         start_logging()
-        compose.run_with_config(lambda *_: None, arguments)
+        compose.show(flags, arguments)
         return DONE
     # Imported here, since it loads torch, which takes seconds.
     from medconv.sweeps.launch import run_command
@@ -52,17 +46,3 @@ def main(arguments: Sequence[str]) -> int:
 def help_text() -> str:
     """What `medconv train --help` prints; Hydra parses the arguments, so there is no parser to ask."""
     return _HELP.format(overrides=overrides.listing())
-
-
-def _asks_for_resolved_config(flags: argparse.Namespace) -> bool:
-    return flags.cfg == "job" and flags.resolve and not flags.package
-
-
-def _print_resolved_config(arguments: Sequence[str]) -> None:
-    """Values that only the data gives are named so; Hydra would fail to resolve them."""
-    start_logging()
-    config_arguments = [argument for argument in arguments if argument not in _RESOLVED_CONFIG_FLAGS]
-    compose.run_with_config(
-        lambda composed, _: print(compose.resolved(composed), end=""),
-        config_arguments,
-    )

@@ -1,19 +1,19 @@
 """The config schema, Hydra composition, instantiation, and which classes a checkpoint may name."""
 
+from medconv.config.data_config import DataConfig
 from medconv.config.instantiate import build, errors_with_key, iter_targets
+from medconv.config.keys import Node
 from medconv.config.run_config import data_of, from_plain, resolve, validate
 from medconv.config.schema import (
-    DataConfig,
     Derived,
     InitConfig,
-    Node,
     PerfConfig,
     PlanConfig,
     RunConfig,
     TaskConfig,
-    TrainerConfig,
     conf_dir,
 )
+from medconv.config.trainer_config import TrainerConfig
 from medconv.config.values import (
     ConfigError,
     dotted_keys,

@@ -1,46 +1,43 @@
 """Objects from config nodes with a `_target_`; errors name the key."""
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
+from medconv.config.value_types import as_text, fits, in_words, is_plain
 from medconv.config.values import ConfigError
 from medconv.utils.errors import first_line
-
-# Types that are checked before anything is prepared; classes check others, such as sequences, themselves.
-_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a word",
-    type(None): "null",
-}
 
 
 def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
     """The object that a node's `_target_` and arguments describe.
 
-    Args: kwargs: passed to the class unchanged; Hydra does not search them for nodes.
+    Args:
+        key: of the node, for messages.
+        kwargs: passed to the class unchanged; Hydra does not search them for nodes.
     Raises: ConfigError: names the key, the class and its error.
     """
     target = node.get("_target_")
     try:
         make = instantiate({**node, "_partial_": True}, _convert_="all")
-        return make if node.get("_partial_") and not kwargs else make(**kwargs)
+        if node.get("_partial_") and not kwargs:
+            return make
+        return make(**kwargs)
     except InstantiationException as error:
         raise ConfigError(
             f"{key}: {target} cannot be built: {first_line(error.__cause__ or error)}"
         ) from error
+    except ConfigError:  # names a key itself
+        raise
     except ValueError as error:
-        has_key = str(error).startswith(key.split(".")[0])  # our own messages begin with the key
-        raise ConfigError(str(error) if has_key else f"{key}: {error}") from error
+        raise ConfigError(f"{key}: {error}") from error
     except TypeError as error:
         raise ConfigError(f"{key}: {target} cannot be built: {first_line(error)}") from error
 
@@ -72,9 +69,10 @@ def iter_nodes(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def iter_targets(node: Any, key: str) -> Iterator[tuple[str, str]]:
     """Every `_target_` in a nested node, with its full key."""
-    for where, found in iter_nodes(node, key):
-        if found["_target_"] is not None:
-            yield f"{where}._target_", str(found["_target_"])
+    for node_key, described in iter_nodes(node, key):
+        target = described["_target_"]
+        if target is not None:
+            yield f"{node_key}._target_", str(target)
 
 
 def check_importable(key: str, target: str) -> None:
@@ -86,55 +84,79 @@ def check_importable(key: str, target: str) -> None:
 
 
 def search_current_folder(target: str) -> None:
-    """Let a class or package that the user named on the command line be found in the current folder.
+    """Let a class or package that the user named be found in the current folder.
 
-    Never called for names from a checkpoint. Installed packages come first.
+    The user names it on the command line or in a YAML file; never called for names from a checkpoint.
+    Installed packages come first.
     """
-    package, here = target.partition(".")[0], Path.cwd()
-    is_here = (here / f"{package}.py").is_file() or (here / package).is_dir()
+    package = target.partition(".")[0]
+    folder = Path.cwd()
+    is_here = (folder / f"{package}.py").is_file() or (folder / package).is_dir()
     if is_here and package.isidentifier() and find_spec(package) is None:
-        sys.path.append(str(here))
+        sys.path.append(str(folder))
 
 
 def check_types(node: Any, key: str) -> None:
-    """Raises: ConfigError: a class of medconv takes another type for a key, which the message names."""
-    for where, found in iter_nodes(node, key):
-        if str(found["_target_"]).startswith("medconv."):
-            arguments = signature(get_object(found["_target_"])).parameters
-            for name, value in found.items():
-                if name in arguments:
-                    _check_type(value, arguments[name].annotation, f"{where}.{name}")
+    """Check the arguments of every class in a node against its annotations.
+
+    Only true or false, numbers, words and null are checked; classes check others, such as sequences,
+    themselves.
+    Raises: ConfigError: a class takes another type for a key, which the message names.
+    """
+    for node_key, described in iter_nodes(node, key):
+        target = described["_target_"]
+        arguments = None if target is None else _arguments(str(target))
+        for name, value in described.items():
+            if arguments is not None and name in arguments:
+                _check_type(value, arguments[name], f"{node_key}.{name}")
 
 
-def _check_type(value: Any, annotation: Any, key: str) -> None:
-    union = get_origin(annotation) in (Union, UnionType)
-    allowed = set(get_args(annotation) if union else (annotation,))
-    later = isinstance(value, str) and (value == "???" or "${" in value)
-    if later or not allowed <= _WORDS.keys():
+def class_of(target: str) -> Any:
+    """The class or function that a `_target_` names; None if it cannot be imported."""
+    hydra_log = logging.getLogger("hydra.utils")  # logs an error of its own
+    was_disabled = hydra_log.disabled
+    hydra_log.disabled = True
+    try:
+        return get_object(target)
+    except Exception:  # importing a user's module may raise anything; `check_importable` reports it
+        return None
+    finally:
+        hydra_log.disabled = was_disabled
+
+
+def _arguments(target: str) -> Mapping[str, Parameter] | None:
+    """The arguments of a class or function by name; None if it cannot be imported or does not tell them."""
+    named_object = class_of(target)
+    for evaluate in (True, False):  # annotations may need names that only a type checker imports
+        try:
+            return signature(named_object, eval_str=evaluate).parameters
+        except Exception:  # of a class in C, or of the annotations of a user's module
+            continue
+    return None
+
+
+def _check_type(value: Any, argument: Parameter, key: str) -> None:
+    is_filled_in_later = isinstance(value, str) and (value == "???" or "${" in value)
+    if is_filled_in_later or not is_plain(argument.annotation):
         return
-    accepted = allowed | {int} if float in allowed else allowed
-    if type(value) not in accepted:
-        words = " or ".join(word for kind, word in _WORDS.items() if kind in allowed)
-        raise ConfigError(f"{key} must be {words}, got {'null' if value is None else value}")
+    if not fits(value, argument.annotation) and type(value) is not type(argument.default):
+        raise ConfigError(f"{key} must be {in_words(argument.annotation)}, got {as_text(value)}")
 
 
 def keys_not_taken(node: Mapping[str, Any]) -> list[str]:
     """Keys of a node that its class has no argument for; none if it cannot be imported, or takes any."""
-    try:
-        arguments = signature(get_object(str(node["_target_"]))).parameters
-    except Exception:  # importing a user's module may raise anything; `check_importable` reports it
-        return []
-    if any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values()):
+    arguments = _arguments(str(node.get("_target_")))
+    if arguments is None or any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values()):
         return []
     return [key for key in node if not key.startswith("_") and key not in arguments]
 
 
 def check_no_interpolation(node: Any, key: str) -> None:
     """Raises: ConfigError: a string of a node from a file is an interpolation, which may compute anything."""
-    for where, text in _texts(node, key):
+    for text_key, text in _texts(node, key):
         if "${" in text:
             raise ConfigError(
-                f"{where} is refused: a checkpoint's config holds values, and this is an interpolation, "
+                f"{text_key} is refused: a checkpoint's config holds values, and this is an interpolation, "
                 f"{text!r}"
             )
 

@@ -1,5 +1,8 @@
 """The typed config of a run: frozen dataclasses, one for each group, which also are OmegaConf's schema.
 
+Each key is declared once, with its type, the values that it takes and one line of text (`keys.key`): here,
+in `data_config.py` or in `trainer_config.py`.
+
 The keys of `model`, `conv`, `loss`, `optimizer`, `scheduler`, `weight_averaging`, `early_stopping`,
 `augmentation`, `logger` and `callbacks` depend on the chosen class and are not typed here. Every
 other key is, so that a typo or a wrong type fails before any work. Those of `trainer` are the arguments of
@@ -7,163 +10,168 @@ Lightning's `Trainer`, whatever its version.
 """
 
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from medconv.config.values import duration_seconds
+from medconv.config.data_config import DataConfig
+from medconv.config.keys import Node, key
+from medconv.config.trainer_config import TrainerConfig
 
 PACKAGE = Path(__file__).parents[1]
-Node = dict[str, Any]  # a `_target_` and its arguments, or several by name; for `build` alone
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    layout: Node = MISSING
-    root: str | None = None
-    images: Any = None
-    labels: str | None = None
-    class_names: list[str] | None = None
-    modality: str = "MRI"
-    fold: Any = 0
-    num_folds: int = 5
-    group_pattern: str | None = None
-    splits_file: str | None = None
-    cache_dir: str = MISSING
-    spacing_mm: list[float] | None = None
-    source_spacing_mm: Any = None
-    patch_size: list[int] | None = None
-    normalisation: Any = None
-    intensities: Any = None
-    convention: str | None = None
-    spatial_dims: int | None = None
-    slice_axis: int | None = None
-    flip_label_pairs: Any = None
-    regions: Node | None = None
-    regions_order: list[int] | None = None
-    ignore_label: Any = None
-    annotated: Any = None
-    case_weights: Any = None
-    entries: Any = None
-    path_column: str = "path"
-    label_columns: Any = None
-    split_column: str | None = None
-    group_column: str | None = None
-    target_type: str | None = None
-    resize: list[int] | None = None
-    balanced_sampling: bool = False
-    batch_size: int | None = None
-    samples_per_epoch: int = MISSING
-    oversample_foreground: float = MISSING
-    num_workers: int | None = None
-    prefetch_factor: int = 2
-    persistent_workers: bool | None = None
-    prepare_workers: int | None = None
-    on_invalid_case: str = "raise"
 
 
 @dataclass(frozen=True)
 class TaskConfig:
-    deep_supervision: bool = False
-    overlap: float = 0.5
-    sw_batch_size: int = 4
-    mirror_axes: Any = field(default_factory=list)
-    mixup: float = 0.0
+    deep_supervision: bool = key(False, "also train heads on the coarser stages of our U-Net")
+    overlap: float = key(
+        0.5,
+        "of neighbouring windows over a volume, as a share of the window",
+        ge=0,
+        lt=1,
+    )
+    sw_batch_size: int = key(4, "windows in one forward pass", ge=1)
+    mirror_axes: Any = key(
+        [],
+        "spatial axes of mirror test-time augmentation, or `all`",
+        accepts=list[int] | Literal["all"],
+        ge=0,
+    )
+    mixup: float = key(
+        0.0,
+        "for image-level targets: alpha of Beta(alpha, alpha), the weights of two mixed samples",
+        ge=0,
+        lt=inf,
+    )
 
 
 @dataclass(frozen=True)
 class PlanConfig:
     """Limits of the plan, and the parts of it that the user sets; null is planned."""
 
-    size: str | None = None
-    memory_gb: float | None = None
-    max_batch_size: int | None = None
-    max_stages: int | None = None
-    strides: Any = None
-    kernel_sizes: Any = None
-    channels: list[int] | None = None
+    size: str | None = key(
+        None,
+        "of network, patch and batch; null: large, or what fits into trainer.max_time",
+        choices=("large", "medium", "small", "tiny"),
+    )
+    memory_gb: float | None = key(
+        None,
+        "device memory for a training step, in GB; null: measured",
+        gt=0,
+        lt=inf,
+    )
+    max_batch_size: int | None = key(None, "null: 4, in 2D 12, since short runs need many steps", ge=1)
+    max_stages: int | None = key(None, "null: as many as the patch can be halved for", ge=1)
+    strides: Any = key(
+        None,
+        "between stages, per axis; null plans them",
+        accepts=list[int | list[int]] | None,
+        ge=1,
+    )
+    kernel_sizes: Any = key(
+        None,
+        "per stage, per axis; null plans them",
+        accepts=list[int | list[int]] | None,
+        ge=1,
+    )
+    channels: list[int] | None = key(None, "per stage, finest first; null plans them", ge=1)
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
     """What changes with the progress of a run, beside the learning rate."""
 
-    patch: str | None = None
-
-
-@dataclass(frozen=True)
-class TrainerConfig:
-    """The keys of Lightning's Trainer that medconv reads itself; `run_config.trainer_schema` adds the others.
-
-    `max_time` also bounds validation and fits the schedule.
-    """
-
-    accelerator: str = "auto"
-    devices: Any = None
-    num_nodes: int | None = None
-    strategy: Any = "auto"
-    precision: Any = "auto"
-    max_time: str | None = None
-    max_epochs: int | None = None
-    max_steps: int = -1
-    accumulate_grad_batches: int = 1
-    gradient_clip_val: float | None = None
-    benchmark: bool | None = None
-    deterministic: Any = None
-    sync_batchnorm: bool = False
-    limit_train_batches: Any = None
-    limit_val_batches: Any = None
-    limit_test_batches: Any = None
-    limit_predict_batches: Any = None
-    enable_progress_bar: bool = True
-    model_registry: str | None = None
-    plugins: Any = None
-
-    @property
-    def max_seconds(self) -> float | None:
-        """`max_time` in seconds. Raises: ConfigError: as `duration_seconds`."""
-        if self.max_time is None:
-            return None
-        return duration_seconds(self.max_time, "trainer.max_time")
+    patch: str | None = key(
+        None,
+        "progressive: the patch grows during the run; null: progressive where that is possible",
+        choices=("progressive", "whole"),
+    )
 
 
 @dataclass(frozen=True)
 class PerfConfig:
     """`perf=autotune` measures the values that are null."""
 
-    channels_last: bool | None = True
-    fast_norm: bool | None = True
-    fast_depthwise: bool = True
-    activation_checkpointing: str | None = "none"
-    compile: bool | None = False
-    cuda_graphs: bool = False
-    fused_optimizer: bool = True
-    matmul_precision: str = "high"
-    stop_sync_interval: int = 20
-    timeout_seconds: float = 1800.0
-    profile: bool = False
-    auto_seconds: float = 30.0
-    auto_batch_size: bool = False
+    # memory format and kernels
+    channels_last: bool | None = key(True, "channels-last memory format; null: perf=autotune measures it")
+    fast_norm: bool | None = key(
+        True,
+        "instance norms in channels-last, fused with the activation that follows",
+    )
+    fast_depthwise: bool = key(
+        True,
+        "depthwise 3D convolutions in bf16 on a CPU, in blocks of 16 channels",
+    )
+    activation_checkpointing: str | None = key(
+        "none",
+        "recompute in the backward pass: norms and activations (pointwise), or whole blocks",
+        choices=("none", "blocks", "pointwise"),
+    )
+    compile: bool | None = key(False, "torch.compile; pays off in runs of half an hour and more")
+    cuda_graphs: bool = key(False, "with compile, on a GPU: launch all kernels of a step at once")
+    fused_optimizer: bool = key(True, "one kernel for all parameters, if the optimizer has one")
+    matmul_precision: str = key(
+        "high",
+        "of fp32 on GPUs; high is TF32",
+        choices=("highest", "high", "medium"),
+    )
+    # several processes
+    stop_sync_interval: int = key(
+        20,
+        "batches between which the processes of a run share stop signals",
+        ge=1,
+    )
+    timeout_seconds: float = key(
+        1800.0,
+        "how long to wait for another process of the run before it counts as lost",
+        gt=0,
+        lt=inf,
+    )
+    # measurements
+    profile: bool = key(False, "true writes a torch.profiler trace of a few steps")
+    auto_seconds: float = key(30.0, "how long perf=autotune measures", gt=0)
+    auto_batch_size: bool = key(False, "perf=autotune: may also double data.batch_size repeatedly")
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    name: str | None = None
-    dir: str | None = None
-    resume: str = "auto"
-    dry_run: bool = False
-    checkpoint_interval: str = "00:00:10:00"
-    nan_policy: str = "stop"
-    max_skipped_steps: int = 10
+    name: str | None = key(
+        None,
+        "the run's folder is runs/NAME; null: from the main choices and a hash of the config",
+    )
+    dir: str | None = key(None, "another folder instead")
+    resume: str = key("auto", "auto resumes a stopped run; never starts a new one; or a checkpoint")
+    dry_run: bool = key(False, "true: print what would be run, without running it")
+    checkpoint_interval: str = key("00:00:10:00", "DD:HH:MM:SS between checkpoints", duration=True)
+    nan_policy: str = key(
+        "stop",
+        "if a loss or gradient is not finite: stop the run, or skip the step",
+        choices=("stop", "skip"),
+    )
+    max_skipped_steps: int = key(10, "with nan_policy=skip; one more stops the run", ge=1)
 
 
 @dataclass(frozen=True)
 class InitConfig:
-    pretrained: str | None = None
-    inflate_2d: str | None = None
-    freeze: Any = None
-    lr_multipliers: dict[str, float] | None = None
+    pretrained: str | None = key(None, "a checkpoint or state dict; tensors that fit are loaded")
+    inflate_2d: str | None = key(
+        None,
+        "2D weights in a 3D network: repeated along the new axis, or distributed over planes (acs)",
+        choices=("inflate", "acs"),
+    )
+    freeze: Any = key(
+        None,
+        "regular expressions on the names of parameters that are not trained",
+        accepts=list[str] | None,
+    )
+    lr_multipliers: dict[str, float] | None = key(
+        None,
+        "learning rate factors by regular expression",
+        gt=0,
+        lt=inf,
+    )
 
 
 @dataclass(frozen=True)
@@ -215,26 +223,26 @@ class Derived:
 class RunConfig:
     """The whole config of a run."""
 
-    seed: int = 0
-    tags: list[str] = field(default_factory=list)
-    test: bool = False
+    seed: int = key(0, "of initial weights, patches and augmentation", ge=0)
+    tags: list[str] = key([], "words that find a run again, in config.yaml, wandb and mlflow")
+    test: bool = key(False, "true: score the test cases with the best checkpoint after training")
     task: TaskConfig = field(default_factory=TaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
-    augmentation: Node = MISSING
-    model: Node = MISSING
-    conv: Node = MISSING
+    augmentation: Node = key(MISSING, "the transforms of training samples")
+    model: Node = key(MISSING, "the network")
+    conv: Node = key(MISSING, "the convolution of the network's layers")
     init: InitConfig = field(default_factory=InitConfig)
-    loss: Node = MISSING
-    optimizer: Node = MISSING
-    scheduler: Node = MISSING
+    loss: Node = key(MISSING, "the loss")
+    optimizer: Node = key(MISSING, "the optimizer")
+    scheduler: Node = key(MISSING, "the learning rate schedule")
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    weight_averaging: Node = field(default_factory=dict)
-    early_stopping: Node = field(default_factory=dict)
+    weight_averaging: Node = key({}, "the average of weights that is validated and kept")
+    early_stopping: Node = key({}, "when to stop before the end")
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     perf: PerfConfig = field(default_factory=PerfConfig)
-    logger: Node = field(default_factory=dict)
-    callbacks: Node = field(default_factory=dict)
+    logger: Node = key({}, "loggers of Lightning, by name")
+    callbacks: Node = key({}, "further callbacks of Lightning, by name")
     run: RunSettings = field(default_factory=RunSettings)
     derived: Derived = field(default_factory=Derived)
 

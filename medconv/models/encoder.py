@@ -22,6 +22,8 @@ class Stages(nn.Module):
         ValueError: lists that do not fit together; of `features`, a size that `divisor` does not divide.
     """
 
+    default_conv = "smooth"  # the option of `conv` that these networks and subclasses are trained with
+
     def __init__(
         self,
         spatial_dims: int,

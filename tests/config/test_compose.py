@@ -1,6 +1,7 @@
-"""medconv/config/compose.py: a key or an option that does not exist is named before any work."""
+"""medconv/config/compose.py: what a command line, experiments and own classes make of the config."""
 
 import argparse
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -8,72 +9,15 @@ from typing import Any
 
 import pytest
 import yaml
+from helpers.configs import composed as config_of
 from omegaconf import OmegaConf
 
-from medconv.config import ConfigError, compose, validate
+from medconv.config import ConfigError, compose
 from medconv.config.trusted import build_trusted
-from medconv.utils.logging import message
-
-
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("data.bach_size=2", "there is no key data.bach_size; did you mean data.batch_size"),
-        ("trainer.max_step=3", "did you mean trainer.max_steps"),
-        ("trainer.callbacks=[]", "trainer.callbacks cannot be set: add callbacks by +callbacks.NAME"),
-        (
-            "model=resnext",
-            "customconv densenet dynunet efficientnet encoder flexibleunet mednext monai_unet resenc resnet segresnet",
-        ),
-        ("loss.class_weights=balanced", "class_weights is a key of loss=bce, cross_entropy"),
-        ("perf=turbo", "turbo"),
-        ("conv=magic", "magic"),
-        ("plan.memory=8", "there is no key plan.memory; did you mean plan.memory_gb"),
-        ("scheduler=cosin", "constant cosine exponential multi_step one_cycle plateau poly step"),
-        ("optimizer.momentum=0.9", "momentum"),
-        (
-            "experiment=hipocampus",
-            "there is no experiment=hipocampus; did you mean hippocampus? Options: hippo",
-        ),
-        ("hparams_search=typo", "there is no hparams_search=typo; Options: recipe"),
-        (
-            "logger=aim",
-            "there is no logger=aim; It needs pkg_resources, which setuptools has no more. Options",
-        ),
-        ("trainer=dpp", "did you mean ddp"),
-        (
-            "hydra/launcher=joblib",
-            "medconv starts the jobs of a sweep itself; expected hydra/launcher=basic or",
-        ),
-        ("hydra/sweeper=ax", "expected hydra/sweeper=basic or optuna"),
-        (
-            "hydra.run.dir=x",
-            "hydra.run.dir=x: Hydra's folders are not used; run.dir=FOLDER is a run's folder",
-        ),
-        ("hydra.sweep.subdir=x", "Hydra's folders are not used"),
-        ("scheduler.power=2", "power"),
-    ],
-)
-def test_unknown_keys_and_options_are_refused_with_the_nearest_ones(override: str, expected: str) -> None:
-    def job(config: Any, settings: Any) -> None:
-        raise AssertionError("no job may start")
-
-    with pytest.raises(Exception) as error:
-        compose.run_with_config(job, [override])
-    assert expected in message(error.value)
-
-
-def test_a_new_key_needs_a_plus() -> None:
-    with pytest.raises(
-        compose.config.ConfigError, match=r"there is no key data\.zzz; \+data\.zzz=\.\.\. adds a key"
-    ):
-        compose.run_with_config(lambda *_: None, ["data.zzz=1"])
 
 
 def composed(folder: Path, *arguments: str) -> Any:
-    seen: list[Any] = []
-    compose.run_with_config(lambda config, _: seen.append(config), [*arguments, f"--config-dir={folder}"])
-    return seen[0]
+    return config_of(*arguments, f"--config-dir={folder}")
 
 
 def test_an_experiment_may_set_any_key(tmp_path: Path) -> None:
@@ -116,12 +60,6 @@ def test_a_resolved_config_says_what_only_the_data_tells(tmp_path: Path) -> None
     assert values["model"]["channels"] == "(from the data: channels)"
 
 
-def config_of(*arguments: str) -> Any:
-    found: list[Any] = []
-    compose.run_with_config(lambda config, _: found.append(config), arguments)
-    return found[0]
-
-
 def test_an_override_may_be_an_interpolation() -> None:
     """Of values of the config, and of those that only the data tells."""
     composed_config = config_of("run.name=fold${data.fold}", "model.strides=${derived.strides}")
@@ -129,46 +67,10 @@ def test_an_override_may_be_an_interpolation() -> None:
     assert OmegaConf.is_interpolation(composed_config.model, "strides")
 
 
-@pytest.mark.parametrize("images", ["a/{id}_training.tif", r"a/\{id\}_training.tif", "'a/{id}_training.tif'"])
-def test_patterns_stand_on_the_command_line_as_they_are(images: str) -> None:
-    arguments = ["data=folder", f"data.images={images}", "data.labels=*/{id}-T1-*"]
-    data = validate(config_of(*arguments, r"data.group_pattern=(patient\d+)_")).data
-    assert data.layout["images"] == data.images == "a/{id}_training.tif"
-    assert (data.labels, data.group_pattern) == ("*/{id}-T1-*", r"(patient\d+)_")
-    assert validate(config_of("data=folder", "data.group_pattern=null")).data.group_pattern is None
-
-
-def test_a_volume_of_a_series_needs_no_quotes() -> None:
-    """Hydra takes no # outside of quotes."""
-    assert validate(config_of("data=folder", "data.images=a/{id}/dwi#b=50")).data.images == "a/{id}/dwi#b=50"
-    structures = "data.labels=a/{id}/rs.dcm#roi=Heart|Herz;lung L"
-    assert validate(config_of("data=folder", structures)).data.labels == structures.partition("=")[2]
-    channels = "data.images={b0:a/{id}/dwi#1,t2:a/{id}/t2,b50:b/*/{id}/d#b=50.5}"
-    expected = {"b0": "a/{id}/dwi#1", "t2": "a/{id}/t2", "b50": "b/*/{id}/d#b=50.5"}
-    assert validate(config_of("data=folder", channels)).data.images == expected
-
-
-@pytest.mark.parametrize("root", ["a/jürgen/日本", "scans (2)/x=1", "a;b&c/d[1]"])
-def test_a_path_of_any_characters_needs_no_quotes(root: str) -> None:
-    """Hydra reads ASCII letters alone, and gives brackets a meaning."""
-    data = validate(config_of("data=folder", f"data.images={root}/{{id}}.nii", f"data.root={root}")).data
-    assert (data.images, data.root) == (f"{root}/{{id}}.nii", root)
-
-
-def test_a_shell_leaves_the_home_folder_in_a_value() -> None:
-    assert config_of("data.root=~/scans").data.root == str(Path.home() / "scans")
-
-
 @pytest.mark.parametrize("override", ["data.root", "data.root=ü,b", "data.patch_size=[1,2", "loss=a(b"])
 def test_what_cannot_be_read_is_named_with_the_way_to_write_it(override: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"cannot read {override}: write KEY=VALUE, and")):
         config_of(override)
-
-
-def test_a_pattern_for_each_channel() -> None:
-    channels = "data.images={t1:a/{id}_t1.nii.gz,flair:a/{id}_f*.nii.gz}"
-    data = validate(config_of("data=folder", channels)).data
-    assert data.images == {"t1": "a/{id}_t1.nii.gz", "flair": "a/{id}_f*.nii.gz"}
 
 
 NETWORK = """
@@ -188,6 +90,26 @@ def test_a_class_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert sorted(model) == ["_target_", "convs_per_stage", "in_channels", "norm", "out_channels", "width"]
     assert sys.path[-1] == str(tmp_path) and sys.path[0] != str(tmp_path)
     assert "strides" in config_of("model._target_=medconv.models.Encoder").model
+
+
+def test_a_class_in_the_current_folder_that_a_yaml_file_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an option of the user's own, and nested in one."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    (home / "yaml_own_net.py").write_text(NETWORK)
+    (home / "yaml_own_part.py").write_text(NETWORK)
+    (tmp_path / "mine/model").mkdir(parents=True)
+    (tmp_path / "mine/model/own.yaml").write_text(
+        "_target_: yaml_own_net.Net\nin_channels: 1\nout_channels: 1\nnorm: {_target_: yaml_own_part.Net}\n"
+    )
+    composed(tmp_path / "mine", "model=own")
+    assert sys.path[-1] == str(home)
+    importlib.import_module("yaml_own_net")
+    importlib.import_module("yaml_own_part")
 
 
 def test_other_classes_get_no_keys_of_the_options_they_replace(
@@ -231,6 +153,33 @@ def test_other_classes_get_no_keys_of_the_options_they_replace(
 def test_which_convolution_is_the_default(arguments: list[str], expected: str) -> None:
     """Our U-Net's is smooth; what has its own first weights, or nnU-Net's recipe, keeps them."""
     assert config_of(*arguments).conv._target_ == f"medconv.convs.{expected}"
+
+
+def test_a_subclass_of_our_network_keeps_its_convolution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub_unet.py").write_text(
+        "from medconv.models import UNet\nclass Net(UNet): ...\n" + NETWORK.replace("Net", "Other")
+    )
+    assert config_of("model._target_=sub_unet.Net").conv._target_ == "medconv.convs.smooth"
+    assert config_of("model._target_=sub_unet.Other").conv._target_ == "medconv.convs.plain"
+    assert config_of("model._target_=medconv.models.DenseNet").conv._target_ == "medconv.convs.plain"
+
+
+def test_a_config_that_a_run_would_refuse_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in (["--cfg", "job"], ["--cfg", "job", "--resolve"], ["-c", "job"]):
+        arguments = ["+mykey=1", *flags]
+        with pytest.raises(ConfigError, match=r"^there is no key mykey; --cfg job prints all keys$"):
+            compose.show(compose.hydra_flags(arguments, "medconv train"), arguments)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_printed_config_is_what_a_run_gets(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--cfg", "job", "seed=7"]
+    compose.show(compose.hydra_flags(arguments, "medconv train"), arguments)
+    assert yaml.safe_load(capsys.readouterr().out) == OmegaConf.to_container(config_of("seed=7"))
 
 
 def test_a_class_that_a_file_names_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 from medconv.config import ConfigError, build, errors_with_key, iter_targets
+from medconv.config.instantiate import check_types
 
 
 def test_a_node_becomes_its_object() -> None:
@@ -38,3 +39,47 @@ def test_targets_of_nested_nodes_are_listed_with_their_keys() -> None:
         ("model._target_", "a.B"),
         ("model.parts[0]._target_", "c.D"),
     ]
+
+
+def refuse(width: int = 4, name: str | None = None) -> None:
+    """A class of a user's own: its message happens to begin with the name of the group."""
+    raise ValueError(f"models of width {width} do not exist")
+
+
+def refuse_by_key() -> None:
+    raise ConfigError("data.root=nowhere: no such folder")
+
+
+def test_only_an_error_of_the_config_names_its_key_itself() -> None:
+    with pytest.raises(ConfigError, match=r"^model: models of width 0 do not exist$"):
+        build({"_target_": f"{__name__}.refuse", "width": 0}, "model")
+    with pytest.raises(ConfigError, match=r"^data\.root=nowhere: no such folder$"):
+        build({"_target_": f"{__name__}.refuse_by_key"}, "data.layout")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"width": "wide"}, r"^model\.inner\.width must be a whole number, got wide$"),
+        ({"width": 2.5}, r"^model\.inner\.width must be a whole number, got 2\.5$"),
+        ({"name": True}, r"^model\.inner\.name must be a word or null, got true$"),
+    ],
+)
+def test_arguments_of_a_class_of_the_users_own_are_checked(arguments: dict[str, Any], expected: str) -> None:
+    node = {"_target_": "torch.nn.Identity", "inner": {"_target_": f"{__name__}.refuse", **arguments}}
+    with pytest.raises(ConfigError, match=expected):
+        check_types(node, "model")
+
+
+def implicit(p: float = None, mode: "Undefined" = "a") -> None:  # type: ignore[name-defined,assignment] # noqa: F821, RUF013
+    """As in libraries: null by default beside another annotation, and a name for type checkers alone."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"p": None}, {"p": 1}, {"mode": 3}, {"p": "${derived.share}"}, {"p": "???"}, {"other": 1}],
+)
+def test_what_annotations_do_not_tell_is_left_to_the_class(arguments: dict[str, Any]) -> None:
+    check_types({"_target_": f"{__name__}.implicit", **arguments}, "model")
+    check_types({"_target_": None, "p": 1}, "early_stopping")
+    check_types({"_target_": "no_such_module.Net", "p": 1}, "model")

@@ -1,19 +1,15 @@
 """medconv/config/run_config.py: unknown keys and wrong types fail before any work, with the full key."""
 
 import json
-from inspect import signature
 from typing import Any
 
 import pytest
 from helpers import tiny
 from helpers.configs import derived
-from lightning import Trainer
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from medconv import config
 from medconv.config import ConfigError, Derived
-from medconv.config.run_config import place_elsewhere, trainer_schema
 from medconv.utils.logging import message
 
 
@@ -29,12 +25,14 @@ def compose(*overrides: str) -> Any:
         ("data.batch_size=many", "data.batch_size"),
         ("model._target_=monai.networks.nets.Unet2", "model._target_=monai.networks.nets.Unet2"),
         ("data.regions=both", "data.regions"),
-        ("perf.compile=maybe", "perf.compile: Value 'maybe' is not a valid bool"),
+        ("perf.compile=maybe", "perf.compile must be true, false or null, got maybe"),
+        ("data.spacing_mm=1", "data.spacing_mm must be a list of numbers or null, got 1"),
+        ("init.lr_multipliers={head:fast}", "init.lr_multipliers must be values by name"),
         ("loss._target_=torch.nn.CrossEntropyLos", "loss._target_"),
         ("task=regression", "task=regression: task is no single value; set one of its keys"),
         ("+trainer.max_step=3", "trainer.max_step"),
-        ("trainer.max_steps=many", "trainer.max_steps"),
-        ("trainer.detect_anomaly=maybe", "trainer.detect_anomaly"),
+        ("trainer.max_steps=many", "trainer.max_steps must be a whole number, got many"),
+        ("trainer.detect_anomaly=maybe", "trainer.detect_anomaly must be true or false, got maybe"),
         ("trainer.overfit_batches=few", "trainer.overfit_batches"),
         ("trainer.plugins=[{_target_:torch.nn.Plugin}]", "trainer.plugins[0]._target_=torch.nn.Plugin"),
         ("loss._target_=torch.nn.CrossEntropyLos", "CrossEntropyLos': ModuleNotFoundError"),
@@ -93,26 +91,6 @@ def test_a_config_from_a_file_is_checked(group: str, key: str, value: Any, messa
         config.from_plain(plain)
 
 
-class LaterTrainer(Trainer):
-    """As if a later version of Lightning had further arguments."""
-
-    def __init__(self, *, new_limit: int | None = 3, new_object: Trainer | None = None) -> None: ...
-
-
-def test_arguments_of_a_later_trainer_become_keys_with_their_types() -> None:
-    schema = OmegaConf.structured(trainer_schema(LaterTrainer))
-    OmegaConf.set_readonly(schema, False)
-    assert schema.new_limit == 3 and schema.new_object is None and schema.accelerator == "auto"
-    with pytest.raises(Exception, match=r"'many' of type 'str' could not be converted to Integer"):
-        schema.new_limit = "many"
-
-
-def test_every_argument_of_the_trainer_is_a_key_or_says_where_it_is_set() -> None:
-    trainer = compose().trainer
-    for key in signature(Trainer).parameters:
-        assert (key in trainer) != (place_elsewhere(f"trainer.{key}") is not None), key
-
-
 def test_ckpt_path_is_another_word_for_resume() -> None:
     assert config.validate(compose("ckpt_path=runs/a/last.ckpt")).run.resume == "runs/a/last.ckpt"
     assert config.validate(compose()).run.resume == "auto"
@@ -122,3 +100,21 @@ def test_ckpt_path_is_another_word_for_resume() -> None:
 
 def test_tags_are_a_list() -> None:
     assert config.validate(compose("tags=[a,b]")).tags == ["a", "b"]
+
+
+def test_all_wrong_values_are_named_at_once() -> None:
+    wrong = ("data.batch_size=0", "perf.compile=maybe", "task.overlap=1", "trainer.max_time=soon", "seed=-1")
+    with pytest.raises(ConfigError) as error:
+        config.validate(compose(*wrong))
+    first, *lines = str(error.value).splitlines()
+    assert first == "5 keys of the config are wrong:"
+    assert sorted(line.split()[0] for line in lines) == sorted(one.partition("=")[0] for one in wrong)
+    assert "  data.batch_size must be at least 1, got 0" in lines
+
+
+def test_values_that_refer_to_other_keys_are_checked_filled_in() -> None:
+    assert config.validate(compose("data.prefetch_factor=${data.num_folds}")).data.prefetch_factor == 5
+    with pytest.raises(ConfigError, match=r"data\.num_folds must be at least 2, got 1"):
+        config.validate(compose("data.num_folds=${trainer.check_val_every_n_epoch}"))
+    with pytest.raises(OmegaConfBaseException, match=r"nowhere"):
+        config.validate(compose("data.root=${nowhere}"))

@@ -1,10 +1,23 @@
-"""medconv/config/schema.py: the config is frozen, and has the folders of `conf/` as groups."""
+"""medconv/config/schema.py: the config is frozen, has the folders of `conf/` as groups, and declares its keys."""
 
+import re
+from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from medconv.config import DataConfig, RunConfig, conf_dir
+from medconv.config.keys import Key, declared_keys
+from medconv.models.pretrained import adapt
+from medconv.performance.checkpoint_blocks import CHECKPOINTING
+from medconv.planning.sizes import SIZES
+from medconv.training.callbacks import nonfinite_guard
+
+KEYS = {key.name: key for key in declared_keys(RunConfig)}
+FILES = sorted(conf_dir().rglob("*.yaml"))
 
 
 def test_a_config_cannot_be_changed() -> None:
@@ -21,3 +34,112 @@ def test_every_folder_of_options_is_a_group() -> None:
     folders = {path.name for path in conf_dir().iterdir() if path.is_dir()}
     assert folders - groups == {"experiment", "hparams_search", "hydra"}
     assert groups - folders == {"seed", "tags", "test", "task", "plan", "schedule", "run", "derived"}
+
+
+def test_every_key_that_a_user_sets_has_a_line_of_text() -> None:
+    without = [key.name for key in KEYS.values() if not key.text and not key.name.startswith("derived.")]
+    assert not without
+    assert not [key.name for key in KEYS.values() if len(key.text) > 100 or key.text.endswith(".")]
+
+
+def test_defaults_are_values_that_their_keys_take() -> None:
+    assert [problem for key in KEYS.values() if (problem := key.problem(key.default))] == []
+
+
+def test_choices_are_those_that_the_code_knows() -> None:
+    assert KEYS["plan.size"].limits.choices == tuple(SIZES)
+    assert KEYS["perf.activation_checkpointing"].limits.choices == CHECKPOINTING
+    assert KEYS["run.nan_policy"].limits.choices == nonfinite_guard.CHOICES
+    assert KEYS["init.inflate_2d"].limits.choices == tuple(adapt.TO_3D)
+
+
+def declared_values(file: Path) -> Iterator[tuple[Key, Any, str]]:
+    """Each declared key that a file of `conf/` sets, with its value and comment."""
+    source = file.read_text()
+    lines = source.splitlines()
+    is_group = file.parent != conf_dir() and "# @package" not in source
+
+    def walk(node: yaml.Node, prefix: str) -> Iterator[tuple[Key, Any, str]]:
+        for name_node, value_node in node.value:
+            name = f"{prefix}{name_node.value}"
+            if name in KEYS and KEYS[name].kind != dict[str, Any]:
+                start = name_node.start_mark.line
+                while start and lines[start - 1].lstrip().startswith("#"):
+                    start -= 1
+                above = [line.strip("# ") for line in lines[start : name_node.start_mark.line]]
+                behind = re.findall(r"\s#\s*(.*)", lines[name_node.start_mark.line])
+                # a comment that opens the file is of the option
+                comment = " ".join([*(above if start else []), *behind])
+                yield KEYS[name], yaml.safe_load(yaml.serialize(value_node)), comment
+            elif isinstance(value_node, yaml.MappingNode):
+                yield from walk(value_node, f"{name}.")
+
+    root = yaml.compose(source)
+    if isinstance(root, yaml.MappingNode):
+        yield from walk(root, f"{file.parent.name}." if is_group else "")
+
+
+def contradictions(key: Key, comment: str) -> list[str]:
+    """What a comment says of a key's values that its declaration does not.
+
+    Read are examples after `such as`, lists such as `a, b or c` that name a choice, and bounds such as
+    `1 or more`, `at least 1`, `more than 0` and `from 0 to 1`.
+    """
+    wrong = []
+    for start in (match.end() for match in re.finditer(r"such as '?(?=[\[{])", comment)):
+        ends = [n for n in range(start + 1, len(comment) + 1) if comment[n - 1] in "]}"]
+        examples = [
+            comment[start:end]
+            for end in ends
+            if comment[start:end].count("[") == comment[start:end].count("]")
+        ]
+        balanced = [text for text in examples if text.count("{") == text.count("}")]
+        if problem := key.problem(yaml.safe_load(balanced[0])):
+            wrong.append(problem)
+    choices = {str(choice) for choice in key.limits.choices}
+    for listed in re.findall(r"((?:[\w-]+(?: \([^)]*\))?, )+[\w-]+(?: \([^)]*\))?,? or [\w-]+)", comment):
+        words = set(re.split(r",? or |, ", re.sub(r" \([^)]*\)", "", listed)))
+        if words & choices and words - {"null"} != choices:
+            wrong.append(f"{listed}, but the choices are {sorted(choices)}")
+    bounds = {
+        r"(\d+) or more": "ge",
+        r"at least (\d+)": "ge",
+        r"more than (\d+)": "gt",
+        r"from (\d+) to \d+": "ge",
+        r"from \d+ to (\d+)": "le",
+        r"below (\d+)": "lt",
+    }
+    for pattern, bound in bounds.items():
+        for number in re.findall(pattern, comment):
+            if getattr(key.limits, bound) != float(number):
+                wrong.append(f"{comment}, but {key.name} must be {key.expected()}")
+    return wrong
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(conf_dir())))
+def test_values_and_comments_of_options_do_not_contradict_the_declarations(file: Path) -> None:
+    for key, value, comment in declared_values(file):
+        if not (isinstance(value, str) and "${" in value):
+            assert key.problem(value) is None
+        assert contradictions(key, comment) == []
+
+
+def test_declared_keys_of_options_are_seen() -> None:
+    seen = {key.name: comment for file in FILES for key, _, comment in declared_values(file)}
+    assert {"run.nan_policy", "data.fold", "perf.compile", "trainer.max_time", "init.freeze"} <= seen.keys()
+    assert seen["data.slice_axis"] == "0, 1 or 2; null: the coarsest axis"
+
+
+@pytest.mark.parametrize(
+    ("name", "comment"),
+    [
+        ("data.batch_size", "0 or more"),
+        ("task.overlap", "from 0 to 2"),
+        ("perf.matmul_precision", "highest, high (TF32) or low"),
+        ("data.slice_axis", "0, 1, 2 or 3"),
+        ("data.source_spacing_mm", "such as [0,1.25], or {siteA_*: [...]}"),
+        ("data.case_weights", "such as {siteA_*: two}: these cases"),
+    ],
+)
+def test_a_comment_that_contradicts_is_seen(name: str, comment: str) -> None:
+    assert contradictions(KEYS[name], comment)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from medconv.config import Derived
+from medconv.config import Derived, compose
 
 
 def derived(**values: Any) -> Derived:
@@ -37,3 +37,10 @@ def derived(**values: Any) -> Derived:
         **values,
     }
     return Derived(**filled)
+
+
+def composed(*arguments: str) -> Any:
+    """The config that `medconv train` composes of these arguments."""
+    configs: list[Any] = []
+    compose.run_with_config(lambda config, _: configs.append(config), arguments)
+    return configs[0]

@@ -30,7 +30,7 @@ def test_a_job_composes_its_config_from_the_same_places_as_the_sweep(
     (own / "mine.yaml").write_text("\n".join(lines) + "\n")
     options = ["--config-dir", str(own), "--config-name", "mine", f"hydra.searchpath=[file://{more}]"]
     code, output = Forked(*options, *tiny.overrides(dataset), "data.fold=0", cwd=tmp_path).wait()
-    reason = "perf.matmul_precision must be highest, high or medium, got 'low'"
+    reason = "perf.matmul_precision must be highest, high or medium, got low"
     assert code == USER and output.count(f"error: {reason}") == 1, output
     assert f"failed, exit code 1: {reason}\n" in output
 

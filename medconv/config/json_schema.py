@@ -1,0 +1,64 @@
+"""The config as JSON schema, by which editors complete and check YAML files of the user's own."""
+
+from typing import Any
+
+from medconv.config.keys import Key, Node, declared_keys
+from medconv.config.schema import RunConfig
+from medconv.config.trainer_config import trainer_schema
+from medconv.config.value_types import to_json_schema
+from medconv.config.values import DURATION, tuples_to_lists
+
+# Hydra fills such values in, whatever the type of the key
+_INTERPOLATION = {"type": "string", "pattern": r"^\$\{.*\}$"}
+_FILLED_IN_BY_THE_RUN = "derived"
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema (draft 7) of a whole config: of `config.yaml` of a run, or a file in `experiment/`."""
+    from lightning import Trainer  # loads torch
+
+    properties: dict[str, Any] = {
+        "defaults": {"type": "array", "description": "options to start from, in Hydra's words"},
+        "hydra": {"type": "object"},
+        "ckpt_path": {"type": ["string", "null"], "description": "the same as run.resume=FILE"},
+        _FILLED_IN_BY_THE_RUN: {"type": "object"},
+    }
+    for key in declared_keys(RunConfig, trainer=trainer_schema(Trainer)):
+        group, _, name = key.name.rpartition(".")
+        if group == _FILLED_IN_BY_THE_RUN:
+            continue
+        # keys at the top, such as `seed`, and groups whose keys depend on a class
+        if not group:
+            properties[name] = _of_key(key)
+            continue
+        section = properties.setdefault(group, _group())
+        section["properties"][name] = _of_key(key)
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "medconv: the config of a run",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def _group() -> dict[str, Any]:
+    return {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def _of_key(key: Key) -> dict[str, Any]:
+    if key.kind == Node:
+        value: dict[str, Any] = {"type": "object"}
+    # JSON schema has no durations; that they are more than 0 is left to `validate`
+    elif key.limits.duration:
+        value = {"anyOf": [{"type": "string", "pattern": f"^{DURATION}$"}, {"type": "null"}]}
+    else:
+        value = to_json_schema(key.kind, key.limits.json_schema(), key.limits.choices)
+    schema: dict[str, Any] = {}
+    if value:
+        schema["anyOf"] = [*value.get("anyOf", [value]), _INTERPOLATION]
+    if key.text:
+        schema["description"] = key.text
+    if key.has_default():
+        schema["default"] = tuples_to_lists(key.default)
+    return schema

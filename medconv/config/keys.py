@@ -1,0 +1,181 @@
+"""How a config key is declared: its type, the values that it takes and one line of text, in one place.
+
+Checks, the site's page of keys and the JSON schema for editors are made of these declarations.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Any, NamedTuple, get_type_hints
+
+from omegaconf import MISSING as OMITTED
+
+from medconv.config.value_types import as_text, enumeration, fits, in_words, members
+from medconv.config.values import ConfigError, duration_seconds
+
+Node = dict[str, Any]  # a `_target_` and its arguments, or several by name; for `build` alone
+_METADATA = "key"  # where a dataclass field holds its declaration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The values that a key takes beside those of its type; each number in a list or mapping is checked.
+
+    Args:
+        ge, gt, le, lt: greater or equal, greater than, less or equal, less than; `lt=math.inf`: finite.
+        choices: the only words or numbers.
+        duration: the key takes a duration, as `values.duration_seconds` reads it; bounds are of its seconds.
+    """
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    choices: tuple[str | int, ...] = ()
+    duration: bool = False
+
+    def allow(self, value: Any) -> bool:
+        """Whether all of a value lies inside. Null does: only the type says whether a key takes it."""
+        if value is None:
+            return True
+        leaves = list(_leaves(value))
+        if self.choices:
+            # YAML reads trainer.precision=32 as a number, Lightning takes it as a word, too
+            allowed = {str(choice) for choice in self.choices}
+            return all(str(leaf) in allowed for leaf in leaves)
+        # true and false are numbers in Python, but not here
+        numbers = [leaf for leaf in leaves if type(leaf) in (int, float)]
+        return all(self._contain(number) for number in numbers)
+
+    def _contain(self, number: float) -> bool:
+        # written so that nan, which compares false with all, lies outside of any bounds
+        return (
+            (self.ge is None or number >= self.ge)
+            and (self.gt is None or number > self.gt)
+            and (self.le is None or number <= self.le)
+            and (self.lt is None or number < self.lt)
+        )
+
+    def in_words(self) -> str:
+        """The bounds for messages, such as `at least 0 and below 1`; empty: there are none."""
+        bounds = [
+            ("at least {:g}", self.ge),
+            ("more than {:g}", self.gt),
+            ("at most {:g}", self.le),
+            ("finite" if self.lt == math.inf else "below {:g}", self.lt),
+        ]
+        return " and ".join(words.format(bound) for words, bound in bounds if bound is not None)
+
+    def json_schema(self) -> dict[str, float]:
+        """The bounds as keywords of JSON schema, which has no infinity."""
+        bounds = {
+            "minimum": self.ge,
+            "exclusiveMinimum": self.gt,
+            "maximum": self.le,
+            "exclusiveMaximum": self.lt,
+        }
+        return {
+            keyword: bound for keyword, bound in bounds.items() if bound is not None and bound != math.inf
+        }
+
+
+class Key(NamedTuple):
+    """A declared key.
+
+    Args:
+        name: with its group, such as `trainer.max_steps`.
+        kind: its type, as an annotation.
+        default: `omegaconf.MISSING` if it has none.
+    """
+
+    name: str
+    kind: Any
+    limits: Limits
+    text: str
+    default: Any
+
+    def has_default(self) -> bool:
+        return self.default is not MISSING and self.default != OMITTED
+
+    def expected(self) -> str:
+        """The values that this key takes, for messages."""
+        accepts_list = any(getattr(member, "__origin__", None) is list for member in members(self.kind))
+        accepts_null = fits(None, self.kind)
+        if self.limits.choices:
+            words = [str(choice) for choice in self.limits.choices]
+            words += ["null"] if accepts_null else []
+            return enumeration(words) + (", or a list of these" if accepts_list else "")
+        bounds = self.limits.in_words()
+        return f"numbers, each {bounds}" if bounds and accepts_list else bounds
+
+    def problem(self, value: Any) -> str | None:
+        """What is wrong with a value, as a message that names the key; None: nothing."""
+        if value == OMITTED:  # the run fills it in
+            return None
+        if not fits(value, self.kind):
+            expected = self.expected() if self.limits.choices else in_words(self.kind)
+            return f"{self.name} must be {expected}, got {as_text(value)}"
+        checked = value
+        if self.limits.duration and value is not None:
+            try:
+                checked = duration_seconds(value, self.name)
+            except ConfigError as error:
+                return str(error)
+        if self.limits.allow(checked):
+            return None
+        return f"{self.name} must be {self.expected()}, got {as_text(value)}"
+
+
+def key(default: Any, text: str, *, accepts: Any = None, **limits: Any) -> Any:
+    """A field of a config dataclass, declared as a key.
+
+    Args:
+        default: `omegaconf.MISSING` if an option or the run gives the value.
+        text: what the key is for, on one line.
+        accepts: the type, where OmegaConf has no name for it and the field is annotated `Any`.
+        limits: arguments of `Limits`.
+    """
+    metadata = {_METADATA: (Limits(**limits), text, accepts)}
+    # each config gets a list of its own
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: deepcopy(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def declared_keys(config: type, **groups: type) -> Iterator[Key]:
+    """The keys of a config dataclass and of its groups, which are dataclasses too, in their order.
+
+    A field that is not declared by `key` takes what its type takes.
+    Args: groups: the dataclass of a group, instead of the one that it is annotated with.
+    """
+    for key in _keys_of(config, ""):
+        group = groups.get(key.name, key.kind)
+        # a group is a dataclass itself; a node with a `_target_` is one key
+        if is_dataclass(group):
+            yield from _keys_of(group, f"{key.name}.")
+        else:
+            yield key
+
+
+def _keys_of(group: Any, prefix: str) -> Iterator[Key]:
+    hints = get_type_hints(group)
+    for entry in fields(group):
+        limits, text, accepts = entry.metadata.get(_METADATA, (Limits(), "", None))
+        default = entry.default
+        if entry.default_factory is not MISSING:
+            default = entry.default_factory()
+        kind = hints[entry.name] if accepts is None else accepts
+        yield Key(f"{prefix}{entry.name}", kind, limits, text, default)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The numbers and words in nested lists and mappings."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _leaves(item)
+    elif value is not None:
+        yield value

@@ -1,0 +1,18 @@
+"""`medconv schema` prints JSON that editors read."""
+
+import json
+
+import pytest
+
+from medconv.cli import schema
+
+
+def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert schema.main([]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["$schema"].startswith("http://json-schema.org/") and "data" in printed["properties"]
+
+
+def test_it_takes_no_arguments() -> None:
+    with pytest.raises(ValueError, match="unrecognized arguments: data=msd"):
+        schema.main(["data=msd"])

@@ -1,0 +1,31 @@
+"""medconv/config/json_schema.py: every key is in the schema for editors, with its type, range and text."""
+
+import json
+
+from medconv.config.json_schema import json_schema
+
+SCHEMA = json_schema()
+
+
+def test_a_key_has_its_type_range_text_and_default() -> None:
+    data = SCHEMA["properties"]["data"]["properties"]
+    interpolation = {"type": "string", "pattern": r"^\$\{.*\}$"}
+    assert data["batch_size"] == {
+        "anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}, interpolation],
+        "description": "per device; null plans it",
+        "default": None,
+    }
+    matmul = SCHEMA["properties"]["perf"]["properties"]["matmul_precision"]
+    assert matmul["anyOf"] == [{"enum": ["highest", "high", "medium"]}, interpolation]
+    assert "default" not in data["cache_dir"]
+
+
+def test_typed_groups_take_no_other_keys_and_classes_any() -> None:
+    properties = SCHEMA["properties"]
+    assert not SCHEMA["additionalProperties"] and not properties["data"]["additionalProperties"]
+    assert "additionalProperties" not in properties["model"] and properties["model"]["description"]
+    assert "detect_anomaly" in properties["trainer"]["properties"]  # of Lightning's Trainer
+
+
+def test_the_schema_is_json() -> None:
+    assert json.loads(json.dumps(SCHEMA, allow_nan=False)) == SCHEMA

@@ -1,0 +1,44 @@
+"""medconv/config/unknown_keys.py: names that no config has are refused with the nearest ones."""
+
+import re
+from typing import Any
+
+import pytest
+
+from medconv.config import ConfigError
+from medconv.config.unknown_keys import check_names, takes_new_keys
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"data": {"bach_size": 2}}, "there is no key data.bach_size; did you mean data.batch_size or"),
+        ({"modl": {}}, "there is no key modl; did you mean model?"),
+        ({"task": "regression"}, "task=regression: task is no single value; set one of its keys"),
+        ({"loss": None}, "loss=null: loss is no single value"),
+        ({"trainer": {"callbacks": []}}, "trainer.callbacks cannot be set: add callbacks by"),
+        ({"trainer": {"max_stepz": 1}}, "there is no key trainer.max_stepz; did you mean trainer.max_steps"),
+        ({"derived": {"size_of": 1}}, "there is no key derived.size_of"),
+    ],
+)
+def test_unknown_names_are_refused(values: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        check_names(values)
+
+
+def test_names_of_typed_groups_and_any_name_of_a_class_are_known() -> None:
+    check_names(
+        {
+            "seed": 1,
+            "ckpt_path": None,
+            "data": {"batch_size": 2},
+            "model": {"any": 1},
+            "conv": "${other}",
+            "trainer": {"detect_anomaly": True, "overfit_batches": 1},
+        }
+    )
+
+
+def test_keys_can_be_added_to_classes_alone() -> None:
+    assert takes_new_keys("model.width") and takes_new_keys("callbacks.mine._target_")
+    assert not takes_new_keys("data.width") and not takes_new_keys("width")

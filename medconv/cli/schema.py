@@ -19,10 +19,10 @@ def main(arguments: Sequence[str]) -> int:
 def parser() -> Parser:
     command = Parser(
         "schema",
-        "> medconv.schema.json",
+        "> config.schema.json",
         "Print the JSON schema of a config, by which editors complete and check YAML files.\n"
         "In VS Code with the YAML extension: a first line\n"
-        "# yaml-language-server: $schema=PATH/TO/medconv.schema.json",
+        "# yaml-language-server: $schema=PATH/TO/config.schema.json",
     )
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.general()

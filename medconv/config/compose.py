@@ -44,16 +44,11 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
         settings = HydraConfig.get()
         if settings.mode == RunMode.RUN:
             sys.argv[:] = full_argv  # Lightning starts the run's other processes with it
-        values: Any = OmegaConf.to_container(composed, resolve=False)
         try:
-            check_names(values)
+            _check_and_fit(composed, settings)
         except config.ConfigError as error:
             refused.append(error)  # Hydra would print a line of its own
             return
-        # before classes are imported, whether the command line or a YAML file names them
-        for _, target in iter_targets(values, "config"):
-            search_current_folder(target)
-        _fit_classes(composed, settings)
         job(composed, settings)
 
     refused: list[config.ConfigError] = []
@@ -74,6 +69,16 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
         sys.argv[:] = full_argv
     if refused:
         raise refused[0]
+
+
+def _check_and_fit(composed: DictConfig, settings: Any) -> None:
+    """Check the names of keys, and find the user's classes. Raises: ConfigError: as `check_names`."""
+    values: Any = OmegaConf.to_container(composed, resolve=False)
+    check_names(values)
+    # before classes are imported, whether the command line or a YAML file names them
+    for _, target in iter_targets(values, "config"):
+        search_current_folder(target)
+    _fit_classes(composed, settings)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ _REPEATED = (
 _LEAST_INT16 = -32768  # what many programs write where there is no data
 _FAR_BELOW = 1000  # times farther below zero than the highest value is above: no image's own value
 _FEW = 5  # times fewer slices than rows in every case, at 1 x 1 x 1 mm
+_FAR_SPACING = 5  # times the median spacing of all cases, or a fifth of it
 _NAMED = 5  # cases in a message
 
 
@@ -76,6 +77,26 @@ def lost_spacing(shapes: Sequence[Sequence[int]], spacings_mm: Sequence[Sequence
         f"all {len(shapes)} volumes have 1 x 1 x 1 mm, but {few} slices of {many} rows: their headers may "
         "have lost the spacing, from which resampling, plan and distances follow; correct the headers, or "
         "set data.source_spacing_mm, such as [1.25,1.25,10] (right, anterior, superior)"
+    ]
+
+
+def far_spacing(cases: Sequence[str], spacings_mm: Sequence[Sequence[float]]) -> list[str]:
+    """A warning if cases have voxels several times as long as the median case, or as short; else none.
+
+    Such headers are often wrong, in metres or pixels, and resampling makes those images huge or tiny.
+    """
+    spacings = np.array(spacings_mm)
+    median = np.median(spacings, axis=0)
+    ratio = spacings / median
+    is_far = ((ratio > _FAR_SPACING) | (ratio < 1 / _FAR_SPACING)).any(axis=1)
+    if not is_far.any():
+        return []
+    far_cases = [case for case, far in zip(cases, is_far, strict=True) if far]
+    example = " x ".join(f"{mm:.4g}" for mm in spacings[is_far][0])
+    usual = " x ".join(f"{mm:.4g}" for mm in median)
+    return [
+        f"{named(far_cases)}: spacing {example} mm, where the median of all {len(cases)} cases is {usual} mm; "
+        "if the headers are wrong, correct them or set data.source_spacing_mm for these cases"
     ]
 
 

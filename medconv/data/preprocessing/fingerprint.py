@@ -14,6 +14,7 @@ from medconv.data.io.images import UNORIENTED, lacks_orientation
 from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.doubts import (
     disagreeing_forms,
+    far_spacing,
     is_no_data,
     lost_spacing,
     named,
@@ -131,8 +132,10 @@ def dataset_warnings(reports: Sequence[CaseReport], dataset: Dataset) -> list[st
         voxels = zip(dataset.class_names, np.sum(counts, axis=0).tolist(), strict=True)
         if absent := ", ".join(name for name, count in voxels if count == 0):
             found.append(f"no label map has a voxel of {absent}, which nothing can be learned about")
-    shapes, spacings = [r.shape for r in reports], [r.spacing_mm for r in reports]
-    return found + lost_spacing(shapes, spacings)
+    shapes = [r.shape for r in reports]
+    spacings_mm = [r.spacing_mm for r in reports]
+    found += lost_spacing(shapes, spacings_mm)
+    return found + far_spacing([r.case for r in reports], spacings_mm)
 
 
 def examine_all(dataset: Dataset, workers: int) -> list[CaseReport]:

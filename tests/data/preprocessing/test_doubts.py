@@ -11,7 +11,7 @@ from torch import nn
 
 from medconv.data.case import Case
 from medconv.data.datasets.decathlon import msd
-from medconv.data.preprocessing.doubts import is_no_data, lost_spacing, repeated_slices
+from medconv.data.preprocessing.doubts import far_spacing, is_no_data, lost_spacing, repeated_slices
 from medconv.data.preprocessing.fingerprint import check
 from medconv.inference.predictor import Predictor
 
@@ -77,3 +77,14 @@ def test_nifti_without_orientation_is_named_once_per_dataset(tmp_path: Path) -> 
     for case, words in ((dataset.cases[0], "do not say where left"), (dataset.cases[2], None)):
         said = predictor.read(Case(case.id, case.images)).warning
         assert (words in said) if words else not said
+
+
+def test_spacing_far_from_all_others_is_named() -> None:
+    usual = [(0.6, 0.7, 5.0)] * 8
+    spacings = [*usual, (62.5, 62.5, 500.0), (0.7, 0.6, 0.9)]
+    cases = [f"case_{n}" for n in range(10)]
+    (warning,) = far_spacing(cases, spacings)
+    assert warning.startswith("2 cases (case_8, case_9): spacing 62.5 x 62.5 x 500 mm, where the median")
+    assert "of all 10 cases is 0.6 x 0.7 x 5 mm" in warning
+    assert far_spacing(cases[:8], usual) == []
+    assert far_spacing(cases[:3], [(1.0, 1.0), (2.0, 1.5), (0.5, 1.0)]) == []

@@ -95,8 +95,8 @@ def far_spacing(cases: Sequence[str], spacings_mm: Sequence[Sequence[float]]) ->
     example = " x ".join(f"{mm:.4g}" for mm in spacings[is_far][0])
     usual = " x ".join(f"{mm:.4g}" for mm in median)
     return [
-        f"{named(far_cases)}: spacing {example} mm, where the median of all {len(cases)} cases is {usual} mm; "
-        "if the headers are wrong, correct them or set data.source_spacing_mm for these cases"
+        f"{named(far_cases)}: spacing {example} mm, where the median of all {len(cases)} cases is {usual} "
+        "mm; if the headers are wrong, correct them or set data.source_spacing_mm for these cases"
     ]
 
 

@@ -137,7 +137,7 @@ class DataConfig:
     batch_size: int | None = key(None, "per device; null plans it", ge=1)
     samples_per_epoch: int = key(MISSING, "over all devices", ge=1)
     oversample_foreground: float = key(
-        MISSING,
+        0.33,
         "share of patches that are centred on a foreground voxel",
         ge=0,
         le=1,

@@ -24,8 +24,6 @@ def build_sampler(node: Node, data: DataConfig, cases: TrainingCases) -> Sampler
         ValueError: balanced sampling for targets without classes.
     """
     foreground_share = data.oversample_foreground
-    if not 0 <= foreground_share <= 1:
-        raise ConfigError(f"data.oversample_foreground must lie between 0 and 1, got {foreground_share}")
     sets_share = foreground_share != DataConfig.oversample_foreground
     if sets_share and cases.patch is None:
         log.info("data.oversample_foreground has no effect: whole images with values have no foreground")

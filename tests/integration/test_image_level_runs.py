@@ -242,7 +242,7 @@ def test_perf_auto_measures_whole_images(numbers: Path, tmp_path: Path) -> None:
             ["model=segresnet"],
             r"model must return logits of shape \(1, 2\) \(batch, outputs\), it returns .*model=resnet",
         ),
-        (["task.mixup=-1"], r"task.mixup: alpha must be a number of 0 or more, got -1"),
+        (["task.mixup=-1"], r"task.mixup must be at least 0 and finite, got -1"),
         (["task.mirror_axes=[2]", *OURS], "task.mirror_axes must be different spatial axes from 0 to 1"),
         (
             ["loss=cross_entropy", "loss.class_weights=[1,2,3]", *OURS],

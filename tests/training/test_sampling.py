@@ -97,9 +97,9 @@ def test_whole_images_have_samplers_too(caplog: pytest.LogCaptureFixture) -> Non
 @pytest.mark.parametrize(
     ("overrides", "cases", "message"),
     [
-        (["data.oversample_foreground=2"], ALIKE, r"data\.oversample_foreground must lie .* 1, got 2"),
-        (["data.oversample_foreground=-0.1"], ALIKE, r"data\.oversample_foreground must lie .*got -0\.1"),
-        (["data.oversample_foreground=nan"], ALIKE, r"data\.oversample_foreground must lie .* 1, got nan"),
+        (["data.oversample_foreground=2"], ALIKE, r"data\.oversample_foreground must be .* 1, got 2"),
+        (["data.oversample_foreground=-0.1"], ALIKE, r"data\.oversample_foreground must be .*got -0\.1"),
+        (["data.oversample_foreground=nan"], ALIKE, r"data\.oversample_foreground must be .* 1, got nan"),
         (["sampler=foreground", "sampler.foreground_share=2"], ALIKE, "^sampler: foreground_share must lie"),
         (
             ["sampler=foreground", "data.balanced_sampling=true"],

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers import readability
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("data/*.md")])
@@ -96,3 +97,13 @@ def _defines(parts: list[str], symbol: str) -> bool:
         )
         is not None
     )
+
+
+def test_lines_of_the_product_hold_one_thought() -> None:
+    """Ceilings, a little above what is there; `tests/helpers/readability.py` prints each room's figures."""
+    counts = readability.count_all(ROOT / "medconv")
+    assert counts.tokens / counts.code_lines < 8.6
+    assert counts.tuple_assignments / counts.assignments < 0.01
+    assert counts.vague_names / counts.bound_names < 0.003
+    assert counts.comments / counts.code_lines > 0.025
+    assert counts.star_arguments == 0

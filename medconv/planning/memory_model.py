@@ -11,7 +11,7 @@ _WEIGHT_BYTES = 16  # fp32 weights, gradients, and AdamW's two moments
 # Per voxel and class: logits, softmax and its logarithm in fp32, and what the loss makes of them.
 _LOSS_BYTES = 20
 # Of the activations at their peak, as measured (docs/planning.md).
-_KEPT = {"none": 1.0, "pointwise": 0.75, "blocks": 0.7}
+_KEPT_SHARE = {"none": 1.0, "pointwise": 0.75, "blocks": 0.7}
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,31 @@ def step_bytes(
     its downsampled input, a decoder stage for each and the concatenation. Then the loss and the first
     gradients, without the workspace of the convolutions. Error against measured steps: docs/planning.md.
     """
-    size, wide = 2 if "16" in budget.precision else 8 if "64" in budget.precision else 4, network.channels
-    voxels, values = float(prod(patch)), 0.0
-    convs = network.encoder_convs or (2,) * len(wide)
-    for stage, channels in enumerate(wide):
-        voxels /= prod(network.strides[stage - 1]) if stage else 1
-        into, decoder = num_channels if stage == 0 else channels, 2 + 2 * network.decoder_convs
-        kept = 2 * convs[stage] + (0 if stage == len(wide) - 1 else decoder)
-        values += voxels * (channels * kept + into)
-    ends = prod(patch) * max(2 * wide[0] * size, _LOSS_BYTES * num_classes)
-    half_copies = size if size < 4 else 0
-    weights = num_weights(network, num_channels, num_classes) * (_WEIGHT_BYTES + half_copies)
-    return weights + batch_size * (values * size + ends) * _KEPT.get(budget.activation_checkpointing, 1.0)
+    value_bytes = _value_bytes(budget.precision)
+    channels = network.channels
+    num_stages = len(channels)
+    stage_convs = network.encoder_convs or (2,) * num_stages
+    decoder_tensors = 2 + 2 * network.decoder_convs
+    stage_voxels = float(prod(patch))
+    values = 0.0
+    for stage in range(num_stages):
+        if stage > 0:
+            stage_voxels /= prod(network.strides[stage - 1])
+        input_channels = num_channels if stage == 0 else channels[stage]
+        num_tensors = 2 * stage_convs[stage]
+        if stage < num_stages - 1:  # the coarsest stage has no decoder
+            num_tensors += decoder_tensors
+        values += stage_voxels * (channels[stage] * num_tensors + input_channels)
+    # at the finest stage: the first gradients, or the loss, whichever takes more
+    end_bytes = prod(patch) * max(2 * channels[0] * value_bytes, _LOSS_BYTES * num_classes)
+    half_copy_bytes = value_bytes if value_bytes < 4 else 0
+    weight_bytes = num_weights(network, num_channels, num_classes) * (_WEIGHT_BYTES + half_copy_bytes)
+    kept_share = _KEPT_SHARE.get(budget.activation_checkpointing, 1.0)
+    return weight_bytes + batch_size * (values * value_bytes + end_bytes) * kept_share
+
+
+def _value_bytes(precision: str) -> int:
+    """Of an activation."""
+    if "16" in precision:
+        return 2
+    return 8 if "64" in precision else 4

@@ -13,7 +13,8 @@ class PlanOverrides:
         dims_origin: what set `spatial_dims`, for the plan's table.
         divisible_by: what the network divides each axis of the patch by, beside the strides.
         thick_as_slices: thick slices are taken one by one, unless `spatial_dims` says otherwise.
-        residual_blocks: per stage of the encoder, of two convolutions each. decoder_convs: of each stage.
+        residual_blocks: per stage of the encoder, of two convolutions each.
+        decoder_convs: convolutions in each stage of the decoder.
     """
 
     spatial_dims: int | None = None

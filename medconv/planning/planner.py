@@ -19,8 +19,8 @@ from medconv.planning.spacing import across, median_shape, slice_axis, target_sp
 from medconv.planning.topology import Network, rounded_up
 from medconv.utils.logging import size_text
 
-_LEAST_EDGE = 16  # voxels; no axis of a patch is made smaller
-_LEAST_BATCH = 2  # norms and the Dice loss need more than one sample
+_MIN_EDGE = 16  # voxels; no axis of a patch is made smaller
+_MIN_BATCH = 2  # norms and the Dice loss need more than one sample
 _DATA_SHARE = 0.05  # largest share of all voxels in one batch; nnU-Net's rule against overfitting
 _IMAGE_LEVEL_ROOT = 4700  # image-level batch size: this, divided by the root of an image's voxels
 
@@ -66,9 +66,15 @@ def plan(
 ) -> Plan:
     """Plan a U-Net, its patches and batches for a dataset; values of `overrides` are not changed.
 
-    Args: modalities: one per channel, None is MRI. num_outputs: of the network; None: one per class.
+    Args:
+        fingerprint: of the dataset.
+        overrides: values that the config sets; None: none.
+        budget: memory, precision and size; None: the default.
+        modalities: one per channel; None is MRI.
+        num_outputs: of the network; None: one per class.
         warns: of a patch beyond the budget; False for plans that are only compared.
-    Raises: ValueError: values that do not fit the data or each other, or a budget too small for any patch.
+    Raises:
+        ValueError: values that do not fit the data or each other, or a budget too small for any patch.
     Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; docs/planning.md has the differences.
     """
     overrides = overrides or PlanOverrides()
@@ -148,9 +154,17 @@ def _planner(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_
     if overrides.resize is not None:
         _need_axes("data.resize", overrides.resize, images.spatial_dims)
         if not overrides.spacing_mm:  # what the network sees
-            spacing = tuple(s * n / new for s, n, new in zip(spacing, median, overrides.resize, strict=True))
+            axes = zip(spacing, median, overrides.resize, strict=True)
+            spacing = tuple(mm * edge / resized_edge for mm, edge, resized_edge in axes)
         median = tuple(overrides.resize)
-    return _Planner(spacing, median, overrides, budget, len(images.intensities), num_outputs)
+    return _Planner(
+        spacing=spacing,
+        median=median,
+        overrides=overrides,
+        budget=budget,
+        num_channels=len(images.intensities),
+        num_classes=num_outputs,
+    )
 
 
 def _coarsened(
@@ -193,8 +207,8 @@ class _Planner:
         return self.budget.memory_gb * self.size.memory_share
 
     @property
-    def least_batch(self) -> int:
-        return min(_LEAST_BATCH, self.overrides.max_batch_size or _LEAST_BATCH)
+    def min_batch(self) -> int:
+        return min(_MIN_BATCH, self.overrides.max_batch_size or _MIN_BATCH)
 
     def gb(self, network: Network, patch: Sequence[int], batch: int) -> float:
         return step_bytes(network, patch, batch, self.num_channels, self.num_classes, self.budget) / GB
@@ -207,14 +221,13 @@ class _Planner:
         if self.overrides.patch_size is not None:
             patch = tuple(self.overrides.patch_size)
             _need_axes("data.patch_size", patch, self.dims)
-            return self._built(patch, exact=True)
+            return self._network_for(patch, exact=True)
         if self.overrides.image_level:
-            return self._built(self.median)
+            return self._network_for(self.median)
         batch_size = self.overrides.batch_size
-        for batch in [batch_size] if batch_size else sorted({self.least_batch, 1}, reverse=True):
-            network, patch = self._built(topology.largest_patch(self.median, self.spacing))
-            while self.gb(network, patch, batch) > self.memory_gb and (less := self._smaller(patch)):
-                network, patch = less
+        batches = [batch_size] if batch_size else sorted({self.min_batch, 1}, reverse=True)
+        for batch in batches:
+            network, patch = self._shrunk_to_budget(batch)
             if self.gb(network, patch, batch) <= self.budget.memory_gb:
                 return network, patch
         raise ValueError(
@@ -223,43 +236,77 @@ class _Planner:
             f"({self.budget.origin}); perf=memory, a smaller data.batch_size or fewer plan.channels help"
         )
 
-    def _built(self, patch: Sequence[int], exact: bool = False) -> tuple[Network, tuple[int, ...]]:
-        """The network for a patch, and the patch rounded up to a multiple of its strides."""
-        overrides, dims = self.overrides, self.dims
-        wide, sizes, blocks = overrides.channels, overrides.kernel_sizes, overrides.residual_blocks
-        if overrides.strides is None:
-            lists = [v for v in (wide, sizes, blocks) if isinstance(v, (list, tuple))]
-            most = min((n for n in (overrides.max_stages, *map(len, lists)) if n), default=None)
-            steps = topology.halvings(patch, self.spacing, exact, most)
-        else:
-            steps = topology.need_strides(overrides.strides, dims)
-        stages = len(steps) + 1
-        if overrides.max_stages is not None and stages > overrides.max_stages:
+    def _shrunk_to_budget(self, batch: int) -> tuple[Network, tuple[int, ...]]:
+        """The largest patch whose batch takes the size's share of the budget, or else the smallest patch."""
+        network, patch = self._network_for(topology.largest_patch(self.median, self.spacing))
+        while self.gb(network, patch, batch) > self.memory_gb:
+            smaller = self._smaller(patch)
+            if smaller is None:
+                break
+            network, patch = smaller
+        return network, patch
+
+    def _network_for(self, patch: Sequence[int], exact: bool = False) -> tuple[Network, tuple[int, ...]]:
+        """The network for a patch, and the patch rounded up to a multiple of its strides.
+
+        Args:
+            exact: the patch must be such a multiple already.
+        """
+        overrides = self.overrides
+        strides = self._strides(patch, exact)
+        num_stages = len(strides) + 1
+        if overrides.max_stages is not None and num_stages > overrides.max_stages:
             raise ValueError(
-                f"plan.strides={overrides.strides} makes {stages} stages, plan.max_stages allows "
+                f"plan.strides={overrides.strides} makes {num_stages} stages, plan.max_stages allows "
                 f"{overrides.max_stages}"
             )
-        planned = topology.kernels(self.spacing, steps)
-        kernels = planned if sizes is None else topology.need_kernels(sizes, stages, dims)
-        widths = topology.widths(stages, dims, self.size)
-        if wide is not None:
-            widths = topology.need_channels(wide, stages)
-        convs = None if blocks is None else topology.encoder_convs(blocks, stages)
-        network = Network(steps, kernels, widths, convs, overrides.decoder_convs, overrides.divisible_by)
-        rounded = rounded_up(patch, network.divisor(dims))
+        kernel_sizes = topology.kernels(self.spacing, strides)
+        if overrides.kernel_sizes is not None:
+            kernel_sizes = topology.need_kernels(overrides.kernel_sizes, num_stages, self.dims)
+        channels = topology.widths(num_stages, self.dims, self.size)
+        if overrides.channels is not None:
+            channels = topology.need_channels(overrides.channels, num_stages)
+        encoder_convs = None
+        if overrides.residual_blocks is not None:
+            encoder_convs = topology.encoder_convs(overrides.residual_blocks, num_stages)
+        network = Network(
+            strides=strides,
+            kernel_sizes=kernel_sizes,
+            channels=channels,
+            encoder_convs=encoder_convs,
+            decoder_convs=overrides.decoder_convs,
+            divisible_by=overrides.divisible_by,
+        )
+        divisor = network.divisor(self.dims)
+        rounded = rounded_up(patch, divisor)
         if exact and rounded != tuple(patch):
-            divisor, most = network.divisor(dims), overrides.divisible_by
-            key = "plan.strides" if most == 1 else f"model.divisible_by={most}"
+            multiple = overrides.divisible_by
+            key = "plan.strides" if multiple == 1 else f"model.divisible_by={multiple}"
             raise ValueError(f"data.patch_size must be divisible by {divisor} ({key}), got {list(patch)}")
         return network, rounded
 
+    def _strides(self, patch: Sequence[int], exact: bool) -> topology.Steps:
+        """Those of the config, or else halvings for as many stages as its lists have values."""
+        overrides = self.overrides
+        if overrides.strides is not None:
+            return topology.need_strides(overrides.strides, self.dims)
+        per_stage = (overrides.channels, overrides.kernel_sizes, overrides.residual_blocks)
+        limits = [len(values) for values in per_stage if isinstance(values, (list, tuple))]
+        if overrides.max_stages is not None:
+            limits.append(overrides.max_stages)
+        # an empty list is no limit here; it is refused where the list is read
+        max_stages = min((limit for limit in limits if limit > 0), default=None)
+        return topology.halvings(patch, self.spacing, exact, max_stages)
+
     def _smaller(self, patch: Sequence[int]) -> tuple[Network, tuple[int, ...]] | None:
         """The next smaller patch along the axis that covers most of the median image; None if none fits."""
-        order = sorted(range(self.dims), key=lambda a: (-patch[a] / self.median[a], a))
-        for axis in order:
-            for n in range(patch[axis] - 1, _LEAST_EDGE - 1, -1):
+        # the axis that covers the largest share of the median image first; of equal ones the first
+        axes = sorted(range(self.dims), key=lambda axis: (-patch[axis] / self.median[axis], axis))
+        for axis in axes:
+            for edge in range(patch[axis] - 1, _MIN_EDGE - 1, -1):
+                cut_patch = (*patch[:axis], edge, *patch[axis + 1 :])
                 try:
-                    network, rounded = self._built((*patch[:axis], n, *patch[axis + 1 :]))
+                    network, rounded = self._network_for(cut_patch)
                 except ValueError:  # too small for as many stages as plan.channels or plan.kernel_sizes have
                     break
                 if rounded[axis] < patch[axis] and prod(rounded) < prod(patch):
@@ -267,37 +314,50 @@ class _Planner:
         return None
 
     def batch(self, network: Network, patch: Sequence[int], voxels: float) -> tuple[int, str]:
-        """Batch size, and the reason."""
+        """Batch size, and the reason.
+
+        Args:
+            voxels: of all cases.
+        """
         if self.overrides.batch_size is not None:
             return self.overrides.batch_size, "data.batch_size"
-        one, two = self.gb(network, patch, 1), self.gb(network, patch, 2)
+        first_gb = self.gb(network, patch, 1)
+        sample_gb = self.gb(network, patch, 2) - first_gb  # of each further sample
         limits = {
-            "memory": int((self.budget.memory_gb - one) // (two - one)) + 1,
+            "memory": int((self.budget.memory_gb - first_gb) // sample_gb) + 1,
             f"{100 * _DATA_SHARE:g} % of all voxels": round(_DATA_SHARE * voxels / prod(patch)),
         }
-        most = self.overrides.max_batch_size
-        quick = _image_level_batch(patch) if self.overrides.image_level else self.size.max_batch[self.dims]
-        limits["short runs need many steps" if most is None else "plan.max_batch_size"] = most or quick
-        if limits["memory"] < self.least_batch:
+        if self.overrides.max_batch_size is not None:
+            limits["plan.max_batch_size"] = self.overrides.max_batch_size
+        elif self.overrides.image_level:
+            limits["short runs need many steps"] = _image_level_batch(patch)
+        else:
+            limits["short runs need many steps"] = self.size.max_batch[self.dims]
+        if limits["memory"] < self.min_batch:
             return 1, "memory holds no more"
         reason = min(limits, key=lambda name: limits[name])
-        others = ", ".join(f"{name}: {n}" for name, n in limits.items() if name != reason)
-        if limits[reason] < self.least_batch:
-            return self.least_batch, f"the least; {reason}: {limits[reason]}"
-        return limits[reason], f"{reason}; other limits: {others}"
+        if limits[reason] < self.min_batch:
+            return self.min_batch, f"the least; {reason}: {limits[reason]}"
+        other_limits = ", ".join(f"{name}: {limit}" for name, limit in limits.items() if name != reason)
+        return limits[reason], f"{reason}; other limits: {other_limits}"
 
     def warn(self, patch: Sequence[int], batch: int, needed_gb: float) -> None:
         """Warn if a step does not fit: a patch size that the user sets is not changed."""
         if needed_gb > self.budget.memory_gb:
             log.warning(
                 "data.patch_size=[%s] in a batch of %d takes some %.2g GB, the budget is %g (%s)",
-                *(",".join(map(str, patch)), batch, needed_gb, self.budget.memory_gb, self.budget.origin),
+                ",".join(map(str, patch)),
+                batch,
+                needed_gb,
+                self.budget.memory_gb,
+                self.budget.origin,
             )
 
 
 def _image_level_batch(patch: Sequence[int]) -> int:
     """A power of two from 2 to 128: 128 pictures of 28 x 28, 32 volumes of 28 x 28 x 28, 16 of 224 x 224."""
-    return int(min(128, max(2, 2 ** round(log2(_IMAGE_LEVEL_ROOT / sqrt(prod(patch)))))))
+    batch = 2 ** round(log2(_IMAGE_LEVEL_ROOT / sqrt(prod(patch))))
+    return int(min(128, max(2, batch)))
 
 
 def _need_axes(key: str, values: Sequence[float], spatial_dims: int) -> None:

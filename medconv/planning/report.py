@@ -36,15 +36,22 @@ class Grid:
 
 
 def table(rows: Sequence[ReportRow]) -> str:
-    """For each value: what, value, reason; a long reason goes on below itself."""
-    wide = [max(len(row[i]) for row in rows) for i in range(2)]
-    margin = " " * (sum(wide) + 4)
-    starts = [f"{what:<{wide[0]}}  {value:<{wide[1]}}  " for what, value, _ in rows]
-    width = max(_WIDTH, len(margin) + 30)
-    return "\n".join(
-        textwrap.fill(reason, width, initial_indent=start, subsequent_indent=margin, drop_whitespace=True)
-        for start, (*_, reason) in zip(starts, rows, strict=True)
-    )
+    """For each value: its name, the value, the reason; a long reason goes on below itself."""
+    name_width = max(len(name) for name, _, _ in rows)
+    value_width = max(len(value) for _, value, _ in rows)
+    margin = " " * (name_width + value_width + 4)
+    width = max(_WIDTH, len(margin) + 30)  # room for the reasons beside long values
+    lines = []
+    for name, value, reason in rows:
+        line = textwrap.fill(
+            reason,
+            width,
+            initial_indent=f"{name:<{name_width}}  {value:<{value_width}}  ",
+            subsequent_indent=margin,
+            drop_whitespace=True,
+        )
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def patch_reason(
@@ -162,10 +169,10 @@ def _stages_reason(num_stages: int, overrides: PlanOverrides) -> str:
     }
     lengths = {key: len(value) for key, value in lists.items() if isinstance(value, (list, tuple))}
     limits = {"plan.max_stages": overrides.max_stages, **lengths}
-    found = [key for key, most in limits.items() if most == num_stages]
+    reached = [key for key, limit in limits.items() if limit == num_stages]
     even = "" if overrides.patch_size is None else "it is even and "
     halved = f"halved while {even}{MIN_EDGE} voxels are left along an axis"
-    return f"{halved}, up to {' and '.join(found)}" if found else halved
+    return f"{halved}, up to {' and '.join(reached)}" if reached else halved
 
 
 def _kernels_reason(network: Network, spacing: Sequence[float]) -> str:
@@ -178,8 +185,12 @@ def _kernels_reason(network: Network, spacing: Sequence[float]) -> str:
 
 def _each(rows: Sequence[Sequence[int]]) -> str:
     """Such as `1x2x2 (2), 2x2x2`: equal neighbours are counted."""
-    counted = [(word, len(list(group))) for word, group in groupby("x".join(map(str, row)) for row in rows)]
-    return ", ".join(word if n == 1 else f"{word} ({n})" for word, n in counted) or "none"
+    texts = ["x".join(map(str, row)) for row in rows]
+    counted = []
+    for text, equal_neighbours in groupby(texts):
+        count = len(list(equal_neighbours))
+        counted.append(text if count == 1 else f"{text} ({count})")
+    return ", ".join(counted) or "none"
 
 
 def normalisation_reason(modalities: Sequence[str] | None, overrides: PlanOverrides) -> str:

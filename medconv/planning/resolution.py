@@ -23,7 +23,8 @@ _DIGITS = 3  # of a coarser spacing
 
 def view_share(patch: Sequence[int], median: Sequence[int]) -> float:
     """The share of the median image's voxels that a patch covers, 0 to 1."""
-    return prod(min(1.0, n / whole) for n, whole in zip(patch, median, strict=True))
+    edges = zip(patch, median, strict=True)
+    return prod(min(1.0, patch_edge / median_edge) for patch_edge, median_edge in edges)
 
 
 def coarser(spacing_mm: Sequence[float]) -> tuple[float, ...]:

@@ -27,16 +27,48 @@ class Size:
 SIZES = {
     size.name: size
     for size in (
-        Size("large", 1.0, 32, {2: 512, 3: 320}, {2: 12, 3: 4}, 2000),
-        Size("medium", 0.5, 24, {2: 256, 3: 192}, {2: 8, 3: 2}, 1000),
-        Size("small", 0.25, 16, {2: 128, 3: 128}, {2: 8, 3: 2}, 200),
-        Size("tiny", 0.1, 8, {2: 64, 3: 64}, {2: 8, 3: 2}, 0),
+        Size(
+            name="large",
+            memory_share=1.0,
+            base_channels=32,
+            max_channels={2: 512, 3: 320},
+            max_batch={2: 12, 3: 4},
+            enough_steps=2000,
+        ),
+        Size(
+            name="medium",
+            memory_share=0.5,
+            base_channels=24,
+            max_channels={2: 256, 3: 192},
+            max_batch={2: 8, 3: 2},
+            enough_steps=1000,
+        ),
+        Size(
+            name="small",
+            memory_share=0.25,
+            base_channels=16,
+            max_channels={2: 128, 3: 128},
+            max_batch={2: 8, 3: 2},
+            enough_steps=200,
+        ),
+        Size(
+            name="tiny",
+            memory_share=0.1,
+            base_channels=8,
+            max_channels={2: 64, 3: 64},
+            max_batch={2: 8, 3: 2},
+            enough_steps=0,
+        ),
     )
 }
 
 
 def need_size(name: str) -> Size:
-    """Raises: ValueError: there is no such size."""
+    """The size of that name.
+
+    Raises:
+        ValueError: there is no such size.
+    """
     if name not in SIZES:
         raise ValueError(f"plan.size must be {', '.join(SIZES)} or null, got {name}")
     return SIZES[name]

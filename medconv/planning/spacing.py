@@ -25,9 +25,10 @@ def target_spacing(fingerprint: Fingerprint) -> tuple[float, ...]:
     target = np.median(spacings, axis=0)
     axis = thick_axis(fingerprint)
     if axis is not None:
-        low = float(np.percentile(spacings[:, axis], 10))
-        target[axis] = max(low, np.delete(target, axis).max())
-    return tuple(_rounded(float(t)) for t in target)
+        thin_mm = float(np.percentile(spacings[:, axis], 10))
+        in_plane_mm = np.delete(target, axis).max()
+        target[axis] = max(thin_mm, in_plane_mm)
+    return tuple(_rounded(float(mm)) for mm in target)
 
 
 def _rounded(mm: float) -> float:
@@ -36,13 +37,16 @@ def _rounded(mm: float) -> float:
 
 
 def thick_axis(fingerprint: Fingerprint, times: float = _THICK) -> int | None:
-    """The axis across slices that are thicker than so many voxels are long; None if voxels are closer to
-    cubes.
+    """The axis across slices that are thicker than `times` the longer edge of their voxels in the slice.
+
+    None if voxels are closer to cubes, or the slices are not a third as many as the voxels of other axes.
     """
-    spacing, shape = (np.median(rows, axis=0) for rows in (fingerprint.spacings_mm, fingerprint.shapes))
+    spacing = np.median(fingerprint.spacings_mm, axis=0)
+    shape = np.median(fingerprint.shapes, axis=0)
     axis = int(np.argmax(spacing))
-    thick = spacing[axis] > times * np.delete(spacing, axis).max()
-    return axis if thick and shape[axis] * _THICK < np.delete(shape, axis).min() else None
+    is_thick = spacing[axis] > times * np.delete(spacing, axis).max()
+    is_short = shape[axis] * _THICK < np.delete(shape, axis).min()
+    return axis if is_thick and is_short else None
 
 
 def slice_axis(
@@ -53,28 +57,38 @@ def slice_axis(
 ) -> int | None:
     """The axis across the slices that a network takes from volumes: the last of those of coarsest spacing.
 
-    Args: spatial_dims: of the network; None takes slices of volumes of fewer than 4. axis: this one instead.
-        thick_as_slices: None takes slices over 5 times as thick as their voxels are long, too.
-    Returns: None where the network takes the images as they are.
-    Raises: ValueError: the data has no such dimensions.
+    Args:
+        spatial_dims: of the network; None takes slices of volumes of fewer than 4.
+        axis: this one instead.
+        thick_as_slices: `spatial_dims=None` also takes slices over 5 times as thick as their voxels are long.
+    Returns:
+        None where the network takes the images as they are.
+    Raises:
+        ValueError: the data has no such dimensions.
     Source: as nnU-Net's 2d configuration; Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
     """
     if spatial_dims not in (None, 2, 3):
         raise ValueError(f"data.spatial_dims must be 2, 3 or null (what the data has), got {spatial_dims}")
     if spatial_dims == 3 and fingerprint.spatial_dims == 2:
         raise ValueError("data.spatial_dims=3 needs volumes, these images have one slice; take 2 or null")
-    flat = fingerprint.spatial_dims == 2 or spatial_dims == 3
-    if axis is not None and (flat or axis not in (0, 1, 2) or spatial_dims != 2):
+    takes_images = fingerprint.spatial_dims == 2 or spatial_dims == 3
+    is_usable = axis in (0, 1, 2) and spatial_dims == 2 and not takes_images
+    if axis is not None and not is_usable:
         raise ValueError(
             f"data.slice_axis must be 0, 1 or 2, with data.spatial_dims=2 and volumes, got {axis}"
         )
-    if flat or axis is not None:
+    if takes_images or axis is not None:
         return axis
     spacing = target_spacing(fingerprint)
-    axis = max(range(3), key=lambda axis: (spacing[axis], axis))
-    few = np.median([shape[axis] for shape in fingerprint.shapes]) < _FEWEST_SLICES
-    thick = thick_as_slices and thick_axis(fingerprint, _VERY_THICK) is not None
-    return axis if spatial_dims == 2 or few or thick else None
+    coarsest_axis = max(range(3), key=lambda index: (spacing[index], index))
+    if spatial_dims == 2:
+        return coarsest_axis
+    median_slices = np.median([shape[coarsest_axis] for shape in fingerprint.shapes])
+    if median_slices < _FEWEST_SLICES:
+        return coarsest_axis
+    if thick_as_slices and thick_axis(fingerprint, _VERY_THICK) is not None:
+        return coarsest_axis
+    return None
 
 
 def across(fingerprint: Fingerprint, axis: int) -> Fingerprint:
@@ -94,5 +108,6 @@ def across(fingerprint: Fingerprint, axis: int) -> Fingerprint:
 
 def median_shape(fingerprint: Fingerprint, spacing: Sequence[float]) -> tuple[int, ...]:
     """Voxels of the median image on a grid of this spacing."""
-    shapes = np.array(fingerprint.shapes) * np.array(fingerprint.spacings_mm) / np.array(spacing)
-    return tuple(max(1, round(float(n))) for n in np.median(shapes.round(), axis=0))
+    sizes_mm = np.array(fingerprint.shapes) * np.array(fingerprint.spacings_mm)
+    shapes = (sizes_mm / np.array(spacing)).round()
+    return tuple(max(1, round(float(edge))) for edge in np.median(shapes, axis=0))

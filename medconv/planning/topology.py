@@ -22,7 +22,10 @@ class Network:
 
     Args:
         strides: per step between stages, one number per axis.
-        encoder_convs: per stage; None: two. decoder_convs: of each stage.
+        kernel_sizes: per stage, one number per axis.
+        channels: per stage.
+        encoder_convs: convolutions per stage of the encoder; None: two in each.
+        decoder_convs: convolutions in each stage of the decoder.
         divisible_by: what the network divides each axis of the patch by, beside the strides.
     """
 
@@ -35,77 +38,144 @@ class Network:
 
     def divisor(self, spatial_dims: int) -> tuple[int, ...]:
         """The divisor of the patch size, per axis."""
-        steps = (prod(step[axis] for step in self.strides) for axis in range(spatial_dims))
-        return tuple(lcm(step, self.divisible_by) for step in steps)
+        total_strides = _total_strides(self.strides, spatial_dims)
+        return tuple(lcm(stride, self.divisible_by) for stride in total_strides)
+
+
+def _total_strides(strides: Steps, spatial_dims: int) -> tuple[int, ...]:
+    """From the finest stage to the coarsest, per axis."""
+    return tuple(prod(step[axis] for step in strides) for axis in range(spatial_dims))
 
 
 def halvings(patch: Sequence[int], spacing: Sequence[float], exact: bool, max_stages: int | None) -> Steps:
     """Strides: an axis is halved while it keeps `MIN_EDGE` voxels (thick slices: while it has 3 times as
     many) and its voxels are below twice as long as the finest of those that can be halved.
 
-    Args: exact: only even numbers are halved; else the patch is rounded up afterwards.
+    Args:
+        patch: voxels.
+        spacing: mm.
+        exact: only even numbers are halved; else the patch is rounded up afterwards.
+        max_stages: of the network; None: no limit.
     Source: nnU-Net's rules but for the last; Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
     """
-    size, voxel = list(patch), [float(s) for s in spacing]
-    least = [MIN_EDGE * (3 if v >= _THICK * min(voxel) else 2) for v in voxel]
-    steps: list[tuple[int, ...]] = []
-    while max_stages is None or len(steps) < max_stages - 1:
-        can = [a for a, n in enumerate(size) if n >= least[a] and not (exact and n % 2)]
-        halve = [a for a in can if voxel[a] < EVEN * min(voxel[b] for b in can)]
-        if not halve or (len(halve) == 1 and size[halve[0]] < 3 * MIN_EDGE):
+    edges = list(patch)
+    voxel_mm = [float(mm) for mm in spacing]
+    thick_mm = _THICK * min(voxel_mm)
+    min_edges = [MIN_EDGE * (3 if mm >= thick_mm else 2) for mm in voxel_mm]
+    strides: list[tuple[int, ...]] = []
+    while max_stages is None or len(strides) < max_stages - 1:
+        axes = [axis for axis, edge in enumerate(edges) if edge >= min_edges[axis]]
+        if exact:
+            axes = [axis for axis in axes if edges[axis] % 2 == 0]
+        halved_axes = _finest(axes, voxel_mm)
+        if not halved_axes:
             break
-        steps.append(tuple(2 if a in halve else 1 for a in range(len(size))))
-        size = [-(-n // step) for n, step in zip(size, steps[-1], strict=True)]
-        voxel = [v * step for v, step in zip(voxel, steps[-1], strict=True)]
-    return tuple(steps)
+        # an axis that is halved alone must be longer than one that is halved with others
+        if len(halved_axes) == 1 and edges[halved_axes[0]] < 3 * MIN_EDGE:
+            break
+        step = tuple(2 if axis in halved_axes else 1 for axis in range(len(edges)))
+        strides.append(step)
+        edges = [_divided_up(edge, stride) for edge, stride in zip(edges, step, strict=True)]
+        voxel_mm = _coarsened(voxel_mm, step)
+    return tuple(strides)
+
+
+def _finest(axes: Sequence[int], voxel_mm: Sequence[float]) -> list[int]:
+    """Those of the axes whose voxels are below twice as long as the finest."""
+    finest_mm = min((voxel_mm[axis] for axis in axes), default=0.0)
+    return [axis for axis in axes if voxel_mm[axis] < EVEN * finest_mm]
+
+
+def _coarsened(voxel_mm: Sequence[float], step: Sequence[int]) -> list[float]:
+    return [mm * stride for mm, stride in zip(voxel_mm, step, strict=True)]
+
+
+def _divided_up(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)
 
 
 def kernels(spacing: Sequence[float], strides: Steps) -> Steps:
     """3 along every axis; but before the last stage 1 across slices twice as thick as the finest axis."""
-    voxel, kernel, sizes = [float(s) for s in spacing], [1] * len(spacing), []
-    for step in ((1,) * len(voxel), *strides):
-        voxel = [v * s for v, s in zip(voxel, step, strict=True)]
-        kernel = [3 if k == 3 or v < EVEN * min(voxel) else 1 for k, v in zip(kernel, voxel, strict=True)]
-        sizes.append(tuple(kernel))
-    return (*sizes[:-1], (3,) * len(voxel))
+    num_axes = len(spacing)
+    voxel_mm = [float(mm) for mm in spacing]
+    kernel_sizes = [_kernel(voxel_mm, (1,) * num_axes)]
+    for step in strides:
+        voxel_mm = _coarsened(voxel_mm, step)
+        kernel_sizes.append(_kernel(voxel_mm, kernel_sizes[-1]))
+    # the last stage is 3 along every axis, however thick the slices still are
+    kernel_sizes[-1] = (3,) * num_axes
+    return tuple(kernel_sizes)
+
+
+def _kernel(voxel_mm: Sequence[float], finer_kernel: Sequence[int]) -> tuple[int, ...]:
+    """The kernel of a stage; an axis that has 3 in the finer stage keeps them."""
+    even_mm = EVEN * min(voxel_mm)
+    return tuple(
+        3 if finer == 3 or mm < even_mm else 1 for finer, mm in zip(finer_kernel, voxel_mm, strict=True)
+    )
 
 
 def widths(num_stages: int, spatial_dims: int, size: Size) -> tuple[int, ...]:
     """Channels: twice as many in each stage, up to the size's limit."""
-    return tuple(min(size.base_channels * 2**i, size.max_channels[spatial_dims]) for i in range(num_stages))
+    max_channels = size.max_channels[spatial_dims]
+    return tuple(min(size.base_channels * 2**stage, max_channels) for stage in range(num_stages))
 
 
 def rounded_up(patch: Sequence[int], divisor: Sequence[int]) -> tuple[int, ...]:
-    return tuple(-(-n // d) * d for n, d in zip(patch, divisor, strict=True))
+    """The patch size, in voxels per axis, rounded up to a multiple of the divisor."""
+    axes = zip(patch, divisor, strict=True)
+    return tuple(_divided_up(edge, multiple) * multiple for edge, multiple in axes)
 
 
 def largest_patch(median: Sequence[int], spacing: Sequence[float]) -> tuple[int, ...]:
     """The median image, or what a cube in mm of a generous volume holds of it."""
-    per_mm = [1 / s for s in spacing]
-    scale = (_PATCH_EDGE[len(per_mm)] ** len(per_mm) / prod(per_mm)) ** (1 / len(per_mm))
-    return tuple(max(MIN_EDGE, min(round(scale * n), most)) for n, most in zip(per_mm, median, strict=True))
+    dims = len(spacing)
+    voxels_per_mm = [1 / mm for mm in spacing]
+    max_voxels = _PATCH_EDGE[dims] ** dims
+    cube_mm = (max_voxels / prod(voxels_per_mm)) ** (1 / dims)
+    edges = []
+    for density, median_edge in zip(voxels_per_mm, median, strict=True):
+        edge = min(round(cube_mm * density), median_edge)
+        edges.append(max(MIN_EDGE, edge))
+    return tuple(edges)
 
 
 def need_strides(strides: Sequence[Sequence[int]], spatial_dims: int) -> Steps:
-    """Raises: ValueError: not one whole number from 1 per step and axis."""
+    """The strides of a config, as tuples; one number stands for all axes.
+
+    Raises:
+        ValueError: not one whole number from 1 per step and axis.
+    """
     steps = _per_axis(strides, spatial_dims)
-    if steps is None or any(n < 1 for step in steps for n in step):
+    if steps is None or any(min(step) < 1 for step in steps):
         what = f"{spatial_dims} whole numbers of 1 or more for each step between stages"
         raise ValueError(f"plan.strides needs {what}, got {strides}")
     return steps
 
 
 def need_kernels(kernel_sizes: Sequence[Sequence[int]], num_stages: int, spatial_dims: int) -> Steps:
-    """Raises: ValueError: not one odd number per stage and axis."""
+    """The kernel sizes of a config, as tuples; one number stands for all axes.
+
+    Raises:
+        ValueError: not one odd number per stage and axis.
+    """
     sizes = _per_axis(kernel_sizes, spatial_dims)
-    if sizes is None or len(sizes) != num_stages or any(n < 1 or n % 2 == 0 for k in sizes for n in k):
+    if sizes is None or len(sizes) != num_stages or not all(map(_is_odd, sizes)):
         what = f"{spatial_dims} odd numbers for each of {num_stages} stages"
         raise ValueError(f"plan.kernel_sizes needs {what}, got {kernel_sizes}")
     return sizes
 
 
+def _is_odd(kernel: Sequence[int]) -> bool:
+    return all(edge >= 1 and edge % 2 == 1 for edge in kernel)
+
+
 def need_channels(channels: Sequence[int], num_stages: int) -> tuple[int, ...]:
-    """Raises: ValueError: not one positive number per stage."""
+    """The channels of a config, as a tuple.
+
+    Raises:
+        ValueError: not one positive number per stage.
+    """
     if len(channels) != num_stages or any(n < 1 for n in channels):
         what = f"one number of 1 or more for each of {num_stages} stages"
         raise ValueError(f"plan.channels needs {what}, got {list(channels)}")
@@ -115,37 +185,62 @@ def need_channels(channels: Sequence[int], num_stages: int) -> tuple[int, ...]:
 def encoder_convs(residual_blocks: Sequence[int], num_stages: int) -> tuple[int, ...]:
     """Convolutions per stage of residual blocks, which have two; the first stage has another before them.
 
-    Raises: ValueError: not a positive number of blocks for each stage; further ones are not used.
+    Raises:
+        ValueError: not a positive number of blocks for each stage; further ones are not used.
     """
     blocks = residual_blocks[:num_stages]
     if len(blocks) < num_stages or any(n < 1 for n in blocks):
         what = f"a number of 1 or more for each of {num_stages} stages"
         raise ValueError(f"model.residual_blocks needs {what}, got {list(residual_blocks)}")
-    return tuple(2 * n + (stage == 0) for stage, n in enumerate(blocks))
+    convs = [2 * num_blocks for num_blocks in blocks]
+    convs[0] += 1  # the convolution before the first block
+    return tuple(convs)
 
 
 def _per_axis(rows: object, spatial_dims: int) -> Steps | None:
     """Rows of one whole number per axis, a single number standing for all; None for anything else."""
     if not isinstance(rows, (list, tuple)):
         return None
-    full = [(row,) * spatial_dims if isinstance(row, int) else row for row in rows]
-    if not all(isinstance(row, (list, tuple)) and len(row) == spatial_dims for row in full):
-        return None
-    return tuple(map(tuple, full)) if all(type(n) is int for row in full for n in row) else None
+    full_rows = []
+    for row in rows:
+        full_row = (row,) * spatial_dims if isinstance(row, int) else row
+        if not isinstance(full_row, (list, tuple)) or len(full_row) != spatial_dims:
+            return None
+        # not isinstance: True is an int, too
+        if not all(type(number) is int for number in full_row):
+            return None
+        full_rows.append(tuple(full_row))
+    return tuple(full_rows)
 
 
 def coarsest(patch: Sequence[int], strides: Steps) -> tuple[int, ...]:
     """Voxels left at the coarsest stage."""
-    return tuple(n // prod(step[axis] for step in strides) for axis, n in enumerate(patch))
+    total_strides = _total_strides(strides, len(patch))
+    return tuple(edge // stride for edge, stride in zip(patch, total_strides, strict=True))
 
 
 def num_weights(network: Network, num_channels: int, num_classes: int) -> int:
-    """Of our U-Net; norms and biases are not counted."""
-    taps, wide = [prod(kernel) for kernel in network.kernel_sizes], network.channels
-    first, convs = [num_channels, *wide[1:]], network.encoder_convs or (2,) * len(wide)
-    encoder = sum(
-        k * c * (into + (n - 1) * c) for k, c, into, n in zip(taps, wide, first, convs, strict=True)
-    )
-    decoder = sum(k * c * (network.decoder_convs + 1) * c for k, c in zip(taps[:-1], wide[:-1], strict=True))
-    joins = sum(2 * prod(step) * a * b for step, (a, b) in zip(network.strides, pairwise(wide), strict=True))
-    return encoder + decoder + joins + wide[0] * num_classes
+    """Of our U-Net; norms and biases are not counted.
+
+    Args:
+        num_channels: of the image.
+        num_classes: outputs per voxel.
+    """
+    channels = network.channels
+    num_stages = len(channels)
+    kernel_voxels = [prod(kernel) for kernel in network.kernel_sizes]
+    input_channels = [num_channels, *channels[1:]]
+    stage_convs = network.encoder_convs or (2,) * num_stages
+    weights = 0
+    for stage in range(num_stages):
+        # the first convolution of a stage reads its input, the others its own channels
+        read_channels = input_channels[stage] + (stage_convs[stage] - 1) * channels[stage]
+        weights += kernel_voxels[stage] * channels[stage] * read_channels
+    for stage in range(num_stages - 1):
+        # the first convolution of a decoder stage reads the concatenation, twice its channels
+        read_channels = (network.decoder_convs + 1) * channels[stage]
+        weights += kernel_voxels[stage] * channels[stage] * read_channels
+    for step, (finer, coarser) in zip(network.strides, pairwise(channels), strict=True):
+        # down in the encoder and up in the decoder
+        weights += 2 * prod(step) * finer * coarser
+    return weights + channels[0] * num_classes

@@ -66,18 +66,24 @@ def find_data(data: DataConfig) -> tuple[Dataset, int]:
     """The dataset of a config's `data`, and the number of cases to preprocess at once."""
     if data.on_invalid_case not in ("raise", "skip"):
         raise ConfigError(f"data.on_invalid_case must be raise or skip, got {data.on_invalid_case}")
-    workers = min(8, len(os.sched_getaffinity(0))) if data.prepare_workers is None else data.prepare_workers
+    workers = data.prepare_workers
+    if workers is None:
+        workers = min(8, len(os.sched_getaffinity(0)))
     if workers < 1:
         raise ConfigError(f"data.prepare_workers must be at least 1, got {workers}")
     dataset = configs.build(data.layout, "data.layout")
     dataset = dataset.with_targets(
-        regions=data.regions, regions_order=data.regions_order, ignore_label=data.ignore_label
+        regions=data.regions,
+        regions_order=data.regions_order,
+        ignore_label=data.ignore_label,
     )
     if data.group_pattern is not None:
         dataset = replace(dataset, cases=splits.grouped(dataset.cases, data.group_pattern))
     dataset = per_case.with_source_spacing(dataset, data.source_spacing_mm)
-    dataset = per_case.with_weights(per_case.with_annotated(dataset, data.annotated), data.case_weights)
-    for value in (dataset.targets.ignore, *dataset.targets.also_ignored):
+    dataset = per_case.with_annotated(dataset, data.annotated)
+    dataset = per_case.with_weights(dataset, data.case_weights)
+    ignored_values = (dataset.targets.ignore, *dataset.targets.also_ignored)
+    for value in ignored_values:
         check_ignored(value, (case.label for case in dataset.cases))
     return dataset, workers
 
@@ -91,18 +97,10 @@ def prepare_data(
         verify: read every preprocessed case again and compare its checksums.
         recorded: as in `make_plan`; without it this machine and the run's time count.
     """
-    data, (dataset, workers) = config.data, find_data(config.data)
+    data = config.data
+    dataset, workers = find_data(data)
     split = split_cases(dataset, data)
-    if data.flip_label_pairs is not None and not dataset.targets.can_swap_labels:
-        raise ConfigError(
-            f"data.flip_label_pairs exchanges classes of label maps, but this run has {dataset.targets.kind} "
-            "targets; set only one"
-        )
-    if data.flip_label_pairs is not None and data.convention == "nnunet":
-        raise ConfigError(
-            "data.flip_label_pairs needs axes from left to right; data.convention=nnunet leaves them as "
-            "stored"
-        )
+    _check_flip_label_pairs(dataset, data)
     pairs = left_right.flip_label_pairs(data.flip_label_pairs, dataset.class_names)
     home = dataset_folder(Path(data.cache_dir), dataset)
     with signals.raising():
@@ -110,7 +108,8 @@ def prepare_data(
     split = splits.drop_cases(split, skipped)
     if skipped:
         report.skipped_cases(skipped, len(dataset.cases))
-        dataset = replace(dataset, cases=tuple(case for case in dataset.cases if case.id not in skipped))
+        valid_cases = tuple(case for case in dataset.cases if case.id not in skipped)
+        dataset = replace(dataset, cases=valid_cases)
         if not split.train:
             raise ConfigError(f"data.fold={data.fold}: no case is left to train on, all cases are invalid")
     split = check_split(split, dataset, measured, data)
@@ -136,35 +135,64 @@ def prepare_data(
     )
 
 
+def _check_flip_label_pairs(dataset: Dataset, data: DataConfig) -> None:
+    """Check that classes can be exchanged where an image is mirrored.
+
+    Raises:
+        ConfigError: the data has no classes to exchange, or no axis from left to right.
+    """
+    if data.flip_label_pairs is not None and not dataset.targets.can_swap_labels:
+        raise ConfigError(
+            f"data.flip_label_pairs exchanges classes of label maps, but this run has {dataset.targets.kind} "
+            "targets; set only one"
+        )
+    if data.flip_label_pairs is not None and data.convention == "nnunet":
+        raise ConfigError(
+            "data.flip_label_pairs needs axes from left to right; data.convention=nnunet leaves them as "
+            "stored"
+        )
+
+
 def _preprocessing(
     planned: Plan, dataset: Dataset, measured: Fingerprint, data: DataConfig
 ) -> PreprocessingConfig:
-    frame = None if dataset.targets.per_voxel else planned.patch_size
-    resize = tuple(data.resize) if data.resize else None
-    dims, spacing_mm = planned.spatial_dims, planned.spacing_mm
-    names, axis = planned.normalisation, planned.slice_axis
+    names = planned.normalisation
     intensities = intensities_of(data.intensities, len(names)) or measured.intensities
-    return PreprocessingConfig(dims, spacing_mm, names, intensities, axis, frame, resize, data.convention)
+    return PreprocessingConfig(
+        spatial_dims=planned.spatial_dims,
+        spacing_mm=planned.spacing_mm,
+        normalisation=names,
+        intensities=intensities,
+        slice_axis=planned.slice_axis,
+        frame=None if dataset.targets.per_voxel else planned.patch_size,
+        resize=tuple(data.resize) if data.resize else None,
+        convention=data.convention,
+    )
 
 
 def intensities_of(content: Any, channels: int) -> tuple[dict[str, float], ...]:
-    """`data.intensities` of a config; empty if it is null. Raises: ConfigError: not one set per channel."""
-    rows = () if content is None else content
-    if content is not None and not (
-        isinstance(rows, (list, tuple))
-        and len(rows) == channels
-        and all(isinstance(row, Mapping) and set(row) == set(INTENSITIES) for row in rows)
-    ):
+    """`data.intensities` of a config; empty if it is null.
+
+    Raises:
+        ConfigError: not one set of statistics per channel.
+    """
+    if content is None:
+        return ()
+    is_row_per_channel = isinstance(content, (list, tuple)) and len(content) == channels
+    if not is_row_per_channel or not all(map(_has_intensities, content)):
         what = f"{', '.join(INTENSITIES)} for each of {channels} channels"
         raise ConfigError(f"data.intensities needs {what}, got {content}")
-    return tuple({key: float(value) for key, value in row.items()} for row in rows)
+    return tuple({key: float(value) for key, value in row.items()} for row in content)
+
+
+def _has_intensities(row: Any) -> bool:
+    return isinstance(row, Mapping) and set(row) == set(INTENSITIES)
 
 
 def split_cases(dataset: Dataset, data: DataConfig) -> DataSplit:
     """The split that the dataset or `data.fold` defines. Raises: ValueError: see `splits.split_cases`."""
-    return splits.split_cases(
-        dataset.cases, data.fold, data.num_folds, Path(data.splits_file) if data.splits_file else None
-    )
+    splits_file = Path(data.splits_file) if data.splits_file else None
+    return splits.split_cases(dataset.cases, data.fold, data.num_folds, splits_file)
 
 
 def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data: DataConfig) -> DataSplit:
@@ -174,6 +202,7 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
     Raises: ValueError: a class without examples, or images of different sizes.
     """
     targets = dataset.targets
+    # strict=False: label maps have no contents
     contents = dict(zip([case.id for case in dataset.cases], measured.contents, strict=False))
     split = splits.drop_duplicates(split, contents)
     splits.check_examples(split, targets)

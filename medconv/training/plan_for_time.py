@@ -34,11 +34,18 @@ def fitting(config: RunConfig, planned: Planned, derive: Callable[[Plan], Derive
     """The plan of the largest size of which enough steps fit into `trainer.max_time`.
 
     A size is measured once for a machine, with the network of the config and plain convolutions.
-    Args: planned: makes the plan of a size. derive: what the config's nodes use of a plan. budget: its
-        precision and checkpointing count.
-    Raises: ValueError: as `planned`, of the smallest size. ConfigError: as `build_network`.
+
+    Args:
+        config: of the run.
+        planned: makes the plan of a size.
+        derive: what the config's nodes use of a plan.
+        budget: its precision and checkpointing count.
+    Raises:
+        ValueError: as `planned`, of the smallest size.
+        ConfigError: as `build_network`.
     """
-    plans, refused = _plans(planned), {}  # size to the error of its network
+    plans = _plans(planned)
+    refused = {}  # size to the error of its network
     if len(plans) == len(SIZES) and _same(plans.values()):
         return planned(next(iter(SIZES)), "the config sets all that a size decides")
     seconds = _TRAINING * (config.trainer.max_seconds or math.inf)
@@ -47,42 +54,50 @@ def fitting(config: RunConfig, planned: Planned, derive: Callable[[Plan], Derive
         if name not in plans:
             return math.inf
         try:
-            batch = _step_seconds(config, plans[name], derive(plans[name]), budget)
+            batch_seconds = _step_seconds(config, plans[name], derive(plans[name]), budget)
         except ConfigError as error:
             refused[name] = error
             return None
-        return batch * config.trainer.accumulate_grad_batches
+        return batch_seconds * config.trainer.accumulate_grad_batches
 
-    name, why = largest(step_seconds, seconds)
+    name, reason = largest(step_seconds, seconds)
     if not name:
         tried, error = next(iter(refused.items()))
         raise ConfigError(f"{error} (plan.size={tried}, and so for the others)") from error
-    return planned(name, why)
+    return planned(name, reason)
 
 
 def largest(step_seconds: Callable[[str], float | None], seconds: float) -> tuple[str, str]:
     """The largest size of which enough steps fit, or the smallest, and the reason; empty if there is none.
 
-    Args: step_seconds: of a size; asked from the smallest up, until one has too few steps. None: the network
-        cannot have this size. seconds: for all steps.
+    Args:
+        step_seconds: of a size; asked from the smallest up, until one has too few steps. None: the network
+            cannot have this size.
+        seconds: for all steps.
     """
-    chosen, steps, larger = "", 0.0, ""
+    chosen = ""
+    steps = 0.0
+    larger = ""
     for name, size in reversed(SIZES.items()):
         step = step_seconds(name)
         if step is None:
             continue
-        if chosen and seconds < size.enough_steps * step:
+        needed_seconds = size.enough_steps * step
+        if chosen and seconds < needed_seconds:
             larger = f"; {name} does not fit into memory"
             if math.isfinite(step):
-                minutes = _rounded_up(size.enough_steps * step / _TRAINING / 60)
+                minutes = _rounded_up(needed_seconds / _TRAINING / 60)
                 larger = f"; {name}, {step:.2g} s a step, from {minutes} minutes on"
             break
-        chosen, steps = name, seconds / step
+        chosen = name
+        steps = seconds / step
     return chosen, f"some {steps:.0f} steps on whole patches fit into trainer.max_time{larger}"
 
 
 def _rounded_up(minutes: float) -> str:
-    return f"{math.ceil(minutes)}" if minutes > 10 else f"{math.ceil(10 * minutes) / 10:g}"
+    if minutes > 10:
+        return f"{math.ceil(minutes)}"
+    return f"{math.ceil(10 * minutes) / 10:g}"
 
 
 def _plans(planned: Planned) -> dict[str, Plan]:
@@ -96,7 +111,9 @@ def _plans(planned: Planned) -> dict[str, Plan]:
 
 
 def _same(plans: Iterable[Plan]) -> bool:
-    return len({str({**plan.values(), "size": ""}) for plan in plans}) == 1
+    """Whether the plans differ in nothing but the name of their size."""
+    texts = {str({**plan.values(), "size": ""}) for plan in plans}
+    return len(texts) == 1
 
 
 def _step_seconds(config: RunConfig, plan: Plan, derived: Derived, budget: Budget) -> float:
@@ -134,15 +151,28 @@ def _step_seconds(config: RunConfig, plan: Plan, derived: Derived, budget: Budge
 def _trial(config: RunConfig, network: nn.Module, plan: Plan, derived: Derived, budget: Budget) -> Trial:
     """A step of the plan on random images."""
     device = torch.device("cuda" if uses_gpu(config.trainer.accelerator) else "cpu")
-    patch = plan.patch_size if derived.per_voxel else ()
+    label_shape = plan.patch_size if derived.per_voxel else ()
     image = torch.randn(plan.batch_size, derived.num_channels, *plan.patch_size, device=device)
-    label = torch.zeros(plan.batch_size, *patch, dtype=torch.long, device=device)
+    label = torch.zeros(plan.batch_size, *label_shape, dtype=torch.long, device=device)
 
     def loss(output: Tensor | Sequence[Tensor], label: Tensor) -> Tensor:
         return functional.cross_entropy(heads(output, plan.spatial_dims)[0].float(), label)
 
-    choice = Choice(budget.precision, True, True, True, budget.activation_checkpointing)
-    return Trial(Work(network, loss, Muon, image, label), choice)
+    work = Work(
+        network=network,
+        objective=loss,
+        optimizer=Muon,
+        image=image,
+        label=label,
+    )
+    choice = Choice(
+        precision=budget.precision,
+        channels_last=True,
+        fast_norm=True,
+        fast_depthwise=True,
+        activation_checkpointing=budget.activation_checkpointing,
+    )
+    return Trial(work, choice)
 
 
 def _timed(trial: Trial) -> float:
@@ -152,8 +182,8 @@ def _timed(trial: Trial) -> float:
     """
     trial.step()
     seconds: list[float] = []
-    while len(seconds) < (3 if sum(seconds) < _QUICK else 2):
-        begun = time.perf_counter()
+    while len(seconds) < 2 or (len(seconds) < 3 and sum(seconds) < _QUICK):
+        start = time.perf_counter()
         float(trial.step())  # waits for a GPU
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - start)
     return min(seconds)

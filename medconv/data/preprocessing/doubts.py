@@ -9,9 +9,8 @@ import numpy as np
 from medconv.data.case import Grid
 from medconv.data.io.images import nifti_header
 
-_REPEATED = (
-    0.1  # of the usual difference between neighbouring slices, each relative to the slices' own spread
-)
+# Of the usual difference between neighbouring slices, each relative to the slices' own spread.
+_REPEATED = 0.1
 _LEAST_INT16 = -32768  # what many programs write where there is no data
 _FAR_BELOW = 1000  # times farther below zero than the highest value is above: no image's own value
 _FEW = 5  # times fewer slices than rows in every case, at 1 x 1 x 1 mm
@@ -35,8 +34,9 @@ def repeated_slices(image: np.ndarray) -> Iterator[str]:
         if usable.sum() < 2:
             continue
         share = apart / np.maximum(spread[1:] + spread[:-1], np.finfo(np.float64).tiny)
-        found = usable & (share <= _REPEATED * np.median(share[usable]))
-        pairs |= {int(z): "equal" if apart[z] == 0 else "nearly equal" for z in np.flatnonzero(found)}
+        is_repeated = usable & (share <= _REPEATED * np.median(share[usable]))
+        for z in np.flatnonzero(is_repeated):
+            pairs[int(z)] = "equal" if apart[z] == 0 else "nearly equal"
     if pairs:
         text = ", ".join(f"{z} and {z + 1} ({how})" for z, how in sorted(pairs.items())[:_NAMED])
         more = f" and {len(pairs) - _NAMED} more pairs" if len(pairs) > _NAMED else ""
@@ -54,7 +54,8 @@ def disagreeing_forms(path: Path) -> list[str]:
     if header is None:
         return []
     try:
-        (sform, s_code), (qform, q_code) = header.get_sform(coded=True), header.get_qform(coded=True)
+        sform, s_code = header.get_sform(coded=True)
+        qform, q_code = header.get_qform(coded=True)
     except ValueError as error:  # not a valid quaternion
         return [f"{path}: its qform cannot be read ({error}); the sform is used"]
     if not (s_code and q_code):
@@ -72,7 +73,8 @@ def lost_spacing(shapes: Sequence[Sequence[int]], spacings_mm: Sequence[Sequence
     unit = [tuple(spacing) == (1.0, 1.0, 1.0) for spacing in spacings_mm]
     if not thin or not all(thin) or not all(unit):
         return []
-    few, many = (int(np.median([f(shape) for shape in shapes])) for f in (min, max))
+    few = int(np.median([min(shape) for shape in shapes]))
+    many = int(np.median([max(shape) for shape in shapes]))
     return [
         f"all {len(shapes)} volumes have 1 x 1 x 1 mm, but {few} slices of {many} rows: their headers may "
         "have lost the spacing, from which resampling, plan and distances follow; correct the headers, or "

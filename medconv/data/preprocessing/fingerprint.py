@@ -1,6 +1,6 @@
 """Check every file of a dataset, report all errors at once, and measure its fingerprint in the same pass."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
@@ -30,7 +30,8 @@ from medconv.utils.threads import each
 INTENSITIES = ("percentile_00_5", "percentile_99_5", "mean", "std")  # measured in each channel
 _MAX_SHEAR = 0.5  # degrees; more is not rounding but a tilted gantry
 _MAX_SAMPLES = 5_000  # foreground voxels per case whose intensities are sampled
-_MIN_SAMPLES, _ALL_SAMPLES = 100, 20_000_000  # image-level: per case, and over all cases
+_MIN_SAMPLES = 100  # image-level: per case
+_ALL_SAMPLES = 20_000_000  # image-level: over all cases
 _WRONG_DIMS = {
     True: "one slice only, while most cases are volumes",
     False: "a volume, while most cases are one slice only",
@@ -117,40 +118,65 @@ def check(dataset: Dataset, workers: int, skip: bool = False) -> CheckResult:
 
 def dataset_warnings(reports: Sequence[CaseReport], dataset: Dataset) -> list[str]:
     """What is said once, not for each case."""
-    found = []
-    if cases := [r.case for r in reports if not r.oriented]:
-        found.append(f"{named(cases)}: {UNORIENTED}")
-    if values := {r.case: r.no_data[0] for r in reports if r.no_data}:
-        lowest = ", ".join(sorted({f"{value:.6g}" for value in values.values()})[:3])
-        found.append(
-            f"{named(list(values))}: the lowest value ({lowest}) looks like a no-data value, which shifts "
-            "the mean and widens the deviation that normalisation takes; replace it, for example by the "
-            "value of the background"
-        )
-    counts = [r.class_voxels for r in reports if r.class_voxels]
-    if counts and isinstance(dataset.targets, LabelMapTargets):
-        voxels = zip(dataset.class_names, np.sum(counts, axis=0).tolist(), strict=True)
-        if absent := ", ".join(name for name, count in voxels if count == 0):
-            found.append(f"no label map has a voxel of {absent}, which nothing can be learned about")
-    shapes = [r.shape for r in reports]
-    spacings_mm = [r.spacing_mm for r in reports]
-    found += lost_spacing(shapes, spacings_mm)
-    return found + far_spacing([r.case for r in reports], spacings_mm)
+    warnings = []
+    unoriented = [report.case for report in reports if not report.oriented]
+    if unoriented:
+        warnings.append(f"{named(unoriented)}: {UNORIENTED}")
+    warnings += _no_data_warning(reports)
+    warnings += _absent_classes_warning(reports, dataset)
+    shapes = [report.shape for report in reports]
+    spacings_mm = [report.spacing_mm for report in reports]
+    warnings += lost_spacing(shapes, spacings_mm)
+    warnings += far_spacing([report.case for report in reports], spacings_mm)
+    return warnings
+
+
+def _no_data_warning(reports: Sequence[CaseReport]) -> list[str]:
+    values = {report.case: report.no_data[0] for report in reports if report.no_data}
+    if not values:
+        return []
+    texts = {f"{value:.6g}" for value in values.values()}
+    lowest = ", ".join(sorted(texts)[:3])
+    return [
+        f"{named(list(values))}: the lowest value ({lowest}) looks like a no-data value, which shifts "
+        "the mean and widens the deviation that normalisation takes; replace it, for example by the "
+        "value of the background"
+    ]
+
+
+def _absent_classes_warning(reports: Sequence[CaseReport], dataset: Dataset) -> list[str]:
+    counts = [report.class_voxels for report in reports if report.class_voxels]
+    if not counts or not isinstance(dataset.targets, LabelMapTargets):
+        return []
+    class_voxels = np.sum(counts, axis=0).tolist()
+    names_and_voxels = zip(dataset.class_names, class_voxels, strict=True)
+    absent = ", ".join(name for name, num_voxels in names_and_voxels if num_voxels == 0)
+    if not absent:
+        return []
+    return [f"no label map has a voxel of {absent}, which nothing can be learned about"]
 
 
 def examine_all(dataset: Dataset, workers: int) -> list[CaseReport]:
     """A report of every case, in the dataset's order."""
     reports = list(each(lambda case: examine(case, dataset), dataset.cases, workers, "checking"))
-    readable = [r for r in reports if r.shape]
-    mostly_flat = 2 * sum(r.flat for r in readable) > len(readable)
+    readable = [report for report in reports if report.shape]
+    num_flat = sum(report.flat for report in readable)
+    mostly_flat = 2 * num_flat > len(readable)
     for report in readable:
-        report.errors += [_WRONG_DIMS[report.flat]] if report.flat != mostly_flat else []
+        if report.flat != mostly_flat:
+            report.errors.append(_WRONG_DIMS[report.flat])
     return reports
 
 
 def error_report(dataset: Dataset, errors: Mapping[str, Sequence[str]]) -> str:
-    """One line per error. Args: errors: case id to its errors."""
-    lines = [f"  case {case}: {error}" for case, messages in errors.items() for error in messages]
+    """One line per error.
+
+    Args:
+        errors: case id to its errors.
+    """
+    lines = []
+    for case, messages in errors.items():
+        lines += [f"  case {case}: {error}" for error in messages]
     return f"dataset {dataset.name}: {len(lines)} errors in {len(dataset.cases)} cases\n" + "\n".join(lines)
 
 
@@ -158,11 +184,14 @@ def still_invalid(dataset: Dataset, errors: Mapping[str, Sequence[str]]) -> bool
     """Whether these cases still have the same errors; granting a permission, for example, changes no file."""
     by_id = {case.id: case for case in dataset.cases}
     wrong_dims = set(_WRONG_DIMS.values())
-    return all(
-        case in by_id
-        and (wrong_dims & set(messages) or examine(by_id[case], dataset).errors == list(messages))
-        for case, messages in errors.items()
-    )
+    for case_id, messages in errors.items():
+        if case_id not in by_id:
+            return False
+        if wrong_dims & set(messages):  # said of a case beside the others, so that one alone cannot tell
+            continue
+        if examine(by_id[case_id], dataset).errors != list(messages):
+            return False
+    return True
 
 
 def examine(case: Case, dataset: Dataset) -> CaseReport:
@@ -171,47 +200,72 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
     if case.id in dataset.errors:
         report.errors.append(dataset.errors[case.id])
         return report
-    targets, found = dataset.targets, []
-    for read in (_image,) if isinstance(targets, ImageLevelTargets) else (_image, _label):
-        try:
-            found.append(read(case, dataset, report))
-        except ValueError as error:
-            report.errors.append(str(error))
-    if isinstance(targets, ImageLevelTargets):
-        error_text = "has no values" if case.values is None else targets.invalid_reason(case.values)
-        report.errors += [error_text] if error_text else []
-        if found:
-            _describe_image_level(case, found[0], dataset, report)
-    elif len(found) == 2:
-        _describe(found[0], found[1], dataset, report)
+    if isinstance(dataset.targets, ImageLevelTargets):
+        _examine_image_level(case, dataset.targets, dataset, report)
+        return report
+    image = _read(_image, case, dataset, report)
+    label = _read(_label, case, dataset, report)
+    if image is not None and label is not None:
+        _describe(image, label, dataset, report)
     return report
+
+
+def _examine_image_level(
+    case: Case,
+    targets: ImageLevelTargets,
+    dataset: Dataset,
+    report: CaseReport,
+) -> None:
+    image = _read(_image, case, dataset, report)
+    error_text = "has no values" if case.values is None else targets.invalid_reason(case.values)
+    if error_text:
+        report.errors.append(error_text)
+    if image is not None:
+        _describe_image_level(case, image, dataset, report)
+
+
+def _read(
+    read: Callable[[Case, Dataset, CaseReport], np.ndarray],
+    case: Case,
+    dataset: Dataset,
+    report: CaseReport,
+) -> np.ndarray | None:
+    """The voxels of a file; None if it cannot be read, with the error in the report."""
+    try:
+        return read(case, dataset, report)
+    except ValueError as error:
+        report.errors.append(str(error))
+        return None
 
 
 def _describe_image_level(case: Case, voxels: np.ndarray, dataset: Dataset, report: CaseReport) -> None:
     assert report.grid is not None
     canonical, report.spacing_mm = to_canonical(voxels, report.grid)
-    report.flat, report.shape = report.grid.shape[2] == 1, canonical.shape[1:]
+    report.flat = report.grid.shape[2] == 1
+    report.shape = canonical.shape[1:]
     key = repr(report.grid.shape).encode()
     report.content = blake2b(voxels.tobytes(), digest_size=8, key=key).hexdigest()
     if case.split != "test":  # nothing may be learned from test cases
-        count = max(_MIN_SAMPLES, min(_MAX_SAMPLES, _ALL_SAMPLES // len(dataset.cases)))
-        report.intensities = _sample(voxels, count)
+        samples_per_case = min(_MAX_SAMPLES, _ALL_SAMPLES // len(dataset.cases))
+        report.intensities = _sample(voxels, max(_MIN_SAMPLES, samples_per_case))
 
 
 def _sample(image: np.ndarray, count: int) -> np.ndarray:
     """Voxels spread evenly over the image: (channels, X, Y, Z) -> (channels, about `count`)."""
     flat = image.reshape(len(image), -1)
-    return flat[:, :: max(1, flat.shape[1] // count)].copy()
+    step = max(1, flat.shape[1] // count)
+    return flat[:, ::step].copy()
 
 
 def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     """The image of a case. Raises: ValueError: it cannot be read."""
     image, grid = image_of(case)
-    path, num_channels = case.images[0], len(dataset.modalities)
-    if len(image) != num_channels:
+    path = case.images[0]
+    if len(image) != len(dataset.modalities):
         names = ", ".join(dataset.modalities)
         report.errors.append(f"{path}: expected the channels {names}, found {len(image)} channels")
-    if odd := int((~np.isfinite(image)).sum()):
+    odd = int((~np.isfinite(image)).sum())
+    if odd:
         report.errors.append(f"{path}: {odd} voxels are NaN or infinite, expected finite numbers")
     ranges = [(float(channel.min()), float(channel.max())) for channel in image]
     if not odd:
@@ -220,9 +274,12 @@ def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     if any(low == high for low, high in ranges):
         report.warnings.append(f"{path}: a channel is constant")
     report.no_data = tuple(low for low, high in ranges if is_no_data(low, high))
-    report.low, report.high = min(low for low, _ in ranges), max(high for _, high in ranges)
-    report.grid, report.channels = grid, len(image)
-    report.warnings += [w for p in case.images for w in disagreeing_forms(p)]
+    report.low = min(low for low, _ in ranges)
+    report.high = max(high for _, high in ranges)
+    report.grid = grid
+    report.channels = len(image)
+    for image_path in case.images:
+        report.warnings += disagreeing_forms(image_path)
     report.oriented = not any(map(lacks_orientation, case.images))
     if grid.shear > _MAX_SHEAR:
         shear = f"{grid.shear:.1f} degrees off a right angle"
@@ -234,9 +291,11 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     """The label map of a case. Raises: ValueError: it cannot be read, or is not on the image's grid."""
     label, grid = label_of(case)
     assert case.label is not None
-    num_classes, ignore = len(dataset.class_names), dataset.targets.ignore
+    num_classes = len(dataset.class_names)
+    ignore = dataset.targets.ignore
     labelled = label if ignore is None else label[label != ignore]
-    if undeclared := np.unique(labelled[labelled >= num_classes]).tolist():
+    undeclared = np.unique(labelled[labelled >= num_classes]).tolist()
+    if undeclared:
         also = "" if ignore is None else f", and {ignore} to be ignored"
         expected = f"expected 0 to {num_classes - 1}{also}"
         report.errors.append(f"{case.label}: label values {undeclared} are not declared, {expected}")
@@ -257,18 +316,21 @@ def _describe(image: np.ndarray, label: np.ndarray, dataset: Dataset, report: Ca
     if are_picture_channels(dataset.modalities):
         report.intensities = _sample(image, _MAX_SAMPLES)
     stored = label.T.reshape(-1)  # in file order, the first axis fastest
-    num_classes, ignore = len(dataset.class_names), dataset.targets.ignore
-    labelled = stored != (-1 if ignore is None else ignore)
-    values = stored[labelled].clip(max=num_classes - 1)
+    num_classes = len(dataset.class_names)
+    ignored_value = -1 if dataset.targets.ignore is None else dataset.targets.ignore
+    is_labelled = stored != ignored_value
+    values = stored[is_labelled].clip(max=num_classes - 1)
     report.class_voxels = tuple(np.bincount(values, minlength=num_classes).tolist())
     canonical_label, _ = to_canonical(label[None], report.grid)
     report.thickness_mm = thickness_of(canonical_label[0], report.class_voxels, report.spacing_mm)
     if report.intensities is not None:
         return
-    places = np.flatnonzero((stored > 0) & labelled)
-    places = places if len(places) else np.flatnonzero(labelled)
-    places = places[:: max(1, len(places) // _MAX_SAMPLES)]
-    report.intensities = np.stack([channel.T.reshape(-1)[places] for channel in image])
+    voxel_indices = np.flatnonzero((stored > 0) & is_labelled)
+    if not len(voxel_indices):  # no foreground
+        voxel_indices = np.flatnonzero(is_labelled)
+    step = max(1, len(voxel_indices) // _MAX_SAMPLES)
+    sampled_indices = voxel_indices[::step]
+    report.intensities = np.stack([channel.T.reshape(-1)[sampled_indices] for channel in image])
 
 
 def thickness_of(label: np.ndarray, class_voxels: Sequence[int], spacing_mm: Sequence[float]) -> np.ndarray:
@@ -312,14 +374,15 @@ def measure(reports: Sequence[CaseReport]) -> Fingerprint:
     sampled = [r.intensities for r in reports if r.intensities is not None]
     if not sampled:
         raise ValueError("every valid case is in the test split, expected at least one to train on")
-    samples = np.concatenate(sampled, axis=1)
-    samples = wide(samples)
+    samples = wide(np.concatenate(sampled, axis=1))  # (channels, voxels)
     if not samples.shape[1]:
         what = "every voxel of all label maps has the value to ignore"
         raise ValueError(f"no case has a labelled voxel: {what}")
-    measured = zip(*np.percentile(samples, [0.5, 99.5], axis=1), samples, strict=True)
-    rows = [(low, high, values.mean(), values.std()) for low, high, values in measured]
-    intensities = [dict(zip(INTENSITIES, map(float, row), strict=True)) for row in rows]
+    lows, highs = np.percentile(samples, [0.5, 99.5], axis=1)
+    intensities = []
+    for low, high, values in zip(lows, highs, samples, strict=True):
+        statistics = (low, high, values.mean(), values.std())  # in the order of INTENSITIES
+        intensities.append(dict(zip(INTENSITIES, map(float, statistics), strict=True)))
     return Fingerprint(
         spatial_dims=spatial_dims,
         shapes=tuple(r.shape[:spatial_dims] for r in reports),

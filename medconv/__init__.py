@@ -1,3 +1,38 @@
 """medconv: training of medical-image CNNs with anatomy-aware convolutions."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from medconv.config.options import list_options as list_options
+    from medconv.evaluation.api import evaluate as evaluate
+    from medconv.inference.api import load as load
+    from medconv.training.api import compose as compose
+    from medconv.training.api import prepare as prepare
+    from medconv.training.api import train as train
+
 __version__ = "0.1.0"
+
+# Public name to its module. Torch takes seconds to import, so that a module is imported with its first use.
+_MODULES = {
+    "compose": "medconv.training.api",
+    "evaluate": "medconv.evaluation.api",
+    "list_options": "medconv.config.options",
+    "load": "medconv.inference.api",
+    "prepare": "medconv.training.api",
+    "train": "medconv.training.api",
+}
+__all__ = ["compose", "evaluate", "list_options", "load", "prepare", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'medconv' has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
+    # The next access finds it here.
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,10 +3,15 @@ no cycles.
 """
 
 import ast
+import os
+import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+import medconv
 
 PACKAGE = Path(__file__).parent.parent / "medconv"
 ROOMS = [
@@ -72,7 +77,8 @@ def test_a_room_imports_only_rooms_before_it(name: str) -> None:
 
 
 def test_inside_a_room_modules_import_each_other_in_one_direction() -> None:
-    graph = {module: imports(path) - {module} for module, path in MODULES.items()}
+    # The package itself has no room: it imports its public names when they are used.
+    graph = {module: imports(path) - {module} for module, path in MODULES.items() if module != "medconv"}
     try:
         tuple(TopologicalSorter(graph).static_order())
     except CycleError as error:
@@ -106,6 +112,29 @@ def test_every_test_file_in_a_room_is_named_after_a_module() -> None:
     assert not orphans, f"tests/ has files without a module of their name: {', '.join(orphans)}"
 
 
+def test_the_package_imports_nothing_until_a_public_name_is_used() -> None:
+    code = """
+import sys
+before = set(sys.modules)
+import medconv
+assert {name for name in set(sys.modules) - before if name.startswith("medconv")} == {"medconv"}
+assert set(medconv.__all__) <= set(dir(medconv))
+medconv.list_options("model")
+print(*{"torch", "lightning", "monai", "scipy"} & set(sys.modules))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    command = [sys.executable, "-c", code]
+    output = subprocess.run(command, check=True, timeout=120, env=environment, stdout=subprocess.PIPE)
+    assert output.stdout == b"\n"
+
+
+def test_every_public_name_of_the_package_exists() -> None:
+    for name in medconv.__all__:
+        assert callable(getattr(medconv, name)), name
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        medconv.no_such_name  # noqa: B018
+
+
 def test_the_convolutions_import_torch_alone() -> None:
     used: set[str] = set()
     for path in (PACKAGE / "convs").glob("*.py"):
@@ -114,6 +143,5 @@ def test_the_convolutions_import_torch_alone() -> None:
                 used |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 used.add(node.module.split(".")[0])
-    import sys
 
     assert used - set(sys.stdlib_module_names) <= {"torch", "medconv"}

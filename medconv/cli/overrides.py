@@ -1,9 +1,8 @@
 """Help text that `train` and `preprocess` share: the groups of options in `conf/`."""
 
 import textwrap
-from pathlib import Path
 
-from medconv import config
+from medconv.config.options import groups, list_options
 
 _WIDTH = 80  # characters of a line
 _NAME_WIDTH = 26  # characters of a group's name
@@ -16,20 +15,16 @@ KEY=VALUE:
 def listing() -> str:
     """An explanation of GROUP=OPTION and KEY=VALUE, with a line for each folder of `conf/`."""
     lines = ["GROUP=OPTION:"]
-    for folder in sorted(config.conf_dir().iterdir()):
-        if folder.is_dir() and folder.name != "hydra":
-            lines += _group_lines(folder)
+    for group in groups():
+        lines += _group_lines(group)
     return "\n".join([*lines, _AFTER_GROUPS])
 
 
-def _group_lines(folder: Path) -> list[str]:
-    names = {file.stem for file in folder.glob("*.yaml")}
-    # What the options of a group share is no option itself.
-    names.discard("base")
+def _group_lines(group: str) -> list[str]:
     return textwrap.wrap(
-        ", ".join(sorted(names)),
+        ", ".join(list_options(group)),
         _WIDTH,
-        initial_indent=f"  {folder.name:<{_NAME_WIDTH}}",
+        initial_indent=f"  {group:<{_NAME_WIDTH}}",
         subsequent_indent=" " * (_NAME_WIDTH + 2),
         break_on_hyphens=False,
     )

@@ -125,9 +125,9 @@ def _table_evaluation(options: argparse.Namespace) -> Callable[[], Evaluation]:
         raise ValueError(f"split column {options.split_column}: has no effect without a split")
     return partial(
         image_level.evaluate,
-        _table_path(options.predictions),
+        table_path(options.predictions),
         options.labels,
-        options.compare and _table_path(options.compare),
+        options.compare and table_path(options.compare),
         label_columns=options.label_columns,
         split=options.split,
         split_column=options.split_column or "split",
@@ -135,7 +135,8 @@ def _table_evaluation(options: argparse.Namespace) -> Callable[[], Evaluation]:
     )
 
 
-def _table_path(path: Path) -> Path:
+def table_path(path: Path) -> Path:
+    """The table of image-level predictions in a folder that `medconv predict` wrote; a file as it is."""
     return path / TABLE if path.is_dir() else path
 
 
@@ -193,7 +194,7 @@ def _read_files(options: argparse.Namespace) -> list[Path]:
     if options.compare is not None:
         prediction_sets.append(options.compare)
     if options.references is None:
-        tables = [_table_path(path) for path in prediction_sets]
+        tables = [table_path(path) for path in prediction_sets]
         manifests = [path.with_name(MANIFEST) for path in tables]
         return [*tables, *manifests, options.labels]
     manifests = [home(path) / MANIFEST for path in prediction_sets]

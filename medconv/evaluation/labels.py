@@ -84,13 +84,18 @@ def numbered(values: Collection[int] | Collection[str]) -> SegmentationTargets:
 
 
 def check_declared(
-    path: Path,
+    path: Path | str,
     label: np.ndarray,
     targets: SegmentationTargets,
     ignore: int | None = None,
 ) -> None:
     """Check that a label map has no value above those of all classes, other than `ignore`.
 
+    Args:
+        path: the file, or what stands for it in messages.
+        label: the label map.
+        targets: the classes.
+        ignore: a value that it may have, too.
     Raises:
         ValueError: it has; names the file.
     """

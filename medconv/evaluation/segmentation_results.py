@@ -1,13 +1,13 @@
 """The result of a segmentation evaluation: rows of the CSV, and lines of the table in the terminal."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from medconv.evaluation.rendering import plain_number
 from medconv.evaluation.segmentation_report import write_report
-from medconv.evaluation.segmentation_summary import columns_of
+from medconv.evaluation.segmentation_summary import CaseRow, columns_of
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,8 @@ class LabelMapEvaluation:
         if "compare" in self.result:
             summaries.append(self.result["compare"])
         for summary in summaries:
-            for row in summary["cases"]:
-                for name in summary["per_class"]:
-                    values = [row[column][name] for column in columns]
-                    yield [summary["predictions"], row["case"], name, *values]
+            for values in class_rows(summary["cases"], summary["per_class"], columns):
+                yield [summary["predictions"], *values]
 
     def score_lines(self) -> list[str]:
         """Per class: mean and standard deviation of Dice, the means of the other metrics, and the number of
@@ -88,6 +86,17 @@ class LabelMapEvaluation:
 
     def page(self) -> str:
         return write_report(self.result, self.files, self.images)
+
+
+def class_rows(
+    cases: Sequence[CaseRow],
+    names: Iterable[str],
+    columns: Sequence[str],
+) -> Iterator[Sequence[Any]]:
+    """A row per case and class: the case, the class, and the value of each column."""
+    for row in cases:
+        for name in names:
+            yield [row["case"], name, *(row[column][name] for column in columns)]
 
 
 def _calibration_text(error: float | None) -> str:

@@ -26,12 +26,31 @@ def summarize(
     lesion_iou: float | None,
 ) -> dict[str, Any]:
     """The results of one set of predictions; a class that a case's row does not have is undefined there."""
+    return {
+        "predictions": str(predictions),
+        **described(rows, names, lesion_iou),
+        "train_cases": labels.train_cases(home(predictions), [row["case"] for row in rows]),
+    }
+
+
+def described(
+    rows: Sequence[CaseRow],
+    names: Sequence[str],
+    lesion_iou: float | None,
+) -> dict[str, Any]:
+    """`mean`, `per_class`, `statistics` and `cases` of the rows of cases, see `LabelMapEvaluation`.
+
+    Args:
+        rows: one per case; a class that a row does not have is undefined there.
+        names: of the classes.
+        lesion_iou: overlap from which lesions match; None: they are not measured.
+    """
     columns = columns_of(lesion_iou)
     cases = [_with_all_classes(row, names, columns) for row in rows]
-    described = {name: _described(cases, name, columns) for name in names}
+    statistics_by_class = {name: _statistics(cases, name, columns) for name in names}
     per_class = {
         name: {column: values["mean"] for column, values in by_column.items()}
-        for name, by_column in described.items()
+        for name, by_column in statistics_by_class.items()
     }
     # over cases first, then over classes: a rare class counts as much as a frequent one
     mean = {}
@@ -39,12 +58,10 @@ def summarize(
         class_means = {name: per_class[name][column] for name in names}
         mean[column] = metrics_dice.mean(class_means)
     return {
-        "predictions": str(predictions),
         "mean": mean,
         "per_class": per_class,
-        "statistics": described,
+        "statistics": statistics_by_class,
         "cases": cases,
-        "train_cases": labels.train_cases(home(predictions), [row["case"] for row in rows]),
     }
 
 
@@ -93,17 +110,17 @@ def _with_all_classes(
     return complete
 
 
-def _described(
+def _statistics(
     cases: Sequence[CaseRow],
     name: str,
     columns: Sequence[str],
 ) -> dict[str, Any]:
     """Metric to the statistics of a class."""
-    described = {}
+    by_column = {}
     for column in columns:
         values = [row[column][name] for row in cases]
-        described[column] = statistics.describe(values)
-    return described
+        by_column[column] = statistics.describe(values)
+    return by_column
 
 
 def _paired_test(

@@ -1,8 +1,8 @@
 """Sliding-window inference: run a network that takes patches on a full image."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -16,6 +16,7 @@ from medconv.inference.tta import swapped
 from medconv.inference.window_placement import EVEN_DISTANCE, FIXED_DISTANCE, WindowPlacement
 from medconv.models.outputs import full_resolution
 from medconv.utils.errors import ArgumentError
+from medconv.utils.progress import track
 
 # `...` and a slice for each spatial axis.
 Box = tuple[Any, ...]
@@ -34,6 +35,7 @@ class SlidingWindow:
         slice_axis: the axis of a volume that a 2D network takes slice by slice, else None.
         flip_label_pairs: channels, such as of left and right kidney, that a left-right flip exchanges.
         even: windows are placed and weighted as in nnU-Net, not as in MONAI.
+        progress: a bar counts the forward passes of an image.
     Raises:
         ValueError: overlap, batch_size or mirror_axes are out of range.
     """
@@ -45,6 +47,7 @@ class SlidingWindow:
     slice_axis: int | None = None
     flip_label_pairs: tuple[tuple[int, int], ...] = ()
     even: bool = False
+    progress: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         check_overlap("overlap", self.overlap)
@@ -96,7 +99,10 @@ class SlidingWindow:
         windows = list(product(range(len(images)), boxes))
         weights = placement.weights(self.patch_size, images.device)
         blend = _Blend(padded, weights, device)
-        for first in range(0, len(windows), self.batch_size):
+        starts: Iterable[int] = range(0, len(windows), self.batch_size)
+        if self.progress:
+            starts = track(starts, "predicting")
+        for first in starts:
             batch = windows[first : first + self.batch_size]
             patches = torch.cat([padded[image : image + 1][box] for image, box in batch])
             logits = self._mean_over_flips(network, patches)

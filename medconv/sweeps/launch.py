@@ -78,7 +78,7 @@ def result_table(summary: dict[str, Any], folder: RunDir) -> str:
         lines.append(summary["verdict"])
     if summary.get("stopped_early"):
         lines.append(f"stopped early: {summary['stopped_early']['reason']}")
-    lines.append(f"checkpoint  {folder.best if folder.best.is_file() else folder.last}")
+    lines.append(f"checkpoint  {folder.trained}")
     lines.append(f"summary     {folder.path / 'summary.json'}")
     if (folder.path / "tensorboard").is_dir():
         lines.append(f"TensorBoard tensorboard --logdir {folder.path}")

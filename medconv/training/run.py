@@ -71,7 +71,14 @@ def train(config: RunConfig, folder: RunDir) -> Node:
         raise
 
 
-def _train(config: RunConfig, folder: RunDir) -> Node:
+def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]:
+    """Seeds all random numbers, checks settings, and prepares the data.
+
+    Returns:
+        The config with devices, precision and loss chosen, whose nodes keep their interpolations; the data.
+    Raises:
+        ValueError: the user's data or configuration is wrong.
+    """
     _check_settings(config)
     if config.trainer.deterministic:
         # cuBLAS reads it once, at the first matrix product, which may be one of a measurement
@@ -80,7 +87,11 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
     L.seed_everything(config.seed, workers=True, verbose=False)
     config = with_devices(config)
     prepared = prepare_data(config, recorded=folder.planned())
-    config = _with_loss(config, prepared.targets)
+    return _with_loss(config, prepared.targets), prepared
+
+
+def _train(config: RunConfig, folder: RunDir) -> Node:
+    config, prepared = prepare(config, folder)
     resolved = resolve(config, prepared, folder)
     if config.test:
         score_test_cases.check_has_test_cases(prepared)
@@ -89,7 +100,7 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
         log.info("this run is finished; run.resume=never trains it again")
         return folder.summary()
     # Only pretrained weights of a new run: a resumed one takes those of its checkpoint.
-    load_weights = _pretrained_weights(config, resolved, folder)
+    load_weights = pretrained_weights(config, resolved, folder)
     run = _build(resolved, prepared, folder, load_weights)
     report.announce(
         config=resolved,
@@ -218,8 +229,18 @@ def _check_checkpoint(path: str, run: _Run) -> None:
     )
 
 
-def _pretrained_weights(config: RunConfig, resolved: RunConfig, folder: RunDir) -> Callable[..., Any] | None:
-    """Loads the weights of `init.pretrained` into a network. None: random ones, or those of a resumed run."""
+def pretrained_weights(
+    config: RunConfig,
+    resolved: RunConfig,
+    folder: RunDir,
+) -> Callable[..., Any] | None:
+    """Loads the weights of `init.pretrained` into a network. None: random ones, or those of a resumed run.
+
+    Args:
+        config: with its interpolations.
+        resolved: the same config with every value filled in.
+        folder: of the run.
+    """
     init = resolved.init
     derived = resolved.derived
     if init.pretrained is None or folder.resume_from() is not None:

@@ -112,6 +112,11 @@ class RunDir:
     def previous(self) -> Path:
         return self.checkpoints / PREVIOUS
 
+    @property
+    def trained(self) -> Path:
+        """The checkpoint to predict with: the best; the last where nothing was validated."""
+        return self.best if self.best.is_file() else self.last
+
     def finished(self, config: RunConfig) -> bool:
         """Whether this run, with this config, has already been trained to its end here.
 

@@ -138,7 +138,7 @@ def processes(num_nodes: int | None, devices: Any) -> tuple[int, Any]:
             f"trainer.num_nodes={num_nodes}, but {name} started processes on {launched.nodes} machines; do "
             f"not set trainer.num_nodes, so that {name} decides"
         )
-    if _device_count(devices) not in (None, launched.devices):
+    if device_count(devices) not in (None, launched.devices):
         raise ValueError(
             f"trainer.devices={devices}, but {name} started {launched.devices} processes on each machine; do "
             f"not set trainer.devices, so that {name} decides"
@@ -156,7 +156,7 @@ def _processes_without_launcher(num_nodes: int | None, devices: Any) -> tuple[in
     return num_nodes or 1, 1 if devices is None else devices
 
 
-def _device_count(devices: Any) -> int | None:
+def device_count(devices: Any) -> int | None:
     """The number of devices that `trainer.devices` means; None: all of the machine's."""
     if isinstance(devices, str) and "," in devices:
         return len(devices.split(","))

@@ -5,7 +5,8 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import TextIO
@@ -16,6 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 from medconv.utils.atomic_io import NO_ROOM
 
 log = logging.getLogger("medconv")
+_LIGHTNING_LOGGERS = ("lightning.pytorch", "lightning.fabric")
+_OUR_LOGGERS = ("medconv", *_LIGHTNING_LOGGERS)
 _NEVER = logging.CRITICAL + 1
 # Keeps the messages until `log_into` names a file.
 _early = MemoryHandler(capacity=100_000, flushLevel=_NEVER, flushOnClose=False)
@@ -100,6 +103,31 @@ def start_logging(rank_zero: bool = True) -> None:
         warnings.filterwarnings("ignore", pattern)
 
 
+@contextmanager
+def logging_of_a_call() -> Iterator[None]:
+    """Inside, messages go where `start_logging` sends them; afterwards logging is as it was before.
+
+    For functions that a program or notebook calls, whose logging is its own.
+    """
+    loggers = [logging.getLogger(name) for name in ("", *_OUR_LOGGERS)]
+    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    excepthook = threading.excepthook
+    with warnings.catch_warnings():
+        # A function of `logging` is there where the program has captured warnings itself.
+        is_captured = warnings.showwarning.__module__ == "logging"
+        start_logging()
+        try:
+            yield
+        finally:
+            for logger, handlers, level, propagate in before:
+                logger.handlers[:] = handlers
+                logger.setLevel(level)
+                logger.propagate = propagate
+            threading.excepthook = excepthook
+            if not is_captured:
+                logging.captureWarnings(False)
+
+
 def log_into(path: Path) -> None:
     """Write all messages since `start_logging`, and all later ones, to this file."""
     file = _LogFile(path)
@@ -112,7 +140,7 @@ def log_into(path: Path) -> None:
 
 def _route_lightning() -> None:
     """Lightning's messages go where ours go, from warnings on."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
+    for name in _LIGHTNING_LOGGERS:
         logger = logging.getLogger(name)
         logger.setLevel(logging.WARNING)
         logger.handlers.clear()

@@ -1,7 +1,8 @@
-"""Progress bars of all commands: on standard error, in a terminal alone; they vanish at the end."""
+"""Progress bars: on standard error in a terminal, or below a notebook's cell; they vanish at the end."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sized
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -20,6 +21,11 @@ Item = TypeVar("Item")
 def in_terminal() -> bool:
     """Whether a bar can be drawn: standard error is a terminal that can move its cursor."""
     return sys.stderr.isatty() and Console(stderr=True).is_interactive
+
+
+def in_notebook() -> bool:
+    """Whether a bar can be drawn below a notebook's cell, which needs ipywidgets."""
+    return Console(stderr=True).is_jupyter and find_spec("ipywidgets") is not None
 
 
 def bar(*columns: ProgressColumn, **settings: Any) -> Progress:
@@ -44,7 +50,7 @@ def track(items: Iterable[Item], description: str, total: int | None = None) -> 
         description: what is being done, such as "training".
         total: the number of items, where they are an iterator.
     """
-    if not in_terminal():
+    if not (in_terminal() or in_notebook()):
         yield from items
         return
     count = len(items) if isinstance(items, Sized) else total
@@ -55,13 +61,13 @@ def track(items: Iterable[Item], description: str, total: int | None = None) -> 
 
 
 def counting(description: str, total: int | None) -> Progress:
-    """A bar with one task, not started yet, that is drawn in a terminal alone."""
+    """A bar with one task, not started yet, that is drawn in a terminal or notebook alone."""
     progress = bar(
         TextColumn(description, markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        disable=not in_terminal(),
+        disable=not (in_terminal() or in_notebook()),
     )
     progress.add_task(description, total=total)
     return progress

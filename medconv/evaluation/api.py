@@ -1,0 +1,131 @@
+"""Evaluation from Python: `medconv.evaluate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medconv.evaluation import arrays, image_level, labels, segmentation
+from medconv.evaluation.evaluate import Evaluation, table_path
+from medconv.evaluation.segmentation_results import class_rows
+from medconv.evaluation.segmentation_summary import columns_of
+from medconv.targets.segmentation import SegmentationTargets
+from medconv.utils.errors import ArgumentError
+
+# A folder or pattern of label maps, a table, or label maps: one, several, or by case.
+Predictions = Path | str | np.ndarray | Sequence[np.ndarray] | Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """Scores of predictions; None where a score is undefined.
+
+    Args:
+        rows: `pandas.DataFrame(table.rows)` is a table: of label maps a row per case and class with each
+            metric, distances in mm, volumes in ml; of image-level predictions a row per case.
+        mean: metric to value: for label maps the mean over cases, then over classes.
+        per_class: class to metric to its mean over the cases; for image-level predictions to its value.
+    """
+
+    rows: list[dict[str, Any]]
+    mean: dict[str, float | None]
+    per_class: dict[str, dict[str, Any]] = field(repr=False)
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> ScoreTable:
+        """The scores of an evaluation of files."""
+        header, *rows = evaluation.csv_rows()
+        result = evaluation.result
+        return cls(
+            rows=[dict(zip(header, row, strict=True)) for row in rows],
+            mean=result["mean"],
+            per_class=result["per_class"],
+        )
+
+
+def evaluate(
+    predictions: Predictions,
+    references: Predictions,
+    *,
+    spacing_mm: arrays.Spacing | None = None,
+    targets: SegmentationTargets | Sequence[str] | None = None,
+    tolerance_mm: float | Mapping[str, float] = 1.0,
+    lesion_iou: float | None = None,
+    workers: int = 1,
+) -> ScoreTable:
+    """Scores of predictions against references, the same numbers as `medconv evaluate` gives.
+
+    Shape: arrays are integer label maps, (X, Y, Z) or (X, Y).
+
+    Args:
+        predictions: one array, a list, or a dictionary by case; or a folder of label maps, a pattern with
+            `{id}`, or the table (.csv) or folder that `medconv predict` wrote for image-level predictions.
+        references: the same kind; for image-level predictions the table (.csv) of labels.
+        spacing_mm: of the axes of arrays, in mm; for all cases, or a dictionary by case.
+        targets: of arrays: a model's `targets`, or names of the classes from label value 0, the background,
+            on; None: each label value is a class. Files say it themselves.
+        tolerance_mm: of the surface Dice, for all classes, or a dictionary by class; others have 1 mm.
+        lesion_iou: also lesion-wise scores; lesions match from this intersection over union on.
+        workers: files measured at once.
+    Raises:
+        ValueError: predictions without a reference, or that cannot be measured; names them.
+    Source:
+        Metrics and missing classes as in Reinke et al. 2024, doi:10.1038/s41592-023-02150-0.
+    """
+    if lesion_iou is not None and not 0 < lesion_iou <= 1:
+        raise ArgumentError("lesion_iou", f" must be above 0 and at most 1, got {lesion_iou}")
+    tolerances = _tolerances(tolerance_mm)
+    if isinstance(predictions, (str, Path)) and isinstance(references, (str, Path)):
+        if spacing_mm is not None or targets is not None:
+            raise ArgumentError("spacing_mm", " and targets are for arrays; files have their own")
+        return _of_files(Path(predictions), Path(references), tolerances, lesion_iou, workers)
+    if isinstance(predictions, (str, Path)) or isinstance(references, (str, Path)):
+        raise ArgumentError("references", " and predictions must both be files, or both be arrays")
+    if spacing_mm is None:
+        raise ArgumentError("spacing_mm", " is needed for arrays: distances are in mm")
+    result = arrays.evaluate(
+        arrays.by_case(predictions),
+        arrays.by_case(references),
+        spacing_mm,
+        targets,
+        tolerances,
+        lesion_iou,
+    )
+    columns = columns_of(lesion_iou)
+    header = ["case", "class", *columns]
+    rows = class_rows(result["cases"], result["per_class"], columns)
+    return ScoreTable(
+        rows=[dict(zip(header, row, strict=True)) for row in rows],
+        mean=result["mean"],
+        per_class=result["per_class"],
+    )
+
+
+def _of_files(
+    predictions: Path,
+    references: Path,
+    tolerances: Mapping[str | None, float],
+    lesion_iou: float | None,
+    workers: int,
+) -> ScoreTable:
+    if references.suffix == ".csv":
+        return ScoreTable.of(image_level.evaluate(table_path(predictions), references))
+    evaluation = segmentation.evaluate(
+        predictions,
+        references,
+        tolerance_mm=tolerances,
+        lesion_iou=lesion_iou,
+        workers=workers,
+    )
+    return ScoreTable.of(evaluation)
+
+
+def _tolerances(tolerance_mm: float | Mapping[str, float]) -> dict[str | None, float]:
+    """Millimetres by class; None stands for all other classes."""
+    if isinstance(tolerance_mm, Mapping):
+        return labels.tolerances([f"{name}={mm}" for name, mm in tolerance_mm.items()])
+    return labels.tolerances([str(tolerance_mm)])

@@ -1,0 +1,156 @@
+"""Label maps in memory against references: the metrics of each case, as `segmentation` has them for files."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from medconv.data.case import Grid
+from medconv.evaluation import labels, segmentation_summary
+from medconv.evaluation.segmentation_summary import CaseRow
+from medconv.metrics.segmentation import measure
+from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.segmentation import SegmentationTargets
+from medconv.utils.errors import ArgumentError
+
+# Case to label map, (X, Y, Z) or (X, Y).
+LabelMaps = Mapping[str, np.ndarray]
+# Of all cases, or by case.
+Spacing = Sequence[float] | Mapping[str, Sequence[float]]
+
+
+def evaluate(
+    predictions: LabelMaps,
+    references: LabelMaps,
+    spacing_mm: Spacing,
+    targets: SegmentationTargets | Sequence[str] | None = None,
+    tolerance_mm: Mapping[str | None, float] | None = None,
+    lesion_iou: float | None = None,
+) -> dict[str, Any]:
+    """Measure each prediction against the reference of the same case.
+
+    Shape: two integer label maps (X, Y, Z) or (X, Y) of each case.
+
+    Args:
+        predictions: case to label map.
+        references: case to label map; further cases are left out.
+        spacing_mm: of the axes, in mm; for all cases, or by case.
+        targets: what the label values mean: a model's `targets`, or names of the classes from label value 0,
+            the background, on; None: each value is a class.
+        tolerance_mm: of the surface Dice, by class; None stands for all other classes.
+        lesion_iou: overlap from which lesions match; None: they are not measured.
+    Returns:
+        `mean`, `per_class`, `statistics` and `cases`, as `segmentation.evaluate` has them.
+    Raises:
+        ValueError: no case, a case without a reference or spacing, or label maps that do not fit each other;
+            names the case.
+    """
+    if not predictions:
+        raise ArgumentError("predictions", " has no case")
+    targets = _targets(targets, predictions, references)
+    by_class = tolerance_mm or {}
+    labels.check_tolerances(by_class, targets.names)
+    tolerances = labels.tolerance_of(by_class, targets.names)
+    rows: list[CaseRow] = []
+    for case, array in predictions.items():
+        prediction, reference = _pair(case, array, _of_case(references, case, "references"), targets)
+        grid = _grid(reference.shape, np.ndim(array), spacing_mm, case)
+        scores = measure(prediction, reference, grid, targets, tolerances, lesion_iou)
+        rows.append({"case": case, **scores})
+    return segmentation_summary.described(rows, targets.names, lesion_iou)
+
+
+def by_case(arrays: np.ndarray | Sequence[np.ndarray] | LabelMaps) -> LabelMaps:
+    """Case to label map; without names, the cases are numbered from 0. One array is one case."""
+    if isinstance(arrays, Mapping):
+        return arrays
+    if isinstance(arrays, np.ndarray):
+        return {"0": arrays}
+    return {str(number): array for number, array in enumerate(arrays)}
+
+
+def _targets(
+    targets: SegmentationTargets | Sequence[str] | None,
+    predictions: LabelMaps,
+    references: LabelMaps,
+) -> SegmentationTargets:
+    if isinstance(targets, SegmentationTargets):
+        return targets
+    if targets is not None:
+        return LabelMapTargets.of_classes(targets)
+    values: set[int] = set()
+    for case, array in predictions.items():
+        values.update(np.unique(array).tolist())
+        values.update(np.unique(_of_case(references, case, "references")).tolist())
+    return labels.numbered(values)
+
+
+def _of_case(values: Mapping[str, Any], case: str, argument: str) -> Any:
+    if case not in values:
+        raise ArgumentError(argument, f": case {case} is missing; there are {', '.join(values)}")
+    return values[case]
+
+
+def _pair(
+    case: str,
+    prediction: np.ndarray,
+    reference: np.ndarray,
+    targets: SegmentationTargets,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Prediction and reference of a case, (X, Y, Z). Raises: ValueError: they do not fit each other."""
+    prediction_name = f"prediction of case {case}"
+    reference_name = f"reference of case {case}"
+    prediction = _label_map(prediction, prediction_name)
+    reference = _label_map(reference, reference_name)
+    if prediction.shape != reference.shape:
+        raise ValueError(
+            f"case {case}: the prediction has shape {prediction.shape}, its reference {reference.shape}"
+        )
+    reference = targets.one_ignored(reference)
+    labels.check_declared(prediction_name, prediction, targets)
+    # Only a reference may hold the value to ignore.
+    labels.check_declared(reference_name, reference, targets, targets.ignore)
+    return prediction, reference
+
+
+def _label_map(array: np.ndarray, name: str) -> np.ndarray:
+    """Shape: (X, Y, Z) or (X, Y) -> (X, Y, Z), as files of label maps have."""
+    array = np.asarray(array)
+    if array.ndim not in (2, 3) or array.size == 0:
+        raise ValueError(f"{name}: expected shape (X, Y, Z) or (X, Y), got {array.shape}")
+    if array.dtype.kind not in "iub":
+        raise ValueError(
+            f"{name}: expected label values that are integers, got {array.dtype}; "
+            "array.astype(int) converts whole numbers"
+        )
+    if array.min() < 0:
+        raise ValueError(f"{name}: expected label values of 0 or more, got {array.min()}")
+    if array.ndim == 2:
+        array = array[..., None]
+    return array.astype(np.int64) if array.dtype.kind == "b" else array
+
+
+def _grid(
+    shape: Sequence[int],
+    num_axes: int,
+    spacing_mm: Spacing,
+    case: str,
+) -> Grid:
+    """The grid of a label map, whose axes point right, anterior and superior.
+
+    Args:
+        shape: (X, Y, Z).
+        num_axes: of its array, 2 or 3.
+        spacing_mm: of these axes.
+        case: its id.
+    """
+    if isinstance(spacing_mm, Mapping):
+        spacing_mm = _of_case(spacing_mm, case, "spacing_mm")
+    spacing = [float(mm) for mm in spacing_mm]
+    if len(spacing) != num_axes or not all(0 < mm < np.inf for mm in spacing):
+        raise ArgumentError(
+            "spacing_mm", f" must be {num_axes} positive numbers for case {case}, got {spacing}"
+        )
+    # The thickness of a 2D image is not known.
+    across = [1.0] * (3 - num_axes)
+    return Grid.of(shape, np.diag([*spacing, *across, 1.0]))

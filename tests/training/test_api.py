@@ -1,0 +1,147 @@
+"""medconv/training/api.py: runs from Python are those of `medconv train`."""
+
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from helpers import tiny
+
+import medconv
+from medconv.config import ConfigError
+from medconv.sweeps import launch
+from medconv.training import api, run
+from medconv.utils.exit_codes import PREEMPTED
+from medconv.utils.signals import RunInterrupted
+
+
+@pytest.fixture
+def overrides(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    return [*tiny.overrides(dataset), "logger=none"]
+
+
+def test_keywords_are_keys_and_groups(overrides: list[str]) -> None:
+    config = medconv.compose(
+        overrides,
+        conv="basis",
+        trainer__max_steps=3,
+        trainer__max_time=None,
+        data__source_spacing_mm=[1, 2.5, 3],
+        tags=["it's", "a, b"],
+    )
+    assert config.conv["_target_"].endswith(".basis")
+    assert config.trainer.max_steps == 3 and config.trainer.max_time is None
+    assert config.data.source_spacing_mm == [1, 2.5, 3] and config.tags == ["it's", "a, b"]
+
+
+def test_the_folder_is_that_of_the_command(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    config = medconv.compose(overrides)
+    launch.run_command([*overrides, "run.dry_run=true"])
+    assert f"# runs/{config.run.name}\n" in capsys.readouterr().out
+
+
+def test_options_of_ones_own_are_found(overrides: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine/loss").mkdir(parents=True)
+    (tmp_path / "mine/loss/plain.yaml").write_text("_target_: torch.nn.CrossEntropyLoss\n")
+    config = medconv.compose(overrides, config_dir="mine", loss="plain")
+    assert config.loss["_target_"] == "torch.nn.CrossEntropyLoss"
+
+
+@pytest.mark.parametrize(
+    "arguments, values, error",
+    [
+        ("seed=1", {}, "overrides must be a list"),
+        (["-m", "seed=1,2"], {}, "-m: flags are for the command"),
+        (["hydra.mode=MULTIRUN"], {}, "sweeps need the command `medconv train` -m"),
+        ([], {"trainer__max_step": 1}, "there is no key trainer.max_step; did you mean trainer.max_steps"),
+        ([], {"model": "segresnt"}, "there is no model=segresnt; did you mean segresnet"),
+    ],
+)
+def test_what_cannot_be_composed(arguments: Any, values: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        medconv.compose(arguments, **values)
+
+
+def test_a_run_gives_its_result_and_is_not_trained_twice(overrides: list[str]) -> None:
+    handlers = logging.getLogger().handlers[:]
+    config = medconv.compose(overrides, trainer__max_steps=2)
+    result = medconv.train(config)
+    assert result.folder == Path("runs", str(config.run.name))
+    assert result.checkpoint == result.folder / "checkpoints/best.ckpt" and result.checkpoint.is_file()
+    assert result.summary["status"] == "done" and result.summary["steps"] == 2
+    assert result.score == result.summary["val/dice"] == result.scores["mean foreground"]
+    assert {name: result.scores[name] for name in ("box", "hole")} == result.summary["val/dice_per_class"]
+    assert (result.folder / "train.log").read_text()
+    assert logging.getLogger().handlers == handlers
+    written = result.checkpoint.stat().st_mtime_ns
+    assert medconv.train(overrides, trainer__max_steps=2) == result
+    assert result.checkpoint.stat().st_mtime_ns == written
+
+
+def test_the_same_weights_as_by_the_command(overrides: list[str]) -> None:
+    result = medconv.train(overrides, trainer__max_steps=2, run__name="python")
+    launch.run_command([*overrides, "trainer.max_steps=2", "run.name=command"])
+    files = [result.checkpoint, Path("runs/command/checkpoints/best.ckpt")]
+    first, second = (torch.load(file, weights_only=True)["state_dict"] for file in files)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def test_several_devices_need_the_command(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    with pytest.raises(ConfigError, match=r"trainer\.devices=2, .* take the command `medconv train`"):
+        medconv.train(overrides, trainer__devices=2)
+
+
+def test_values_beside_a_composed_config_are_refused(overrides: list[str]) -> None:
+    config = medconv.compose(overrides)
+    with pytest.raises(ConfigError, match=r"seed: has no effect on a composed config"):
+        medconv.train(config, seed=1)
+    with pytest.raises(ConfigError, match=r"run\.dry_run=true: only the command"):
+        medconv.train(overrides, run__dry_run=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_is_pythons_own(
+    number: signal.Signals, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise RunInterrupted(number)
+
+    monkeypatch.setattr(run, "train", interrupted)
+    expected = KeyboardInterrupt if number == signal.SIGINT else SystemExit
+    with pytest.raises(expected) as error:
+        medconv.train(overrides)
+    if isinstance(error.value, SystemExit):
+        assert error.value.code == PREEMPTED
+    else:
+        assert "the same call resumes the run" in str(error.value)
+
+
+def test_task_and_data_train_in_lightnings_own_trainer(overrides: list[str], dataset: Path) -> None:
+    setup = medconv.prepare(overrides)
+    assert isinstance(setup, api.Prepared) and setup.config.derived.spatial_dims == 3
+    assert not Path("runs").exists()
+    before = [parameter.clone() for parameter in setup.task.network.parameters()]
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(setup.task, setup.data)
+    after = list(setup.task.network.parameters())
+    assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    assert 0 <= float(trainer.callback_metrics["val/dice"]) <= 1
+    trainer.save_checkpoint("own.ckpt")
+    label = medconv.load("own.ckpt", device="cpu")(dataset / "imagesTr/case_0.nii.gz")
+    assert label.shape == (16, 18, 12) and label.dtype == np.int16

@@ -56,10 +56,8 @@ def test_scores_of_training_cases_are_marked(
     output, lines = (
         tmp_path / "m.json",
         [
-            "predictions: the network was trained on 2 of these cases, by their names (a, c), so their "
-            "scores are too good",
-            "compare: the network was trained on 1 of these cases, by their names (b), so their "
-            "scores are too good",
+            "predictions: 2 of these cases (a, c) have names of training cases; their scores are optimistic",
+            "compare: 1 of these cases (b) have names of training cases; their scores are optimistic",
         ],
     )
     for options, expected in (((), lines[:1]), (("--compare", other), lines)):

@@ -36,7 +36,7 @@ _HELP = """\
 example:
   medconv train data=msd data.root=/data/Task04_Hippocampus
 
-Train CNNs on medical images, with one command for each step from files to evaluated predictions.
+Train CNNs on medical images, with one command for each step.
 
 commands:
 {commands}

@@ -12,7 +12,8 @@ example:
   medconv train data=msd data.root=/data/Task04_Hippocampus
   medconv train -m model=customconv,segresnet optimizer.lr=1e-3,3e-3
 
-Train a network; results are in runs/NAME/. If a run was stopped, the same command resumes it.
+Train a network; results are in runs/NAME/.
+If a run was stopped, the same command resumes it.
 `python train.py` in a checkout is the same as `medconv train`.
 
 {overrides}

@@ -12,8 +12,8 @@ def parser() -> Parser:
     command = Parser(
         "evaluate",
         "--predictions predictions/ --references labelsTr/ --output metrics.json",
-        "Compare predictions with references. Prints a table and writes all metrics as JSON, the cases as "
-        "CSV and a report as HTML.",
+        "Compare predictions with references. Print a table; write all metrics as JSON, one row per case "
+        "as CSV, and a report as HTML.",
     )
     _add_input_and_output(command.add_argument_group("input and output"))
     _add_segmentation(command.add_argument_group("segmentation"))
@@ -25,7 +25,7 @@ def parser() -> Parser:
         type=int,
         default=min(_MAX_WORKERS, cores),
         metavar="N",
-        help="cases measured at once; default: one per core, at most 8",
+        help="cases to measure in parallel; default: one per core, at most 8",
     )
     return command
 
@@ -49,13 +49,13 @@ def _add_input_and_output(group: Group) -> None:
         "--compare",
         type=Path,
         metavar="PREDICTIONS",
-        help="other predictions, compared by a paired test",
+        help="other predictions, to compare by a paired test",
     )
     group.add_argument(
         "--images",
         type=Path,
         metavar="FOLDER",
-        help="images for the report; default: those that were predicted, or imagesTr beside labelsTr",
+        help="images for the report; default: the predicted images, or imagesTr beside labelsTr",
     )
 
 
@@ -64,7 +64,7 @@ def _add_segmentation(group: Group) -> None:
         "--references",
         type=Path,
         metavar="FOLDER",
-        help="folder of reference label maps of the same names, or a pattern with {id}",
+        help="folder of reference label maps with the same names, or a pattern with {id}",
     )
     group.add_argument(
         "--tolerance-mm",
@@ -78,7 +78,7 @@ def _add_segmentation(group: Group) -> None:
         action="append",
         default=[],
         metavar="CASES=NAME,NAME",
-        help="references of these cases have these classes alone, others do not count; may be repeated",
+        help="the references of these cases annotate only these classes; ignore others; may be repeated",
     )
     group.add_argument(
         "--lesions",
@@ -87,7 +87,7 @@ def _add_segmentation(group: Group) -> None:
         # The value of `--lesions` alone; without it there are no lesion-wise scores.
         const=0.5,
         metavar="IOU",
-        help="also lesion-wise scores; lesions match from this intersection over union on, default 0.5",
+        help="add lesion-wise metrics; lesions match at this intersection over union or more, default 0.5",
     )
 
 
@@ -108,7 +108,7 @@ def _add_image_level(group: Group) -> None:
     group.add_argument(
         "--split",
         choices=("train", "val", "test"),
-        help="only the rows of --labels of this split",
+        help="use only rows of --labels in this split",
     )
     group.add_argument(
         "--split-column",

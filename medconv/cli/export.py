@@ -37,7 +37,7 @@ def _add_input_and_output(group: Group) -> None:
         type=Path,
         required=True,
         metavar="PATH",
-        help="the file; for a bundle, a new folder",
+        help="file to write; for a bundle, a new folder",
     )
     group.add_argument(
         "--opset",
@@ -59,5 +59,5 @@ def _add_comparison(group: Group) -> None:
         "--tolerance",
         type=float,
         default=TOLERANCE,
-        help="largest difference over the largest logit; default %(default)g",
+        help="largest allowed difference, relative to the largest logit; default %(default)g",
     )

@@ -9,8 +9,8 @@ def parser() -> Parser:
     command = Parser(
         "find-postprocessing",
         "--runs runs/cv",
-        "Predict every fold's validation cases and keep the post-processing steps that raise Dice, in "
-        "RUNS/postprocessing.json for medconv predict --postprocess. The folds come from: "
+        "Predict the validation cases of every fold, and write the post-processing that raises Dice to "
+        "RUNS/postprocessing.json, for medconv predict --postprocess. To train the folds: "
         "medconv train -m data.fold=0,1,2,3,4 run.name=cv",
     )
     inputs = command.add_argument_group("input")
@@ -24,7 +24,7 @@ def parser() -> Parser:
     inputs.add_argument(
         "--select",
         metavar="OVERRIDES",
-        help="which cross-validation, if the folder holds several",
+        help="which cross-validation to use, if the folder holds several",
     )
     general = command.general()
     add_device(general)

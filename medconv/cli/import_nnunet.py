@@ -10,27 +10,29 @@ def parser() -> Parser:
         "import-nnunet",
         "nnUNet_results/DATASET/nnUNetTrainer__nnUNetPlans__3d_fullres --output runs/NAME",
         "Make a run folder OUTPUT/foldN of each fold of a trained nnU-Net v2 model. It predicts as nnU-Net "
-        "does; medconv train --config-dir OUTPUT/foldN experiment=finetune data.root=DATA trains it further.",
+        "does. To fine-tune: medconv train --config-dir OUTPUT/foldN experiment=finetune data.root=DATA",
     )
     group = command.add_argument_group("input and output")
     group.add_argument(
         "folder",
         type=Path,
         metavar="FOLDER",
-        help="with plans.json, dataset.json and fold_N/",
+        help="folder with plans.json, dataset.json and fold_N/",
     )
-    group.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="for the run folders")
+    group.add_argument(
+        "--output", type=Path, required=True, metavar="FOLDER", help="parent of the run folders"
+    )
     group.add_argument(
         "--folds",
         nargs="+",
         metavar="N",
-        help="such as 0 1, or all; default: those that are there",
+        help="such as 0 1, or all; default: all that exist",
     )
     group.add_argument(
         "--checkpoint",
         default="checkpoint_final.pth",
         metavar="NAME",
-        help="in each fold; default %(default)s",
+        help="file name in each fold; default %(default)s",
     )
     command.general()
     return command

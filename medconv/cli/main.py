@@ -14,7 +14,7 @@ from medconv.utils.exit_codes import DONE
 
 COMMANDS = {
     "train": "train a network, or sweep over many settings",
-    "preprocess": "check a dataset and prepare it for training",
+    "preprocess": "check a dataset and preprocess it for training",
     "predict": "predict new images with trained networks",
     "evaluate": "compare predictions with references",
     "export": "write a network as ONNX, TorchScript or MONAI bundle",
@@ -36,13 +36,13 @@ _HELP = """\
 example:
   medconv train data=msd data.root=/data/Task04_Hippocampus
 
-Train CNNs on medical images: one command each from the files to evaluated predictions.
+Train CNNs on medical images, with one command for each step.
 
 commands:
 {commands}
 
-Options of a command: medconv COMMAND --help; the version: medconv --version
-Completion in bash: eval "$(medconv -sc install=bash)"; also fish and zsh"""
+For the options of a command: medconv COMMAND --help. For the version: medconv --version
+Tab completion in bash: eval "$(medconv -sc install=bash)"; also fish and zsh"""
 
 
 def main(command: str | None = None) -> None:

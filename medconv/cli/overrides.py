@@ -9,7 +9,7 @@ _NAME_WIDTH = 26  # characters of a group's name
 _AFTER_GROUPS = """\
 
 KEY=VALUE:
-  trainer.max_epochs=100      any key that --cfg job prints; +KEY=VALUE adds a class's"""
+  trainer.max_epochs=100      any key of --cfg job; +KEY=VALUE adds one for a class"""
 
 
 def listing() -> str:

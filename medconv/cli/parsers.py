@@ -89,5 +89,5 @@ def add_trust(group: Group, classes: str) -> None:
         action="append",
         default=[],
         metavar="PACKAGE",
-        help=f"trust {classes} of this package of your own; may be repeated",
+        help=f"trust {classes} of this package, such as your own; may be repeated",
     )

@@ -9,8 +9,8 @@ def parser() -> Parser:
     command = Parser(
         "predict",
         "--checkpoint runs/NAME/checkpoints/best.ckpt --input images/ --output predictions/",
-        "Predict images with trained networks: a label map for each image of a segmentation, or for "
-        "classification and regression one table, predictions.csv.",
+        "Predict images with trained networks. Segmentation writes a label map for each image; "
+        "classification and regression write one table, predictions.csv.",
     )
     _add_networks(command.add_argument_group("networks"))
     input_and_output = command.add_argument_group("input and output")
@@ -25,7 +25,7 @@ def parser() -> Parser:
         type=int,
         default=1,
         metavar="N",
-        help="cases loaded at once; N + 2 are in memory; default 1",
+        help="cases to load in parallel; N + 2 cases are in memory; default 1",
     )
     add_trust(general, "network classes")
     return command
@@ -55,7 +55,7 @@ def _add_networks(group: Group) -> None:
         "--postprocess",
         type=Path,
         metavar="FILE",
-        help="apply the steps in a file of medconv find-postprocessing",
+        help="apply the post-processing in a file from medconv find-postprocessing",
     )
 
 
@@ -84,7 +84,7 @@ def _add_input_and_output(group: Group) -> None:
         type=float,
         nargs="*",
         metavar="MM",
-        help="in mm (right, anterior, superior), in place of the headers'; without numbers, the headers' own",
+        help="replace the headers' spacing, in mm (right, anterior, superior); without numbers, keep it",
     )
 
 
@@ -92,28 +92,28 @@ def _add_extra_outputs(group: Group) -> None:
     group.add_argument(
         "--quality",
         action="store_true",
-        help="several networks: also write OUTPUT/quality/CASE.json and OUTPUT/uncertainty/CASE.nii.gz",
+        help="with several networks, also write OUTPUT/quality/CASE.json and OUTPUT/uncertainty/CASE.nii.gz",
     )
     group.add_argument(
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="with --quality, metrics.json of medconv evaluate: also write the expected Dice",
+        help="with --quality: metrics.json of medconv evaluate, to also write the expected Dice",
     )
     group.add_argument(
         "--saliency",
         action="store_true",
-        help="classification: also write Grad-CAM, OUTPUT/saliency/CASE.png",
+        help="for classification, also write Grad-CAM pictures, OUTPUT/saliency/CASE.png",
     )
     group.add_argument(
         "--dicom-seg",
         action="store_true",
-        help="DICOM input: also write OUTPUT/dicomseg/CASE.dcm, which refers to the slices",
+        help="for DICOM input, also write OUTPUT/dicomseg/CASE.dcm, which refers to the slices",
     )
     group.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace these cases' results in OUTPUT; resumes if it was stopped",
+        help="replace the results of these cases in OUTPUT; resume a stopped replacement",
     )
 
 
@@ -123,7 +123,7 @@ def _add_inference(group: Group) -> None:
         type=int,
         nargs="*",
         metavar="AXIS",
-        help="axes to flip; without a number, no flips",
+        help="axes to flip in test-time augmentation; without numbers, no flips",
     )
     group.add_argument("--overlap", type=float, help="overlap of windows, from 0 to below 1")
     group.add_argument(

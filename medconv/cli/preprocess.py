@@ -27,7 +27,7 @@ def parser() -> Parser:
     command = Parser(
         "preprocess",
         "data=msd data.root=/data/Task04_Hippocampus",
-        "Check every file of a dataset and preprocess it. Training does the same by itself.\n"
+        "Check every file of a dataset and preprocess it. Training does this by itself if needed.\n"
         "Takes the same GROUP=OPTION and KEY=VALUE as medconv train.",
     )
     # Unknown arguments are for Hydra, also those that begin like an option.
@@ -39,12 +39,12 @@ def parser() -> Parser:
     actions.add_argument(
         "--check-only",
         action="store_true",
-        help="show cases and errors, write nothing",
+        help="show cases and errors, but write nothing",
     )
     actions.add_argument(
         "--verify",
         action="store_true",
-        help="compare prepared files with checksums",
+        help="compare preprocessed files with their checksums",
     )
     command.general()
     return command

@@ -20,7 +20,7 @@ def parser() -> Parser:
     command = Parser(
         "schema",
         "> config.schema.json",
-        "Print the JSON schema of a config, by which editors complete and check YAML files.\n"
+        "Print the JSON schema of a config, with which editors complete and check YAML files.\n"
         "In VS Code with the YAML extension: a first line\n"
         "# yaml-language-server: $schema=PATH/TO/config.schema.json",
     )

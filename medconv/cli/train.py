@@ -12,16 +12,17 @@ example:
   medconv train data=msd data.root=/data/Task04_Hippocampus
   medconv train -m model=customconv,segresnet optimizer.lr=1e-3,3e-3
 
-Train a network into runs/NAME/; the same command resumes a run that was stopped.
+Train a network; results are in runs/NAME/.
+If a run was stopped, the same command resumes it.
 `python train.py` in a checkout is the same as `medconv train`.
 
 {overrides}
 
 hydra:
-  -m, --multirun              a sweep: one run for each combination of KEY=A,B
+  -m, --multirun              sweep: one run for each combination of KEY=A,B
   --cfg job                   print every key and its value instead of training
-  --config-dir DIR            a folder with options of your own, DIR/GROUP/OPTION.yaml
-  --config-name NAME          another main config than train
+  --config-dir DIR            a folder with your own options, DIR/GROUP/OPTION.yaml
+  --config-name NAME          use another main config than train
   --hydra-help                Hydra's other flags
 
 general:

@@ -68,8 +68,8 @@ def training_notes(result: Mapping[str, Any]) -> list[str]:
         cases = summary.get("train_cases")
         if cases:
             notes.append(
-                f"{name}: the network was trained on {len(cases)} of these cases, by their names "
-                f"({some(cases, 2)}), so their scores are too good"
+                f"{name}: {len(cases)} of these cases ({some(cases, 2)}) have names of training cases; "
+                "their scores are optimistic"
             )
     return notes
 

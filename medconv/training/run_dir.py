@@ -281,7 +281,7 @@ class RunDir:
             differences = "\n".join(lines)
             raise ConfigError(
                 f"{self.path} holds a run with another config; choose another run.name (with "
-                f"run.resume={self.last} it trains on from there), or run.resume=never\n{differences}"
+                f"run.resume={self.last} it continues from there), or run.resume=never\n{differences}"
             )
 
 

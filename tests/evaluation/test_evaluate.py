@@ -56,16 +56,14 @@ def test_scores_of_training_cases_are_marked(
     output, lines = (
         tmp_path / "m.json",
         [
-            "predictions: the network was trained on 2 of these cases, by their names (a, c), so their "
-            "scores are too good",
-            "compare: the network was trained on 1 of these cases, by their names (b), so their "
-            "scores are too good",
+            "predictions: 2 of these cases (a, c) have names of training cases; their scores are optimistic",
+            "compare: 1 of these cases (b) have names of training cases; their scores are optimistic",
         ],
     )
     for options, expected in (((), lines[:1]), (("--compare", other), lines)):
         assert run_main(monkeypatch, predictions, references, output, *options) == 0
         printed, page = capsys.readouterr().out.splitlines(), output.with_suffix(".html").read_text()
-        assert [line for line in printed if "trained on" in line] == expected
+        assert [line for line in printed if "names of training cases" in line] == expected
         assert [f"<p>{line}</p>" in page for line in lines] == [True, len(expected) > 1]
     result = json.loads(output.read_text())
     assert result["train_cases"] == ["a", "c"] and result["compare"]["train_cases"] == ["b"]

@@ -90,7 +90,7 @@ def test_training_cases_are_those_that_the_manifests_name(tmp_path: Path) -> Non
     evaluation = image_level.evaluate(predictions, labels, other)
     assert evaluation.result["train_cases"] == ["c5"]
     assert evaluation.result["compare"]["train_cases"] == ["c2"]
-    assert "1 of these cases, by their names (c5)" in evaluation.page()
+    assert "1 of these cases (c5) have names of training cases" in evaluation.page()
 
 
 def test_errors_of_numbers_are_in_standard_deviations_of_the_truth(tmp_path: Path) -> None:

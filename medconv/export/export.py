@@ -11,7 +11,7 @@ from pathlib import Path
 
 from medconv.export.formats import OPSETS, check_format, read_written, write_network
 from medconv.export.graph import Captured, capture
-from medconv.export.metadata import as_markdown, describe
+from medconv.export.metadata import describe
 from medconv.export.monai_bundle import MODEL, check_bundle, write_bundle
 from medconv.export.parity import on_case, on_patches
 from medconv.inference.exported.metadata import Metadata, as_loaded_model, metadata_path
@@ -164,8 +164,6 @@ def _parity(
 
 
 def _write_metadata(metadata: Metadata, model: Path) -> None:
-    markdown = model.with_name(model.name + ".md")
-    write_text(markdown, as_markdown(metadata, model.name))
     write_text(metadata_path(model), json.dumps(metadata, indent=2) + "\n")
 
 

@@ -287,7 +287,7 @@ def _readme(model: LoadedModel, name: str) -> str:
     lines = "\n".join(f"- {line}" for line in differs)
     return f"""# {name}
 
-Segmentation of {", ".join(model.targets.names)} from {", ".join(model.modalities)}; `models/model.ts.md`
+Segmentation of {", ".join(model.targets.names)} from {", ".join(model.modalities)}; `models/model.ts.json`
 describes the network's input and its validation. Put {files} into `images/` and run in the bundle's folder:
 
 ```bash

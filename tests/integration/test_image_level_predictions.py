@@ -194,7 +194,6 @@ def test_exported_networks_answer_alike(
     export.export(files[kind], file, export.ExportOptions("onnx", case=files["table"].parent / "1.png"))
     metadata = json.loads((tmp_path / "model.onnx.json").read_text())
     assert metadata["outputs"]["targets"]["kind"] == kind and metadata["inputs"]["frame"] == [16, 16]
-    assert kind in (tmp_path / "model.onnx.md").read_text()
     Image.new("L", (20, 20)).save(tmp_path / "large.png")
     with pytest.raises(ValueError, match="20 x 20 pixels"):
         Predictor.load([], models=[file])(tmp_path / "large.png")

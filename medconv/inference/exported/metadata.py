@@ -23,7 +23,7 @@ Metadata = dict[str, Any]
 
 
 def metadata_path(model: Path) -> Path:
-    """`model.onnx` has its metadata in `model.onnx.json`, and the same as Markdown in `model.onnx.md`."""
+    """`model.onnx` has its metadata in `model.onnx.json`."""
     return model.with_name(model.name + ".json")
 
 

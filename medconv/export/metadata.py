@@ -11,9 +11,12 @@ import medconv
 from medconv.config import tuples_to_lists
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.export.graph import Captured
-from medconv.inference.exported.metadata import VERSION, Metadata, digest
 from medconv.inference.load import LoadedModel
 from medconv.targets import Targets
+from medconv.utils.digests import digest
+
+VERSION = 1
+Metadata = dict[str, Any]
 
 _FRAMED = (
     "none; after resampling, or scaling to `resize`, the middle `frame` is cut out, or padded with 0 on both "
@@ -30,6 +33,11 @@ _RESAMPLING = (
 _RESTORE = "each channel by linear interpolation to the cropped image's own grid; outside of it is background"
 
 
+def metadata_path(model: Path) -> Path:
+    """`model.onnx` has its metadata in `model.onnx.json`."""
+    return model.with_name(model.name + ".json")
+
+
 def describe(
     content: Mapping[str, Any],
     model: LoadedModel,
@@ -38,7 +46,7 @@ def describe(
     format: str,
     parity: Mapping[str, Any],
 ) -> Metadata:
-    """The metadata of an exported model, as `inference.exported.metadata` reads it.
+    """The metadata of an exported model.
 
     Args:
         content: the checkpoint's.

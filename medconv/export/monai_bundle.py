@@ -12,7 +12,7 @@ from typing import Any
 
 import medconv
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.inference.exported.metadata import Metadata
+from medconv.export.metadata import Metadata
 from medconv.inference.load import LoadedModel
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.targets import Targets
@@ -302,5 +302,5 @@ Differences from `medconv predict --checkpoint {model.path.name}`, by which the 
 
 {lines}
 
-`medconv predict` does not read `models/model.ts`: for `--exported-model`, export the checkpoint as ONNX.
+`medconv predict` does not read `models/model.ts`; it reads the checkpoint.
 """

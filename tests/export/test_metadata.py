@@ -4,14 +4,16 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from helpers import exports
 from helpers.exports import Exported
 
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.export.metadata import _inputs
-from medconv.inference.exported.metadata import digest, metadata_path
+from medconv.export.metadata import _inputs, metadata_path
 from medconv.inference.load import load
+from medconv.inference.predictor import Predictor
+from medconv.utils.digests import digest
 
 
 @pytest.mark.parametrize("format", exports.FORMATS)
@@ -33,6 +35,15 @@ def test_the_metadata_holds_all_that_prediction_needs(exported: Exported, format
     assert "case_1" not in json.dumps(parity)
     # no path of the machine that trained it
     assert str(exported.checkpoint.parent) not in json.dumps(metadata)
+
+
+def test_an_onnx_file_and_its_metadata_predict_as_the_checkpoint(exported: Exported) -> None:
+    image = exported.images / "case_0.nii.gz"
+    written = Predictor([exports.read_back(exported.files["onnx"], "onnx")])
+    label, probabilities = written.label_and_probabilities(image)
+    expected_label, expected = Predictor.load(exported.checkpoint).label_and_probabilities(image)
+    assert (label != expected_label).mean() < 1e-3 and len(np.unique(label)) > 1
+    np.testing.assert_allclose(probabilities, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(

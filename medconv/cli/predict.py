@@ -38,18 +38,9 @@ def _add_networks(group: Group) -> None:
         nargs="+",
         # A second `--checkpoint` adds to the first.
         action="extend",
-        default=[],
+        required=True,
         metavar="FILE",
         help="a run's checkpoints/best.ckpt; several are averaged",
-    )
-    group.add_argument(
-        "--exported-model",
-        type=Path,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="FILE",
-        help="exported ONNX models with their metadata; averaged with the checkpoints",
     )
     group.add_argument(
         "--postprocess",

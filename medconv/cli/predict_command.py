@@ -62,13 +62,10 @@ def _check_values(options: argparse.Namespace) -> None:
     if options.source_spacing_mm:
         per_case.check_source_spacing(options.source_spacing_mm, "--source-spacing-mm")
     check_source(options.input, "--input")
-    num_networks = len(options.checkpoint) + len(options.exported_model)
-    if not num_networks:
-        raise ValueError("--checkpoint or --exported-model is needed: the networks to predict with")
-    if options.quality and num_networks < 2:
+    if options.quality and len(options.checkpoint) < 2:
         raise ValueError(
             "--quality measures how far several networks agree, such as the folds of a cross-validation; "
-            "--checkpoint and --exported-model name only one"
+            "--checkpoint names only one"
         )
     if options.calibration and not options.quality:
         raise ValueError("--calibration turns the agreement of --quality into Dice: add --quality")
@@ -79,7 +76,6 @@ def _load(options: argparse.Namespace, steps: Steps | None) -> Predictor:
         options.checkpoint,
         device=usable_device(options.device),
         trusted=options.trust_package,
-        models=options.exported_model,
         mirror_axes=options.mirror_axes,
         overlap=options.overlap,
         sw_batch_size=options.sw_batch_size,
@@ -115,10 +111,6 @@ def _check_options(options: argparse.Namespace, predictor: Predictor) -> None:
         # 0 is a value: --overlap 0
         if getattr(options, name) is not None and getattr(options, name) is not False:
             raise ValueError(f"{flag_of(name)} {reason}")
-    if options.saliency and all(member.metadata_path is not None for member in predictor.members):
-        raise ValueError(
-            "--saliency needs a network from --checkpoint; exported models have no layers to look at"
-        )
 
 
 def _find_cases(source: Path, predictor: Predictor) -> list[Case]:

@@ -19,7 +19,6 @@ from medconv.evaluation.postprocessing_decision import Decision, table
 from medconv.evaluation.postprocessing_search import LabelledCase, Load, candidates, decide, volumes
 from medconv.evaluation.stated_spacing import stated_grid, stated_spacing
 from medconv.evaluation.validated_cases import validated_cases
-from medconv.inference.exported.metadata import digest
 from medconv.inference.output_dir import OutputDir
 from medconv.inference.predict import output_in, predict, usable_device
 from medconv.inference.predictor import Predictor
@@ -27,6 +26,7 @@ from medconv.metrics.dice import dice
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import signals
 from medconv.utils.atomic_io import write_text
+from medconv.utils.digests import digest
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import shown, some, start_logging
 from medconv.utils.progress import track

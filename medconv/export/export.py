@@ -6,15 +6,14 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from medconv.export.formats import OPSETS, check_format, read_written, write_network
 from medconv.export.graph import Captured, capture
-from medconv.export.metadata import as_markdown, describe
+from medconv.export.metadata import Metadata, describe, metadata_path
 from medconv.export.monai_bundle import MODEL, check_bundle, write_bundle
 from medconv.export.parity import on_case, on_patches
-from medconv.inference.exported.metadata import Metadata, as_loaded_model, metadata_path
 from medconv.inference.load import LoadedModel, load
 from medconv.utils import checkpoint_io
 from medconv.utils.atomic_io import replacing, write_text
@@ -130,11 +129,9 @@ def _compare(
     """
     assert network.path is not None
     content = checkpoint_io.read(network.path)
-    # Filled in below: the comparison reads the metadata, too.
-    parity = {"largest_difference": 0.0, "inputs": ""}
+    exported = replace(network, network=read_written(file, choices.file_format), path=file)
+    parity = _parity(reference, exported, captured, choices)
     metadata = describe(content, network, captured, file, choices.file_format, parity)
-    exported = as_loaded_model(metadata, read_written(file, choices.file_format), file, None)
-    metadata["parity"] = _parity(reference, exported, captured, choices)
     if choices.file_format == "onnx":
         metadata["opset"] = choices.opset
     return metadata
@@ -164,8 +161,6 @@ def _parity(
 
 
 def _write_metadata(metadata: Metadata, model: Path) -> None:
-    markdown = model.with_name(model.name + ".md")
-    write_text(markdown, as_markdown(metadata, model.name))
     write_text(metadata_path(model), json.dumps(metadata, indent=2) + "\n")
 
 

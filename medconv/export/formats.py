@@ -1,19 +1,23 @@
 """Write a captured network to a file, and read it back in the process that wrote it."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from medconv.export.graph import Captured
-from medconv.inference.exported.load import INPUT, OUTPUT, need, quiet, read_onnx
+from medconv.export.graph import Captured, quiet
 from medconv.utils.errors import ArgumentError, with_class
 
 log = logging.getLogger(__name__)
 FORMATS = ("torchscript", "onnx", "pt2", "bundle")
+# Names of input and output in an ONNX file.
+INPUT = "image"
+OUTPUT = "logits"
 # Of ONNX; torch writes 18 and converts it to later ones.
 OPSETS = range(18, 24)
 
@@ -52,11 +56,9 @@ def read_written(path: Path, format: str) -> nn.Module:
 
     Args:
         format: torchscript, onnx or pt2.
-    Raises:
-        ValueError: as `read_onnx`, for ONNX only.
     """
     if format == "onnx":
-        return read_onnx(path, "cpu")
+        return _read_onnx(path)
     with quiet(), path.open("rb") as file:
         if format == "torchscript":
             network: nn.Module = torch.jit.load(file)
@@ -69,7 +71,15 @@ def check_format(format: str, opset: int) -> None:
     if opset not in OPSETS:
         raise ArgumentError("opset", f" must lie between {OPSETS[0]} and {OPSETS[-1]}, got {opset}")
     if format == "onnx":
-        need(("onnx", "onnxscript", "onnxruntime"), "the format onnx")
+        _need(("onnx", "onnxscript", "onnxruntime"))
+
+
+def _need(packages: Sequence[str]) -> list[Any]:
+    """Import packages of the extra `onnx`. Raises: ValueError: one is missing."""
+    try:
+        return [import_module(name) for name in packages]
+    except ImportError as error:
+        raise ValueError(f"the format onnx needs {error.name}: pip install 'medconv[onnx]'") from error
 
 
 def _write(
@@ -118,10 +128,34 @@ def _write_onnx(captured: Captured, path: Path, opset: int) -> None:
         external_data=False,
         verbose=False,
     )
-    onnx, _ = need(("onnx", "onnxscript"), "the format onnx")
+    (onnx,) = _need(["onnx"])
     opsets = {entry.domain: entry.version for entry in onnx.load(str(path)).opset_import}
     # The domain of ONNX's own operators has no name.
     written = opsets[""]
     # torch keeps its opset if it cannot convert it.
     if written != opset:
         raise ValueError(f"it can only be written for opset {written}, not {opset}")
+
+
+def _read_onnx(path: Path) -> nn.Module:
+    (runtime,) = _need(["onnxruntime"])
+    settings = runtime.SessionOptions()
+    settings.intra_op_num_threads = torch.get_num_threads()
+    # Errors alone.
+    settings.log_severity_level = 3
+    return _OnnxNetwork(runtime.InferenceSession(path, settings, providers=["CPUExecutionProvider"]))
+
+
+class _OnnxNetwork(nn.Module):
+    """A session of the ONNX runtime as a module. It has its own threads, and no gradients.
+
+    Shape: (batch, channels, *spatial) -> (batch, outputs, *spatial) float32, on the CPU.
+    """
+
+    def __init__(self, session: Any) -> None:
+        super().__init__()
+        self.session = session
+
+    def forward(self, image: Tensor) -> Tensor:
+        (logits,) = self.session.run([OUTPUT], {INPUT: image.contiguous().numpy()})
+        return torch.from_numpy(logits)

@@ -1,6 +1,10 @@
 """Capture a network as one graph of operations, for any batch size and, where possible, any size."""
 
-from collections.abc import Sequence
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from medconv.inference.exported.load import quiet
 from medconv.inference.load import LoadedModel
 from medconv.models.outputs import full_resolution
 from medconv.utils.errors import with_class
@@ -90,6 +93,21 @@ def capture(model: LoadedModel) -> Captured:
         )
     kind = type(model.network).__name__
     raise ValueError(f"{model.path}: its network, {kind}, cannot be exported ({reason})")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without torch's deprecation warnings and progress output."""
+    before = logging.root.manager.disable
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            logging.disable(logging.ERROR)
+            # Some of it is printed, graphs too.
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                yield
+    finally:
+        logging.disable(before)
 
 
 def _example(model: LoadedModel) -> Tensor:

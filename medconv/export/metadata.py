@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import medconv
-from medconv.config import flatten, tuples_to_lists
+from medconv.config import tuples_to_lists
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.export.graph import Captured
-from medconv.inference.exported.metadata import VERSION, Metadata, digest
 from medconv.inference.load import LoadedModel
 from medconv.targets import Targets
-from medconv.utils.logging import size_text
+from medconv.utils.digests import digest
+
+VERSION = 1
+Metadata = dict[str, Any]
 
 _FRAMED = (
     "none; after resampling, or scaling to `resize`, the middle `frame` is cut out, or padded with 0 on both "
@@ -31,14 +33,9 @@ _RESAMPLING = (
 _RESTORE = "each channel by linear interpolation to the cropped image's own grid; outside of it is background"
 
 
-# Of normalisations that need nothing but the image.
-_FORMULAS = {
-    "zscore": "minus its mean, divided by its standard deviation, over the cropped image",
-    "zscore_nonzero": "of the voxels that are not 0 in some channel, and holes among them, minus their mean, "
-    "divided by their standard deviation; others stay",
-    "rescale": "its lowest value to 0, its highest to 1, over the cropped image",
-    "none": "as it is",
-}
+def metadata_path(model: Path) -> Path:
+    """`model.onnx` has its metadata in `model.onnx.json`."""
+    return model.with_name(model.name + ".json")
 
 
 def describe(
@@ -49,7 +46,7 @@ def describe(
     format: str,
     parity: Mapping[str, Any],
 ) -> Metadata:
-    """The metadata of an exported model, as `inference.exported.metadata` reads it.
+    """The metadata of an exported model.
 
     Args:
         content: the checkpoint's.
@@ -176,103 +173,3 @@ def _training(record: Mapping[str, Any]) -> Metadata:
 def _validation(record: Mapping[str, Any]) -> Metadata:
     rows = record.get("validation", {})
     return {"cases": len(rows), "scores": Targets.from_plain(record["targets"]).summary(rows)}
-
-
-def as_markdown(metadata: Metadata, name: str) -> str:
-    """The metadata as Markdown. Args: name: of the file."""
-    rows = {
-        "file": f"`{name}`, {metadata['format']}, SHA-256 `{metadata['sha256']}`",
-        **_input_rows(metadata["inputs"]),
-        **_window_rows(metadata),
-        **_size_rows(metadata["inputs"], metadata["windows"]),
-        "output": _output_text(metadata["outputs"]),
-        **_provenance_rows(metadata),
-    }
-    slice_axis = metadata["inputs"]["slice_axis"]
-    if slice_axis is not None:
-        rows["slices"] = (
-            f"a 2D network on slices across axis {slice_axis} of volumes, each at its own distance"
-        )
-    # A bar would end the cell.
-    lines = [f"| {key} | {value.replace('|', '/')} |" for key, value in rows.items()]
-    return "\n".join([f"# {name}", "", "| | |", "|---|---|", *lines, ""])
-
-
-def _input_rows(inputs: Metadata) -> dict[str, str]:
-    channels = zip(inputs["channels"], inputs["normalisation"], inputs["intensities"], strict=True)
-    return {
-        "channels": ", ".join(inputs["channels"]),
-        "orientation": f"{inputs['orientation']}; {inputs['layout']}",
-        "spacing": f"{size_text(inputs['spacing_mm'])} mm; {inputs['resampling']}",
-        "crop": inputs["crop"],
-        "normalisation": "; ".join(_normalisation(*channel) for channel in channels),
-    }
-
-
-def _window_rows(metadata: Metadata) -> dict[str, str]:
-    """Windows and label values of segmentation, or the image size of an image-level network."""
-    windows = metadata["windows"]
-    patch_size = size_text(windows["patch_size"])
-    if "restore" not in metadata["outputs"]:
-        return {"image": f"{patch_size} voxels"}
-    targets = metadata["outputs"]["targets"]
-    values = zip(targets["names"], targets["values"], strict=True)
-    return {
-        "windows": f"{patch_size} voxels, overlap {windows['overlap']:g}, weights {windows['weights']}",
-        "label values": ", ".join(f"{name}: {value}" for name, value in values),
-    }
-
-
-def _size_rows(inputs: Metadata, windows: Metadata) -> dict[str, str]:
-    axes = [
-        "any multiple" if is_dynamic else "the patch's size" for is_dynamic in inputs["dynamic"]["spatial"]
-    ]
-    return {
-        "sizes": f"any batch; along the axes: {', '.join(axes)} of {size_text(inputs['divisor'])}",
-        "flips": str(windows["mirror_axes"] or "none"),
-    }
-
-
-def _output_text(outputs: Metadata) -> str:
-    texts = [f"{outputs['targets']['kind']}: {', '.join(outputs['channels'])}"]
-    texts += [outputs[key] for key in ("decode", "restore") if key in outputs]
-    return "; ".join(texts)
-
-
-def _provenance_rows(metadata: Metadata) -> dict[str, str]:
-    training = metadata["training"]
-    validation = metadata["validation"]
-    parity = metadata["parity"]
-    versions = [f"{package} {number}" for package, number in metadata["versions"].items()]
-    return {
-        "trained on": f"{training['dataset']}, {training['cases']} cases",
-        "validation": "; ".join([f"{validation['cases']} cases", *_scores(validation)]),
-        "parity": f"logits differ by at most {parity['largest_difference']:.2g} ({parity['inputs']})",
-        "versions": ", ".join(versions),
-    }
-
-
-def _scores(validation: Metadata) -> list[str]:
-    texts: list[str] = []
-    for name, score in flatten(validation["scores"]).items():
-        # An empty dict: no class was scored, as in a run without validation cases.
-        is_number = isinstance(score, (int, float))
-        texts.append(f"{name} {score:.4f}" if is_number else f"{name} not measured")
-    return texts
-
-
-def _normalisation(channel: str, name: str, intensities: Mapping[str, float]) -> str:
-    return f"{channel}: {name}, {_formula(name, intensities)}"
-
-
-def _formula(name: str, intensities: Mapping[str, float]) -> str:
-    """What a normalisation does, in words."""
-    if name in _FORMULAS:
-        return _FORMULAS[name]
-    if name == "dataset":
-        return f"minus {intensities.get('mean', 0):g}, divided by {intensities.get('std', 1):g}"
-    low = intensities["percentile_00_5"]
-    high = intensities["percentile_99_5"]
-    return (
-        f"clipped to {low:g} and {high:g}, minus {intensities['mean']:g}, divided by {intensities['std']:g}"
-    )

@@ -12,7 +12,7 @@ from typing import Any
 
 import medconv
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.inference.exported.metadata import Metadata
+from medconv.export.metadata import Metadata
 from medconv.inference.load import LoadedModel
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.targets import Targets
@@ -287,7 +287,7 @@ def _readme(model: LoadedModel, name: str) -> str:
     lines = "\n".join(f"- {line}" for line in differs)
     return f"""# {name}
 
-Segmentation of {", ".join(model.targets.names)} from {", ".join(model.modalities)}; `models/model.ts.md`
+Segmentation of {", ".join(model.targets.names)} from {", ".join(model.modalities)}; `models/model.ts.json`
 describes the network's input and its validation. Put {files} into `images/` and run in the bundle's folder:
 
 ```bash
@@ -302,5 +302,5 @@ Differences from `medconv predict --checkpoint {model.path.name}`, by which the 
 
 {lines}
 
-`medconv predict` does not read `models/model.ts`: for `--exported-model`, export the checkpoint as ONNX.
+`medconv predict` does not read `models/model.ts`; it reads the checkpoint.
 """

@@ -149,12 +149,12 @@ class ImageLevelForward(Forward):
         return [ImageLevelScores(case_input, mean) for case_input, mean in zip(inputs, means, strict=True)]
 
     def overlay(self, scores: ImageLevelScores) -> np.ndarray:
-        """A Grad-CAM picture from the first network that comes from a checkpoint.
+        """A Grad-CAM picture from the first network.
 
         It is for the highest class or label, or for the first number of a regression.
         Shape: (height, width, 3) uint8.
         """
-        member = next(member for member in self.members if member.metadata_path is None)
+        member = self.members[0]
         assert isinstance(member.targets, ImageLevelTargets)
         target = member.targets.shown_output(scores.outputs)
         image = self._images(member, [scores.case_input])[0]

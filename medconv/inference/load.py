@@ -40,8 +40,7 @@ DAMAGED = (
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A network from a checkpoint or an exported model, in evaluation mode, and all that prediction needs
-    to know.
+    """A network from a checkpoint, in evaluation mode, and all that prediction needs to know.
 
     Args:
         network: its convolutions are folded.
@@ -55,10 +54,9 @@ class LoadedModel:
         memory_format: of its input.
         spacing_range_mm: smallest and largest spacing of the training cases along each axis (right, anterior,
             superior).
-        path: the checkpoint, or the exported model.
+        path: the checkpoint.
         seen_axes: axes along which the network saw mirrored images in training.
         equivariant_axes: axes along which a mirrored image gives mirrored logits by construction.
-        metadata_path: the file beside an exported model that holds all of this; None: a checkpoint.
         rounding: if all training images were 2D and of one size, that size was rounded up to a multiple of
             this; else empty.
         source_spacing_mm: of images, in place of their headers, as in `data`; None: the headers.
@@ -77,7 +75,6 @@ class LoadedModel:
     path: Path | None = None
     seen_axes: tuple[int, ...] = ()
     equivariant_axes: tuple[int, ...] = ()
-    metadata_path: Path | None = None
     rounding: tuple[int, ...] = ()
     source_spacing_mm: Any = None
     train_cases: frozenset[str] = frozenset()

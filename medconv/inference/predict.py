@@ -14,7 +14,6 @@ from threadpoolctl import threadpool_limits
 import medconv
 from medconv.data.case import Case
 from medconv.inference.errors import check_all_predicted, reason, unwritable
-from medconv.inference.exported.metadata import digest
 from medconv.inference.output import Claim, Output
 from medconv.inference.output_dir import OutputDir
 from medconv.inference.output_table import OutputTable
@@ -24,6 +23,7 @@ from medconv.inference.prepare import Input
 from medconv.inference.quality import Line
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils import signals
+from medconv.utils.digests import digest
 from medconv.utils.errors import ArgumentError, first_line
 from medconv.utils.progress import counting
 
@@ -179,8 +179,8 @@ def output_in(
 def _settings(predictor: Predictor, postprocess: Path | None) -> dict[str, Any]:
     """What determines the predictions; with other settings, results in the folder do not count as done."""
     members = predictor.members
-    files = [member.metadata_path or member.path for member in members]
-    settings: dict[str, Any] = {"checkpoints": [digest(file)[:_DIGITS] for file in files if file]}
+    digests = [digest(member.path)[:_DIGITS] for member in members if member.path]
+    settings: dict[str, Any] = {"checkpoints": digests}
     if predictor.targets.per_voxel:
         settings["overlap"] = [member.window.overlap for member in members]
     settings["mirror_axes"] = [list(member.window.mirror_axes) for member in members]

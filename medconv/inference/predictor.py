@@ -14,7 +14,6 @@ from nibabel.spatialimages import SpatialImage
 
 from medconv.data.case import Case, Grid
 from medconv.data.per_case import check_source_spacing, source_spacing
-from medconv.inference.exported import load as exported_load
 from medconv.inference.forward import Forward, ImageLevelForward, LabelMapForward
 from medconv.inference.images import ImageLike, NamedImage, from_array, from_files, from_nibabel
 from medconv.inference.inputs import name_of
@@ -38,7 +37,7 @@ class Predictor:
     Image-level networks: the mean of their probabilities or numbers.
 
     Args:
-        members: the networks, from `inference.load.load` or `inference.exported.load.load`.
+        members: the networks, from `inference.load.load`.
         device: where they run, as torch names it.
         finish: post-processing of the label map, (label, grid, targets) -> label.
         batch_size: whole images in one forward pass of image-level networks; None: by their size.
@@ -73,11 +72,10 @@ class Predictor:
     @classmethod
     def load(
         cls,
-        checkpoints: Path | str | Sequence[Path | str] = (),
+        checkpoints: Path | str | Sequence[Path | str],
         device: str = "cpu",
         trusted: Sequence[str] = (),
         *,
-        models: Sequence[Path | str] = (),
         mirror_axes: Sequence[int] | None = None,
         overlap: float | None = None,
         sw_batch_size: int | None = None,
@@ -85,13 +83,12 @@ class Predictor:
         finish: Finish | None = None,
         keeps_labels: bool = False,
     ) -> Predictor:
-        """From checkpoints and exported models; None keeps what each was validated with.
+        """From checkpoints; None keeps what each was validated with.
 
         Args:
             checkpoints: a run's `checkpoints/best.ckpt`, or several.
             device: where they run, as torch names it.
             trusted: packages of your own that the networks may come from.
-            models: exported ONNX models with their metadata.
             mirror_axes: spatial axes of test-time augmentation; without numbers, no flips.
             overlap: of windows, as a share of a window, from 0 to below 1.
             sw_batch_size: windows, or whole images, in one forward pass.
@@ -102,8 +99,7 @@ class Predictor:
         Raises:
             ArgumentError: a value that is out of range, or axes along which a network never saw mirrored
                 images.
-            ValueError: as `inference.load.load` and `inference.exported.load.load`, no network, or no mean
-                can be taken over them.
+            ValueError: as `inference.load.load`, no network, or no mean can be taken over them.
         """
         if overlap is not None:
             check_overlap("overlap", overlap)
@@ -112,9 +108,8 @@ class Predictor:
         if isinstance(checkpoints, (str, Path)):
             checkpoints = [checkpoints]
         members = [load(Path(path), trusted, device, mirror_axes) for path in checkpoints]
-        members += [exported_load.load(Path(path), device, mirror_axes) for path in models]
         if not members:
-            raise ValueError("checkpoints or models are needed: the networks to predict with")
+            raise ValueError("checkpoints are needed: the networks to predict with")
         members = [with_window(member, overlap, sw_batch_size) for member in members]
         if source_spacing_mm is not None:
             if source_spacing_mm:

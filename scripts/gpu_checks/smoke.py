@@ -11,7 +11,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 
-from gpu_checks.claims import Expect, Figures, Skip, claim
+from gpu_checks.claims import Expect, Figures, claim
 from gpu_checks.setting import Setting
 
 _KEYS = ("data_wait_share", "samples_per_second", "peak_memory_bytes", "steps", "wall_seconds")
@@ -113,27 +113,6 @@ def export(setting: Setting) -> Figures:
     return {"formats": len(formats)}
 
 
-@claim(
-    "predict-onnx",
-    "`predict --exported-model` by onnxruntime-gpu gives the checkpoint's label maps",
-    Expect("voxels that differ", most=1e-2),
-    limit_s=80,
-)
-def predict_onnx(setting: Setting) -> Figures:
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if missing:
-        raise Skip(f"{', '.join(missing)} is not installed; the extra medconv[onnx] and onnxruntime-gpu")
-    import onnxruntime
-
-    if setting.kind == "cuda" and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        raise Skip("this onnxruntime has no CUDAExecutionProvider; install onnxruntime-gpu")
-    checkpoint, file = setting.checkpoint(), setting.folder / "model.onnx"
-    words = ["--checkpoint", str(checkpoint), "--format", "onnx", "--output", str(file)]
-    setting.medconv("export", *words)
-    device = ["--device", setting.kind]
-    return _compared(setting, [[*device, "--exported-model", str(file)], device], checkpoint)
-
-
 def _compared(setting: Setting, variants: Sequence[Sequence[str]], checkpoint: Path) -> dict[str, Any]:
     """Share of the foreground's voxels that differ between two predictions."""
     images = sorted(setting.images().glob("*.nii.gz"))[: setting.pick(6, 1)]
@@ -142,8 +121,8 @@ def _compared(setting: Setting, variants: Sequence[Sequence[str]], checkpoint: P
     folders: list[Path] = []
     for number, words in enumerate(variants):
         folders.append(setting.folder / f"predicted{number}")
-        source = [] if "--exported-model" in words else ["--checkpoint", str(checkpoint)]
-        setting.medconv("predict", *source, "--input", str(cases), "--output", str(folders[-1]), *words)
+        source = ["--checkpoint", str(checkpoint), "--input", str(cases)]
+        setting.medconv("predict", *source, "--output", str(folders[-1]), *words)
     files = [sorted(folder.glob("*.nii.gz")) for folder in folders]
     different = foreground = 0
     for one, other in zip(*files, strict=True):

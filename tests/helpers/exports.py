@@ -13,11 +13,15 @@ import torch
 from helpers import tiny
 from torch import Tensor
 
+from medconv import config
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.export import export
 from medconv.export.formats import read_written
-from medconv.inference.exported.metadata import as_loaded_model, digest, metadata_path
+from medconv.export.metadata import metadata_path
 from medconv.inference.load import LoadedModel
+from medconv.inference.sliding_window import SlidingWindow
 from medconv.models.unet import UNet
+from medconv.targets import Targets
 
 FORMATS = ("torchscript", "onnx", "pt2")
 
@@ -76,16 +80,37 @@ def variant(source: Path, path: Path, edit: Callable[[dict[str, Any]], Any]) -> 
 
 
 def read_back(path: Path, format: str) -> LoadedModel:
-    """An exported file of any format with its metadata, as export reads it back."""
+    """An exported file of any format, as a program would predict with it that has only the file and its metadata."""
     metadata = json.loads(metadata_path(path).read_text())
-    return as_loaded_model(metadata, read_written(path, format), path, None)
-
-
-def sealed(source: Path, path: Path, **changes: Any) -> Path:
-    """Write the metadata of `source`, with changes, for the file `path`; returns `path`."""
-    metadata = json.loads(metadata_path(source).read_text())
-    metadata_path(path).write_text(json.dumps({**metadata, "sha256": digest(path), **changes}))
-    return path
+    inputs, windows, outputs = metadata["inputs"], metadata["windows"], metadata["outputs"]
+    names = ("spatial_dims", "spacing_mm", "normalisation", "slice_axis", "frame", "resize", "convention")
+    values = {name: config.lists_to_tuples(inputs[name]) for name in names}
+    preprocessing = PreprocessingConfig(intensities=tuple(inputs["intensities"]), **values)
+    window = SlidingWindow(
+        patch_size=tuple(windows["patch_size"]),
+        overlap=windows["overlap"],
+        batch_size=windows["batch_size"],
+        mirror_axes=tuple(windows["mirror_axes"]),
+        slice_axis=preprocessing.slice_axis,
+        flip_label_pairs=config.lists_to_tuples(windows["flip_label_pairs"]),
+        even=preprocessing.convention is not None,
+    )
+    return LoadedModel(
+        network=read_written(path, format),
+        preprocessing=preprocessing,
+        window=window,
+        class_names=tuple(outputs["class_names"]),
+        targets=Targets.from_plain(outputs["targets"]),
+        modalities=tuple(inputs["channels"]),
+        precision="32-true",
+        memory_format=torch.contiguous_format,
+        spacing_range_mm=config.lists_to_tuples(inputs["spacing_range_mm"]),
+        path=path,
+        seen_axes=tuple(windows["seen_axes"]),
+        equivariant_axes=tuple(windows["equivariant_axes"]),
+        rounding=tuple(inputs["rounding"]),
+        source_spacing_mm=inputs.get("source_spacing_mm"),
+    )
 
 
 def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

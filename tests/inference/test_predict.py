@@ -8,15 +8,14 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers import exports, loaded_models, members, tiny
-from helpers.exports import Exported, refusal
+from helpers import loaded_models, members
+from helpers.exports import Exported
 from helpers.members import call
 from PIL import Image
 from torch import Tensor, nn
 
 from medconv.data.case import Case
 from medconv.inference import predict
-from medconv.inference.exported.metadata import metadata_path
 from medconv.inference.forward import ImageLevelForward
 from medconv.inference.inputs import find_cases
 from medconv.inference.postprocessing import Step, Steps
@@ -66,10 +65,8 @@ def test_label_maps_probabilities_and_a_manifest_are_written(
 def test_training_cases_among_the_images_cause_a_warning_and_are_in_the_manifest(
     exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A later call for other images keeps those of the earlier ones; what an exported model saw is not
-    known.
-    """
-    images, checkpoint, files = exported
+    """A later call for other images keeps those of the earlier ones."""
+    images, checkpoint, _ = exported
     held_out = torch.load(checkpoint, weights_only=True)["medconv"]["validation"]
     trained = [case for case in (f"case_{i}" for i in range(7)) if case not in held_out]
     assert len(trained) == 4
@@ -83,9 +80,6 @@ def test_training_cases_among_the_images_cause_a_warning_and_are_in_the_manifest
     assert json.loads(manifest.read_text())["train_cases"] == trained
     assert call(monkeypatch, checkpoint, one, "--output", tmp_path / "one") == 0
     assert json.loads((tmp_path / "one/prediction.json").read_text())["train_cases"] == []
-    words = ["--exported-model", files["onnx"], "--input", images, "--output", tmp_path / "exported"]
-    assert tiny.call(monkeypatch, "predict", *words) == 0
-    assert "names of training cases" not in capsys.readouterr().out
 
 
 def test_quality_is_the_agreement_of_the_networks(
@@ -224,20 +218,6 @@ def test_a_spacing_far_from_that_of_training_is_logged(
         "that of training"
     )
     assert warning in "".join(capsys.readouterr())
-
-
-def test_edited_metadata_of_an_exported_model_is_another_setting(
-    exported: Exported, tmp_path: Path, monkeypatch, capsys
-) -> None:
-    source, path = exported.files["onnx"], tmp_path / "m.onnx"
-    shutil.copy(source, path)
-    arguments = ("--input", exported.images, "--device", "cpu", "--output", tmp_path / "out")
-    arguments = ("predict", *arguments, "--exported-model", path)
-    exports.sealed(source, path)
-    assert tiny.call(monkeypatch, *arguments) == 0
-    metadata = json.loads(metadata_path(path).read_text())
-    exports.sealed(source, path, inputs={**metadata["inputs"], "spacing_mm": [1.2, 1.5, 2.0]})
-    assert "holds results made with other settings" in refusal(monkeypatch, capsys, *arguments)
 
 
 class Brightness(nn.Module):

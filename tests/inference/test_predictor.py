@@ -253,8 +253,8 @@ def test_what_is_no_image_is_refused_by_name(trained: tuple[Path, Path], image: 
         predictor(array, array, affine=np.eye(4))
     with members.refused("^images must be paths, nibabel images, or one array, got int"):
         predictor(3)
-    with members.refused("^checkpoints or models are needed"):
-        Predictor.load()
+    with members.refused("^checkpoints are needed"):
+        Predictor.load([])
     with members.refused(r"^source_spacing_mm=\[1\]: expected positive numbers"):
         Predictor.load(trained[1], source_spacing_mm=[1])
     with members.refused("^sw_batch_size must be a whole number of at least 1, got 0"):

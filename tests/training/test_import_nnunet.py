@@ -10,6 +10,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from helpers import exports
 from helpers import nnunet_models as models
 from hydra import compose, initialize_config_dir
 
@@ -125,7 +126,7 @@ def test_training_goes_on_from_the_imported_weights(folder: Path, tmp_path: Path
 def test_an_exported_network_predicts_the_same(folder: Path, tmp_path: Path) -> None:
     checkpoint, image = _checkpoint(folder, "thick"), models.write_image(tmp_path, "thick")
     export(checkpoint, tmp_path / "model.onnx", ExportOptions("onnx"))
-    exported = Predictor.load([], models=[tmp_path / "model.onnx"])
+    exported = Predictor([exports.read_back(tmp_path / "model.onnx", "onnx")])
     assert exported.members[0].preprocessing == Predictor.load([checkpoint]).members[0].preprocessing
     np.testing.assert_array_equal(exported(*image), Predictor.load([checkpoint])(*image))
     with pytest.raises(ValueError, match="a bundle is for axes that are turned, this network has data.conv"):

@@ -1,1 +1,0 @@
-"""Load exported ONNX models with their metadata."""

@@ -9,10 +9,9 @@ from medconv.inference.predictor import Predictor
 
 
 def load(
-    checkpoints: Path | str | Sequence[Path | str] = (),
+    checkpoints: Path | str | Sequence[Path | str],
     device: str | None = None,
     *,
-    models: Sequence[Path | str] = (),
     trusted: Sequence[str] = (),
     mirror_axes: Sequence[int] | None = None,
     overlap: float | None = None,
@@ -29,7 +28,6 @@ def load(
     Args:
         checkpoints: a run's `checkpoints/best.ckpt`, or several, such as those of all folds.
         device: as torch names it; None: the GPU if there is one, else the CPU.
-        models: exported ONNX models with their metadata.
         trusted: packages of your own that the networks may come from; a checkpoint cannot choose code.
         mirror_axes: spatial axes of test-time augmentation; without numbers, no flips.
         overlap: of neighbouring windows, as a share of a window, from 0 to below 1.
@@ -48,7 +46,6 @@ def load(
         checkpoints,
         device,
         trusted,
-        models=models,
         mirror_axes=mirror_axes,
         overlap=overlap,
         sw_batch_size=sw_batch_size,

@@ -188,7 +188,13 @@ def _check_left_right(config: RunConfig, targets: Targets, network: nn.Module) -
     class_names = derived.class_names
     axis = left_right_axis(derived.slice_axis)
     equivariant_axes = mirror_axes(network)
-    left_right.check_equivariance(pairs, class_names, axis, equivariant_axes)
+    pair = left_right.indistinguishable_pair(pairs, class_names, axis, equivariant_axes)
+    if pair is not None:
+        raise configs.ConfigError(
+            f"conv=mirror along axis {axis}, from left to right, makes a network that gives a mirrored image "
+            f"the mirrored labels, so it cannot tell {pair[0]} from {pair[1]} (data.flip_label_pairs); "
+            "choose other conv.axes, or another conv"
+        )
     augmented_axes = training_axes(config.augmentation, derived.spatial_dims)
     left_right.warn_of_lookalikes(targets, class_names, pairs, axis, augmented_axes, equivariant_axes)
 

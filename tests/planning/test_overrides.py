@@ -22,7 +22,7 @@ def test_numbers_below_one_are_refused(values: dict[str, Any], message: str) -> 
 
 
 def test_resize_needs_image_level_data_and_positive_numbers() -> None:
-    with pytest.raises(ValueError, match=r"data\.resize needs cases with values"):
+    with pytest.raises(ValueError, match=r"resize needs cases with values"):
         PlanOverrides(resize=(17, 17))
-    with pytest.raises(ValueError, match=r"data\.resize needs positive numbers of voxels, got \[17, 0\]"):
+    with pytest.raises(ValueError, match=r"resize needs positive numbers of voxels, got \[17, 0\]"):
         PlanOverrides(resize=(17, 0), image_level=True)

@@ -53,7 +53,7 @@ class WorkerError:
         if out_of_memory(error):
             is_users = True
             message = (
-                f"no memory left in a loader worker ({error}); fewer data.num_workers or smaller batches help"
+                f"no memory left in a loader worker ({error}); fewer loader workers or smaller batches help"
             )
         return cls(
             message=f"case {case} ({sample}): {message}",

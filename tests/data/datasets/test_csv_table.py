@@ -189,9 +189,9 @@ def test_invalid_settings_and_tables_are_errors(
 
 
 def test_missing_root_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data\.root is not set"):
+    with pytest.raises(ValueError, match=r"root is not set"):
         csv(None)
-    with pytest.raises(ValueError, match=r"data\.root=.*nowhere"):
+    with pytest.raises(ValueError, match=r"root=.*nowhere"):
         csv(tmp_path / "nowhere")
 
 
@@ -215,5 +215,5 @@ def test_a_stray_label_does_not_choose_the_kind(tmp_path: Path) -> None:
     grades = "path,label\nimages/0.png,1\nimages/1.png,1.5\n"
     assert csv(table(tmp_path / "b", grades), class_names=["1", "1.5"]).targets.kind == "multiclass"
     ages = "".join(f"images/{i}.png,{40 + i}\n" for i in range(30)) + "images/30.png,\n"
-    with pytest.raises(ValueError, match="30 different whole numbers; set data.target_type=regression"):
+    with pytest.raises(ValueError, match="30 different whole numbers; set target_type=regression"):
         csv(table(tmp_path / "c", "path,label\n" + ages))

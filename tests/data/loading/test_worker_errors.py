@@ -15,7 +15,6 @@ from helpers.volumes import preprocessing_config
 from helpers.volumes import tiny as tiny_dataset
 from threadpoolctl import threadpool_limits
 
-from medconv.config import DataConfig
 from medconv.data.loading import worker_errors
 from medconv.data.loading.datamodule import DataModule
 from medconv.data.preprocessing.pipeline import prepare
@@ -172,7 +171,6 @@ class Small(FailingRead):
         return (6, 5, 4)
 
 
-DATA = DataConfig(num_workers=4, batch_size=8, patch_size=[96, 96, 96])
 
 
 def test_workers_ignore_sigterm(tmp_path: Path) -> None:

@@ -28,24 +28,24 @@ def test_pairs_are_class_numbers() -> None:
     [
         (
             [["left_kidny", "right_kidney"]],
-            r"data\.flip_label_pairs: left_kidny is not a foreground class.*did you mean left_kidney\?",
+            r"flip_label_pairs: left_kidny is not a foreground class.*did you mean left_kidney\?",
         ),
         (
             [["liver!", "spleen"]],
-            r"data\.flip_label_pairs: liver! is not a foreground class.*the classes are left_kidney, spleen",
+            r"flip_label_pairs: liver! is not a foreground class.*the classes are left_kidney, spleen",
         ),
-        ([["background", "spleen"]], r"data\.flip_label_pairs: background is not a foreground class"),
+        ([["background", "spleen"]], r"flip_label_pairs: background is not a foreground class"),
         (
             [["spleen", "spleen"]],
-            r"data\.flip_label_pairs needs pairs of two different classes.*got \[\['spleen', 'spleen'\]\]",
+            r"flip_label_pairs needs pairs of two different classes.*got \[\['spleen', 'spleen'\]\]",
         ),
-        ([["spleen"]], r"data\.flip_label_pairs needs pairs.*got \[\['spleen'\]\]"),
-        ([["spleen", "lung_l", "lung_r"]], r"data\.flip_label_pairs needs pairs"),
-        (["lung_l", "lung_r"], r"data\.flip_label_pairs needs pairs.*got \['lung_l', 'lung_r'\]"),
-        ("lung_l", r"data\.flip_label_pairs needs pairs.*got lung_l"),
+        ([["spleen"]], r"flip_label_pairs needs pairs.*got \[\['spleen'\]\]"),
+        ([["spleen", "lung_l", "lung_r"]], r"flip_label_pairs needs pairs"),
+        (["lung_l", "lung_r"], r"flip_label_pairs needs pairs.*got \['lung_l', 'lung_r'\]"),
+        ("lung_l", r"flip_label_pairs needs pairs.*got lung_l"),
         (
             [["lung_l", "lung_r"], ["lung_r", "spleen"]],
-            r"data\.flip_label_pairs: a class has one partner, lung_r has more",
+            r"flip_label_pairs: a class has one partner, lung_r has more",
         ),
     ],
 )

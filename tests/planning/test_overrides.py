@@ -10,10 +10,10 @@ from medconv.planning.overrides import PlanOverrides
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"max_stages": 0}, r"plan\.max_stages must be 1 or more, or null, got 0"),
-        ({"max_batch_size": 0}, r"plan\.max_batch_size must be 1 or more, or null, got 0"),
-        ({"divisible_by": 0}, r"model\.divisible_by must be a whole number from 1, got 0"),
-        ({"batch_size": 0}, r"data\.batch_size must be at least 1, got 0"),
+        ({"max_stages": 0}, r"max_stages must be 1 or more, or None, got 0"),
+        ({"max_batch_size": 0}, r"max_batch_size must be 1 or more, or None, got 0"),
+        ({"divisible_by": 0}, r"divisible_by must be a whole number from 1, got 0"),
+        ({"batch_size": 0}, r"batch_size must be at least 1, got 0"),
     ],
 )
 def test_numbers_below_one_are_refused(values: dict[str, Any], message: str) -> None:

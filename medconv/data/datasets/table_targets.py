@@ -49,6 +49,8 @@ def targets_of_columns(
         raise ArgumentError("target_type", f" must be one of {', '.join(kinds)}, or None, got {kind!r}")
     try:
         return targets.from_columns(columns, labels, class_names)
+    except ArgumentError:  # it is not about the table
+        raise
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

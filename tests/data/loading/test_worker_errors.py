@@ -171,8 +171,6 @@ class Small(FailingRead):
         return (6, 5, 4)
 
 
-
-
 def test_workers_ignore_sigterm(tmp_path: Path) -> None:
     """A cluster sends it to all processes of a job, and the run still needs its workers."""
     loader = module(tmp_path, Failing(5, "SIGTERM"), 2).train_dataloader()

@@ -177,7 +177,7 @@ def test_a_patch_beyond_the_budget_gives_a_warning(caplog: pytest.LogCaptureFixt
     assert not caplog.records
     plan(published("liver"), PlanOverrides(patch_size=[512, 512, 384]), NNUNET)
     (record,) = caplog.records
-    assert "data.patch_size=[512,512,384] in a batch of 1 takes some" in record.getMessage()
+    assert "patch_size=[512,512,384] in a batch of 1 takes some" in record.getMessage()
     assert "GB, the budget is 10 (" in record.getMessage()
     plan(published("liver"), PlanOverrides(patch_size=[512, 512, 384]), NNUNET, warns=False)
     assert len(caplog.records) == 1
@@ -207,12 +207,12 @@ def test_a_small_budget_does_not_remove_stages_of_the_config() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"strides": [2], "patch_size": [15, 16, 16]}, r"data\.patch_size must be divisible by \(2, 2, 2\)"),
+        ({"strides": [2], "patch_size": [15, 16, 16]}, r"patch_size must be divisible by \(2, 2, 2\)"),
         (
             {"max_stages": 2, "strides": [2, 2, 2]},
-            r"plan\.strides=\[2, 2, 2\] makes 4 stages, plan\.max_stages allows 2",
+            r"strides=\[2, 2, 2\] makes 4 stages, max_stages allows 2",
         ),
-        ({"normalisation": ["ct", "ct"]}, r"data\.normalisation needs one name"),
+        ({"normalisation": ["ct", "ct"]}, r"normalisation needs one name"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(values: dict[str, Any], message: str) -> None:
@@ -236,14 +236,14 @@ def test_a_spacing_or_patch_without_one_positive_number_per_axis_is_refused(
     }[fault]
     data = single_case((36, 50, 35)[:axes], (1.0,) * axes)
     with pytest.raises(
-        ValueError, match=rf"data\.{key} needs {axes} positive numbers, one per spatial axis, got \["
+        ValueError, match=rf"{key} needs {axes} positive numbers, one per spatial axis, got \["
     ):
         plan(data, PlanOverrides(**{key: values}))
 
 
 def test_a_budget_too_small_is_refused_with_the_memory_needed() -> None:
     words = (
-        r"plan\.memory_gb: the smallest patch, 16 x 16 x 16 voxels, in a batch of 1 takes some "
+        r"memory_gb: the smallest patch, 16 x 16 x 16 voxels, in a batch of 1 takes some "
         r"0\.\d+ GB, the budget is 0.001"
     )
     with pytest.raises(ValueError, match=words):

@@ -88,13 +88,13 @@ def test_a_value_that_its_own_dataset_does_not_declare_is_an_error(two: dict[str
         ({"two": {"layout": "csv"}}, "entries.two=.*: expected a `layout`, one of"),
         (
             {"two": {"layout": "msd"}},
-            "data.entries.two: missing a required argument: 'root'; the keys of layout",
+            "entries.two: missing a required argument: 'root'; the keys of layout",
         ),
         (
             {"two": {"layout": "msd", "root": "/nowhere"}},
-            "data.entries.two: data.root=/nowhere: no such folder",
+            "entries.two.root=/nowhere: no such folder",
         ),
-        ({"t_o": {"layout": "msd", "root": "/x"}}, "data.entries.t_o: a name begins case ids"),
+        ({"t_o": {"layout": "msd", "root": "/x"}}, "entries.t_o: a name begins case ids"),
         (
             {"two": {"rename": {"big": "x"}}},
             "entries.two.rename=.*: expected {CLASS: NAME} of vessel, Small",

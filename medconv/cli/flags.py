@@ -24,4 +24,5 @@ def arguments_as_flags(options: argparse.Namespace) -> Iterator[None]:
     except ArgumentError as error:
         if not hasattr(options, error.argument):
             raise
-        raise ValueError(f"{flag_of(error.argument)}{error.problem}") from error
+        message = error.renamed(lambda name: flag_of(name) if hasattr(options, name) else name)
+        raise ValueError(message) from error

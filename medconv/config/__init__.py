@@ -1,5 +1,6 @@
 """The config schema, Hydra composition, instantiation, and which classes a checkpoint may name."""
 
+from medconv.config.argument_keys import arguments_as_keys
 from medconv.config.data_config import DataConfig
 from medconv.config.instantiate import build, errors_with_key, iter_targets
 from medconv.config.keys import Node
@@ -34,6 +35,7 @@ __all__ = [
     "RunConfig",
     "TaskConfig",
     "TrainerConfig",
+    "arguments_as_keys",
     "build",
     "conf_dir",
     "data_of",

@@ -11,9 +11,10 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
+from medconv.config.data_config import DataConfig
 from medconv.config.value_types import as_text, fits, in_words, is_plain
 from medconv.config.values import ConfigError
-from medconv.utils.errors import first_line
+from medconv.utils.errors import ArgumentError, first_line
 
 
 def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
@@ -36,10 +37,29 @@ def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
         ) from error
     except ConfigError:  # names a key itself
         raise
+    except ArgumentError as error:
+        raise ConfigError(_with_key(error, node, key)) from error
     except ValueError as error:
         raise ConfigError(f"{key}: {error}") from error
     except TypeError as error:
         raise ConfigError(f"{key}: {target} cannot be built: {first_line(error)}") from error
+
+
+def _with_key(error: ArgumentError, node: Mapping[str, Any], key: str) -> str:
+    """The message of an error about an argument, with the key that gave it."""
+    message = error.renamed(lambda argument: _key_of(argument, node, key))
+    comes_from_node = error.argument.partition(".")[0] in node
+    return message if comes_from_node else f"{key}: {message}"
+
+
+def _key_of(argument: str, node: Mapping[str, Any], key: str) -> str:
+    """The key that gives an argument of the node's class; the argument itself if the node lacks it."""
+    name = argument.partition(".")[0]
+    if name not in node:
+        return argument
+    # conf/data/*.yaml give a layout the keys of `data`, by the same names
+    is_key_of_data = key == "data.layout" and name in DataConfig.__dataclass_fields__
+    return f"data.{argument}" if is_key_of_data else f"{key}.{argument}"
 
 
 def errors_with_key(key: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from medconv.targets import parse
 from medconv.targets.base import Targets
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
+from medconv.utils.errors import Argument, ArgumentError
 
 
 @dataclass(frozen=True)
@@ -184,9 +185,11 @@ class Dataset:
             ValueError: names the invalid setting, or one that is set although there are no label maps.
         """
         if settings.get("ignore_label") is not None and any(case.relabel for case in self.cases):
-            raise ValueError(
-                "data.ignore_label: the label values of joined datasets are renumbered; "
-                "set ignore_label in each of data.entries instead"
+            raise ArgumentError(
+                "ignore_label",
+                ": the label values of joined datasets are renumbered; set ignore_label in each of ",
+                Argument("entries"),
+                " instead",
             )
         if isinstance(self.targets, SegmentationTargets):
             names, targets = parse.override(self.class_names, self.targets, **settings)
@@ -194,7 +197,7 @@ class Dataset:
             return dataset._with_one_ignored_value(targets) if targets.also_ignored else dataset
         for name, value in settings.items():
             if value is not None:
-                raise ValueError(f"data.{name} is for label maps, but this dataset has image-level targets")
+                raise ArgumentError(name, " is for label maps, but this dataset has image-level targets")
         return self
 
     def _with_one_ignored_value(self, targets: SegmentationTargets) -> Dataset:

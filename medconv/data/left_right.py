@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from medconv.config import ConfigError
 from medconv.targets.base import Targets
+from medconv.utils.errors import ArgumentError
 
 _LEFT = {"right": "left", "r": "l", "rh": "lh", "rt": "lt"}  # words for right to those for left
 # Words of a name: runs of letters, cut at `left` and `right`, so that HippocampusLeft has two
@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 
 
 def flip_label_pairs(pairs: Any, class_names: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """The label values of `data.flip_label_pairs`, which a mirror along the left-right axis exchanges.
+    """The label values of pairs of classes, which a mirror along the left-right axis exchanges.
 
     Args:
         pairs: a list of pairs of class names, or None.
         class_names: by label value.
 
     Raises:
-        ConfigError: not a pair, an unknown class, the background, or a class in two pairs.
+        ArgumentError: not a pair, an unknown class, the background, or a class in two pairs.
     """
     if pairs is None:
         return ()
@@ -43,22 +43,22 @@ def flip_label_pairs(pairs: Any, class_names: Sequence[str]) -> tuple[tuple[int,
     counts = Counter(value for pair in values for value in pair)
     repeated = [names[value] for value, count in counts.items() if count > 1]
     if repeated:
-        raise ConfigError(f"data.flip_label_pairs: a class has one partner, {', '.join(repeated)} has more")
+        raise ArgumentError("flip_label_pairs", f": a class has one partner, {', '.join(repeated)} has more")
     return tuple(values)
 
 
-def _not_pairs(pairs: Any) -> ConfigError:
+def _not_pairs(pairs: Any) -> ArgumentError:
     expected = "pairs of two different classes, such as [[left, right]]"
-    return ConfigError(f"data.flip_label_pairs needs {expected}, got {pairs}")
+    return ArgumentError("flip_label_pairs", f" needs {expected}, got {pairs}")
 
 
 def _check_foreground(name: Any, foreground_names: Sequence[str]) -> None:
-    """Raises: ConfigError: not the name of a foreground class; suggests the nearest one."""
+    """Raises: ArgumentError: not the name of a foreground class; suggests the nearest one."""
     if name in foreground_names:
         return
     nearest = difflib.get_close_matches(str(name), foreground_names, n=1)
     hint = f"did you mean {nearest[0]}?" if nearest else f"the classes are {', '.join(foreground_names)}"
-    raise ConfigError(f"data.flip_label_pairs: {name} is not a foreground class; {hint}")
+    raise ArgumentError("flip_label_pairs", f": {name} is not a foreground class; {hint}")
 
 
 def lookalikes(class_names: Sequence[str]) -> list[tuple[str, str]]:
@@ -67,30 +67,26 @@ def lookalikes(class_names: Sequence[str]) -> list[tuple[str, str]]:
     return [(a, b) for a, b in pairs if a != b and _without_side(a) == _without_side(b)]
 
 
-def check_equivariance(
+def indistinguishable_pair(
     pairs: Sequence[tuple[int, int]],
     class_names: Sequence[str],
     left_right_axis: int | None,
     equivariant_axes: Sequence[int],
-) -> None:
-    """Check that the network can tell left from right where the labels do.
+) -> tuple[str, str] | None:
+    """The first pair of classes that a network cannot tell apart; None: it can tell left from right.
+
+    A network that is equivariant along the axis from left to right gives mirrored images mirrored labels.
 
     Args:
-        pairs: label values of `data.flip_label_pairs`.
+        pairs: label values that a mirror exchanges.
         class_names: by label value.
         left_right_axis: axis of the array from left to right; None: unknown.
         equivariant_axes: axes along which the network maps a mirrored image to the mirrored output.
-
-    Raises:
-        ConfigError: the network is equivariant along the axis that distinguishes the pairs.
     """
-    if pairs and left_right_axis in equivariant_axes:
-        left, right = (class_names[value] for value in pairs[0])
-        raise ConfigError(
-            f"conv=mirror along axis {left_right_axis}, from left to right, makes a network that gives a "
-            f"mirrored image the mirrored labels, so it cannot tell {left} from {right} "
-            "(data.flip_label_pairs); choose other conv.axes, or another conv"
-        )
+    if not pairs or left_right_axis not in equivariant_axes:
+        return None
+    left, right = pairs[0]
+    return class_names[left], class_names[right]
 
 
 def warn_of_lookalikes(
@@ -106,7 +102,7 @@ def warn_of_lookalikes(
     Args:
         targets: what the network predicts.
         class_names: by label value.
-        pairs: label values of `data.flip_label_pairs`, whose labels are swapped.
+        pairs: label values that augmentation swaps when it mirrors.
         left_right_axis: axis of the array from left to right; None: unknown.
         mirrored_axes: axes along which augmentation mirrors.
         equivariant_axes: axes along which the network maps a mirrored image to the mirrored output.
@@ -116,7 +112,7 @@ def warn_of_lookalikes(
         return
     if left_right_axis in equivariant_axes:
         log.warning(
-            "conv=mirror along axis %d, from left to right, makes a network that cannot tell %s",
+            "the network is equivariant along axis %d, from left to right, so it cannot tell %s",
             left_right_axis,
             ", ".join(f"{a} from {b}" for a, b in names),
         )
@@ -131,14 +127,14 @@ def _warn_of_mirroring(
 ) -> None:
     if targets.can_swap_labels:
         log.warning(
-            "augmentation.mirror_axes=%s swaps left and right but no labels; "
-            "data.flip_label_pairs=[%s] would swap them",
+            "augmentation: mirror_axes=%s swaps left and right but no labels; "
+            "flip_label_pairs=[%s] would swap them",
             list(mirrored_axes),
             ",".join(f"[{a},{b}]" for a, b in names),
         )
     else:
         log.warning(
-            "augmentation.mirror_axes=%s swaps left and right but no %s: %s; mirror along other axes",
+            "augmentation: mirror_axes=%s swaps left and right but no %s: %s; mirror along other axes",
             list(mirrored_axes),
             "regions" if targets.per_voxel else "labels",
             ", ".join(f"{a} and {b}" for a, b in names),

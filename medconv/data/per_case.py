@@ -1,6 +1,6 @@
 """Settings of `data` that may differ between cases: by patterns of case ids, such as `siteA_*`.
 
-Errors are of the user's configuration and name its key.
+Errors name the setting: `source_spacing_mm`, `annotated` or `case_weights`.
 """
 
 import math
@@ -9,77 +9,75 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from medconv.config.values import ConfigError
 from medconv.data.case import Case, Dataset
 from medconv.data.io.rtstruct import structures_of, without
+from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.logging import some
-
-_SPACING = "data.source_spacing_mm"
-_ANNOTATED = "data.annotated"
-_WEIGHTS = "data.case_weights"
 
 
 def with_source_spacing(dataset: Dataset, setting: Any) -> Dataset:
-    """The dataset with the spacing of `data.source_spacing_mm` in place of that of the headers.
+    """The dataset with a stated spacing in place of that of the headers.
 
     Args:
         dataset: any dataset.
         setting: mm along right, anterior, superior, or {pattern: mm}; None: the headers are right.
 
     Raises:
-        ConfigError: not positive numbers, or as `by_case`.
+        ArgumentError: not positive numbers, or as `by_case`.
     """
     if setting is None:
         return dataset
     check_source_spacing(setting)
     if isinstance(setting, Mapping):
-        by_case(setting, dataset.cases, _SPACING)
+        by_case(setting, dataset.cases, "source_spacing_mm")
     cases = [replace(case, source_spacing_mm=source_spacing(setting, case.id)) for case in dataset.cases]
     return replace(dataset, cases=tuple(cases))
 
 
-def check_source_spacing(setting: Any, name: str = _SPACING) -> None:
+def check_source_spacing(setting: Any, name: str = "source_spacing_mm") -> None:
     """Check a spacing that is stated in place of that of the headers.
 
     Args:
         setting: mm along right, anterior, superior, or {pattern: mm}.
-        name: key or argument that states it, for messages.
+        name: argument that states it, for messages.
 
     Raises:
-        ConfigError: neither two or three positive numbers nor a mapping of patterns to such numbers.
+        ArgumentError: neither two or three positive numbers nor a mapping of patterns to such numbers.
     """
     spacings = setting.values() if isinstance(setting, Mapping) else [setting]
     if not all(_is_spacing(spacing) for spacing in spacings):
         expected = "positive numbers of mm (right, anterior, superior), or {PATTERN: [...]} of case ids"
-        raise ConfigError(f"{name}={setting}: expected {expected}")
+        raise ArgumentError(name, f"={setting}: expected {expected}")
 
 
 def source_spacing(setting: Any, case_id: str) -> tuple[float, ...] | None:
-    """The spacing of a case by a checked `data.source_spacing_mm`; None: that of its headers."""
-    spacing_mm = setting_of(setting, case_id, _SPACING) if isinstance(setting, Mapping) else setting
+    """The spacing of a case by a checked setting; None: that of its headers."""
+    spacing_mm = (
+        setting_of(setting, case_id, "source_spacing_mm") if isinstance(setting, Mapping) else setting
+    )
     if spacing_mm is None:
         return None
     return tuple(float(mm) for mm in spacing_mm)
 
 
 def with_annotated(dataset: Dataset, setting: Any) -> Dataset:
-    """The dataset with the classes that `data.annotated` names for some of its cases.
+    """The dataset with the annotated classes that a setting names for some of its cases.
 
     Args:
         dataset: with label maps.
         setting: {pattern: class names}; None: as the dataset declares.
 
     Raises:
-        ConfigError: not {PATTERN: [classes]}, an unknown class, image-level targets, or as `by_case`.
+        ArgumentError: not {PATTERN: [classes]}, an unknown class, image-level targets, or as `by_case`.
     """
     if setting is None:
         return dataset
     if not dataset.targets.per_voxel:
-        raise ConfigError(f"{_ANNOTATED} is for label maps, but this dataset has image-level targets")
+        raise ArgumentError("annotated", " is for label maps, but this dataset has image-level targets")
     foreground_names = dataset.class_names[1:]
     _check_class_lists(setting, foreground_names)
     cases = list(dataset.cases)
-    annotated_names = by_case(setting, dataset.cases, _ANNOTATED)
+    annotated_names = by_case(setting, dataset.cases, "annotated")
     for index, case in enumerate(cases):
         if case.id in annotated_names:
             # Label value 0 is the background, so the first foreground class is 1
@@ -89,7 +87,7 @@ def with_annotated(dataset: Dataset, setting: Any) -> Dataset:
 
 
 def _check_class_lists(setting: Any, foreground_names: Sequence[str]) -> None:
-    """Raises: ConfigError: not a mapping of patterns to lists of these names."""
+    """Raises: ArgumentError: not a mapping of patterns to lists of these names."""
     is_valid = isinstance(setting, Mapping)
     if is_valid:
         for names in setting.values():
@@ -97,7 +95,7 @@ def _check_class_lists(setting: Any, foreground_names: Sequence[str]) -> None:
             is_valid = is_valid and is_list and set(names) <= set(foreground_names)
     if not is_valid:
         expected = f"{{PATTERN: [classes]}} of case ids and of {', '.join(foreground_names)}"
-        raise ConfigError(f"{_ANNOTATED}={setting}: expected {expected}")
+        raise ArgumentError("annotated", f"={setting}: expected {expected}")
 
 
 def _with_annotated_values(case: Case, annotated: tuple[int, ...]) -> Case:
@@ -119,79 +117,83 @@ def check_annotated(train: Sequence[Case], dataset: Dataset, pairs: Sequence[tup
     Args:
         train: the training cases.
         dataset: all cases, and the names of the classes.
-        pairs: label values that a mirror exchanges, of `data.flip_label_pairs`.
+        pairs: label values that a mirror exchanges.
 
     Raises:
-        ConfigError: a class that no training case annotates, or a case that annotates only one class of a
+        ArgumentError: a class that no training case annotates, or a case that annotates only one class of a
             pair.
     """
     class_names = dataset.class_names
     for value, name in enumerate(class_names[1:], start=1):
         if all(case.annotated is not None and value not in case.annotated for case in train):
-            raise ConfigError(f"{_ANNOTATED}: no training case annotates {name}")
+            raise ArgumentError("annotated", f": no training case annotates {name}")
     for case in dataset.cases:
         if case.annotated is None:
             continue
         for left, right in pairs:
             if (left in case.annotated) != (right in case.annotated):
                 names = f"{class_names[left]} and {class_names[right]}"
-                raise ConfigError(
-                    f"{_ANNOTATED}: case {case.id} annotates only one of {names}, "
-                    "which data.flip_label_pairs exchanges"
+                raise ArgumentError(
+                    "annotated",
+                    f": case {case.id} annotates only one of {names}, which ",
+                    Argument("flip_label_pairs"),
+                    " exchanges",
                 )
 
 
 def with_weights(dataset: Dataset, setting: Any) -> Dataset:
-    """The dataset with the sampling weights of `data.case_weights`.
+    """The dataset with the sampling weights of a setting.
 
     Args:
         dataset: any dataset.
         setting: {pattern: weight}; None: as the dataset declares.
 
     Raises:
-        ConfigError: not {PATTERN: a positive number}, or as `by_case`.
+        ArgumentError: not {PATTERN: a positive number}, or as `by_case`.
     """
     if setting is None:
         return dataset
     if not isinstance(setting, Mapping) or not all(_is_positive(weight) for weight in setting.values()):
-        raise ConfigError(f"{_WEIGHTS}={setting}: expected {{PATTERN: a positive number}} of case ids")
-    weights = by_case(setting, dataset.cases, _WEIGHTS)
+        raise ArgumentError(
+            "case_weights", f"={setting}: expected {{PATTERN: a positive number}} of case ids"
+        )
+    weights = by_case(setting, dataset.cases, "case_weights")
     cases = [replace(case, weight=float(weights.get(case.id, case.weight))) for case in dataset.cases]
     return replace(dataset, cases=tuple(cases))
 
 
-def by_case(setting: Mapping[str, Any], cases: Sequence[Case], key: str) -> dict[str, Any]:
+def by_case(setting: Mapping[str, Any], cases: Sequence[Case], name: str) -> dict[str, Any]:
     """Case id to the value of the pattern that it matches, for the cases that match one.
 
     Args:
         setting: pattern to value.
         cases: all cases of the dataset.
-        key: config key of the setting, for messages.
+        name: argument that gives the setting, for messages.
 
     Raises:
-        ConfigError: a pattern that no case matches, or a case that matches two.
+        ArgumentError: a pattern that no case matches, or a case that matches two.
     """
     values: dict[str, Any] = {}
     for case in cases:
-        value = setting_of(setting, case.id, key)
+        value = setting_of(setting, case.id, name)
         if value is not None:
             values[case.id] = value
     for pattern in setting:
         if not any(fnmatchcase(case.id, str(pattern)) for case in cases):
             ids = some([case.id for case in cases], 5)
-            raise ConfigError(f"{key}: no case matches {pattern}; the ids are {ids}")
+            raise ArgumentError(name, f": no case matches {pattern}; the ids are {ids}")
     return values
 
 
-def setting_of(setting: Mapping[str, Any], case_id: str, key: str) -> Any:
+def setting_of(setting: Mapping[str, Any], case_id: str, name: str) -> Any:
     """The value of the pattern that a case id matches; None: it matches none.
 
     Raises:
-        ConfigError: the case id matches two patterns.
+        ArgumentError: the case id matches two patterns.
     """
     matches = [pattern for pattern in setting if fnmatchcase(case_id, str(pattern))]
     if len(matches) > 1:
-        raise ConfigError(f"{key}: case {case_id} matches both {matches[0]} and {matches[1]}")
+        raise ArgumentError(name, f": case {case_id} matches both {matches[0]} and {matches[1]}")
     return setting[matches[0]] if matches else None
 
 

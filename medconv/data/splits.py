@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from medconv.config.values import ConfigError
 from medconv.data.case import Case
 from medconv.data.datasets.common import read_json
 from medconv.targets import Targets
+from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.logging import some
 
 _MAX_NAMED = 20  # cases named in one line
@@ -60,7 +60,7 @@ def split_cases(
     if not val or fold == "all" or splits is not None:
         train, val = split_fold([*train, *val], fold, num_folds, splits)
     elif str(fold) != "0":
-        log.warning("data.fold=%s is not used: the dataset defines its training and validation cases", fold)
+        log.warning("fold=%s is not used: the dataset defines its training and validation cases", fold)
     data_split = DataSplit(train, val, by_split["test"])
     _check_groups(data_split)
     if splits is None:
@@ -68,28 +68,29 @@ def split_cases(
     return data_split
 
 
-def grouped(cases: Sequence[Case], pattern: str) -> tuple[Case, ...]:
+def grouped(cases: Sequence[Case], group_pattern: str) -> tuple[Case, ...]:
     """The cases, grouped by the text that a pattern finds in their ids.
 
     Args:
         cases: without groups.
-        pattern: regular expression (`data.group_pattern`); the text of its groups, joined by `_`, is the
+        group_pattern: regular expression; the text of its groups, joined by `_`, is the
             case's group, or the whole match if it has none.
 
     Raises:
-        ConfigError: no regular expression, cases in which it finds nothing, or cases that have groups.
+        ArgumentError: no regular expression, cases in which it finds nothing, or cases that have groups.
     """
     if any(case.group for case in cases):
-        raise ConfigError("data.group_pattern: the dataset names its groups already; set only one of both")
+        raise ArgumentError("group_pattern", ": the dataset names its groups already; set only one of both")
     try:
-        matches = [re.search(pattern, case.id) for case in cases]
+        matches = [re.search(group_pattern, case.id) for case in cases]
     except re.error as error:
-        raise ConfigError(f"data.group_pattern={pattern}: no regular expression, {error}") from error
+        raise ArgumentError("group_pattern", f"={group_pattern}: no regular expression, {error}") from error
     group_names = [_group_name(match) for match in matches]
     ungrouped = [case.id for case, name in zip(cases, group_names, strict=True) if not name]
     if ungrouped:
-        raise ConfigError(
-            f"data.group_pattern={pattern}: finds nothing in the case ids {some(ungrouped, _MAX_NAMED)}"
+        ungrouped_ids = some(ungrouped, _MAX_NAMED)
+        raise ArgumentError(
+            "group_pattern", f"={group_pattern}: finds nothing in the case ids {ungrouped_ids}"
         )
     return tuple(replace(case, group=name) for case, name in zip(cases, group_names, strict=True))
 
@@ -118,7 +119,7 @@ def _warn_of_split_patients(data_split: DataSplit) -> None:
         if train_match is not None:
             log.warning(
                 "%s is in training and %s in validation; if they are of one patient, the scores are too "
-                "high: data.group_pattern='%s' keeps a patient's cases in one fold",
+                "high: group_pattern='%s' keeps a patient's cases in one fold",
                 train_match[0],
                 match[0],
                 f"(.+){re.escape(match['separator'])}",
@@ -223,18 +224,20 @@ def split_fold(
     ordered = sorted(cases, key=lambda case: case.id)
     if fold == "all":
         return ordered, []
-    fold_index = int(fold) if str(fold).isdecimal() else -1
     if splits is not None:
-        return _fold_of_file(ordered, fold_index, splits)
+        return _fold_of_file(ordered, fold, splits)
+    fold_index = _fold_index(fold)
     units = sorted({case.group or case.id for case in ordered})
     if not 2 <= num_folds <= len(units):
         unit_name = "groups" if any(case.group for case in ordered) else "cases"
-        raise ValueError(
-            f"data.num_folds must lie between 2 and the number of {unit_name}, {len(units)}, "
-            f"got {num_folds}; data.fold=all needs no folds"
+        raise ArgumentError(
+            "num_folds",
+            f" must lie between 2 and the number of {unit_name}, {len(units)}, got {num_folds}; ",
+            Argument("fold"),
+            "=all needs no folds",
         )
     if not 0 <= fold_index < num_folds:
-        raise ValueError(f"data.fold must be `all` or lie in 0..{num_folds - 1}, got {fold}")
+        raise ArgumentError("fold", f" must be `all` or lie in 0..{num_folds - 1}, got {fold}")
     shuffled = np.arange(len(units))
     np.random.RandomState(_SHUFFLE_SEED).shuffle(shuffled)
     val_units = {units[index] for index in np.array_split(shuffled, num_folds)[fold_index]}
@@ -243,12 +246,19 @@ def split_fold(
     return train, val
 
 
-def _fold_of_file(cases: Sequence[Case], fold_index: int, path: Path) -> tuple[list[Case], list[Case]]:
+def _fold_index(fold: int | str) -> int:
+    """The number of a fold; -1: not a number."""
+    return int(fold) if str(fold).isdecimal() else -1
+
+
+def _fold_of_file(cases: Sequence[Case], fold: int | str, path: Path) -> tuple[list[Case], list[Case]]:
+    fold_index = _fold_index(fold)
     folds = read_json(path)
     if not isinstance(folds, list) or not all(_has_fold_keys(fold) for fold in folds):
         raise ValueError(f"{path}: expected a list of folds, each with the keys `train` and `val`")
     if not 0 <= fold_index < len(folds):
-        raise ValueError(f"{path}: data.fold must be `all` or lie in 0..{len(folds) - 1}, got {fold_index}")
+        highest = len(folds) - 1
+        raise ValueError(f"{path}: fold must be `all` or lie in 0..{highest}, got {fold}")
     train_ids = folds[fold_index]["train"]
     val_ids = folds[fold_index]["val"]
     _check_ids(train_ids, f"{path}: train of fold {fold_index}")
@@ -273,5 +283,5 @@ def _check_ids(case_ids: Any, location: str) -> None:
     if repeated:
         raise ValueError(
             f"{location} has cases twice: {', '.join(repeated[:20])}; "
-            "data.case_weights draws some cases more often"
+            "case_weights draws some cases more often"
         )

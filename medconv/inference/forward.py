@@ -203,10 +203,10 @@ def _check_finite(
     """Raises: ValueError: not finite; it blames the images where they are far from what a network is fed."""
     if is_finite:
         return
-    cause = f"the network's {kind} are not finite (trainer.precision={member.precision})"
+    cause = f"the network's {kind} are not finite (precision={member.precision})"
     low = float(images.min())
     high = float(images.max())
     if max(-low, high) > _FAR_VALUE:
         by = "/".join(dict.fromkeys(member.preprocessing.normalisation))
-        cause = f"the image has values from {low:.4g} to {high:.4g} after data.normalisation={by}; {cause}"
+        cause = f"the image has values from {low:.4g} to {high:.4g} after normalisation={by}; {cause}"
     raise ValueError(cause)

@@ -189,19 +189,18 @@ def _with_mirror_axes(
     """Args: mirror_axes: None: those of the config."""
     if mirror_axes is not None:
         return with_mirror_axes(model, mirror_axes)
-    return with_mirror_axes(model, config.task.mirror_axes, "task.mirror_axes")
+    with configs.arguments_as_keys("task"):
+        return with_mirror_axes(model, config.task.mirror_axes)
 
 
 def with_mirror_axes(
     model: LoadedModel,
     mirror_axes: Any,
-    name: str = "mirror_axes",
 ) -> LoadedModel:
     """The same network with other flips in test-time augmentation.
 
     Args:
         mirror_axes: spatial axes, `all` or None.
-        name: of the argument or key that requested them, for messages.
     Raises:
         ArgumentError: not spatial axes, or axes along which the network never saw a mirrored image.
     """
@@ -210,7 +209,6 @@ def with_mirror_axes(
         model.preprocessing.spatial_dims,
         model.seen_axes,
         model.equivariant_axes,
-        name,
     )
     return replace(model, window=replace(model.window, mirror_axes=axes))
 
@@ -245,10 +243,11 @@ def window_of(
         axes: of mirror test-time augmentation.
         convention: of `data`.
     Raises:
-        ArgumentError: a key of `task` is out of range.
+        ConfigError: a key of `task` is out of range.
     """
-    check_overlap("task.overlap", task.overlap)
-    check_batch_size("task.sw_batch_size", task.sw_batch_size)
+    with configs.arguments_as_keys("task"):
+        check_overlap("overlap", task.overlap)
+        check_batch_size("sw_batch_size", task.sw_batch_size)
     return SlidingWindow(
         patch_size=tuple(derived.patch_size),
         overlap=task.overlap,

@@ -286,5 +286,5 @@ def _comparable(model: LoadedModel) -> dict[str, str]:
         "classes": ", ".join(model.class_names),
         "channels": f"{len(model.modalities)}: {', '.join(model.modalities)}",
         "images": f"{model.preprocessing.image_dims}D",
-        "data.source_spacing_mm": str(model.source_spacing_mm),
+        "source_spacing_mm": str(model.source_spacing_mm),
     }

@@ -94,7 +94,7 @@ def _check_common_grid(image: NamedImage, crops: Sequence[CropInfo]) -> None:
     boxes = [replace(crop, nearest_axis=None) for crop in crops]
     if any(box != boxes[0] for box in boxes):
         raise ValueError(
-            f"{image.name}: networks of different data.convention have no common grid for this image; "
+            f"{image.name}: networks of different conventions have no common grid for this image; "
             "predict with each alone"
         )
 
@@ -128,7 +128,7 @@ def _check_size(
     if rounded_up(size, model.rounding) != preprocessing.frame:
         raise ValueError(
             f"{image.name}: {size_text(size)} pixels, the network was trained on images of one size and "
-            f"takes {size_text(preprocessing.frame)}; resize the image, or train with data.resize"
+            f"takes {size_text(preprocessing.frame)}; resize the image, or train with resizing"
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medconv.config import Node
+from medconv.config import Node, arguments_as_keys
 from medconv.data.augmentation.parameters import check_axes, mirrored_axes
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.errors import ArgumentError
@@ -21,7 +21,6 @@ def usable_axes(
     spatial_dims: int,
     trained_axes: Sequence[int],
     equivariant_axes: Sequence[int],
-    name: str = "mirror_axes",
 ) -> tuple[int, ...]:
     """The requested axes of mirror test-time augmentation without the equivariant ones, which change nothing.
 
@@ -30,7 +29,6 @@ def usable_axes(
         spatial_dims: of the network, 2 or 3.
         trained_axes: axes along which the network saw mirrored images in training.
         equivariant_axes: axes along which a mirrored image gives mirrored logits by construction.
-        name: of the argument or key that requested them, for messages.
     Raises:
         ArgumentError: not spatial axes, or an axis that is neither, so that averaging over flips would make
             predictions worse.
@@ -39,7 +37,7 @@ def usable_axes(
         requested = ()
     elif requested == "all":
         requested = range(spatial_dims)
-    axes = check_axes(name, requested, spatial_dims)
+    axes = check_axes("mirror_axes", requested, spatial_dims)
 
     unseen = [axis for axis in axes if axis not in trained_axes and axis not in equivariant_axes]
     if unseen:
@@ -47,17 +45,18 @@ def usable_axes(
             f"={list(axes)} needs a network trained on mirrored images: add {unseen} to "
             f"augmentation.mirror_axes (now {list(trained_axes)}), or use conv=mirror along them"
         )
-        raise ArgumentError(name, problem)
+        raise ArgumentError("mirror_axes", problem)
 
     skipped = [axis for axis in axes if axis in equivariant_axes]
     if skipped:
-        log.info("%s: %s skipped, the network is equivariant along them", name, skipped)
+        log.info("mirror_axes: %s skipped, the network is equivariant along them", skipped)
     return tuple(axis for axis in axes if axis not in equivariant_axes)
 
 
 def training_axes(augmentation: Node, spatial_dims: int) -> tuple[int, ...]:
     """Axes along which the network sees mirrored images in training. Raises: ValueError: no such axes."""
-    return mirrored_axes(augmentation.get("mirror_axes") or (), spatial_dims)
+    with arguments_as_keys(mirror_axes="augmentation.mirror_axes"):
+        return mirrored_axes(augmentation.get("mirror_axes") or (), spatial_dims)
 
 
 def swapped(logits: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from medconv.performance.checkpoint_pointwise import Recompute
+from medconv.utils.errors import ArgumentError
 
 CHECKPOINTING = ("none", "blocks", "pointwise")
 
@@ -29,7 +30,7 @@ def apply_checkpointing(network: nn.Module, mode: str) -> int:
         ValueError: `mode` is not in CHECKPOINTING.
     """
     if mode not in CHECKPOINTING:
-        raise ValueError(f"perf.activation_checkpointing must be one of {CHECKPOINTING}, got {mode!r}")
+        raise ArgumentError("activation_checkpointing", f" must be one of {CHECKPOINTING}, got {mode!r}")
     if mode == "none":
         return 0
     mixin: Any

@@ -244,8 +244,8 @@ def _tensor_of(value: Any) -> Any:
     if isinstance(value, _Held):
         if not value.intact:
             raise RuntimeError(
-                "a tensor that perf.activation_checkpointing=pointwise needs was changed in place; "
-                "use perf.activation_checkpointing=blocks"
+                "a tensor that activation_checkpointing=pointwise needs was changed in place; "
+                "use activation_checkpointing=blocks"
             )
         return value.tensor
     return value

@@ -258,9 +258,7 @@ class Trace(Callback):
             self._profile.stop()
             self._profile = None
             if not any(self.folder.glob("*.json")):
-                log.warning(
-                    "perf.profile=true wrote no trace: recording starts after %d batches", self.skip + 2
-                )
+                log.warning("the profiler wrote no trace: recording starts after %d batches", self.skip + 2)
 
     def on_exception(
         self,

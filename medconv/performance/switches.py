@@ -9,6 +9,7 @@ from medconv.models.layers.depthwise import swap_depthwise
 from medconv.models.layers.instance_norm import swap_norms
 from medconv.performance.checkpoint_blocks import apply_checkpointing
 from medconv.performance.sound_kernels import use_sound_kernels
+from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.hardware import need_compiler
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ def apply_switches(
     compile: bool = False,
     cuda_graphs: bool = False,
 ) -> nn.Module:
-    """Apply the settings of `perf` to a network, in place, and `use_sound_kernels` to this process.
+    """Apply the settings to a network, in place, and `use_sound_kernels` to this process.
 
     Args:
         channels_last: weights in `torch.channels_last` or `channels_last_3d`; inputs: see `memory_format`.
@@ -41,7 +42,12 @@ def apply_switches(
         ValueError: an unknown checkpointing mode, `compile` without a compiler, `cuda_graphs` without it.
     """
     if cuda_graphs and not compile:
-        raise ValueError("perf.cuda_graphs=true needs perf.compile=true: the compiler records the graphs")
+        raise ArgumentError(
+            "cuda_graphs",
+            "=true needs ",
+            Argument("compile"),
+            "=true: the compiler records the graphs",
+        )
     use_sound_kernels()
     # Layers are exchanged before blocks are checkpointed, and the compiler sees the result of all.
     if fast_norm:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import prod
 
 from medconv.planning.topology import Network, num_weights
+from medconv.utils.errors import ArgumentError
 
 GB = 2**30
 _WEIGHT_BYTES = 16  # fp32 weights, gradients, and AdamW's two moments
@@ -22,7 +23,7 @@ class Budget:
         memory_gb: GiB.
         origin: where `memory_gb` comes from, in words.
         precision: Lightning's.
-        activation_checkpointing: as `perf.activation_checkpointing`.
+        activation_checkpointing: none, blocks or pointwise.
         size: of `sizes.SIZES`.
         size_origin: why this size, in words.
         coarsens: the grid becomes coarser until a patch covers the median image; else it is that of the
@@ -30,7 +31,7 @@ class Budget:
     """
 
     memory_gb: float = 8.0
-    origin: str = "plan.memory_gb"
+    origin: str = "memory_gb"
     precision: str = "32-true"
     activation_checkpointing: str = "none"
     size: str = "large"
@@ -39,7 +40,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not 0 < self.memory_gb < float("inf"):
-            raise ValueError(f"plan.memory_gb must be a positive number of GB, got {self.memory_gb}")
+            raise ArgumentError("memory_gb", f" must be a positive number of GB, got {self.memory_gb}")
 
 
 def step_bytes(

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from medconv.utils.errors import Argument, ArgumentError
+
 
 @dataclass(frozen=True)
 class PlanOverrides:
@@ -37,17 +39,21 @@ class PlanOverrides:
     image_level: bool = False  # the network takes whole images of one size and predicts values
 
     def __post_init__(self) -> None:
-        for key in ("max_stages", "max_batch_size"):
-            value = getattr(self, key)
+        for name in ("max_stages", "max_batch_size"):
+            value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"plan.{key} must be 1 or more, or null, got {value}")
+                raise ArgumentError(name, f" must be 1 or more, or None, got {value}")
         if not isinstance(self.divisible_by, int) or self.divisible_by < 1:
-            raise ValueError(f"model.divisible_by must be a whole number from 1, got {self.divisible_by}")
+            raise ArgumentError("divisible_by", f" must be a whole number from 1, got {self.divisible_by}")
         if self.slice_axis is not None and self.image_level:
-            raise ValueError("data.slice_axis is for label maps; the network takes whole images")
+            raise ArgumentError("slice_axis", " is for label maps; the network takes whole images")
         if self.resize is not None and not self.image_level:
-            raise ValueError("data.resize needs cases with values; label maps keep mm, by data.spacing_mm")
+            raise ArgumentError(
+                "resize",
+                " needs cases with values; label maps keep mm, by ",
+                Argument("spacing_mm"),
+            )
         if self.resize is not None and any(n < 1 for n in self.resize):
-            raise ValueError(f"data.resize needs positive numbers of voxels, got {list(self.resize)}")
+            raise ArgumentError("resize", f" needs positive numbers of voxels, got {list(self.resize)}")
         if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"data.batch_size must be at least 1, got {self.batch_size}")
+            raise ArgumentError("batch_size", f" must be at least 1, got {self.batch_size}")

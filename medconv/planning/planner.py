@@ -17,6 +17,7 @@ from medconv.planning.resolution import coarser, keeps_structures, view_share
 from medconv.planning.sizes import Size, need_size
 from medconv.planning.spacing import across, median_shape, slice_axis, target_spacing
 from medconv.planning.topology import Network, rounded_up
+from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.logging import size_text
 
 _MIN_EDGE = 16  # voxels; no axis of a patch is made smaller
@@ -80,9 +81,10 @@ def plan(
     overrides = overrides or PlanOverrides()
     budget = budget or Budget()
     if overrides.image_level and overrides.spatial_dims not in (None, fingerprint.spatial_dims):
-        raise ValueError(
-            f"data.spatial_dims must be {fingerprint.spatial_dims} or null, as the network takes whole "
-            f"images and these are {fingerprint.spatial_dims}D, got {overrides.spatial_dims}"
+        raise ArgumentError(
+            "spatial_dims",
+            f" must be {fingerprint.spatial_dims} or null, as the network takes whole images and these are "
+            f"{fingerprint.spatial_dims}D, got {overrides.spatial_dims}",
         )
     axis = None
     if not overrides.image_level:
@@ -149,10 +151,10 @@ def _planner(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_
     spacing = target_spacing(images)
     if overrides.spacing_mm:
         spacing = tuple(float(mm) for mm in overrides.spacing_mm)
-    _need_axes("data.spacing_mm", spacing, images.spatial_dims)
+    _need_axes("spacing_mm", spacing, images.spatial_dims)
     median = median_shape(images, spacing)
     if overrides.resize is not None:
-        _need_axes("data.resize", overrides.resize, images.spatial_dims)
+        _need_axes("resize", overrides.resize, images.spatial_dims)
         if not overrides.spacing_mm:  # what the network sees
             axes = zip(spacing, median, overrides.resize, strict=True)
             spacing = tuple(mm * edge / resized_edge for mm, edge, resized_edge in axes)
@@ -220,7 +222,7 @@ class _Planner:
         """
         if self.overrides.patch_size is not None:
             patch = tuple(self.overrides.patch_size)
-            _need_axes("data.patch_size", patch, self.dims)
+            _need_axes("patch_size", patch, self.dims)
             return self._network_for(patch, exact=True)
         if self.overrides.image_level:
             return self._network_for(self.median)
@@ -230,10 +232,15 @@ class _Planner:
             network, patch = self._shrunk_to_budget(batch)
             if self.gb(network, patch, batch) <= self.budget.memory_gb:
                 return network, patch
-        raise ValueError(
-            f"plan.memory_gb: the smallest patch, {size_text(patch, 4)} voxels, in a batch of {batch} takes "
+        raise ArgumentError(
+            "memory_gb",
+            f": the smallest patch, {size_text(patch, 4)} voxels, in a batch of {batch} takes "
             f"some {self.gb(network, patch, batch):.2g} GB, the budget is {self.budget.memory_gb:g} "
-            f"({self.budget.origin}); perf=memory, a smaller data.batch_size or fewer plan.channels help"
+            f"({self.budget.origin}); perf=memory, a smaller ",
+            Argument("batch_size"),
+            " or fewer ",
+            Argument("channels"),
+            " help",
         )
 
     def _shrunk_to_budget(self, batch: int) -> tuple[Network, tuple[int, ...]]:
@@ -256,9 +263,11 @@ class _Planner:
         strides = self._strides(patch, exact)
         num_stages = len(strides) + 1
         if overrides.max_stages is not None and num_stages > overrides.max_stages:
-            raise ValueError(
-                f"plan.strides={overrides.strides} makes {num_stages} stages, plan.max_stages allows "
-                f"{overrides.max_stages}"
+            raise ArgumentError(
+                "strides",
+                f"={overrides.strides} makes {num_stages} stages, ",
+                Argument("max_stages"),
+                f" allows {overrides.max_stages}",
             )
         kernel_sizes = topology.kernels(self.spacing, strides)
         if overrides.kernel_sizes is not None:
@@ -281,8 +290,13 @@ class _Planner:
         rounded = rounded_up(patch, divisor)
         if exact and rounded != tuple(patch):
             multiple = overrides.divisible_by
-            key = "plan.strides" if multiple == 1 else f"model.divisible_by={multiple}"
-            raise ValueError(f"data.patch_size must be divisible by {divisor} ({key}), got {list(patch)}")
+            raise ArgumentError(
+                "patch_size",
+                f" must be divisible by {divisor} (",
+                Argument("strides" if multiple == 1 else "divisible_by"),
+                "" if multiple == 1 else f"={multiple}",
+                f"), got {list(patch)}",
+            )
         return network, rounded
 
     def _strides(self, patch: Sequence[int], exact: bool) -> topology.Steps:
@@ -307,7 +321,7 @@ class _Planner:
                 cut_patch = (*patch[:axis], edge, *patch[axis + 1 :])
                 try:
                     network, rounded = self._network_for(cut_patch)
-                except ValueError:  # too small for as many stages as plan.channels or plan.kernel_sizes have
+                except ValueError:  # too small for as many stages as channels or kernel_sizes have
                     break
                 if rounded[axis] < patch[axis] and prod(rounded) < prod(patch):
                     return network, rounded
@@ -345,7 +359,7 @@ class _Planner:
         """Warn if a step does not fit: a patch size that the user sets is not changed."""
         if needed_gb > self.budget.memory_gb:
             log.warning(
-                "data.patch_size=[%s] in a batch of %d takes some %.2g GB, the budget is %g (%s)",
+                "patch_size=[%s] in a batch of %d takes some %.2g GB, the budget is %g (%s)",
                 ",".join(map(str, patch)),
                 batch,
                 needed_gb,
@@ -360,7 +374,7 @@ def _image_level_batch(patch: Sequence[int]) -> int:
     return int(min(128, max(2, batch)))
 
 
-def _need_axes(key: str, values: Sequence[float], spatial_dims: int) -> None:
+def _need_axes(name: str, values: Sequence[float], spatial_dims: int) -> None:
     if len(values) != spatial_dims or any(not 0 < v < float("inf") for v in values):
         what = f"{spatial_dims} positive numbers, one per spatial axis"
-        raise ValueError(f"{key} needs {what}, got {list(values)}")
+        raise ArgumentError(name, f" needs {what}, got {list(values)}")

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from medconv.utils.errors import ArgumentError
+
 
 @dataclass(frozen=True)
 class Size:
@@ -70,5 +72,5 @@ def need_size(name: str) -> Size:
         ValueError: there is no such size.
     """
     if name not in SIZES:
-        raise ValueError(f"plan.size must be {', '.join(SIZES)} or null, got {name}")
+        raise ArgumentError("size", f" must be {', '.join(SIZES)} or None, got {name}")
     return SIZES[name]

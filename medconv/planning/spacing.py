@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from medconv.data.preprocessing.fingerprint import Fingerprint
+from medconv.utils.errors import Argument, ArgumentError
 
 _THICK = 3  # anisotropic: slices this many times thicker than other voxels, and this many times fewer
 _VERY_THICK = 5  # times, from which on a 2D network learns them faster
@@ -68,14 +69,17 @@ def slice_axis(
     Source: as nnU-Net's 2d configuration; Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
     """
     if spatial_dims not in (None, 2, 3):
-        raise ValueError(f"data.spatial_dims must be 2, 3 or null (what the data has), got {spatial_dims}")
+        raise ArgumentError("spatial_dims", f" must be 2, 3 or None (what the data has), got {spatial_dims}")
     if spatial_dims == 3 and fingerprint.spatial_dims == 2:
-        raise ValueError("data.spatial_dims=3 needs volumes, these images have one slice; take 2 or null")
+        raise ArgumentError("spatial_dims", "=3 needs volumes, these images have one slice; take 2 or null")
     takes_images = fingerprint.spatial_dims == 2 or spatial_dims == 3
     is_usable = axis in (0, 1, 2) and spatial_dims == 2 and not takes_images
     if axis is not None and not is_usable:
-        raise ValueError(
-            f"data.slice_axis must be 0, 1 or 2, with data.spatial_dims=2 and volumes, got {axis}"
+        raise ArgumentError(
+            "slice_axis",
+            " must be 0, 1 or 2, with ",
+            Argument("spatial_dims"),
+            f"=2 and volumes, got {axis}",
         )
     if takes_images or axis is not None:
         return axis

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from medconv.targets.monitor import MonitoredMetric
+from medconv.utils.errors import ArgumentError
 
 HIGHEST = torch.iinfo(torch.int16).max  # the largest label value
 NamedScore = tuple[str, float | None]  # None: undefined
@@ -128,9 +129,9 @@ class Targets(ABC):
         Raises:
             ValueError: there are no classes to draw.
         """
-        raise ValueError(
-            f"data.balanced_sampling=true draws each class equally often, but this dataset has {self.kind} "
-            "targets"
+        raise ArgumentError(
+            "balanced_sampling",
+            f"=true draws each class equally often, but this dataset has {self.kind} targets",
         )
 
     @property

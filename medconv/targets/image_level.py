@@ -125,7 +125,7 @@ class ImageLevelTargets(ImageLevelScoredTargets):
         if split == "training" or len(missing) >= len(self.names) - 1:
             raise ValueError(
                 f"no {split} case has {self.name_word} {names}, expected at least one of each; another "
-                "data.fold or data.num_folds, or data.class_names without it, may help"
+                "fold or num_folds, or class_names without it, may help"
             )
         return f"no {split} case has {names}, so there is no score of it"
 

@@ -16,6 +16,7 @@ from medconv.metrics.segmentation import MetricValues
 from medconv.targets.base import finite_number
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.monitor import CROSS_ENTROPY, MonitoredMetric
+from medconv.utils.errors import Argument, ArgumentError
 
 _MAX_CLASSES = 100  # more different labels are most likely numbers
 
@@ -58,9 +59,11 @@ class MulticlassTargets(ImageLevelTargets):
         names: Sequence[str] | None,
     ) -> Self:
         if len(columns) > 1:
-            raise ValueError(
-                f"data.target_type={cls.kind} takes one of data.label_columns, got {', '.join(columns)}; "
-                "multilabel takes several"
+            raise ArgumentError(
+                "target_type",
+                f"={cls.kind} takes one of ",
+                Argument("label_columns"),
+                f", got {', '.join(columns)}; multilabel takes several",
             )
         if names:
             return cls(tuple(map(str, names)))
@@ -70,7 +73,7 @@ class MulticlassTargets(ImageLevelTargets):
         if len(class_names) > _MAX_CLASSES:
             raise ValueError(
                 f"{len(class_names)} different labels in column {columns[0]!r}, expected classes; for "
-                "numbers, set data.target_type=regression"
+                "numbers, set target_type=regression"
             )
         if len(class_names) < 2:
             raise ValueError(

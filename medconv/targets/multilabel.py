@@ -62,7 +62,7 @@ class MultilabelTargets(NumberTargets):
         if not has_both.any():
             raise ValueError(
                 "no label has both positive and negative validation cases, so there is no AUC to choose a "
-                "checkpoint by; another data.fold or data.num_folds may help"
+                "checkpoint by; another fold or num_folds may help"
             )
         missing = self.missing(values)
         if not missing:

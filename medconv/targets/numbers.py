@@ -6,6 +6,7 @@ from typing import Self
 
 from medconv.targets.base import finite_number
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.utils.errors import ArgumentError
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,9 @@ class NumberTargets(ImageLevelTargets):
         names: Sequence[str] | None,
     ) -> Self:
         if names and len(names) != len(columns):
-            raise ValueError(
-                f"data.class_names needs a name for each of {', '.join(columns)}, got {list(names)}"
+            raise ArgumentError(
+                "class_names",
+                f" needs a name for each of {', '.join(columns)}, got {list(names)}",
             )
         return cls(tuple(map(str, names or columns)))
 
@@ -39,7 +41,6 @@ class NumberTargets(ImageLevelTargets):
         rule = self.cell_error(number)
         if rule:
             raise ValueError(
-                f"column {column!r} must hold {rule}, got {label!r}; data.target_type=regression takes any "
-                "number"
+                f"column {column!r} must hold {rule}, got {label!r}; target_type=regression takes any number"
             )
         return number

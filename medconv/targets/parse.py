@@ -11,6 +11,7 @@ from medconv.targets.base import HIGHEST, names_of
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 from medconv.targets.segmentation import SegmentationTargets
+from medconv.utils.errors import Argument, ArgumentError
 
 IGNORE = "ignore"  # the name that a dataset.json gives to the value of unlabelled voxels
 Regions = dict[str, tuple[int, ...]]  # name to its label values
@@ -18,11 +19,18 @@ NamesAndTargets = tuple[tuple[str, ...], SegmentationTargets]  # class names wit
 
 
 @dataclass(frozen=True)
-class _Keys:
-    """The keys of regions and of their order, for messages."""
+class _Source:
+    """Where regions and their order are given, for messages: by arguments, or by keys of a file."""
 
-    regions: str = "data.regions"
-    order: str = "data.regions_order"
+    regions: str = "regions"
+    order: str = "regions_order"
+    path: Path | None = None
+
+    def error(self, name: str, problem: str) -> ValueError:
+        """Args: name: `regions` or `order` of this source."""
+        if self.path is None:
+            return ArgumentError(name, problem)
+        return ValueError(f"{self.path}: {name}{problem}")
 
 
 def parse_labels(
@@ -125,8 +133,8 @@ def _parse_regions(
         raise ValueError(
             f"{path}: regions need the key `regions_class_order`, one label value for each of {list(regions)}"
         )
-    keys = _Keys(f"{path}: labels", f"{path}: regions_class_order")
-    return names, _region_targets(regions, order, names, ignore, keys)
+    source = _Source("labels", "regions_class_order", path)
+    return names, _region_targets(regions, order, names, ignore, source)
 
 
 def _region_targets(
@@ -134,16 +142,16 @@ def _region_targets(
     order: Any,
     names: tuple[str, ...],
     ignore: int | None,
-    keys: _Keys,
+    source: _Source,
 ) -> SegmentationTargets:
-    _check_values(regions, names, ignore, keys.regions)
+    _check_values(regions, names, ignore, source, source.regions)
     if order is None:
-        _check_disjoint(regions, keys.order)
+        _check_disjoint(regions, source)
         order = [values[0] for values in regions.values()]
     if not _is_order_of(order, regions):
-        raise ValueError(
-            f"{keys.order} must give each of {list(regions)} a label value of its own, one that lies in it, "
-            f"got {order}"
+        raise source.error(
+            source.order,
+            f" must give each of {list(regions)} a label value of its own, one that lies in it, got {order}",
         )
     return RegionTargets(
         names=tuple(regions),
@@ -153,12 +161,13 @@ def _region_targets(
     )
 
 
-def _check_disjoint(regions: Regions, key: str) -> None:
+def _check_disjoint(regions: Regions, source: _Source) -> None:
     for first, second in combinations(regions, 2):
         if set(regions[first]) & set(regions[second]):
-            raise ValueError(
-                f"{key} is needed, as {first} and {second} overlap: for each of {list(regions)} the label "
-                "value that it writes into a prediction, later ones over earlier ones"
+            raise source.error(
+                source.order,
+                f" is needed, as {first} and {second} overlap: for each of {list(regions)} the label value "
+                "that it writes into a prediction, later ones over earlier ones",
             )
 
 
@@ -178,7 +187,8 @@ def _check_values(
     regions: Regions,
     names: Sequence[str],
     ignore: int | None,
-    key: str,
+    source: _Source,
+    name: str,
 ) -> None:
     last = len(names) - 1
     for region, values in regions.items():
@@ -190,9 +200,13 @@ def _check_values(
             detail = f"{invalid[0]} is {reason}"
         else:
             detail = f"got {list(values)}"
-        raise ValueError(f"{key}: {region} must name different label values from 1 to {last}: {detail}")
+        problem = f": {region} must name different label values from 1 to {last}: {detail}"
+        raise source.error(name, problem)
     if ignore is not None and ignore <= last:
-        raise ValueError(f"{key}: the value to ignore must be above all classes, 0 to {last}, got {ignore}")
+        raise source.error(
+            name,
+            f": the value to ignore must be above all classes, 0 to {last}, got {ignore}",
+        )
 
 
 def _region_values(
@@ -206,16 +220,16 @@ def _region_values(
     values = []
     for member in members:
         is_value = type(member) is int
-        values.append(member if is_value else _value_of(member, names, f"data.regions: {region}"))
+        values.append(member if is_value else _value_of(member, names, "regions", f"{region}: "))
     return tuple(values)
 
 
-def _value_of(name: Any, names: Sequence[str], key: str) -> int:
+def _value_of(name: Any, names: Sequence[str], argument: str, location: str = "") -> int:
     if name in names:
         return list(names).index(name)
     near = difflib.get_close_matches(str(name), names[1:], n=1)
     hint = f"did you mean {near[0]}?" if near else f"the classes are {', '.join(names[1:])}"
-    raise ValueError(f"{key}: {name} is not a class; {hint}")
+    raise ArgumentError(argument, f": {location}{name} is not a class; {hint}")
 
 
 def _drop_ignored(
@@ -223,15 +237,15 @@ def _drop_ignored(
     ignore: Any,
 ) -> tuple[tuple[str, ...], int]:
     """The remaining classes, and the value to ignore."""
-    value = ignore if type(ignore) is int else _value_of(ignore, names, "data.ignore_label")
+    value = ignore if type(ignore) is int else _value_of(ignore, names, "ignore_label")
     last = len(names) - 1
     # at least one foreground class remains
     if not max(2, last) <= value <= HIGHEST:
         meaning = f"class {names[value]}" if 0 <= value <= last else "not a label value"
         lowest = f"{last} ({names[last]}, which is then not a class)" if last >= 2 else "2"
-        raise ValueError(
-            f"data.ignore_label must be above all classes, from {lowest} to {HIGHEST}, got {ignore}, "
-            f"{meaning}"
+        raise ArgumentError(
+            "ignore_label",
+            f" must be above all classes, from {lowest} to {HIGHEST}, got {ignore}, {meaning}",
         )
     return names[:-1] if value == last else names, value
 
@@ -243,8 +257,8 @@ def override(
     regions_order: Sequence[int] | None,
     ignore_label: Any,
 ) -> NamesAndTargets:
-    """Class names and targets of a dataset after the config's `data.regions`, `data.regions_order` and
-    `data.ignore_label`; None of all three keeps what the dataset declares.
+    """Class names and targets of a dataset after other regions, another order of them and another
+    value to ignore; None of all three keeps what the dataset declares.
 
     Args:
         names: what the dataset declares, with the background first.
@@ -254,7 +268,7 @@ def override(
         ignore_label: a value above all classes; or the name or value of the last class, which is then no
             class; or a list of such a value and of further ones.
     Raises:
-        ValueError: names the invalid key.
+        ArgumentError: names the invalid argument.
     """
     if isinstance(ignore_label, (list, tuple)):
         first, *further = ignore_label or [None]
@@ -268,11 +282,16 @@ def override(
         names, ignore = _drop_ignored(names, ignore_label)
     if regions:
         values = {name: _region_values(name, members, names) for name, members in regions.items()}
-        return names, _region_targets(values, regions_order, names, ignore, _Keys())
+        return names, _region_targets(values, regions_order, names, ignore, _Source())
     if regions_order:
-        raise ValueError(f"data.regions_order={list(regions_order)} needs data.regions, which is not set")
+        raise ArgumentError(
+            "regions_order",
+            f"={list(regions_order)} needs ",
+            Argument("regions"),
+            ", which is not set",
+        )
     if not targets.exclusive:
-        _check_values(targets.by_name, names, ignore, "data.ignore_label")
+        _check_values(targets.by_name, names, ignore, _Source(), "ignore_label")
         return names, replace(targets, ignore=ignore)
     return names, LabelMapTargets.of_classes(names, ignore)
 
@@ -286,7 +305,8 @@ def _check_also_ignored(
     are_valid = all(type(value) is int and len(names) <= value <= HIGHEST for value in further)
     # checked last, as only whole numbers are certain to go into a set
     if ignore is None or not are_valid or len({*further, ignore}) <= len(further):
-        raise ValueError(
-            "data.ignore_label must be one value, or a list of different values above all classes, from "
-            f"{len(names)} to {HIGHEST}, got {ignore_label}"
+        raise ArgumentError(
+            "ignore_label",
+            " must be one value, or a list of different values above all classes, from "
+            f"{len(names)} to {HIGHEST}, got {ignore_label}",
         )

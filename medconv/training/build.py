@@ -145,13 +145,8 @@ def _has_end(trainer: TrainerConfig) -> bool:
 def _validation(config: RunConfig, targets: Targets, network: nn.Module, store: Store | None) -> Validation:
     dims = config.derived.spatial_dims
     mirrored_in_training = training_axes(config.augmentation, dims)
-    axes = usable_axes(
-        config.task.mirror_axes,
-        dims,
-        mirrored_in_training,
-        mirror_axes(network),
-        name="task.mirror_axes",
-    )
+    with configs.arguments_as_keys("task"):
+        axes = usable_axes(config.task.mirror_axes, dims, mirrored_in_training, mirror_axes(network))
     window = window_of(config.task, config.derived, axes, config.data.convention)
     if isinstance(targets, ImageLevelTargets):
         return ImageLevelValidation(targets, flips(window.mirror_axes))
@@ -171,7 +166,8 @@ def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | Non
     _check_left_right(config, targets, network)
     if config.init.freeze:
         log.info("%s stay as they are", freeze(network, config.init.freeze))
-    apply_switches(network, **{key: getattr(config.perf, key) for key in _SWITCHES})
+    with configs.arguments_as_keys("perf"):
+        apply_switches(network, **{key: getattr(config.perf, key) for key in _SWITCHES})
     if config.trainer.deterministic:
         swap_pools(network)
     return network
@@ -188,7 +184,13 @@ def _check_left_right(config: RunConfig, targets: Targets, network: nn.Module) -
     class_names = derived.class_names
     axis = left_right_axis(derived.slice_axis)
     equivariant_axes = mirror_axes(network)
-    left_right.check_equivariance(pairs, class_names, axis, equivariant_axes)
+    pair = left_right.indistinguishable_pair(pairs, class_names, axis, equivariant_axes)
+    if pair is not None:
+        raise configs.ConfigError(
+            f"conv=mirror along axis {axis}, from left to right, makes a network that gives a mirrored image "
+            f"the mirrored labels, so it cannot tell {pair[0]} from {pair[1]} (data.flip_label_pairs); "
+            "choose other conv.axes, or another conv"
+        )
     augmented_axes = training_axes(config.augmentation, derived.spatial_dims)
     left_right.warn_of_lookalikes(targets, class_names, pairs, axis, augmented_axes, equivariant_axes)
 

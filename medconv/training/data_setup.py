@@ -62,15 +62,12 @@ class PreparedData:
         return derived_values(self.plan, self.dataset, self.train, self.targets, self.flip_label_pairs)
 
 
+@configs.arguments_as_keys("data")
 def find_data(data: DataConfig) -> tuple[Dataset, int]:
     """The dataset of a config's `data`, and the number of cases to preprocess at once."""
-    if data.on_invalid_case not in ("raise", "skip"):
-        raise ConfigError(f"data.on_invalid_case must be raise or skip, got {data.on_invalid_case}")
     workers = data.prepare_workers
     if workers is None:
         workers = min(8, len(os.sched_getaffinity(0)))
-    if workers < 1:
-        raise ConfigError(f"data.prepare_workers must be at least 1, got {workers}")
     dataset = configs.build(data.layout, "data.layout")
     dataset = dataset.with_targets(
         regions=data.regions,
@@ -88,6 +85,7 @@ def find_data(data: DataConfig) -> tuple[Dataset, int]:
     return dataset, workers
 
 
+@configs.arguments_as_keys("data", "plan")
 def prepare_data(
     config: RunConfig, verify: bool = False, recorded: Mapping[str, Any] = NOTHING
 ) -> PreparedData:
@@ -189,12 +187,14 @@ def _has_intensities(row: Any) -> bool:
     return isinstance(row, Mapping) and set(row) == set(INTENSITIES)
 
 
+@configs.arguments_as_keys("data")
 def split_cases(dataset: Dataset, data: DataConfig) -> DataSplit:
     """The split that the dataset or `data.fold` defines. Raises: ValueError: see `splits.split_cases`."""
     splits_file = Path(data.splits_file) if data.splits_file else None
     return splits.split_cases(dataset.cases, data.fold, data.num_folds, splits_file)
 
 
+@configs.arguments_as_keys("data")
 def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data: DataConfig) -> DataSplit:
     """The split without copies of images; label maps may have copies.
 
@@ -220,6 +220,7 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
     return split
 
 
+@configs.arguments_as_keys("data")
 def build_data(
     config: RunConfig,
     prepared: PreparedData,

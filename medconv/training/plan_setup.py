@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from medconv import config as configs
 from medconv.config import Derived, Node, RunConfig
 from medconv.data import splits
 from medconv.data.case import Dataset
@@ -32,6 +33,12 @@ _DATA_KEYS = (
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
+@configs.arguments_as_keys(
+    "data",
+    "plan",
+    divisible_by="model.divisible_by",
+    residual_blocks="model.residual_blocks",
+)
 def make_plan(
     config: RunConfig, dataset: Dataset, measured: Fingerprint, recorded: Mapping[str, Any] = NOTHING
 ) -> Plan:

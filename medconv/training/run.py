@@ -155,7 +155,8 @@ def _build(
     load_weights: Callable[..., Any] | None,
 ) -> _Run:
     stop_request = signals.StopRequest()
-    apply_backends(config.perf.matmul_precision)
+    with configs.arguments_as_keys("perf"):
+        apply_backends(config.perf.matmul_precision)
     task = build_task(config, record_of(config, prepared), prepared.store, load_weights)
     profiler = StepProfiler(config.perf.profile, folder.started_at)
     return _Run(
@@ -272,6 +273,7 @@ def _with_loss(config: RunConfig, targets: Targets) -> RunConfig:
     return replace(config, loss={**loss, **set_by_user})
 
 
+@configs.arguments_as_keys("trainer")
 def with_devices(config: RunConfig) -> RunConfig:
     """The config with the number of machines and devices that the run was launched with, and its precision.
 

@@ -13,6 +13,7 @@ from typing import Any
 from torch import distributed
 
 from medconv.utils.atomic_io import write_text
+from medconv.utils.errors import Argument, ArgumentError
 
 # Messages of gloo, NCCL and their stores about a peer that ended, was cut off, or never connected.
 _LOST_PEER = re.compile(
@@ -48,7 +49,7 @@ class Launcher:
 def launcher() -> Launcher | None:
     """The launcher of this process; None: started alone, and Lightning starts one process per further device.
 
-    An srun of one task and a batch script without srun also count as None, so that `trainer.devices` works.
+    An srun of one task and a batch script without srun also count as None, so that `devices` works.
 
     Raises:
         ValueError: the machines have different numbers of processes.
@@ -124,7 +125,7 @@ def is_first() -> bool:
 
 
 def processes(num_nodes: int | None, devices: Any) -> tuple[int, Any]:
-    """`trainer.num_nodes` and `trainer.devices` of the config; null takes what the launcher started.
+    """`num_nodes` and `devices` of a trainer; None takes what the launcher started.
 
     Raises:
         ValueError: config and launcher disagree, or the config has several machines and there is no launcher.
@@ -134,14 +135,18 @@ def processes(num_nodes: int | None, devices: Any) -> tuple[int, Any]:
         return _processes_without_launcher(num_nodes, devices)
     name = launched.name
     if num_nodes not in (None, launched.nodes):
-        raise ValueError(
-            f"trainer.num_nodes={num_nodes}, but {name} started processes on {launched.nodes} machines; do "
-            f"not set trainer.num_nodes, so that {name} decides"
+        raise ArgumentError(
+            "num_nodes",
+            f"={num_nodes}, but {name} started processes on {launched.nodes} machines; do not set ",
+            Argument("num_nodes"),
+            f", so that {name} decides",
         )
     if device_count(devices) not in (None, launched.devices):
-        raise ValueError(
-            f"trainer.devices={devices}, but {name} started {launched.devices} processes on each machine; do "
-            f"not set trainer.devices, so that {name} decides"
+        raise ArgumentError(
+            "devices",
+            f"={devices}, but {name} started {launched.devices} processes on each machine; do not set ",
+            Argument("devices"),
+            f", so that {name} decides",
         )
     return launched.nodes, devices if isinstance(devices, list) else launched.devices
 
@@ -149,15 +154,16 @@ def processes(num_nodes: int | None, devices: Any) -> tuple[int, Any]:
 def _processes_without_launcher(num_nodes: int | None, devices: Any) -> tuple[int, Any]:
     # With NODE_RANK a user has started a process on each machine, as Lightning documents it.
     if (num_nodes or 1) != 1 and "NODE_RANK" not in os.environ:
-        raise ValueError(
-            f"trainer.num_nodes={num_nodes}, but this process was started alone, on 1 machine; start it "
-            "on all of them by torchrun or srun"
+        raise ArgumentError(
+            "num_nodes",
+            f"={num_nodes}, but this process was started alone, on 1 machine; start it on all of them by "
+            "torchrun or srun",
         )
     return num_nodes or 1, 1 if devices is None else devices
 
 
 def device_count(devices: Any) -> int | None:
-    """The number of devices that `trainer.devices` means; None: all of the machine's."""
+    """The number of devices that a setting of `devices` means; None: all of the machine's."""
     if isinstance(devices, str) and "," in devices:
         return len(devices.split(","))
     if isinstance(devices, list):
@@ -165,15 +171,15 @@ def device_count(devices: Any) -> int | None:
     return int(devices) if str(devices).isdigit() else None
 
 
-def timeout(seconds: float) -> timedelta:
+def timeout(timeout_seconds: float) -> timedelta:
     """The timeout of the process group.
 
     Raises:
-        ValueError: `perf.timeout_seconds` is not positive.
+        ArgumentError: it is not positive.
     """
-    if not seconds > 0:
-        raise ValueError(f"perf.timeout_seconds must be positive, got {seconds}")
-    return timedelta(seconds=seconds)
+    if not timeout_seconds > 0:
+        raise ArgumentError("timeout_seconds", f" must be positive, got {timeout_seconds}")
+    return timedelta(seconds=timeout_seconds)
 
 
 @contextmanager

@@ -1,21 +1,35 @@
 """Errors of libraries, which raise anything in any form, as errors of one line for users."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
+class Argument(str):
+    """The name of another argument, inside the message of an `ArgumentError`."""
+
+    __slots__ = ()
+
+
 class ArgumentError(ValueError):
-    """An argument has a value that it cannot have. The command line puts its flag in the argument's place.
+    """An argument has a value that it cannot have.
+
+    The command line puts flags in the place of arguments, and the config puts keys.
 
     Args:
         argument: its name as the function spells it, such as `mirror_axes`; the message begins with it.
-        problem: the rest of the message, such as ` must be at least 1, got 0`.
+        problem: the rest of the message, such as ` must be at least 1, got 0`, in one or more pieces; pieces
+            that are an `Argument` name further arguments.
     """
 
-    def __init__(self, argument: str, problem: str) -> None:
-        super().__init__(f"{argument}{problem}")
+    def __init__(self, argument: str, *problem: str) -> None:
+        super().__init__("".join([argument, *problem]))
         self.argument = argument
-        self.problem = problem
+        self.pieces = problem
+
+    def renamed(self, name_of: Callable[[str], str]) -> str:
+        """The message with other names. Args: name_of: argument to the name in its place, such as a flag."""
+        pieces = [name_of(piece) if isinstance(piece, Argument) else piece for piece in self.pieces]
+        return "".join([name_of(self.argument), *pieces])
 
 
 @contextmanager

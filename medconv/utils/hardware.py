@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medconv.utils.errors import Argument, ArgumentError
+
 log = logging.getLogger(__name__)
 # Messages of torch's CPU allocator, its shared memory, CUDA, cuBLAS and cuDNN that have no error class.
 _NO_MEMORY = re.compile(
@@ -35,13 +37,6 @@ _PRECISIONS = (
 )
 # Versions of cuDNN, from and up to, that run half-precision Conv3d four times slower on contiguous input.
 _SLOW_CUDNN = range(90800, 91500)
-_MEMORY_ADVICE = (
-    "the step does not fit into memory. Options, measured on a 3D U-Net: "
-    "perf.activation_checkpointing=pointwise (64 % of the activations kept, 12 % slower), "
-    "perf.activation_checkpointing=blocks (41 %, 25 % slower), data.batch_size halved with "
-    "trainer.accumulate_grad_batches doubled (half of them), a smaller data.patch_size; in a "
-    "validation, task.sw_batch_size=1"
-)
 
 
 def uses_gpu(accelerator: str) -> bool:
@@ -49,16 +44,16 @@ def uses_gpu(accelerator: str) -> bool:
 
 
 def resolve_precision(precision: Any, accelerator: str) -> Any:
-    """Lightning's `trainer.precision`, with `auto`: bf16 mixed where the hardware is fast at it, else fp32.
+    """Lightning's `precision`, with `auto`: bf16 mixed where the hardware is fast at it, else fp32.
 
     Raises:
         ValueError: none of Lightning's, or fp16 on a CPU, which has no fast fp16 convolutions.
     """
     if precision is not None and str(precision) not in _PRECISIONS:
-        raise ValueError(f"trainer.precision must be {', '.join(_PRECISIONS)}, got {precision}")
+        raise ArgumentError("precision", f" must be {', '.join(_PRECISIONS)}, got {precision}")
     gpu = uses_gpu(accelerator)
     if not gpu and str(precision).startswith("16"):
-        raise ValueError(f"trainer.precision={precision} needs a GPU; on a CPU take bf16-mixed or 32-true")
+        raise ArgumentError("precision", f"={precision} needs a GPU; on a CPU take bf16-mixed or 32-true")
     if precision != "auto":
         return precision
     if not gpu:
@@ -74,12 +69,12 @@ def fast_bf16_cpu() -> bool:
 
 
 def autocast_dtype(precision: Any) -> torch.dtype | None:
-    """The autocast dtype of Lightning's `trainer.precision`; None without autocast."""
+    """The autocast dtype of Lightning's `precision`; None without autocast."""
     return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(precision))
 
 
 def check_devices(setting: Any, accelerator: str, launched: bool = False) -> Any:
-    """`trainer.devices` as a number, `auto` or a list of GPUs. On a CPU, devices are processes.
+    """`devices` of a trainer as a number, `auto` or a list of GPUs. On a CPU, devices are processes.
 
     Args:
         launched: a launcher started all processes; each may be bound to cores of its own and see no others.
@@ -88,12 +83,15 @@ def check_devices(setting: Any, accelerator: str, launched: bool = False) -> Any
         ValueError: the machine has fewer GPUs, or a CPU has fewer cores, than configured.
     """
     if setting in ("cpu", "gpu", "cuda"):
-        raise ValueError(
-            f"trainer.devices={setting}: it is a number, a list or auto; trainer.accelerator says cpu or gpu"
+        raise ArgumentError(
+            "devices",
+            f"={setting}: it is a number, a list or auto; ",
+            Argument("accelerator"),
+            " says cpu or gpu",
         )
     gpu = uses_gpu(accelerator)
     if accelerator in ("gpu", "cuda") and not gpu:
-        raise ValueError(f"trainer.accelerator={accelerator}: no GPU is visible here; take auto or cpu")
+        raise ArgumentError("accelerator", f"={accelerator}: no GPU is visible here; take auto or cpu")
     devices = _parsed_devices(setting)
     if gpu:
         _check_gpus(devices, setting, launched)
@@ -123,20 +121,20 @@ def _check_gpus(devices: Any, setting: Any, launched: bool) -> None:
     if isinstance(needed_gpus, int) and 1 <= needed_gpus <= gpus:
         return
     hint = "; srun's --gpus-per-task hides those of other tasks, take --gpus-per-node" if launched else ""
-    raise ValueError(f"trainer.devices={setting}: this machine has {gpus} GPUs{hint}")
+    raise ArgumentError("devices", f"={setting}: this machine has {gpus} GPUs{hint}")
 
 
 def _check_cores(devices: Any, setting: Any, launched: bool) -> None:
     cores = len(os.sched_getaffinity(0))
     if not isinstance(devices, int) or devices < 1:
-        raise ValueError(f"trainer.devices={setting}: on a CPU it is a number of processes, 1 or more")
+        raise ArgumentError("devices", f"={setting}: on a CPU it is a number of processes, 1 or more")
     if devices > cores and not launched:
-        raise ValueError(f"trainer.devices={setting}: this machine has {cores} cores, and no GPU")
+        raise ArgumentError("devices", f"={setting}: this machine has {cores} cores, and no GPU")
 
 
 @contextmanager
 def measuring(accelerator: str, devices: Any) -> Iterator[None]:
-    """For steps that are measured before a run: on the first GPU of `trainer.devices`, then given back.
+    """For steps that are measured before a run: on the first GPU of these devices, then given back.
 
     The run's own peak is counted anew, and NCCL, which takes its memory beside torch, finds it free.
     """
@@ -149,17 +147,17 @@ def measuring(accelerator: str, devices: Any) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
-def apply_backends(precision: str) -> None:
-    """Set `perf.matmul_precision` for the whole process; warn about layouts that this cuDNN is slow at."""
-    if precision not in ("highest", "high", "medium"):
-        raise ValueError(f"perf.matmul_precision must be highest, high or medium, got {precision!r}")
-    torch.set_float32_matmul_precision(precision)
-    torch.backends.cudnn.allow_tf32 = precision != "highest"
+def apply_backends(matmul_precision: str) -> None:
+    """Set the precision of fp32 products for this process; warn about layouts that this cuDNN is slow at."""
+    if matmul_precision not in ("highest", "high", "medium"):
+        raise ArgumentError("matmul_precision", f" must be highest, high or medium, got {matmul_precision!r}")
+    torch.set_float32_matmul_precision(matmul_precision)
+    torch.backends.cudnn.allow_tf32 = matmul_precision != "highest"
     warn_slow_cudnn()
 
 
 def benchmark_kernels(benchmark: bool | None, accelerator: str, deterministic: Any) -> bool | None:
-    """`trainer.benchmark`; null lets cuDNN try its algorithms on a GPU: a run's patches have few shapes."""
+    """Lightning's `benchmark`; None lets cuDNN try its algorithms on a GPU: patches have few shapes."""
     if benchmark is not None or not uses_gpu(accelerator):
         return benchmark
     return not deterministic
@@ -172,7 +170,7 @@ def warn_slow_cudnn() -> None:
     version = torch.backends.cudnn.version()
     if version is not None and version in _SLOW_CUDNN:
         log.warning(
-            "cuDNN %d has slow half-precision Conv3d on contiguous input: keep perf.channels_last=true",
+            "cuDNN %d has slow half-precision Conv3d on contiguous input: keep channels_last",
             version,
         )
 
@@ -198,7 +196,7 @@ def need_compiler() -> None:
     """
     reason = compiler_missing()
     if reason is not None:
-        raise ValueError(f"perf.compile=true: {reason}")
+        raise ArgumentError("compile", f"=true: {reason}")
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
@@ -229,8 +227,3 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return _NO_MEMORY.search(str(error)) is not None
-
-
-def memory_advice(error: BaseException) -> str | None:
-    """Advice for an out-of-memory error; None for other errors. Numbers: `scripts/benchmark.py step`."""
-    return _MEMORY_ADVICE if out_of_memory(error) else None

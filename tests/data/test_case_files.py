@@ -76,5 +76,5 @@ def test_prediction_takes_the_stated_spacing_and_keeps_the_header(lost: Dataset,
     assert written.shape == image.shape and (written.affine == image.affine).all()
     by_case = Predictor([segmentation(network, source_spacing_mm={"case_1": TRUE_MM})])
     assert "its spacing is its header's" in str(by_case.read(case).warning)
-    with pytest.raises(ValueError, match="data.source_spacing_mm differ"):
+    with pytest.raises(ValueError, match="source_spacing_mm differ"):
         Predictor([replace(predictor.members[0]), segmentation(network)])

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from medconv.config import ConfigError
 from medconv.data import left_right
 from medconv.data.preprocessing.preprocess import left_right_axis
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.targets.regions import RegionTargets
+from medconv.utils.errors import ArgumentError
 
 NAMES = ("background", "left_kidney", "spleen", "right_kidney", "lung_l", "lung_r")
 
@@ -28,29 +28,29 @@ def test_pairs_are_class_numbers() -> None:
     [
         (
             [["left_kidny", "right_kidney"]],
-            r"data\.flip_label_pairs: left_kidny is not a foreground class.*did you mean left_kidney\?",
+            r"flip_label_pairs: left_kidny is not a foreground class.*did you mean left_kidney\?",
         ),
         (
             [["liver!", "spleen"]],
-            r"data\.flip_label_pairs: liver! is not a foreground class.*the classes are left_kidney, spleen",
+            r"flip_label_pairs: liver! is not a foreground class.*the classes are left_kidney, spleen",
         ),
-        ([["background", "spleen"]], r"data\.flip_label_pairs: background is not a foreground class"),
+        ([["background", "spleen"]], r"flip_label_pairs: background is not a foreground class"),
         (
             [["spleen", "spleen"]],
-            r"data\.flip_label_pairs needs pairs of two different classes.*got \[\['spleen', 'spleen'\]\]",
+            r"flip_label_pairs needs pairs of two different classes.*got \[\['spleen', 'spleen'\]\]",
         ),
-        ([["spleen"]], r"data\.flip_label_pairs needs pairs.*got \[\['spleen'\]\]"),
-        ([["spleen", "lung_l", "lung_r"]], r"data\.flip_label_pairs needs pairs"),
-        (["lung_l", "lung_r"], r"data\.flip_label_pairs needs pairs.*got \['lung_l', 'lung_r'\]"),
-        ("lung_l", r"data\.flip_label_pairs needs pairs.*got lung_l"),
+        ([["spleen"]], r"flip_label_pairs needs pairs.*got \[\['spleen'\]\]"),
+        ([["spleen", "lung_l", "lung_r"]], r"flip_label_pairs needs pairs"),
+        (["lung_l", "lung_r"], r"flip_label_pairs needs pairs.*got \['lung_l', 'lung_r'\]"),
+        ("lung_l", r"flip_label_pairs needs pairs.*got lung_l"),
         (
             [["lung_l", "lung_r"], ["lung_r", "spleen"]],
-            r"data\.flip_label_pairs: a class has one partner, lung_r has more",
+            r"flip_label_pairs: a class has one partner, lung_r has more",
         ),
     ],
 )
 def test_invalid_pairs_are_errors(pairs: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         left_right.flip_label_pairs(pairs, NAMES)
 
 
@@ -97,9 +97,10 @@ def test_network_may_be_equivariant_along_axes_other_than_left_to_right(
     slice_axis: int | None, axes: tuple[int, ...]
 ) -> None:
     """Sagittal slices (axis 0) have no such axis."""
-    left_right.check_equivariance([(1, 3)], NAMES, left_right_axis(slice_axis), axes)
-    with pytest.raises(ConfigError, match="cannot tell left_kidney from right_kidney"):
-        left_right.check_equivariance([(1, 3)], NAMES, 0, (*axes, 0))
+    axis = left_right_axis(slice_axis)
+    assert left_right.indistinguishable_pair([(1, 3)], NAMES, axis, axes) is None
+    pair = left_right.indistinguishable_pair([(1, 3)], NAMES, 0, (*axes, 0))
+    assert pair == ("left_kidney", "right_kidney")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,6 @@ def test_warning_for_regions_does_not_recommend_pairs(
     values = tuple(map(tuple, regions.values()))
     targets = RegionTargets(tuple(regions), values, None, tuple(group[0] for group in values))
     left_right.warn_of_lookalikes(targets, NAMES[:5], (), 0, (0,), ())
-    warning = "augmentation.mirror_axes=[0] swaps left and right but no regions: {}; mirror along other axes"
+    warning = "augmentation: mirror_axes=[0] swaps left and right but no regions: {}; mirror along other axes"
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ([] if lookalikes is None else [warning.format(lookalikes)])

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from medconv.config import ConfigError
 from medconv.data.case import Case, Dataset
 from medconv.data.per_case import check_annotated, with_annotated, with_source_spacing, with_weights
+from medconv.utils.errors import ArgumentError
 
 CASES = tuple(Case(name, (Path(f"{name}.nii.gz"),)) for name in ("a_1", "a_2", "b_1"))
 DATASET = Dataset("d", CASES, ("background", "x", "y"), ("MRI",))
@@ -36,7 +36,7 @@ def test_source_spacing_is_of_all_cases_or_of_those_that_a_pattern_matches() -> 
     ],
 )
 def test_wrong_settings_name_key_and_case(setting: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^data\.source_spacing_mm.*{words}"):
+    with pytest.raises(ArgumentError, match=rf"^source_spacing_mm.*{words}"):
         with_source_spacing(DATASET, setting)
 
 
@@ -44,10 +44,10 @@ def test_annotated_classes_become_label_values() -> None:
     dataset = with_annotated(DATASET, {"a_*": ["y"], "b_1": ["y", "x"]})
     assert [case.annotated for case in dataset.cases] == [(2,), (2,), (1, 2)]
     check_annotated(dataset.cases, dataset, ())
-    with pytest.raises(ConfigError, match=r"data.annotated: no training case annotates x"):
+    with pytest.raises(ArgumentError, match=r"annotated: no training case annotates x"):
         check_annotated(dataset.cases[:2], dataset, ())
     with pytest.raises(
-        ConfigError, match=r"case a_1 annotates only one of x and y, which data.flip_label_pairs"
+        ArgumentError, match=r"case a_1 annotates only one of x and y, which flip_label_pairs"
     ):
         check_annotated(dataset.cases, dataset, [(1, 2)])
 
@@ -56,14 +56,12 @@ def test_annotated_classes_become_label_values() -> None:
     "setting", [["x"], {"a_*": "x"}, {"a_*": []}, {"a_*": ["z"]}, {"a_*": ["background"]}]
 )
 def test_wrong_annotated_classes_are_refused(setting: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^data.annotated=.*: expected {PATTERN: .* of x, y"):
+    with pytest.raises(ArgumentError, match=r"^annotated=.*: expected {PATTERN: .* of x, y"):
         with_annotated(DATASET, setting)
 
 
 def test_weights_of_cases_are_positive_numbers() -> None:
     assert [case.weight for case in with_weights(DATASET, {"b_*": 2.5}).cases] == [1, 1, 2.5]
     for setting in ({"b_*": 0}, {"b_*": "much"}, 2):
-        with pytest.raises(
-            ConfigError, match=r"^data.case_weights=.*: expected {PATTERN: a positive number}"
-        ):
+        with pytest.raises(ArgumentError, match=r"^case_weights=.*: expected {PATTERN: a positive number}"):
             with_weights(DATASET, setting)

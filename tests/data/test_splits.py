@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from medconv.config import ConfigError
 from medconv.data.case import Case
 from medconv.data.datasets.auto import auto
 from medconv.data.splits import (
@@ -21,6 +20,7 @@ from medconv.data.splits import (
 )
 from medconv.targets.multiclass import MulticlassTargets
 from medconv.targets.multilabel import MultilabelTargets
+from medconv.utils.errors import ArgumentError
 
 # The validation indices of `sklearn.model_selection.KFold(5, shuffle=True,
 # random_state=12345).split(range(n))`, which is what nnU-Net uses, as scikit-learn 1.9.1 gave them.
@@ -84,7 +84,7 @@ def test_fold_all_trains_on_every_case() -> None:
 
 @pytest.mark.parametrize("fold", [-1, 5, "-1", "first", 1.5])
 def test_fold_must_be_in_range(fold: Any) -> None:
-    with pytest.raises(ValueError, match=rf"data\.fold must be `all` or lie in 0\.\.4, got {fold}"):
+    with pytest.raises(ValueError, match=rf"fold must be `all` or lie in 0\.\.4, got {fold}"):
         split_fold(some_cases(10), fold, 5)
 
 
@@ -95,7 +95,7 @@ def test_fold_may_be_text() -> None:
 @pytest.mark.parametrize("num_folds", [0, 1, 4])
 def test_number_of_folds_must_be_in_range(num_folds: int) -> None:
     with pytest.raises(
-        ValueError, match=rf"data\.num_folds must lie between 2 and .* 3, got {num_folds}; data\.fold=all"
+        ValueError, match=rf"num_folds must lie between 2 and .* 3, got {num_folds}; fold=all"
     ):
         split_fold(some_cases(3), 0, num_folds)
 
@@ -130,7 +130,7 @@ def test_splits_file_replaces_the_random_folds(tmp_path: Path) -> None:
             "train of fold 0 has cases twice: case_000",
         ),
         ([], "got 1"),
-        ([{"train": [], "val": []}], r"data\.fold must be `all` or lie in 0\.\.0, got 1"),
+        ([{"train": [], "val": []}], r"fold must be `all` or lie in 0\.\.0, got 1"),
         ([{"train": []}], "a list of folds, each with the keys `train` and `val`"),
         ({"train": [], "val": []}, "a list of folds"),
     ],
@@ -167,7 +167,7 @@ def test_splits_of_the_dataset_replace_folds(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING):
         assert split_cases(cases, 0, 5) == DataSplit(cases[:4], cases[4:5], cases[5:]) and not caplog.records
         assert split_cases(cases, 3, 5) == split_cases(cases, 0, 5)
-    assert "data.fold=3 is not used" in caplog.text
+    assert "fold=3 is not used" in caplog.text
     assert split_cases(cases, "all", 5) == DataSplit(cases[:5], [], cases[5:])
 
 
@@ -250,11 +250,11 @@ def test_a_pattern_keeps_a_patients_cases_in_one_fold(caplog: pytest.LogCaptureF
 
 
 def test_an_unfit_group_pattern_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"data\.group_pattern=\(p: no regular expression, "):
+    with pytest.raises(ArgumentError, match=r"group_pattern=\(p: no regular expression, "):
         grouped(some_cases(2), "(p")
-    with pytest.raises(ConfigError, match=r"data\.group_pattern=s\\d: finds nothing .*case_000, case_001"):
+    with pytest.raises(ArgumentError, match=r"group_pattern=s\\d: finds nothing .*case_000, case_001"):
         grouped(some_cases(2), r"s\d")
-    with pytest.raises(ConfigError, match="the dataset names its groups already"):
+    with pytest.raises(ArgumentError, match="the dataset names its groups already"):
         grouped([case("a", group="p")], "a")
 
 
@@ -264,7 +264,7 @@ def test_a_patient_that_seems_split_apart_is_warned_about(caplog: pytest.LogCapt
     split_cases(cases, 0, 5)
     (warning,) = caplog.messages
     assert "is in training and patient0" in warning
-    pattern = warning.partition("data.group_pattern='")[2].partition("'")[0]
+    pattern = warning.partition("group_pattern='")[2].partition("'")[0]
     caplog.clear()
     split_cases(grouped(cases, pattern), 0, 5)
     split_cases(cases, "all", 5)
@@ -283,6 +283,6 @@ def test_a_patient_that_seems_split_apart_is_warned_about(caplog: pytest.LogCapt
 def test_the_two_volumes_of_a_cardiac_patient(realdata: Path, caplog: pytest.LogCaptureFixture) -> None:
     cases = auto(realdata / "Dataset027_ACDC").cases
     split_cases(cases, 0, 5)
-    assert "data.group_pattern='(.+)_frame' keeps a patient's cases in one fold" in caplog.text
+    assert "group_pattern='(.+)_frame' keeps a patient's cases in one fold" in caplog.text
     split = split_cases(grouped(cases, r"(patient\d+)"), 0, 5)
     assert len({case.group for case in split.val}) == 10 and len(split.val) == 20

@@ -41,5 +41,5 @@ def test_distances_are_in_the_spacing_that_training_stated(tmp_path: Path) -> No
             assert evaluate(predictions, references, others)["comparison"]
     settings["source_spacing_mm"] = {"a": "wide"}
     (predictions / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="prediction.json .*data.source_spacing_mm.* expected positive"):
+    with pytest.raises(ValueError, match="prediction.json .*source_spacing_mm.* expected positive"):
         evaluate(predictions, references)

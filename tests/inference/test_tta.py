@@ -17,8 +17,8 @@ def test_equivariant_axes_are_skipped_and_logged(caplog: pytest.LogCaptureFixtur
 def test_axes_that_training_did_not_mirror_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"^mirror_axes=\[0, 1\] .* add \[1\] to .* \(now \[0\]\)"):
         usable_axes([0, 1], 2, trained_axes=[0], equivariant_axes=[])
-    with pytest.raises(ValueError, match="^task.mirror_axes must be different spatial axes from 0 to 1"):
-        usable_axes([2], 2, trained_axes=[2], equivariant_axes=[], name="task.mirror_axes")
+    with pytest.raises(ValueError, match="^mirror_axes must be different spatial axes from 0 to 1"):
+        usable_axes([2], 2, trained_axes=[2], equivariant_axes=[])
 
 
 def test_the_logits_of_each_pair_are_swapped() -> None:

@@ -115,4 +115,4 @@ def test_a_run_too_short_for_a_trace_gives_a_warning(
     trace.on_train_start(trainer, trainer)
     trace.on_train_batch_end(trainer, trainer, None, None, 0)
     trace.on_train_end(trainer, trainer)
-    assert "perf.profile=true wrote no trace: recording starts after 5 batches" in caplog.text
+    assert "the profiler wrote no trace: recording starts after 5 batches" in caplog.text

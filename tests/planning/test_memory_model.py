@@ -60,5 +60,5 @@ def test_the_estimate_is_near_what_a_step_takes(
 
 
 def test_a_negative_budget_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"plan\.memory_gb must be a positive number of GB, got -1"):
+    with pytest.raises(ValueError, match=r"memory_gb must be a positive number of GB, got -1"):
         Budget(-1)

@@ -10,10 +10,10 @@ from medconv.planning.overrides import PlanOverrides
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"max_stages": 0}, r"plan\.max_stages must be 1 or more, or null, got 0"),
-        ({"max_batch_size": 0}, r"plan\.max_batch_size must be 1 or more, or null, got 0"),
-        ({"divisible_by": 0}, r"model\.divisible_by must be a whole number from 1, got 0"),
-        ({"batch_size": 0}, r"data\.batch_size must be at least 1, got 0"),
+        ({"max_stages": 0}, r"max_stages must be 1 or more, or None, got 0"),
+        ({"max_batch_size": 0}, r"max_batch_size must be 1 or more, or None, got 0"),
+        ({"divisible_by": 0}, r"divisible_by must be a whole number from 1, got 0"),
+        ({"batch_size": 0}, r"batch_size must be at least 1, got 0"),
     ],
 )
 def test_numbers_below_one_are_refused(values: dict[str, Any], message: str) -> None:
@@ -22,7 +22,7 @@ def test_numbers_below_one_are_refused(values: dict[str, Any], message: str) -> 
 
 
 def test_resize_needs_image_level_data_and_positive_numbers() -> None:
-    with pytest.raises(ValueError, match=r"data\.resize needs cases with values"):
+    with pytest.raises(ValueError, match=r"resize needs cases with values"):
         PlanOverrides(resize=(17, 17))
-    with pytest.raises(ValueError, match=r"data\.resize needs positive numbers of voxels, got \[17, 0\]"):
+    with pytest.raises(ValueError, match=r"resize needs positive numbers of voxels, got \[17, 0\]"):
         PlanOverrides(resize=(17, 0), image_level=True)

@@ -29,5 +29,5 @@ def test_a_smaller_size_plans_a_narrower_network_and_no_larger_patch(name: str) 
 
 
 def test_a_size_that_does_not_exist_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"plan\.size must be large, medium, small, tiny or null, got huge"):
+    with pytest.raises(ValueError, match=r"size must be large, medium, small, tiny or None, got huge"):
         need_size("huge")

@@ -90,52 +90,52 @@ def test_the_config_overrides_only_the_keys_it_sets(tmp_path: Path) -> None:
             {"a": [1, 3]},
             None,
             None,
-            r"data\.regions: a must name different label values from 1 to 2: 3 is not a fore",
+            r"regions: a must name different label values from 1 to 2: 3 is not a fore",
         ),
-        ({"a": [0, 1]}, None, None, r"data\.regions: a must name .*: 0 is not a foreground value"),
-        ({"a": [1, 1]}, None, None, r"data\.regions: a must name different .*got \[1, 1\]"),
-        ({"a": []}, None, None, r"data\.regions: a must name .*got \[\]"),
-        ({"a": ["bigg"]}, None, None, r"data\.regions: a: bigg is not a class; did you mean big\?"),
-        ({"a": ["big", "small"]}, None, 2, r"data\.regions: a: small is not a class; the classes are big"),
+        ({"a": [0, 1]}, None, None, r"regions: a must name .*: 0 is not a foreground value"),
+        ({"a": [1, 1]}, None, None, r"regions: a must name different .*got \[1, 1\]"),
+        ({"a": []}, None, None, r"regions: a must name .*got \[\]"),
+        ({"a": ["bigg"]}, None, None, r"regions: a: bigg is not a class; did you mean big\?"),
+        ({"a": ["big", "small"]}, None, 2, r"regions: a: small is not a class; the classes are big"),
         (
             {"a": [1, 9]},
             None,
             9,
-            r"data\.regions: a must name .*: 9 is the value to ignore",
+            r"regions: a must name .*: 9 is the value to ignore",
         ),
         (
             {"a": [1, 2], "b": [2]},
             None,
             None,
-            r"data\.regions_order is needed, as a and b overlap: .*\['a', 'b'\]",
+            r"regions_order is needed, as a and b overlap: .*\['a', 'b'\]",
         ),
         (
             {"a": [1, 2], "b": [2]},
             [1],
             None,
-            r"data\.regions_order must give each of \['a', 'b'\] .*, got \[1\]",
+            r"regions_order must give each of \['a', 'b'\] .*, got \[1\]",
         ),
-        ({"a": [1, 2], "b": [2]}, [2, 2], None, r"data\.regions_order must give .*, got \[2, 2\]"),
+        ({"a": [1, 2], "b": [2]}, [2, 2], None, r"regions_order must give .*, got \[2, 2\]"),
         (
             {"a": [1, 2], "b": [2]},
             [2, 1],
             None,
-            r"data\.regions_order must give .*one that lies in it, got \[2, 1\]",
+            r"regions_order must give .*one that lies in it, got \[2, 1\]",
         ),
-        (None, [1, 2], None, r"data\.regions_order=\[1, 2\] needs data\.regions, which is not set"),
-        (None, None, 1, r"data\.ignore_label must be above all classes, from 2 \(small.*got 1, class big"),
-        (None, None, 0, r"data\.ignore_label must be above.*got 0, class background"),
-        (None, None, -1, r"data\.ignore_label must be above.*got -1, not a label value"),
-        (None, None, 40000, r"data\.ignore_label must be above.*to 32767, got 40000"),
-        (None, None, [9, 1], r"data\.ignore_label must be one value, or a list of different values .*3 to"),
+        (None, [1, 2], None, r"regions_order=\[1, 2\] needs regions, which is not set"),
+        (None, None, 1, r"ignore_label must be above all classes, from 2 \(small.*got 1, class big"),
+        (None, None, 0, r"ignore_label must be above.*got 0, class background"),
+        (None, None, -1, r"ignore_label must be above.*got -1, not a label value"),
+        (None, None, 40000, r"ignore_label must be above.*to 32767, got 40000"),
+        (None, None, [9, 1], r"ignore_label must be one value, or a list of different values .*3 to"),
         (
             None,
             None,
             [9, 9],
-            r"data\.ignore_label must be one value, or a list of different values above all",
+            r"ignore_label must be one value, or a list of different values above all",
         ),
-        (None, None, [], r"data\.ignore_label must be one value, or a list"),
-        (None, None, "smal", r"data\.ignore_label: smal is not a class; did you mean small\?"),
+        (None, None, [], r"ignore_label must be one value, or a list"),
+        (None, None, "smal", r"ignore_label: smal is not a class; did you mean small\?"),
     ],
 )
 def test_values_of_the_config_that_fit_no_dataset_are_refused(
@@ -168,7 +168,7 @@ def test_an_order_without_one_value_per_region_is_refused(tmp_path: Path, order:
 def test_the_only_class_cannot_be_ignored(tmp_path: Path) -> None:
     dataset = msd(edit_json(write_msd(tmp_path), labels={"0": "background", "1": "box"}))
     with pytest.raises(
-        ValueError, match=r"data\.ignore_label must be above all classes, from 2 to 32767, got 1, class box"
+        ValueError, match=r"ignore_label must be above all classes, from 2 to 32767, got 1, class box"
     ):
         dataset.with_targets(regions=None, regions_order=None, ignore_label=1)
 

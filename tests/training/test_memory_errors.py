@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from medconv.config import DataConfig
-from medconv.training.memory_errors import naming_memory
+from medconv.training.memory_errors import naming_memory, worker_advice
 from medconv.utils.signals import RunInterrupted
 
 
@@ -21,7 +21,9 @@ def test_a_worker_killed_by_sigterm_preempts_the_run() -> None:
     "allocate", [lambda: torch.empty(1 << 50), lambda: np.empty(1 << 50), lambda: bytearray(1 << 60)]
 )
 def test_failed_allocations_name_the_settings_that_save_memory(allocate: Callable[[], Any]) -> None:
-    expected = r"does not fit into memory.*\(\S+.*\)$"
+    expected = (
+        r"does not fit into memory.*perf\.activation_checkpointing=pointwise.*data\.batch_size.*\(\S+.*\)$"
+    )
     with pytest.raises(ValueError, match=expected), naming_memory(DataConfig()):
         allocate()
 
@@ -30,6 +32,16 @@ def test_a_killed_worker_names_the_settings_of_the_loader() -> None:
     data = DataConfig(num_workers=4, batch_size=8, patch_size=[96, 96, 96])
     with pytest.raises(ValueError, match=r"data\.patch_size \(now \[96, 96, 96\]\)"), naming_memory(data):
         raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed. ")
+
+
+def test_advice_fits_the_signal() -> None:
+    data = DataConfig(num_workers=4, batch_size=8, patch_size=[96, 96, 96])
+    assert "/dev/shm" in worker_advice(1, "SIGBUS", data)
+    assert "data.patch_size (now [96, 96, 96])" in worker_advice(1, "SIGKILL", data)
+    planned = DataConfig(num_workers=4, batch_size=8)
+    assert "data.patch_size; or" in worker_advice(1, "SIGKILL", planned)
+    crashed = "loader worker 1 was ended by SIGSEGV: a library crashed"
+    assert worker_advice(1, "SIGSEGV", data).startswith(crashed)
 
 
 def test_other_errors_pass_through() -> None:

@@ -23,11 +23,11 @@ def test_the_launcher_sets_the_number_of_processes_and_the_config_must_agree(
     assert cluster.processes(2, [0, 1, 2, 3]) == (2, [0, 1, 2, 3])
     name = cluster.launcher().name  # type: ignore[union-attr]
     with pytest.raises(
-        ValueError, match=f"trainer.num_nodes=3, but {name} started processes on 2 machines; do not set"
+        ValueError, match=f"num_nodes=3, but {name} started processes on 2 machines; do not set"
     ):
         cluster.processes(3, None)
     with pytest.raises(
-        ValueError, match=f"trainer.devices=2, but {name} started 4 processes on each machine; do not set"
+        ValueError, match=f"devices=2, but {name} started 4 processes on each machine; do not set"
     ):
         cluster.processes(None, 2)
 

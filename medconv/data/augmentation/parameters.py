@@ -12,7 +12,7 @@ from torch import Tensor
 
 from medconv.data.augmentation.spatial import control_points, reach
 from medconv.data.random_streams import RandomStream, generator
-from medconv.utils.errors import ArgumentError
+from medconv.utils.errors import Argument, ArgumentError
 
 SPATIAL = ("rotation", "scale", "shift", "elastic")
 PER_CHANNEL = (
@@ -303,60 +303,62 @@ class ParameterSampler:
 
     def _check(self) -> None:
         self._check_probabilities()
-        for key, lowest in _LOWEST.items():
-            _check_range(f"augmentation.{key}", getattr(self, key), lowest)
+        for name, lowest in _LOWEST.items():
+            _check_range(name, getattr(self, name), lowest)
         if self.simulate_low_resolution[1] > 1:
-            raise ValueError(
-                "augmentation.simulate_low_resolution is a share of the voxels, at most 1, got "
-                f"{list(self.simulate_low_resolution)}"
+            raise ArgumentError(
+                "simulate_low_resolution",
+                f" is a share of the voxels, at most 1, got {list(self.simulate_low_resolution)}",
             )
-        for key in ("rotation_deg", "shift", "elastic_mm"):
-            value = getattr(self, key)
+        for name in ("rotation_deg", "shift", "elastic_mm"):
+            value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 <= value < np.inf:
-                raise ValueError(f"augmentation.{key} must be 0 or more, got {value}")
+                raise ArgumentError(name, f" must be 0 or more, got {value}")
         if self.p["elastic"] and not self.elastic_mm <= _FOLDS * self.elastic_spacing_mm:
-            raise ValueError(
-                f"augmentation.elastic_mm must be at most {_FOLDS} of augmentation.elastic_spacing_mm, or "
-                f"tissue folds over itself, got {self.elastic_mm} and {self.elastic_spacing_mm}"
+            raise ArgumentError(
+                "elastic_mm",
+                f" must be at most {_FOLDS} of ",
+                Argument("elastic_spacing_mm"),
+                f", or tissue folds over itself, got {self.elastic_mm} and {self.elastic_spacing_mm}",
             )
 
     def _check_probabilities(self) -> None:
         names = (*SPATIAL, *INTENSITY)
         unknown = [name for name in self.p if name not in names]
         if unknown or any(not 0 <= probability <= 1 for probability in self.p.values()):
-            raise ValueError(
-                f"augmentation.p gives probabilities from 0 to 1 of {', '.join(names)}, got "
-                f"{unknown or self.p}"
+            raise ArgumentError(
+                "p",
+                f" gives probabilities from 0 to 1 of {', '.join(names)}, got {unknown or self.p}",
             )
 
 
 def mirrored_axes(axes: Sequence[int] | str, spatial_dims: int) -> tuple[int, ...]:
-    """The axes of `augmentation.mirror_axes`. Raises: ValueError: not different spatial axes, nor `all`."""
+    """The axes of `mirror_axes`. Raises: ArgumentError: neither different spatial axes nor `all`."""
     if axes == "all":
         return tuple(range(spatial_dims))
-    return check_axes("augmentation.mirror_axes", axes, spatial_dims, also=", or `all`")
+    return check_axes("mirror_axes", axes, spatial_dims, also=", or `all`")
 
 
 def check_axes(
-    key: str,
+    name: str,
     axes: Any,
     spatial_dims: int,
     also: str = "",
 ) -> tuple[int, ...]:
-    """The axes of a key. Raises: ArgumentError: not different spatial axes of the image."""
+    """The axes of an argument. Raises: ArgumentError: not different spatial axes of the image."""
     is_list = isinstance(axes, Sequence) and not isinstance(axes, str)
     valid = is_list and all(type(axis) is int and 0 <= axis < spatial_dims for axis in axes)
     if not valid or len(set(axes)) != len(axes):
         axis_range = f"different spatial axes from 0 to {spatial_dims - 1}{also}"
-        raise ArgumentError(key, f" must be {axis_range}, got {axes}")
+        raise ArgumentError(name, f" must be {axis_range}, got {axes}")
     return tuple(axes)
 
 
-def _check_range(key: str, value: Any, lowest: float) -> None:
+def _check_range(name: str, value: Any, lowest: float) -> None:
     limits = list(value) if isinstance(value, Sequence) else [value]
     are_two_numbers = len(limits) == 2 and all(isinstance(limit, (int, float)) for limit in limits)
     if not are_two_numbers or not lowest <= limits[0] <= limits[1] < np.inf:
-        raise ValueError(f"{key} must be a range [low, high] from {lowest:g} upwards, got {limits}")
+        raise ArgumentError(name, f" must be a range [low, high] from {lowest:g} upwards, got {limits}")
 
 
 def _plane_rotation(axes: int, first: int, second: int, angle: float) -> np.ndarray:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from medconv.data.augmentation.parameters import mirrored_axes
 from medconv.data.random_streams import RandomStream, generator
-from medconv.utils.errors import reason
+from medconv.utils.errors import ArgumentError, reason
 
 Sample = dict[str, Any]
 log = logging.getLogger(__name__)
@@ -52,9 +52,9 @@ class SampleTransforms(Compose):
         left_right_axis: int | None = None,
     ) -> None:
         if not isinstance(transforms, (list, tuple)) or not all(map(callable, transforms)):
-            raise ValueError(
-                "augmentation.transforms must be a list of transforms, each with its _target_, got "
-                f"{transforms!r}"
+            raise ArgumentError(
+                "transforms",
+                f" must be a list of transforms, each with its _target_, got {transforms!r}",
             )
         super().__init__(transforms)
         self.seed = seed
@@ -63,8 +63,8 @@ class SampleTransforms(Compose):
         self.mirror_axes = mirrored_axes(mirror_axes, len(self.spacing_mm))
         if flip_label_pairs and left_right_axis is not None:
             log.warning(
-                "augmentation: data.flip_label_pairs swaps no labels in augmentation.transforms; one that "
-                "mirrors axis %d, from left to right, must swap them itself",
+                "augmentation: flip_label_pairs swaps no labels in these transforms; one that mirrors "
+                "axis %d, from left to right, must swap them itself",
                 left_right_axis,
             )
 
@@ -128,7 +128,7 @@ class SampleTransforms(Compose):
         if shape != expected:
             raise ValueError(
                 f"augmentation: the transforms return {key} of shape {shape}, expected {expected}: channels, "
-                "then data.patch_size"
+                "then the patch size"
             )
         typed: Tensor = tensor.to(before.dtype)
         changed = typed.to(tensor.dtype) != tensor

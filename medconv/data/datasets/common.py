@@ -12,7 +12,7 @@ from medconv.data.io import raster
 from medconv.data.io.images import num_channels, stem
 from medconv.targets import parse
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.utils.errors import explained
+from medconv.utils.errors import Argument, ArgumentError, explained
 
 # Of a case id; most file systems allow names of 255 bytes, and temporary files have longer ones
 _MAX_ID_BYTES = 200
@@ -142,12 +142,15 @@ def read_dataset_json(root: str | Path | None) -> dict[str, Any]:
         ValueError: no folder, no dataset.json in it, or not a JSON object.
     """
     if root is None or str(root) == "":
-        raise ValueError(
-            "data.root is not set: give the folder that holds dataset.json, such as data.root=/data/Task04"
+        raise ArgumentError(
+            "root",
+            " is not set: give the folder that holds dataset.json, such as ",
+            Argument("root"),
+            "=/data/Task04",
         )
     folder = Path(root)
     if not folder.is_dir():
-        raise ValueError(f"data.root={folder}: no such folder")
+        raise ArgumentError("root", f"={folder}: no such folder")
     path = folder / "dataset.json"
     if not path.is_file():
         names = sorted(entry.name for entry in folder.iterdir())

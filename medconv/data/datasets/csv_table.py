@@ -14,6 +14,7 @@ from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import id_error, ids_of, modalities_of
 from medconv.data.datasets.table_targets import targets_of_columns
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.utils.errors import Argument, ArgumentError
 
 log = logging.getLogger(__name__)
 
@@ -118,9 +119,14 @@ def csv(
 def _table_path(root: str | Path | None) -> Path:
     """Raises: ValueError: no file."""
     if root is None or str(root) == "":
-        raise ValueError("data.root is not set: give the table, such as data.root=/data/labels.csv")
+        raise ArgumentError(
+            "root",
+            " is not set: give the table, such as ",
+            Argument("root"),
+            "=/data/labels.csv",
+        )
     if not Path(root).is_file():
-        raise ValueError(f"data.root={root}: no such file, expected a table (CSV)")
+        raise ArgumentError("root", f"={root}: no such file, expected a table (CSV)")
     return Path(root)
 
 
@@ -132,19 +138,19 @@ def _as_list(label_columns: Sequence[str] | str | None) -> list[str]:
 
 def _check_columns(columns: _Columns, header: Sequence[str], path: Path) -> None:
     """Raises: ValueError: a column that the table lacks."""
-    _check_column("data.path_column", columns.path, header, path)
+    _check_column("path_column", columns.path, header, path)
     for label_column in columns.labels:
-        _check_column("data.label_columns", label_column, header, path)
-    _check_column("data.split_column", columns.split, header, path)
-    _check_column("data.group_column", columns.group, header, path)
+        _check_column("label_columns", label_column, header, path)
+    _check_column("split_column", columns.split, header, path)
+    _check_column("group_column", columns.group, header, path)
 
 
-def _check_column(key: str, column: str | None, header: Sequence[str], path: Path) -> None:
+def _check_column(name: str, column: str | None, header: Sequence[str], path: Path) -> None:
     if column is None or column in header:
         return
     nearest = difflib.get_close_matches(column, header, n=1)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
-    raise ValueError(f"{key}: {path} has no column {column!r}, it has {', '.join(header)}{hint}")
+    raise ArgumentError(name, f": {path} has no column {column!r}, it has {', '.join(header)}{hint}")
 
 
 def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:

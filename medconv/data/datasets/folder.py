@@ -11,6 +11,7 @@ from medconv.data.datasets.common import build_dataset, modalities_of
 from medconv.data.datasets.patterns import files_of, home
 from medconv.data.io.images import read_label
 from medconv.data.io.rtstruct import structures_of
+from medconv.utils.errors import Argument, ArgumentError
 
 _NUM_LABELS_READ = 20  # to find the classes of a dataset that does not name them
 
@@ -37,16 +38,20 @@ def folder(
             becomes an error of its case.
     """
     if not images or not labels:
-        raise ValueError(
-            "this layout needs both data.images and data.labels, "
-            "as folders or as patterns such as 'scans/{id}_t1.nii.gz'"
+        raise ArgumentError(
+            "images" if not images else "labels",
+            " is not set: this layout needs both ",
+            Argument("images"),
+            " and ",
+            Argument("labels"),
+            ", as folders or as patterns such as 'scans/{id}_t1.nii.gz'",
         )
     if root is not None and not Path(root).is_dir():
-        raise ValueError(f"data.root={root}: no such folder")
+        raise ArgumentError("root", f"={root}: no such folder")
     patterns = {key: _in_root(root, pattern) for key, pattern in _by_channel(images, modality).items()}
     labels = _in_root(root, labels)
     channels = {key: files_of(pattern, key) for key, pattern in patterns.items()}
-    label_files = files_of(labels, "data.labels")
+    label_files = files_of(labels, "labels")
     image_files = _first_channels(list(channels.values()))
     _check_pairs(image_files, label_files)
     cases: list[Case] = []
@@ -85,20 +90,26 @@ def _in_root(root: str | None, pattern: str) -> str:
 
 
 def _by_channel(images: Any, modality: str) -> dict[str, str]:
-    """Key, for messages, to pattern.
+    """Argument, for messages, to pattern.
 
     Raises: ValueError: no patterns, or a modality besides those of the patterns.
     """
     if isinstance(images, str):
-        return {"data.images": images}
+        return {"images": images}
     if not isinstance(images, Mapping) or not all(isinstance(pattern, str) for pattern in images.values()):
-        raise ValueError(
-            f"data.images={images}: expected a pattern, or one for each channel "
-            "such as {t1: 'a/{id}_t1.nii.gz', flair: ...}"
+        raise ArgumentError(
+            "images",
+            f"={images}: expected a pattern, or one for each channel "
+            "such as {t1: 'a/{id}_t1.nii.gz', flair: ...}",
         )
     if modality != "MRI":
-        raise ValueError(f"data.modality={modality}: the names in data.images are the modalities; set one")
-    return {f"data.images.{name}": pattern for name, pattern in images.items()}
+        raise ArgumentError(
+            "modality",
+            f"={modality}: the names in ",
+            Argument("images"),
+            " are the modalities; set one",
+        )
+    return {f"images.{name}": pattern for name, pattern in images.items()}
 
 
 def _first_channels(channels: Sequence[Mapping[str, Path]]) -> dict[str, Path]:
@@ -129,7 +140,7 @@ def _structure_names(labels: str) -> tuple[str, ...]:
     """
     structures = [names.split("|")[0] for names in structures_of(labels)]
     if "" in structures:
-        raise ValueError(f"data.labels={labels}: a structure has no name, expected #roi=NAME;NAME")
+        raise ArgumentError("labels", f"={labels}: a structure has no name, expected #roi=NAME;NAME")
     return ("background", *structures) if structures else ()
 
 
@@ -149,11 +160,12 @@ def _numbered_names(labels: Sequence[Path]) -> tuple[str, ...]:
             values |= set(np.unique(label).tolist())
     highest = max(values)
     if error_text and not highest:
-        raise ValueError(f"data.class_names is not set, and no label tells how many there are ({error_text})")
+        problem = f" is not set, and no label tells how many there are ({error_text})"
+        raise ArgumentError("class_names", problem)
     # Most numbers are missing, as with 0 and 255, or 0, 500 and 600
     if len(values) <= highest // 2:
         raise ValueError(
             f"data=folder: labels hold {sorted(values)[:8]}, expected 0, 1, 2, ... for the classes; "
-            "renumber them, or name the classes in data.class_names, without the value of data.ignore_label"
+            "renumber them, or name the classes in class_names, without the value of ignore_label"
         )
     return ("background", *(str(value) for value in range(1, max(highest, 1) + 1)))

@@ -9,6 +9,7 @@ from medconv.data.datasets.common import ids_of, modalities_of
 from medconv.data.datasets.csv_table import SPLITS
 from medconv.data.io.images import check_endings, suffix_list, suffixes
 from medconv.targets.multiclass import MulticlassTargets
+from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.logging import some
 
 log = logging.getLogger(__name__)
@@ -31,20 +32,22 @@ def imagefolder(
             class.
     """
     if root is None or str(root) == "":
-        raise ValueError(
-            "data.root is not set: give the folder that holds a folder per class, such as "
-            "data.root=/data/xray"
+        raise ArgumentError(
+            "root",
+            " is not set: give the folder that holds a folder per class, such as ",
+            Argument("root"),
+            "=/data/xray",
         )
     root = Path(root)
     if not root.is_dir():
-        raise ValueError(f"data.root={root}: no such folder")
+        raise ArgumentError("root", f"={root}: no such folder")
     class_folders = _class_folders(root)
     folder_names = sorted({folder.name for folder, _ in class_folders})
     names = tuple(str(name) for name in class_names or folder_names)
     if len(names) < 2:
-        raise ValueError(
-            f"data.root={root}: expected a folder for each of two classes or more, "
-            f"found {', '.join(names) or 'none'}"
+        raise ArgumentError(
+            "root",
+            f"={root}: expected a folder for each of two classes or more, found {', '.join(names) or 'none'}",
         )
     paths: list[Path] = []
     splits: list[str] = []
@@ -97,10 +100,10 @@ def _images(folder: Path, class_names: Sequence[str]) -> list[Path]:
     Raises: ValueError: not a class, or no images.
     """
     if folder.name not in class_names:
-        raise ValueError(f"{folder}: its name is not a class; data.class_names has {', '.join(class_names)}")
+        raise ValueError(f"{folder}: its name is not a class; class_names has {', '.join(class_names)}")
     visible = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     images = [path for path in visible if path.name.endswith(suffixes())]
-    check_endings(visible, suffixes(), "data.root")
+    check_endings(visible, suffixes(), "root")
     unread = [subfolder.name for subfolder in _folders(folder) if _has_image(subfolder)]
     if unread:
         log.warning("%s: images in folders below it are not read: %s", folder, some(unread))

@@ -13,6 +13,7 @@ from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.folder import folder
 from medconv.data.datasets.nnunet import nnunet
 from medconv.targets.label_map import LabelMapTargets
+from medconv.utils.errors import Argument, ArgumentError
 
 _LAYOUTS: dict[str, Callable[..., Dataset]] = {
     "auto": auto,
@@ -32,15 +33,16 @@ def joined(entries: Mapping[str, Mapping[str, Any]] | None) -> Dataset:
 
     Args:
         entries: name to `layout` and its arguments, such as {layout: nnunet, root: /data/kits}; besides,
-            `rename`, a class there to its name here, and `ignore_label`, as the key of `data`.
+            `rename`, a class there to its name here, and `ignore_label`, as in `Dataset.with_targets`.
 
     Raises:
         ValueError: names the wrong entry, or those that do not fit together.
     """
     if not isinstance(entries, Mapping) or len(entries) < 2:
-        raise ValueError(
-            f"data.entries={entries}: expected at least two datasets, "
-            "such as {a: {layout: msd, root: /data/a}, b: {...}}"
+        raise ArgumentError(
+            "entries",
+            f"={entries}: expected at least two datasets, "
+            "such as {a: {layout: msd, root: /data/a}, b: {...}}",
         )
     datasets = {str(name): _dataset(str(name), entry) for name, entry in entries.items()}
     modalities = _modalities(datasets)
@@ -88,50 +90,58 @@ def _dataset(name: str, entry: Any) -> Dataset:
 
     Raises: ValueError: names the entry.
     """
-    key = f"data.entries.{name}"
+    argument = f"entries.{name}"
     if not re.fullmatch(r"[A-Za-z0-9-]+", name):
-        raise ValueError(f"{key}: a name begins case ids, and has letters, digits and hyphens alone")
+        raise ArgumentError(argument, ": a name begins case ids, and has letters, digits and hyphens alone")
     if not isinstance(entry, Mapping) or entry.get("layout") not in _LAYOUTS:
-        raise ValueError(f"{key}={entry}: expected a `layout`, one of {', '.join(_LAYOUTS)}, and its keys")
+        layouts = ", ".join(_LAYOUTS)
+        raise ArgumentError(argument, f"={entry}: expected a `layout`, one of {layouts}, and its keys")
     layout = _LAYOUTS[entry["layout"]]
     arguments = {argument: value for argument, value in entry.items() if argument not in _ENTRY_KEYS}
     try:
         signature(layout).bind(**arguments)
     except TypeError as error:
         keys = ", ".join([*signature(layout).parameters, "rename", "ignore_label"])
-        raise ValueError(f"{key}: {error}; the keys of layout {entry['layout']} are {keys}") from error
+        problem = f": {error}; the keys of layout {entry['layout']} are {keys}"
+        raise ArgumentError(argument, problem) from error
     try:
         dataset = layout(**arguments).with_targets(
             regions=None,
             regions_order=None,
             ignore_label=entry.get("ignore_label"),
         )
+    except ArgumentError as error:
+        raise ArgumentError(f"{argument}.{error.argument}", *error.pieces) from error
     except ValueError as error:
-        raise ValueError(f"{key}: {error}") from error
+        raise ArgumentError(argument, f": {error}") from error
     if not isinstance(dataset.targets, LabelMapTargets):
-        raise ValueError(
-            f"{key}: has regions; only classes are joined, and data.regions makes regions of all"
+        raise ArgumentError(
+            argument,
+            ": has regions; only classes are joined, and ",
+            Argument("regions"),
+            " makes regions of all",
         )
-    class_names = _renamed(dataset.class_names, entry.get("rename") or {}, key)
+    class_names = _renamed(dataset.class_names, entry.get("rename") or {}, argument)
     return replace(dataset, class_names=class_names)
 
 
-def _renamed(class_names: Sequence[str], rename: Any, key: str) -> tuple[str, ...]:
+def _renamed(class_names: Sequence[str], rename: Any, argument: str) -> tuple[str, ...]:
     """Class names after renaming; the background keeps its name.
 
     Args:
         class_names: by label value.
         rename: foreground class to its new name.
-        key: of the entry, for messages.
+        argument: entry, for messages.
 
     Raises: ValueError: an unknown class, or two classes with one name.
     """
     background, *foreground = class_names
     if not isinstance(rename, Mapping) or not set(rename) <= set(foreground):
-        raise ValueError(f"{key}.rename={rename}: expected {{CLASS: NAME}} of {', '.join(foreground)}")
+        expected = f"{{CLASS: NAME}} of {', '.join(foreground)}"
+        raise ArgumentError(f"{argument}.rename", f"={rename}: expected {expected}")
     new_names = (background, *(str(rename.get(name, name)) for name in foreground))
     if len(set(new_names)) < len(new_names):
-        raise ValueError(f"{key}: every class needs a name of its own, got {', '.join(new_names)}")
+        raise ArgumentError(argument, f": every class needs a name of its own, got {', '.join(new_names)}")
     return new_names
 
 
@@ -150,10 +160,11 @@ def _modalities(datasets: Mapping[str, Dataset]) -> tuple[str, ...]:
         has_same_kinds = is_ct == [modality == "ct" for modality in expected_names]
         has_other_order = names != expected_names and sorted(names) == sorted(expected_names)
         if not has_same_kinds or has_other_order:
-            raise ValueError(
-                f"data.entries.{name}: its channels are {', '.join(dataset.modalities)}; "
-                f"data.entries.{first_name} has {', '.join(expected)}; "
-                "expected the same, in the same order, in all"
+            raise ArgumentError(
+                f"entries.{name}",
+                f": its channels are {', '.join(dataset.modalities)}; ",
+                Argument(f"entries.{first_name}"),
+                f" has {', '.join(expected)}; expected the same, in the same order, in all",
             )
     return expected
 

@@ -23,6 +23,7 @@ from medconv.data.datasets.csv_table import csv
 from medconv.data.io import raster
 from medconv.data.io.images import stamp
 from medconv.targets import Targets
+from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.progress import track
 
 _SPLITS = ("train", "val", "test")
@@ -57,9 +58,12 @@ def medmnist(
         ValueError: not a MedMNIST file, or no space left.
     """
     if root is None or not Path(root).is_file():
-        problem = "is not set" if root is None else f"{root}: no such file"
-        raise ValueError(
-            f"data.root={problem}, expected a MedMNIST file, such as data.root=/data/pneumoniamnist.npz"
+        problem = " is not set" if root is None else f"={root}: no such file"
+        raise ArgumentError(
+            "root",
+            f"{problem}, expected a MedMNIST file, such as ",
+            Argument("root"),
+            "=/data/pneumoniamnist.npz",
         )
     path = Path(root)
     folder = _unpacked(path, Path(cache_dir))
@@ -89,7 +93,7 @@ def _unpacked(path: Path, cache_dir: Path) -> Path:
             if not folder.exists():
                 _unpack(path, folder)
     except OSError as error:
-        raise ValueError(f"data.cache_dir: cannot write to {folder} ({error.strerror})") from error
+        raise ArgumentError("cache_dir", f": cannot write to {folder} ({error.strerror})") from error
     return folder
 
 
@@ -102,8 +106,9 @@ def _with_names(dataset: Dataset, names: Sequence[str] | None) -> Dataset:
         return dataset
     num_outputs = len(dataset.class_names)
     if len(names) != num_outputs:
-        raise ValueError(
-            f"data.class_names needs a name for each of {num_outputs} outputs, got {list(names)}"
+        raise ArgumentError(
+            "class_names",
+            f" needs a name for each of {num_outputs} outputs, got {list(names)}",
         )
     plain = {**dataset.targets.plain(), "names": [str(name) for name in names]}
     targets = Targets.from_plain(plain)
@@ -150,7 +155,7 @@ def _write_image(folder: Path, name: str, image: np.ndarray) -> str:
 def _read_arrays(path: Path) -> Arrays:
     """Raises: ValueError: not a MedMNIST file."""
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"data.root={path}: not a MedMNIST file, expected .npz with plain arrays")
+        raise ArgumentError("root", f"={path}: not a MedMNIST file, expected .npz with plain arrays")
     keys = [f"{split}_{content}" for split in _SPLITS for content in ("images", "labels")]
     arrays: Arrays = {}
     try:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from medconv.data.io.dicom_files import choice_of
 from medconv.data.io.images import in_folder
+from medconv.utils.errors import ArgumentError
 
 _WILDCARD = re.compile(r"(\{id\}|\*)")
 _ID_GROUP = "(?P<id>[^/]+)"
 
 
-def files_of(pattern: str | Path, option: str) -> dict[str, Path]:
+def files_of(pattern: str | Path, argument: str) -> dict[str, Path]:
     """Case id to its file, sorted; a DICOM series is a folder that matches.
 
     `{id}` is the case id, as long as possible and everywhere the same, and `*` any text within one name.
@@ -19,22 +20,21 @@ def files_of(pattern: str | Path, option: str) -> dict[str, Path]:
 
     Args:
         pattern: a pattern or a folder; `#2` or `#b=50` at the end takes one volume of each DICOM series.
-        option: the option or key of the pattern, for messages.
+        argument: name of the argument that gives the pattern, for messages.
 
     Raises:
-        ValueError: no file, a pattern without a place for the id, an empty id, or two files of one case.
+        ArgumentError: no file, a pattern without a place for the id, an empty id, or two files of one case.
     """
     text = re.sub("/+", "/", str(pattern))  # as `glob` has it
-    is_flag = option.startswith("-")
-    location = f"{option} {text}" if is_flag else f"{option}={text}"
     if not is_pattern(text):
-        if is_flag or Path(text).is_dir():
-            return in_folder(Path(text), option)
-        raise ValueError(
-            f"{location}: needs {{id}} or a `*` in the place of the case id, or a folder of images"
+        if Path(text).is_dir():
+            return in_folder(Path(text), argument)
+        raise ArgumentError(
+            argument,
+            f"={text}: needs {{id}} or a `*` in the place of the case id, or a folder of images",
         )
     if "**" in text:
-        raise ValueError(f"{location}: `**` is not supported, a `*` matches a part of one name")
+        raise ArgumentError(argument, f"={text}: `**` is not supported, a `*` matches a part of one name")
     _, choice = choice_of(Path(text))
     text = text.removesuffix(choice)
     matcher = _matcher(text)
@@ -45,12 +45,13 @@ def files_of(pattern: str | Path, option: str) -> dict[str, Path]:
             continue
         case_id = "_".join(dict.fromkeys(match.groups()))
         if not case_id:
-            raise ValueError(f"{location}: nothing in {name} is left for the case id")
+            raise ArgumentError(argument, f"={pattern}: nothing in {name} is left for the case id")
         if case_id in files:
-            raise ValueError(f"{location}: {files[case_id]} and {name} would both be case {case_id}")
+            problem = f"={pattern}: {files[case_id]} and {name} would both be case {case_id}"
+            raise ArgumentError(argument, problem)
         files[case_id] = Path(name + choice)
     if not files:
-        raise ValueError(f"{location}: no file matches")
+        raise ArgumentError(argument, f"={pattern}: no file matches")
     return dict(sorted(files.items()))
 
 

@@ -8,6 +8,7 @@ from medconv.targets import KINDS
 from medconv.targets.base import finite_number
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
+from medconv.utils.errors import ArgumentError
 
 Labels = Sequence[Sequence[str]]  # for each column, the text of each row; empty where there is none
 
@@ -45,9 +46,11 @@ def targets_of_columns(
     targets = KINDS.get(kind, LabelMapTargets)
     if not issubclass(targets, ImageLevelTargets):
         kinds = [name for name, kind_class in KINDS.items() if issubclass(kind_class, ImageLevelTargets)]
-        raise ValueError(f"data.target_type must be one of {', '.join(kinds)}, or null, got {kind!r}")
+        raise ArgumentError("target_type", f" must be one of {', '.join(kinds)}, or None, got {kind!r}")
     try:
         return targets.from_columns(columns, labels, class_names)
+    except ArgumentError:  # it is not about the table
+        raise
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -60,7 +63,7 @@ def _check_decimals(columns: Sequence[str], labels: Labels, path: Path) -> None:
         if 2 * len(with_comma) > len(filled):
             raise ValueError(
                 f"{path}: column {column!r} holds numbers with a decimal comma, such as {with_comma[0]}; "
-                "expected a decimal point; if they are classes, set data.target_type=multiclass"
+                "expected a decimal point; if they are classes, set target_type=multiclass"
             )
 
 
@@ -84,6 +87,6 @@ def _likely_kind(columns: Sequence[str], labels: Labels, path: Path) -> str:
     if are_numbers and num_different > _MAX_CLASSES:
         raise ValueError(
             f"{path}: column {columns[0]!r} holds {num_different} different whole numbers; "
-            "set data.target_type=regression or multiclass"
+            "set target_type=regression or multiclass"
         )
     return "multiclass"

@@ -18,6 +18,7 @@ from medconv.data.io.dicom_files import choice_of, is_dicom
 from medconv.data.io.formats import FORMATS, NIBABEL
 from medconv.data.io.grids import check_same_grid
 from medconv.data.io.nifti import read_header
+from medconv.utils.errors import ArgumentError
 
 UNORIENTED = (
     "NIfTI files that do not say where left and right are (qform_code = sform_code = 0); read as if the axes "
@@ -80,33 +81,35 @@ def stamp(path: Path) -> list[int]:
     return [total_bytes, zlib.crc32(repr(times).encode())]
 
 
-def in_folder(folder: Path, option: str) -> dict[str, Path]:
+def in_folder(folder: Path, argument: str) -> dict[str, Path]:
     """The image files of a folder by stem, sorted.
 
     DICOM, hidden files, and pictures beside volumes are left out.
 
     Args:
         folder: subfolders are not searched.
-        option: the option or key of the folder, for messages.
+        argument: name of the argument that gives the folder, for messages.
 
     Raises:
         ValueError: no such folder, no image in it, an ending in capitals, or two files with one stem.
     """
     if not folder.is_dir():
-        raise ValueError(f"{option} {folder}: no such folder")
+        raise ArgumentError(argument, f" {folder}: no such folder")
     visible = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     images = [path for path in visible if path.name.endswith(suffixes())]
     volumes = [path for path in images if not raster.is_picture(path)]
-    check_endings(visible, volume_suffixes() if volumes else suffixes(), option)
+    check_endings(visible, volume_suffixes() if volumes else suffixes(), argument)
     if not images:
-        raise ValueError(
-            f"{option} {folder}: no image there ({suffix_list()}); the folder holds {_count_suffixes(folder)}"
+        content = _count_suffixes(folder)
+        raise ArgumentError(
+            argument,
+            f" {folder}: no image there ({suffix_list()}); the folder holds {content}",
         )
     files = volumes or images
     counts = Counter(stem(path) for path in files)
     repeated = sorted(name for name, count in counts.items() if count > 1)
     if repeated:
-        raise ValueError(f"{option} {folder}: more than one file for {', '.join(repeated[:20])}")
+        raise ArgumentError(argument, f" {folder}: more than one file for {', '.join(repeated[:20])}")
     return {stem(path): path for path in files}
 
 
@@ -117,13 +120,13 @@ def _count_suffixes(folder: Path) -> str:
     return ", ".join(f"{count} of {suffix}" for suffix, count in counts.most_common(5)) or "no file"
 
 
-def check_endings(paths: Sequence[Path], endings: tuple[str, ...], option: str) -> None:
+def check_endings(paths: Sequence[Path], endings: tuple[str, ...], argument: str) -> None:
     """Check that no image is overlooked because its ending is in capitals.
 
     Args:
         paths: the files of one folder.
         endings: in small letters, of images.
-        option: the option or key of the folder, for messages.
+        argument: name of the argument that gives the folder, for messages.
 
     Raises:
         ValueError: some of these files would be images if their endings were in small letters.
@@ -132,8 +135,9 @@ def check_endings(paths: Sequence[Path], endings: tuple[str, ...], option: str) 
     in_capitals = [path for path in not_images if path.name.lower().endswith(endings)]
     if in_capitals:
         names = ", ".join(path.name for path in in_capitals[:20])
-        raise ValueError(
-            f"{option} {in_capitals[0].parent}: endings must be in small letters, rename {names}"
+        raise ArgumentError(
+            argument,
+            f" {in_capitals[0].parent}: endings must be in small letters, rename {names}",
         )
 
 

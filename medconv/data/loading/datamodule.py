@@ -23,6 +23,7 @@ from medconv.data.loading.worker_errors import GuardedCollate, GuardedDataset
 from medconv.data.preprocessing.store import Store
 from medconv.data.splits import DataSplit
 from medconv.performance.step_profiler import StepProfiler
+from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.signals import StopRequest
 
 Batch = dict[str, Any]
@@ -57,7 +58,7 @@ class LoaderSettings:
         prefetch_factor: batches that each worker keeps ready.
         persistent_workers: keep workers between epochs; None: yes if there are workers.
     Raises:
-        ValueError: a number out of range, or persistent workers without workers.
+        ArgumentError: a number out of range, or persistent workers without workers.
     """
 
     batch_size: int
@@ -67,21 +68,26 @@ class LoaderSettings:
     persistent_workers: bool | None = None
 
     def __post_init__(self) -> None:
-        for key in ("batch_size", "samples_per_epoch", "prefetch_factor"):
-            number = getattr(self, key)
+        for name in ("batch_size", "samples_per_epoch", "prefetch_factor"):
+            number = getattr(self, name)
             if number < 1:
-                raise ValueError(f"data.{key} must be at least 1, got {number}")
+                raise ArgumentError(name, f" must be at least 1, got {number}")
         if self.num_workers is not None and self.num_workers < 0:
-            raise ValueError(f"data.num_workers must be 0 or more, got {self.num_workers}")
+            raise ArgumentError("num_workers", f" must be 0 or more, got {self.num_workers}")
         if self.num_workers == 0 and self.persistent_workers:
-            raise ValueError("data.persistent_workers=true needs workers, got data.num_workers=0")
+            raise ArgumentError(
+                "persistent_workers",
+                "=true needs workers, got ",
+                Argument("num_workers"),
+                "=0",
+            )
 
 
 class DataModule(LightningDataModule):
     """Feeds the trainer from a store.
 
     Args:
-        split: training cases, cases for validation, and cases for `trainer.test`.
+        split: training cases, cases for validation, and cases for tests after training.
         annotated: of label maps: by case id, where cases lack labels.
         profiler: told when a phase of a step ends.
         stop_request: ends a validation after the case at hand.

@@ -18,7 +18,6 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from medconv.config import DataConfig
 from medconv.utils.hardware import out_of_memory
 
 _DEAD = re.compile(
@@ -53,7 +52,7 @@ class WorkerError:
         if out_of_memory(error):
             is_users = True
             message = (
-                f"no memory left in a loader worker ({error}); fewer data.num_workers or smaller batches help"
+                f"no memory left in a loader worker ({error}); fewer loader workers or smaller batches help"
             )
         return cls(
             message=f"case {case} ({sample}): {message}",
@@ -184,30 +183,8 @@ def _exit(pid: int) -> str:
     return f"exit code {exit_code}"
 
 
-def advice(pid: int, ended_by: str, data: DataConfig) -> str:
-    """A message with the worker, its end, its task and what helps.
-
-    Args:
-        data: the config's `data`.
-    """
-    keys = []
-    for key in ("num_workers", "prefetch_factor", "batch_size", "patch_size"):
-        value = getattr(data, key)  # None: planned
-        keys.append(f"data.{key}" if value is None else f"data.{key} (now {value})")
-    less = f"fewer or smaller {', '.join(keys)}"
+def description(pid: int, ended_by: str) -> str:
+    """The worker, its end and its task, in words."""
     tasks = [guarded.at_work(pid) for guarded in _GUARDED]
     words = [f"loader worker {pid} was ended by {ended_by}", *filter(None, tasks)]
-    ended = " ".join(words[:2])  # it has one task
-    if ended_by == "SIGKILL":
-        return f"{ended}, most likely because memory ran out. What helps: {less}; or more memory"
-    if ended_by == "SIGBUS":
-        return (
-            f"{ended}: shared memory, through which batches travel, is full, or a "
-            "prepared file was cut while it was read. What helps: a larger /dev/shm (`docker run "
-            f"--shm-size=8g`); {less}"
-        )
-    return (
-        f"{ended}: a library crashed, not Python. Look at this case: `medconv preprocess` with --verify "
-        "reads its prepared files again; `python -X faulthandler -m medconv.cli train` with "
-        "data.num_workers=0 shows the line"
-    )
+    return " ".join(words[:2])  # it has one task

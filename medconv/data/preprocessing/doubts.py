@@ -78,7 +78,7 @@ def lost_spacing(shapes: Sequence[Sequence[int]], spacings_mm: Sequence[Sequence
     return [
         f"all {len(shapes)} volumes have 1 x 1 x 1 mm, but {few} slices of {many} rows: their headers may "
         "have lost the spacing, from which resampling, plan and distances follow; correct the headers, or "
-        "set data.source_spacing_mm, such as [1.25,1.25,10] (right, anterior, superior)"
+        "set source_spacing_mm, such as [1.25,1.25,10] (right, anterior, superior)"
     ]
 
 

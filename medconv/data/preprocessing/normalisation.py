@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from medconv.data.io.raster import are_picture_channels
+from medconv.utils.errors import ArgumentError
 
 NORMALISATIONS = ("zscore", "zscore_nonzero", "ct", "dataset", "rescale", "none")
 DATASET_NORMALISATIONS = ("ct", "dataset")  # use the intensities of all cases
@@ -37,8 +38,9 @@ def normalisation_for(
     is_single = isinstance(normalisation, str) or not isinstance(normalisation, Sequence)
     names: tuple[Any, ...] = (normalisation,) * len(modalities) if is_single else tuple(normalisation)
     if len(names) != len(modalities):
-        raise ValueError(
-            f"data.normalisation needs one name, or one for each of {len(modalities)} channels, got {names}"
+        raise ArgumentError(
+            "normalisation",
+            f" needs one name, or one for each of {len(modalities)} channels, got {names}",
         )
     check_normalisation(names)
     return names
@@ -48,7 +50,7 @@ def check_normalisation(names: Sequence[str]) -> None:
     """Raises: ValueError: a name that is not one of `NORMALISATIONS`."""
     unknown = [name for name in names if name not in NORMALISATIONS]
     if unknown:
-        raise ValueError(f"data.normalisation must be one of {NORMALISATIONS} per channel, got {unknown}")
+        raise ArgumentError("normalisation", f" must be one of {NORMALISATIONS} per channel, got {unknown}")
 
 
 def wide(values: np.ndarray) -> np.ndarray:
@@ -139,7 +141,7 @@ def normalise(
     if not is_finite or became_one_value:
         raise ValueError(
             f"values from {low:.4g} to {high:.4g} become {new_low:.4g} to {new_high:.4g} by "
-            f"data.normalisation={name}, expected finite values that differ"
+            f"normalisation={name}, expected finite values that differ"
         )
     return normalised
 

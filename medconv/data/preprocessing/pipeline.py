@@ -23,13 +23,12 @@ from medconv.data.preprocessing.normalisation import DATASET_NORMALISATIONS
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess, preprocess_label
 from medconv.data.preprocessing.store import BROKEN, NOTHING, Entry, Store, signature
 from medconv.utils.atomic_io import NO_ACCESS, write_text
-from medconv.utils.errors import explained
+from medconv.utils.errors import ArgumentError, explained, reason
 from medconv.utils.logging import size_text
 from medconv.utils.threads import each
 
 _VERSION = 4  # part of every store's hash: raise it when preprocessing changes its output
 _FINGERPRINT_VERSION = 5  # raise it when a check measures more or otherwise
-_UNWRITABLE = "data.cache_dir: cannot write to {}"
 _LOCATIONS = 5_000  # foreground voxels kept per class and case
 
 log = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ def fingerprint(
             for warning in result.warnings:
                 log.warning(warning)
             content = {**_to_json(dataset, result), "sources": sources}
-            with explained(_UNWRITABLE.format(folder), OSError):
+            with _writing(folder):
                 write_text(path, json.dumps(content, indent=1))
         error_of_case = {case_id: "; ".join(errors) for case_id, errors in result.errors.items()}
         return result.fingerprint, error_of_case
@@ -178,7 +177,7 @@ def _add(
     sources = signature(case)  # before reading: if the files change meanwhile, the entry is prepared again
     memory_error = (
         f"case {case.id}: memory ran out while it was prepared, at {size_text(config.spacing_mm)} mm "
-        "(data.spacing_mm); data.prepare_workers=1 has one case at a time in memory"
+        "(spacing_mm); prepare_workers=1 has one case at a time in memory"
     )
     with explained(memory_error, MemoryError):
         entry = prepare_case(case, config, len(dataset.class_names), dataset.targets.ignore)
@@ -273,9 +272,18 @@ def _as_tuples(content: Any) -> Any:
 
 
 @contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Raises: ArgumentError: the folder cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        raise ArgumentError("cache_dir", f": cannot write to {folder} ({reason(error)})") from error
+
+
+@contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     lock = FileLock(folder / ".lock")
-    with explained(_UNWRITABLE.format(folder), OSError):
+    with _writing(folder):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire()

@@ -17,6 +17,7 @@ from medconv.data.preprocessing.normalisation import check_normalisation, normal
 from medconv.data.preprocessing.orientation import canonical_spacing, from_canonical, to_canonical
 from medconv.data.preprocessing.resampling import nearest, nearest_axis, zoom, zoom_label, zoom_within_range
 from medconv.targets.label_map import highest
+from medconv.utils.errors import ArgumentError
 
 CONVENTIONS = (None, "nnunet", "nnunet_ras")
 Box = tuple[slice, ...]
@@ -52,11 +53,12 @@ class PreprocessingConfig:
         check_normalisation(self.normalisation)
         are_positive = all(mm > 0 for mm in self.spacing_mm)
         if len(self.spacing_mm) != self.spatial_dims or not are_positive:
-            raise ValueError(
-                f"data.spacing_mm needs {self.spatial_dims} positive numbers in mm, got {self.spacing_mm}"
+            raise ArgumentError(
+                "spacing_mm",
+                f" needs {self.spatial_dims} positive numbers in mm, got {self.spacing_mm}",
             )
         if self.convention not in CONVENTIONS:
-            raise ValueError(f"data.convention must be nnunet, nnunet_ras or null, got {self.convention}")
+            raise ArgumentError("convention", f" must be nnunet, nnunet_ras or None, got {self.convention}")
 
     @property
     def reorients(self) -> bool:

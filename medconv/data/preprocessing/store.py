@@ -268,10 +268,10 @@ def _seal(record: dict[str, Any]) -> int:
 
 def _unwritable(folder: Path, bytes_needed: int, error: OSError) -> str:
     if error.errno not in NO_ROOM:
-        return f"cannot write to {folder} ({error.strerror}); data.cache_dir names another place"
+        return f"cannot write to {folder} ({error.strerror}); choose another cache_dir"
     bytes_free = shutil.disk_usage(folder).free
     return (
         f"no room in {folder} ({error.strerror}): this case needs {bytes_needed / 1e6:.1f} MB, "
-        f"{bytes_free / 1e6:.1f} MB are free; make room, or name another folder by data.cache_dir. Prepared "
+        f"{bytes_free / 1e6:.1f} MB are free; make room, or choose another cache_dir. Prepared "
         "cases are kept; run again to continue"
     )

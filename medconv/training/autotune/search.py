@@ -14,7 +14,7 @@ from torch import nn
 
 from medconv.training.autotune.trial import Choice, Trial, Work
 from medconv.utils.errors import first_line
-from medconv.utils.hardware import compiler_missing, memory_advice, resolve_precision
+from medconv.utils.hardware import compiler_missing, out_of_memory, resolve_precision
 
 _ROUNDS = 7  # timed steps of a candidate, at most
 # A candidate slower than the best so far by this factor is not timed again.
@@ -161,7 +161,7 @@ def _reference(work: Work) -> list[float] | None:
             return None
         return [float(trial.step()) for _ in range(2)]
     except RuntimeError as error:
-        if memory_advice(error) is None:
+        if not out_of_memory(error):
             raise
         log.warning("perf=autotune: plain fp32 does not fit into memory, so losses are not compared with it")
         return None
@@ -285,7 +285,7 @@ def _again(candidate: Candidate) -> None:
 
 
 def _failure(error: Exception) -> str:
-    if memory_advice(error) is not None:
+    if out_of_memory(error):
         return "does not fit into memory"
     return f"fails: {first_line(error)[:100]}"
 

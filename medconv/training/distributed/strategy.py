@@ -10,7 +10,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import distributed, nn
 
-from medconv.config import PerfConfig, TrainerConfig
+from medconv.config import PerfConfig, TrainerConfig, arguments_as_keys
 from medconv.utils import cluster
 from medconv.utils.hardware import uses_gpu
 from medconv.utils.signals import RunInterrupted, StopRequest
@@ -29,7 +29,8 @@ def strategy(trainer: TrainerConfig, perf: PerfConfig, accumulates: bool = False
         ValueError: `fsdp` with `perf.activation_checkpointing=pointwise`; `perf.timeout_seconds` is not
             positive.
     """
-    timeout = cluster.timeout(perf.timeout_seconds)
+    with arguments_as_keys("perf"):
+        timeout = cluster.timeout(perf.timeout_seconds)
     num_processes = _devices(trainer) * (trainer.num_nodes or 1)
     if trainer.strategy == "fsdp":
         if perf.activation_checkpointing == "pointwise":

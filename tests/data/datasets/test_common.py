@@ -35,9 +35,9 @@ def test_invalid_json_is_an_error(
 @pytest.mark.parametrize("read", [auto, msd, nnunet])
 def test_missing_root_or_dataset_json_is_an_error(tmp_path: Path, read: Callable[[Any], Any]) -> None:
     for unset in (None, ""):
-        with pytest.raises(ValueError, match=r"data\.root is not set.*folder that holds dataset\.json"):
+        with pytest.raises(ValueError, match=r"root is not set.*folder that holds dataset\.json"):
             read(unset)
-    with pytest.raises(ValueError, match=rf"data\.root={tmp_path}/gone: no such folder"):
+    with pytest.raises(ValueError, match=rf"root={tmp_path}/gone: no such folder"):
         read(tmp_path / "gone")
     with pytest.raises(ValueError, match=rf"{tmp_path}: no dataset\.json there; the folder holds nothing"):
         read(tmp_path)

@@ -55,7 +55,7 @@ def test_columns_and_fractions_choose_the_kind_of_targets(tmp_path: Path) -> Non
     findings = csv(path, label_columns=["x", "y"], target_type="multilabel")
     assert findings.targets == MultilabelTargets(("x", "y"))
     rule = "column 'y' must hold 0 or 1"
-    hint = "data.target_type=regression takes any number"
+    hint = "target_type=regression takes any number"
     assert findings.errors == {
         "0": f"labels.csv, row 2: {rule}, got '0.5'; {hint}",
         "1": f"labels.csv, row 3: {rule}, got '-2'; {hint}",
@@ -153,30 +153,30 @@ def test_regression_needs_numbers(tmp_path: Path) -> None:
         (
             GOOD,
             {"path_column": "file"},
-            r"data\.path_column: .*labels\.csv has no column 'file', it has path, label, split, patient",
+            r"path_column: .*labels\.csv has no column 'file', it has path, label, split, patient",
         ),
         (
             GOOD,
             {"label_columns": "lable"},
-            r"data\.label_columns: .* has no column 'lable'.*did you mean label\?",
+            r"label_columns: .* has no column 'lable'.*did you mean label\?",
         ),
-        (GOOD, {"group_column": "subject"}, r"data\.group_column: .* no column 'subject'"),
+        (GOOD, {"group_column": "subject"}, r"group_column: .* no column 'subject'"),
         (
             GOOD,
             {"target_type": "class"},
-            r"data\.target_type must be one of multiclass, multilabel, ordinal, regression, or null, got 'class'",
+            r"target_type must be one of multiclass, multilabel, ordinal, regression, or None, got 'class'",
         ),
         (
             GOOD,
             {"target_type": "multiclass", "label_columns": ["label", "split"]},
-            r"data\.target_type=multiclass takes one of data\.label_columns",
+            r"target_type=multiclass takes one of label_columns",
         ),
         ("path,label\n", {}, "expected a row per image, found none"),
         ("path,label\nimages/0.png,a\n", {}, "column 'label' holds a, expected two classes or more"),
         (
             "path,label\n" + "".join(f"images/{i}.png,{i}\n" for i in range(101)),
             {},
-            "101 different whole numbers; set data.target_type=regression or multiclass",
+            "101 different whole numbers; set target_type=regression or multiclass",
         ),
         ("path,label,label\nimages/0.png,a,b\n", {}, "column 'label' is there twice"),
     ],
@@ -189,9 +189,9 @@ def test_invalid_settings_and_tables_are_errors(
 
 
 def test_missing_root_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data\.root is not set"):
+    with pytest.raises(ValueError, match=r"root is not set"):
         csv(None)
-    with pytest.raises(ValueError, match=r"data\.root=.*nowhere"):
+    with pytest.raises(ValueError, match=r"root=.*nowhere"):
         csv(tmp_path / "nowhere")
 
 
@@ -215,5 +215,5 @@ def test_a_stray_label_does_not_choose_the_kind(tmp_path: Path) -> None:
     grades = "path,label\nimages/0.png,1\nimages/1.png,1.5\n"
     assert csv(table(tmp_path / "b", grades), class_names=["1", "1.5"]).targets.kind == "multiclass"
     ages = "".join(f"images/{i}.png,{40 + i}\n" for i in range(30)) + "images/30.png,\n"
-    with pytest.raises(ValueError, match="30 different whole numbers; set data.target_type=regression"):
+    with pytest.raises(ValueError, match="30 different whole numbers; set target_type=regression"):
         csv(table(tmp_path / "c", "path,label\n" + ages))

@@ -84,22 +84,22 @@ def test_a_value_that_its_own_dataset_does_not_declare_is_an_error(two: dict[str
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"two": None}, "data.entries.two=None: expected a `layout`, one of auto, folder"),
-        ({"two": {"layout": "csv"}}, "data.entries.two=.*: expected a `layout`, one of"),
+        ({"two": None}, "entries.two=None: expected a `layout`, one of auto, folder"),
+        ({"two": {"layout": "csv"}}, "entries.two=.*: expected a `layout`, one of"),
         (
             {"two": {"layout": "msd"}},
-            "data.entries.two: missing a required argument: 'root'; the keys of layout",
+            "entries.two: missing a required argument: 'root'; the keys of layout",
         ),
         (
             {"two": {"layout": "msd", "root": "/nowhere"}},
-            "data.entries.two: data.root=/nowhere: no such folder",
+            "entries.two.root=/nowhere: no such folder",
         ),
-        ({"t_o": {"layout": "msd", "root": "/x"}}, "data.entries.t_o: a name begins case ids"),
+        ({"t_o": {"layout": "msd", "root": "/x"}}, "entries.t_o: a name begins case ids"),
         (
             {"two": {"rename": {"big": "x"}}},
-            "data.entries.two.rename=.*: expected {CLASS: NAME} of vessel, Small",
+            "entries.two.rename=.*: expected {CLASS: NAME} of vessel, Small",
         ),
-        ({"two": {"rename": {"Small": "vessel"}}}, "data.entries.two: every class needs a name of its own"),
+        ({"two": {"rename": {"Small": "vessel"}}}, "entries.two: every class needs a name of its own"),
     ],
 )
 def test_a_wrong_entry_is_named(two: dict[str, Any], changes: dict[str, Any], words: str) -> None:
@@ -116,25 +116,23 @@ def test_another_order_of_channels_is_refused(tmp_path: Path) -> None:
     entries = {root.name: {"layout": "nnunet", "root": str(root)} for root in roots}
     with pytest.raises(
         ValueError,
-        match=r"data\.entries\.b: its channels are FLAIR, T1; .* expected the same, in the same order",
+        match=r"entries\.b: its channels are FLAIR, T1; .* expected the same, in the same order",
     ):
         joined(entries)
 
 
 def test_what_cannot_be_joined_is_refused(two: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="data.entries=None: expected at least two datasets"):
+    with pytest.raises(ValueError, match="entries=None: expected at least two datasets"):
         joined(None)
     channels = {"layout": "nnunet", "root": str(write_nnunet(tmp_path / "more"))}
-    with pytest.raises(
-        ValueError, match="data.entries.more: its channels are T1, FLAIR; data.entries.one has MRI"
-    ):
+    with pytest.raises(ValueError, match="entries.more: its channels are T1, FLAIR; entries.one has MRI"):
         joined({**two, "more": channels})
     labels = {"background": 0, "whole": [1, 2], "small": 2}
     edit_json(tmp_path / "more", labels=labels, regions_class_order=[1, 2])
-    with pytest.raises(ValueError, match="data.entries.more: has regions"):
+    with pytest.raises(ValueError, match="entries.more: has regions"):
         joined({**two, "more": channels})
     with pytest.raises(
-        ValueError, match="data.ignore_label: .* joined datasets .*; set ignore_label in each of data.entries"
+        ValueError, match="ignore_label: .* joined datasets .*; set ignore_label in each of entries"
     ):
         joined(two).with_targets(regions=None, regions_order=None, ignore_label=12)
 

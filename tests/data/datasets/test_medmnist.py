@@ -58,9 +58,7 @@ def test_labels_and_the_setting_choose_the_kind_of_targets(tmp_path: Path) -> No
     assert ordinal.targets == MulticlassTargets(("0", "1", "2", "3", "4"))
     named = medmnist(path, tmp_path / "cache", class_names=list("abcde"))
     assert named.class_names == named.targets.names == tuple("abcde") and not named.errors
-    with pytest.raises(
-        ValueError, match=r"data\.class_names needs a name for each of 5 outputs, got \['a'\]"
-    ):
+    with pytest.raises(ValueError, match=r"class_names needs a name for each of 5 outputs, got \['a'\]"):
         medmnist(path, tmp_path / "cache", class_names=["a"])
     numbers = medmnist(path, tmp_path / "cache", target_type="regression")
     assert numbers.targets == RegressionTargets(("label",))
@@ -69,10 +67,10 @@ def test_labels_and_the_setting_choose_the_kind_of_targets(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda p: p / "no.npz", r"data\.root=.*no\.npz: no such file, expected a MedMNIST file"),
+        (lambda p: p / "no.npz", r"root=.*no\.npz: no such file, expected a MedMNIST file"),
         (
             lambda p: (p / "t.npz").write_text("text") and p / "t.npz",
-            r"data\.root=.*t\.npz: not a MedMNIST file, expected \.npz",
+            r"root=.*t\.npz: not a MedMNIST file, expected \.npz",
         ),
         (lambda p: npz(p / "t.npz", val_labels=None), r"t\.npz: no array val_labels in it"),
         (

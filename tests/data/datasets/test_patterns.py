@@ -14,7 +14,7 @@ def touch(root: Path, *names: str) -> None:
 
 
 def ids(root: Path, pattern: str) -> dict[str, str]:
-    return {case: str(path.relative_to(root)) for case, path in files_of(root / pattern, "--input").items()}
+    return {case: str(path.relative_to(root)) for case, path in files_of(root / pattern, "images").items()}
 
 
 def test_an_id_in_the_middle_of_a_name(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_a_folder_may_end_in_a_slash_before_another(tmp_path: Path) -> None:
     """As from `$DATA/{id}.nii` where DATA ends in a slash."""
     touch(tmp_path, "a/1.nii", "b/1/t1.nii")
     for pattern in (f"{tmp_path}/a//{{id}}.nii", f"{tmp_path}//b/{{id}}//t1.nii"):
-        assert list(files_of(pattern, "data.images")) == ["1"]
+        assert list(files_of(pattern, "images")) == ["1"]
 
 
 def test_a_star_beside_an_id_is_not_part_of_it(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_star_beside_an_id_is_not_part_of_it(tmp_path: Path) -> None:
     assert set(ids(tmp_path, "*/*-T2-*")) == {"p2_8_0817"}
     (tmp_path / "p1/9-T1post-1").mkdir()
     with pytest.raises(ValueError, match=r"p1/3-T1post-0042 and .*p1/9-T1post-1 would both be case p1"):
-        files_of(f"{tmp_path}/{{id}}/*-T1post-*", "data.images")
+        files_of(f"{tmp_path}/{{id}}/*-T1post-*", "images")
 
 
 def test_an_id_is_everywhere_the_same_and_as_long_as_possible(tmp_path: Path) -> None:
@@ -50,18 +50,16 @@ def test_an_id_is_everywhere_the_same_and_as_long_as_possible(tmp_path: Path) ->
 
 def test_a_star_that_matches_nothing_is_no_id(tmp_path: Path) -> None:
     touch(tmp_path, "img.nii", "img1.nii")
-    with pytest.raises(ValueError, match=r"data\.images=.*: nothing in .*img\.nii is left for the case id"):
-        files_of(f"{tmp_path}/img*.nii", "data.images")
+    with pytest.raises(ValueError, match=r"images=.*: nothing in .*img\.nii is left for the case id"):
+        files_of(f"{tmp_path}/img*.nii", "images")
 
 
-def test_messages_name_the_option(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--references .*/\{id\}_no\.png: no file matches"):
-        files_of(tmp_path / "{id}_no.png", "--references")
+def test_messages_name_the_argument(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"references=.*/\{id\}_no\.png: no file matches"):
+        files_of(tmp_path / "{id}_no.png", "references")
     touch(tmp_path, "a.bmp", "b.bmp", "c.svs")
-    with pytest.raises(
-        ValueError, match=r"data\.labels .*: no image there .*the folder holds 2 of \.bmp, 1 of"
-    ):
-        files_of(tmp_path, "data.labels")
+    with pytest.raises(ValueError, match=r"labels .*: no image there .*the folder holds 2 of \.bmp, 1 of"):
+        files_of(tmp_path, "labels")
 
 
 def test_home_is_the_folder_before_the_first_wildcard() -> None:

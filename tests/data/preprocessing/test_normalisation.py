@@ -72,7 +72,7 @@ def test_a_mask_with_rounding_errors_has_no_no_data_value() -> None:
 
 def test_values_that_become_one_are_an_error() -> None:
     image = image_array(0)
-    with pytest.raises(ValueError, match=r"values from 9\..* to 1.* become .* by data\.normalisation=ct"):
+    with pytest.raises(ValueError, match=r"values from 9\..* to 1.* become .* by normalisation=ct"):
         normalise(image, "ct", {**STATISTICS, "percentile_00_5": 100.0, "percentile_99_5": 200.0})
 
 
@@ -213,6 +213,6 @@ def test_the_modality_selects_the_normalisation() -> None:
     assert normalisation_for("rescale", ("CT", "T1")) == ("rescale", "rescale")
     assert normalisation_for(["none", "ct"], ("CT", "T1")) == ("none", "ct")
     with pytest.raises(
-        ValueError, match=r"data\.normalisation needs one name, or one for each of 2 channels, got \('ct',\)"
+        ValueError, match=r"normalisation needs one name, or one for each of 2 channels, got \('ct',\)"
     ):
         normalisation_for(["ct"], ("CT", "T1"))

@@ -278,10 +278,10 @@ def test_each_channel_has_its_own_normalisation() -> None:
 
 
 def test_an_unknown_normalisation_or_a_bad_spacing_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"data\.normalisation must be one of .*'zscore'.* got \['minmax'\]"):
+    with pytest.raises(ValueError, match=r"normalisation must be one of .*'zscore'.* got \['minmax'\]"):
         PreprocessingConfig(3, (1, 1, 1), ("ct", "minmax"), ({}, {}))
     for spacing in ((1.0, 1.0), (1.0, 1.0, 0.0), (1.0, -1.0, 1.0), (1.0, 1.0, float("nan"))):
-        with pytest.raises(ValueError, match=r"data\.spacing_mm needs 3 positive numbers in mm, got"):
+        with pytest.raises(ValueError, match=r"spacing_mm needs 3 positive numbers in mm, got"):
             PreprocessingConfig(3, spacing, ("ct",), ({},))
 
 

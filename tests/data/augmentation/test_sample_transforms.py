@@ -248,7 +248,7 @@ def test_errors_name_the_transform_and_what_it_returned(fault: str) -> None:
 @pytest.mark.parametrize(
     ("transforms", "message"),
     [
-        (mt.RandFlipd("image"), r"augmentation\.transforms must be a list of transforms, .*got <monai"),
+        (mt.RandFlipd("image"), r"transforms must be a list of transforms, .*got <monai"),
         ([{"keys": ["image"]}], r"each with its _target_, got \[\{'keys': \['image'\]\}\]"),
     ],
 )

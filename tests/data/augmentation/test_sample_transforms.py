@@ -206,7 +206,7 @@ ERRORS: dict[str, tuple[Any, str]] = {
     "shape of the image": (
         mt.RandSpatialCropd(BOTH, roi_size=[4, 4, 4], random_size=False),
         r"augmentation: the transforms return image of shape \(2, 4, 4, 4\), expected \(2, 12, 10, 8\): channels, then "
-        r"data\.patch_size",
+        r"the patch size",
     ),
     "shape of the label": (
         mt.AsDiscreted("label", to_onehot=3),
@@ -248,7 +248,7 @@ def test_errors_name_the_transform_and_what_it_returned(fault: str) -> None:
 @pytest.mark.parametrize(
     ("transforms", "message"),
     [
-        (mt.RandFlipd("image"), r"augmentation\.transforms must be a list of transforms, .*got <monai"),
+        (mt.RandFlipd("image"), r"transforms must be a list of transforms, .*got <monai"),
         ([{"keys": ["image"]}], r"each with its _target_, got \[\{'keys': \['image'\]\}\]"),
     ],
 )

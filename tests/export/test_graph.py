@@ -12,6 +12,7 @@ from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.export import export
 from medconv.export.graph import divisor_of
 from medconv.export.metadata import metadata_path
+from medconv.inference.load import load
 
 
 def test_the_divisor_is_the_stride_of_the_coarsest_convolution() -> None:
@@ -31,7 +32,8 @@ def test_an_equivariant_network_with_batch_norms_and_another_divisor_per_axis(tm
     options = export.ExportOptions("onnx", case=images / "case_0.nii.gz")
     export.export(checkpoint, tmp_path / "m.onnx", options)
     model = exports.read_back(tmp_path / "m.onnx", "onnx")
-    assert model.equivariant_axes == (0,) and model.window.mirror_axes == (1,)
+    assert model.equivariant_axes == (0,) and model.seen_axes == (0, 1)
+    assert load(checkpoint, mirror_axes=[0, 1]).window.mirror_axes == (1,)
     metadata = json.loads(metadata_path(tmp_path / "m.onnx").read_text())
     assert metadata["inputs"]["divisor"] == [2, 2, 1] and isinstance(model.preprocessing, PreprocessingConfig)
 

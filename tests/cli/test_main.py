@@ -79,7 +79,7 @@ def test_commands_that_make_no_run_load_no_lightning() -> None:
     [
         (
             ["predict"],
-            "error: the following arguments are required: --input, --output; options: medconv predict --help",
+            "error: the following arguments are required: --checkpoint, --input, --output; options: medconv predict --help",
         ),
         (
             ["export", "--opset", "x"],

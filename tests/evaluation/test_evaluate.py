@@ -38,7 +38,7 @@ def test_the_command_prints_a_table_and_writes_the_results(
     assert json.loads((tmp_path / "metrics.json").read_text())["mean"]["dice"] == 1
     (references / "a.nii.gz").unlink()
     assert run_main(monkeypatch, predictions, references, output) == 1
-    assert "error: references " in capsys.readouterr().err
+    assert "error: --references " in capsys.readouterr().err
 
 
 def test_scores_of_training_cases_are_marked(
@@ -98,8 +98,8 @@ def test_scores_of_training_cases_are_marked(
         ),
         (["--images", "elsewhere"], "images elsewhere: no image of any case there, such as a.nii.gz"),
         (["--workers", 0], "workers must be at least 1, got 0"),
-        (["--images", "nowhere"], "images nowhere: no such folder"),
-        (["--compare", "nowhere"], "compare nowhere: no such folder"),
+        (["--images", "nowhere"], "--images nowhere: no such folder"),
+        (["--compare", "nowhere"], "--compare nowhere: no such folder"),
         (
             ["--tolerance-mm", "2 mm"],
             "tolerance 2 mm: expected millimetres, such as 2, or NAME=MM for one class",

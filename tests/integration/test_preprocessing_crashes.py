@@ -30,7 +30,7 @@ from medconv.data.preprocessing.store import Entry, Store
 FORK = multiprocessing.get_context("fork")
 FULL = (
     r"case case_(\d): no room in \S+/cache/\w+ \({reason}\): this case needs 1\.\d MB, "
-    r"[\d.]+ MB are free; make room, or name "
+    r"[\d.]+ MB are free; make room, or choose "
 )
 CODE = """
 import resource, signal, sys
@@ -180,5 +180,5 @@ def test_no_room_for_the_fingerprint_is_named(tmp_path: Path) -> None:
     root, cache = write_msd(tmp_path / "data", 2), tmp_path / "cache"
     call = f"fingerprint(msd({str(root)!r}), Path({str(cache)!r}), 1)"
     error = error_of(call, root, before=file_size_limit(100))
-    assert error == f"data.cache_dir: cannot write to {cache} (File too large)\n"
+    assert error == f"cache_dir: cannot write to {cache} (File too large)\n"
     assert [path.name for path in cache.iterdir()] == [".lock"]

@@ -198,7 +198,7 @@ def test_mirror_test_time_augmentation_is_skipped_where_it_changes_nothing(
     settings = ["conv=mirror", "conv.axes=[0]", "augmentation.mirror_axes=[1]", "task.mirror_axes=[0,1]"]
     with caplog.at_level("INFO", logger="medconv"):
         tiny.train(dataset, tmp_path / "run", *settings)
-    assert "task.mirror_axes: [0] skipped, the network is equivariant along them" in caplog.text
+    assert "mirror_axes: [0] skipped, the network is equivariant along them" in caplog.text
     model = load(tmp_path / "run/checkpoints/last.ckpt")
     assert model.window.mirror_axes == (1,)
     image = torch.randn(1, 1, *model.window.patch_size)

@@ -66,8 +66,8 @@ def test_equivariance_along_another_axis_is_allowed(kidneys: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("settings", "warning"),
     [
-        (["augmentation.mirror_axes=[0]"], "data.flip_label_pairs=[[left_kidney,right_kidney]] would"),
-        (["conv=mirror"], "makes a network that cannot tell left_kidney from right_kidney"),
+        (["augmentation.mirror_axes=[0]"], "flip_label_pairs=[[left_kidney,right_kidney]] would"),
+        (["conv=mirror"], "so it cannot tell left_kidney from right_kidney"),
         (["augmentation.mirror_axes=[1]"], None),
         (["augmentation.mirror_axes=[0]", PAIRS], None),
     ],

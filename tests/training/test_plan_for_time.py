@@ -131,7 +131,7 @@ def test_a_size_whose_network_cannot_be_built_is_passed_over(dataset: Path, tmp_
 
 def test_a_size_whose_smallest_patch_does_not_fit_is_not_taken(dataset: Path, tmp_path: Path) -> None:
     settings = {"strides": [2, 2, 2], "batch_size": 1}
-    with pytest.raises(ValueError, match=r"plan\.memory_gb: the smallest patch"):
+    with pytest.raises(ValueError, match=r"memory_gb: the smallest patch"):
         plan(single_case((16, 16, 16), (1.0, 1.0, 1.0)), PlanOverrides(**settings), Budget(0.01))
     keys = ("plan.strides=[2,2,2]", "data.batch_size=1", "plan.memory_gb=0.01")
     assert plan_of(dataset, tmp_path, *keys).size == "tiny"

@@ -65,13 +65,13 @@ def pretend_trainer(device: str = "cpu", rank: int = 0, world_size: int = 1, tra
     ("changes", "message"),
     [
         ({"train": []}, "no case is left to train on"),
-        ({"batch_size": 0}, r"data\.batch_size must be at least 1, got 0"),
-        ({"samples_per_epoch": 0}, r"data\.samples_per_epoch must be at least 1, got 0"),
-        ({"prefetch_factor": 0}, r"data\.prefetch_factor must be at least 1, got 0"),
-        ({"num_workers": -1}, r"data\.num_workers must be 0 or more, got -1"),
+        ({"batch_size": 0}, r"batch_size must be at least 1, got 0"),
+        ({"samples_per_epoch": 0}, r"samples_per_epoch must be at least 1, got 0"),
+        ({"prefetch_factor": 0}, r"prefetch_factor must be at least 1, got 0"),
+        ({"num_workers": -1}, r"num_workers must be 0 or more, got -1"),
         (
             {"num_workers": 0, "persistent_workers": True},
-            r"data\.persistent_workers=true.*got data\.num_workers=0",
+            r"persistent_workers=true.*got num_workers=0",
         ),
     ],
 )

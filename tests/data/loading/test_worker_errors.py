@@ -80,7 +80,7 @@ def test_error_in_augmentation_names_sample_and_case(
     message = {
         "ValueError": "the rotation went wrong",
         "TypeError": "TypeError: the rotation went wrong",
-        "MemoryError": "no memory left in a loader worker (the rotation went wrong); fewer data.num_workers "
+        "MemoryError": "no memory left in a loader worker (the rotation went wrong); fewer loader workers "
         "or smaller batches help",
     }[how]
     with pytest.raises(kind) as raised:

@@ -37,7 +37,7 @@ def test_unit_spacing_of_thin_volumes_is_suspicious(tmp_path: Path) -> None:
     unit = (1.0, 1.0, 1.0)
     (warning,) = check(msd(write_msd(tmp_path, shape=(20, 60, 12), affine=np.eye(4))), 1).warnings
     assert "all 3 volumes have 1 x 1 x 1 mm, but 12 slices of 60 rows" in warning
-    assert "or set data.source_spacing_mm, such as" in warning
+    assert "or set source_spacing_mm, such as" in warning
     assert not lost_spacing([(35, 50, 36)] * 2, [unit] * 2)
     assert not lost_spacing([(60, 60, 12)] * 2, [unit, (1.0, 1.0, 5.0)])
     assert not lost_spacing([(60, 60, 12), (60, 60, 50)], [unit] * 2)

@@ -350,7 +350,7 @@ def test_skip_needs_a_good_case(tmp_path: Path) -> None:
 def test_an_unwritable_cache_is_named(open_folder: Path) -> None:
     dataset = tiny(open_folder / "data", 1)
     error = unprivileged(fingerprint, dataset, open_folder / "cache", 1)
-    assert error == f"ValueError: data.cache_dir: cannot write to {open_folder / 'cache'} (Permission denied)"
+    assert error == f"ArgumentError: cache_dir: cannot write to {open_folder / 'cache'} (Permission denied)"
     fingerprint(dataset, open_folder / "cache", 1)
     (open_folder / "cache").chmod(0o777)
     store = prepare(dataset, preprocessing_config(), open_folder / "cache", 1)

@@ -100,8 +100,9 @@ def plan(
     planner = _planner(images, overrides, budget, num_outputs)
     network, patch = planner.network_and_patch()
     native_spacing = planner.spacing
-    fixed = overrides.spacing_mm or overrides.patch_size or overrides.resize or overrides.image_level
-    if budget.coarsens and not fixed:
+    is_fixed = overrides.spacing_mm or overrides.patch_size or overrides.resize or overrides.image_level
+    coarsens = budget.coarsens and not is_fixed
+    if coarsens:
         planner, network, patch = _coarsened(planner, images, network, patch)
     spacing = planner.spacing
     median = planner.median
@@ -117,7 +118,7 @@ def plan(
         spacing_mm=spacing,
         native_spacing_mm=native_spacing,
         view_share=view,
-        is_bounded=view < 1 and bool(budget.coarsens) and not fixed,
+        is_bounded=coarsens and view < 1,
     )
     patch_reason = report.patch_reason(network, patch, median, grid, overrides)
     rows = [

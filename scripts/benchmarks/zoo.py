@@ -15,12 +15,12 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
+import medconv
 from benchmarks import dice_curves
 from benchmarks.results import Row, conditions, table
 from benchmarks.zoo_sets import SETS, DataSet
-from medconv.config import compose, validate
 from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint
 from medconv.planning.spacing import target_spacing
 from medconv.training.data_setup import find_data
@@ -192,10 +192,7 @@ def _trainings(
 
 def _native_spacing(settings: Sequence[str], output: Path) -> tuple[float, ...]:
     """The grid of a set's images, mm."""
-    composed: list[DictConfig] = []
-    arguments = [*settings, f"data.cache_dir={output / 'prepared-this'}"]
-    compose.run_with_config(lambda config, _: composed.append(config), arguments)
-    config = validate(composed[0])
+    config = medconv.compose([*settings, f"data.cache_dir={output / 'prepared-this'}"])
     dataset, workers = find_data(config.data)
     measured, _ = fingerprint(dataset, dataset_folder(Path(config.data.cache_dir), dataset), workers)
     return target_spacing(measured)

@@ -60,7 +60,7 @@ class TrainerConfig:
     # length of the run
     max_time: str | None = key(
         None,
-        "DD:HH:MM:SS, validation included; the learning rate schedule adapts to it",
+        "DD:HH:MM:SS, validation included, mostly at most 15 %; the learning rate schedule adapts",
         duration=True,
         gt=0,
     )

@@ -60,13 +60,16 @@ def build_trainer(
     checkpoints = CheckpointWriter(folder.checkpoints, AtomicCheckpointIO(), interval)
     with naming_key("perf.stop_sync_interval"):
         stops = strategy.StopSync(stop_request, config.perf.stop_sync_interval)
-    callbacks = _callbacks(config, folder, checkpoints, profiler, stops, validates)
+    max_seconds = config.trainer.max_seconds
+    budget = None if max_seconds is None else TimeBudget(max_seconds)
+    callbacks = _callbacks(config, folder, checkpoints, profiler, stops, budget, validates)
     settings = _settings(config, callbacks, validates)
     user_plugins = settings.pop("plugins") or []
     loggers = _many(config.logger, "logger", save_dir=str(folder.path))
     return resumable_loop.ResumableTrainer(
         checkpoints,
         stops,
+        postpones=None if budget is None else budget.postpones_validation,
         **settings,
         callbacks=callbacks,
         plugins=[plugin for plugin in (environment(), checkpoints.io, *user_plugins) if plugin is not None],
@@ -115,13 +118,12 @@ def _callbacks(
     checkpoints: CheckpointWriter,
     profiler: StepProfiler,
     stops: strategy.StopSync,
+    budget: TimeBudget | None,
     validates: bool,
 ) -> list[L.Callback]:
     """All callbacks in the order in which Lightning calls them; it puts a user's ModelCheckpoint last."""
-    max_seconds = config.trainer.max_seconds
     averaging = _averaging(config)
     users = _many(config.callbacks, "callbacks")
-    budget = None if max_seconds is None else TimeBudget(max_seconds)
     trace = Trace(folder.path / "tensorboard" / "trace") if config.perf.profile else None
     callbacks: list[L.Callback | None] = [
         # At the end of training it saves before averaging replaces the weights

@@ -92,3 +92,15 @@ def test_a_run_bounded_by_steps_and_time_resumes_at_its_learning_rate(dataset: P
     schedule.set_length(100000)
     schedule.load_state_dict(state)
     assert schedule.progress == state["progress"]
+
+
+def test_validations_but_the_last_are_put_off_where_they_would_take_too_long(
+    dataset: Path, tmp_path: Path
+) -> None:
+    """Three cases take 1.5 seconds and are due every second."""
+    settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:30", "data.samples_per_epoch=40"]
+    summary = tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.1, 0.5))
+    scores = tiny.logged(tmp_path / "run", "val/dice")
+    assert len(scores) == 3  # the last one included
+    assert summary["steps"] == pytest.approx((30 - 3 * 1.5) / 0.1, abs=15)
+    assert summary["status"] == "done"

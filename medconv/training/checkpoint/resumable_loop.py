@@ -6,7 +6,7 @@ checkpoint needs no random state, and a resumed run computes exactly what an uni
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class ResumableEpochLoop(_TrainingEpochLoop):
         trainer: whose loop it is.
         checkpoints: writes them.
         stops: shares stop signals with all ranks.
+        postpones: whether a validation that is due is put off; rank 0's answer counts. None: never.
         bounds: `min_steps` and `max_steps`, as in Lightning's loop.
     """
 
@@ -45,6 +46,7 @@ class ResumableEpochLoop(_TrainingEpochLoop):
         trainer: Trainer,
         checkpoints: CheckpointWriter,
         stops: StopSync,
+        postpones: Callable[[Trainer], bool] | None,
         **bounds: Any,
     ) -> None:
         # Lightning's constructor sets `max_steps`, so these come first
@@ -53,6 +55,7 @@ class ResumableEpochLoop(_TrainingEpochLoop):
         super().__init__(trainer, **bounds)
         self._checkpoints = checkpoints
         self._stops = stops
+        self._postpones = postpones
         self._first_batch = 0  # at which the epoch begins
         # The same on all ranks:
         self._stop_signal = 0  # to stop for; 0: none
@@ -133,10 +136,15 @@ class ResumableEpochLoop(_TrainingEpochLoop):
         self._owed = state_dict.get("owed", False)
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
-        due = self._owed or super()._should_check_val_fx(data_fetcher)
+        if self._owed:
+            return True
+        due = super()._should_check_val_fx(data_fetcher)
         # By time, each rank decides by its own clock, so rank 0's decision counts
-        by_time = getattr(self.trainer, "_val_check_time_interval", None) is not None
-        return bool(self.trainer.strategy.broadcast(due)) if by_time else due
+        if getattr(self.trainer, "_val_check_time_interval", None) is not None:
+            due = bool(self.trainer.strategy.broadcast(due))
+        if not due or self._postpones is None:
+            return due
+        return not self.trainer.strategy.broadcast(self._postpones(self.trainer))
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Lightning does this in every batch; `StopSync` does it every few batches."""
@@ -197,12 +205,19 @@ class ResumableTrainer(Trainer):
     Args:
         checkpoints: for the loop.
         stops: for the loop.
+        postpones: for the loop.
         settings: of Lightning's trainer.
     Raises:
         ValueError: this version of Lightning lacks what is overridden.
     """
 
-    def __init__(self, checkpoints: CheckpointWriter, stops: StopSync, **settings: Any) -> None:
+    def __init__(
+        self,
+        checkpoints: CheckpointWriter,
+        stops: StopSync,
+        postpones: Callable[[Trainer], bool] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(**settings)
         needed = [*_overridden(), (self, "_signal_connector"), (self.fit_loop, "epoch_loop")]
         for owner, name in needed:
@@ -217,6 +232,7 @@ class ResumableTrainer(Trainer):
             self,
             checkpoints,
             stops,
+            postpones,
             min_steps=self.min_steps,
             max_steps=self.max_steps,
         )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import clock
 from torch import nn
 
 from medconv.training.callbacks.time_budget import TimeBudget, steps_between_validations
@@ -90,23 +91,32 @@ def test_steps_between_validations(
 def test_a_resumed_run_leaves_time_for_validations() -> None:
     """Lightning does not know the number of validation batches until the first validation."""
     budget = TimeBudget(100.0)
-    budget.load_state_dict({"seconds": 100.0, "spent": 0.0, "validation": 10.0, "total_steps": None})
+    budget.load_state_dict({"seconds": 100.0, "spent": 0.0, "validation": 6.0, "total_steps": None})
     settings: Any = {"num_training_batches": 50, "accumulate_grad_batches": 1, "val_check_batch": 50}
     trainer: Any = SimpleNamespace(**settings, check_val_every_n_epoch=1, num_val_batches=[])
-    assert budget._fitting(trainer, 1.0) == 80  # two validations
+    assert budget._fitting(trainer, 1.0) == 88  # two validations
 
 
 def test_as_many_steps_fit_as_leave_time_for_their_validations() -> None:
     random = np.random.default_rng(0)
     for _ in range(300):
-        left, step, validation = random.uniform(0, 100), random.uniform(0.1, 5), random.uniform(0, 10)
-        between, seen = int(random.integers(1, 20)), int(random.integers(0, 40))
+        left = random.uniform(0, 100)
+        step = random.uniform(0.1, 5)
+        validation = random.uniform(0, 10)
+        due_every = int(random.integers(1, 20))
+        seen = int(random.integers(0, 40))
         budget = TimeBudget(left)
         spent = {"seconds": left, "spent": 0.0, "validation": validation, "total_steps": None}
         budget.load_state_dict(spent)
-        budget._last_step = seen
-        settings = {"num_training_batches": between, "accumulate_grad_batches": 1, "val_check_batch": between}
+        settings = {
+            "num_training_batches": due_every,
+            "accumulate_grad_batches": 1,
+            "val_check_batch": due_every,
+        }
         trainer: Any = SimpleNamespace(**settings, check_val_every_n_epoch=1)
+        between = int(budget._interval(trainer, validation / step))  # most are put off
+        budget._last_step = seen
+        budget._validated_at = seen - seen % between
         steps = budget._fitting(trainer, step)
         # validations that these steps end or, as the run ends, begin
         taken = [
@@ -114,3 +124,58 @@ def test_as_many_steps_fit_as_leave_time_for_their_validations() -> None:
         ]
         assert taken[0] <= left + 1e-9 or steps == 0
         assert taken[1] > left - 1e-9
+
+
+def due_validations(
+    budget: TimeBudget, seconds: float, between: float, monkeypatch: pytest.MonkeyPatch
+) -> list[float]:
+    """The times of a run at which validations, due every `between` seconds, are done."""
+    trainer: Any = SimpleNamespace(should_stop=False, sanity_checking=False, global_step=0)
+    monkeypatch.setattr(TimeBudget, "_stop_at_the_end", lambda *_: None)
+    times = []
+    while budget._elapsed() < seconds:
+        clock.CLOCK.advance(between)
+        if budget.postpones_validation(trainer):
+            continue
+        times.append(budget._elapsed())
+        budget.on_validation_start(trainer, None)  # type: ignore[arg-type]
+        clock.CLOCK.advance(10.0)
+        budget.on_validation_end(trainer, None)  # type: ignore[arg-type]
+    return times
+
+
+def test_validations_take_a_bounded_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten seconds each; every 20 seconds they would take a third."""
+    budget = TimeBudget(1000.0, clock.CLOCK)
+    state = {"seconds": 1000.0, "spent": 0.0, "validation": 10.0, "total_steps": None}
+    budget.load_state_dict(state)
+    budget._began_at = clock.CLOCK()
+    with caplog.at_level("INFO"):
+        times = due_validations(budget, 1000.0, 20.0, monkeypatch)
+    assert 0.12 < 10.0 * len(times) / 1000.0 <= 0.15
+    assert caplog.text.count("a validation takes 10 s; validations are put off") == 1
+    # A resumed run goes on with the share of the time so far
+    resumed = TimeBudget(1000.0, clock.CLOCK)
+    resumed.load_state_dict({**state, **budget.state_dict()})
+    assert resumed._validating == 10.0 * len(times)
+
+
+def test_validations_that_take_little_time_are_done_when_they_are_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budget = TimeBudget(1000.0, clock.CLOCK)
+    budget._began_at = clock.CLOCK()
+    assert len(due_validations(budget, 1000.0, 100.0, monkeypatch)) == 10
+
+
+def test_the_last_validation_is_never_put_off(caplog: pytest.LogCaptureFixture) -> None:
+    budget = TimeBudget(1000.0, clock.CLOCK)
+    budget.load_state_dict({"seconds": 9.0, "spent": 0.0, "validation": 500.0, "total_steps": None})
+    budget._began_at = clock.CLOCK()
+    ending: Any = SimpleNamespace(should_stop=True)
+    assert not budget.postpones_validation(ending)
+    going_on: Any = SimpleNamespace(should_stop=False)
+    assert budget.postpones_validation(going_on)
+    assert "the last validation takes 500 of the 1000 s of trainer.max_time" in caplog.text

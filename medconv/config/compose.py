@@ -23,6 +23,7 @@ from medconv.config.instantiate import class_of, iter_targets, keys_not_taken, s
 from medconv.config.override_text import escaped
 from medconv.config.unknown_keys import check_names
 
+_FULL_ERROR = "HYDRA_FULL_ERROR"
 _CONV_OF_OUR_NETWORKS = "smooth"  # of conf/model/customconv.yaml
 _GROUPS_WITH_OTHER_CLASSES = ("model", "conv", "loss", "optimizer", "scheduler")
 _READ_BY_BUILD_NETWORK = {"conv": ("where", "share")}  # keys that are no arguments of the class
@@ -54,7 +55,8 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
     refused: list[config.ConfigError] = []
     check_hydra_settings(arguments)
     # Hydra then raises its errors instead of printing them; `guard` prints them.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    full_error = os.environ.get(_FULL_ERROR)
+    os.environ[_FULL_ERROR] = "1"
     full_argv = sys.argv[:]
     try:
         sys.argv[1:] = map(escaped, arguments)  # Hydra reads the arguments there and knows no subcommands
@@ -67,6 +69,9 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
         raise config.ConfigError(f"cannot read {error.override}: {how} 'KEY=\"VALUE\"'") from error
     finally:
         sys.argv[:] = full_argv
+        os.environ.pop(_FULL_ERROR)
+        if full_error is not None:
+            os.environ[_FULL_ERROR] = full_error
     if refused:
         raise refused[0]
 

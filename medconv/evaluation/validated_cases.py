@@ -96,7 +96,7 @@ def dataset_of(config: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
         function = msd
         arguments = {"root": arguments.get("root")}
     problem = f"data.layout: {target} cannot be called with {arguments!r:.200}"
-    with explained(problem, TypeError, AttributeError):
+    with configs.arguments_as_keys("data"), explained(problem, TypeError, AttributeError):
         dataset = function(**arguments)
     if not isinstance(dataset, Dataset):
         kind = type(dataset).__name__

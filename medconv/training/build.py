@@ -29,7 +29,6 @@ from medconv.training.losses.fit import FittedLoss
 from medconv.training.mixup import Mixup
 from medconv.training.optim.build import OptimizerFactory, build_optimizer, build_schedule, knows_progress
 from medconv.training.optim.param_groups import with_lr_multipliers
-from medconv.training.setting_errors import naming_key
 from medconv.training.task import Task
 from medconv.training.validation import ImageLevelValidation, LabelMapValidation, Validation
 
@@ -100,8 +99,7 @@ def _mixup(config: RunConfig, targets: Targets) -> Mixup | None:
         raise configs.ConfigError(
             f"task.mixup={alpha} is for image-level targets, but the data has label maps"
         )
-    with naming_key("task.mixup"):
-        return Mixup(alpha, config.seed)
+    return Mixup(alpha, config.seed)
 
 
 def _growing_patch(config: RunConfig, network: nn.Module, progress_is_known: bool) -> GrowingPatch | None:

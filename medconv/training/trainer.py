@@ -27,7 +27,6 @@ from medconv.training.distributed.cluster_environment import environment
 from medconv.training.distributed.same_start import ResumeStepCheck
 from medconv.training.loggers.csv import CsvLogger
 from medconv.training.run_dir import RunDir
-from medconv.training.setting_errors import naming_key
 from medconv.utils.hardware import benchmark_kernels
 from medconv.utils.progress import in_terminal
 from medconv.utils.signals import StopRequest
@@ -58,8 +57,7 @@ def build_trainer(
     """
     interval = configs.duration_seconds(config.run.checkpoint_interval, "run.checkpoint_interval")
     checkpoints = CheckpointWriter(folder.checkpoints, AtomicCheckpointIO(), interval)
-    with naming_key("perf.stop_sync_interval"):
-        stops = strategy.StopSync(stop_request, config.perf.stop_sync_interval)
+    stops = strategy.StopSync(stop_request, config.perf.stop_sync_interval)
     max_seconds = config.trainer.max_seconds
     budget = None if max_seconds is None else TimeBudget(max_seconds)
     callbacks = _callbacks(config, folder, checkpoints, profiler, stops, budget, validates)
@@ -155,13 +153,12 @@ def _callbacks(
 
 def _guard(run: RunSettings, folder: RunDir, callbacks: Sequence[L.Callback]) -> NonfiniteGuard:
     averages = [callback for callback in callbacks if isinstance(callback, AverageWeights)]
-    with naming_key("run"):
-        return NonfiniteGuard(
-            folder.path / "nonfinite",
-            nan_policy=run.nan_policy,
-            max_skipped_steps=run.max_skipped_steps,
-            averages=averages,
-        )
+    return NonfiniteGuard(
+        folder.path / "nonfinite",
+        nan_policy=run.nan_policy,
+        max_skipped_steps=run.max_skipped_steps,
+        averages=averages,
+    )
 
 
 def _many(nodes: Node, group: str, **arguments: Any) -> list[Any]:

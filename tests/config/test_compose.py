@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -212,3 +213,14 @@ def test_hydra_starts_where_help_texts_are_checked(monkeypatch: pytest.MonkeyPat
         compose.get_args_parser()
     assert config_of("seed=7").seed == 7
     assert compose.hydra_flags(["seed=7"], "medconv train").overrides == ["seed=7"]
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_hydras_setting_for_errors_is_put_back(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that composes a config has settings of its own."""
+    if before is None:
+        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    else:
+        monkeypatch.setenv("HYDRA_FULL_ERROR", before)
+    config_of("data=phantom")
+    assert os.environ.get("HYDRA_FULL_ERROR") == before

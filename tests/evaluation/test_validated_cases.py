@@ -30,3 +30,9 @@ def test_the_layout_of_a_config_may_have_several_channels(tmp_path: Path) -> Non
     layout = {"_target_": target, "images": images, "labels": f"{tmp_path}/{{id}}_seg.nii.gz"}
     dataset = dataset_of({"data": {"layout": layout}}, [])
     assert dataset.modalities == ("t1", "t2") and [len(case.images) for case in dataset.cases] == [2]
+
+
+def test_an_argument_of_a_layout_is_named_by_its_key(tmp_path: Path) -> None:
+    layout = {"_target_": "medconv.data.datasets.folder.folder", "images": {}, "labels": None}
+    with pytest.raises(ConfigError, match=r"^data\.images"):
+        dataset_of({"data": {"layout": layout}}, trusted=())

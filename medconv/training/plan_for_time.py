@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import torch
@@ -21,6 +21,7 @@ from medconv.training.autotune.trial import Choice, Trial, Work
 from medconv.training.measured_once import measured_once
 from medconv.training.optim.muon import Muon
 from medconv.utils.hardware import measuring, out_of_memory, uses_gpu
+from medconv.utils.logging import size_text
 
 _TRAINING = 0.85  # share of the time for steps; the rest is for validation
 _QUICK = 0.5  # seconds in which a third step is timed
@@ -60,21 +61,28 @@ def fitting(config: RunConfig, planned: Planned, derive: Callable[[Plan], Derive
             return None
         return batch_seconds * config.trainer.accumulate_grad_batches
 
-    name, reason = largest(step_seconds, seconds)
+    grids = {name: f"{size_text(plan.spacing_mm, 3)} mm" for name, plan in plans.items()}
+    name, reason = largest(step_seconds, seconds, grids)
     if not name:
         tried, error = next(iter(refused.items()))
         raise ConfigError(f"{error} (plan.size={tried}, and so for the others)") from error
     return planned(name, reason)
 
 
-def largest(step_seconds: Callable[[str], float | None], seconds: float) -> tuple[str, str]:
+def largest(
+    step_seconds: Callable[[str], float | None],
+    seconds: float,
+    grids: Mapping[str, str] | None = None,
+) -> tuple[str, str]:
     """The largest size of which enough steps fit, or the smallest, and the reason; empty if there is none.
 
     Args:
         step_seconds: of a size; asked from the smallest up, until one has too few steps. None: the network
             cannot have this size.
         seconds: for all steps.
+        grids: size to the spacing of its plan, as text; one that more time would buy is named.
     """
+    grids = grids or {}
     chosen = ""
     steps = 0.0
     larger = ""
@@ -87,7 +95,8 @@ def largest(step_seconds: Callable[[str], float | None], seconds: float) -> tupl
             larger = f"; {name} does not fit into memory"
             if math.isfinite(step):
                 minutes = _rounded_up(needed_seconds / _TRAINING / 60)
-                larger = f"; {name}, {step:.2g} s a step, from {minutes} minutes on"
+                finer = "" if grids.get(name) == grids.get(chosen) else f" with {grids[name]}"
+                larger = f"; {name}{finer}, {step:.2g} s a step, from {minutes} minutes on"
             break
         chosen = name
         steps = seconds / step

@@ -45,6 +45,14 @@ def test_a_size_is_not_measured_where_the_smaller_one_has_too_few_steps() -> Non
     )
 
 
+def test_the_finer_grid_that_more_time_buys_is_named() -> None:
+    grids = {"tiny": "2 x 2 x 2 mm", "small": "1.6 x 1.6 x 1.6 mm"}
+    _, why = largest(SECONDS.__getitem__, 60.0, grids)
+    assert why.endswith("; small with 1.6 x 1.6 x 1.6 mm, 0.4 s a step, from 1.6 minutes on")
+    _, why = largest(SECONDS.__getitem__, 60.0, {**grids, "small": grids["tiny"]})
+    assert why.endswith("; small, 0.4 s a step, from 1.6 minutes on")
+
+
 @pytest.mark.parametrize("step", [0.31, 0.77, 3.3, 12.0])
 def test_the_time_for_a_larger_size_suffices_for_it(step: float) -> None:
     seconds = {**SECONDS, "medium": step}

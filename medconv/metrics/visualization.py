@@ -14,6 +14,7 @@ _RGB = np.array([ImageColor.getrgb(colour) for colour in _COLOURS], float)
 _RED = _RGB[5]
 _YELLOW = _RGB[3]
 _PANEL_PIXELS = 160  # minimum of the longer side of a panel
+_MAX_PANEL_PIXELS = 512  # a picture of 2048 x 2048 in full took 3.4 MB in each validation
 _PLAIN_GREY = 60.0  # from 0 to 255: behind labels without an image
 _GAP_PIXELS = 4  # between panels
 _FILL_OPACITY = 0.3  # of a class's colour within its contour
@@ -225,7 +226,7 @@ def _warmed(pixels: np.ndarray, strength: np.ndarray) -> np.ndarray:
 
 
 def _upright(panel: np.ndarray, axis: int | None, spacing_mm: Sequence[float]) -> np.ndarray:
-    """First axis to the right, second up, enlarged by repeating pixels until they are square.
+    """First axis to the right, second up, with square pixels: some are repeated, or skipped if it is large.
 
     Args:
         axis: perpendicular to the plane of the panel.
@@ -233,14 +234,16 @@ def _upright(panel: np.ndarray, axis: int | None, spacing_mm: Sequence[float]) -
     pixel_mm = [mm for spatial_axis, mm in enumerate(spacing_mm) if spatial_axis != axis]
     # A panel may have a third axis, of colours, which has no size in mm.
     size_mm = [pixels * mm for pixels, mm in zip(panel.shape, pixel_mm, strict=False)]
-    pixels_per_mm = max(_PANEL_PIXELS / max(size_mm), 1 / min(pixel_mm))
+    longest_mm = max(size_mm)
+    all_pixels_per_mm = max(_PANEL_PIXELS / longest_mm, 1 / min(pixel_mm))
+    pixels_per_mm = min(_MAX_PANEL_PIXELS / longest_mm, all_pixels_per_mm)
     source_index = []
     for mm, voxels in zip(size_mm, panel.shape, strict=False):
         pixels = mm * pixels_per_mm
         position = np.arange(max(1, round(pixels))) / pixels
         source_index.append((position * voxels).astype(int).clip(0, voxels - 1))
-    enlarged: np.ndarray = panel[np.ix_(*source_index)].swapaxes(0, 1)[::-1]
-    return enlarged
+    upright: np.ndarray = panel[np.ix_(*source_index)].swapaxes(0, 1)[::-1]
+    return upright
 
 
 def _title_line(titles: Sequence[str], page_width: int) -> np.ndarray:

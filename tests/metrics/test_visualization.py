@@ -213,3 +213,14 @@ def test_heat_lies_at_its_voxel_and_colours_are_kept() -> None:
     assert (columns.mean() / width, 1 - rows.mean() / len(picture)) == pytest.approx(
         (15.5 / 20, 8.5 / 10), abs=0.02
     )
+
+
+def test_a_large_picture_is_made_smaller_and_keeps_its_shape_and_contours() -> None:
+    label = np.zeros((2000, 1000), np.uint8)
+    label[500:1500, 250:750] = 1
+    picture = overlay(bright_image((2000, 1000)), [label], (1.0, 1.0))
+    assert picture.shape == (256, 2 * 512 + GAP, 3)
+    image, painted = picture[:, :512], picture[:, -512:]
+    is_contour = (painted == ORANGE).all(axis=2)
+    assert is_contour[128 + 63, 128:384].all()  # the lower edge, one pixel wide
+    assert centre(coloured(painted, image)) == pytest.approx((0.5, 0.5), abs=0.01)

@@ -9,8 +9,9 @@ from medconv.utils.errors import ArgumentError
 
 GB = 2**30
 _WEIGHT_BYTES = 16  # fp32 weights, gradients, and AdamW's two moments
-# Per voxel and class: logits, softmax and its logarithm in fp32, and what the loss makes of them.
-_LOSS_BYTES = 20
+# Per voxel and class: the softmax, its gradient and a temporary in fp32; beside them the logits in half
+# precision, if they are.
+_LOSS_BYTES = 12
 # Of the activations at their peak, as measured (docs/planning.md).
 _KEPT_SHARE = {"none": 1.0, "pointwise": 0.75, "blocks": 0.7}
 
@@ -72,9 +73,10 @@ def step_bytes(
         if stage < num_stages - 1:  # the coarsest stage has no decoder
             num_tensors += decoder_tensors
         values += stage_voxels * (channels[stage] * num_tensors + input_channels)
-    # at the finest stage: the first gradients, or the loss, whichever takes more
-    end_bytes = prod(patch) * max(2 * channels[0] * value_bytes, _LOSS_BYTES * num_classes)
     half_copy_bytes = value_bytes if value_bytes < 4 else 0
+    # at the finest stage: the first gradients, or the loss, whichever takes more
+    loss_bytes = (_LOSS_BYTES + half_copy_bytes) * num_classes
+    end_bytes = prod(patch) * max(2 * channels[0] * value_bytes, loss_bytes)
     weight_bytes = num_weights(network, num_channels, num_classes) * (_WEIGHT_BYTES + half_copy_bytes)
     kept_share = _KEPT_SHARE.get(budget.activation_checkpointing, 1.0)
     return weight_bytes + batch_size * (values * value_bytes + end_bytes) * kept_share

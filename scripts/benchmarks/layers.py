@@ -1,5 +1,6 @@
-"""Instance norm and depthwise convolutions against the library's own: forward and backward, over the
-stages of a U-Net.
+"""Instance norm, depthwise convolutions and the loss against the library's own: forward and backward.
+
+Layers over the stages of a U-Net, the loss over numbers of classes.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from monai.losses import DiceCELoss
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.results import Row, alternate, conditions, table
 from medconv.models.layers.depthwise import block_weight
 from medconv.models.layers.instance_norm import instance_norm
+from medconv.training.losses.segmentation import DiceCrossEntropy
 
-PARTS = ("norm", "depthwise")
+PARTS = ("norm", "depthwise", "loss")
 STAGES = [(32, (40, 56, 40)), (64, (20, 28, 20)), (128, (10, 14, 10)), (256, (5, 7, 5))]
+CLASSES = [(3, (40, 56, 40)), (20, (64, 64, 64)), (105, (64, 64, 64))]
 _LAST = torch.channels_last_3d
 
 
@@ -29,19 +33,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> list[Row]:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows: list[Row] = []
-    for channels, size in STAGES:
-        shape = (options.batch, channels, *(options.scale * n for n in size))
-        x = torch.randn(shape, device=device, dtype=torch.bfloat16)
-        for part in options.parts:
-            variants = _norms(x) if part == "norm" else _depthwise(x)
-            reference = next(iter(variants))
-            case = f"{channels} channels at {'x'.join(map(str, shape[2:]))}, batch {options.batch}, bf16"
-            timed = alternate(variants, reference, options.pairs)
-            kind = {"benchmark": part, "case": case, "reference": reference}
-            rows += [{**kind, "variant": name, **values, **conditions()} for name, values in timed.items()]
+    for part in options.parts:
+        for channels, size in CLASSES if part == "loss" else STAGES:
+            shape = (options.batch, channels, *(options.scale * n for n in size))
+            rows += _rows(part, shape, options.pairs)
     return rows
+
+
+def _rows(part: str, shape: tuple[int, ...], pairs: int) -> list[Row]:
+    """Args: shape: (batch, channels or classes, *spatial)."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    x = torch.randn(shape, device=device, dtype=torch.bfloat16)
+    variants = {"norm": _norms, "depthwise": _depthwise, "loss": _losses}[part](x)
+    reference = next(iter(variants))
+    unit = "classes" if part == "loss" else "channels"
+    case = f"{shape[1]} {unit} at {'x'.join(map(str, shape[2:]))}, batch {shape[0]}, bf16"
+    kind = {"benchmark": part, "case": case, "reference": reference}
+    timed = alternate(variants, reference, pairs)
+    return [{**kind, "variant": name, **values, **conditions()} for name, values in timed.items()]
 
 
 def show(rows: Sequence[Row]) -> str:
@@ -88,6 +98,18 @@ def _depthwise(x: Tensor) -> dict[str, Callable[[], Any]]:
         "nn.Conv3d, depthwise, channels-last, fp32": _both(library, last.float()),
         **{f"ours, blocks of {n}": _both(lambda y, n=n: grouped(y, n), last) for n in (8, 16, 32)},  # type: ignore[misc]
         "nn.Conv3d, dense": _both(lambda y: F.conv3d(y, dense.to(y.dtype), padding=1), last),
+    }
+
+
+def _losses(logits: Tensor) -> dict[str, Callable[[], Any]]:
+    """Cross-entropy plus soft Dice; MONAI's with the same settings."""
+    classes = logits.shape[1]
+    reference = torch.randint(classes, (len(logits), 1, *logits.shape[2:]), device=logits.device)
+    monais = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True, batch=True)
+    ours = DiceCrossEntropy()
+    return {
+        "MONAI's DiceCELoss": _both(lambda y: monais(y.float(), reference), logits),
+        "ours": _both(lambda y: ours(y, reference), logits),
     }
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medconv.training.losses.arguments import LossArgumentError, is_weight
+from medconv.training.losses.softmax_counts import softmax_counts
 
 
 class DiceCrossEntropy(nn.Module):
@@ -65,20 +66,11 @@ class DiceCrossEntropy(nn.Module):
         logits = logits.float()
         num_outputs = logits.shape[1]
         weights = self._weights_of(num_outputs)
-        if reference.shape[1] == num_outputs:
-            entropy, probability, mask = _of_regions(logits, reference)
-        else:
-            entropy, probability, mask = _of_classes(logits, reference)
-        if weights is not None:
-            one_per_output = weights.view(1, -1, *(1,) * (logits.ndim - 2))
-            entropy = entropy * one_per_output
-        if labelled is not None:
-            entropy = torch.where(labelled, entropy, 0)
-            probability = torch.where(labelled, probability, 0)
-            mask = torch.where(labelled, mask, 0)
-        counts = _count_voxels(probability, mask, labelled, reference[:, :1].numel())
+        sums = _region_sums if reference.shape[1] == num_outputs else _class_sums
+        entropy, intersection, sizes = sums(logits, reference, labelled, weights)
+        counts = _over_ranks(intersection, sizes, labelled, num_voxels=reference[:, :1].numel())
         dice = self._mean_dice(counts, weights)
-        return self.ce_weight * entropy.sum() / counts.labelled + self.dice_weight * (1 - dice)
+        return self.ce_weight * entropy / counts.labelled + self.dice_weight * (1 - dice)
 
     def _mean_dice(self, counts: "_VoxelCounts", weights: Tensor | None) -> Tensor:
         dice: Tensor = (2 * counts.intersection + self.smooth) / (counts.sizes + self.smooth)
@@ -101,28 +93,38 @@ class DiceCrossEntropy(nn.Module):
         return weights
 
 
-def _of_regions(logits: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy, probability and mask of each region. Shape: (batch, regions, *spatial) each."""
+def _region_sums(
+    logits: Tensor,
+    reference: Tensor,
+    labelled: Tensor | None,
+    weights: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy summed over voxels, mean over regions; intersection and sizes of each region."""
     mask = reference.float()
     entropy = F.binary_cross_entropy_with_logits(logits, mask, reduction="none")
-    # Divided by the number of regions: the loss is a mean over them
-    return entropy / logits.shape[1], logits.sigmoid(), mask
+    probability = logits.sigmoid()
+    if weights is not None:
+        entropy = entropy * weights.view(1, -1, *(1,) * (logits.ndim - 2))
+    if labelled is not None:
+        entropy = torch.where(labelled, entropy, 0)
+        probability = torch.where(labelled, probability, 0)
+        mask = torch.where(labelled, mask, 0)
+    axes = [0, *range(2, logits.ndim)]
+    intersection = (probability * mask).sum(axes)
+    sizes = (probability + mask).sum(axes)
+    return entropy.sum() / logits.shape[1], intersection, sizes
 
 
-def _of_classes(logits: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy of each class, probability and mask of the foreground.
-
-    Shape: entropy (batch, classes, *spatial), the others (batch, classes - 1, *spatial).
-    """
-    log_probability = logits.log_softmax(1)
-    # A mask, since `F.cross_entropy` has no deterministic backward on CUDA and is not faster.
-    masks = [reference[:, 0] == index for index in range(logits.shape[1])]
-    is_class = torch.stack(masks, 1)
-    entropy = -torch.where(is_class, log_probability, 0)
+def _class_sums(
+    logits: Tensor,
+    reference: Tensor,
+    labelled: Tensor | None,
+    weights: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy summed over voxels; intersection and sizes of each class but the background."""
+    entropy, intersection, sizes = softmax_counts(logits, reference, labelled, weights)
     # The background has no Dice
-    foreground_probability = log_probability.exp()[:, 1:]
-    foreground_mask = is_class[:, 1:].float()
-    return entropy, foreground_probability, foreground_mask
+    return entropy, intersection[1:], sizes[1:]
 
 
 class _VoxelCounts(NamedTuple):
@@ -139,15 +141,13 @@ class _VoxelCounts(NamedTuple):
     labelled: Tensor | int
 
 
-def _count_voxels(
-    probability: Tensor,
-    mask: Tensor,
+def _over_ranks(
+    intersection: Tensor,
+    sizes: Tensor,
     labelled: Tensor | None,
     num_voxels: int,
 ) -> _VoxelCounts:
-    axes = [0, *range(2, probability.ndim)]
-    sums = [(probability * mask).sum(axes), (probability + mask).sum(axes)]
-    counts = torch.stack(sums).flatten()
+    counts = torch.cat([intersection, sizes])
     if labelled is not None:
         counts = torch.cat([counts, labelled.sum().float()[None]])
     ranks = 1
@@ -155,7 +155,7 @@ def _count_voxels(
         # One communication for all sums
         counts = _SumOverRanks.apply(counts)
         ranks = torch.distributed.get_world_size()
-    num_outputs = probability.shape[1]
+    num_outputs = len(intersection)
     return _VoxelCounts(
         intersection=counts[:num_outputs],
         sizes=counts[num_outputs : 2 * num_outputs],

@@ -160,11 +160,15 @@ def preprocess(
     # Normalisation comes first: resampling mixes values.
     normalised = _normalise_channels(cropped, config)
     with np.errstate(over="ignore", invalid="ignore"):  # reported below, with the range
-        prepared = np.stack([_resample(channel, spacing_mm, config) for channel in normalised])
+        resampled = [_resample(channel, spacing_mm, config) for channel in normalised]
+    # A stack copies, and a whole-body CT is 700 MB.
+    prepared = resampled[0][None] if len(resampled) == 1 else np.stack(resampled)
     prepared = _drop_slice(prepared, config.image_dims)
     if config.frame is not None:
         prepared = framed(prepared, config.frame)
-    prepared = prepared.astype(np.float32)
+    prepared = prepared.astype(np.float32, copy=False)
+    if np.may_share_memory(prepared, image):
+        prepared = prepared.copy()
     if not np.isfinite(prepared).all():
         low = float(image.min())
         high = float(image.max())

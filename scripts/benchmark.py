@@ -26,6 +26,7 @@ NAMES = (
     "zoo",
     "evaluation",
     "prediction",
+    "whole_body",
     "export",
     "fault_tolerance",
     "classification",

@@ -81,7 +81,7 @@ def _load(options: argparse.Namespace, steps: Steps | None) -> Predictor:
         sw_batch_size=options.sw_batch_size,
         source_spacing_mm=options.source_spacing_mm,
         finish=steps.apply if steps else None,
-        keeps_labels=options.quality,
+        with_quality=options.quality,
     )
     _check_options(options, predictor)
     if steps and isinstance(predictor.targets, SegmentationTargets):

@@ -64,8 +64,8 @@ def on_case(
     of_reference = Predictor([replace(reference, precision="32-true")])
     of_exported = Predictor([replace(exported, precision="32-true")])
     case_input = of_reference.read(cases[0])
-    (expected,) = of_reference.scores([case_input])
-    (actual,) = of_exported.scores([case_input])
+    (expected,) = of_reference.scores([case_input], keeps_logits=True)
+    (actual,) = of_exported.scores([case_input], keeps_logits=True)
     difference = _relative_difference(actual.values, expected.values)
     return float(difference), tuple(case_input.arrays[0].shape[1:])
 

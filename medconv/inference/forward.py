@@ -2,6 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -9,12 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
+from medconv.data.preprocessing.slabs import SlabGrid, slab_axis
 from medconv.inference import saliency
 from medconv.inference.load import LoadedModel
+from medconv.inference.logit_stream import LogitSource, WholeLogits
 from medconv.inference.prepare import Input
-from medconv.inference.scores import ImageLevelScores, LabelMapScores, with_cpu_fallback
+from medconv.inference.scores import ImageLevelScores, KeptLogits, LabelMapScores
+from medconv.inference.slab_answer import Part, Source, answer_of, mean_logits
+from medconv.inference.sliding_window import SlidingWindow
 from medconv.inference.tta import flips, mean_over_flips
+from medconv.models.outputs import full_resolution
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.hardware import autocast_dtype
@@ -22,6 +29,8 @@ from medconv.utils.hardware import autocast_dtype
 # Of whole images, in one forward pass.
 _MAX_VOXELS = 2**21
 _MAX_IMAGES = 64
+# Of label maps, in one forward pass on a CPU: 64 MiB in fp32.
+_BATCH_LOGITS = 2**24
 # Of a prepared image; float16 ends at 65504.
 _FAR_VALUE = 1e4
 
@@ -46,79 +55,117 @@ class Forward(ABC):
                 self.preprocessings.append(member.preprocessing)
 
     @abstractmethod
-    def __call__(self, inputs: Sequence[Input]) -> Sequence[Any]:
-        """The scores of each case. Raises: ValueError: the networks' outputs are not finite."""
+    def __call__(self, inputs: Sequence[Input], keeps_logits: bool = False) -> Sequence[Any]:
+        """The scores of each case.
+
+        Args:
+            keeps_logits: of label maps, for their probabilities; else a slab of them is in memory.
+        Raises:
+            ValueError: the networks' outputs are not finite.
+        """
 
 
 class LabelMapForward(Forward):
     """Sliding windows. Members with the same preprocessing give the mean of their logits.
 
     Args:
-        keeps_labels: each member's own label map is kept, too.
+        with_quality: the answers have their uncertainty and each member's own label map, too.
     """
 
     def __init__(
         self,
         members: Sequence[LoadedModel],
         device: str,
-        keeps_labels: bool = False,
+        with_quality: bool = False,
     ) -> None:
         super().__init__(members, device)
-        self.keeps_labels = keeps_labels
+        self.with_quality = with_quality
 
-    def __call__(self, inputs: Sequence[Input]) -> list[LabelMapScores]:
-        return [self._scores(case_input) for case_input in inputs]
+    def __call__(self, inputs: Sequence[Input], keeps_logits: bool = False) -> list[LabelMapScores]:
+        return [self._scores(case_input, keeps_logits) for case_input in inputs]
 
-    def _scores(self, case_input: Input) -> LabelMapScores:
+    def _scores(self, case_input: Input, keeps_logits: bool) -> LabelMapScores:
         targets = self.members[0].targets
         assert isinstance(targets, SegmentationTargets)
-        logits: list[Tensor] = []
-        weights: list[float] = []
-        member_labels: list[np.ndarray] = []
+        slice_axes = [preprocessing.slice_axis for preprocessing in self.preprocessings]
+        slice_axis = next((axis for axis in slice_axes if axis is not None), None)
+        axis = slab_axis(case_input.crop.content_shape, slice_axis)
+        parts: list[Part] = []
         prepared = zip(self.preprocessings, case_input.arrays, case_input.crops, strict=True)
         for preprocessing, array, crop in prepared:
             sharing = [member for member in self.members if member.preprocessing == preprocessing]
-            mean, labels = self._mean_logits(sharing, array, crop, targets)
-            _check_finite(finite(mean), "logits", sharing[0], array)
-            logits.append(mean)
-            weights.append(len(sharing) / len(self.members))
-            member_labels += labels
-        # Not all fit into the GPU's memory.
-        if len({each.device for each in logits}) > 1:
-            logits = [each.cpu() for each in logits]
-        return LabelMapScores(
-            logits=logits,
-            weights=weights,
-            crops=case_input.crops,
-            targets=targets,
-            member_labels=tuple(member_labels),
-        )
+            grid = SlabGrid(crop, axis, array.shape[1 + axis])
+            sources = self._sources(sharing, array, grid, keeps_logits)
+            weight = len(sharing) / len(self.members)
+            parts.append(Part(sources, grid, weight, partial(_check_finite, "logits", sharing[0], array)))
+        kept = None
+        if keeps_logits:
+            parts, kept = _kept(parts)
+        content = answer_of(parts, targets, self.with_quality)
+        return LabelMapScores(content, case_input.crop, targets, kept)
 
-    def _mean_logits(
+    def _sources(
         self,
         members: Sequence[LoadedModel],
         array: np.ndarray,
-        crop: CropInfo,
-        targets: SegmentationTargets,
-    ) -> tuple[Tensor, list[np.ndarray]]:
-        """The mean over members of the same preprocessing, and each member's label map if they are kept."""
-        image = torch.from_numpy(array)[None].to(self.device)
-        member_labels: list[np.ndarray] = []
-        total: Tensor | None = None
+        grid: SlabGrid,
+        keeps_logits: bool,
+    ) -> list[Source]:
+        """Of members with one preprocessing; those with the same windows share a sum."""
+        image = torch.from_numpy(array).to(self.device)
+        groups: list[list[LoadedModel]] = []
         for member in members:
-            with autocast(member.precision, self.device):
-                logits = member.window(_network(member), image)[0].float()
-            if self.keeps_labels:
-                scores = LabelMapScores([logits], [1.0], [crop], targets)
-                member_labels.append(with_cpu_fallback(scores, LabelMapScores.content_label))
-            # Where one member's logits did not fit into GPU memory, the sum goes to the CPU, too.
-            total = logits if total is None else total.to(logits.device).add_(logits)
-            # Else they stay in memory beside the next member's.
-            del logits
-        assert total is not None
-        if len(members) > 1:
-            total.div_(len(members))
-        return total, member_labels
+            group = next((group for group in groups if group[0].window == member.window), None)
+            # Quality needs the answer of each.
+            if group is None or self.with_quality:
+                groups.append([member])
+            else:
+                group.append(member)
+        sources: list[Source] = []
+        for group in groups:
+            logits = self._stream(group, image, grid, keeps_logits)
+            sources.append(Source(logits, share=len(group) / len(members)))
+        return sources
+
+    def _stream(
+        self,
+        members: Sequence[LoadedModel],
+        image: Tensor,
+        grid: SlabGrid,
+        keeps_logits: bool,
+    ) -> LogitSource:
+        """The mean of members with the same windows."""
+        window = self._window(members[0])
+        network = _mean_network(members, self.device)
+        if window.slice_axis not in (None, grid.axis):
+            # Slices along another axis than those of another member.
+            logits = window(network, image[None])[0]
+            return WholeLogits(logits.movedim(1 + grid.axis, 1))
+        planes_at_once = None
+        if not keeps_logits:
+            planes_at_once = max(slab.sources.stop - slab.sources.start for slab in grid.slabs())
+        return window.stream(network, image, grid.axis, planes_at_once)
+
+    def _window(self, member: LoadedModel) -> SlidingWindow:
+        """On a CPU large batches save no time, and the logits of a batch with many classes are large."""
+        window = member.window
+        if torch.device(self.device).type != "cpu":
+            return window
+        values = member.targets.num_outputs * prod(window.patch_size)
+        return replace(window, batch_size=max(1, min(window.batch_size, _BATCH_LOGITS // values)))
+
+
+def _kept(parts: Sequence[Part]) -> tuple[list[Part], KeptLogits]:
+    """The same parts with all of their logits in memory, and these logits."""
+    kept_parts: list[Part] = []
+    means: list[Tensor] = []
+    for part in parts:
+        logits = [source.logits.take(0, part.grid.source_length) for source in part.sources]
+        shares = [source.share for source in part.sources]
+        sources = [Source(WholeLogits(each), share) for each, share in zip(logits, shares, strict=True)]
+        kept_parts.append(replace(part, sources=sources))
+        means.append(mean_logits(logits, shares))
+    return kept_parts, KeptLogits(kept_parts, means)
 
 
 class ImageLevelForward(Forward):
@@ -139,7 +186,7 @@ class ImageLevelForward(Forward):
         fitting = max(1, min(_MAX_IMAGES, _MAX_VOXELS // largest))
         self.batch_size = batch_size or fitting
 
-    def __call__(self, inputs: Sequence[Input]) -> list[ImageLevelScores]:
+    def __call__(self, inputs: Sequence[Input], keeps_logits: bool = False) -> list[ImageLevelScores]:
         outputs: list[Tensor] = []
         for member in self.members:
             images = self._images(member, inputs)
@@ -173,7 +220,7 @@ class ImageLevelForward(Forward):
         axes_sets = flips(member.window.mirror_axes)
         with autocast(member.precision, self.device):
             outputs = mean_over_flips(_network(member), images, member.targets, axes_sets)
-        _check_finite(bool(outputs.isfinite().all()), "outputs", member, images)
+        _check_finite("outputs", member, images, outputs)
         return outputs
 
 
@@ -183,11 +230,23 @@ def autocast(precision: str, device: str) -> torch.autocast:
     return torch.autocast(torch.device(device).type, dtype, enabled=dtype is not None)
 
 
-def finite(logits: Tensor) -> bool:
-    """Whether all logits are finite; tested channel by channel, since the test copies its input."""
-    # One transfer from the GPU, not one per channel.
-    per_channel = [channel.isfinite().all() for channel in logits]
-    return bool(torch.stack(per_channel).all())
+def _mean_network(members: Sequence[LoadedModel], device: str) -> Callable[[Tensor], Tensor]:
+    """Windows to the mean of the members' logits, each in its own precision."""
+
+    def logits_of(member: LoadedModel, windows: Tensor) -> Tensor:
+        with autocast(member.precision, device):
+            return full_resolution(_network(member)(windows))
+
+    def mean(windows: Tensor) -> Tensor:
+        total = logits_of(members[0], windows)
+        if len(members) == 1:
+            return total
+        total = total.float()
+        for member in members[1:]:
+            total = total + logits_of(member, windows)
+        return total / len(members)
+
+    return mean
 
 
 def _network(member: LoadedModel) -> Callable[[Tensor], Any]:
@@ -195,13 +254,13 @@ def _network(member: LoadedModel) -> Callable[[Tensor], Any]:
 
 
 def _check_finite(
-    is_finite: bool,
     kind: str,
     member: LoadedModel,
     images: np.ndarray | Tensor,
+    values: Tensor,
 ) -> None:
     """Raises: ValueError: not finite; it blames the images where they are far from what a network is fed."""
-    if is_finite:
+    if bool(values.isfinite().all()):
         return
     cause = f"the network's {kind} are not finite (precision={member.precision})"
     low = float(images.min())

@@ -20,7 +20,8 @@ from medconv.inference import quality as inference_quality
 from medconv.inference.output import Claim, Output, acquired
 from medconv.inference.output_table import TABLE
 from medconv.inference.predictor import Predictor
-from medconv.inference.scores import LabelMapScores, with_cpu_fallback
+from medconv.inference.scores import LabelMapScores
+from medconv.inference.slab_answer import with_cpu_fallback
 from medconv.utils.atomic_io import write_text
 
 PROBABILITIES = "probabilities"
@@ -79,7 +80,7 @@ class OutputDir(Output):
                 name: list(line) if line else None for name, line in calibration.items()
             }
         super().__init__(path, settings, about)
-        self._writes_probabilities = probabilities
+        self.needs_logits = probabilities
         self._writes_dicom_seg = dicom_seg
         self._writes_quality = quality
         self._calibration = calibration or {}
@@ -121,7 +122,7 @@ class OutputDir(Output):
     def write(self, predictor: Predictor, case: Case, scores: LabelMapScores) -> None:
         label = predictor.answer(scores)
         image = case.images[0]
-        if self._writes_probabilities:
+        if self.needs_logits:
             path = self.beside(PROBABILITIES, case.id)
             count = predictor.targets.num_outputs
             with_cpu_fallback(
@@ -136,8 +137,8 @@ class OutputDir(Output):
         write_label(self.label(case.id), label, image)
 
     def _write_quality(self, case: Case, scores: LabelMapScores) -> None:
-        uncertainty = with_cpu_fallback(scores, LabelMapScores.uncertainty)
-        write_channels(self.beside(UNCERTAINTY, case.id), [uncertainty], 1, case.images[0])
+        path = self.beside(UNCERTAINTY, case.id)
+        write_channels(path, [scores.uncertainty()], 1, case.images[0])
         agreement = inference_quality.calibrated(scores.agreement(), self._calibration)
         path = self.beside(QUALITY, case.id)
         path.parent.mkdir(exist_ok=True)

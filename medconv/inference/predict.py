@@ -25,6 +25,7 @@ from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils import signals
 from medconv.utils.digests import digest
 from medconv.utils.errors import ArgumentError, first_line
+from medconv.utils.hardware import keep_freed_memory
 from medconv.utils.progress import counting
 
 # Cases with their scores.
@@ -52,6 +53,7 @@ def predict(
     Raises:
         ValueError: `output` holds other results, cases failed, or the disk is full.
     """
+    keep_freed_memory()
     stages = _Stages(predictor, output)
     # One thread per matrix product in NumPy and SciPy: `workers` of them load beside the network.
     limits = threadpool_limits(1, user_api="blas")
@@ -102,7 +104,7 @@ class _Stages:
         if not inputs:
             return []
         try:
-            scores = self.predictor.scores(inputs)
+            scores = self.predictor.scores(inputs, self.output.needs_logits)
             return [(case_input.case, each) for case_input, each in zip(inputs, scores, strict=True)]
         except Exception as error:
             if len(inputs) == 1:

@@ -41,7 +41,7 @@ class Predictor:
         device: where they run, as torch names it.
         finish: post-processing of the label map, (label, grid, targets) -> label.
         batch_size: whole images in one forward pass of image-level networks; None: by their size.
-        keeps_labels: each network's own label map is kept, too, for `LabelMapScores.agreement`.
+        with_quality: answers have their uncertainty and each network's own label map, too.
     Raises:
         ValueError: members that were not trained for the same targets, channels or dimensions.
     Source: means over folds as in Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
@@ -53,7 +53,7 @@ class Predictor:
         device: str = "cpu",
         finish: Finish | None = None,
         batch_size: int | None = None,
-        keeps_labels: bool = False,
+        with_quality: bool = False,
     ) -> None:
         self.members = tuple(members)
         self.finish = finish
@@ -65,7 +65,7 @@ class Predictor:
         self.modalities = first.modalities
         self.forward: Forward
         if self.targets.per_voxel:
-            self.forward = LabelMapForward(members, device, keeps_labels)
+            self.forward = LabelMapForward(members, device, with_quality)
         else:
             self.forward = ImageLevelForward(members, device, batch_size)
 
@@ -81,7 +81,7 @@ class Predictor:
         sw_batch_size: int | None = None,
         source_spacing_mm: Sequence[float] | None = None,
         finish: Finish | None = None,
-        keeps_labels: bool = False,
+        with_quality: bool = False,
     ) -> Predictor:
         """From checkpoints; None keeps what each was validated with.
 
@@ -95,7 +95,7 @@ class Predictor:
             source_spacing_mm: of the images, right, anterior, superior, in place of their headers'; without
                 numbers, their headers'.
             finish: as of the class.
-            keeps_labels: as of the class.
+            with_quality: as of the class.
         Raises:
             ArgumentError: a value that is out of range, or axes along which a network never saw mirrored
                 images.
@@ -116,7 +116,7 @@ class Predictor:
                 check_source_spacing(list(source_spacing_mm), "source_spacing_mm")
             stated = list(source_spacing_mm) or None
             members = [replace(member, source_spacing_mm=stated) for member in members]
-        return cls(members, device, finish, sw_batch_size, keeps_labels)
+        return cls(members, device, finish, sw_batch_size, with_quality)
 
     @property
     def train_cases(self) -> frozenset[str]:
@@ -166,7 +166,7 @@ class Predictor:
         """
         if not self.targets.per_voxel:
             raise ValueError("label maps are needed; image-level networks give one answer, by a call")
-        scores = self._scores_of(images, affine, spacing_mm)
+        scores = self._scores_of(images, affine, spacing_mm, keeps_logits=True)
         assert isinstance(scores, LabelMapScores)
         return self.answer(scores), np.stack(list(scores.probabilities()))
 
@@ -180,13 +180,15 @@ class Predictor:
         return self._prepared(from_files(case), has_header=True)
 
     @torch.inference_mode()
-    def scores(self, inputs: Sequence[Input]) -> Sequence[Any]:
+    def scores(self, inputs: Sequence[Input], keeps_logits: bool = False) -> Sequence[Any]:
         """`LabelMapScores` or `ImageLevelScores` of each case.
 
+        Args:
+            keeps_logits: of label maps, for their probabilities; else only a slab of them is in memory.
         Raises:
             ValueError: the networks' outputs are not finite.
         """
-        return self.forward(inputs)
+        return self.forward(inputs, keeps_logits)
 
     def answer(self, scores: Any) -> np.ndarray:
         """The label map after post-processing, or the image-level outputs, of what `scores` gave.
@@ -203,12 +205,13 @@ class Predictor:
         images: Sequence[ImageLike],
         affine: np.ndarray | None,
         spacing_mm: Sequence[float] | None,
+        keeps_logits: bool = False,
     ) -> Any:
         case_input = self._input_of(images, affine, spacing_mm)
         if case_input.warning:
             name = case_input.case.images[0] if case_input.case.images else case_input.case.id
             log.warning("%s: %s", name, case_input.warning)
-        (scores,) = self.scores([case_input])  # a batch of one
+        (scores,) = self.scores([case_input], keeps_logits)  # a batch of one
         return scores
 
     def _input_of(

@@ -2,110 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.data.preprocessing.preprocess import CropInfo, on_content_grid, to_native
+from medconv.data.preprocessing.preprocess import CropInfo, to_native
 from medconv.inference import quality
 from medconv.inference.prepare import Input
+from medconv.inference.slab_answer import ContentAnswer, Part, mean_probabilities
 from medconv.targets.segmentation import SegmentationTargets
 
-Result = TypeVar("Result")
+
+@dataclass(frozen=True)
+class KeptLogits:
+    """All logits of a case, for its probabilities.
+
+    Args:
+        parts: one per preprocessing.
+        means: the mean logits of each part, (outputs, planes, *in_plane).
+    """
+
+    parts: Sequence[Part]
+    means: Sequence[Tensor]
+
+    def on_cpu(self) -> KeptLogits:
+        return replace(self, means=[logits.cpu() for logits in self.means])
 
 
 @dataclass(frozen=True)
 class LabelMapScores:
-    """The networks' logits for a case.
+    """The networks' answer for a case.
 
     Args:
-        logits: (outputs, *spatial) per preprocessing: the mean over the members that share it.
-        weights: per preprocessing, its share of the members.
-        crops: per preprocessing, where its logits lie in the image.
+        content: label map and quality of the content.
+        crop: where it lies in the image.
         targets: what the outputs mean.
-        member_labels: the label map of each member on the content's grid, (R, A, S), if they are kept.
+        kept: all logits, if they are kept.
     """
 
-    logits: list[Tensor]
-    weights: list[float]
-    crops: list[CropInfo]
+    content: ContentAnswer
+    crop: CropInfo
     targets: SegmentationTargets
-    member_labels: tuple[np.ndarray, ...] = ()
+    kept: KeptLogits | None = None
 
     @property
-    def crop(self) -> CropInfo:
-        return self.crops[0]
+    def logits(self) -> list[Tensor]:
+        """Per preprocessing the mean over members, (outputs, *spatial); they must have been kept."""
+        assert self.kept is not None
+        pairs = zip(self.kept.means, self.kept.parts, strict=True)
+        return [mean.movedim(1, 1 + part.grid.axis) for mean, part in pairs]
 
     @property
     def values(self) -> Tensor:
         """What two networks are compared by."""
         return self.logits[0]
 
-    @torch.inference_mode()
     def answer(self) -> np.ndarray:
-        """The label map on the image's own grid, (X, Y, Z) int16.
+        """The label map on the image's own grid, (X, Y, Z) int16; outside the crop it is background."""
+        return to_native(self.content.label, self.crop)
 
-        With one preprocessing, it is the same as `restore` gives in validation.
-        """
-        label = with_cpu_fallback(self, LabelMapScores.content_label)
-        return to_native(label, self.crop)
+    def uncertainty(self) -> np.ndarray:
+        """As `quality.uncertainty`, on the image's own grid, (X, Y, Z) float32; 0 outside the crop."""
+        assert self.content.uncertainty is not None
+        return to_native(self.content.uncertainty, self.crop)
 
-    def content_label(self) -> np.ndarray:
-        """The label map of the content, in canonical axes: (R, A, S) int16."""
-        if len(self.logits) == 1:
-            label = self.targets.decode(on_content_grid(self.logits[0], self.crop))
-        else:
-            label = self.targets.decode_mean(self._mean_probabilities())
-        return label.cpu().numpy()
+    def agreement(self) -> dict[str, Any]:
+        """As `quality.agreement`, between the members."""
+        return quality.agreement(self.content.source_labels, self.targets, self.crop.grid.voxel_mm3)
 
     @torch.inference_mode()
     def probabilities(self) -> Iterator[np.ndarray]:
-        """One channel after the other, each (X, Y, Z) float32.
+        """One channel after the other, each (X, Y, Z) float32; the logits must have been kept.
 
         The channels are background and classes, which add up to 1, or regions. Outside the crop all is
         background.
         """
-        for index, channel in enumerate(self._mean_probabilities()):
+        assert self.kept is not None
+        whole = [part.grid.whole for part in self.kept.parts]
+        means = mean_probabilities(self.kept.parts, whole, self.kept.means, self.targets)
+        for index, planes in enumerate(means):
+            content = planes.movedim(0, self.kept.parts[0].grid.axis)
             is_background = index == 0 and self.targets.exclusive
-            yield to_native(channel.cpu().numpy(), self.crop, outside=float(is_background))
-
-    @torch.inference_mode()
-    def uncertainty(self) -> np.ndarray:
-        """As `quality.uncertainty`, on the image's own grid, (X, Y, Z) float32; 0 outside the crop."""
-        entropy = quality.uncertainty(
-            self._mean_probabilities(),
-            self.targets.num_outputs,
-            self.targets.exclusive,
-        )
-        return to_native(entropy.cpu().numpy(), self.crop)
-
-    def agreement(self) -> dict[str, Any]:
-        """As `quality.agreement`, between the members."""
-        return quality.agreement(self.member_labels, self.targets, self.crop.grid.voxel_mm3)
+            yield to_native(content.cpu().numpy(), self.crop, outside=float(is_background))
 
     def on_cpu(self) -> LabelMapScores:
-        return replace(self, logits=[logits.cpu() for logits in self.logits])
-
-    def _mean_probabilities(self) -> Iterator[Tensor]:
-        """The weighted mean over preprocessings, channel by channel, each (R, A, S)."""
-        pairs = zip(self.logits, self.crops, strict=True)
-        probabilities = [self._probabilities(logits, crop) for logits, crop in pairs]
-        for channels in zip(*probabilities, strict=True):
-            mean = torch.zeros_like(channels[0])
-            for weight, channel in zip(self.weights, channels, strict=True):
-                mean = mean + weight * channel
-            yield mean
-
-    def _probabilities(self, logits: Tensor, crop: CropInfo) -> Iterator[Tensor]:
-        """Channel by channel, so that not all of them are in memory on the native grid."""
-        # Two passes over the channels: a softmax needs the sum before the first probability.
-        first_pass = on_content_grid(logits, crop)
-        second_pass = on_content_grid(logits, crop)
-        yield from self.targets.probabilities(first_pass, second_pass)
+        return replace(self, kept=self.kept and self.kept.on_cpu())
 
 
 @dataclass(frozen=True)
@@ -130,15 +115,3 @@ class ImageLevelScores:
 
     def answer(self) -> np.ndarray:
         return self.outputs
-
-
-def with_cpu_fallback(
-    scores: LabelMapScores,
-    compute: Callable[[LabelMapScores], Result],
-) -> Result:
-    """`compute(scores)`, on the CPU if the GPU runs out of memory."""
-    try:
-        return compute(scores)
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
-    return compute(scores.on_cpu())

@@ -1,8 +1,7 @@
 """Sliding-window inference: run a network that takes patches on a full image."""
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -12,15 +11,14 @@ from torch.nn import functional as F
 
 from medconv.data.augmentation.parameters import check_axes
 from medconv.data.preprocessing.preprocess import left_right_axis
+from medconv.inference.logit_stream import LogitStream, Window
 from medconv.inference.tta import swapped
 from medconv.inference.window_placement import EVEN_DISTANCE, FIXED_DISTANCE, WindowPlacement
 from medconv.models.outputs import full_resolution
 from medconv.utils.errors import ArgumentError
 from medconv.utils.progress import track
 
-# `...` and a slice for each spatial axis.
-Box = tuple[Any, ...]
-log = logging.getLogger(__name__)
+_MAX_CONSTANTS = 4  # values whose logits are kept
 
 
 @dataclass(frozen=True)
@@ -55,84 +53,64 @@ class SlidingWindow:
         check_axes("mirror_axes", self.mirror_axes, len(self.patch_size))
 
     @torch.no_grad()
-    def __call__(self, network: Callable[[Tensor], Any], image: Tensor) -> Tensor:
-        """The logits of a whole image; on the CPU if they do not fit into GPU memory, with the same values.
+    def __call__(self, network: Callable[[Tensor], Any], images: Tensor) -> Tensor:
+        """The logits of whole images; on the CPU if they do not fit into GPU memory, with the same values.
 
         They have no gradients.
 
-        Shape: (1, channels, *spatial) -> logits (1, classes, *spatial).
+        Shape: (images, channels, *spatial) -> logits (images, classes, *spatial).
         """
+        axis = self.slice_axis or 0
+        all_logits = []
+        for image in images:
+            stream = self.stream(network, image, axis)
+            logits = stream.take(0, stream.length).movedim(1, 1 + axis)
+            all_logits.append(logits[None])
+        # Concatenation copies.
+        return all_logits[0] if len(images) == 1 else torch.cat(all_logits)
+
+    def stream(
+        self,
+        network: Callable[[Tensor], Any],
+        image: Tensor,
+        axis: int,
+        planes_at_once: int | None = None,
+    ) -> LogitStream:
+        """The logits of an image, plane after plane along an axis; `take` runs the network.
+
+        Shape: image (channels, *spatial).
+        Args:
+            axis: of the planes; for slices, `slice_axis`.
+            planes_at_once: as in `LogitStream`.
+        """
+        # Planes first: (channels, planes, *in_plane).
+        volume = image.movedim(1 + axis, 1)
         if self.slice_axis is None:
-            return self._with_cpu_fallback(network, image)
-        # Slices become the batch, so that a forward pass takes windows of several slices.
-        slices = image[0].movedim(1 + self.slice_axis, 0)
-        logits = self._with_cpu_fallback(network, slices)
-        return logits.movedim(0, 1 + self.slice_axis)[None]
-
-    def _with_cpu_fallback(
-        self,
-        network: Callable[[Tensor], Any],
-        images: Tensor,
-    ) -> Tensor:
-        try:
-            return self._blended(network, images, images.device)
-        # The GPU's error; the CPU raises another class.
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-        log.info("the logits of this image do not fit into GPU memory; summing them on the CPU")
-        return self._blended(network, images, torch.device("cpu"))
-
-    def _blended(
-        self,
-        network: Callable[[Tensor], Any],
-        images: Tensor,
-        device: torch.device,
-    ) -> Tensor:
-        """The weighted mean of the network's outputs over all windows; small images are padded with 0.
-
-        Shape: (images, channels, *spatial) -> (images, classes, *spatial) on `device`.
-        """
+            size = (self.patch_size[axis], *_without(self.patch_size, axis))
+        else:
+            size = (1, *self.patch_size)
+        padded, content = _padded(volume, size)
+        cut = _Cut(padded, size, axis, takes_slices=self.slice_axis is not None)
         placement = EVEN_DISTANCE if self.even else FIXED_DISTANCE
-        padded, content = self._padded(images)
-        boxes = self._boxes(padded.shape[2:], placement)
-        # Image after image, so that a batch may hold windows of two slices.
-        windows = list(product(range(len(images)), boxes))
-        weights = placement.weights(self.patch_size, images.device)
-        blend = _Blend(padded, weights, device)
-        starts: Iterable[int] = range(0, len(windows), self.batch_size)
-        if self.progress:
-            starts = track(starts, "predicting")
-        for first in starts:
-            batch = windows[first : first + self.batch_size]
-            patches = torch.cat([padded[image : image + 1][box] for image, box in batch])
-            logits = self._mean_over_flips(network, patches)
-            if placement.sums_in_fp32:
-                logits = logits.float()
-            blend.add(batch, logits)
-            # Else they stay in memory beside the next batch's.
-            del logits
-        return blend.mean(boxes)[content]
+        weights = placement.weights(self.patch_size, image.device)
+        depth_first = weights.movedim(axis, 0) if self.slice_axis is None else weights[None]
 
-    def _boxes(self, size: Sequence[int], placement: WindowPlacement) -> list[Box]:
-        """All windows of an image of this size; along the last axis they change fastest."""
-        sides: list[list[slice]] = []
-        for length, window in zip(size, self.patch_size, strict=True):
-            starts = placement.starts(length, window, self.overlap)
-            sides.append([slice(start, start + window) for start in starts])
-        return [(..., *box) for box in product(*sides)]
+        @torch.no_grad()
+        def logits_of(windows: Sequence[Window]) -> Tensor:
+            logits = cut.planes_first(self._mean_over_flips(network, cut.patches(windows)))
+            return logits.float() if placement.sums_in_fp32 else logits
 
-    def _padded(self, images: Tensor) -> tuple[Tensor, Box]:
-        """Images of at least the window's size, and the box of the content in them."""
-        # Before and after each axis, the last axis first, as `F.pad` takes them.
-        pads: list[int] = []
-        content: list[slice] = []
-        for length, window in zip(images.shape[2:], self.patch_size, strict=True):
-            missing = max(0, window - length)
-            before = missing // 2
-            pads = [before, missing - before, *pads]
-            content.append(slice(before, before + length))
-        padded = F.pad(images, pads) if any(pads) else images
-        return padded, (..., *content)
+        return LogitStream(
+            cut.with_constants(_windows(padded.shape[1:], size, self.overlap, placement)),
+            _OncePerConstant(logits_of),
+            depth_first,
+            padded.shape[1:],
+            content,
+            batch_size=self.batch_size,
+            planes_at_once=planes_at_once,
+            device=image.device,
+            track=_bar if self.progress else iter,
+        )
 
     def _mean_over_flips(
         self,
@@ -154,41 +132,129 @@ class SlidingWindow:
         return logit_sum.div_(2 ** len(self.mirror_axes))
 
 
-class _Blend:
-    """The weighted sum of windows.
+@dataclass(frozen=True)
+class _Cut:
+    """Cuts windows from a volume, as the network takes them.
 
     Args:
-        images: (images, channels, *spatial).
-        weights: of a window's voxels, (*window_size).
-        device: of the sum.
+        volume: (channels, planes, *in_plane).
+        size: of a window, depth first.
+        axis: where the network has the planes' axis.
+        takes_slices: whether the network takes single planes.
     """
 
-    def __init__(self, images: Tensor, weights: Tensor, device: torch.device) -> None:
-        self.images = images
-        self.weights = weights
-        self.device = device
-        self.total = torch.empty(0)
+    volume: Tensor
+    size: tuple[int, ...]
+    axis: int
+    takes_slices: bool
 
-    def add(self, windows: Sequence[tuple[int, Box]], logits: Tensor) -> None:
-        """Args: windows: number of the image, and box in it. logits: (windows, classes, *window_size)."""
-        if not self.total.numel():
-            num_images, _, *size = self.images.shape
-            self.weights = self.weights.to(torch.promote_types(logits.dtype, self.images.dtype))
-            shape = (num_images, logits.shape[1], *size)
-            self.total = torch.zeros(shape, dtype=self.weights.dtype, device=self.device)
-        # In the logits' own precision, and apart from them: a network may return its input.
-        weighted = torch.empty_like(logits[0])
-        for (image, box), window_logits in zip(windows, logits, strict=True):
-            torch.mul(window_logits, self.weights, out=weighted)
-            self.total[image][box] += weighted.to(self.device)
+    def patches(self, windows: Sequence[Window]) -> Tensor:
+        """Shape: -> (windows, channels, *patch_size)."""
+        depth = self.size[0]
+        patches = torch.stack(
+            [
+                self.volume[:, window.first_plane : window.first_plane + depth, *window.box]
+                for window in windows
+            ]
+        )
+        return patches[:, :, 0] if self.takes_slices else patches.movedim(2, 2 + self.axis)
 
-    def mean(self, boxes: Sequence[Box]) -> Tensor:
-        """The mean, in place of the sum. Args: boxes: all windows of an image."""
-        count = torch.zeros_like(self.total[0, 0])
-        weights = self.weights.to(self.device)
-        for box in boxes:
-            count[box] += weights
-        return self.total.div_(count)
+    def with_constants(self, windows: Sequence[Window]) -> list[Window]:
+        """The windows with their `constant`; one transfer from a GPU for all of them."""
+        depth = self.size[0]
+        lowest: list[Tensor] = []
+        highest: list[Tensor] = []
+        for window in windows:
+            planes = slice(window.first_plane, window.first_plane + depth)
+            low, high = self.volume[:, planes, *window.box].flatten(1).aminmax(dim=1)
+            lowest.append(low)
+            highest.append(high)
+        values = torch.stack(lowest)
+        is_constant = (values == torch.stack(highest)).all(1).tolist()
+        return [
+            replace(window, constant=tuple(constant)) if same else window
+            for window, constant, same in zip(windows, values.tolist(), is_constant, strict=True)
+        ]
+
+    def planes_first(self, logits: Tensor) -> Tensor:
+        """Shape: (windows, classes, *patch_size) -> (windows, classes, *size)."""
+        return logits[:, :, None] if self.takes_slices else logits.movedim(2 + self.axis, 2)
+
+
+class _OncePerConstant:
+    """Windows of one value, such as air, have one answer, which is computed once.
+
+    Args:
+        network: takes windows to their logits, (windows, classes, depth, *in_plane).
+    """
+
+    def __init__(self, network: Callable[[Sequence[Window]], Tensor]) -> None:
+        self._network = network
+        self._known: dict[tuple[float, ...] | None, Tensor] = {}
+
+    def __call__(self, windows: Sequence[Window]) -> list[Tensor]:
+        kept = set(self._known)
+        unknown: list[Window] = []
+        for window in windows:
+            if window.constant in kept:
+                continue
+            unknown.append(window)
+            if window.constant is not None and len(kept) < _MAX_CONSTANTS:
+                kept.add(window.constant)
+        others: list[Tensor] = []
+        for window, logits in zip(unknown, self._network(unknown) if unknown else (), strict=True):
+            if window.constant in kept:
+                # Without the memory of the other windows.
+                self._known[window.constant] = logits.clone()
+            else:
+                others.append(logits)
+        in_order = iter(others)
+        return [
+            self._known[window.constant] if window.constant in kept else next(in_order) for window in windows
+        ]
+
+
+def _windows(
+    shape: Sequence[int],
+    size: Sequence[int],
+    overlap: float,
+    placement: WindowPlacement,
+) -> list[Window]:
+    """All windows, by their first plane; along the last axis they change fastest."""
+    starts = []
+    for axis, (length, window) in enumerate(zip(shape, size, strict=True)):
+        is_slice = axis == 0 and window == 1
+        starts.append(list(range(length)) if is_slice else placement.starts(length, window, overlap))
+    windows = []
+    for first_plane, *corner in product(*starts):
+        box = tuple(slice(start, start + side) for start, side in zip(corner, size[1:], strict=True))
+        windows.append(Window(first_plane, box))
+    return windows
+
+
+def _padded(volume: Tensor, size: Sequence[int]) -> tuple[Tensor, tuple[slice, ...]]:
+    """A volume of at least the window's size, padded with 0, and the box of the content in it.
+
+    Shape: (channels, planes, *in_plane).
+    """
+    # Before and after each axis, the last axis first, as `F.pad` takes them.
+    pads: list[int] = []
+    content: list[slice] = []
+    for length, window in zip(volume.shape[1:], size, strict=True):
+        missing = max(0, window - length)
+        before = missing // 2
+        pads = [before, missing - before, *pads]
+        content.append(slice(before, before + length))
+    padded = F.pad(volume, pads) if any(pads) else volume
+    return padded, tuple(content)
+
+
+def _without(values: Sequence[int], axis: int) -> tuple[int, ...]:
+    return (*values[:axis], *values[axis + 1 :])
+
+
+def _bar(batches: Iterable[Sequence[Window]]) -> Iterable[Sequence[Window]]:
+    return track(list(batches), "predicting")
 
 
 def check_overlap(name: str, overlap: float) -> None:

@@ -12,7 +12,8 @@ from medconv import config as configs
 from medconv.config import Node, RunConfig, TrainerConfig
 from medconv.convs import mirror_axes
 from medconv.data import left_right
-from medconv.data.preprocessing.preprocess import left_right_axis, restore
+from medconv.data.preprocessing.preprocess import left_right_axis
+from medconv.data.preprocessing.slabs import restore
 from medconv.data.preprocessing.store import Store
 from medconv.inference.load import window_of
 from medconv.inference.tta import flips, training_axes, usable_axes

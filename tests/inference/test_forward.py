@@ -10,10 +10,8 @@ from helpers import loaded_models
 from helpers.members import refused
 from PIL import Image
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from medconv.data.case import Case
-from medconv.inference.forward import finite
 from medconv.inference.load import LoadedModel
 from medconv.inference.predictor import Predictor
 from medconv.targets.multiclass import MulticlassTargets
@@ -93,25 +91,6 @@ def test_the_batch_follows_from_the_size_of_the_images() -> None:
         assert Predictor([member]).forward.batch_size == batch
         assert Predictor([member], batch_size=3).forward.batch_size == 3
     assert Predictor([loaded_models.segmentation(nn.Identity())], batch_size=3).forward.batch_size == 1
-
-
-def test_finite_allocates_one_channel_at_a_time() -> None:
-    class Sizes(TorchDispatchMode):
-        largest = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            result = function(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor) and not result._is_view():
-                self.largest = max(self.largest, result.numel())
-            return result
-
-    logits = torch.zeros(5, 4, 4, 4)
-    with Sizes() as sizes:
-        assert finite(logits)
-    assert 0 < sizes.largest <= 64
-    for odd in (torch.nan, torch.inf):
-        logits[3, 1, 2, 3] = odd
-        assert not finite(logits)
 
 
 def test_logits_that_overflow_by_the_image_blame_the_image(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from torch import nn
 
 from medconv.data.case import Case
 from medconv.data.io.images import read_image
-from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess, restore
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess
+from medconv.data.preprocessing.slabs import restore
 from medconv.inference.predictor import Predictor
 from medconv.inference.scores import LabelMapScores
 from medconv.targets.multiclass import MulticlassTargets
@@ -51,7 +52,7 @@ def logits_of(predictor: Predictor, image: Path) -> list[torch.Tensor]:
 
 
 def scores_of(predictor: Predictor, image: Path) -> LabelMapScores:
-    return predictor.scores([predictor.read(Case("x", (image,)))])[0]
+    return predictor.scores([predictor.read(Case("x", (image,)))], keeps_logits=True)[0]
 
 
 def probabilities_of(predictor: Predictor, image: Path) -> np.ndarray:

@@ -17,7 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from medconv import config
 from medconv.data.case import Case, Grid
 from medconv.data.io.images import read_label
-from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess, preprocess_label, restore
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess, preprocess_label
+from medconv.data.preprocessing.slabs import restore
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.inference.load import load
 from medconv.inference.predictor import Predictor

@@ -44,7 +44,7 @@ def _check_same(predictor: Predictor, images: list[Path], expected: Arrays) -> N
     of windows, where weights are below 1e-6, whole numbers are left of them.
     """
     case = predictor.read(Case("case", tuple(images)))
-    scores = predictor.scores([case])[0]
+    scores = predictor.scores([case], keeps_logits=True)[0]
     axis = predictor.members[0].preprocessing.slice_axis
     assert case.arrays[0].shape == expected["image"].shape
     np.testing.assert_allclose(case.arrays[0], expected["image"], atol=1e-5)

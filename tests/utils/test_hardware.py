@@ -1,5 +1,7 @@
 """medconv/utils/hardware.py: missing devices are errors before any work, and settings fit the hardware."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -184,3 +186,23 @@ def test_a_bool_of_the_device_is_read_once_its_own_copy_is_there(
     monkeypatch.setattr(torch.cuda, "Event", Event)
     copy: Any = HostCopy(device)  # type: ignore[arg-type]
     assert calls == ["record"] and bool(copy) == truth and calls == ["record", "synchronize"]
+
+
+def test_freed_memory_is_used_again() -> None:
+    """An array of 64 MB, made anew ten times, has 16000 pages of its own each time otherwise."""
+    code = """
+import resource, sys
+import numpy as np
+from medconv.utils.hardware import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    np.ones(8_000_000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    faults = {}
+    for choice in ("keep", "free"):
+        command = [sys.executable, "-c", code, choice]
+        faults[choice] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert faults["keep"] < 0.5 * faults["free"]

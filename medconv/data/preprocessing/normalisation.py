@@ -157,13 +157,19 @@ def _by_name(
         return channel
     values = wide(channel)
     if name in ("zscore", "zscore_nonzero"):
-        centred: np.ndarray = values - values.mean()
         std = float(values.std())
         if std <= _SMALLEST_STD:
             std = float(values.std(dtype=np.float64))
-        return centred / std
+        return _standardised(values, values.mean(), std)
     if name == "rescale":
-        return (values - low) / (high - low)
+        return _standardised(values, low, high - low)
     if name == "ct":
         values = values.clip(statistics["percentile_00_5"], statistics["percentile_99_5"])
-    return (values - statistics["mean"]) / (statistics["std"] or 1.0)
+    return _standardised(values, statistics["mean"], statistics["std"] or 1.0)
+
+
+def _standardised(values: np.ndarray, centre: float, scale: float) -> np.ndarray:
+    """(values - centre) / scale, with one array of their size."""
+    centred: np.ndarray = values - centre
+    centred /= scale
+    return centred

@@ -57,5 +57,8 @@ def canonical_spacing(grid: Grid, reorient: bool = True) -> tuple[float, ...]:
 
 
 def _reorient(array: np.ndarray, orientation: np.ndarray) -> np.ndarray:
+    """The same array if nothing turns, else a copy."""
+    if np.array_equal(orientation, _RAS):
+        return array
     channels = [nib.orientations.apply_orientation(channel, orientation) for channel in array]
     return np.stack(channels)

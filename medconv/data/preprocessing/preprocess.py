@@ -3,20 +3,16 @@
 Preparation, validation and prediction all use these functions, so they cannot differ.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from scipy.ndimage import binary_fill_holes, find_objects, gaussian_filter
-from torch import Tensor
-from torch.nn import functional as F
 
 from medconv.data.case import Grid
 from medconv.data.preprocessing.normalisation import check_normalisation, normalise
 from medconv.data.preprocessing.orientation import canonical_spacing, from_canonical, to_canonical
 from medconv.data.preprocessing.resampling import nearest, nearest_axis, zoom, zoom_label, zoom_within_range
-from medconv.targets.label_map import highest
 from medconv.utils.errors import ArgumentError
 
 CONVENTIONS = (None, "nnunet", "nnunet_ras")
@@ -164,11 +160,15 @@ def preprocess(
     # Normalisation comes first: resampling mixes values.
     normalised = _normalise_channels(cropped, config)
     with np.errstate(over="ignore", invalid="ignore"):  # reported below, with the range
-        prepared = np.stack([_resample(channel, spacing_mm, config) for channel in normalised])
+        resampled = [_resample(channel, spacing_mm, config) for channel in normalised]
+    # A stack copies, and a whole-body CT is 700 MB.
+    prepared = resampled[0][None] if len(resampled) == 1 else np.stack(resampled)
     prepared = _drop_slice(prepared, config.image_dims)
     if config.frame is not None:
         prepared = framed(prepared, config.frame)
-    prepared = prepared.astype(np.float32)
+    prepared = prepared.astype(np.float32, copy=False)
+    if np.may_share_memory(prepared, image):
+        prepared = prepared.copy()
     if not np.isfinite(prepared).all():
         low = float(image.min())
         high = float(image.max())
@@ -242,42 +242,6 @@ def preprocess_label(
     resampled = zoom_label(cropped, shape, num_classes)
     dtype = np.uint8 if num_classes <= 256 else np.int16
     return _drop_slice(resampled, config.image_dims).astype(dtype)
-
-
-def restore(
-    logits: Tensor,
-    crop_info: CropInfo,
-    decode: Callable[[Iterable[Tensor]], Tensor] = highest,
-) -> np.ndarray:
-    """Logits to a label map on the native grid; outside the content it is background.
-
-    Shape: (outputs, *spatial) -> (X, Y, Z) int16.
-    Args:
-        decode: channels of logits, one (*spatial) at a time, to label values (*spatial); default: argmax.
-    """
-    label = decode(on_content_grid(logits, crop_info))
-    return to_native(label.cpu().numpy(), crop_info)
-
-
-def on_content_grid(logits: Tensor, crop_info: CropInfo) -> Iterator[Tensor]:
-    """The channels of a prediction on the grid of the native content, one at a time.
-
-    All of them in memory would be 63 GB for 100 classes and 512 x 512 x 600 voxels.
-
-    Shape: (outputs, *spatial) -> each (R, A, S) float32.
-    """
-    size = crop_info.content_shape
-    axis = crop_info.nearest_axis
-    for channel in logits:
-        missing_axes = 3 - channel.ndim  # a picture is a volume of one slice
-        scores = channel.float().reshape(*channel.shape, *(1,) * missing_axes)
-        if axis is not None and scores.shape[axis] != size[axis]:
-            indices = torch.from_numpy(nearest(scores.shape[axis], size[axis]))
-            scores = scores.index_select(axis, indices.to(scores.device))
-        if scores.shape != size:
-            batch = scores[None, None]
-            scores = F.interpolate(batch, size=size, mode="trilinear", align_corners=False)[0, 0]
-        yield scores
 
 
 def to_native(

@@ -27,7 +27,7 @@ def zoom(volume: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     Shape: (*spatial) -> `shape`, float32.
     """
     matrices = _matrices(volume.shape, shape, _CUBIC)
-    return _multiply(volume.astype(np.float32), matrices)
+    return _multiply(volume.astype(np.float32, copy=False), matrices)
 
 
 def nearest_axis(spacing_mm: Sequence[float], target_mm: Sequence[float]) -> int | None:

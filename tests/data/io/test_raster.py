@@ -18,7 +18,8 @@ from medconv.data.io import raster
 from medconv.data.io.images import in_folder, num_channels, read_image, read_label, stamp, stem
 from medconv.data.io.writing import write_channels, write_label
 from medconv.data.preprocessing.pipeline import fingerprint, prepare
-from medconv.data.preprocessing.preprocess import PreprocessingConfig, restore
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
+from medconv.data.preprocessing.slabs import restore
 from medconv.inference.inputs import find_cases
 from medconv.inference.output_dir import OutputDir
 from medconv.metrics.visualization import overlay

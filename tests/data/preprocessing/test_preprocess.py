@@ -1,7 +1,5 @@
 """medconv/data/preprocessing/preprocess.py: to the grid of the network and back, compared with nibabel."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,14 +16,11 @@ from medconv.data.preprocessing.preprocess import (
     CropInfo,
     PreprocessingConfig,
     content_box,
-    on_content_grid,
     preprocess,
     preprocess_label,
     resampled_shape,
-    restore,
 )
-from medconv.targets.label_map import LabelMapTargets
-from medconv.targets.regions import RegionTargets
+from medconv.data.preprocessing.slabs import restore
 
 SPACING_MM = (0.7, 1.1, 1.9)  # of the array axes, whichever way they point
 SHAPE = (5, 6, 7)
@@ -310,51 +305,3 @@ def test_restore_takes_logits_of_any_precision_and_size() -> None:
     expected = np.zeros((16, 8, 8))
     expected[4:, 2:6] = 2
     np.testing.assert_array_equal(back, expected)
-
-
-@pytest.mark.parametrize("shape", [(4, 5, 3), (9, 12, 8), (9, 10, 3), (9, 10, 11)])
-@pytest.mark.parametrize("slices", [False, True])
-def test_restoring_channel_by_channel_gives_the_same_as_all_at_once(
-    shape: tuple[int, ...], slices: bool
-) -> None:
-    """To the last bit; the first of equal logits wins. `slices`: the memory layout of stacked slices."""
-    logits = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
-    logits[4] = logits[2]
-    logits = logits.transpose(1, 3).contiguous().transpose(1, 3) if slices else logits
-    grid = Grid.of((9, 10, 11), np.eye(4))
-    size = {"size": grid.shape, "mode": "trilinear", "align_corners": False}
-    resized = torch.nn.functional.interpolate(logits[None], **size)[0]
-    crop_info = CropInfo(grid, grid.shape, ((0, 9), (0, 10), (0, 11)))
-    for channel, expected in zip(on_content_grid(logits, crop_info), resized, strict=True):
-        assert torch.equal(channel, expected)
-    label = restore(logits, crop_info)
-    np.testing.assert_array_equal(label, resized.argmax(0).numpy())
-    assert set(np.unique(label)) == {0, 1, 2, 3}
-    decode = LabelMapTargets.of_classes("abcde").decode
-    np.testing.assert_array_equal(restore(logits, crop_info, decode), label)
-    regions = RegionTargets(tuple("abcde"), ((1,),) * 5, None, (3, 1, 5, 2, 4))
-    region_label = np.zeros(grid.shape, np.int16)
-    for value, region in zip(regions.order, resized.numpy(), strict=True):
-        region_label[region > 0] = value
-    np.testing.assert_array_equal(restore(logits, crop_info, regions.decode), region_label)
-
-
-def test_restore_does_not_hold_all_channels_on_the_native_grid() -> None:
-    """All 30 classes on 80 x 80 x 80 voxels would need 61 MB; one channel needs 2 MB."""
-    code = """
-import resource, sys, numpy as np, torch
-from medconv.data.case import Grid
-from medconv.data.preprocessing.preprocess import CropInfo, restore
-torch.set_num_threads(1)
-grid = Grid.of((80, 80, 80), np.eye(4))
-crop_info = CropInfo(grid, grid.shape, ((0, 80),) * 3)
-restore(torch.randn(30, 4, 4, 4), CropInfo(Grid.of((8, 8, 8), np.eye(4)), (8, 8, 8), ((0, 8),) * 3))
-logits = torch.randn(30, 20, 20, 20)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-restore(logits, crop_info)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert int(done.stdout) < 30_000  # KB

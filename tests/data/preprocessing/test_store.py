@@ -25,7 +25,7 @@ from torch.nn.functional import one_hot
 
 from medconv.data.datasets.decathlon import msd
 from medconv.data.preprocessing.pipeline import prepare, prepare_case
-from medconv.data.preprocessing.preprocess import restore
+from medconv.data.preprocessing.slabs import restore
 from medconv.data.preprocessing.store import Store, _save
 
 

@@ -1,0 +1,153 @@
+"""A prediction on the grid of the native content, a slab of planes at a time.
+
+Of 105 classes on 512 x 512 x 700 voxels all planes would be 77 GB, and those of the prepared grid still 14.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from medconv.data.preprocessing.preprocess import CropInfo, to_native
+from medconv.data.preprocessing.resampling import nearest
+from medconv.targets.label_map import highest
+
+_VOXELS = 2**20  # of a slab on the native grid; 32 MiB for each array of one channel
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Neighbouring planes of the content.
+
+    Args:
+        first, stop: the planes.
+        sources: the planes of a prediction that they are interpolated between.
+    """
+
+    first: int
+    stop: int
+    sources: slice
+
+
+@dataclass(frozen=True)
+class SlabGrid:
+    """The slabs of an image, and how a prediction gets there.
+
+    Args:
+        crop_info: of the image.
+        axis: of the planes, in canonical axes.
+        source_length: planes of the prediction.
+    """
+
+    crop_info: CropInfo
+    axis: int
+    source_length: int
+
+    @property
+    def length(self) -> int:
+        """Planes of the content."""
+        return self.crop_info.content_shape[self.axis]
+
+    @property
+    def in_plane(self) -> tuple[int, int]:
+        """Native voxels of a plane of the content."""
+        first, second = (
+            voxels for axis, voxels in enumerate(self.crop_info.content_shape) if axis != self.axis
+        )
+        return first, second
+
+    @property
+    def whole(self) -> Slab:
+        """The slab with all planes."""
+        return Slab(0, self.length, slice(0, self.source_length))
+
+    def slabs(self) -> list[Slab]:
+        """The slabs of the content, in order."""
+        planes = max(1, _VOXELS // prod(self.in_plane))
+        slabs = []
+        for first in range(0, self.length, planes):
+            stop = min(first + planes, self.length)
+            lower, upper, _ = self._neighbours(first, stop)
+            slabs.append(Slab(first, stop, slice(int(lower[0]), int(upper[-1]) + 1)))
+        return slabs
+
+    def channels(self, logits: Tensor, slab: Slab) -> Iterator[Tensor]:
+        """One channel of the slab after the other.
+
+        Shape: logits (outputs, planes of `slab.sources`, *in_plane) -> each (planes of the slab, *in_plane),
+            float32. A picture has one axis in its planes there, and two here.
+        """
+        lower, upper, weights = self._neighbours(slab.first, slab.stop)
+        from_lower = _indices(lower - slab.sources.start, logits)
+        from_upper = _indices(upper - slab.sources.start, logits)
+        upper_share = torch.from_numpy(weights).to(logits.device)[:, None, None]
+        is_interpolated = bool(weights.any())
+        for channel in logits:
+            missing_axes = 3 - channel.ndim  # a picture is a volume of one slice
+            source = channel.float().reshape(*channel.shape, *(1,) * missing_axes)
+            planes = source.index_select(0, from_lower)
+            if is_interpolated:
+                planes = planes.lerp_(source.index_select(0, from_upper), upper_share)
+            yield self._enlarged(planes)
+
+    def _neighbours(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The planes of the prediction below and above each plane, and the weight of the one above."""
+        if self.crop_info.nearest_axis == self.axis:
+            planes = nearest(self.source_length, self.length)[first:stop]
+            return planes, planes, np.zeros(stop - first, np.float32)
+        # As in torch with `align_corners=False`: centres of voxels, and no extrapolation.
+        centres = np.arange(first, stop) + 0.5
+        positions = (centres * (self.source_length / self.length) - 0.5).clip(0, self.source_length - 1)
+        lower = positions.astype(np.int64)
+        upper = np.minimum(lower + 1, self.source_length - 1)
+        return lower, upper, (positions - lower).astype(np.float32)
+
+    def _enlarged(self, planes: Tensor) -> Tensor:
+        """Shape: (planes, *in_plane) of the prediction -> of the content."""
+        nearest_axis = self.crop_info.nearest_axis
+        if nearest_axis is not None and nearest_axis != self.axis:
+            # Counted in the planes, the axis before which the planes' own one is missing.
+            in_plane_axis = nearest_axis if nearest_axis < self.axis else nearest_axis - 1
+            voxels = planes.shape[1 + in_plane_axis]
+            chosen = nearest(voxels, self.in_plane[in_plane_axis])
+            planes = planes.index_select(1 + in_plane_axis, _indices(chosen, planes))
+        if tuple(planes.shape[1:]) == self.in_plane:
+            return planes
+        resized = F.interpolate(planes[:, None], size=self.in_plane, mode="bilinear", align_corners=False)
+        return resized[:, 0]
+
+
+def restore(
+    logits: Tensor,
+    crop_info: CropInfo,
+    decode: Callable[[Iterable[Tensor]], Tensor] = highest,
+) -> np.ndarray:
+    """Logits to a label map on the native grid; outside the content it is background.
+
+    Shape: (outputs, *spatial) -> (X, Y, Z) int16.
+    Args:
+        decode: channels of logits, one (*spatial) at a time, to label values (*spatial); default: argmax.
+    """
+    axis = slab_axis(crop_info.content_shape)
+    planes_first = logits.movedim(1 + axis, 1)
+    grid = SlabGrid(crop_info, axis, planes_first.shape[1])
+    content = np.empty(crop_info.content_shape, np.int16)
+    for slab in grid.slabs():
+        label = decode(grid.channels(planes_first[:, slab.sources], slab))
+        np.moveaxis(content, axis, 0)[slab.first : slab.stop] = label.cpu().numpy()
+    return to_native(content, crop_info)
+
+
+def slab_axis(content_shape: Sequence[int], slice_axis: int | None = None) -> int:
+    """The axis along which a prediction is made: that of a network's slices, else the longest one."""
+    if slice_axis is not None:
+        return slice_axis
+    return content_shape.index(max(content_shape))
+
+
+def _indices(indices: np.ndarray, like: Tensor) -> Tensor:
+    return torch.from_numpy(indices).to(like.device)

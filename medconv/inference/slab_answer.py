@@ -1,0 +1,193 @@
+"""From the networks' logits to a label map on the grid of the image's content, a slab at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medconv.data.preprocessing.slabs import Slab, SlabGrid
+from medconv.inference import quality
+from medconv.inference.logit_stream import LogitSource
+from medconv.targets.segmentation import SegmentationTargets
+
+Result = TypeVar("Result")
+
+
+class OnCpu(Protocol):
+    """Logits that can go to the CPU."""
+
+    def on_cpu(self) -> Self: ...
+
+
+Logits = TypeVar("Logits", bound=OnCpu)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The logits of one network or several. Args: share: of the networks with the same preprocessing."""
+
+    logits: LogitSource
+    share: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """The logits of networks with the same preprocessing.
+
+    Args:
+        sources: of the networks; their weighted mean counts.
+        grid: to the content's grid.
+        weight: the networks' share of all.
+        check: raises an error if a slab's mean logits cannot be used.
+    """
+
+    sources: Sequence[LogitSource]
+    grid: SlabGrid
+    weight: float
+    check: Callable[[Tensor], None]
+
+
+@dataclass(frozen=True)
+class ContentAnswer:
+    """What follows for a case, in canonical axes.
+
+    Args:
+        label: (R, A, S) int16.
+        uncertainty: (R, A, S) float32, as `quality.uncertainty`; None: not asked for.
+        source_labels: the label map of each network; empty: not asked for.
+    """
+
+    label: np.ndarray
+    uncertainty: np.ndarray | None = None
+    source_labels: tuple[np.ndarray, ...] = ()
+
+
+def answer_of(
+    parts: Sequence[Part],
+    targets: SegmentationTargets,
+    with_quality: bool = False,
+) -> ContentAnswer:
+    """The label map, from the mean of logits, or of probabilities where there are several parts.
+
+    Args:
+        parts: each with the same content and axis.
+        with_quality: the answer has uncertainty and source labels, too.
+    Raises:
+        ValueError: as `Part.check`.
+    """
+    label = _Content(parts[0].grid, np.int16)
+    uncertainty = _Content(parts[0].grid, np.float32)
+    source_labels = [_Content(part.grid, np.int16) for part in parts for _ in part.sources]
+    # All parts have the same planes of the content in a slab, and each its own planes of the prediction.
+    for slabs in zip(*(part.grid.slabs() for part in parts), strict=True):
+        each_source: list[_SlabLogits] = []
+        means: list[Tensor] = []
+        for part, slab in zip(parts, slabs, strict=True):
+            logits = [source.logits.take(slab.sources.start, slab.sources.stop) for source in part.sources]
+            each_source += [_SlabLogits([part], [slab], [one], targets) for one in logits]
+            means.append(mean_logits(logits, [source.share for source in part.sources]))
+            part.check(means[-1])
+        ensemble = _SlabLogits(parts, slabs, means, targets)
+        label.put(slabs[0], with_cpu_fallback(ensemble, _SlabLogits.label))
+        if with_quality:
+            uncertainty.put(slabs[0], with_cpu_fallback(ensemble, _SlabLogits.uncertainty))
+            for content, one in zip(source_labels, each_source, strict=True):
+                content.put(slabs[0], with_cpu_fallback(one, _SlabLogits.label))
+    if not with_quality:
+        return ContentAnswer(label.array)
+    return ContentAnswer(label.array, uncertainty.array, tuple(content.array for content in source_labels))
+
+
+@dataclass(frozen=True)
+class _SlabLogits:
+    """The mean logits of each part, (outputs, planes, *in_plane), for a slab."""
+
+    parts: Sequence[Part]
+    slabs: Sequence[Slab]
+    logits: Sequence[Tensor]
+    targets: SegmentationTargets
+
+    def label(self) -> np.ndarray:
+        """Shape: (planes, *in_plane) of the content, int16."""
+        if len(self.logits) == 1:
+            label = self.targets.decode(self.parts[0].grid.channels(self.logits[0], self.slabs[0]))
+        else:
+            label = self.targets.decode_mean(self._mean_probabilities())
+        return label.cpu().numpy()
+
+    def uncertainty(self) -> np.ndarray:
+        """Shape: (planes, *in_plane) of the content, float32."""
+        entropy = quality.uncertainty(
+            self._mean_probabilities(),
+            self.targets.num_outputs,
+            self.targets.exclusive,
+        )
+        return entropy.cpu().numpy()
+
+    def on_cpu(self) -> _SlabLogits:
+        return replace(self, logits=[logits.cpu() for logits in self.logits])
+
+    def _mean_probabilities(self) -> Iterator[Tensor]:
+        return mean_probabilities(self.parts, self.slabs, self.logits, self.targets)
+
+
+def mean_probabilities(
+    parts: Sequence[Part],
+    slabs: Sequence[Slab],
+    logits: Sequence[Tensor],
+    targets: SegmentationTargets,
+) -> Iterator[Tensor]:
+    """The weighted mean over parts, channel by channel, each (planes, *in_plane) of the content.
+
+    Args:
+        slabs: of each part, with the same planes of the content.
+        logits: of each part, (outputs, planes of `slab.sources`, *in_plane).
+    """
+    of_parts = []
+    for part, slab, part_logits in zip(parts, slabs, logits, strict=True):
+        # Two passes over the channels: a softmax needs the sum before the first probability.
+        first_pass = part.grid.channels(part_logits, slab)
+        second_pass = part.grid.channels(part_logits, slab)
+        of_parts.append(targets.probabilities(first_pass, second_pass))
+    for channels in zip(*of_parts, strict=True):
+        mean = torch.zeros_like(channels[0])
+        for part, channel in zip(parts, channels, strict=True):
+            mean = mean + part.weight * channel
+        yield mean
+
+
+class _Content:
+    """An array of the content, filled slab by slab."""
+
+    def __init__(self, grid: SlabGrid, dtype: type) -> None:
+        # Not touched before it is filled, so it takes no memory where it is not.
+        self.array = np.empty(grid.crop_info.content_shape, dtype)
+        self._planes_first = np.moveaxis(self.array, grid.axis, 0)
+
+    def put(self, slab: Slab, values: np.ndarray) -> None:
+        self._planes_first[slab.first : slab.stop] = values
+
+
+def with_cpu_fallback(logits: Logits, compute: Callable[[Logits], Result]) -> Result:
+    """`compute(logits)`, on the CPU if the GPU runs out of memory."""
+    try:
+        return compute(logits)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+    return compute(logits.on_cpu())
+
+
+def mean_logits(logits: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """The weighted mean. Args: shares: they add up to 1."""
+    if len(logits) == 1:
+        return logits[0]
+    # Where one network's sum did not fit into GPU memory.
+    if len({each.device for each in logits}) > 1:
+        logits = [each.cpu() for each in logits]
+    weighted = [share * each for share, each in zip(shares, logits, strict=True)]
+    return torch.stack(weighted).sum(0)

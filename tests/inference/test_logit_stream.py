@@ -1,0 +1,106 @@
+"""medconv/inference/logit_stream.py: planes asked for a few at a time are those of the whole image."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from medconv.inference.sliding_window import SlidingWindow
+
+PATCH = (6, 4, 4)
+
+
+def network(windows: Tensor) -> Tensor:
+    """Depends on where a voxel is in its window."""
+    return torch.cat([windows.cumsum(2), windows * windows.mean((2, 3), keepdim=True), windows.sin()], 1)
+
+
+def volume(*size: int) -> Tensor:
+    return torch.randn(1, *size, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("size", [(13, 9, 7), (5, 20, 9), (30, 4, 3)])
+@pytest.mark.parametrize("batch_size", [1, 5])
+@pytest.mark.parametrize("even", [False, True])
+def test_planes_are_those_of_the_whole_image(
+    axis: int, size: tuple[int, ...], batch_size: int, even: bool
+) -> None:
+    """Also those of an image that is padded, and asked for with overlap, as interpolation does."""
+    image = volume(*size)
+    window = SlidingWindow(PATCH, 0.5, batch_size, even=even)
+    whole = window(network, image[None])[0].movedim(1 + axis, 1)
+    stream = window.stream(network, image, axis, planes_at_once=3)
+    assert stream.length == size[axis]
+    for first in range(0, stream.length, 2):
+        stop = min(first + 3, stream.length)
+        torch.testing.assert_close(stream.take(first, stop), whole[:, first:stop], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_slices_are_planes(axis: int) -> None:
+    image = volume(7, 8, 9)
+    window = SlidingWindow((4, 4), 0.5, batch_size=3, slice_axis=axis)
+    whole = window(network, image[None])[0].movedim(1 + axis, 1)
+    stream = window.stream(network, image, axis, planes_at_once=1)
+    for plane in range(stream.length):
+        assert torch.equal(stream.take(plane, plane + 1), whole[:, plane : plane + 1])
+    assert stream.num_values < 4 * image[0].numel() / stream.length
+
+
+def test_memory_does_not_grow_with_the_length() -> None:
+    window = SlidingWindow(PATCH, 0.5, batch_size=2)
+    short, long = (window.stream(network, volume(length, 8, 8), 0, 2).num_values for length in (30, 300))
+    # A batch of two windows may lie in two rows of nine; two planes wait to be asked for.
+    assert short == long == 8 * 8 * (6 + 3 + 2)
+
+
+def test_windows_are_run_as_their_planes_are_asked_for() -> None:
+    calls: list[int] = []
+
+    def counting(windows: Tensor) -> Tensor:
+        calls.append(len(windows))
+        return windows
+
+    stream = SlidingWindow((4, 4), 0.0, batch_size=1).stream(counting, volume(12, 4), 0, 2)
+    stream.take(0, 2)
+    assert len(calls) == 1
+    stream.take(2, 4)
+    assert len(calls) == 1
+    stream.take(4, 5)
+    assert len(calls) == 2
+
+
+def test_a_sum_that_outgrows_the_gpu_goes_on_in_the_computers_memory() -> None:
+    """What was summed before stays; the GPU's error comes at the third call."""
+    calls = 0
+
+    def full(windows: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60 GiB.")
+        return network(windows)
+
+    image = volume(13, 9, 7)
+    window = SlidingWindow(PATCH, batch_size=1)
+    logits = window(full, image[None])
+    assert logits.device.type == "cpu" and torch.equal(logits, window(network, image[None]))
+
+
+def test_windows_of_one_value_are_computed_once() -> None:
+    """Air is; a window with other voxels, or another value, is not."""
+    calls: list[int] = []
+
+    def counting(windows: Tensor) -> Tensor:
+        calls.append(len(windows))
+        return windows.cumsum(2)
+
+    image = torch.full((1, 40, 8, 8), -1.0)
+    image[:, 16:24] = 2.0
+    image[0, 35, 1, 1] = 0.0
+    window = SlidingWindow((8, 4, 4), 0.0, batch_size=3)
+    logits = window(counting, image[None])
+    # Of five rows of four windows: air, two, and one of the last row.
+    assert sum(calls) == 3
+    expected = image.reshape(1, 5, 8, 8, 8).cumsum(2).reshape(1, 40, 8, 8)
+    torch.testing.assert_close(logits[0], expected)

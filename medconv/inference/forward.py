@@ -15,6 +15,7 @@ from medconv.inference.load import LoadedModel
 from medconv.inference.prepare import Input
 from medconv.inference.scores import ImageLevelScores, LabelMapScores, with_cpu_fallback
 from medconv.inference.tta import flips, mean_over_flips
+from medconv.performance.switches import to_memory_format
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.hardware import autocast_dtype
@@ -191,7 +192,7 @@ def finite(logits: Tensor) -> bool:
 
 
 def _network(member: LoadedModel) -> Callable[[Tensor], Any]:
-    return lambda images: member.network(images.contiguous(memory_format=member.memory_format))
+    return lambda images: member.network(to_memory_format(images, member.memory_format))
 
 
 def _check_finite(

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-_EDGE = 8  # voxels of a block along all axes but the last, along which it is as long as needed
+# Voxels of a block along all axes but the last, along which it is as long as needed: an eighth of the patch,
+# for blocks are of little use where they are as large as the patch, and many small ones take long to copy.
+_EDGES = (2, 8)
 _FAR = 2**30  # beyond any voxel
 _ROUNDING = 0.01  # voxels by which a device's float32 positions may be off
 
@@ -67,8 +69,9 @@ def visible(
     position = np.indices(begins.shape)
     firsts = [*position, begins]
     lasts = [*(position + 1), ends]
-    block_begin = [_per_block(np.minimum, np.where(is_empty, _FAR, first)) for first in firsts]
-    block_end = [_per_block(np.maximum, np.where(is_empty, -_FAR, last)) for last in lasts]
+    edge = int(np.clip(min(patch_size[:-1]) // 8, *_EDGES))
+    block_begin = [_per_block(np.minimum, np.where(is_empty, _FAR, first), edge) for first in firsts]
+    block_end = [_per_block(np.maximum, np.where(is_empty, -_FAR, last), edge) for last in lasts]
     blocks = Blocks(np.stack(block_begin, 1), np.stack(block_end, 1))
     return blocks.inside(box_size)
 
@@ -114,8 +117,8 @@ def _sum_along(factors: np.ndarray, centre: np.ndarray, size: Sequence[int]) -> 
     return total
 
 
-def _per_block(reduce: Any, values: np.ndarray) -> np.ndarray:
-    """One value for every `_EDGE` values along each axis. Shape: (*rows) -> (blocks,)."""
+def _per_block(reduce: Any, values: np.ndarray, edge: int) -> np.ndarray:
+    """One value for every `edge` values along each axis. Shape: (*rows) -> (blocks,)."""
     for axis, length in enumerate(values.shape):
-        values = reduce.reduceat(values, np.arange(0, length, _EDGE), axis=axis)
+        values = reduce.reduceat(values, np.arange(0, length, edge), axis=axis)
     return values.reshape(-1)

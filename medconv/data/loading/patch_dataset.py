@@ -102,7 +102,8 @@ class PatchDataset(monai.data.Dataset):
 
     def _corner_of(self, box: Sequence[int], corner: np.ndarray) -> np.ndarray:
         """The corner of a box with the centre of the patch that has this corner."""
-        return corner - np.subtract(box, self.patch.box) // 2
+        margin: np.ndarray = np.subtract(box, self.patch.box) // 2
+        return corner - margin
 
     def case_of(self, index: int) -> str:
         """The case id of a sample; reads no file."""

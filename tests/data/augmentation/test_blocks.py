@@ -18,7 +18,7 @@ SIZES = {2: (64, 50), 3: (32, 28, 24)}
 ELASTIC: dict[str, Any] = {"elastic_mm": 3, "elastic_spacing_mm": 10}
 
 
-def preset(name: str, patch_size: Sequence[int], **changes: float) -> Augment:
+def preset(name: str, patch_size: tuple[int, ...], **changes: float) -> Augment:
     settings = yaml.safe_load((CONF / f"{name}.yaml").read_text())
     del settings["_target_"]
     settings["p"].update(changes)
@@ -53,11 +53,11 @@ def test_a_sample_shows_nothing_outside_of_its_blocks(axes: int, p: dict[str, fl
 
 
 @pytest.mark.parametrize("name", ["light", "strong"])
-@pytest.mark.parametrize("patch_size", [(128, 128, 128), (96, 96, 96), (224, 224)])
-def test_blocks_have_little_more_voxels_than_the_patch(name: str, patch_size: Sequence[int]) -> None:
+@pytest.mark.parametrize("patch_size", [(96, 96, 96), (32, 32, 32), (224, 224)])
+def test_blocks_have_little_more_voxels_than_the_patch(name: str, patch_size: tuple[int, ...]) -> None:
     augment = preset(name, patch_size)
     voxels = [augment.read_blocks(number).voxels for number in range(24)]
-    assert np.mean(voxels) < 1.4 * prod(patch_size)
+    assert np.mean(voxels) < 1.5 * prod(patch_size)
     assert max(voxels) < 2.5 * prod(patch_size) < prod(augment.max_read_size)
 
 

@@ -102,8 +102,9 @@ class PatchDataset(monai.data.Dataset):
 
     def _corner_of(self, box: Sequence[int], corner: np.ndarray) -> np.ndarray:
         """The corner of a box with the centre of the patch that has this corner."""
-        margin: np.ndarray = np.subtract(box, self.patch.box) // 2
-        return corner - margin
+        margin = np.subtract(box, self.patch.box) // 2
+        of_box: np.ndarray = corner - margin
+        return of_box
 
     def case_of(self, index: int) -> str:
         """The case id of a sample; reads no file."""

@@ -74,7 +74,8 @@ class TransformPrior(WeightPrior):
     def dense_bank(self) -> Tensor:
         """As the weight of a grouped convolution: (out, width, *kernel_size), in the layer's layout."""
         bank: Tensor = self.bank.unflatten(2, self.kernel_size)
-        return bank.contiguous(memory_format=self.memory_format)
+        # Not `contiguous`, which leaves the strides of one channel as they are
+        return bank.to(memory_format=self.memory_format)
 
 
 class TwoLaunches(ForwardMixin):
@@ -241,6 +242,8 @@ def _two_launches(conv: Any, prior: TransformPrior, x: Tensor) -> Tensor:
     convolve = (F.conv1d, F.conv2d, F.conv3d)[spatial_dims - 1]
     # The transform has no bias: zeros that pad its input would give zeros, so padding the bank's is the same.
     pointwise_weight = transform.reshape(*transform.shape, *[1] * spatial_dims)
+    # 1x1 weights are contiguous in both formats; their strides decide that of the output on a GPU
+    pointwise_weight = pointwise_weight.to(memory_format=prior.memory_format)
     mixed = convolve(x, pointwise_weight)
     padding = conv.padding
     if conv.padding_mode != "zeros":  # as torch's own forward: padded beforehand, since F.conv pads by zeros

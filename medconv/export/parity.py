@@ -11,6 +11,7 @@ from medconv.inference.inputs import find_cases
 from medconv.inference.load import LoadedModel
 from medconv.inference.predictor import Predictor
 from medconv.models.outputs import full_resolution
+from medconv.performance.switches import to_memory_format
 from medconv.utils.errors import ArgumentError
 
 
@@ -34,7 +35,7 @@ def on_patches(
     ]
     for shape in shapes:
         image = torch.randn(shape, generator=generator)
-        in_layout = image.contiguous(memory_format=reference.memory_format)
+        in_layout = to_memory_format(image, reference.memory_format)
         expected = full_resolution(reference.network(in_layout))
         difference = _relative_difference(exported.network(image), expected)
         # Keeps NaN, unlike max().

@@ -22,6 +22,7 @@ from medconv.inference.slab_answer import Part, Source, answer_of, mean_logits
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.inference.tta import flips, mean_over_flips
 from medconv.models.outputs import full_resolution
+from medconv.performance.switches import to_memory_format
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.hardware import autocast_dtype
@@ -250,7 +251,7 @@ def _mean_network(members: Sequence[LoadedModel], device: str) -> Callable[[Tens
 
 
 def _network(member: LoadedModel) -> Callable[[Tensor], Any]:
-    return lambda images: member.network(images.contiguous(memory_format=member.memory_format))
+    return lambda images: member.network(to_memory_format(images, member.memory_format))
 
 
 def _check_finite(

@@ -3,7 +3,7 @@
 import logging
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from medconv.models.layers.depthwise import swap_depthwise
 from medconv.models.layers.instance_norm import swap_norms
@@ -71,6 +71,15 @@ def memory_format(channels_last: bool, spatial_dims: int) -> torch.memory_format
     if not channels_last:
         return torch.contiguous_format
     return torch.channels_last_3d if spatial_dims == 3 else torch.channels_last
+
+
+def to_memory_format(image: Tensor, layout: torch.memory_format) -> Tensor:
+    """The image with the strides of a memory format, also if it has one channel.
+
+    An image of one channel is contiguous in both formats, so `Tensor.contiguous` leaves its strides, and a
+    GPU's convolutions, whose format follows from the strides, would not run in channels-last.
+    """
+    return image.to(memory_format=layout)
 
 
 def _to_channels_last(network: nn.Module) -> None:

@@ -155,7 +155,7 @@ def _validation(config: RunConfig, targets: Targets, network: nn.Module, store: 
         assert store is not None
         return restore(logits, store.crop_info(case), targets.decode)
 
-    return LabelMapValidation(window, targets, to_native)
+    return LabelMapValidation(window, targets, to_native, whole_batches=bool(config.perf.compile))
 
 
 def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | None) -> nn.Module:

@@ -7,13 +7,15 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 import medconv
-from medconv.config import ConfigError, Node, RunConfig
+from medconv.config import ConfigError, Node, RunConfig, arguments_as_keys
 from medconv.training.run_dir import is_rank_zero, short_hash
 from medconv.utils import hardware
 from medconv.utils.atomic_io import write_text
@@ -56,11 +58,37 @@ def measured_once(
     return result, path
 
 
+@contextmanager
+def measuring(config: RunConfig) -> Iterator[None]:
+    """For steps that are measured before a run, with the flags of torch's backends that it trains with.
+
+    Raises:
+        ConfigError: `perf.matmul_precision` has no such value.
+    """
+    trainer = config.trainer
+    with (
+        arguments_as_keys("perf"),
+        hardware.measuring(trainer.accelerator, trainer.devices, _backends(config)),
+        torch.random.fork_rng(),
+    ):
+        yield
+
+
+def _backends(config: RunConfig) -> hardware.Backends:
+    trainer = config.trainer
+    return hardware.Backends(
+        matmul_precision=config.perf.matmul_precision,
+        benchmark=hardware.benchmark_kernels(trainer.benchmark, trainer.accelerator, trainer.deterministic),
+        deterministic=trainer.deterministic,
+    )
+
+
 def _machine(config: RunConfig) -> Node:
     uses_gpu = hardware.uses_gpu(config.trainer.accelerator)
     name = torch.cuda.get_device_name() if uses_gpu else torch.cpu.get_capabilities().get("cpu_name")
     return {
         "hardware": [name or platform.processor(), platform.machine(), torch.get_num_threads()],
+        "backends": asdict(_backends(config)),
         "versions": [torch.__version__, medconv.__version__],
     }
 

@@ -18,9 +18,9 @@ from medconv.planning.memory_model import Budget
 from medconv.planning.planner import Plan
 from medconv.planning.sizes import SIZES
 from medconv.training.autotune.trial import Choice, Trial, Work
-from medconv.training.measured_once import measured_once
+from medconv.training.measured_once import measured_once, measuring
 from medconv.training.optim.muon import Muon
-from medconv.utils.hardware import measuring, out_of_memory, uses_gpu
+from medconv.utils.hardware import out_of_memory, uses_gpu
 from medconv.utils.logging import size_text
 
 _TRAINING = 0.85  # share of the time for steps; the rest is for validation
@@ -141,7 +141,7 @@ def _step_seconds(config: RunConfig, plan: Plan, derived: Derived, budget: Budge
 
     def measure() -> Node:
         log.info("plan.size: measuring a step of size %s", plan.size)
-        with measuring(config.trainer.accelerator, config.trainer.devices), torch.random.fork_rng():
+        with measuring(config):
             try:
                 seconds = _timed(_trial(config, networks[0], plan, derived, budget))
             except RuntimeError as error:

@@ -17,7 +17,7 @@ from medconv.planning.report import table
 from medconv.targets import monitor
 from medconv.training.loggers.tensorboard import TensorBoard
 from medconv.training.run_dir import RunDir
-from medconv.utils.hardware import uses_gpu
+from medconv.utils.hardware import triton_missing, uses_gpu
 from medconv.utils.logging import size_text
 
 # Environment variable of a sweep's job: its own overrides, as JSON.
@@ -68,11 +68,27 @@ def announce(
     log.info("trainer: %d x %s, precision %s", trainer.world_size, device, trainer.precision)
     log.info("run: %s", folder.path)
     log.debug("parameters: %s", ", ".join(name for name, _ in network.named_parameters()))
-    for line in without_effect(config.perf, config.trainer, config.test):
+    for line in without_effect(config.perf, config.trainer, network, test=config.test):
         log.warning("%s", line)
+    if config.perf.fast_norm and _has_fast_norms(network) and uses_gpu(config.trainer.accelerator):
+        missing = triton_missing()
+        if missing is not None:
+            log.warning("perf.fast_norm=true: norms are several times slower than they could be: %s", missing)
 
 
-def without_effect(perf: PerfConfig, trainer: TrainerConfig, test: bool = False) -> list[str]:
+def _has_fast_norms(network: nn.Module) -> bool:
+    """Whether there are norms that `perf.fast_norm` is about."""
+    kinds = (nn.InstanceNorm2d, nn.InstanceNorm3d, nn.BatchNorm2d, nn.BatchNorm3d)
+    return any(isinstance(layer, kinds) for layer in network.modules())
+
+
+def without_effect(
+    perf: PerfConfig,
+    trainer: TrainerConfig,
+    network: nn.Module,
+    *,
+    test: bool = False,
+) -> list[str]:
     """One line for each setting that is on but has no effect here, with the reason."""
     no_gpu = not uses_gpu(trainer.accelerator)
     reasons = {}
@@ -84,6 +100,8 @@ def without_effect(perf: PerfConfig, trainer: TrainerConfig, test: bool = False)
         reasons["trainer.sync_batchnorm=true"] = "PyTorch supports it on GPUs only"
     if perf.fast_norm and not perf.channels_last:
         reasons["perf.fast_norm=true"] = "it needs perf.channels_last=true"
+    elif perf.fast_norm and not _has_fast_norms(network):
+        reasons["perf.fast_norm=true"] = "this network has no instance or batch norms"
     if perf.activation_checkpointing == "pointwise" and perf.compile:
         setting = "perf.activation_checkpointing=pointwise"
         reasons[setting] = "the compiler itself chooses what to recompute"

@@ -184,6 +184,7 @@ def _fit(run: _Run) -> None:
         folder.recording(trainer, run.profiler),
         cluster.detecting_lost_peers(trainer.world_size > 1),
         naming_memory(run.config.data),
+        configs.arguments_as_keys("data"),
     ):
         if is_rank_zero() and folder.resume_from() is None:
             report.config_text(trainer, run.config)

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from medconv.data.loading.datamodule import Batch
 from medconv.models.deep_supervision import DeepSupervision
+from medconv.performance.switches import to_memory_format
 from medconv.targets import Targets
 from medconv.targets.monitor import MonitoredMetric
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
@@ -206,7 +207,7 @@ class Task(LightningModule):
             self._sharded = True
 
     def _in_layout(self, image: Tensor) -> Tensor:
-        return image.contiguous(memory_format=self.memory_format)
+        return to_memory_format(image, self.memory_format)
 
     def _trained_parameters(self) -> Iterator[nn.Parameter]:
         for module in self.trained:

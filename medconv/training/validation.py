@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from medconv.data.loading.datamodule import Batch
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.inference.tta import mean_over_flips
+from medconv.models.outputs import full_resolution
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
 
@@ -47,13 +49,18 @@ class LabelMapValidation:
         window: predicts whole cases.
         targets: decode the logits and score the label map.
         to_native: (logits (classes, *spatial), case id) -> label map (X, Y, Z) on the case's original grid.
+        whole_batches: fill up a case's last batch of windows, since a compiled network would be compiled
+            again for its size.
     """
 
     window: SlidingWindow
     targets: SegmentationTargets
     to_native: Callable[[Tensor, str], np.ndarray]
+    whole_batches: bool = False
 
     def __call__(self, network: Callable[[Tensor], Tensor], batch: Batch) -> Validated:
+        if self.whole_batches:
+            network = partial(_in_whole_batches, network, self.window.batch_size)
         logits = self.window(network, batch["image"]).float()
         try:
             return self._scored(logits, batch["label"], batch)
@@ -76,6 +83,13 @@ class LabelMapValidation:
             predicted={"case": case, "prediction": self.targets.decode(logits[0])},
             losses={case: loss},
         )
+
+
+def _in_whole_batches(network: Callable[[Tensor], Any], batch_size: int, images: Tensor) -> Tensor:
+    """The network's logits of fewer images than its batch size, to which images of zeros are added."""
+    missing = batch_size - len(images)
+    zeros = images.new_zeros((missing, *images.shape[1:]))
+    return full_resolution(network(torch.cat([images, zeros])))[: len(images)]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -150,16 +152,59 @@ def _check_cores(devices: Any, setting: Any, launched: bool) -> None:
         raise ArgumentError("devices", f"={setting}: this machine has {cores} cores, and no GPU")
 
 
+@dataclass(frozen=True)
+class Backends:
+    """Flags of torch's backends, as a training sets them; None leaves one as it is.
+
+    Args:
+        matmul_precision: as in `apply_backends`.
+        benchmark: whether cuDNN tries its algorithms; see `benchmark_kernels`.
+        deterministic: whether algorithms are deterministic; or `warn`, where there are none.
+    """
+
+    matmul_precision: str
+    benchmark: bool | None
+    deterministic: Any = None
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside, the flags are set; then they are what they were before."""
+        cudnn = torch.backends.cudnn
+        precision = torch.get_float32_matmul_precision()
+        allow_tf32 = cudnn.allow_tf32
+        benchmark = cudnn.benchmark
+        was_deterministic = torch.are_deterministic_algorithms_enabled()
+        warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        try:
+            _set_matmul_precision(self.matmul_precision)
+            if self.benchmark is not None:
+                cudnn.benchmark = self.benchmark
+            if self.deterministic is not None:
+                torch.use_deterministic_algorithms(
+                    bool(self.deterministic), warn_only=self.deterministic == "warn"
+                )
+            yield
+        finally:
+            torch.set_float32_matmul_precision(precision)
+            cudnn.allow_tf32 = allow_tf32
+            cudnn.benchmark = benchmark
+            torch.use_deterministic_algorithms(was_deterministic, warn_only=warned_only)
+
+
 @contextmanager
-def measuring(accelerator: str, devices: Any) -> Iterator[None]:
+def measuring(accelerator: str, devices: Any, backends: Backends) -> Iterator[None]:
     """For steps that are measured before a run: on the first GPU of these devices, then given back.
 
     The run's own peak is counted anew, and NCCL, which takes its memory beside torch, finds it free.
+
+    Args:
+        backends: those of the run.
     """
     gpu = uses_gpu(accelerator)
     if gpu:
         torch.cuda.set_device(int(devices[0]) if isinstance(devices, list) and devices else 0)
-    yield
+    with backends.applied():
+        yield
     if gpu:
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.empty_cache()
@@ -167,11 +212,15 @@ def measuring(accelerator: str, devices: Any) -> Iterator[None]:
 
 def apply_backends(matmul_precision: str) -> None:
     """Set the precision of fp32 products for this process; warn about layouts that this cuDNN is slow at."""
+    _set_matmul_precision(matmul_precision)
+    warn_slow_cudnn()
+
+
+def _set_matmul_precision(matmul_precision: str) -> None:
     if matmul_precision not in ("highest", "high", "medium"):
         raise ArgumentError("matmul_precision", f" must be highest, high or medium, got {matmul_precision!r}")
     torch.set_float32_matmul_precision(matmul_precision)
     torch.backends.cudnn.allow_tf32 = matmul_precision != "highest"
-    warn_slow_cudnn()
 
 
 def benchmark_kernels(benchmark: bool | None, accelerator: str, deterministic: Any) -> bool | None:
@@ -204,6 +253,15 @@ def compiler_missing() -> str | None:
     if os.environ.get("CC") or any(shutil.which(name) for name in ("cc", "gcc", "clang")):
         return None
     return "it needs a C compiler (gcc or clang) on this machine, found none"
+
+
+def triton_missing() -> str | None:
+    """Why Triton's kernels cannot run on a GPU here, and what to install; None if they can."""
+    if find_spec("triton") is None:
+        return "Triton is not installed (pip install triton)"
+    if os.environ.get("CC") or any(shutil.which(name) for name in ("gcc", "clang")):
+        return None
+    return "Triton needs a C compiler, found none (install gcc or clang, or set CC)"
 
 
 def need_compiler() -> None:

@@ -235,6 +235,28 @@ class Double(nn.Module):
         return 2 * weight
 
 
+@pytest.mark.parametrize("in_channels", [1, 4])
+def test_the_two_launches_have_kernels_in_the_layers_memory_format(
+    in_channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's convolution takes its format from the strides of image and kernel, so a kernel with one input
+    channel, or of 1x1x1 voxels, needs those of channels-last.
+    """
+    layer = transform(nn.Conv3d(in_channels, 8, 3, padding=1), transform_channels=8)
+    for each in (layer, layer.parametrizations.weight[0]):
+        each.to(memory_format=torch.channels_last_3d)
+    kernels = []
+    convolve = F.conv3d
+    monkeypatch.setattr(
+        F, "conv3d", lambda x, weight, *more: kernels.append(weight) or convolve(x, weight, *more)
+    )
+    image = torch.rand(1, in_channels, 4, 4, 4)
+    channel_transform._two_launches(layer, layer.parametrizations.weight[0], image)
+    assert len(kernels) == 2
+    assert all(kernel.stride()[1] == 1 for kernel in kernels)
+    assert all(kernel.stride()[-1] == kernel.shape[1] for kernel in kernels)
+
+
 def test_a_further_parametrization_of_the_weight_is_applied_too(monkeypatch: pytest.MonkeyPatch) -> None:
     conv, image = transform(nn.Conv2d(8, 8, 3, padding=1)), torch.randn(1, 8, 6, 6)
     parametrize.register_parametrization(conv, "weight", Double())

@@ -50,7 +50,8 @@ def test_the_goal_at_nvidias_size_is_below_the_limit() -> None:
         # 2 x 32 x 120 x 168 x 120 numbers of two bytes, touched 8 and 6 times, over 3.35 TB/s
         ("norm-price", 154_828_800 * 2 * 8 / 3.35e12),
         ("depthwise-price", 154_828_800 * 2 * 6 / 3.35e12),
-        ("augmentation-speed", 2_097_152 * 4 * 6 / 3.35e12),  # 128 x 128 x 128 numbers of four bytes
+        # 128 x 128 x 128 numbers of four bytes, 1.3 times as many read and each written
+        ("augmentation-speed", 2_097_152 * 4 * 2.3 / 3.35e12),
         ("loader", 64e9 / (884_736 * 5)),  # 96 x 96 x 96 voxels of four bytes and a byte, over 64 GB/s
     ],
 )

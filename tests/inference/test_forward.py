@@ -1,5 +1,6 @@
 """Prepared images through networks: means over flips and members, and outputs that are not finite."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -82,6 +83,22 @@ def test_a_file_has_the_spacing_that_training_stated_of_its_case(
         predictor(tmp_path / name)
     (message,) = caplog.messages
     assert "site_b_0000.nii.gz: its spacing is its header's; training stated that of some cases" in message
+
+
+class Strides(nn.Conv3d):
+    """Notes the strides of its last input."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self.seen = input.stride()
+        return super().forward(input)
+
+
+def test_windows_of_one_channel_are_channels_last(tmp_path: Path) -> None:
+    network = Strides(1, 2, 1)
+    member = replace(loaded_models.segmentation(network), memory_format=torch.channels_last_3d)
+    nib.save(nib.Nifti1Image(np.ones((8, 8, 8), np.float32), np.eye(4)), tmp_path / "a.nii.gz")
+    Predictor([member])(tmp_path / "a.nii.gz")
+    assert network.seen == (512, 1, 64, 8, 1)
 
 
 def test_the_batch_follows_from_the_size_of_the_images() -> None:

@@ -150,7 +150,6 @@ class Values(TorchFunctionMode):
 ON_HOST = {  # asked of tensors on the host, or once they have come there
     ("hardware.py", "__bool__"),  # whether the step before was finite
     ("weight_averaging.py", "update_parameters"),  # the number of updates
-    ("datamodule.py", "on_before_batch_transfer"),  # numbers of samples
     ("augment.py", "__call__"),
     # parameters of augmentations; what these do to images is tested above
     *(("augment.py", name) for name in ("_move", "_resample", "_index")),

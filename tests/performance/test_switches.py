@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 from medconv.convs import swap_convs, transform
 from medconv.models.unet import UNet
-from medconv.performance.switches import apply_switches, memory_format
+from medconv.performance.switches import apply_switches, memory_format, to_memory_format
 
 Case = tuple[nn.Module, Tensor, int]
 
@@ -36,6 +36,18 @@ def test_channels_last_computes_the_same(case: Case, swapped: bool) -> None:
         layers = [layer for layer in network.modules() if isinstance(layer, kinds)]
         assert all(layer.weight.is_contiguous(memory_format=layout) for layer in layers)
         assert any(not layer.weight.is_contiguous() for layer in layers)
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 5), (2, 6, 5, 4)])
+@pytest.mark.parametrize("channels", [1, 4])
+def test_images_get_the_strides_of_the_format(shape: tuple[int, ...], channels: int) -> None:
+    """Also with one channel: a GPU's convolutions choose their format by the strides."""
+    image = torch.rand(shape[0], channels, *shape[1:])
+    last = to_memory_format(image, memory_format(True, len(shape) - 1))
+    assert last.stride()[1] == 1 and last.stride()[-1] == channels
+    assert torch.equal(last, image)
+    assert to_memory_format(last, memory_format(True, len(shape) - 1)) is last
+    assert to_memory_format(last, torch.contiguous_format).stride() == image.stride()
 
 
 def test_channels_last_converts_2d_and_3d_layers_of_one_network() -> None:

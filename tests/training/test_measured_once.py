@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from medconv.config import ConfigError, DataConfig, Node, RunConfig, TrainerConfig
 from medconv.training import measured_once
@@ -29,6 +30,37 @@ def test_later_runs_read_the_first_result_of_the_same_key(tmp_path: Path) -> Non
     assert path.parent == tmp_path / "steps" and json.loads(path.read_text()) == first
     assert measured(config(tmp_path), 3.0, patch=8)[0]["seconds"] == 2.0
     assert measured(config(tmp_path), 3.0, patch=16)[0]["seconds"] == 3.0
+
+
+def test_steps_are_measured_with_the_flags_of_the_run(tmp_path: Path) -> None:
+    """And so a result with other flags is another one."""
+
+    def flags() -> tuple[bool, bool, str]:
+        return (
+            torch.backends.cudnn.benchmark,
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_float32_matmul_precision(),
+        )
+
+    before = flags()
+    plain = config(tmp_path)
+    changed = replace(
+        plain,
+        trainer=replace(plain.trainer, benchmark=True, deterministic=True),
+        perf=replace(plain.perf, matmul_precision="medium"),
+    )
+    with measured_once.measuring(changed):
+        assert flags() == (True, True, "medium")
+    assert flags() == before
+    assert measured(plain, 2.0)[0]["seconds"] == 2.0
+    assert measured(changed, 3.0)[0]["seconds"] == 3.0
+    invalid = replace(plain, perf=replace(plain.perf, matmul_precision="low"))
+    with (
+        pytest.raises(ConfigError, match=r"perf\.matmul_precision must be"),
+        measured_once.measuring(invalid),
+    ):
+        pytest.fail("it was measured")
+    assert flags() == before
 
 
 def test_other_ranks_wait_for_the_result_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

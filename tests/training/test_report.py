@@ -56,22 +56,35 @@ def test_a_run_announces_its_data_patch_model_trainer_and_folder(caplog: pytest.
     ]
 
 
+NORMS = nn.Sequential(nn.Conv3d(1, 2, 1), nn.InstanceNorm3d(2))
+
+
+def test_fast_norm_without_such_norms_is_named() -> None:
+    perf = PerfConfig(channels_last=True, fast_norm=True)
+    trainer = TrainerConfig(accelerator="cpu")
+    assert report.without_effect(perf, trainer, NORMS) == []
+    (line,) = report.without_effect(perf, trainer, nn.Sequential(nn.GroupNorm(1, 2)))
+    assert line == "perf.fast_norm=true has no effect: this network has no instance or batch norms"
+
+
 def test_switches_without_effect_are_named_with_the_reason() -> None:
     trainer = TrainerConfig(accelerator="cpu")
-    assert report.without_effect(PLAIN, trainer) == []
-    assert report.without_effect(replace(PLAIN, cuda_graphs=True), replace(trainer, benchmark=True)) == [
+    assert report.without_effect(PLAIN, trainer, NORMS) == []
+    assert report.without_effect(
+        replace(PLAIN, cuda_graphs=True), replace(trainer, benchmark=True), NORMS
+    ) == [
         "trainer.benchmark=true has no effect: cuDNN runs on NVIDIA GPUs only",
         "perf.cuda_graphs=true has no effect: there is no GPU to replay them on",
     ]
     perf = PerfConfig(channels_last=False, activation_checkpointing="pointwise", compile=True)
-    assert [line.split(" ")[0] for line in report.without_effect(perf, trainer)] == [
+    assert [line.split(" ")[0] for line in report.without_effect(perf, trainer, NORMS)] == [
         "perf.fast_norm=true",
         "perf.activation_checkpointing=pointwise",
     ]
     limited = replace(trainer, limit_test_batches=2)
-    lines = report.without_effect(PLAIN, limited)
+    lines = report.without_effect(PLAIN, limited, NORMS)
     assert lines == ["trainer.limit_test_batches has no effect: a run tests with test=true only"]
-    assert report.without_effect(PLAIN, limited, test=True) == []
+    assert report.without_effect(PLAIN, limited, NORMS, test=True) == []
 
 
 def test_skipped_cases_are_listed_with_their_faults(caplog: pytest.LogCaptureFixture) -> None:

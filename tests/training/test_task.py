@@ -82,6 +82,23 @@ def test_gradients_are_clipped_after_their_norm_is_known(
     assert weight.grad[0].tolist() == pytest.approx(expected, rel=1e-4) and watch.norms == [5.0]
 
 
+class Strides(nn.Module):
+    """Notes the strides of its last input."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        self.seen = image.stride()
+        return image
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_the_network_gets_images_in_its_memory_format(channels: int) -> None:
+    task = make()
+    task.network = Strides()
+    task.memory_format = torch.channels_last_3d
+    task(torch.rand(2, channels, 4, 4, 4))
+    assert task.network.seen == (64 * channels, 1, 16 * channels, 4 * channels, channels)
+
+
 def test_a_loss_that_is_not_finite_makes_all_gradients_nan() -> None:
     task, image = make(), torch.ones(3, 2)
     task.trainer = None  # nothing is logged

@@ -10,15 +10,49 @@ import pytest
 import torch
 from helpers.small_images import CLASSES, FINDINGS, NUMBERS, STDS, Images, fit, task
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.data import default_collate
 
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.metrics import image_level
+from medconv.models.unet import UNet
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
 from medconv.training.mixup import Mixup
 from medconv.training.task import Task
 from medconv.training.validation import LabelMapValidation
+
+
+def test_a_compiled_network_is_compiled_once_for_training_and_once_for_all_windows() -> None:
+    """Cases of 1, 2, 5 and 8 windows, in batches of 4."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    torch.manual_seed(0)
+    network = UNet(3, 1, 2, (2, 4), (2,), norm="instance")
+    window = SlidingWindow((8, 8, 8), overlap=0, batch_size=4)
+    plain, compiled = (
+        LabelMapValidation(
+            window,
+            LabelMapTargets(("box",), ((1,),)),
+            lambda logits, case: logits.argmax(0).byte().numpy(),
+            whole_batches=whole_batches,
+        )
+        for whole_batches in (False, True)
+    )
+    network.eval()
+    batches = []
+    for windows in (1, 2, 5, 8):
+        shape = (8, 8, 8 * windows)
+        image, label = torch.rand(1, 1, *shape), torch.zeros(1, 1, *shape, dtype=torch.uint8)
+        batches.append({"image": image, "label": label, "reference": label[0, 0], "case": str(windows)})
+    expected = [plain(network, batch) for batch in batches]
+    network.compile(backend=counter)
+    network.train()(torch.rand(2, 1, 8, 8, 8)).sum().backward()
+    network.eval()
+    found = [compiled(network, batch) for batch in batches]
+    assert counter.frame_count == 2
+    for one, other in zip(found, expected, strict=True):
+        assert one.losses == pytest.approx(other.losses, rel=1e-4)
 
 
 def rows_of(module: Task) -> tuple[np.ndarray, np.ndarray]:

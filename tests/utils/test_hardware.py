@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from medconv.utils import hardware
 from medconv.utils.hardware import (
     HostCopy,
     apply_backends,
@@ -15,6 +16,7 @@ from medconv.utils.hardware import (
     compiler_missing,
     out_of_memory,
     resolve_precision,
+    triton_missing,
     warn_slow_cudnn,
 )
 
@@ -76,6 +78,17 @@ def test_backends_set_the_matmul_precision() -> None:
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def test_missing_triton_or_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "find_spec", lambda name: object())
+    monkeypatch.setenv("CC", "cc")
+    assert triton_missing() is None
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert "install gcc or clang" in str(triton_missing())
+    monkeypatch.setattr(hardware, "find_spec", lambda name: None)
+    assert "pip install triton" in str(triton_missing())
 
 
 def test_cudnn_tries_its_algorithms_by_default(two_gpus: None) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medconv.data.augmentation.blocks import Blocks, visible, whole
 from medconv.data.augmentation.spatial import control_points, reach
 from medconv.data.random_streams import RandomStream, generator
 from medconv.utils.errors import Argument, ArgumentError
@@ -181,6 +182,21 @@ class ParameterSampler:
         distance = reach(moves["matrix"], shift, self.patch_size) + self._max_displacement
         read_size = np.minimum(self._size_that_holds(distance), self.max_read_size)
         return tuple(int(voxels) for voxels in read_size)
+
+    def read_blocks(self, number: int) -> Blocks:
+        """All that sample `number` shows of a box of `max_read_size` with the patch's centre."""
+        moves = self._draw_moves(number)
+        if not moves["moved"]:
+            margin = np.subtract(self.max_read_size, self.patch_size) // 2
+            return whole(self.patch_size).shifted(margin)
+        control = abs(moves["elastic"]).reshape(len(self.patch_size), -1)
+        return visible(
+            moves["matrix"],
+            np.array(moves["shift"]) * self.patch_size,  # voxels
+            self.patch_size,
+            self.max_read_size,
+            displacement=control.max(1, initial=0.0),  # the spline does not exceed its control points
+        )
 
     def _random_numbers(self, stream: RandomStream, number: int) -> Draw:
         rng = generator(self.seed, stream, number)

@@ -5,28 +5,37 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from statistics import fmean
 from typing import Any
 
 import torch
 from lightning import LightningDataModule
+from torch import Tensor
 from torch.utils.data import default_collate
 
 from medconv.data.augmentation.sample_transforms import SampleTransforms
 from medconv.data.case import Case
+from medconv.data.loading import packed
 from medconv.data.loading.annotated import Annotated
+from medconv.data.loading.collate import Augmenting, only_item
 from medconv.data.loading.image_dataset import ImageCases, ImageDataset
 from medconv.data.loading.loader import Loader, init_worker
 from medconv.data.loading.patch_dataset import CaseDataset, PatchDataset, Sample, SampleOrder
 from medconv.data.loading.patch_shape import PatchShape
 from medconv.data.loading.samplers.base import Sampler
+from medconv.data.loading.shared_memory import check_room, largest_case_bytes, patch_bytes
 from medconv.data.loading.worker_errors import GuardedCollate, GuardedDataset
-from medconv.data.preprocessing.store import Store
+from medconv.data.preprocessing.store import Entry, Store
 from medconv.data.splits import DataSplit
 from medconv.performance.step_profiler import StepProfiler
+from medconv.utils.device_copy import DeviceCopies
 from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.signals import StopRequest
 
 Batch = dict[str, Any]
+_READ_ON_HOST = ("sample", "reference")
+_MEASURED = 16  # training samples, or cases for validation, whose sizes tell the memory that batches need
 _MAX_WORKERS = 8  # by default; each has its share of memory
 
 
@@ -119,12 +128,35 @@ class DataModule(LightningDataModule):
         # Applied to each sample in the worker that reads it, or else to whole batches.
         per_sample = isinstance(samples.augment, SampleTransforms)
         self.transform = samples.augment if per_sample else None
-        self.augment = None if per_sample else samples.augment
+        self.augment: Any = None if per_sample else samples.augment
+        self._copies = DeviceCopies()
 
     @property
     def image_level(self) -> bool:
         """Whether samples are whole images with values, not patches with label maps."""
         return self.split.train[0].values is not None
+
+    def setup(self, stage: str) -> None:
+        """Raises: ArgumentError: the batches that workers keep ready do not fit into shared memory."""
+        processes = self.trainer.num_devices if self.trainer is not None else 1
+        check_room(self._worker_bytes(), self._num_workers, processes)
+
+    def _worker_bytes(self) -> float:
+        """Of the batches that a worker keeps ready: of training, and at the same time of validation."""
+        entry = self.store.read(self.split.train[0].id)
+        cases = [*self.split.val, *self.split.test][:_MEASURED]
+        case_bytes = largest_case_bytes(self.store.read(case.id) for case in cases)
+        batch_bytes = self.loader.batch_size * patch_bytes(entry, self._voxels(entry))
+        return self.loader.prefetch_factor * (batch_bytes + case_bytes)
+
+    def _voxels(self, entry: Entry) -> float:
+        """Of a training sample that is sent by a worker; the mean of some."""
+        if self.image_level:
+            return prod(entry.image.shape[1:])
+        reading = self._packed_reading()
+        if reading is not None:
+            return fmean(reading.blocks_of(number).voxels for number in range(_MEASURED))
+        return prod(self.samples.patch.size)
 
     def train_dataloader(self) -> Loader:
         order = SampleOrder(
@@ -134,8 +166,10 @@ class DataModule(LightningDataModule):
             world_size=self._world_size,
         )
         collate = default_collate
-        if self.augment is not None and not self._on_gpu:
-            collate = _Augmenting(self.augment)
+        if self._packed_reading() is not None:
+            collate = packed.collate
+        elif self.augment is not None and not self._on_gpu:
+            collate = Augmenting(self.augment)
         return self._loader(
             self._training_dataset(),
             collate,
@@ -160,16 +194,17 @@ class DataModule(LightningDataModule):
             self.samples.patch,
             self.samples.seed,
             annotated=self.annotated,
-            read_size=self._read_size(),
+            read_size=getattr(self.augment, "read_size", None),
+            packed=self._packed_reading(),
             transform=self.transform,
         )
 
-    def _read_size(self) -> Callable[[int], Sequence[int]] | None:
-        """Sample number to the size to read; one size for all if batches are augmented on the device."""
-        max_read_size = getattr(self.augment, "max_read_size", None)
-        if self._on_gpu and max_read_size is not None:
-            return _Constant(max_read_size)
-        return getattr(self.augment, "read_size", None)
+    def _packed_reading(self) -> packed.PackedReading | None:
+        """What is read for an augmentation on the device that needs more than the patch."""
+        box_size = getattr(self.augment, "max_read_size", None)
+        if not self._on_gpu or self.image_level or box_size is None:
+            return None
+        return packed.PackedReading(box_size, getattr(self.augment, "read_blocks", None))
 
     def val_dataloader(self) -> Loader:
         return self._whole_cases(self.split.val)
@@ -194,17 +229,20 @@ class DataModule(LightningDataModule):
             )
         return self._loader(
             CaseDataset(self.store, cases_of_rank, self.annotated),
-            _only_item,
+            only_item,
             batch_size=1,
             shuffle=False,
             stop_request=self.stop_request,
         )
 
-    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Keep sample numbers on the host: reading them back from a device would wait for its queue."""
-        if self._on_gpu and "sample" in batch:
-            return {**batch, "sample": batch["sample"].tolist()}
-        return batch
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        """All tensors but those that are read on the host: reading them back would wait for the device."""
+        copied = {
+            key: value
+            for key, value in batch.items()
+            if isinstance(value, Tensor) and key not in _READ_ON_HOST
+        }
+        return {**batch, **self._copies(copied, device)}
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         if self.trainer is None or not self.trainer.training:
@@ -212,7 +250,8 @@ class DataModule(LightningDataModule):
         self.profiler.mark("copy_to_device")
         if not self._on_gpu:
             return batch
-        batch = {**batch, "sample": torch.as_tensor(batch["sample"])}
+        if "blocks" in batch:
+            batch = packed.with_boxes(batch, self.augment.max_read_size)
         return self.augment(batch) if self.augment else batch
 
     def _loader(self, dataset: Any, collate_fn: Callable[[list[Sample]], Batch], **settings: Any) -> Loader:
@@ -254,35 +293,3 @@ class DataModule(LightningDataModule):
     @property
     def _on_gpu(self) -> bool:
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
-
-
-class _Constant:
-    """Returns one value for any sample; a class, so that `spawn` can pickle it."""
-
-    def __init__(self, value: Sequence[int]) -> None:
-        self.value = value
-
-    def __call__(self, sample: int) -> Sequence[int]:
-        return self.value
-
-
-class _Augmenting:
-    """Collates and augments in the worker; a class, so that `spawn` can pickle it."""
-
-    def __init__(self, augment: Callable[[Batch], Batch]) -> None:
-        self.augment = augment
-
-    def __call__(self, samples: list[Sample]) -> Batch:
-        image_shapes = {sample["image"].shape for sample in samples}
-        if len(image_shapes) == 1:
-            return self.augment(default_collate(samples))
-        # Samples of different sizes (see `read_size`) stay lists, until augmentation makes them one size.
-        batch = self.augment({key: [sample[key] for sample in samples] for key in samples[0]})
-        if "annotated" in batch:
-            batch = {**batch, "annotated": default_collate(batch["annotated"])}
-        return batch
-
-
-def _only_item(samples: list[Sample]) -> Sample:
-    (item,) = samples
-    return item

@@ -16,9 +16,10 @@ from medconv.data.case import Case
 from medconv.data.case_files import label_of
 from medconv.data.io.grids import on_grid
 from medconv.data.loading.annotated import Annotated
+from medconv.data.loading.packed import PackedReading, pack
 from medconv.data.loading.patch_shape import PatchShape
 from medconv.data.loading.samplers.base import Sampler
-from medconv.data.preprocessing.store import Store
+from medconv.data.preprocessing.store import Entry, Store
 
 Sample = dict[str, Any]
 
@@ -27,12 +28,14 @@ class PatchDataset(monai.data.Dataset):
     """Patches for training; index n is sample number n, without an upper limit.
 
     Item: image (channels, *patch.size) float32, label (1, *patch.size) uint8 or int16, sample n; where cases
-    lack labels, annotated (outputs,) bool.
+    lack labels, annotated (outputs,) bool. With `packed`, image and label are (channels, voxels), and blocks
+    (blocks, 2, axes) say which voxels of the box these are: begin and end; what the image lacks is left out.
     Args:
         cases: ids in the store, in the order of the sampler's indices.
         patch: smaller images are padded with 0 on both sides.
         annotated: by case id, where cases lack labels.
         read_size: sample number to the voxels to read around the patch's centre; None: the patch size.
+        packed: read blocks of a box around the patch's centre instead.
         transform: applied to each sample, such as a `SampleTransforms`; other transforms of MONAI draw new
             random numbers in each worker and run.
     """
@@ -47,6 +50,7 @@ class PatchDataset(monai.data.Dataset):
         *,
         annotated: Mapping[str, Annotated] | None = None,
         read_size: Callable[[int], Sequence[int]] | None = None,
+        packed: PackedReading | None = None,
         transform: Callable[[Sample], Sample] | None = None,
     ) -> None:
         super().__init__(cases, transform)
@@ -58,27 +62,49 @@ class PatchDataset(monai.data.Dataset):
         self.seed = seed
         self.annotated = annotated or {}
         self.read_size = read_size
+        self.packed = packed
 
     def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
         case_id = self.case_of(index)
         entry = self.store.read(case_id)
         corner = self.sampler.corner(self.seed, index, entry)
-        box = self.patch.box
-        if self.read_size is not None:
-            read_box = self.patch.box_of(self.read_size(index))
-            # The patch's centre stays the centre of what is read.
-            corner = corner - np.subtract(read_box, box) // 2
-            box = read_box
-        image = crop(entry.image, corner, box)
-        label = crop(entry.label[None], corner, box)
-        sample: Sample = {
-            "image": torch.from_numpy(self.patch.without_slice_axis(image)),
-            "label": torch.from_numpy(self.patch.without_slice_axis(label)),
-            "sample": index,
-        }
+        if self.packed is not None:
+            sample = self._packed(entry, corner, self.packed, index)
+        else:
+            read_size = self.patch.size if self.read_size is None else self.read_size(index)
+            sample = self._whole(entry, corner, read_size)
+        sample["sample"] = index
         if case_id in self.annotated:
             sample["annotated"] = torch.tensor(self.annotated[case_id].outputs)
         return self.transform(sample)  # type: ignore[no-any-return]
+
+    def _whole(self, entry: Entry, corner: np.ndarray, read_size: Sequence[int]) -> Sample:
+        """Image and label of a box around the patch's centre. Args: corner: of the patch."""
+        box = self.patch.box_of(read_size)
+        corner = self._corner_of(box, corner)
+        image = crop(entry.image, corner, box)
+        label = crop(entry.label[None], corner, box)
+        return {
+            "image": torch.from_numpy(self.patch.without_slice_axis(image)),
+            "label": torch.from_numpy(self.patch.without_slice_axis(label)),
+        }
+
+    def _packed(self, entry: Entry, corner: np.ndarray, packed: PackedReading, index: int) -> Sample:
+        """Image, label and blocks of a box around the patch's centre. Args: corner: of the patch."""
+        corner = self._corner_of(self.patch.box_of(packed.box_size), corner)
+        blocks = self.patch.blocks_of(packed.blocks_of(index)).shifted(corner).inside(entry.label.shape)
+        of_box = self.patch.without_slice_axis_of(blocks.shifted(-corner))
+        return {
+            "image": pack(entry.image, blocks),
+            "label": pack(entry.label[None], blocks),
+            "blocks": torch.from_numpy(np.stack([of_box.begin, of_box.end], 1)),
+        }
+
+    def _corner_of(self, box: Sequence[int], corner: np.ndarray) -> np.ndarray:
+        """The corner of a box with the centre of the patch that has this corner."""
+        margin = np.subtract(box, self.patch.box) // 2
+        of_box: np.ndarray = corner - margin
+        return of_box
 
     def case_of(self, index: int) -> str:
         """The case id of a sample; reads no file."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from medconv.data.augmentation.blocks import Blocks
+
 
 @dataclass(frozen=True)
 class PatchShape:
@@ -29,6 +31,23 @@ class PatchShape:
         if self.slice_axis is not None:
             voxels.insert(self.slice_axis, 1)
         return tuple(voxels)
+
+    def blocks_of(self, blocks: Blocks) -> Blocks:
+        """Blocks of such a box along every axis of the prepared image."""
+        if self.slice_axis is None:
+            return blocks
+        begin = np.insert(blocks.begin, self.slice_axis, 0, axis=1)
+        end = np.insert(blocks.end, self.slice_axis, 1, axis=1)
+        return Blocks(begin, end)
+
+    def without_slice_axis_of(self, blocks: Blocks) -> Blocks:
+        """The same blocks along the axes of `size`."""
+        if self.slice_axis is None:
+            return blocks
+        return Blocks(
+            np.delete(blocks.begin, self.slice_axis, axis=1),
+            np.delete(blocks.end, self.slice_axis, axis=1),
+        )
 
     def without_slice_axis(self, patch: np.ndarray) -> np.ndarray:
         """Shape: (channels, *box) -> (channels, *size)."""

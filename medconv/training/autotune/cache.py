@@ -19,7 +19,7 @@ from medconv.models.deep_supervision import Supervised
 from medconv.training.autotune import search
 from medconv.training.autotune.trial import Choice, Work
 from medconv.training.build import build_task
-from medconv.training.measured_once import measured_once
+from medconv.training.measured_once import measured_once, measuring
 from medconv.training.run_dir import RunDir
 from medconv.utils import hardware
 
@@ -66,7 +66,7 @@ def _measure(config: RunConfig) -> dict[str, Any]:
     if not seconds > 0:
         raise configs.ConfigError(f"perf.auto_seconds must be positive, got {seconds}")
     log.info("perf=autotune: measuring steps for up to %.0f seconds", seconds)
-    with hardware.measuring(config.trainer.accelerator, config.trainer.devices), torch.random.fork_rng():
+    with measuring(config):
         candidates = _time_candidates(config)
     log.info("%s", table(candidates))
     best = candidates[0]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from medconv.performance.switches import apply_switches, memory_format
+from medconv.performance.switches import apply_switches, memory_format, to_memory_format
 from medconv.utils.hardware import autocast_dtype
 
 _MAX_NORM = 1.0  # of all gradients; its value does not affect the time
@@ -82,7 +82,7 @@ class Trial:
         self.optimizer = work.optimizer(self.parameters)
         self.objective = work.objective
         layout = memory_format(choice.channels_last, work.image.ndim - 2)
-        self.image = work.image.contiguous(memory_format=layout)
+        self.image = to_memory_format(work.image, layout)
         self.label = work.label
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
 

@@ -110,7 +110,7 @@ def _transforming(data: Any, options: argparse.Namespace) -> serving.Transformin
     augment, data.augment = data.augment, _Untouched(data.augment)
     if (
         options.device == "cuda"
-    ):  # as in training: one size for all samples of a batch that is copied to the device
+    ):  # as in training: the size of the boxes that an augmentation on the device gets
         data.augment.read_size = lambda sample: augment.max_read_size
     batches = iter(data.train_dataloader())
 

@@ -6,25 +6,36 @@ import os
 from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import monai.transforms as mt
+import numpy as np
 import pytest
 import torch
-from helpers.loading import data_module
+import yaml
+from helpers.loading import cases_of, data_module, training_cases
 from helpers.volumes import preprocessing_config, tiny
 from threadpoolctl import threadpool_info, threadpool_limits
+from torch.utils.data import default_collate
 
 from benchmarks.workers import measured
 from medconv.data.augmentation.augment import Augment
 from medconv.data.augmentation.sample_transforms import SampleTransforms
 from medconv.data.case import Case, Dataset
+from medconv.data.loading import packed
 from medconv.data.loading.datamodule import Batch, DataModule
+from medconv.data.loading.packed import PackedReading
+from medconv.data.loading.patch_dataset import PatchDataset
+from medconv.data.loading.patch_shape import PatchShape
+from medconv.data.loading.samplers.foreground import ForegroundSampler
 from medconv.data.preprocessing.pipeline import prepare
-from medconv.data.preprocessing.store import Store
+from medconv.data.preprocessing.store import Entry, Store
+from medconv.utils.errors import ArgumentError
 
+CONF = Path(__file__).parents[3] / "conf" / "augmentation"
 PATCH = (6, 5, 4)
 SLACK_MB = 12.0  # by which two workers that do the same may differ
 PreparedData = tuple[Dataset, Store]
@@ -183,7 +194,7 @@ def test_samples_are_transformed_in_workers_even_if_there_is_an_accelerator(prep
     loader = data.train_dataloader()
     batch = loader.collate_fn([loader.dataset[i] for i in (0, 1)])
     assert batch["image"].min() > 50
-    after = data.on_after_batch_transfer(data.on_before_batch_transfer(batch, 0), 0)
+    after = data.on_after_batch_transfer(batch, 0)
     assert after["image"] is batch["image"] and torch.equal(after["sample"], torch.tensor([0, 1]))
 
 
@@ -230,11 +241,83 @@ def test_the_accelerator_augments_if_there_is_one(prepared: PreparedData) -> Non
     (batch, *_) = (loader.collate_fn([loader.dataset[i] for i in (0, 1)]),)
     assert batch["image"].max() < 50
     assert data.on_after_batch_transfer(batch, 0)["image"].min() > 100
-    transferred = data.on_before_batch_transfer(batch, 0)
-    # sample numbers stay on the host
-    assert transferred["sample"] == [0, 1] and transferred["image"] is batch["image"]
     data.trainer = pretend_trainer("cuda", training=False)
     assert data.on_after_batch_transfer(batch, 0) is batch
+
+
+@pytest.mark.parametrize("shape", [PatchShape(PATCH), PatchShape(PATCH[:2], 2)])
+def test_packed_samples_give_the_batch_of_whole_boxes(prepared: PreparedData, shape: PatchShape) -> None:
+    """What an accelerator gets, and what it would get if all that may be shown were read."""
+    size = shape.size
+    augment = Augment(0, (1, 1.5, 2)[: len(size)], size, p=dict.fromkeys(("rotation", "scale", "noise"), 0.7))
+    data = module(prepared, augment, batch_size=4)
+    data.samples = replace(data.samples, patch=shape)
+    if shape.slice_axis is not None:
+        cases = training_cases(prepared[0].cases[:3], size, shape.slice_axis)
+        data.samples = replace(data.samples, sampler=ForegroundSampler(cases, 0.5))
+    data.trainer = pretend_trainer("cuda")
+    loader = data.train_dataloader()
+    batch = loader.collate_fn([loader.dataset[i] for i in range(4)])
+    found = data.on_after_batch_transfer(batch, 0)
+    patches = loader.dataset.dataset
+    patches.packed = None
+    patches.read_size = lambda sample: augment.max_read_size
+    whole = augment(default_collate([patches[i] for i in range(4)]))
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(found[key], whole[key]) for key in whole)
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+@pytest.mark.parametrize("preset", ["light", "strong"])
+def test_an_accelerator_is_sent_little_more_than_the_patch(tmp_path: Path, axes: int, preset: str) -> None:
+    """Bytes of a batch over those of its patches; `max_read_size` is 3 and 5 times the patch."""
+    shape = (300, 300, 4) if axes == 2 else (160, 160, 160)
+    patch = PatchShape((224, 224), 2) if axes == 2 else PatchShape((96, 96, 96))
+    settings = yaml.safe_load((CONF / f"{preset}.yaml").read_text())
+    del settings["_target_"]
+    augment = Augment(0, (1,) * axes, patch.size, **settings)
+    image = np.zeros((1, *shape), np.float32)
+    entry = Entry(image, image[0].astype(np.uint8), np.zeros((1, 4), np.int32), None)  # type: ignore[arg-type]
+    store: Any = SimpleNamespace(read=lambda case_id: entry)
+    samples = PatchDataset(
+        store,
+        ["case"],
+        ForegroundSampler(training_cases(cases_of(["case"]), patch.size, patch.slice_axis), 0),
+        patch,
+        0,
+        packed=PackedReading(augment.max_read_size, augment.read_blocks),
+    )
+    batch = packed.collate([samples[number] for number in range(16)])
+    sent = sum(batch[key].nbytes for key in ("image", "label", "blocks"))
+    assert sent < 1.4 * 16 * (4 + 1) * prod(patch.size)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_read_on_the_host_is_not_copied_to_the_device(prepared: PreparedData, workers: int) -> None:
+    data, meta = module(prepared, num_workers=workers), torch.device("meta")
+    batch = next(iter(data.train_dataloader()))
+    copied = data.transfer_batch_to_device(batch, meta, 0)
+    assert copied["image"].device == copied["label"].device == meta
+    assert torch.equal(copied["sample"], batch["sample"])
+    case = next(iter(data.val_dataloader()))
+    copied = data.transfer_batch_to_device(case, meta, 0)
+    assert copied["image"].device == copied["label"].device == meta
+    assert copied["reference"] is case["reference"] and copied["case"] == "case_3"
+
+
+def test_workers_need_shared_memory_for_their_batches(
+    prepared: PreparedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container with 64 kB; the error comes before a worker starts."""
+    monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_bavail=16, f_frsize=4096))
+    data = module(prepared, Augment(0, (1, 1.5, 2), PATCH, p={"rotation": 1}), batch_size=64, num_workers=2)
+    message = r"num_workers=2: the batches that they keep ready need about 0 MB in /dev/shm.*--shm-size=1g"
+    for trainer in (None, pretend_trainer("cuda", world_size=2)):
+        data.trainer = trainer
+        with pytest.raises(ArgumentError, match=message if trainer is None else "in each of 2 processes"):
+            data.setup("fit")
+    module(prepared, num_workers=0).setup("fit")
+    module(prepared, batch_size=1, num_workers=1, val=[]).setup("fit")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])

@@ -27,6 +27,12 @@ def test_a_trial_has_no_dropout() -> None:
     assert network[1].training
 
 
+def test_images_of_one_channel_are_channels_last() -> None:
+    job = work(unet("instance"))
+    assert Trial(job, Choice(channels_last=True)).image.stride() == (256, 1, 16, 1)
+    assert Trial(job, Choice()).image.stride() == (256, 256, 16, 1)
+
+
 def test_a_larger_batch_repeats_the_images() -> None:
     job = work(unet("instance"))
     larger = job.larger(3)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -57,7 +58,8 @@ def _trained(checkpoint: Path) -> Path:
 
 def _odd_image(checkpoint: Path, folder: Path) -> Path:
     """Other axes, another spacing, and zeros around the content."""
-    image = nib.load(checkpoint.parents[2] / "data/imagesTr/case_1.nii.gz").get_fdata().astype(np.float32)
+    volume: Any = nib.load(checkpoint.parents[2] / "data/imagesTr/case_1.nii.gz")
+    image = volume.get_fdata().astype(np.float32)
     affine = np.array([[0, -1.2, 0, 3], [1.3, 0, 0, 4], [0, 0, 1.7, 5], [0, 0, 0, 1]])
     path = folder / "odd_0000.nii.gz"
     nib.save(nib.Nifti1Image(np.pad(image, ((1, 2), (0, 3), (2, 0))), affine), path)
@@ -103,7 +105,8 @@ def test_nnunet_predicts_the_same_where_it_is_installed(checkpoint: Path, tmp_pa
 
 
 def _model(network: nn.Module) -> LoadedModel:
-    return replace(loaded_models.segmentation(network), path=Path("best.ckpt"))
+    model: LoadedModel = loaded_models.segmentation(network)
+    return replace(model, path=Path("best.ckpt"))
 
 
 def test_networks_that_do_not_fit_are_refused_with_what_would() -> None:

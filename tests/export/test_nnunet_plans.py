@@ -19,7 +19,8 @@ MEASURED = {"percentile_00_5": 1.0, "percentile_99_5": 9.0, "mean": 5.0, "std": 
 
 def _model(**preprocessing: Any) -> LoadedModel:
     """Of spacing 1 x 2 x 3 mm and patches of 8 x 12 x 16 voxels."""
-    model = loaded_models.segmentation(UNet(3, 1, 2, (4, 8), [(2, 1, 1)], strided=True), (8, 12, 16))
+    network = UNet(3, 1, 2, (4, 8), [(2, 1, 1)], strided=True)
+    model: LoadedModel = loaded_models.segmentation(network, (8, 12, 16))
     settings: dict[str, Any] = {"normalisation": ("zscore",), "intensities": (MEASURED,), **preprocessing}
     return replace(model, preprocessing=PreprocessingConfig(3, (1.0, 2.0, 3.0), **settings))
 

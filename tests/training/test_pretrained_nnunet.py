@@ -26,7 +26,7 @@ def _dataset(root: Path, name: str, labels: dict[str, int]) -> Path:
     rng = np.random.default_rng(0)
     for case in "abc":
         for image in models.write_image(root / "imagesTr", name):
-            read = nib.load(image)  # type: ignore[attr-defined]
+            read: Any = nib.load(image)
             image.rename(image.with_name(image.name.replace(name, case)))
         label = rng.integers(0, len(labels), read.shape).astype(np.uint8)
         nib.save(nib.Nifti1Image(label, read.affine), root / f"labelsTr/{case}.nii.gz")

@@ -1,11 +1,11 @@
-"""`medconv export`: write a trained network as ONNX, TorchScript, torch.export or a MONAI bundle."""
+"""`medconv export`: write a trained network in the formats of other programs."""
 
 from pathlib import Path
 
 from medconv.cli.parsers import Group, Parser, add_trust
 
 # The same as in medconv/export, whose import would load torch.
-FORMATS = ("torchscript", "pt2", "onnx", "bundle")
+FORMATS = ("torchscript", "pt2", "onnx", "bundle", "nnunet")
 OPSET = 18
 TOLERANCE = 1e-4
 
@@ -37,7 +37,7 @@ def _add_input_and_output(group: Group) -> None:
         type=Path,
         required=True,
         metavar="PATH",
-        help="file to write; for a bundle, a new folder",
+        help="file to write; for bundle and nnunet, a new folder (nnunet: named DatasetNNN_NAME)",
     )
     group.add_argument(
         "--opset",

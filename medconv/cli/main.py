@@ -17,7 +17,7 @@ COMMANDS = {
     "preprocess": "check a dataset and preprocess it for training",
     "predict": "predict new images with trained networks",
     "evaluate": "compare predictions with references",
-    "export": "write a network as ONNX, TorchScript or MONAI bundle",
+    "export": "write a network as ONNX, TorchScript, MONAI bundle or nnU-Net model",
     "find-postprocessing": "choose post-processing steps by cross-validation",
     "import-nnunet": "make run folders of a trained nnU-Net v2 model",
     "schema": "print the config's JSON schema, for editors",

@@ -155,7 +155,10 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class InitConfig:
-    pretrained: str | None = key(None, "a checkpoint or state dict; tensors that fit are loaded")
+    pretrained: str | None = key(
+        None,
+        "a checkpoint, state dict or folder of a trained nnU-Net; tensors that fit are loaded",
+    )
     inflate_2d: str | None = key(
         None,
         "2D weights in a 3D network: repeated along the new axis, or distributed over planes (acs)",

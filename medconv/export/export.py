@@ -1,4 +1,4 @@
-"""Export a network as a TorchScript, ONNX or torch.export file, or a MONAI bundle, with metadata."""
+"""Export a network as a TorchScript, ONNX or torch.export file, a MONAI bundle, or a model of nnU-Net."""
 
 import json
 import logging
@@ -13,6 +13,7 @@ from medconv.export.formats import OPSETS, check_format, read_written, write_net
 from medconv.export.graph import Captured, capture
 from medconv.export.metadata import Metadata, describe, metadata_path
 from medconv.export.monai_bundle import MODEL, check_bundle, write_bundle
+from medconv.export.nnunet import check_nnunet, larger_patch, prediction_notes, write_nnunet
 from medconv.export.parity import on_case, on_patches
 from medconv.inference.load import LoadedModel, load
 from medconv.utils import checkpoint_io
@@ -46,6 +47,14 @@ class ExportOptions:
         return self.format == "bundle"
 
     @property
+    def is_nnunet(self) -> bool:
+        return self.format == "nnunet"
+
+    @property
+    def is_folder(self) -> bool:
+        return self.is_bundle or self.is_nnunet
+
+    @property
     def file_format(self) -> str:
         """Of the network's file."""
         return "torchscript" if self.is_bundle else self.format
@@ -61,7 +70,7 @@ def export(
 
     Args:
         source: the checkpoint.
-        output: the file to write; for a bundle, a new folder.
+        output: the file to write; for a bundle or a model of nnU-Net, a new folder.
         choices: how it is written and compared.
         trusted: packages of your own that the network may come from.
     Raises:
@@ -77,6 +86,10 @@ def export(
         check_bundle(network)
         _export_bundle(output, choices, network, reference)
         log.info("%s, a MONAI bundle; docs/README.md in it has the command", output)
+        return
+    if choices.is_nnunet:
+        check_nnunet(network, output)
+        _export_nnunet(output, choices, network, reference)
         return
     with replacing(output, durable=True) as partial:
         metadata = _export_file(partial, choices, network, reference)
@@ -96,6 +109,22 @@ def _export_bundle(
         metadata = _export_file(model, choices, network, reference)
         _write_metadata(metadata, model)
         write_bundle(partial, network, metadata, output.name)
+
+
+def _export_nnunet(
+    output: Path,
+    choices: ExportOptions,
+    network: LoadedModel,
+    reference: LoadedModel,
+) -> None:
+    assert network.path is not None
+    with _new_folder(output) as partial:
+        written = write_nnunet(partial, network, checkpoint_io.read(network.path), output.name)
+        exported = replace(network, network=written)
+        _parity(reference, exported, larger_patch(network), choices)
+    log.info("%s, a model of nnU-Net v2", output)
+    for note in prediction_notes(network, output):
+        log.info("%s", note)
 
 
 def _export_file(
@@ -130,7 +159,7 @@ def _compare(
     assert network.path is not None
     content = checkpoint_io.read(network.path)
     exported = replace(network, network=read_written(file, choices.file_format), path=file)
-    parity = _parity(reference, exported, captured, choices)
+    parity = _parity(reference, exported, captured.larger, choices)
     metadata = describe(content, network, captured, file, choices.file_format, parity)
     if choices.file_format == "onnx":
         metadata["opset"] = choices.opset
@@ -140,11 +169,17 @@ def _compare(
 def _parity(
     reference: LoadedModel,
     exported: LoadedModel,
-    captured: Captured,
+    larger: Sequence[int],
     choices: ExportOptions,
 ) -> Metadata:
-    """The largest difference of the logits, and on what. Raises: ValueError: above the tolerance."""
-    largest = on_patches(reference, exported, captured)
+    """The largest difference of the logits, and on what.
+
+    Args:
+        larger: another size of images than the patch's, where the network takes one.
+    Raises:
+        ValueError: above the tolerance.
+    """
+    largest = on_patches(reference, exported, larger)
     inputs = "random patches"
     if choices.case is not None:
         difference, size = on_case(reference, exported, choices.case)
@@ -168,8 +203,8 @@ def _check_output(output: Path, choices: ExportOptions, source: Path) -> None:
     problem = ""
     if not output.absolute().parent.is_dir():
         problem = f"no such folder, {output.parent}"
-    elif choices.is_bundle and (output.exists() or output.is_symlink()):
-        problem = "exists already; a bundle needs a new folder"
+    elif choices.is_folder and (output.exists() or output.is_symlink()):
+        problem = f"exists already; the format {choices.format} needs a new folder"
     elif output.is_dir():
         problem = "is a folder, expected the name of a file"
     elif output.exists() and source.exists() and output.samefile(source):

@@ -1,12 +1,12 @@
 """Compare an exported model with its checkpoint: the largest difference of their logits, in fp32."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from medconv.export.graph import Captured
 from medconv.inference.inputs import find_cases
 from medconv.inference.load import LoadedModel
 from medconv.inference.predictor import Predictor
@@ -19,10 +19,12 @@ from medconv.utils.errors import ArgumentError
 def on_patches(
     reference: LoadedModel,
     exported: LoadedModel,
-    captured: Captured,
+    larger: Sequence[int],
 ) -> float:
-    """The largest difference on random patches: one, a batch of three, and one of another size along dynamic
-    axes.
+    """The largest difference on random patches: one, a batch of three, and one of another size.
+
+    Args:
+        larger: that size; along axes that take no other, the patch's.
     """
     generator = torch.Generator().manual_seed(1)
     patch_size = reference.window.patch_size
@@ -31,7 +33,7 @@ def on_patches(
     shapes = [
         (1, channels, *patch_size),
         (3, channels, *patch_size),
-        (1, channels, *captured.larger),
+        (1, channels, *larger),
     ]
     for shape in shapes:
         image = torch.randn(shape, generator=generator)

@@ -17,7 +17,7 @@ class Stages(nn.Module):
     all convolutions with a wider kernel.
 
     Args:
-        as of `UNet`; the attribute `channels` keeps them.
+        as of `UNet`; attributes keep them, per stage or step and axis.
     Raises:
         ValueError: lists that do not fit together; of `features`, a size that `divisor` does not divide.
     """
@@ -44,12 +44,14 @@ class Stages(nn.Module):
                 f"strides must have one entry fewer than channels ({stages}), got {len(strides)}"
             )
         self.channels = tuple(channels)
-        self._strides = [_per_axis(stride, spatial_dims, "strides") for stride in strides]
+        self.strides = [_per_axis(stride, spatial_dims, "strides") for stride in strides]
         # what the size of an image must be divisible by, per axis
-        self.divisor = tuple(prod(stride[axis] for stride in self._strides) for axis in range(spatial_dims))
-        self._convs = _convs(convs_per_stage, stages)
-        self._kernels = _kernels(kernel_size, stages, spatial_dims)
-        self._norm = norm
+        self.divisor = tuple(prod(stride[axis] for stride in self.strides) for axis in range(spatial_dims))
+        self.convs_per_stage = _convs(convs_per_stage, stages)
+        self.kernel_sizes = _kernels(kernel_size, stages, spatial_dims)
+        self.norm = norm
+        self.strided = strided
+        self.residual_blocks = None if residual_blocks is None else tuple(residual_blocks[:stages])
         if residual_blocks is not None and len(residual_blocks) < stages:
             raise ValueError(
                 f"residual_blocks must have {stages} entries or more, one per stage, "
@@ -74,7 +76,7 @@ class Stages(nn.Module):
             stride: int | Sequence[int] = 1
             stage_in = in_channels if stage == 0 else channels
             if strided and stage > 0:
-                stride = self._strides[stage - 1]
+                stride = self.strides[stage - 1]
                 stage_in = self.channels[stage - 1]
             if residual_blocks is None:
                 encoder.append(self.block(stage_in, stage, stride))
@@ -86,7 +88,7 @@ class Stages(nn.Module):
         """What joins each stage to the next coarser one."""
         conv = conv_nd(len(self.divisor))
         down = nn.ModuleList()
-        for stage, stride in enumerate(self._strides):
+        for stage, stride in enumerate(self.strides):
             if strided:
                 down.append(nn.Identity())
             else:
@@ -102,8 +104,8 @@ class Stages(nn.Module):
     ) -> ConvBlock:
         """The convolutions of a stage, in the encoder or the decoder."""
         out_channels = self.channels[stage]
-        widths = [in_channels, *[out_channels] * self._convs[stage]]
-        return ConvBlock(len(self.divisor), widths, self._kernels[stage], self._norm, stride)
+        widths = [in_channels, *[out_channels] * self.convs_per_stage[stage]]
+        return ConvBlock(len(self.divisor), widths, self.kernel_sizes[stage], self.norm, stride)
 
     def residual(
         self,
@@ -115,14 +117,14 @@ class Stages(nn.Module):
         """Residual blocks; the first stage begins with a convolution from the image to its channels."""
         spatial_dims = len(self.divisor)
         channels = self.channels[stage]
-        kernel_size = self._kernels[stage]
+        kernel_size = self.kernel_sizes[stage]
         layers = nn.Sequential()
         if stage == 0:
-            layers.append(ConvBlock(spatial_dims, [in_channels, channels], kernel_size, self._norm))
+            layers.append(ConvBlock(spatial_dims, [in_channels, channels], kernel_size, self.norm))
             in_channels = channels
-        layers.append(ResidualBlock(spatial_dims, in_channels, channels, kernel_size, self._norm, stride))
+        layers.append(ResidualBlock(spatial_dims, in_channels, channels, kernel_size, self.norm, stride))
         for _ in range(blocks - 1):
-            layers.append(ResidualBlock(spatial_dims, channels, channels, kernel_size, self._norm))
+            layers.append(ResidualBlock(spatial_dims, channels, channels, kernel_size, self.norm))
         return layers
 
     def add_outputs(self, out_channels: int) -> None:

@@ -41,7 +41,7 @@ class UNet(Stages):
         spatial_dims = len(self.divisor)
         up_conv = conv_transpose_nd(spatial_dims)
         self.up = nn.ModuleList()
-        for stage, stride in enumerate(self._strides):
+        for stage, stride in enumerate(self.strides):
             fine, coarse = self.channels[stage : stage + 2]
             self.up.append(up_conv(coarse, fine, stride, stride=stride))
         self.decoder = nn.ModuleList()

@@ -3,9 +3,8 @@
 import argparse
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
@@ -17,15 +16,14 @@ from medconv.config import Node, RunConfig
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.store import Store
 from medconv.models.build import build_network
-from medconv.models.pretrained.nnunet import unet_weights
+from medconv.models.pretrained.nnunet_weights import unet_weights
 from medconv.planning.memory_model import Budget
 from medconv.planning.planner import Plan
 from medconv.training import nnunet_plans
 from medconv.training.build import record_of
 from medconv.training.data_setup import PreparedData
-from medconv.training.nnunet_plans import DAMAGED, NnUNetModel
+from medconv.training.nnunet_plans import DAMAGED, NnUNetModel, TrainedFold, read_checkpoint
 from medconv.training.run_dir import RunDir
-from medconv.utils import checkpoint_io
 from medconv.utils.atomic_io import replacing, write_text
 from medconv.utils.errors import explained
 from medconv.utils.exit_codes import DONE
@@ -71,7 +69,7 @@ def import_model(
 def _import_fold(folder: Path, output: Path, fold: str, checkpoint: str) -> Path:
     if output.exists():
         raise ValueError(f"{output}: exists already; choose another output")
-    trained = _read_checkpoint(folder / f"fold_{fold}" / checkpoint)
+    trained = read_checkpoint(folder / f"fold_{fold}" / checkpoint)
     model = nnunet_plans.read(folder, trained.configuration)
     settings = model.settings(trained.mirror_axes)
     settings["data"]["fold"] = int(fold) if fold.isdigit() else fold
@@ -97,30 +95,7 @@ def _import_fold(folder: Path, output: Path, fold: str, checkpoint: str) -> Path
     return run.best
 
 
-@dataclass(frozen=True)
-class _TrainedFold:
-    """What a checkpoint of nnU-Net holds. Args: mirror_axes: nnU-Net's, of test-time augmentation."""
-
-    path: Path
-    configuration: str
-    trainer_name: str
-    mirror_axes: list[int]
-    weights: dict[str, Any]
-
-
-def _read_checkpoint(path: Path) -> _TrainedFold:
-    content = checkpoint_io.unpickled(path, inert=True)
-    with explained(f"{path}: not a checkpoint of nnU-Net v2", *DAMAGED):
-        return _TrainedFold(
-            path=path,
-            configuration=str(content["init_args"]["configuration"]),
-            trainer_name=str(content["trainer_name"]),
-            mirror_axes=[int(axis) for axis in content.get("inference_allowed_mirroring_axes") or ()],
-            weights=dict(content["network_weights"]),
-        )
-
-
-def _load_weights(network: nn.Module, trained: _TrainedFold, model: NnUNetModel) -> None:
+def _load_weights(network: nn.Module, trained: TrainedFold, model: NnUNetModel) -> None:
     """Raises: ValueError: the weights are those of another network."""
     with explained(f"{trained.path}: its weights do not fit its plans", ValueError, RuntimeError, *DAMAGED):
         weights, unknown = unet_weights(trained.weights, model.axes)

@@ -10,6 +10,7 @@ from medconv.data.case import Dataset
 from medconv.data.datasets.common import names_by_number, parse_labels, read_json
 from medconv.data.preprocessing.fingerprint import INTENSITIES
 from medconv.models.pretrained.nnunet import NnUNet
+from medconv.utils import checkpoint_io
 from medconv.utils.errors import explained
 
 DAMAGED = (LookupError, TypeError, AttributeError, ArithmeticError)
@@ -48,7 +49,7 @@ class NnUNetModel:
         patch_size: as in the plans, in nnU-Net's axes.
         normalisation: of each channel.
         intensities: of each channel.
-        convention: how images are read.
+        convention: how images are read and resampled; None: as medconv does, not nnU-Net.
         spacing_range_mm: smallest and largest of the training cases, in our axes; empty: not known.
     """
 
@@ -63,7 +64,7 @@ class NnUNetModel:
     batch_size: int
     normalisation: tuple[str, ...]
     intensities: tuple[dict[str, float], ...]
-    convention: str
+    convention: str | None
     spacing_range_mm: tuple[tuple[float, float], ...]
 
     def ours(self, values: Sequence[Value]) -> tuple[Value, ...]:
@@ -94,6 +95,34 @@ class NnUNetModel:
             "augmentation": {"mirror_axes": mirrored},
             "task": {"mirror_axes": mirrored},
         }
+
+
+@dataclass(frozen=True)
+class TrainedFold:
+    """What a checkpoint of nnU-Net holds. Args: mirror_axes: nnU-Net's, of test-time augmentation."""
+
+    path: Path
+    configuration: str
+    trainer_name: str
+    mirror_axes: list[int]
+    weights: dict[str, Any]
+
+
+def read_checkpoint(path: Path) -> TrainedFold:
+    """The checkpoint of a fold; no code in it is run.
+
+    Raises:
+        ValueError: it is missing or damaged, or holds more than tensors and plain values.
+    """
+    content = checkpoint_io.unpickled(path, inert=True)
+    with explained(f"{path}: not a checkpoint of nnU-Net v2", *DAMAGED):
+        return TrainedFold(
+            path=path,
+            configuration=str(content["init_args"]["configuration"]),
+            trainer_name=str(content["trainer_name"]),
+            mirror_axes=[int(axis) for axis in content.get("inference_allowed_mirroring_axes") or ()],
+            weights=dict(content["network_weights"]),
+        )
 
 
 def read(folder: Path, name: str) -> NnUNetModel:
@@ -138,7 +167,7 @@ def _model(
         batch_size=int(configuration["batch_size"]),
         normalisation=_normalisations(configuration),
         intensities=_intensities(plans, configuration),
-        convention=_CONVENTIONS[plans["image_reader_writer"]],
+        convention=_convention(plans),
         spacing_range_mm=tuple((min(mm), max(mm)) for mm in zip(*spacings, strict=True)),
     )
 
@@ -211,6 +240,13 @@ def _inherited(configurations: Content, name: str) -> dict[str, Any]:
     return configuration
 
 
+def _convention(plans: Content) -> str | None:
+    """How images are read and resampled; None: as medconv does, in plans that `medconv export` wrote."""
+    if "medconv" in plans and plans["medconv"]["convention"] is None:
+        return None
+    return _CONVENTIONS[plans["image_reader_writer"]]
+
+
 def _check(plans: Content, configuration: Content) -> None:
     """Raises: ValueError: the plans ask for what medconv cannot do as nnU-Net does."""
     reader = plans["image_reader_writer"]
@@ -221,7 +257,13 @@ def _check(plans: Content, configuration: Content) -> None:
     expected: dict[str, Any] = {"preprocessor_name": "DefaultPreprocessor"}
     for key, order in _SPLINE_ORDERS.items():
         expected[key] = "resample_data_or_seg_to_shape"
-        expected[f"{key}_kwargs"] = {"is_seg": False, "order": order, "order_z": 0, "force_separate_z": None}
+        expected[f"{key}_kwargs"] = {
+            "is_seg": False,
+            "order": order,
+            "order_z": 0,
+            # medconv's own convention interpolates across thick slices, too
+            "force_separate_z": False if _convention(plans) is None else None,
+        }
     for key, value in expected.items():
         if configuration[key] != value:
             raise ValueError(f"{key}={configuration[key]} is not supported, expected {value}")

@@ -24,6 +24,7 @@ from medconv.training.data_setup import (
     split_cases,
 )
 from medconv.training.plan_setup import make_plan
+from medconv.training.pretrained_nnunet import with_plans
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import size_text, start_logging
 
@@ -37,9 +38,9 @@ def run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     codes = []
     for run_config in configs:
         if options.check_only:
-            codes.append(_check(run_config))
+            codes.append(_check(with_plans(run_config)))
         else:
-            codes.append(_prepare(run_config, options.verify))
+            codes.append(_prepare(with_plans(run_config), options.verify))
     return max(codes, default=DONE)
 
 

@@ -22,7 +22,7 @@ from medconv.models.pretrained.load import load as load_pretrained
 from medconv.performance import bottleneck
 from medconv.performance.step_profiler import StepProfiler
 from medconv.targets import Targets
-from medconv.training import report, score_test_cases
+from medconv.training import pretrained_nnunet, report, score_test_cases
 from medconv.training.autotune import cache
 from medconv.training.build import build_task, record_of
 from medconv.training.callbacks import early_stopping
@@ -85,7 +85,7 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     check_conv(config.conv)
     L.seed_everything(config.seed, workers=True, verbose=False)
-    config = with_devices(config)
+    config = with_devices(pretrained_nnunet.with_plans(config))
     prepared = prepare_data(config, recorded=folder.planned())
     return _with_loss(config, prepared.targets), prepared
 
@@ -255,9 +255,11 @@ def pretrained_weights(
         model_of(more_channels.model, derived.per_voxel),
         model_of(more_outputs.model, derived.per_voxel),
     )
+    path, origin = pretrained_nnunet.file_of(init)
     return partial(
         load_pretrained,
-        path=Path(init.pretrained),
+        path=path,
+        origin=origin,
         derived=derived,
         layers=layers,
         inflate_2d=init.inflate_2d,

@@ -38,7 +38,10 @@ def test_bad_options_are_one_error_and_write_nothing(
     checkpoint, pt2 = ("--checkpoint", exported.checkpoint), ("--format", "pt2")
     good = (*checkpoint, "--output", tmp_path / "m.ts")
     for arguments, message in (
-        ((*good, "--format", "keras"), "--format must be one of torchscript, onnx, pt2, bundle, got keras"),
+        (
+            (*good, "--format", "keras"),
+            "--format must be one of torchscript, onnx, pt2, bundle, nnunet, got keras",
+        ),
         (
             (*good, "--format", "onnx", "--opset", "7"),
             f"--opset must lie between {OPSETS[0]} and {OPSETS[-1]}, got 7",
@@ -47,7 +50,7 @@ def test_bad_options_are_one_error_and_write_nothing(
         ((*checkpoint, "--output", tmp_path / "no/m", *pt2), "no such folder"),
         (
             (*good, "--format", "bundle", "--output", exported.images),
-            "exists already; a bundle needs a new folder",
+            "exists already; the format bundle needs a new folder",
         ),
         ((*good, *pt2, "--output", exported.images), "is a folder, expected the name of a file"),
         (

@@ -36,13 +36,13 @@ def test_patches_give_the_largest_difference(shift: float) -> None:
     """On one patch, on three, and on one that is larger along dynamic axes."""
     exported = Shifted(shift)
     models = [loaded_models.segmentation(network) for network in (Shifted(), exported)]
-    assert on_patches(*models, CAPTURED) == pytest.approx(abs(shift), abs=1e-6)
+    assert on_patches(*models, CAPTURED.larger) == pytest.approx(abs(shift), abs=1e-6)
     assert exported.shapes == [(1, 1, 8, 8, 8), (3, 1, 8, 8, 8), (1, 1, 10, 8, 10)]
 
 
 def test_patches_give_nan_if_a_logit_is_nan() -> None:
     models = [loaded_models.segmentation(network) for network in (Shifted(), Shifted(math.nan))]
-    assert math.isnan(on_patches(*models, CAPTURED))
+    assert math.isnan(on_patches(*models, CAPTURED.larger))
 
 
 def test_differences_are_relative_to_large_logits() -> None:
@@ -53,7 +53,7 @@ def test_differences_are_relative_to_large_logits() -> None:
             return image.new_full((len(image), 2, *image.shape[2:]), 10 + self.shift)
 
     models = [loaded_models.segmentation(network) for network in (Large(), Large(0.01))]
-    assert on_patches(*models, CAPTURED) == pytest.approx(0.001, rel=1e-3)
+    assert on_patches(*models, CAPTURED.larger) == pytest.approx(0.001, rel=1e-3)
 
 
 def test_differences_of_a_regression_are_relative_to_its_largest_number() -> None:
@@ -68,7 +68,7 @@ def test_differences_of_a_regression_are_relative_to_its_largest_number() -> Non
     targets = RegressionTargets(("age",))
     models = [loaded_models.image_level(Number(number), targets) for number in (1000.0, 1001.0)]
     captured = Captured(Logits(nn.Identity()), None, torch.zeros(1, 1, 8, 8), (1, 1), (False, False))
-    assert on_patches(*models, captured) == pytest.approx(1e-3)
+    assert on_patches(*models, captured.larger) == pytest.approx(1e-3)
 
 
 def test_a_case_gives_the_difference_after_preprocessing_and_its_shape(tmp_path: Path) -> None:

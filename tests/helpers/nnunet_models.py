@@ -231,7 +231,7 @@ def write_image(folder: Path, name: str) -> list[Path]:
     return files
 
 
-def predicted(model: Path, images: list[Path]) -> dict[str, np.ndarray]:
+def predicted(model: Path, images: list[Path], fold: str = "0") -> dict[str, np.ndarray]:
     """By nnU-Net: the prepared image, logits on its grid, both (channels, X, Y, Z), and the label map."""
     from nnunetv2.inference.data_iterators import PreprocessAdapterFromNpy
     from nnunetv2.inference.export_prediction import (
@@ -241,7 +241,7 @@ def predicted(model: Path, images: list[Path]) -> dict[str, np.ndarray]:
 
     settings = {"perform_everything_on_device": False, "device": torch.device("cpu"), "allow_tqdm": False}
     nnunet = nnUNetPredictor(**settings)
-    nnunet.initialize_from_trained_model_folder(str(model), ("0",))
+    nnunet.initialize_from_trained_model_folder(str(model), (fold,))
     plans, configuration = nnunet.plans_manager, nnunet.configuration_manager
     image, properties = plans.image_reader_writer_class().read_images(list(map(str, images)))
     given = ([image], [None], [properties], [None], plans, nnunet.dataset_json, configuration, 1)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,26 @@ _COMPUTED = ".parametrizations.weight.original"
 Tensors = Mapping[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What is known of a network from elsewhere, beside its file.
+
+    Args:
+        axes: the spatial axis of its kernels that becomes each of ours.
+        output_names: of its classes or regions, without the background.
+    """
+
+    axes: tuple[int, ...]
+    output_names: tuple[str, ...]
+
+
 def load(
     network: nn.Module,
     path: Path,
     derived: Derived,
     layers: Layers | None = None,
     inflate_2d: str | None = None,
+    origin: Origin | None = None,
 ) -> Report:
     """Load the weights of a file that fit into a network, in place, and report all of them.
 
@@ -42,6 +56,7 @@ def load(
         derived: of this run.
         layers: the input layers and the head; None: no layer is treated differently.
         inflate_2d: one of `adapt.TO_3D`, or None.
+        origin: of a network that is not ours; None: only the file is known.
     Raises:
         ValueError: the file cannot be read, holds numbers that are not finite, or nothing in it fits.
         ConfigError: it has another number of dimensions or another convolution, and no key allows that.
@@ -49,7 +64,7 @@ def load(
     if inflate_2d not in (None, *adapt.TO_3D):
         allowed = ", ".join(adapt.TO_3D)
         raise ConfigError(f"init.inflate_2d must be null or one of {allowed}, got {inflate_2d}")
-    file_tensors, metadata = read.read(path)
+    file_tensors, metadata = read.read(path, origin.axes if origin else None)
     saved = read.derived_values(metadata) or {}
     layers = layers or Layers()
     source = f"init.pretrained={path}"
@@ -69,7 +84,7 @@ def load(
         layers=layers,
         inflate_2d=inflate_2d,
         axis=_new_axis(pairs, saved),
-        has_other_classes=bool(saved) and output_names(saved) != output_names(asdict(derived)),
+        has_other_classes=_has_other_classes(saved, origin, derived),
     )
     report = Report()
     values = _fitted(fit, pairs, tensors, report)
@@ -82,6 +97,13 @@ def load(
     report.share = _loaded_share(values, tensors, layers)
     _log(report, source, path)
     return report
+
+
+def _has_other_classes(saved: Mapping[str, Any], origin: Origin | None, derived: Derived) -> bool:
+    """Whether the file's network predicts something else; False also where that is not known."""
+    if origin is not None:
+        return list(origin.output_names) != output_names(asdict(derived))
+    return bool(saved) and output_names(saved) != output_names(asdict(derived))
 
 
 def _pairs(

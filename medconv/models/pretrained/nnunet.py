@@ -1,31 +1,21 @@
-"""Networks of nnU-Net v2: their plans as arguments of our U-Net, their weights by our names.
+"""Networks of nnU-Net v2: their plans as arguments of our U-Net, and our U-Net as a plan.
 
 Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; classes and names of
 https://github.com/MIC-DKFZ/dynamic-network-architectures.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+from medconv.models.unet import UNet
 
 _PACKAGE = "dynamic_network_architectures.architectures.unet."
 _PLAIN = _PACKAGE + "PlainConvUNet"
 _RESIDUAL = _PACKAGE + "ResidualEncoderUNet"
 _ACTIVATIONS = ("torch.nn.LeakyReLU", "torch.nn.modules.activation.LeakyReLU")
-_LAYER = r"\.(conv|norm)\.(weight|bias)"
-_STAGE = re.compile(r"encoder\.stages\.(\d+)\.")
-_CONV = re.compile(r"(encoder|decoder)\.(?:stem|stages\.(\d+))(?:\.0)?\.convs\.(\d+)" + _LAYER)
-_BLOCK = re.compile(r"encoder\.stages\.(\d+)\.blocks\.(\d+)\.(conv|skip\.)(\d)" + _LAYER)
-_UP = re.compile(r"decoder\.transpconvs\.(\d+)\.(weight|bias)")
-_HEAD = re.compile(r"decoder\.seg_layers\.(\d+)\.(weight|bias)")  # all but the finest serve training alone
-# biases before a norm, and second names of the same tensors
-_UNUSED = re.compile(r".*\.conv\.bias|.*\.all_modules\.\d+\.(weight|bias)|decoder\.encoder\..*")
-_MODULES_PER_CONV = 3  # in our blocks: convolution, norm, activation
-Axes = Sequence[int]
+_NORMS = {"instance": "instancenorm.InstanceNorm", "batch": "batchnorm.BatchNorm"}
+_MODULES = "torch.nn.modules."
 
 
 @dataclass(frozen=True)
@@ -39,6 +29,7 @@ class NnUNet:
         convs: of the encoder; of a residual one, blocks of two.
         decoder_convs: as the decoder computes its stages, coarsest first.
         residual: whether the encoder has residual blocks.
+        norm: `instance` or `batch`.
     """
 
     channels: tuple[int, ...]
@@ -47,6 +38,7 @@ class NnUNet:
     convs: tuple[int, ...]
     decoder_convs: tuple[int, ...]
     residual: bool = False
+    norm: str = "instance"
 
     @classmethod
     def of(cls, configuration: Mapping[str, Any]) -> "NnUNet":
@@ -71,9 +63,51 @@ class NnUNet:
             convs=_integers(settings["n_blocks_per_stage" if residual else "n_conv_per_stage"]),
             decoder_convs=_integers(settings["n_conv_per_stage_decoder"]),
             residual=residual,
+            norm=_norm(settings, spatial_dims=len(settings["kernel_sizes"][0])),
         )
         network._check_stages(int(settings["n_stages"]))
         return network
+
+    @classmethod
+    def of_network(cls, network: UNet) -> "NnUNet":
+        """The network of a plan that computes what this one does, if that is `strided`; in nnU-Net's axes."""
+        strides = [(1,) * len(network.divisor), *network.strides]
+        convs = network.residual_blocks or network.convs_per_stage
+        return cls(
+            channels=network.channels,
+            strides=tuple(stride[::-1] for stride in strides),
+            kernel_sizes=tuple(kernel[::-1] for kernel in network.kernel_sizes),
+            convs=convs,
+            decoder_convs=network.convs_per_stage[-2::-1],
+            residual=network.residual_blocks is not None,
+            norm=network.norm,
+        )
+
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """As plans.json describes it."""
+        spatial_dims = len(self.kernel_sizes[0])
+        settings = {
+            "n_stages": len(self.channels),
+            "features_per_stage": list(self.channels),
+            "conv_op": f"{_MODULES}conv.Conv{spatial_dims}d",
+            "kernel_sizes": [list(kernel) for kernel in self.kernel_sizes],
+            "strides": [list(stride) for stride in self.strides],
+            "n_blocks_per_stage" if self.residual else "n_conv_per_stage": list(self.convs),
+            "n_conv_per_stage_decoder": list(self.decoder_convs),
+            "conv_bias": True,
+            "norm_op": _norm_class(self.norm, spatial_dims),
+            "norm_op_kwargs": {"eps": 1e-5, "affine": True},
+            "dropout_op": None,
+            "dropout_op_kwargs": None,
+            "nonlin": _ACTIVATIONS[0],
+            "nonlin_kwargs": {"inplace": True},
+        }
+        return {
+            "network_class_name": _RESIDUAL if self.residual else _PLAIN,
+            "arch_kwargs": settings,
+            "_kw_requires_import": ["conv_op", "norm_op", "dropout_op", "nonlin"],
+        }
 
     def _check_stages(self, stages: int) -> None:
         """Check that the lists fit together and to our U-Net.
@@ -100,7 +134,7 @@ class NnUNet:
     @property
     def arguments(self) -> dict[str, Any]:
         """Of `UNet`, beside channels, strides and kernels."""
-        arguments: dict[str, Any] = {"strided": True, "norm": "instance"}
+        arguments: dict[str, Any] = {"strided": True, "norm": self.norm}
         if self.residual:
             arguments["residual_blocks"] = list(self.convs)
             arguments["convs_per_stage"] = self.decoder_convs[0]
@@ -130,7 +164,7 @@ def _architecture(configuration: Mapping[str, Any]) -> tuple[str, Mapping[str, A
         "n_conv_per_stage": convs,
         "n_blocks_per_stage": convs,
         "n_conv_per_stage_decoder": configuration["n_conv_per_stage_decoder"],
-        "norm_op": f"torch.nn.modules.instancenorm.InstanceNorm{spatial_dims}d",
+        "norm_op": _norm_class("instance", spatial_dims),
         "nonlin": _ACTIVATIONS[0],
     }
     # older plans name the class without its module
@@ -146,12 +180,10 @@ def _check_layers(settings: Mapping[str, Any], spatial_dims: int) -> None:
     Raises:
         ValueError: a layer that our U-Net has not.
     """
-    norm = f"torch.nn.modules.instancenorm.InstanceNorm{spatial_dims}d"
-    conv = f"torch.nn.modules.conv.Conv{spatial_dims}d"
+    conv = f"{_MODULES}conv.Conv{spatial_dims}d"
     # None: null, or the plans have no such key
     supported: dict[str, tuple[Any, ...]] = {
         "conv_op": (None, conv, conv.replace(".modules.conv", "")),
-        "norm_op": (norm, norm.replace(".modules.instancenorm", "")),
         "norm_op_kwargs": (None, {"eps": 1e-5, "affine": True}),
         "dropout_op": (None,),
         "nonlin": _ACTIVATIONS,
@@ -168,115 +200,17 @@ def _check_layers(settings: Mapping[str, Any], spatial_dims: int) -> None:
             raise ValueError(f"{key}={value} is not supported, expected {values[0] or values[-1]}")
 
 
-def by_our_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A file's tensors; those of a network of nnU-Net or nnssl, under whatever prefix, as `unet_weights`."""
-    prefix = _network_prefix(tensors)
-    if prefix is None:
-        return dict(tensors)
-    state = {name.removeprefix(prefix): value for name, value in tensors.items()}
-    weights, unknown = unet_weights(state)
-    # The unknown ones stay under their names, to be reported as not used.
-    return {**weights, **{name: state[name] for name in unknown}}
+def _norm(settings: Mapping[str, Any], spatial_dims: int) -> str:
+    """Raises: ValueError: a norm that our U-Net has not."""
+    given = settings["norm_op"]
+    for name in _NORMS:
+        long = _norm_class(name, spatial_dims)
+        module = long.removeprefix(_MODULES).partition(".")[0]
+        if given in (long, long.replace(f".modules.{module}", "")):
+            return name
+    expected = " or ".join(_norm_class(name, spatial_dims) for name in _NORMS)
+    raise ValueError(f"norm_op={given} is not supported, expected {expected}")
 
 
-def _network_prefix(names: Mapping[str, Tensor]) -> str | None:
-    """What stands before nnU-Net's own names; None: the file has none of them."""
-    for name in names:
-        for pattern in (_CONV, _BLOCK):
-            match = re.match(rf"(.*?){pattern.pattern}$", name)
-            if match is not None:
-                return match[1]
-    return None
-
-
-def unet_weights(
-    state: Mapping[str, Tensor], axes: Axes | None = None
-) -> tuple[dict[str, Tensor], list[str]]:
-    """The weights by the names of `UNet(strided=True)`, and the names of tensors that it has not.
-
-    A bias before an instance norm has no effect, so our convolutions have none.
-
-    Args:
-        state: of a whole network, or of its encoder or decoder.
-        axes: nnU-Net's spatial axis that becomes each of ours; None: the opposite order.
-    Returns:
-        Weights by our names; names that no such network has.
-    """
-    # The decoder has one stage less than the encoder, and counts from the coarsest.
-    stages = [int(match[1]) for match in map(_STAGE.match, state) if match is not None]
-    finest = max(stages, default=0) - 1
-    weights: dict[str, Tensor] = {}
-    unknown: list[str] = []
-    for name, value in state.items():
-        our_name = _our_name(name, finest)
-        if our_name is None:
-            unknown.append(name)
-        elif our_name:
-            weights[our_name] = _with_our_axes(value, axes).float().contiguous()
-    for stage in range(finest + 1):  # of coarse and skip, where ours takes skip and coarse
-        first_conv = f"decoder.{stage}.0.weight"
-        if first_conv in weights:
-            coarse_and_skip = weights[first_conv].chunk(2, 1)
-            weights[first_conv] = torch.cat(coarse_and_skip[::-1], 1)
-    return weights, unknown
-
-
-def _with_our_axes(value: Tensor, axes: Axes | None) -> Tensor:
-    """A kernel (out, in, *spatial) with its spatial axes in our order; vectors as they are."""
-    spatial_dims = value.ndim - 2
-    if spatial_dims <= 0:
-        return value
-    order = axes or range(spatial_dims)[::-1]
-    return value.permute(0, 1, *[2 + axis for axis in order])
-
-
-def _our_name(name: str, finest: int) -> str | None:
-    """The name in our U-Net; empty: it needs none of it; None: not a tensor of such networks.
-
-    Args:
-        finest: the finest stage of the decoder, of which the coarsest is 0; ours count the other way.
-    """
-    if _UNUSED.fullmatch(name):
-        return ""
-    match = _CONV.fullmatch(name)
-    if match is not None:
-        return _our_conv(match, finest)
-    match = _BLOCK.fullmatch(name)
-    if match is not None:
-        return _our_residual(match)
-    match = _UP.fullmatch(name)
-    if match is not None:
-        stage, parameter = match.groups()
-        return f"up.{finest - int(stage)}.{parameter}"
-    match = _HEAD.fullmatch(name)
-    if match is None:
-        return None
-    stage, parameter = match.groups()
-    return f"head.{parameter}" if int(stage) == finest else ""
-
-
-def _our_conv(match: re.Match[str], finest: int) -> str:
-    """Of the stem, or of a stage of plain convolutions."""
-    side, stage, number, layer, parameter = match.groups()
-    if stage is None:  # the stem, which is in our first stage
-        our_stage = "0.0"
-    elif side == "encoder":
-        our_stage = stage
-    else:
-        our_stage = str(finest - int(stage))
-    index = _MODULES_PER_CONV * int(number) + (layer == "norm")
-    return f"{side}.{our_stage}.{index}.{parameter}"
-
-
-def _our_residual(match: re.Match[str]) -> str:
-    """Of a residual block of the encoder, or of its skip."""
-    stage, block, branch, number, layer, parameter = match.groups()
-    if branch == "conv":  # counted from 1
-        our_branch = "convs"
-        index = _MODULES_PER_CONV * (int(number) - 1)
-    else:  # in a skip averaging comes before the projection
-        our_branch = "skip"
-        index = int(number)
-    index += layer == "norm"
-    our_block = int(block) + (stage == "0")  # after the stem
-    return f"encoder.{stage}.{our_block}.{our_branch}.{index}.{parameter}"
+def _norm_class(name: str, spatial_dims: int) -> str:
+    return f"{_MODULES}{_NORMS[name]}{spatial_dims}d"

@@ -7,17 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medconv.models.pretrained import nnunet
+from medconv.models.pretrained import nnunet_weights
 from medconv.utils import checkpoint_io
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(path: Path, axes: nnunet_weights.Axes | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Every tensor of a file by its dotted name, and the metadata of a checkpoint of ours (else empty).
 
     Nested mappings, such as the `state_dict` of a checkpoint, become part of the name; `match` finds where
     the network's own names begin. Of our checkpoints only the state dict is read; networks of nnU-Net and
     nnssl get the names of ours.
 
+    Args:
+        axes: of nnU-Net's network, as in `unet_weights`.
     Raises:
         ValueError: the file is missing, damaged, holds objects, or holds no tensors.
     """
@@ -30,18 +32,20 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         content = content["state_dict"]
     if not isinstance(content, Mapping):
         raise ValueError(f"{path}: holds a {type(content).__name__}, expected tensors by name (a state dict)")
-    tensors = nnunet.by_our_names(dict(_tensors(content, "", set())))
+    tensors = nnunet_weights.by_our_names(dict(_tensors(content, "", set())), axes)
     if not tensors:
         raise ValueError(f"{path}: holds no tensors by name, expected a state dict")
     return tensors, metadata if isinstance(metadata, dict) else {}
 
 
 def planned_as(path: Path) -> dict[str, Any]:
-    """Size and slice axis of the run that a checkpoint of ours is from; of another file nothing.
+    """Size and slice axis of the run that a checkpoint of ours is from; of another file or a folder nothing.
 
     Raises:
         ValueError: as `read`.
     """
+    if path.is_dir():
+        return {}
     _, metadata = read(path)
     derived = derived_values(metadata)
     if derived is None:

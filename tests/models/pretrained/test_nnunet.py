@@ -1,16 +1,11 @@
-"""medconv/models/pretrained/nnunet.py: plans that our U-Net cannot express, and weights that do not fit."""
+"""medconv/models/pretrained/nnunet.py: plans that our U-Net cannot express, and plans of our U-Net."""
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from helpers import nnunet_models as models
-from helpers.pretrained import DERIVED, UNET_LAYERS
 
-from medconv.models.pretrained.load import load
-from medconv.models.pretrained.nnunet import NnUNet, unet_weights
+from medconv.models.pretrained.nnunet import NnUNet
 from medconv.models.unet import UNet
 
 
@@ -28,7 +23,7 @@ def test_old_and_new_plans_describe_the_same_network() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("norm_op", "torch.nn.modules.batchnorm.BatchNorm3d", "norm_op=.*BatchNorm3d is not supported"),
+        ("norm_op", "torch.nn.modules.normalization.GroupNorm", "norm_op=.*GroupNorm is not supported"),
         ("norm_op_kwargs", {"eps": 1e-3, "affine": True}, "norm_op_kwargs=.*0.001"),
         ("dropout_op", "torch.nn.Dropout3d", "dropout_op=torch.nn.Dropout3d is not supported, expected None"),
         ("nonlin", "os.system", "nonlin=os.system is not supported, expected torch.nn.LeakyReLU"),
@@ -69,33 +64,13 @@ def test_other_residual_encoders_are_refused_by_name(key: str, value: Any, expec
         NnUNet.of(configuration)
 
 
-def test_every_tensor_is_accounted_for() -> None:
-    network, state = NnUNet.of(_configuration()), models.state_dict("turned", 1)
-    weights, unknown = unet_weights(state, (0, 1, 2))
-    unet = UNet(3, 1, 3, network.channels, network.strides[1:], convs_per_stage=network.convs, strided=True)
-    unet.load_state_dict(weights, strict=False)
-    assert set(weights) == {name for name, _ in unet.named_parameters()} and not unknown
-    others = {"encoder.stages.0.0.convs.0.norm.running_mean": torch.zeros(4), "mask_token": torch.zeros(4)}
-    assert unet_weights({**state, **others}, (0, 1, 2))[1] == list(others)
-
-
-@pytest.mark.parametrize("prefix", ["", "network_weights.", "network_weights.module."])
-def test_weights_of_a_pretrained_encoder_are_loaded_by_name(tmp_path: Path, prefix: str) -> None:
-    """As nnssl publishes them: the encoder, some also with a decoder of another task; axes from z to x."""
-    state = {n: v for n, v in models.state_dict("residual", 1).items() if not n.startswith("decoder.seg")}
-    state["encoder.stem.convs.0.conv.weight"] = torch.rand(4, 1, 1, 3, 3)
-    content = {"logging": [np.float32(0.5)], "nnssl_adaptation_plan": {"key_to_stem": "encoder.stem"}}
-    for name, value in {**state, "mask_token": torch.zeros(1)}.items():
-        node: dict[str, Any] = content
-        *parents, last = [*filter(None, prefix.split(".")), name]
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = value
-    torch.save(content, tmp_path / "pretrained.pth")
-    kernels = [(3, 3, 1), (3, 3, 3), (3, 3, 3)]
-    settings: Any = {"residual_blocks": [1, 2, 1], "convs_per_stage": 1, "strided": True, "norm": "instance"}
-    unet = UNet(3, 1, 3, models.CHANNELS, [(2, 2, 1), (2, 2, 2)], kernels, **settings)
-    report = load(unet, tmp_path / "pretrained.pth", DERIVED, UNET_LAYERS)
-    assert list(report.random) == ["head.weight", "head.bias"] and list(report.unused) == ["mask_token"]
-    stem = state["encoder.stem.convs.0.conv.weight"].permute(0, 1, 4, 3, 2)
-    torch.testing.assert_close(unet.state_dict()["encoder.0.0.0.weight"], stem)
+@pytest.mark.parametrize("residual_blocks", [None, [1, 2, 1, 5]])
+@pytest.mark.parametrize("norm", ["instance", "batch"])
+def test_the_plan_of_our_network_describes_it(norm: str, residual_blocks: list[int] | None) -> None:
+    kernels = [(3, 3, 1), (3, 3, 3), 3]
+    settings: Any = {"norm": norm, "residual_blocks": residual_blocks, "strided": True}
+    unet = UNet(3, 1, 2, models.CHANNELS, [(2, 2, 1), 2], kernels, convs_per_stage=1, **settings)
+    plan = NnUNet.of_network(unet)
+    assert plan.kernel_sizes[0] == (1, 3, 3) and plan.strides == ((1, 1, 1), (1, 2, 2), (2, 2, 2))
+    assert plan.convs == ((1, 2, 1) if residual_blocks else (1, 1, 1)) and plan.decoder_convs == (1, 1)
+    assert NnUNet.of({"architecture": plan.architecture}) == plan

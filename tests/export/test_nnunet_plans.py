@@ -1,0 +1,110 @@
+"""medconv/export/nnunet_plans.py: what nnU-Net reads, in its axes and words, and what it cannot express."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from helpers import loaded_models
+
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
+from medconv.export import nnunet_plans
+from medconv.inference.load import LoadedModel
+from medconv.inference.sliding_window import SlidingWindow
+from medconv.models.pretrained.nnunet import NnUNet
+from medconv.models.unet import UNet
+from medconv.targets.regions import RegionTargets
+
+MEASURED = {"percentile_00_5": 1.0, "percentile_99_5": 9.0, "mean": 5.0, "std": 2.0}
+
+
+def _model(**preprocessing: Any) -> LoadedModel:
+    """Of spacing 1 x 2 x 3 mm and patches of 8 x 12 x 16 voxels."""
+    network = UNet(3, 1, 2, (4, 8), [(2, 1, 1)], strided=True)
+    model: LoadedModel = loaded_models.segmentation(network, (8, 12, 16))
+    settings: dict[str, Any] = {"normalisation": ("zscore",), "intensities": (MEASURED,), **preprocessing}
+    return replace(model, preprocessing=PreprocessingConfig(3, (1.0, 2.0, 3.0), **settings))
+
+
+def _plans(model: LoadedModel) -> dict[str, Any]:
+    assert isinstance(model.network, UNet)
+    return nnunet_plans.plans(model, NnUNet.of_network(model.network), "Dataset001_A")
+
+
+def test_axes_are_those_of_nnunet() -> None:
+    plans = _plans(_model())
+    assert plans["transpose_forward"] == plans["transpose_backward"] == [0, 1, 2]
+    configuration = plans["configurations"]["3d_fullres"]
+    assert configuration["spacing"] == [3.0, 2.0, 1.0] and configuration["patch_size"] == [16, 12, 8]
+    assert configuration["architecture"]["arch_kwargs"]["strides"] == [[1, 1, 1], [1, 1, 2]]
+
+
+@pytest.mark.parametrize(("slice_axis", "forward"), [(0, [2, 0, 1]), (1, [1, 0, 2]), (2, [0, 1, 2])])
+def test_a_2d_network_takes_slices_across_its_axis(slice_axis: int, forward: list[int]) -> None:
+    model = loaded_models.segmentation(UNet(2, 1, 2, (4, 8), [(2, 1)], strided=True))
+    preprocessing = PreprocessingConfig(2, (1.0, 2.0), ("none",), ({},), slice_axis=slice_axis)
+    window = SlidingWindow((8, 12), slice_axis=slice_axis)
+    plans = _plans(replace(model, preprocessing=preprocessing, window=window))
+    assert plans["transpose_forward"] == forward
+    assert [forward[axis] for axis in plans["transpose_backward"]] == [0, 1, 2]
+    assert plans["configurations"]["2d"]["patch_size"] == [12, 8]
+    assert plans["configurations"]["2d"]["spacing"] == [2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme", "masked", "low"),
+    [
+        ("zscore", "ZScoreNormalization", False, 1.0),
+        ("zscore_nonzero", "ZScoreNormalization", True, 1.0),
+        ("ct", "CTNormalization", False, 1.0),
+        ("dataset", "CTNormalization", False, -3.4e38),  # clips nothing
+        ("rescale", "RescaleTo01Normalization", False, 1.0),
+        ("none", "NoNormalization", False, 1.0),
+    ],
+)
+def test_normalisation_has_nnunets_names(name: str, scheme: str, masked: bool, low: float) -> None:
+    plans = _plans(_model(normalisation=(name,)))
+    configuration = plans["configurations"]["3d_fullres"]
+    assert configuration["normalization_schemes"] == [scheme]
+    assert configuration["use_mask_for_norm"] == [masked]
+    measured = plans["foreground_intensity_properties_per_channel"]["0"]
+    assert measured["percentile_00_5"] == low and measured["mean"] == 5.0
+
+
+@pytest.mark.parametrize(
+    ("convention", "reader", "separate"),
+    [
+        (None, "NibabelIOWithReorient", False),
+        ("nnunet_ras", "NibabelIOWithReorient", None),
+        ("nnunet", "SimpleITKIO", None),
+    ],
+)
+def test_orientation_and_resampling_follow_the_convention(
+    convention: str | None, reader: str, separate: bool | None
+) -> None:
+    plans = _plans(_model(convention=convention))
+    assert plans["image_reader_writer"] == reader and plans["medconv"]["convention"] == convention
+    kwargs = plans["configurations"]["3d_fullres"]["resampling_fn_data_kwargs"]
+    assert kwargs == {"is_seg": False, "order": 3, "order_z": 0, "force_separate_z": separate}
+
+
+def test_regions_keep_their_order() -> None:
+    regions = RegionTargets(("whole", "core"), ((1, 2), (2,)), order=(1, 2))
+    content = nnunet_plans.dataset_json(replace(_model(), targets=regions), "Dataset001_A")
+    assert content["labels"] == {"background": 0, "whole": [1, 2], "core": [2]}
+    assert content["regions_class_order"] == [1, 2]
+    assert nnunet_plans.dataset_json(_model(), "A")["labels"] == {"background": 0, "a": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"source_spacing_mm": [1, 1, 1]}, "which data.source_spacing_mm replaced in training"),
+        ({"preprocessing": PreprocessingConfig(2, (1.0, 1.0), ("none",), ({},))}, "takes 2D images"),
+        ({"preprocessing": PreprocessingConfig(3, (1.0,) * 3, ("none",), ({},), resize=(8,) * 3)}, "resize"),
+        ({"targets": RegionTargets(("a", "b"), ((1,), (2,)), order=(1, 2))}, "without data.regions it would"),
+    ],
+)
+def test_what_nnunet_cannot_express_is_named(change: dict[str, Any], expected: str) -> None:
+    nnunet_plans.check_preprocessing(_model())
+    with pytest.raises(ValueError, match=f"the format nnunet is for .*{expected}"):
+        nnunet_plans.check_preprocessing(replace(_model(), **change))

@@ -1,0 +1,138 @@
+"""`init.pretrained=FOLDER` of nnU-Net: network, preprocessing and weights are its own, and what is refused."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers import nnunet_models as models
+from hydra import compose, initialize_config_dir
+
+from medconv import config
+from medconv.inference.predictor import Predictor
+from medconv.training import run
+from medconv.training.import_nnunet import import_model
+from medconv.training.pretrained_nnunet import find, with_plans
+from medconv.training.run_dir import RunDir
+
+
+def _dataset(root: Path, name: str, labels: dict[str, int]) -> Path:
+    """Three cases in nnU-Net's layout; the last class is where the image is bright, the others at random."""
+    (root / "labelsTr").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for case in "abc":
+        for image in models.write_image(root / "imagesTr", name):
+            read: Any = nib.load(image)
+            image.rename(image.with_name(image.name.replace(name, case)))
+        label = rng.integers(0, len(labels), read.shape).astype(np.uint8)
+        nib.save(nib.Nifti1Image(label, read.affine), root / f"labelsTr/{case}.nii.gz")
+    (root / "dataset.json").write_text(json.dumps(models.dataset_json(name) | {"labels": labels}))
+    return root
+
+
+def _config(pretrained: Path, *more: str) -> config.RunConfig:
+    overrides = [
+        "data=nnunet",
+        f"init.pretrained={pretrained}",
+        "data.num_folds=3",
+        "data.num_workers=0",
+        "optimizer.lr=0",
+        "logger=none",
+        "weight_averaging=none",
+        "trainer.max_steps=1",
+        "trainer.accelerator=cpu",
+        "trainer.precision=32-true",
+        "trainer.enable_progress_bar=false",
+        *more,
+    ]
+    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        return config.validate(compose("train", overrides))
+
+
+def _train(pretrained: Path, data: Path, folder: Path, *more: str) -> Predictor:
+    paths = (f"data.root={data}", f"data.cache_dir={folder}/prepared", f"run.dir={folder}/run")
+    checked = _config(pretrained, *paths, *more)
+    run.train(checked, RunDir.of(checked, {}))
+    return Predictor.load([folder / "run/checkpoints/best.ckpt"], mirror_axes=())
+
+
+@pytest.mark.parametrize("name", ["turned", "residual"])
+def test_a_run_begins_as_the_network_that_nnunet_trained(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a learning rate of 0, it predicts what the imported model predicts."""
+    model = models.write_model(tmp_path / "model", name)
+    data = _dataset(tmp_path / "data", name, {"background": 0, "core": 1, "rim": 2})
+    with caplog.at_level(logging.INFO):
+        trained = _train(model, data, tmp_path)
+    assert f"fold_0 of Dataset001_{name} by nnUNetTrainer sets data.spatial_dims=3, " in caplog.text
+    (checkpoint,) = import_model(model, tmp_path / "imported")
+    imported = Predictor.load([checkpoint], mirror_axes=())
+    # Intensities are not used by these normalisations.
+    prepared = [replace(one.members[0].preprocessing, intensities=()) for one in (trained, imported)]
+    assert prepared[0] == prepared[1]
+    image = models.write_image(tmp_path, name)
+    np.testing.assert_array_equal(trained(*image), imported(*image))
+
+
+def test_other_classes_get_a_new_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also if there are as many, for one fold of several, and while all else is frozen."""
+    model = models.write_model(tmp_path / "model", "turned")
+    data = _dataset(tmp_path / "data", "turned", {"background": 0, "a": 1, "b": 2})
+    with caplog.at_level(logging.INFO):
+        _train(model / "fold_0", data, tmp_path, "init.freeze=[encoder,decoder,up]")
+    assert "2 randomly initialised (head.weight, head.bias)" in caplog.text
+    assert "init.freeze: 28 of 30 parameters" in caplog.text
+
+
+def test_images_of_more_channels_are_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first convolution is adapted to them."""
+    model = models.write_model(tmp_path / "model", "turned")
+    data = _dataset(tmp_path / "data", "thick", {"background": 0, "core": 1, "rim": 2})
+    with caplog.at_level(logging.INFO):
+        trained = _train(model, data, tmp_path)
+    assert len(trained.members[0].modalities) == 2
+    assert "30 of 30 tensors loaded, 1 of them reshaped" in caplog.text
+
+
+def test_what_a_user_sets_stays(tmp_path: Path) -> None:
+    model = models.write_model(tmp_path / "model", "thick")
+    planned = with_plans(_config(model))
+    assert planned.data.convention == "nnunet" and planned.data.spacing_mm == [1.0, 1.0, 4.0]
+    assert planned.data.normalisation == ["ct", "zscore"] and len(planned.data.intensities) == 2
+    assert planned.plan.channels == list(models.CHANNELS) and planned.plan.size == "large"
+    assert planned.model["strided"] and planned.model["norm"] == "instance"
+    kept = with_plans(_config(model, "data.spacing_mm=[2,2,2]", "data.normalisation=zscore"))
+    assert kept.data.spacing_mm == [2, 2, 2] and kept.data.normalisation == "zscore"
+    one_name = with_plans(_config(models.write_model(tmp_path / "turned", "turned")))
+    assert one_name.data.normalisation == "zscore_nonzero"  # for any number of channels
+
+
+def test_files_and_random_weights_are_left_alone(tmp_path: Path) -> None:
+    model = models.write_model(tmp_path / "model", "turned")
+    file = _config(model / "fold_0/checkpoint_final.pth")
+    assert with_plans(file) is file and find(file.init) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "missing", "expected"),
+    [
+        (
+            (),
+            "plans.json",
+            "a folder must be that of a trained nnU-Net v2 configuration, with plans.json, da",
+        ),
+        ((), "fold_0/checkpoint_final.pth", "and fold_N/checkpoint_final.pth"),
+        (("model=segresnet",), "", "is one of model=customconv or resenc, got monai.networks.nets.SegResNet"),
+    ],
+)
+def test_what_cannot_be_taken_is_named(tmp_path: Path, more: Any, missing: str, expected: str) -> None:
+    model = models.write_model(tmp_path / "model", "turned")
+    if missing:
+        (model / missing).unlink()
+    with pytest.raises(config.ConfigError, match=f"^init.pretrained={model}: .*{expected}"):
+        with_plans(_config(model, *more))

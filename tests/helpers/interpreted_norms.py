@@ -130,6 +130,12 @@ def layers_track_statistics_as_torchs() -> None:
                 expected = plain.train(is_training)(x)
                 torch.testing.assert_close(layer.train(is_training)(x), expected, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(layer.state_dict(), plain.state_dict())
+            for norm in (plain, layer):  # switched off later, the statistics stay, and serve evaluation
+                norm.track_running_stats = False
+            for is_training in (True, False):
+                torch.testing.assert_close(layer.train(is_training)(x), plain.train(is_training)(x))
+            torch.testing.assert_close(layer.state_dict(), plain.state_dict())
+            layer.track_running_stats = True
             # averaging and `RunningStatistics` hold the buffers themselves
             assert all(buffer is buffers[name] for name, buffer in layer.named_buffers())
             _check_restoring(layer, x)
@@ -170,6 +176,8 @@ def single_values_are_an_error() -> None:
         except ValueError as error:
             messages.append(str(error))
     assert len(messages) == 2 and messages[0] == messages[1], messages
+    # one more sample than a launch has programs along an axis
+    assert not triton_norm.uses_triton(_last(torch.empty(65536, 2, 1, 2, device="meta")))
 
 
 def networks_train_as_torchs() -> None:

@@ -157,15 +157,13 @@ class _BatchNorm(ChannelsLastNorm):
 
     def _fast_forward(self, input: Tensor) -> Tensor:
         layer: Any = self
-        is_tracked = layer.running_mean is not None
-        if layer.training and is_tracked and layer.num_batches_tracked is not None:
-            layer.num_batches_tracked.add_(1)
-        batch = BatchStatistics(
-            running_mean=layer.running_mean,
-            running_var=layer.running_var,
-            momentum=layer.momentum,
-            training=layer.training or not is_tracked,
-        )
+        is_training = layer.training or layer.running_mean is None
+        batch = BatchStatistics()
+        # where tracking was switched off later, the running statistics stay, and serve evaluation
+        if layer.track_running_stats or not is_training:
+            batch = BatchStatistics(layer.running_mean, layer.running_var, layer.momentum, is_training)
+            if is_training and layer.num_batches_tracked is not None:
+                layer.num_batches_tracked.add_(1)
         return triton_norm(input, layer.weight, layer.bias, layer.eps, self.negative_slope, batch)
 
 

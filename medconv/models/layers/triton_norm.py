@@ -16,6 +16,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from medconv.convs.parametrization import CHANNELS_LAST
 
+_MAX_SAMPLES = 65535  # the third axis of a launch
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"  # on CPU tensors, for tests
 # Triton needs a C compiler where it runs.
@@ -60,7 +61,8 @@ def is_channels_last(x: Tensor) -> bool:
 def uses_triton(x: Tensor) -> bool:
     """Whether `triton_norm` can do it, and faster than torch: channels-last, on a GPU."""
     is_there = _HAS_TRITON and (x.is_cuda or _INTERPRETS)
-    return is_there and len(x) > 0 and is_channels_last(x) and x.dtype in _DTYPES
+    has_samples = 0 < len(x) <= _MAX_SAMPLES
+    return is_there and has_samples and is_channels_last(x) and x.dtype in _DTYPES
 
 
 def triton_norm(

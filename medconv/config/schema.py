@@ -98,7 +98,7 @@ class PerfConfig:
     channels_last: bool | None = key(True, "channels-last memory format; null: perf=autotune measures it")
     fast_norm: bool | None = key(
         True,
-        "instance norms in channels-last, fused with the activation that follows",
+        "norms in channels-last, fused with the activation that follows; batch norms on a GPU only",
     )
     fast_depthwise: bool = key(
         True,

@@ -21,10 +21,11 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from medconv.models.layers.instance_norm import norm_by_sample, triton_instance_norm
+from medconv.models.layers.fast_norm import norm_by_sample
+from medconv.models.layers.triton_norm import BatchStatistics, triton_norm
 
 _WITH_STATISTICS = (F.batch_norm, F.instance_norm)
-_NORMS = (*_WITH_STATISTICS, F.group_norm, F.layer_norm, norm_by_sample, triton_instance_norm)
+_NORMS = (*_WITH_STATISTICS, F.group_norm, F.layer_norm, norm_by_sample, triton_norm)
 _ACTIVATIONS = (
     F.leaky_relu,
     F.relu,
@@ -227,6 +228,9 @@ def _pure(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     if function in _WITH_STATISTICS and uses_batch:
         args = args[:1]  # the running statistics come as positional arguments, after the input
         kwargs = {**kwargs, "running_mean": None, "running_var": None}
+    batch = kwargs.get("batch")
+    if isinstance(batch, BatchStatistics):  # of `triton_norm`
+        kwargs = {**kwargs, "batch": batch.without_update()}
     return args, kwargs
 
 

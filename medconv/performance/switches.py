@@ -4,9 +4,10 @@ import logging
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from medconv.models.layers.depthwise import swap_depthwise
-from medconv.models.layers.instance_norm import swap_norms
+from medconv.models.layers.fast_norm_swap import swap_norms
 from medconv.performance.checkpoint_blocks import apply_checkpointing
 from medconv.performance.sound_kernels import use_sound_kernels
 from medconv.utils.errors import Argument, ArgumentError
@@ -26,16 +27,18 @@ def apply_switches(
     activation_checkpointing: str = "none",
     compile: bool = False,
     cuda_graphs: bool = False,
+    sync_batchnorm: bool = False,
 ) -> nn.Module:
     """Apply the settings to a network, in place, and `use_sound_kernels` to this process.
 
     Args:
         channels_last: weights in `torch.channels_last` or `channels_last_3d`; inputs: see `memory_format`.
-        fast_norm: instance norms that keep channels-last, fused with the activation after them.
+        fast_norm: instance and batch norms for channels-last, fused with the activation after them.
         fast_depthwise: depthwise 3-D convolutions in bf16 on a CPU as grouped blocks.
         activation_checkpointing: `none`, `blocks` or `pointwise`; see `checkpoint_blocks`.
         compile: `torch.compile` in place, so that parameter names stay.
         cuda_graphs: with `compile`, replay the step's kernels as one CUDA graph; shapes must not change.
+        sync_batchnorm: the trainer replaces batch norms by `nn.SyncBatchNorm`, so they are left as they are.
     Returns:
         The network.
     Raises:
@@ -51,7 +54,9 @@ def apply_switches(
     use_sound_kernels()
     # Layers are exchanged before blocks are checkpointed, and the compiler sees the result of all.
     if fast_norm:
-        swap_norms(network)
+        swap_norms(network, keep_batch_norms=sync_batchnorm)
+        if sync_batchnorm and any(isinstance(layer, _BatchNorm) for layer in network.modules()):
+            log.info("fast_norm: batch norms stay as they are, sync_batchnorm replaces them")
     if fast_depthwise:
         swap_depthwise(network)
     if channels_last:

@@ -166,7 +166,8 @@ def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | Non
     if config.init.freeze:
         log.info("%s stay as they are", freeze(network, config.init.freeze))
     with configs.arguments_as_keys("perf"):
-        apply_switches(network, **{key: getattr(config.perf, key) for key in _SWITCHES})
+        switches = {key: getattr(config.perf, key) for key in _SWITCHES}
+        apply_switches(network, **switches, sync_batchnorm=config.trainer.sync_batchnorm)
     if config.trainer.deterministic:
         swap_pools(network)
     return network

@@ -1,4 +1,4 @@
-"""Instance norm, depthwise convolutions and the loss against the library's own: forward and backward.
+"""Norms, depthwise convolutions and the loss against the library's own: forward and backward.
 
 Layers over the stages of a U-Net, the loss over numbers of classes.
 """
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from benchmarks.results import Row, alternate, conditions, table
 from medconv.models.layers.depthwise import block_weight
-from medconv.models.layers.instance_norm import instance_norm
+from medconv.models.layers.fast_norm import ChannelsLastBatchNorm3d, instance_norm
 from medconv.training.losses.segmentation import DiceCrossEntropy
 
 PARTS = ("norm", "depthwise", "loss")
@@ -68,13 +68,17 @@ def _norms(x: Tensor) -> dict[str, Callable[[], Any]]:
         return z.contiguous(memory_format=layout)
 
     def batch(y: Tensor) -> Tensor:
-        return F.leaky_relu(F.batch_norm(y, None, None, weight, bias, True), 0.01, True)
+        return F.leaky_relu(library_batch(y), 0.01, True)
 
+    library_batch = nn.BatchNorm3d(x.shape[1], device=x.device)
+    our_batch = ChannelsLastBatchNorm3d(x.shape[1], device=x.device)
+    our_batch.negative_slope = 0.01
     return {
         "nn.InstanceNorm3d, channels-last": _both(lambda y: library(y, _LAST), last),
         "nn.InstanceNorm3d, contiguous": _both(lambda y: library(y, torch.contiguous_format), x),
         "ours, channels-last": _both(lambda y: instance_norm(y, weight, bias, 1e-5, 0.01), last),
         "nn.BatchNorm3d, channels-last": _both(batch, last),
+        "our batch norm, channels-last": _both(our_batch, last),
     }
 
 

@@ -33,15 +33,16 @@ norm: batch
 
 
 @claim(
-    "instance-norm",
-    "Instance norm by Triton equals torch's in double precision, forward and backward, and without Triton",
+    "norms",
+    "Instance and batch norm by Triton equal torch's in double precision, forward and backward, and instance "
+    "norm without Triton",
     Expect("error in float32", most=1e-3, tiny=True),
     Expect("error in bfloat16", most=1e-2, tiny=True),
     Expect("error in float16", most=3e-3),
     Expect("error without Triton", most=1e-4, tiny=True),
     limit_s=70,
 )
-def instance_norm(setting: Setting) -> Figures:
+def norms(setting: Setting) -> Figures:
     return norm.interpreted() if setting.kind == "cpu" else norm.errors(setting.device, setting.tiny)
 
 

@@ -44,8 +44,16 @@ def peaks_of(hardware: str) -> Peaks:
     return next((peaks for peaks in _KNOWN if peaks.name in hardware), H100)
 
 
-class _Convolutions(TorchDispatchMode):
-    """Notes bytes and operations of every convolution and matrix product, forward and backward."""
+# How often batch norm, with its activation, reads or writes a tensor like its input: forward it reads x twice
+# and writes y, backward it reads both tensors twice and writes one.
+_NORM_PASSES = {
+    torch.ops.aten.native_batch_norm: 3,
+    torch.ops.aten.native_batch_norm_backward: 5,
+}
+
+
+class _Layers(TorchDispatchMode):
+    """Notes bytes and operations of every convolution, matrix product and batch norm, also backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,6 +66,9 @@ class _Convolutions(TorchDispatchMode):
             tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)]
             moved = sum(t.numel() * t.element_size() for t in tensors)
             self.work.append((moved, count(*args, **(kwargs or {}), out_val=result)))
+        passes = _NORM_PASSES.get(func._overloadpacket, 0)
+        if passes:
+            self.work.append((passes * result[0].numel() * result[0].element_size(), 0.0))
         return result
 
 
@@ -68,12 +79,12 @@ def step_work(
     dtype: torch.dtype = torch.bfloat16,
     backward: bool = True,
 ) -> tuple[tuple[float, float], ...]:
-    """Bytes and operations of each convolution of a training step, without any tensor being made.
+    """Bytes and operations of each convolution and batch norm of a training step; no tensor is made.
 
     In a process of its own: a backward pass begins CUDA where there is a GPU, and a process that has seen
     CUDA must not be forked.
-    Shape: (batch, channels, *spatial). Norms, activations and the optimizer come on top: the limit is a lower
-    bound. Args: backward: else of a prediction.
+    Shape: (batch, channels, *spatial). Other norms, sums and the optimizer come on top: the limit is a lower
+    bound. Args: backward: else of a prediction, in which norms count as in training.
     """
     receiver, sender = FORK.Pipe(duplex=False)
     process = FORK.Process(target=lambda: sender.send(_counted(build, shape, dtype, backward)))
@@ -94,7 +105,7 @@ def _counted(
     with torch.device("meta"):
         network = build().to(dtype)
         image = torch.empty(shape, dtype=dtype)
-    with _Convolutions() as counted:
+    with _Layers() as counted:
         output = network(image)
         if backward:
             output.sum().backward()
@@ -102,7 +113,7 @@ def _counted(
 
 
 def step_seconds(peaks: Peaks, work: Sequence[tuple[float, float]]) -> float:
-    """Each convolution at its own limit, one after another."""
+    """Each layer at its own limit, one after another."""
     return sum(peaks.seconds(moved, operations) for moved, operations in work)
 
 

@@ -1,4 +1,4 @@
-"""The Triton kernels of the instance norm against torch's in double precision; also a command, since the
+"""The Triton kernels of the norms against torch's in double precision; also a command, since the
 interpreter of Triton must be chosen before Triton is imported.
 
     TRITON_INTERPRET=1 python -m gpu_checks.norm
@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from medconv.convs.parametrization import CHANNELS_LAST
-from medconv.models.layers.instance_norm import norm_by_sample, triton_instance_norm
+from medconv.models.layers.fast_norm import norm_by_sample
+from medconv.models.layers.triton_norm import BatchStatistics, triton_norm
 
 EPS = 1e-5
 TINY = [((2, 5, 7, 9), -0.3), ((1, 70, 3, 5, 7), 0.01), ((2, 3, 4, 5, 3), None)]
@@ -30,6 +31,8 @@ FULL = [
     ((12, 33, 255, 257), 0.0),
     ((1, 1, 513, 517), None),
 ]
+# Instance norm, batch norm
+_BATCHES = (None, BatchStatistics())
 Shape = tuple[int, ...]
 
 
@@ -43,13 +46,14 @@ def errors(device: torch.device, tiny: bool) -> dict[str, float]:
     for shape, slope in TINY if tiny else FULL:
         for dtype in (torch.float32, *half):
             inputs = _inputs(shape, dtype, device)
-            expected = _reference(inputs, slope)
             name = f"error in {str(dtype).removeprefix('torch.')}"
             print(name, shape, slope, flush=True)
-            found[name] = max(found.get(name, 0.0), _error(_by_triton(inputs, slope), expected))
+            for batch in _BATCHES:
+                error = _error(_by_triton(inputs, slope, batch), _reference(inputs, slope, batch))
+                found[name] = max(found.get(name, 0.0), error)
             if dtype == torch.float32 and slope is None:
                 y = norm_by_sample(inputs[0], inputs[1], inputs[2], EPS)
-                found["error without Triton"] = _error([y], expected[:1])
+                found["error without Triton"] = _error([y], _reference(inputs, slope, None)[:1])
     return found
 
 
@@ -79,17 +83,21 @@ def _inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> list[Tens
     return [x, *weights, torch.randn(shape, device=device).to(dtype)]
 
 
-def _by_triton(inputs: Sequence[Tensor], slope: float | None) -> list[Tensor]:
+def _by_triton(inputs: Sequence[Tensor], slope: float | None, batch: BatchStatistics | None) -> list[Tensor]:
     leaves = [tensor.detach().requires_grad_() for tensor in inputs[:3]]
-    y = triton_instance_norm(leaves[0], leaves[1], leaves[2], EPS, slope)
+    y = triton_norm(leaves[0], leaves[1], leaves[2], EPS, slope, batch)
     assert y.is_contiguous(memory_format=CHANNELS_LAST[y.ndim]), (y.shape, y.stride())
     return [y, *torch.autograd.grad(y, leaves, inputs[3])]
 
 
-def _reference(inputs: Sequence[Tensor], slope: float | None) -> list[Tensor]:
+def _reference(inputs: Sequence[Tensor], slope: float | None, batch: BatchStatistics | None) -> list[Tensor]:
     """In double precision, by torch."""
     leaves = [tensor.detach().double().requires_grad_() for tensor in inputs[:3]]
-    y = F.instance_norm(leaves[0], weight=leaves[1], bias=leaves[2], eps=EPS)
+    x, weight, bias = leaves
+    if batch is None:
+        y = F.instance_norm(x, weight=weight, bias=bias, eps=EPS)
+    else:
+        y = F.batch_norm(x, None, None, weight, bias, training=True, eps=EPS)
     y = y if slope is None else F.leaky_relu(y, slope)
     return [y.detach(), *torch.autograd.grad(y, leaves, inputs[3].double())]
 

@@ -24,7 +24,7 @@ no network and no pytest:
 ```bash
 check="python scripts/gpu_check.py --json h100.json --missing --minutes 9 --part"
 $check smoke no-waits images-per-second images-compiled  # if these fail, mend them first
-$check instance-norm convolutions step-large norm-price muon-share memory-estimate
+$check norms convolutions step-large norm-price muon-share memory-estimate
 $check correctness speed layers memory data distributed  # again and again, until nothing is missing
 ```
 

@@ -88,6 +88,17 @@ def test_the_log_has_the_number_of_checkpointed_blocks(caplog: pytest.LogCapture
     assert "checkpointing 3 blocks" in caplog.text
 
 
+@pytest.mark.parametrize("sync_batchnorm", [True, False])
+def test_batch_norms_stay_for_sync_batchnorm_and_the_log_says_so(
+    sync_batchnorm: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = UNet(2, 1, 2, (4, 8), (2,), norm="batch")
+    with caplog.at_level(logging.INFO):
+        apply_switches(network, channels_last=True, fast_norm=True, sync_batchnorm=sync_batchnorm)
+    are_plain = any(type(layer) is nn.BatchNorm2d for layer in network.modules())
+    assert are_plain == sync_batchnorm == ("batch norms stay as they are" in caplog.text)
+
+
 def test_compile_without_a_compiler_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(shutil, "which", lambda name: None)

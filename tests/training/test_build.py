@@ -51,6 +51,15 @@ class RecordingAugment:
         return batch
 
 
+def test_sync_batchnorm_reaches_the_switches(
+    kidneys: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ["trainer.sync_batchnorm=true", "perf=fast", "trainer.max_steps=1", "model.norm=batch"]
+    with caplog.at_level(logging.INFO, "medconv"):
+        tiny.train(kidneys, tmp_path / "run", *settings)
+    assert "batch norms stay as they are" in caplog.text
+
+
 @pytest.mark.parametrize("more", [[], ["data.spatial_dims=2"]])
 def test_equivariant_network_is_an_error(kidneys: Path, tmp_path: Path, more: list[str]) -> None:
     with pytest.raises(

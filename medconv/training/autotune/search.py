@@ -68,7 +68,10 @@ def choices(set_by_user: dict[str, Any], network: nn.Module, gpu: bool) -> list[
         network: whose layers decide which switches matter.
         gpu: whether it trains on one.
     """
-    has_norms = any(type(layer) in (nn.InstanceNorm2d, nn.InstanceNorm3d) for layer in network.modules())
+    # On a CPU, fast_norm leaves the work of batch norms to torch
+    batch_norms = (nn.BatchNorm2d, nn.BatchNorm3d) if gpu else ()
+    kinds = (nn.InstanceNorm2d, nn.InstanceNorm3d, *batch_norms)
+    has_norms = any(type(layer) in kinds for layer in network.modules())
     fast_precision = resolve_precision("auto", "gpu" if gpu else "cpu")
     options: dict[str, list[Any]] = {
         "precision": list(dict.fromkeys(["32-true", fast_precision])),

@@ -2,8 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,17 +10,15 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from medconv.utils.hardware import fast_bf16_cpu
+from medconv.training.optim.newton_schulz import orthogonal
 
-# Odd polynomial that, repeated five times, moves all singular values in (0, 1] toward 1: to 0.7 to 1.2.
-_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 # The learning rate of runs of up to _SHORT_RUN steps; longer ones take less, down to _MIN_FACTOR of it.
 _LR = 2e-2
 _SHORT_RUN = 600
 _MIN_FACTOR = 0.25
 # Usual size of Adam's update of a weight, in units of the learning rate.
 _ADAMS_UPDATE = 0.2
-_SMALLEST_BF16 = 128  # rows; smaller matrices are faster in fp32 on a CPU
+_FEWEST_ROWS = 32  # kernels with smaller sides are handled together
 
 
 class Muon(Optimizer):
@@ -90,13 +87,14 @@ class Muon(Optimizer):
         return loss
 
     def _kernels_by_size(self, group: dict[str, Any]) -> dict[Any, list[Tensor]]:
-        """Kernels with a gradient, those with equal smaller sides together; sharded ones apart."""
+        """Kernels with a gradient, those with about equal smaller sides together; sharded ones apart."""
         batches: dict[Any, list[Tensor]] = defaultdict(list)
         for kernel in group["params"]:
             if kernel.grad is not None:
                 if not self.state[kernel]:
                     self.state[kernel]["momentum"] = torch.zeros_like(kernel)
-                batches[isinstance(kernel, DTensor), min(_sides(kernel))].append(kernel)
+                rows = max(_FEWEST_ROWS, min(_sides(kernel)))
+                batches[isinstance(kernel, DTensor), rows].append(kernel)
         return batches
 
     def _vectors_by_steps(self, group: dict[str, Any]) -> dict[Any, list[Tensor]]:
@@ -113,7 +111,7 @@ class Muon(Optimizer):
         return batches
 
     def _update_kernels(self, kernels: list[Tensor], group: dict[str, Any]) -> None:
-        """Args: kernels: with equal smaller sides, whose Gram matrices are multiplied together."""
+        """Args: kernels: with about equal smaller sides, whose Gram matrices are multiplied together."""
         momenta = [self.state[kernel]["momentum"] for kernel in kernels]
         gradients = _gradients(kernels)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
@@ -214,72 +212,10 @@ def _orthogonal_kernels(kernels: list[Tensor]) -> list[Tensor]:
         order = [0, *sorted(range(1, kernel.ndim), key=kernel.stride, reverse=True)]
         orders.append(order)
         in_memory_order.append(kernel.permute(order))
-    matrices = orthogonal([kernel.flatten(1) for kernel in in_memory_order])
+    on_cpu = kernels[0].device.type == "cpu"
+    matrices = orthogonal([kernel.flatten(1) for kernel in in_memory_order], batched=not on_cpu)
     updates = []
     for matrix, kernel, order in zip(matrices, in_memory_order, orders, strict=True):
         inverse_order = [order.index(axis) for axis in range(kernel.ndim)]
         updates.append(matrix.view(kernel.shape).permute(inverse_order))
     return updates
-
-
-def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """About the nearest matrices with orthonormal rows, or columns if tall: singular values 0.7 to 1.2.
-
-    Newton-Schulz steps are taken on the small Gram matrices X X', of all X together, and X is multiplied by
-    their product. In bf16, where the hardware is fast at it, there are new Gram matrices after three steps,
-    before their rounding errors become negative eigenvalues, which grow.
-    Shape: (rows, columns) each, all with the same smaller side -> the same.
-    """
-    is_fast = matrices[0].is_cuda or (min(matrices[0].shape) >= _SMALLEST_BF16 and fast_bf16_cpu())
-    dtype = torch.bfloat16 if is_fast else torch.float32
-    precision = "medium" if is_fast else "highest"
-    repetitions = (3, 2) if is_fast else (5,)
-    wide = [matrix.mT if len(matrix) > matrix.shape[1] else matrix for matrix in matrices]
-    wide = [matrix.to(dtype) for matrix in wide]
-    with _matmul_precision(precision):
-        for pass_index, steps in enumerate(repetitions):
-            grams = torch.stack([matrix @ matrix.mT for matrix in wide]).float()
-            if pass_index == 0:
-                # Frobenius norms, from the trace: singular values of matrices / norms are at most 1
-                norms = grams.diagonal(dim1=1, dim2=2).sum(1).sqrt()[:, None, None] + 1e-7
-                factors = _factors(grams / norms.square(), steps) / norms
-            else:
-                factors = _factors(grams, steps)
-            wide = [factor @ matrix for factor, matrix in zip(factors.to(dtype), wide, strict=True)]
-    return [
-        result.mT if len(matrix) > matrix.shape[1] else result
-        for result, matrix in zip(wide, matrices, strict=True)
-    ]
-
-
-def _factors(grams: Tensor, repetitions: int) -> Tensor:
-    """What repeated Newton-Schulz steps multiply matrices with from the left.
-
-    Shape: (matrices, rows, rows), Gram matrices -> the same.
-    """
-    factor = _polynomial(grams)
-    product = factor
-    for _ in range(repetitions - 1):
-        grams = factor @ grams @ factor
-        factor = _polynomial(grams)
-        product = factor @ product
-    return product
-
-
-def _polynomial(grams: Tensor) -> Tensor:
-    """linear * I + cubic * G + quintic * G G of each Gram matrix G."""
-    linear, cubic, quintic = _NEWTON_SCHULZ
-    factor = torch.baddbmm(grams, grams, grams, beta=cubic, alpha=quintic)
-    factor.diagonal(dim1=1, dim2=2).add_(linear)
-    return factor
-
-
-@contextmanager
-def _matmul_precision(precision: str) -> Iterator[None]:
-    """Of fp32 matrix products: `highest`, or `medium`, as fast as TF32 or bf16 with sums in fp32."""
-    earlier = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(earlier)

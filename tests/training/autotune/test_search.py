@@ -22,6 +22,7 @@ def test_candidates_fit_the_hardware_and_the_network(monkeypatch: pytest.MonkeyP
         *("bf16-mixed", "bf16-mixed, channels_last", "bf16-mixed, channels_last, fast_norm"),
     ]
     assert not any(choice.fast_norm for choice in choices(OPEN, unet("batch"), gpu=False))
+    assert any(choice.fast_norm for choice in choices(OPEN, unet("batch"), gpu=True))
     monkeypatch.setattr(hardware, "fast_bf16_cpu", lambda: False)
     assert {choice.precision for choice in choices(OPEN, unet("instance"), gpu=False)} == {"32-true"}
 

@@ -12,63 +12,14 @@ import torch
 from helpers import tiny
 from helpers.networks import step, unet
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from medconv.convs import basis, swap_convs
-from medconv.training.optim import lr_schedulers, muon
-from medconv.training.optim.muon import Muon, length_factor, orthogonal
+from medconv.models.unet import UNet
+from medconv.training.optim import lr_schedulers, newton_schulz
+from medconv.training.optim.muon import Muon, length_factor
+from medconv.training.optim.newton_schulz import orthogonal
 from medconv.utils import checkpoint_io
-
-
-def directions(matrix: torch.Tensor) -> torch.Tensor:
-    """U V^T of the singular value decomposition: `orthogonal` approximates it."""
-    u, _, v = torch.linalg.svd(matrix.double(), full_matrices=False)
-    return u @ v
-
-
-@pytest.mark.parametrize("shape", [(8, 200), (200, 8), (64, 64), (1, 9), (3, 1)])
-def test_orthogonal_evens_out_singular_values_and_keeps_directions(shape: tuple[int, int]) -> None:
-    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    (result,) = orthogonal([matrix])
-    values = torch.linalg.svdvals(result.double())
-    assert result.shape == matrix.shape
-    if shape != (64, 64):  # its smallest singular value is near 0
-        assert values.min() > 0.6 and values.max() < 1.3
-    aligned = (result.double() * directions(matrix)).sum() / min(shape)
-    assert aligned > 0.6
-
-
-def newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
-    """The definition: five steps on the matrix itself."""
-    x = matrix.double() / matrix.double().norm()
-    for _ in range(5):
-        gram = x @ x.T
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return x
-
-
-@pytest.mark.parametrize(("bf16", "tolerance"), [(False, 1e-3), (True, 0.1)])
-def test_orthogonal_is_newton_schulz_of_each_matrix(
-    bf16: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also of singular values over four decades, as momenta have them; the update's size is kept."""
-    monkeypatch.setattr(muon, "fast_bf16_cpu", lambda: bf16)
-    generator = torch.Generator().manual_seed(0)
-    matrices = []
-    for shape, decades in [((128, 500), 0), ((128, 1728), 2), ((128, 900), 4), ((600, 128), 3)]:
-        u, _, v = torch.linalg.svd(torch.randn(shape, generator=generator), full_matrices=False)
-        matrices.append(1e-3 * u * 10 ** -torch.linspace(0, decades, 128) @ v)
-    before = torch.get_float32_matmul_precision()
-    for result, matrix in zip(orthogonal(matrices), matrices, strict=True):
-        expected = newton_schulz(matrix)
-        assert (result.double() - expected).norm() < tolerance * expected.norm()
-        assert result.double().norm() == pytest.approx(float(expected.norm()), rel=0.01)
-    assert torch.get_float32_matmul_precision() == before
-
-
-def test_orthogonal_ignores_the_scale() -> None:
-    matrix = torch.randn(6, 40)
-    torch.testing.assert_close(orthogonal([1e4 * matrix]), orthogonal([matrix]), atol=0.02, rtol=0.05)
-    assert orthogonal([torch.zeros(3, 9)])[0].abs().max() == 0
 
 
 def test_a_step_follows_the_definition() -> None:
@@ -220,3 +171,35 @@ def test_without_a_learning_rate_the_length_of_the_run_sets_it() -> None:
         schedule.move_end(150)
         schedule.step()
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.3 if lr else 0.02)
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that a GPU would launch a kernel for; a fused one counts once."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_view = function.is_view or "view" in function.__name__
+        self.count += not is_view and function.namespace == "aten"
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("features", "ceiling"), [((32, 64, 128, 256), 235), ((32, 64, 128, 256, 320, 320), 320)]
+)
+def test_a_step_on_a_gpu_launches_few_kernels(
+    features: tuple[int, ...], ceiling: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of meta tensors, in the precision of a GPU. Kernels of one shape are multiplied at once."""
+    monkeypatch.setattr(newton_schulz, "fast_bf16_cpu", lambda: True)
+    monkeypatch.setattr(newton_schulz, "_SMALLEST_BF16", 1)
+    with torch.device("meta"):
+        network = UNet(3, 1, 3, features, [2] * (len(features) - 1), norm="batch")
+    parameters = list(network.parameters())
+    optimizer = Muon(parameters, lr=0.1)
+    for launches in (Launches(), Launches()):  # the first step makes the states
+        for parameter in parameters:
+            parameter.grad = torch.empty_like(parameter)
+        with launches:
+            optimizer.step()
+    assert 0.8 * ceiling < launches.count <= ceiling

@@ -1,26 +1,25 @@
-"""medconv/models/layers/instance_norm.py: equal to torch's instance norm, in channels-last; the swap in
-networks.
-"""
+"""medconv/models/layers/fast_norm.py: equal to torch's norms, in channels-last."""
 
 from copy import deepcopy
 
 import pytest
 import torch
 import torch.nn.functional as F
-from monai.networks.nets import DynUNet
 from torch import Tensor, nn
 
-from medconv.models.layers.instance_norm import (
+from medconv.models.layers.fast_norm import (
+    ChannelsLastBatchNorm2d,
+    ChannelsLastBatchNorm3d,
     ChannelsLastInstanceNorm2d,
     ChannelsLastInstanceNorm3d,
+    ChannelsLastNorm,
     instance_norm,
-    swap_norms,
 )
+from medconv.models.layers.fast_norm_swap import swap_norms
 from medconv.models.unet import UNet
 
 FORMAT = {4: torch.channels_last, 5: torch.channels_last_3d}
 SHAPES = [(2, 5, 7, 4), (3, 6, 4, 5, 3), (1, 4, 3, 2, 5)]
-FAST = (ChannelsLastInstanceNorm2d, ChannelsLastInstanceNorm3d)
 SLOPES = [None, 0.0, 0.01, -0.3]
 
 
@@ -160,90 +159,17 @@ def test_compiles_as_one_graph(last: bool) -> None:
     assert output.is_contiguous(memory_format=torch.channels_last_3d) == last
 
 
-def dynunet() -> nn.Module:
-    return DynUNet(
-        3, 1, 2, (3, 3, 3), (1, 2, 2), (2, 2), filters=(4, 8, 8), norm_name=("INSTANCE", {"affine": True})
-    )
-
-
-def medconv_unet(dims: int) -> nn.Module:
-    return UNet(dims, 1, 2, (4, 6, 8), (2, 2), norm="instance")
-
-
-# Network, its axes, the number of norms, and of those fused with an activation.
-NETWORKS = {
-    "dynunet": (dynunet, 3, 10, 0),
-    "unet 3d": (lambda: medconv_unet(3), 3, 10, 10),
-    "unet 2d": (lambda: medconv_unet(2), 2, 10, 10),
-}
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_swapped_network_is_the_same_network(name: str, training: bool) -> None:
-    torch.manual_seed(3)
-    build, dims, norms, fused = NETWORKS[name]
-    plain = build().double().train(training).to(memory_format=FORMAT[dims + 2])
-    for p in plain.parameters():
-        p.data += 0.1 * torch.randn_like(p)
-    network = deepcopy(plain)
-    parameters, modules = dict(network.named_parameters()), dict(network.named_modules())
-    assert swap_norms(network) == norms
-
-    assert list(network.state_dict()) == list(plain.state_dict())
-    assert all(p is parameters[n] for n, p in network.named_parameters())
-    assert list(modules) == [n for n, _ in network.named_modules()]
-    assert all(m.training == training for m in network.modules())
-    assert not any(type(m) in (nn.InstanceNorm2d, nn.InstanceNorm3d) for m in network.modules())
-    assert sum(isinstance(m, FAST) and m.negative_slope == 0.01 for m in network.modules()) == fused
-    assert sum(isinstance(m, nn.Identity) for m in network.modules()) == fused + sum(
-        isinstance(m, nn.Identity) for m in plain.modules()
-    )
-    assert all(
-        isinstance(m, (nn.InstanceNorm2d, nn.InstanceNorm3d))
-        for m in network.modules()
-        if isinstance(m, FAST)
-    )
-
-    x = drawn((2, 1, *[16] * dims)[: dims + 2])
-    for copy in (network, deepcopy(network)):
-        copy.load_state_dict(plain.state_dict())
-        output, expected = copy(x), plain(x)
-        torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
-        grads = [
-            torch.autograd.grad(y.square().mean(), [x, *n.parameters()], allow_unused=True)
-            for y, n in ((output, copy), (expected, plain))
-        ]
-        for a, b in zip(*grads, strict=True):
-            assert (a is None) == (b is None)
-            assert a is None or torch.allclose(a, b, rtol=1e-6, atol=1e-9)
-    assert swap_norms(network) == 0
-    torch.testing.assert_close(network(x), expected, rtol=1e-9, atol=1e-9)
-
-
 def test_every_norm_of_a_swapped_network_returns_channels_last() -> None:
-    network = medconv_unet(3).to(memory_format=torch.channels_last_3d)
+    network = UNet(3, 1, 2, (4, 6, 8), (2, 2), norm="instance").to(memory_format=torch.channels_last_3d)
     swap_norms(network)
     channels_last = []
     for m in network.modules():
-        if isinstance(m, FAST):
+        if isinstance(m, ChannelsLastNorm):
             m.register_forward_hook(
                 lambda _, __, y: channels_last.append(y.is_contiguous(memory_format=torch.channels_last_3d))
             )
     network(torch.randn(2, 1, 8, 8, 8).to(memory_format=torch.channels_last_3d))
     assert len(channels_last) == 10 and all(channels_last)
-
-
-def test_norms_with_running_statistics_and_subclasses_are_not_swapped() -> None:
-    class Own(nn.InstanceNorm2d):
-        pass
-
-    network = nn.Sequential(
-        nn.InstanceNorm2d(3, track_running_stats=True), nn.ReLU(), Own(3), nn.ReLU(), nn.InstanceNorm1d(3)
-    )
-    kinds = [type(m) for m in network]
-    assert swap_norms(network) == 0
-    assert [type(m) for m in network] == kinds
 
 
 def test_a_norm_built_with_running_statistics_uses_them() -> None:
@@ -269,62 +195,6 @@ def test_unbatched_input_and_a_wrong_number_of_channels_behave_as_in_torch() -> 
         layer(torch.randn(3, 4))
 
 
-class Block(nn.Sequential):
-    """A subclass of `nn.Sequential`, as `ConvBlock` is."""
-
-
-def twice(norm: nn.Module, act: nn.Module) -> list[nn.Module]:
-    return [Block(norm, act), Block(nn.Conv2d(2, 2, 1), act)]
-
-
-def hooked(layer: nn.Module) -> nn.Module:
-    layer.register_forward_hook(lambda *_: None)
-    return layer
-
-
-class Reversed(nn.Sequential):
-    def forward(self, x: Tensor) -> Tensor:
-        return self[0](self[1](x))
-
-
-KEPT = {
-    "activation elsewhere too": lambda: twice(nn.InstanceNorm2d(2), nn.ReLU()),
-    "norm elsewhere too": lambda: [
-        Block(n := nn.InstanceNorm2d(2), nn.ReLU()),
-        Block(n, nn.Conv2d(2, 2, 1)),
-    ],
-    "activation hooked": lambda: [Block(nn.InstanceNorm2d(2), hooked(nn.ReLU()))],
-    "norm hooked": lambda: [Block(hooked(nn.InstanceNorm2d(2)), nn.ReLU())],
-    "forward of its own": lambda: [Reversed(nn.InstanceNorm2d(2), nn.ReLU())],
-    "a plain sequential, which others may walk through": lambda: [
-        nn.Sequential(nn.InstanceNorm2d(2), nn.ReLU())
-    ],
-    "something between": lambda: [Block(nn.InstanceNorm2d(2), nn.Conv2d(2, 2, 1), nn.ReLU())],
-    "another activation": lambda: [Block(nn.InstanceNorm2d(2), nn.ELU())],
-    "no sequential": lambda: [nn.ModuleList([nn.InstanceNorm2d(2), nn.ReLU()])],
-}
-
-
-@pytest.mark.parametrize("name", KEPT)
-def test_an_activation_that_cannot_be_fused_stays(name: str) -> None:
-    network = nn.ModuleList(KEPT[name]())
-    before = dict(network.named_modules(remove_duplicate=False))
-    assert swap_norms(network) == 1
-    assert all(m is before[n] for n, m in network.named_modules(remove_duplicate=False))
-    assert all(m.negative_slope is None for m in network.modules() if isinstance(m, FAST))
-
-
-def test_a_shared_block_is_fused_once_also_in_a_later_call() -> None:
-    block = Block(nn.InstanceNorm2d(2), nn.LeakyReLU(0.2))
-    network = Block(block, nn.Conv2d(2, 2, 1), block).double()
-    x = drawn((2, 2, 5, 4))
-    expected = network(x)
-    assert swap_norms(network, fuse=False) == 1 and isinstance(block[1], nn.LeakyReLU)
-    torch.testing.assert_close(network(x), expected, rtol=1e-9, atol=1e-10)
-    assert swap_norms(network) == 0 and isinstance(block[1], nn.Identity) and "0.2" in repr(block[0])
-    torch.testing.assert_close(network(x), expected, rtol=1e-9, atol=1e-10)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("affine", [torch.float32, torch.bfloat16, None], ids=str)
 def test_without_gradients_the_output_is_bitwise_the_same(
@@ -338,3 +208,32 @@ def test_without_gradients_the_output_is_bitwise_the_same(
     expected = instance_norm(x, weight, bias, negative_slope=0.1)
     with torch.no_grad():
         assert torch.equal(instance_norm(x, weight, bias, negative_slope=0.1), expected)
+
+
+@pytest.mark.parametrize("slope", [None, 0.1])
+@pytest.mark.parametrize("settings", [{}, {"momentum": None}, {"track_running_stats": False}], ids=str)
+@pytest.mark.parametrize("dims", [2, 3])
+def test_a_batch_norm_on_a_cpu_is_torchs_and_the_activation(
+    dims: int, settings: dict[str, object], slope: float | None
+) -> None:
+    """Bit for bit, and so are its running statistics."""
+    torch.manual_seed(0)
+    plain = (nn.BatchNorm2d if dims == 2 else nn.BatchNorm3d)(5, **settings)
+    layer = (ChannelsLastBatchNorm2d if dims == 2 else ChannelsLastBatchNorm3d)(5, **settings)
+    layer.negative_slope = slope
+    for is_training in (True, True, False):
+        x = drawn((3, 5, 4, 3, 6)[: dims + 2], torch.float32).detach()
+        expected = plain.train(is_training)(x)
+        expected = expected if slope is None else F.leaky_relu(expected, slope)
+        assert torch.equal(layer.train(is_training)(x), expected)
+    assert all(torch.equal(value, plain.state_dict()[key]) for key, value in layer.state_dict().items())
+
+
+def test_a_batch_norm_raises_the_errors_of_torch() -> None:
+    for x in (torch.zeros(2, 5, 3, 3, 3), torch.zeros(2, 4), torch.zeros(1, 4, 1, 1, 1)):
+        messages = []
+        for layer in (ChannelsLastBatchNorm3d(4), nn.BatchNorm3d(4)):
+            with pytest.raises((ValueError, RuntimeError)) as error:
+                layer(x)
+            messages.append(str(error.value))
+        assert messages[0] == messages[1]

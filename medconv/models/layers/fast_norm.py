@@ -1,0 +1,187 @@
+"""Instance and batch norms that keep channels-last, optionally fused with a (leaky) ReLU.
+
+`nn.InstanceNorm2d/3d` return a contiguous tensor for a channels-last one (pytorch#59168): every convolution
+around them then copies its input. `nn.BatchNorm3d` keeps the format, but has no fast kernel for it on a GPU.
+Triton does the work on a GPU; elsewhere batch norm does, for instance norm sample by sample.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
+
+from medconv.convs.parametrization import CHANNELS_LAST
+from medconv.models.layers.triton_norm import BatchStatistics, is_channels_last, triton_norm, uses_triton
+
+
+def instance_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    negative_slope: float | None = None,
+) -> Tensor:
+    """Each channel of each sample to mean 0 and variance 1, then scale, shift and activation.
+
+    Statistics are fp32, fp64 for fp64. On a GPU with Triton it can be differentiated once, elsewhere twice.
+
+    Shape:
+        x (N, C, *spatial), weight and bias (C,) -> (N, C, *spatial), dtype and memory format of x.
+    Args:
+        eps: added to the variance.
+        negative_slope: of a leaky ReLU; 0 is a ReLU, None no activation.
+    Raises:
+        ValueError: a single voxel, as `nn.InstanceNorm3d` does.
+    Source: Ulyanov et al. 2016, arXiv:1607.08022.
+    """
+    if uses_triton(x):
+        return triton_norm(x, weight, bias, eps, negative_slope)
+    if len(x) == 0:  # torch fails on weights here
+        y = F.instance_norm(x, eps=eps)
+    elif is_channels_last(x):
+        dense = x.contiguous(memory_format=CHANNELS_LAST[x.ndim])
+        y = norm_by_sample(dense, weight, bias, eps)
+    else:
+        y = F.instance_norm(x, weight=weight, bias=bias, eps=eps)
+    return _activated(y, negative_slope)
+
+
+def norm_by_sample(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """`instance_norm` of a dense channels-last tensor, as batch norm of one sample at a time.
+
+    Group norm would be one call, but its channels-last backward is many times slower on a CPU.
+    """
+    if not torch.compiler.is_compiling() and has_torch_function((x,)):  # so that a mode sees one operation
+        return handle_torch_function(norm_by_sample, (x,), x, weight, bias, eps)
+    # Batch norm of one sample has the statistics of instance norm.
+    is_differentiated = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    is_single_voxel = x.numel() == x.shape[0] * x.shape[1]  # batch_norm raises there, and should
+    if is_differentiated or x.is_cuda or is_single_voxel:
+        samples = [
+            F.batch_norm(sample, None, None, weight, bias, training=True, momentum=0.0, eps=eps)
+            for sample in x.split(1)
+        ]
+        return torch.cat(samples) if len(samples) > 1 else samples[0]
+    return _norm_by_sample_without_copy(x, weight, bias, eps)
+
+
+def _norm_by_sample_without_copy(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """Each sample into its place in the output: no copy for `torch.cat`, but no gradient either."""
+    statistics_dtype = next(tensor for tensor in (weight, bias, x) if tensor is not None).dtype
+    mean, rstd = x.new_empty(2, x.shape[1], dtype=statistics_dtype)  # overwritten by each sample, not used
+    y = torch.empty_like(x)
+    for source, target in zip(x.split(1), y.split(1), strict=True):
+        torch.native_batch_norm(
+            source,
+            weight,
+            bias,
+            None,  # running mean
+            None,  # running variance
+            True,  # training: by the statistics of this sample
+            0.0,  # momentum
+            eps,
+            out=(target, mean, rstd),
+        )
+    return y
+
+
+class ChannelsLastNorm(nn.Module):
+    """Mixed into a norm of torch: its kernels for channels-last, and a leaky ReLU after it.
+
+    Torch's own forward serves input without a batch, raises the errors, and does what no fast kernel does.
+
+    Args:
+        negative_slope: of the leaky ReLU; 0 is a ReLU, None no activation.
+    """
+
+    negative_slope: float | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self._is_usual(input):
+            return self._fast_forward(input)
+        return _activated(super().forward(input), self.negative_slope)
+
+    def _is_usual(self, input: Tensor) -> bool:
+        """Whether `_fast_forward` can do it."""
+        raise NotImplementedError
+
+    def _fast_forward(self, input: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        activation = "" if self.negative_slope is None else f", negative_slope={self.negative_slope}"
+        return super().extra_repr() + activation
+
+
+class _InstanceNorm(ChannelsLastNorm):
+    def _is_usual(self, input: Tensor) -> bool:
+        layer: Any = self
+        is_batched = input.ndim == layer._get_no_batch_dim() + 1
+        is_valid = is_batched and input.shape[1] == layer.num_features
+        return is_valid and not layer.track_running_stats
+
+    def _fast_forward(self, input: Tensor) -> Tensor:
+        layer: Any = self
+        return instance_norm(input, layer.weight, layer.bias, layer.eps, self.negative_slope)
+
+
+class ChannelsLastInstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
+    """`nn.InstanceNorm2d` that keeps channels-last; with a leaky ReLU if `negative_slope` is set."""
+
+
+class ChannelsLastInstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
+    """`nn.InstanceNorm3d` that keeps channels-last; with a leaky ReLU if `negative_slope` is set."""
+
+
+class _BatchNorm(ChannelsLastNorm):
+    spatial_dims: int
+
+    def _is_usual(self, input: Tensor) -> bool:
+        layer: Any = self
+        is_valid = input.ndim == self.spatial_dims + 2 and input.shape[1] == layer.num_features
+        # momentum None is a mean over all batches: its share waits for the count on the GPU
+        is_usual = is_valid and uses_triton(input) and layer.momentum is not None
+        return is_usual and input.numel() > input.shape[1]  # torch raises for a single value per channel
+
+    def _fast_forward(self, input: Tensor) -> Tensor:
+        layer: Any = self
+        is_training = layer.training or layer.running_mean is None
+        batch = BatchStatistics()
+        # where tracking was switched off later, the running statistics stay, and serve evaluation
+        if layer.track_running_stats or not is_training:
+            batch = BatchStatistics(layer.running_mean, layer.running_var, layer.momentum, is_training)
+            if is_training and layer.num_batches_tracked is not None:
+                layer.num_batches_tracked.add_(1)
+        return triton_norm(input, layer.weight, layer.bias, layer.eps, self.negative_slope, batch)
+
+
+class ChannelsLastBatchNorm2d(_BatchNorm, nn.BatchNorm2d):
+    """`nn.BatchNorm2d`, fast for channels-last on a GPU; with a leaky ReLU if `negative_slope` is set."""
+
+    spatial_dims = 2
+
+
+class ChannelsLastBatchNorm3d(_BatchNorm, nn.BatchNorm3d):
+    """`nn.BatchNorm3d`, fast for channels-last on a GPU; with a leaky ReLU if `negative_slope` is set."""
+
+    spatial_dims = 3
+
+
+def _activated(x: Tensor, negative_slope: float | None) -> Tensor:
+    """A leaky ReLU, in place: x is no input of the caller."""
+    if negative_slope is None:
+        return x
+    # torch cannot undo it in the backward pass for a slope below zero
+    return F.leaky_relu(x, negative_slope, inplace=negative_slope >= 0)

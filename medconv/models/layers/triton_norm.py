@@ -1,0 +1,203 @@
+"""Channels-last instance and batch norm as operators of torch, by Triton kernels (`triton_norm_launch`).
+
+Custom operators, so that the compiler sees one operation and autograd the hand-written backward. Triton is
+imported where they run: it is not installed everywhere, and its import takes a second.
+"""
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from shutil import which
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from medconv.convs.parametrization import CHANNELS_LAST
+
+_MAX_SAMPLES = 65535  # the third axis of a launch
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"  # on CPU tensors, for tests
+# Triton needs a C compiler where it runs.
+_HAS_COMPILER = _INTERPRETS or any((os.environ.get("CC"), which("gcc"), which("clang")))
+_HAS_TRITON = find_spec("triton") is not None and _HAS_COMPILER
+
+
+@dataclass(frozen=True)
+class BatchStatistics:
+    """Of a batch norm.
+
+    Args:
+        running_mean, running_var: (C,); None: not tracked.
+        momentum: the share of this batch in the new running statistics.
+        training: use the statistics of this batch and update the running ones, else use the running ones.
+    """
+
+    running_mean: Tensor | None = None
+    running_var: Tensor | None = None
+    momentum: float = 0.0
+    training: bool = True
+
+    def without_update(self) -> "BatchStatistics":
+        """Those of the same output."""
+        return BatchStatistics() if self.training else self
+
+    def update(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        """Args: mean, variance: of a batch, (1, C), biased. count: values of each channel."""
+        if self.running_mean is None or self.running_var is None:
+            return
+        unbiased = variance[0] * (count / (count - 1))
+        running = [self.running_mean, self.running_var]
+        batch = [mean[0].to(self.running_mean.dtype), unbiased.to(self.running_var.dtype)]
+        torch._foreach_lerp_(running, batch, self.momentum)
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Also a slice of a channels-last tensor; not where both formats are the same."""
+    return x.ndim in CHANNELS_LAST and x.stride(1) == 1 and not x.is_contiguous()
+
+
+def uses_triton(x: Tensor) -> bool:
+    """Whether `triton_norm` can do it, and faster than torch: channels-last, on a GPU."""
+    is_there = _HAS_TRITON and (x.is_cuda or _INTERPRETS)
+    has_samples = 0 < len(x) <= _MAX_SAMPLES
+    return is_there and has_samples and is_channels_last(x) and x.dtype in _DTYPES
+
+
+def triton_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    negative_slope: float | None,
+    batch: BatchStatistics | None = None,
+) -> Tensor:
+    """Normalise, scale, shift and activate; the output is always channels-last. Differentiable once.
+
+    Saves x and its statistics for the backward, not the output. CPU tensors only under TRITON_INTERPRET=1.
+
+    Shape:
+        x (N, C, *spatial), weight and bias (C,) -> (N, C, *spatial), dtype of x.
+    Args:
+        eps: added to the variance.
+        negative_slope: of a leaky ReLU; 0 is a ReLU, None no activation.
+        batch: of a batch norm; None: instance norm.
+    """
+    if not torch.compiler.is_compiling() and has_torch_function((x,)):  # so that a mode sees one operation
+        return handle_torch_function(triton_norm, (x,), x, weight, bias, eps, negative_slope, batch=batch)
+    running: tuple[Tensor | None, Tensor | None] = (None, None)
+    if batch is not None and not batch.training:
+        running = (batch.running_mean, batch.running_var)
+    over_batch = batch is not None
+    result: tuple[Tensor, Tensor, Tensor]
+    result = _forward(x, weight, bias, *running, eps, negative_slope, over_batch)
+    y, mean, variance = result
+    if batch is not None and batch.training:
+        batch.update(mean.detach(), variance.detach(), x.numel() // x.shape[1])
+    return y
+
+
+@torch.library.custom_op("medconv::norm", mutates_args=())
+def _forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    eps: float,
+    negative_slope: float | None,
+    over_batch: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Also mean and biased variance of x; empty where the running ones are given."""
+    from medconv.models.layers import triton_norm_launch
+
+    if running_mean is None or running_var is None:
+        return triton_norm_launch.forward(x, weight, bias, None, eps, negative_slope, over_batch)
+    given = (running_mean, running_var)
+    y = triton_norm_launch.forward(x, weight, bias, given, eps, negative_slope, over_batch)[0]
+    # an operator must not return its inputs
+    return y, running_mean.new_empty(0), running_mean.new_empty(0)
+
+
+@torch.library.custom_op("medconv::norm_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    negative_slope: float | None,
+    over_batch: bool,
+    are_given: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    from medconv.models.layers import triton_norm_launch
+
+    return triton_norm_launch.backward(
+        grad, x, mean, variance, weight, bias, eps, negative_slope, over_batch, are_given
+    )
+
+
+@_forward.register_fake
+def _(
+    x: Tensor,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    eps: float,
+    negative_slope: Any,
+    over_batch: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    y = torch.empty_like(x, memory_format=CHANNELS_LAST[x.ndim])
+    if running_mean is not None:
+        return y, running_mean.new_empty(0), running_mean.new_empty(0)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    shape = (1 if over_batch else x.shape[0], x.shape[1])
+    return y, x.new_empty(shape, dtype=dtype), x.new_empty(shape, dtype=dtype)
+
+
+@_backward.register_fake
+def _(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    negative_slope: Any,
+    over_batch: bool,
+    are_given: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    x_grad = torch.empty_like(x, memory_format=CHANNELS_LAST[x.ndim])
+    weight_grad = x.new_empty(x.shape[1], dtype=dtype)
+    bias_grad = x.new_empty(x.shape[1], dtype=dtype)
+    return x_grad, weight_grad, bias_grad
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, weight, bias, running_mean, running_var, *ctx.constants = inputs
+    ctx.are_given = running_mean is not None
+    statistics = (running_mean, running_var) if ctx.are_given else output[1:]
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(x, *statistics, weight, bias)
+
+
+def _gradients(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    x, mean, variance, weight, bias = ctx.saved_tensors
+    x_grad, weight_grad, bias_grad = _backward(
+        grad, x, mean, variance, weight, bias, *ctx.constants, ctx.are_given
+    )
+    return (
+        x_grad,
+        None if weight is None else weight_grad.to(weight.dtype),
+        None if bias is None else bias_grad.to(bias.dtype),
+        *[None] * 5,
+    )
+
+
+_forward.register_autograd(_gradients, setup_context=_save)

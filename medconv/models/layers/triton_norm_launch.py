@@ -1,0 +1,160 @@
+"""Launches the Triton kernels of the channels-last norms; imported only where Triton runs."""
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from medconv.convs.parametrization import CHANNELS_LAST
+from medconv.models.layers import triton_norm_kernels as kernels
+
+_TILE = 2048  # elements: 16 per thread
+_MAX_COLUMNS = 64  # 128 bytes of bf16
+# Programs of the reductions: those that an A100 runs at once, with the registers that they need.
+_MOMENT_PROGRAMS = 756  # 7 for each of its 108 multiprocessors
+_GRADIENT_PROGRAMS = 540  # 5
+_MAX_CHUNKS = 1024  # that one program merges
+_MIN_STEPS = 4  # tiles of a chunk, so that its partial result is small beside what it reads
+_MERGED_COLUMNS = 4  # channels of a program that merges
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    statistics: tuple[Tensor, Tensor] | None,
+    eps: float,
+    negative_slope: float | None,
+    over_batch: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalise, scale, shift and activate.
+
+    Shape:
+        x (N, C, *spatial) -> the same, channels-last; mean and variance, each (N, C), (1, C) over the batch.
+    Args:
+        statistics: mean and variance (C,) in place of those of x; only over the batch.
+        over_batch: statistics over samples and voxels, not of each sample.
+    """
+    x = dense(x)
+    y = torch.empty_like(x)
+    with torch.cuda.device_of(x):
+        mean, variance = _statistics(x, over_batch) if statistics is None else statistics
+        plan = Plan(x, over_batch)
+        kernels.normalise[plan.tile_grid](
+            x,
+            mean,
+            variance,
+            weight,
+            bias,
+            y,
+            plan.voxels,
+            plan.channels,
+            EPS=eps,
+            SLOPE=negative_slope,
+            **plan.tile,
+        )
+    return y, mean, variance
+
+
+def _statistics(x: Tensor, over_batch: bool) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance, each (N, C) or (1, C)."""
+    plan = Plan(x, over_batch)
+    # per chunk: mean, and sum of squared deviations from it
+    means, squares = plan.empty(2, plan.samples, plan.chunks, plan.channels).unbind()
+    mean = plan.empty(plan.samples, plan.channels)
+    variance = plan.empty(plan.samples, plan.channels)
+    merge_grid = (triton.cdiv(plan.channels, _MERGED_COLUMNS), plan.samples)
+    kernels.moments[plan.chunk_grid](x, means, squares, plan.voxels, plan.channels, plan.steps, **plan.tile)
+    kernels.merge[merge_grid](
+        means,
+        squares,
+        mean,
+        variance,
+        plan.voxels,
+        plan.channels,
+        plan.chunks,
+        plan.steps * plan.rows,  # voxels of a chunk; the last may have fewer
+        CHUNKS=triton.next_power_of_2(plan.chunks),
+        COLS=_MERGED_COLUMNS,
+        ACC=plan.acc,
+        num_warps=8,  # each thread holds all of its chunks in registers
+    )
+    return mean, variance
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    negative_slope: float | None,
+    over_batch: bool,
+    are_given: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of `forward`.
+
+    Shape:
+        grad, x (N, C, *spatial) -> gradients: of x, channels-last; of weight, bias (C,), fp32 or 64.
+    Args:
+        are_given: mean and variance do not depend on x.
+    """
+    x = dense(x)
+    dx = torch.empty_like(x)
+    plan = Plan(x, over_batch, _GRADIENT_PROGRAMS)
+    partial = plan.empty(2, plan.samples, plan.chunks, plan.channels)
+    shifts, scales = partial.unbind()  # per chunk: gradients of bias and weight
+    inputs = (dense(grad), x, mean, variance, weight, bias)
+    sizes = (plan.voxels, plan.channels)
+    constants: dict[str, Any] = {"EPS": eps, "SLOPE": negative_slope, **plan.tile}
+    with torch.cuda.device_of(x):
+        kernels.affine_gradients[plan.chunk_grid](*inputs, shifts, scales, *sizes, plan.steps, **constants)
+        shift, scale = partial.sum(2).unbind()
+        through_statistics = (None, None) if are_given else (shift, scale)
+        kernels.input_gradient[plan.tile_grid](*inputs, *through_statistics, dx, *sizes, **constants)
+    return dx, scale.sum(0), shift.sum(0)
+
+
+def dense(x: Tensor) -> Tensor:
+    """The same tensor, channels-last without gaps; copied only if necessary."""
+    return x.contiguous(memory_format=CHANNELS_LAST[x.ndim])
+
+
+class Plan:
+    """How a tensor is split: `steps` tiles form a chunk; there are enough chunks in all to fill the GPU.
+
+    Args:
+        over_batch: the batch is one sample: its voxels lie one after another in memory.
+        programs: at most so many chunks, over samples and blocks of channels.
+    """
+
+    def __init__(self, x: Tensor, over_batch: bool, programs: int = _MOMENT_PROGRAMS) -> None:
+        self.channels = x.shape[1]
+        self.samples = 1 if over_batch else len(x)
+        self.voxels = x.numel() // (self.samples * self.channels)  # that share their statistics
+        columns = min(triton.next_power_of_2(self.channels), _MAX_COLUMNS)
+        self.rows = _TILE // columns
+        column_blocks = triton.cdiv(self.channels, columns)
+        target_chunks = programs // (self.samples * column_blocks)
+        longest_chunks = self.voxels // (_MIN_STEPS * self.rows)
+        chunks = max(1, min(_MAX_CHUNKS, target_chunks, longest_chunks))
+        self.steps = triton.cdiv(triton.cdiv(self.voxels, chunks), self.rows)
+        self.chunks = triton.cdiv(self.voxels, self.steps * self.rows)  # none is empty
+        # program ids: 0 chunk or tile of voxels, 1 block of channels, 2 sample
+        self.chunk_grid = (self.chunks, column_blocks, self.samples)
+        self.tile_grid = (triton.cdiv(self.voxels, self.rows), column_blocks, self.samples)
+        is_double = x.dtype == torch.float64
+        self.acc = tl.float64 if is_double else tl.float32
+        self.dtype = torch.float64 if is_double else torch.float32
+        self.device = x.device
+        # 16 bytes of bf16 at once if 8 divides the channels
+        align = math.gcd(self.channels, 16)
+        self.tile = {"ALIGN": align, "ROWS": self.rows, "COLS": columns, "ACC": self.acc}
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)

@@ -1,0 +1,108 @@
+"""medconv/models/layers/triton_norm_kernels.py: built for an A100 and an H100, without one.
+
+What the kernels compute is tested by the interpreter, in `test_triton_norm.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+
+if find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+from helpers.gpu_builds import Build, builds
+
+from medconv.convs.parametrization import CHANNELS_LAST
+from medconv.models.layers import triton_norm_launch
+
+KERNELS = ["moments", "merge", "normalise", "affine_gradients", "input_gradient"]
+# Stages of the planned networks, channels that 16 does not divide, 2D; and norms as MONAI's networks have.
+SHAPES = [
+    (4, 32, 128, 128, 128),
+    (4, 64, 64, 64, 64),
+    (4, 320, 8, 8, 8),
+    (2, 24, 48, 48, 48),
+    (8, 32, 512, 512),
+]
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def step(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    over_batch: bool = True,
+    slope: float | None = 0.01,
+    has_affine: bool = True,
+    are_given: bool = False,
+) -> Callable[[], object]:
+    """Launches forward and backward; of tensors on the CPU, of which the kernels see pointers alone."""
+
+    def run() -> None:
+        # memory that is never touched
+        x = torch.empty(shape, dtype=dtype, device="meta")
+        x = torch.empty_strided(shape, x.to(memory_format=CHANNELS_LAST[len(shape)]).stride(), dtype=dtype)
+        affine = torch.empty(2, shape[1]).unbind() if has_affine else (None, None)
+        given = (torch.empty(shape[1]), torch.empty(shape[1])) if are_given else None
+        y, mean, variance = triton_norm_launch.forward(x, *affine, given, 1e-5, slope, over_batch)
+        triton_norm_launch.backward(y, x, mean, variance, *affine, 1e-5, slope, over_batch, are_given)
+
+    return run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> object:
+    folder = tmp_path_factory.mktemp("triton")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(folder / "cache"))
+        yield
+
+
+def check(found: list[Build], is_double: bool = False) -> None:
+    for build in found:
+        assert build.spilled <= 16, build
+        assert is_double or build.registers <= 128, build
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_kernels_of_planned_networks_fit_into_registers_and_one_wave(
+    shape: tuple[int, ...], dtype: torch.dtype, arch: int, tmp_path: Path
+) -> None:
+    found = builds(step(shape, dtype), arch, tmp_path)
+    assert [build.kernel for build in found] == KERNELS
+    check(found)
+    for build in found:
+        if build.kernel in ("moments", "merge", "affine_gradients"):
+            assert prod(build.grid) <= build.resident, build
+        # 16 bytes at once, as 8 divides the channels
+        assert build.kernel == "merge" or build.loads == 16, build
+
+
+VARIANTS = {
+    "instance norm": partial(step, SHAPES[0], torch.bfloat16, over_batch=False),
+    "no activation": partial(step, SHAPES[0], torch.bfloat16, slope=None),
+    "no weight and bias": partial(step, SHAPES[0], torch.bfloat16, has_affine=False),
+    "running statistics": partial(step, SHAPES[0], torch.bfloat16, are_given=True),
+    "one channel": partial(step, (2, 1, 48, 48, 48), torch.bfloat16),
+    "odd channels": partial(step, (2, 33, 48, 48, 48), torch.bfloat16),
+    "one chunk": partial(step, (1, 32, 4, 4, 4), torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_fits_into_registers(name: str, arch: int, tmp_path: Path) -> None:
+    check(builds(VARIANTS[name](), arch, tmp_path))
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_double_precision_spills_nothing(arch: int, tmp_path: Path) -> None:
+    check(builds(step(SHAPES[1], torch.float64), arch, tmp_path), is_double=True)

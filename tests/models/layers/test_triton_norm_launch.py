@@ -1,0 +1,41 @@
+"""medconv/models/layers/triton_norm_launch.py: every voxel lies in one chunk, and there are enough of them."""
+
+from importlib.util import find_spec
+from math import prod
+
+import pytest
+import torch
+
+if find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+from medconv.models.layers.triton_norm_launch import _GRADIENT_PROGRAMS, _MAX_CHUNKS, _MOMENT_PROGRAMS, Plan
+
+SHAPES = [(1, 1, 513, 517), (2, 5, 7, 9), (12, 33, 255, 257), (4, 32, 128, 128, 128), (4, 320, 4, 4, 4)]
+
+
+@pytest.mark.parametrize("programs", [_MOMENT_PROGRAMS, _GRADIENT_PROGRAMS])
+@pytest.mark.parametrize("over_batch", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_chunks_cover_all_voxels_and_none_is_empty(
+    shape: tuple[int, ...], over_batch: bool, programs: int
+) -> None:
+    plan = Plan(torch.empty(shape, device="meta"), over_batch, programs)
+    assert plan.samples * plan.voxels * plan.channels == prod(shape)
+    assert plan.samples == (1 if over_batch else shape[0])
+    length = plan.steps * plan.rows
+    assert (plan.chunks - 1) * length < plan.voxels <= plan.chunks * length
+    assert 1 <= plan.chunks <= _MAX_CHUNKS
+    assert plan.chunk_grid[1] * plan.tile["COLS"] >= plan.channels
+    assert plan.chunks == 1 or prod(plan.chunk_grid) <= programs
+
+
+def test_a_large_image_fills_the_gpu_in_both_norms() -> None:
+    x = torch.empty(4, 32, 128, 128, 128, device="meta")
+    for over_batch in (True, False):
+        assert prod(Plan(x, over_batch).chunk_grid) > 0.9 * _MOMENT_PROGRAMS
+
+
+@pytest.mark.parametrize(("channels", "align"), [(1, 1), (33, 1), (20, 4), (24, 8), (32, 16), (320, 16)])
+def test_the_kernels_learn_what_divides_the_channels(channels: int, align: int) -> None:
+    assert Plan(torch.empty(2, channels, 4, 4, device="meta"), True).tile["ALIGN"] == align

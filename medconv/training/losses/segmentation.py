@@ -101,6 +101,16 @@ class DiceCrossEntropy(nn.Module):
         return weights
 
 
+def foreground(logits: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+    """Probability and mask of each class but the background, or of each region; fp32.
+
+    Shape: logits and reference as of `DiceCrossEntropy` -> twice (batch, foreground, *spatial).
+    """
+    is_regions = reference.shape[1] == logits.shape[1]
+    _, probability, mask = (_of_regions if is_regions else _of_classes)(logits.float(), reference)
+    return probability, mask
+
+
 def _of_regions(logits: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy, probability and mask of each region. Shape: (batch, regions, *spatial) each."""
     mask = reference.float()
@@ -150,11 +160,7 @@ def _count_voxels(
     counts = torch.stack(sums).flatten()
     if labelled is not None:
         counts = torch.cat([counts, labelled.sum().float()[None]])
-    ranks = 1
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        # One communication for all sums
-        counts = _SumOverRanks.apply(counts)
-        ranks = torch.distributed.get_world_size()
+    counts, ranks = sum_over_ranks(counts)  # one communication for all sums
     num_outputs = probability.shape[1]
     return _VoxelCounts(
         intersection=counts[:num_outputs],
@@ -185,6 +191,13 @@ def _ordered_by_name(weights: Mapping[str, float], names: Sequence[str]) -> list
     if unknown:
         raise ValueError(f"class_weights: no class {unknown[0]}; there are {', '.join(names)}")
     return [weights.get(name, 1.0) for name in names]
+
+
+def sum_over_ranks(of_this_rank: Tensor) -> tuple[Tensor, int]:
+    """The sum of a tensor over all ranks, with the gradient of the sum; and the number of ranks."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return of_this_rank, 1
+    return _SumOverRanks.apply(of_this_rank), torch.distributed.get_world_size()
 
 
 class _SumOverRanks(torch.autograd.Function):

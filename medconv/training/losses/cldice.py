@@ -90,7 +90,13 @@ def _eroded(values: Tensor) -> Tensor:
 
 def _largest_along(values: Tensor, axis: int) -> Tensor:
     """Of each voxel and its two neighbours along an axis."""
+    last = values.ndim - 1
+    if axis == last:
+        return _largest_along(values.transpose(-1, -2), axis - 1).transpose(-1, -2)
     num_rows = values.shape[:axis].numel()
-    rows = values.reshape(1, num_rows, values.shape[axis], -1)
-    # in 2D also for volumes: the backward of `max_pool3d` is random on CUDA
-    return max_pool2d(rows, kernel_size=(3, 1), stride=1, padding=(1, 0)).view_as(values)
+    rows = values.reshape(num_rows, values.shape[axis], 1, -1)
+    # Later axes are the channels of a channels-last image, where a CPU pools four to seven times as fast.
+    # In 2D also for volumes: the backward of `max_pool3d` is random on CUDA.
+    images = rows.permute(0, 3, 1, 2)
+    pooled = max_pool2d(images, kernel_size=(3, 1), stride=1, padding=(1, 0))
+    return pooled.permute(0, 2, 3, 1).reshape(values.shape)

@@ -60,7 +60,7 @@ def test_regions_are_learned_and_predicted(
     assert set(np.unique(label)) <= {0, 1, 2} and label.any()
 
 
-@pytest.mark.parametrize("loss", ["dice_focal", "tversky", "cldice", "skeleton_recall"])
+@pytest.mark.parametrize("loss", ["dice_focal", "tversky", "cldice", "skeleton_recall", "boundary"])
 @pytest.mark.parametrize("which", ["regions", "ignore"])
 def test_further_losses_take_what_the_default_takes(
     dataset: Path, scribbles: Path, tmp_path: Path, loss: str, which: str

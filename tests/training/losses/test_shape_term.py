@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 from medconv.targets.segmentation import SegmentationTargets
+from medconv.training.losses.boundary import Boundary
 from medconv.training.losses.cldice import ClDice
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy, foreground
@@ -23,8 +24,8 @@ REGIONS = RegionTargets(("tumour", "core"), ((1, 2), (2,)), None, (1, 2))
 BOTH = RegionTargets(("tumour", "core"), ((1, 2), (2,)), 3, (1, 2))
 ALL = [CLASSES, IGNORING, REGIONS, BOTH]
 IDS = ["classes", "ignoring", "regions", "both"]
-LOSSES = [ClDice(weight=0.7, iterations=2), SkeletonRecall(weight=0.7, iterations=2)]
-NAMES = ["cldice", "skeleton_recall"]
+LOSSES = [ClDice(weight=0.7, iterations=2), SkeletonRecall(weight=0.7, iterations=2), Boundary(weight=0.7)]
+NAMES = ["cldice", "skeleton_recall", "boundary"]
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=NAMES)

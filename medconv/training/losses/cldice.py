@@ -92,7 +92,8 @@ def _largest_along(values: Tensor, axis: int) -> Tensor:
     """Of each voxel and its two neighbours along an axis."""
     last = values.ndim - 1
     if axis == last:
-        return _largest_along(values.transpose(-1, -2), axis - 1).transpose(-1, -2)
+        swapped = values.transpose(-1, -2).contiguous()
+        return _largest_along(swapped, axis - 1).transpose(-1, -2).contiguous()
     num_rows = values.shape[:axis].numel()
     rows = values.reshape(num_rows, values.shape[axis], 1, -1)
     # Later axes are the channels of a channels-last image, where a CPU pools four to seven times as fast.

@@ -60,9 +60,9 @@ def test_regions_are_learned_and_predicted(
     assert set(np.unique(label)) <= {0, 1, 2} and label.any()
 
 
-@pytest.mark.parametrize("loss", ["dice_focal", "tversky"])
+@pytest.mark.parametrize("loss", ["dice_focal", "tversky", "cldice", "skeleton_recall", "boundary"])
 @pytest.mark.parametrize("which", ["regions", "ignore"])
-def test_monais_losses_take_what_ours_takes(
+def test_further_losses_take_what_the_default_takes(
     dataset: Path, scribbles: Path, tmp_path: Path, loss: str, which: str
 ) -> None:
     where, more = (dataset, REGIONS) if which == "regions" else (scribbles, ["data.ignore_label=255"])

@@ -1,5 +1,6 @@
 """Oracle of the losses: voxel by voxel in float64."""
 
+from collections.abc import Callable
 from itertools import product
 from math import exp, log
 
@@ -60,3 +61,37 @@ def dice_binary_cross_entropy(
             sizes[r] += probability + inside
     dice = [(2 * both[r] + 1e-5) / (sizes[r] + 1e-5) for r in range(regions)]
     return ce_weight * entropy / (voxels * regions) + dice_weight * (1 - sum(dice) / regions)
+
+
+def soft_skeleton(values: np.ndarray, iterations: int) -> np.ndarray:
+    """Of one array (*spatial): what openings take away, voxel by voxel."""
+    skeleton = np.zeros(values.shape)
+    structure = values
+    for _ in range(iterations + 1):
+        removed = np.maximum(structure - _spread(_shrunk(structure)), 0)
+        skeleton = skeleton + removed * (1 - skeleton)
+        structure = _shrunk(structure)
+    return skeleton
+
+
+def _shrunk(values: np.ndarray) -> np.ndarray:
+    """The smallest of a voxel and those that share a face with it."""
+    return _over(values, min, lambda steps: sum(map(abs, steps)) <= 1)
+
+
+def _spread(values: np.ndarray) -> np.ndarray:
+    """The largest of a voxel and those that share a corner with it."""
+    return _over(values, max, lambda steps: True)
+
+
+def _over(values: np.ndarray, choose: Callable, is_near: Callable) -> np.ndarray:
+    result = np.zeros(values.shape)
+    all_steps = [steps for steps in product((-1, 0, 1), repeat=values.ndim) if is_near(steps)]
+    for place in np.ndindex(values.shape):
+        near = [tuple(np.add(place, steps)) for steps in all_steps]
+        result[place] = choose(
+            values[there]
+            for there in near
+            if all(0 <= t < n for t, n in zip(there, values.shape, strict=True))
+        )
+    return result

@@ -93,6 +93,19 @@ class DiceCrossEntropy(nn.Module):
         return weights
 
 
+def foreground(logits: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+    """Probability and mask of each class but the background, or of each region; fp32.
+
+    Shape: logits and reference as of `DiceCrossEntropy` -> twice (batch, foreground, *spatial).
+    """
+    logits = logits.float()
+    if reference.shape[1] == logits.shape[1]:
+        return logits.sigmoid(), reference.float()
+    masks = [reference[:, 0] == index for index in range(1, logits.shape[1])]
+    # The background has no Dice
+    return logits.softmax(1)[:, 1:], torch.stack(masks, 1).float()
+
+
 def _region_sums(
     logits: Tensor,
     reference: Tensor,
@@ -150,11 +163,7 @@ def _over_ranks(
     counts = torch.cat([intersection, sizes])
     if labelled is not None:
         counts = torch.cat([counts, labelled.sum().float()[None]])
-    ranks = 1
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        # One communication for all sums
-        counts = _SumOverRanks.apply(counts)
-        ranks = torch.distributed.get_world_size()
+    counts, ranks = sum_over_ranks(counts)  # one communication for all sums
     num_outputs = len(intersection)
     return _VoxelCounts(
         intersection=counts[:num_outputs],
@@ -185,6 +194,13 @@ def _ordered_by_name(weights: Mapping[str, float], names: Sequence[str]) -> list
     if unknown:
         raise ValueError(f"class_weights: no class {unknown[0]}; there are {', '.join(names)}")
     return [weights.get(name, 1.0) for name in names]
+
+
+def sum_over_ranks(of_this_rank: Tensor) -> tuple[Tensor, int]:
+    """The sum of a tensor over all ranks, with the gradient of the sum; and the number of ranks."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return of_this_rank, 1
+    return _SumOverRanks.apply(of_this_rank), torch.distributed.get_world_size()
 
 
 class _SumOverRanks(torch.autograd.Function):

@@ -25,7 +25,7 @@ def parser() -> Parser:
         type=int,
         default=1,
         metavar="N",
-        help="cases to load in parallel; N + 2 cases are in memory; default 1",
+        help="cases to load in parallel, fewer if memory would run out; N + 2 cases are in memory; default 1",
     )
     add_trust(general, "network classes")
     return command

@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 import medconv
 from medconv.data.case import Case
 from medconv.inference.errors import check_all_predicted, reason, unwritable
+from medconv.inference.memory import fitting_workers
 from medconv.inference.output import Claim, Output
 from medconv.inference.output_dir import OutputDir
 from medconv.inference.output_table import OutputTable
@@ -49,11 +50,12 @@ def predict(
     Args:
         output: as `output_in` makes it for this predictor.
         overwrite: results of these cases are replaced.
-        workers: batches of cases that are loaded at once.
+        workers: batches of cases that are loaded at once; fewer if memory would run out.
     Raises:
         ValueError: `output` holds other results, cases failed, or the disk is full.
     """
     keep_freed_memory()
+    workers = fitting_workers(cases, predictor.members, workers)
     stages = _Stages(predictor, output)
     # One thread per matrix product in NumPy and SciPy: `workers` of them load beside the network.
     limits = threadpool_limits(1, user_api="blas")

@@ -1,0 +1,99 @@
+"""How much memory a prediction takes, said before it starts; fewer cases are loaded where it is small."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from medconv.data.case import Case, Grid
+from medconv.data.io.images import shape_and_affine
+from medconv.data.preprocessing.orientation import canonical_spacing
+from medconv.data.preprocessing.preprocess import resampled_shape
+from medconv.data.preprocessing.slabs import slab_axis
+from medconv.inference.load import LoadedModel
+from medconv.performance.memory_budget import total_memory
+from medconv.utils.logging import size_text
+
+log = logging.getLogger(__name__)
+_LOADING = 12  # bytes a voxel and channel, measured: three times the float32 image
+_LABEL = 4  # bytes a voxel: the label map on the content's grid and on the image's
+# Planes in work, in lengths of a window: its own, and those not asked for yet or of a row that the batch begins.
+_RING = 1.4
+_USABLE = 0.8  # share of the machine's memory
+_LOOKED_AT = 8  # cases; headers of thousands would take minutes
+_WORTH_SAYING = 2**30  # bytes
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes of a case: while it is loaded, and while it is predicted."""
+
+    shape: tuple[int, ...]
+    loading: float
+    predicting: float
+
+    def total(self, workers: int) -> float:
+        """Of a case that is predicted and one that waits, beside those that are being loaded."""
+        return self.predicting + (workers + 1) * self.loading
+
+
+def fitting_workers(
+    cases: Sequence[Case],
+    members: Sequence[LoadedModel],
+    workers: int,
+    available: float | None = None,
+) -> int:
+    """Cases to load at once: `workers`, or fewer if memory would run out; a line says what it takes.
+
+    Args:
+        members: networks for label maps; others take little.
+        available: bytes; None: of this machine, or its container.
+    """
+    needs = [need for need in (_need(case, members) for case in cases[:_LOOKED_AT]) if need]
+    if not needs or not members[0].targets.per_voxel:
+        return workers
+    largest = max(needs, key=lambda need: need.total(workers))
+    usable = _USABLE * (total_memory() if available is None else available)
+    fitting = workers
+    while fitting > 1 and largest.total(fitting) > usable:
+        fitting -= 1
+    if fitting < workers or largest.total(fitting) > _WORTH_SAYING:
+        fewer = f", instead of {workers}" if fitting < workers else ""
+        log.info(
+            "memory: about %.1f GB for %s voxels, the largest of the first %d cases; %d loaded at once%s",
+            largest.total(fitting) / 2**30,
+            size_text(largest.shape),
+            len(needs),
+            fitting,
+            fewer,
+        )
+    return fitting
+
+
+def _need(case: Case, members: Sequence[LoadedModel]) -> Need | None:
+    """None: the header cannot be read, which prediction will say."""
+    try:
+        shape, affine = shape_and_affine(case.images[0])
+    except ValueError:
+        return None
+    grid = Grid.of(shape, affine)
+    voxels = prod(grid.shape)
+    loading = _LOADING * voxels * len(members[0].modalities)
+    # Members with the same preprocessing and windows share a sum.
+    sums = {(str(member.preprocessing), member.window): member for member in members}
+    logits = sum(_logit_bytes(grid, member) for member in sums.values())
+    return Need(grid.shape, loading, logits + _LABEL * voxels)
+
+
+def _logit_bytes(grid: Grid, member: LoadedModel) -> float:
+    """Of the planes that windows still add to, in fp32."""
+    preprocessing = member.preprocessing
+    spacing_mm = canonical_spacing(grid, preprocessing.reorients)
+    shape = resampled_shape(grid.shape, spacing_mm, preprocessing.target_mm(spacing_mm))
+    axis = slab_axis(grid.shape, preprocessing.slice_axis)
+    is_slice = member.window.slice_axis is not None
+    window_length = 1 if is_slice else member.window.patch_size[min(axis, len(member.window.patch_size) - 1)]
+    planes = min(shape[axis], _RING * window_length)
+    return 4 * member.targets.num_outputs * planes * prod(shape) / shape[axis]

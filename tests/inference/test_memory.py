@@ -1,0 +1,75 @@
+"""medconv/inference/memory.py: the estimate, and fewer workers where it does not fit."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers import loaded_models
+from torch import nn
+
+from medconv.data.case import Case
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
+from medconv.inference.images import from_files
+from medconv.inference.load import LoadedModel
+from medconv.inference.memory import _need, fitting_workers
+
+GB = 2**30
+
+
+def member(spacing_mm: float = 2.0) -> LoadedModel:
+    model = loaded_models.segmentation(nn.Conv3d(1, 2, 1))
+    preprocessing = PreprocessingConfig(3, (spacing_mm,) * 3, ("none",), ({},))
+    return replace(model, preprocessing=preprocessing, window=replace(model.window, patch_size=(8, 8, 8)))
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    """A volume of 32 x 40 x 64 voxels at 1 mm."""
+    path = tmp_path / "ct.nii.gz"
+    image = np.random.default_rng(0).normal(size=(32, 40, 64)).astype(np.float32)
+    nib.save(nib.Nifti1Image(image, np.eye(4)), path)
+    return Case("ct", (path,))
+
+
+def test_the_planes_in_work_are_estimated_as_they_are(case: Case) -> None:
+    model = member()
+    need = _need(case, [model])
+    assert need is not None and need.shape == (32, 40, 64)
+    image = torch.nn.functional.interpolate(
+        torch.from_numpy(from_files(case).voxels)[None], scale_factor=0.5, mode="trilinear"
+    )[0]
+    values = model.window.stream(model.network, image, axis=2, planes_at_once=2).num_values
+    assert need.predicting - 4 * 32 * 40 * 64 == pytest.approx(4 * 2 * values, rel=0.3)
+
+
+def test_networks_that_share_a_sum_take_no_more(case: Case) -> None:
+    one, folds, others = (
+        _need(case, models) for models in ([member()], [member()] * 5, [member(), member(1.0)])
+    )
+    assert one is not None and folds is not None and others is not None
+    assert one == folds
+    assert others.predicting > 4 * (one.predicting - 4 * 32 * 40 * 64)
+
+
+def test_fewer_cases_are_loaded_at_once_where_memory_is_small(
+    case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    need = _need(case, [member()])
+    assert need is not None
+    with caplog.at_level("INFO"):
+        assert fitting_workers([case], [member()], 4, available=GB) == 4
+        assert caplog.text == ""
+        assert fitting_workers([case], [member()], 4, available=need.total(2) / 0.79) == 2
+    assert (
+        "for 32 x 40 x 64 voxels, the largest of the first 1 cases; 2 loaded at once, instead of 4"
+        in caplog.text
+    )
+    assert fitting_workers([case], [member()], 4, available=1.0) == 1
+
+
+def test_a_file_that_cannot_be_read_is_left_to_the_prediction(tmp_path: Path) -> None:
+    (tmp_path / "a.nii.gz").write_bytes(b"damaged")
+    assert fitting_workers([Case("a", (tmp_path / "a.nii.gz",))], [member()], 3, available=1.0) == 3

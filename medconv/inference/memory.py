@@ -19,7 +19,7 @@ from medconv.utils.logging import size_text
 log = logging.getLogger(__name__)
 _LOADING = 12  # bytes a voxel and channel, measured: three times the float32 image
 _LABEL = 4  # bytes a voxel: the label map on the content's grid and on the image's
-# Planes in work, in lengths of a window: its own, those not asked for yet, those of a row that a batch begins.
+# Planes in work, in lengths of a window: its own, those not asked for yet, and of a row that a batch begins.
 _RING = 1.4
 _USABLE = 0.8  # share of the machine's memory
 _LOOKED_AT = 8  # cases; headers of thousands would take minutes

@@ -42,6 +42,7 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
     "se": partial(se, reduction=2),
 }
 ALL = [*LAYERS, "mirror"]
+NOT_LINEAR = ["se"]  # layers that are no linear convolution, so no dense kernel equals them
 WEIGHT_PRIORS = ["transform", "basis", "ball", "spacing", "smooth", "share", "masked", "acs"]
 FACTORISED = ["bottleneck", "separable"]
 UNGROUPED = ["transform", "share", "bottleneck", "separable"]  # what has no meaning for a grouped convolution

@@ -13,7 +13,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import ranks
-from helpers.conv_family import ALL, CASES, CONV, LAYERS, UNGROUPED, build, dense_weight, dims_of, image
+from helpers.conv_family import (
+    ALL,
+    CASES,
+    CONV,
+    LAYERS,
+    NOT_LINEAR,
+    UNGROUPED,
+    build,
+    dense_weight,
+    dims_of,
+    image,
+)
 from reference.convolution import convolve
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -37,7 +48,7 @@ GEOMETRIES = [
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda g: " ".join(f"{k}={v}" for k, v in g.items()))
-@pytest.mark.parametrize("name", [n for n in LAYERS if n != "se"])
+@pytest.mark.parametrize("name", [name for name in LAYERS if name not in NOT_LINEAR])
 def test_every_geometry_equals_the_dense_convolution_or_is_refused(name: str, geometry: dict) -> None:
     dims = dims_of(name)[0]
     plain = CONV[dims](4, 6, 3, **geometry)
@@ -206,7 +217,7 @@ def test_swap_and_fold_keep_training_flags_dtype_and_frozen_weights(name: str) -
     for module in (*network.modules(), *folded.modules()):
         assert not module.training
     frozen = [p.requires_grad for n, p in (*network.named_parameters(), *folded.named_parameters())]
-    assert name == "se" or not any(frozen)
+    assert name in NOT_LINEAR or not any(frozen)
     assert all(p.dtype == torch.float64 for p in network.parameters())
     torch.testing.assert_close(folded(image), network(image))
 

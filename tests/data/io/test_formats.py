@@ -67,12 +67,13 @@ def test_faults_name_the_file(tmp_path: Path, registered: None) -> None:
 
 @pytest.mark.parametrize("suffix", ["npz", ".nii", ".png", ".nrrd"])
 def test_a_suffix_has_one_format(suffix: str) -> None:
+    before = list(FORMATS)
     with pytest.raises(ValueError, match=rf"expected a suffix other than \.nii\.gz, .*got '{suffix}'"):
         register(suffix, read, grid)
-    assert list(FORMATS) == [".nrrd"]
+    assert list(FORMATS) == before
 
 
 def test_formats_are_listed_in_messages(tmp_path: Path, registered: None) -> None:
     (tmp_path / "a.txt").write_text("")
-    with pytest.raises(ValueError, match=r"no image there \(\.nii\.gz, .*\.nrrd, \.scan\.npz, \.png"):
+    with pytest.raises(ValueError, match=r"no image there \(\.nii\.gz, .*\.nrrd, .*\.scan\.npz, .*\.png"):
         in_folder(tmp_path, "--input")

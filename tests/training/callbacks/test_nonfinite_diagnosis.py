@@ -22,7 +22,7 @@ def test_the_first_layer_that_is_not_finite_is_named(
     file = tmp_path / "run/nonfinite/step2.ckpt"
     ((_, *before, last),) = traces(caplog)
     assert last.startswith("network.encoder.0.3 (Conv3d)") and " of " in last
-    assert any(line.startswith("network.encoder.0.1 (BatchNorm3d)") for line in before)
+    assert any(line.startswith("network.encoder.0.1 (") and "BatchNorm3d)" in line for line in before)
     assert all(line.split("  ")[0].strip() and " of " not in line for line in before)
     with pytest.raises(ValueError, match=r"run\.resume=.*step2\.ckpt: holds weights, but no training state"):
         tiny.train(dataset, tmp_path / "other", f"run.resume={file}")

@@ -18,7 +18,7 @@ from medconv.inference.load import LoadedModel
 from medconv.inference.logit_stream import LogitSource, WholeLogits
 from medconv.inference.prepare import Input
 from medconv.inference.scores import ImageLevelScores, KeptLogits, LabelMapScores
-from medconv.inference.slab_answer import Part, Source, answer_of, mean_logits
+from medconv.inference.slab_answer import Group, Source, answer_of, mean_logits
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.inference.tta import flips, mean_over_flips
 from medconv.models.outputs import full_resolution
@@ -91,18 +91,18 @@ class LabelMapForward(Forward):
         slice_axes = [preprocessing.slice_axis for preprocessing in self.preprocessings]
         slice_axis = next((axis for axis in slice_axes if axis is not None), None)
         axis = slab_axis(case_input.crop.content_shape, slice_axis)
-        parts: list[Part] = []
+        groups: list[Group] = []
         prepared = zip(self.preprocessings, case_input.arrays, case_input.crops, strict=True)
         for preprocessing, array, crop in prepared:
             sharing = [member for member in self.members if member.preprocessing == preprocessing]
             grid = SlabGrid(crop, axis, array.shape[1 + axis])
             sources = self._sources(sharing, array, grid, keeps_logits)
             weight = len(sharing) / len(self.members)
-            parts.append(Part(sources, grid, weight, partial(_check_finite, "logits", sharing[0], array)))
+            groups.append(Group(sources, grid, weight, partial(_check_finite, "logits", sharing[0], array)))
         kept = None
         if keeps_logits:
-            parts, kept = _kept(parts)
-        content = answer_of(parts, targets, self.with_quality)
+            groups, kept = _kept(groups)
+        content = answer_of(groups, targets, self.with_quality)
         return LabelMapScores(content, case_input.crop, targets, kept)
 
     def _sources(
@@ -114,16 +114,16 @@ class LabelMapForward(Forward):
     ) -> list[Source]:
         """Of members with one preprocessing; those with the same windows share a sum."""
         image = torch.from_numpy(array).to(self.device)
-        groups: list[list[LoadedModel]] = []
+        sharing: list[list[LoadedModel]] = []
         for member in members:
-            group = next((group for group in groups if group[0].window == member.window), None)
+            group = next((group for group in sharing if group[0].window == member.window), None)
             # Quality needs the answer of each.
             if group is None or self.with_quality:
-                groups.append([member])
+                sharing.append([member])
             else:
                 group.append(member)
         sources: list[Source] = []
-        for group in groups:
+        for group in sharing:
             logits = self._stream(group, image, grid, keeps_logits)
             sources.append(Source(logits, share=len(group) / len(members)))
         return sources
@@ -156,17 +156,17 @@ class LabelMapForward(Forward):
         return replace(window, batch_size=max(1, min(window.batch_size, _BATCH_LOGITS // values)))
 
 
-def _kept(parts: Sequence[Part]) -> tuple[list[Part], KeptLogits]:
-    """The same parts with all of their logits in memory, and these logits."""
-    kept_parts: list[Part] = []
+def _kept(groups: Sequence[Group]) -> tuple[list[Group], KeptLogits]:
+    """The same groups with all of their logits in memory, and these logits."""
+    kept_groups: list[Group] = []
     means: list[Tensor] = []
-    for part in parts:
-        logits = [source.logits.take(0, part.grid.source_length) for source in part.sources]
-        shares = [source.share for source in part.sources]
+    for group in groups:
+        logits = [source.logits.take(0, group.grid.source_length) for source in group.sources]
+        shares = [source.share for source in group.sources]
         sources = [Source(WholeLogits(each), share) for each, share in zip(logits, shares, strict=True)]
-        kept_parts.append(replace(part, sources=sources))
+        kept_groups.append(replace(group, sources=sources))
         means.append(mean_logits(logits, shares))
-    return kept_parts, KeptLogits(kept_parts, means)
+    return kept_groups, KeptLogits(kept_groups, means)
 
 
 class ImageLevelForward(Forward):

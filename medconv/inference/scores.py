@@ -13,7 +13,7 @@ from torch import Tensor
 from medconv.data.preprocessing.preprocess import CropInfo, to_native
 from medconv.inference import quality
 from medconv.inference.prepare import Input
-from medconv.inference.slab_answer import ContentAnswer, Part, mean_probabilities
+from medconv.inference.slab_answer import ContentAnswer, Group, mean_probabilities
 from medconv.targets.segmentation import SegmentationTargets
 
 
@@ -22,11 +22,11 @@ class KeptLogits:
     """All logits of a case, for its probabilities.
 
     Args:
-        parts: one per preprocessing.
-        means: the mean logits of each part, (outputs, planes, *in_plane).
+        groups: one per preprocessing.
+        means: the mean logits of each group, (outputs, planes, *in_plane).
     """
 
-    parts: Sequence[Part]
+    groups: Sequence[Group]
     means: Sequence[Tensor]
 
     def on_cpu(self) -> KeptLogits:
@@ -53,8 +53,8 @@ class LabelMapScores:
     def logits(self) -> list[Tensor]:
         """Per preprocessing the mean over members, (outputs, *spatial); they must have been kept."""
         assert self.kept is not None
-        pairs = zip(self.kept.means, self.kept.parts, strict=True)
-        return [mean.movedim(1, 1 + part.grid.axis) for mean, part in pairs]
+        pairs = zip(self.kept.means, self.kept.groups, strict=True)
+        return [mean.movedim(1, 1 + group.grid.axis) for mean, group in pairs]
 
     @property
     def values(self) -> Tensor:
@@ -82,10 +82,10 @@ class LabelMapScores:
         background.
         """
         assert self.kept is not None
-        whole = [part.grid.whole for part in self.kept.parts]
-        means = mean_probabilities(self.kept.parts, whole, self.kept.means, self.targets)
+        whole_slabs = [group.grid.whole for group in self.kept.groups]
+        means = mean_probabilities(self.kept.groups, whole_slabs, self.kept.means, self.targets)
         for index, planes in enumerate(means):
-            content = planes.movedim(0, self.kept.parts[0].grid.axis)
+            content = planes.movedim(0, self.kept.groups[0].grid.axis)
             is_background = index == 0 and self.targets.exclusive
             yield to_native(content.cpu().numpy(), self.crop, outside=float(is_background))
 

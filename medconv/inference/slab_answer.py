@@ -36,7 +36,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Part:
+class Group:
     """The logits of networks with the same preprocessing.
 
     Args:
@@ -68,31 +68,31 @@ class ContentAnswer:
 
 
 def answer_of(
-    parts: Sequence[Part],
+    groups: Sequence[Group],
     targets: SegmentationTargets,
     with_quality: bool = False,
 ) -> ContentAnswer:
-    """The label map, from the mean of logits, or of probabilities where there are several parts.
+    """The label map, from the mean of logits, or of probabilities where there are several groups.
 
     Args:
-        parts: each with the same content and axis.
+        groups: each with the same content and axis.
         with_quality: the answer has uncertainty and source labels, too.
     Raises:
-        ValueError: as `Part.check`.
+        ValueError: as `Group.check`.
     """
-    label = _Content(parts[0].grid, np.int16)
-    uncertainty = _Content(parts[0].grid, np.float32)
-    source_labels = [_Content(part.grid, np.int16) for part in parts for _ in part.sources]
-    # All parts have the same planes of the content in a slab, and each its own planes of the prediction.
-    for slabs in zip(*(part.grid.slabs() for part in parts), strict=True):
+    label = _Content(groups[0].grid, np.int16)
+    uncertainty = _Content(groups[0].grid, np.float32)
+    source_labels = [_Content(group.grid, np.int16) for group in groups for _ in group.sources]
+    # All groups have the same planes of the content in a slab, and each its own planes of the prediction.
+    for slabs in zip(*(group.grid.slabs() for group in groups), strict=True):
         each_source: list[_SlabLogits] = []
         means: list[Tensor] = []
-        for part, slab in zip(parts, slabs, strict=True):
-            logits = [source.logits.take(slab.sources.start, slab.sources.stop) for source in part.sources]
-            each_source += [_SlabLogits([part], [slab], [one], targets) for one in logits]
-            means.append(mean_logits(logits, [source.share for source in part.sources]))
-            part.check(means[-1])
-        ensemble = _SlabLogits(parts, slabs, means, targets)
+        for group, slab in zip(groups, slabs, strict=True):
+            logits = [source.logits.take(slab.sources.start, slab.sources.stop) for source in group.sources]
+            each_source += [_SlabLogits([group], [slab], [one], targets) for one in logits]
+            means.append(mean_logits(logits, [source.share for source in group.sources]))
+            group.check(means[-1])
+        ensemble = _SlabLogits(groups, slabs, means, targets)
         label.put(slabs[0], with_cpu_fallback(ensemble, _SlabLogits.label))
         if with_quality:
             uncertainty.put(slabs[0], with_cpu_fallback(ensemble, _SlabLogits.uncertainty))
@@ -105,9 +105,9 @@ def answer_of(
 
 @dataclass(frozen=True)
 class _SlabLogits:
-    """The mean logits of each part, (outputs, planes, *in_plane), for a slab."""
+    """The mean logits of each group, (outputs, planes, *in_plane), for a slab."""
 
-    parts: Sequence[Part]
+    groups: Sequence[Group]
     slabs: Sequence[Slab]
     logits: Sequence[Tensor]
     targets: SegmentationTargets
@@ -115,7 +115,7 @@ class _SlabLogits:
     def label(self) -> np.ndarray:
         """Shape: (planes, *in_plane) of the content, int16."""
         if len(self.logits) == 1:
-            label = self.targets.decode(self.parts[0].grid.channels(self.logits[0], self.slabs[0]))
+            label = self.targets.decode(self.groups[0].grid.channels(self.logits[0], self.slabs[0]))
         else:
             label = self.targets.decode_mean(self._mean_probabilities())
         return label.cpu().numpy()
@@ -133,31 +133,31 @@ class _SlabLogits:
         return replace(self, logits=[logits.cpu() for logits in self.logits])
 
     def _mean_probabilities(self) -> Iterator[Tensor]:
-        return mean_probabilities(self.parts, self.slabs, self.logits, self.targets)
+        return mean_probabilities(self.groups, self.slabs, self.logits, self.targets)
 
 
 def mean_probabilities(
-    parts: Sequence[Part],
+    groups: Sequence[Group],
     slabs: Sequence[Slab],
     logits: Sequence[Tensor],
     targets: SegmentationTargets,
 ) -> Iterator[Tensor]:
-    """The weighted mean over parts, channel by channel, each (planes, *in_plane) of the content.
+    """The weighted mean over groups, channel by channel, each (planes, *in_plane) of the content.
 
     Args:
-        slabs: of each part, with the same planes of the content.
-        logits: of each part, (outputs, planes of `slab.sources`, *in_plane).
+        slabs: of each group, with the same planes of the content.
+        logits: of each group, (outputs, planes of `slab.sources`, *in_plane).
     """
-    of_parts = []
-    for part, slab, part_logits in zip(parts, slabs, logits, strict=True):
+    of_groups = []
+    for group, slab, group_logits in zip(groups, slabs, logits, strict=True):
         # Two passes over the channels: a softmax needs the sum before the first probability.
-        first_pass = part.grid.channels(part_logits, slab)
-        second_pass = part.grid.channels(part_logits, slab)
-        of_parts.append(targets.probabilities(first_pass, second_pass))
-    for channels in zip(*of_parts, strict=True):
+        first_pass = group.grid.channels(group_logits, slab)
+        second_pass = group.grid.channels(group_logits, slab)
+        of_groups.append(targets.probabilities(first_pass, second_pass))
+    for channels in zip(*of_groups, strict=True):
         mean = torch.zeros_like(channels[0])
-        for part, channel in zip(parts, channels, strict=True):
-            mean = mean + part.weight * channel
+        for group, channel in zip(groups, channels, strict=True):
+            mean = mean + group.weight * channel
         yield mean
 
 

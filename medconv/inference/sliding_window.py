@@ -201,14 +201,14 @@ class _OncePerConstant:
             unknown.append(window)
             if window.constant is not None and len(kept) < _MAX_CONSTANTS:
                 kept.add(window.constant)
-        others: list[Tensor] = []
+        not_kept: list[Tensor] = []
         for window, logits in zip(unknown, self._network(unknown) if unknown else (), strict=True):
             if window.constant in kept:
                 # Without the memory of the other windows.
                 self._known[window.constant] = logits.clone()
             else:
-                others.append(logits)
-        in_order = iter(others)
+                not_kept.append(logits)
+        in_order = iter(not_kept)
         return [
             self._known[window.constant] if window.constant in kept else next(in_order) for window in windows
         ]

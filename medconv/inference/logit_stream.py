@@ -17,8 +17,6 @@ log = logging.getLogger(__name__)
 class LogitSource(Protocol):
     """Logits of an image along one axis, whose planes are asked for in order."""
 
-    length: int
-
     def take(self, first: int, stop: int) -> Tensor:
         """The planes from `first` to `stop`; those before `first` are never asked for again.
 
@@ -92,6 +90,7 @@ class LogitStream:
         self._first = 0  # plane in the ring
         self._complete = 0  # planes before this one have all their windows
         self._sum = torch.empty(0)
+        self._weight_sum = torch.empty(0)
         self._weighted = torch.empty(0)
 
     @property
@@ -184,10 +183,6 @@ class WholeLogits:
     """Logits that are in memory already. Args: logits: (classes, length, *in_plane)."""
 
     logits: Tensor
-
-    @property
-    def length(self) -> int:
-        return self.logits.shape[1]
 
     def take(self, first: int, stop: int) -> Tensor:
         return self.logits[:, first:stop]

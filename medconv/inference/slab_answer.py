@@ -46,7 +46,7 @@ class Group:
         check: raises an error if a slab's mean logits cannot be used.
     """
 
-    sources: Sequence[LogitSource]
+    sources: Sequence[Source]
     grid: SlabGrid
     weight: float
     check: Callable[[Tensor], None]
@@ -166,7 +166,7 @@ class _Content:
 
     def __init__(self, grid: SlabGrid, dtype: type) -> None:
         # Not touched before it is filled, so it takes no memory where it is not.
-        self.array = np.empty(grid.crop_info.content_shape, dtype)
+        self.array: np.ndarray = np.empty(grid.crop_info.content_shape, dtype)
         self._planes_first = np.moveaxis(self.array, grid.axis, 0)
 
     def put(self, slab: Slab, values: np.ndarray) -> None:

@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks import results
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
@@ -67,10 +68,10 @@ def _rows(image: Path, options: argparse.Namespace, slices: int, classes: int) -
     case = f"{options.size} x {options.size} x {slices}, {classes} classes, overlap {options.overlap:g}"
     logits_gib = classes * 4 * options.size**2 * slices / 2**30
     variants = [OURS] if logits_gib > options.peer_gib else [OURS, MONAI]
-    rows = []
+    rows: list[results.Row] = []
     for variant in variants:
         measured = _in_a_process(variant, image, classes, options.overlap)
-        kind = {"benchmark": "whole_body", "case": case, "reference": OURS, "variant": variant}
+        kind: results.Row = {"benchmark": "whole_body", "case": case, "reference": OURS, "variant": variant}
         rows.append({**kind, **results.conditions(), "ratio": 1.0, "spread": 0.0, **measured})
     for row in rows:
         row["ratio"] = row["seconds"] / rows[0]["seconds"]
@@ -127,14 +128,16 @@ def _with_monai(image: Path, classes: int, overlap: float) -> np.ndarray:
     from monai.inferers import sliding_window_inference
     from monai.transforms import LoadImage, ScaleIntensityRange, Spacing
 
-    volume = LoadImage(image_only=True, ensure_channel_first=True)(image)
+    volume: Any = LoadImage(image_only=True, ensure_channel_first=True)(image)
     volume = ScaleIntensityRange(-900, 900, -3, 3, clip=True)(volume)
     native_size = tuple(volume.shape[1:])
     volume = Spacing((NETWORK_MM,) * 3, mode="bilinear")(volume)
     network = _network(classes)
     with torch.inference_mode():
-        batch: Tensor = volume.as_tensor()[None].float()  # type: ignore[attr-defined]
-        logits = sliding_window_inference(batch, (PATCH,) * 3, 4, network, overlap=overlap, mode="gaussian")
+        batch = volume.as_tensor()[None].float()
+        logits: Any = sliding_window_inference(
+            batch, (PATCH,) * 3, 4, network, overlap=overlap, mode="gaussian"
+        )
         native = nn.functional.interpolate(logits, size=native_size, mode="trilinear")
         return native.argmax(1)[0].short().numpy()
 

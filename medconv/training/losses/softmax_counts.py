@@ -63,7 +63,7 @@ class _SoftmaxCounts(torch.autograd.Function):
         return entropy, intersection, sizes
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """With p the softmax and g its gradient, the gradient of logit k is p_k (g_k - sum_j p_j g_j)."""
         entropy_grad, intersection_grad, sizes_grad = gradients

@@ -51,8 +51,10 @@ def fitting_workers(
         members: networks for label maps; others take little.
         available: bytes; None: of this machine, or its container.
     """
+    if not members[0].targets.per_voxel:
+        return workers
     needs = [need for need in (_need(case, members) for case in cases[:_LOOKED_AT]) if need]
-    if not needs or not members[0].targets.per_voxel:
+    if not needs:
         return workers
     largest = max(needs, key=lambda need: need.total(workers))
     usable = _USABLE * (total_memory() if available is None else available)
@@ -76,7 +78,7 @@ def _need(case: Case, members: Sequence[LoadedModel]) -> Need | None:
     """None: the header cannot be read, which prediction will say."""
     try:
         shape, affine = shape_and_affine(case.images[0])
-    except ValueError:
+    except (ValueError, OSError):
         return None
     grid = Grid.of(shape, affine)
     voxels = prod(grid.shape)

@@ -15,6 +15,7 @@ from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.images import from_files
 from medconv.inference.load import LoadedModel
 from medconv.inference.memory import _need, fitting_workers
+from medconv.targets.multiclass import MulticlassTargets
 
 GB = 2**30
 
@@ -70,6 +71,12 @@ def test_fewer_cases_are_loaded_at_once_where_memory_is_small(
     assert fitting_workers([case], [member()], 4, available=1.0) == 1
 
 
-def test_a_file_that_cannot_be_read_is_left_to_the_prediction(tmp_path: Path) -> None:
-    (tmp_path / "a.nii.gz").write_bytes(b"damaged")
-    assert fitting_workers([Case("a", (tmp_path / "a.nii.gz",))], [member()], 3, available=1.0) == 3
+@pytest.mark.parametrize("name", ["a.nii.gz", "a.png"])
+def test_a_file_that_cannot_be_read_is_left_to_the_prediction(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"damaged")
+    assert fitting_workers([Case("a", (tmp_path / name,))], [member()], 3, available=1.0) == 3
+
+
+def test_whole_images_take_little() -> None:
+    model = loaded_models.image_level(nn.Identity(), MulticlassTargets(("a", "b")))
+    assert fitting_workers([Case("a", (Path("missing.png"),))], [model], 3, available=1.0) == 3

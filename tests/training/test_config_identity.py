@@ -15,6 +15,15 @@ def test_keys_that_change_what_is_trained_are_named() -> None:
 
 
 def test_keys_of_another_version_of_lightning_do_not_count() -> None:
-    earlier = RunConfig().plain()
-    earlier["trainer"] = {**earlier["trainer"], "of_another_version": 1}
-    assert config_differences(earlier, RunConfig().plain()) == []
+    earlier = {"seed": 0, "trainer": {"precision": "32-true", "gone": True}}
+    now = {"seed": 0, "trainer": {"precision": "32-true", "new": True}}
+    assert config_differences(earlier, now) == []
+    other = {"seed": 0, "trainer": {"precision": "16-mixed"}}
+    assert config_differences(earlier, other) == ["trainer.precision: 32-true there, 16-mixed now"]
+
+
+def test_a_run_resumes_with_other_loggers_and_callbacks() -> None:
+    """Also with none, whose group is empty."""
+    tensorboard = {"tensorboard": {"_target_": "x"}}
+    plain = [replace(RunConfig(), logger=node, callbacks=node).plain() for node in (tensorboard, {})]
+    assert config_differences(*plain) == config_differences(*reversed(plain)) == []

@@ -85,7 +85,8 @@ def _kill_workers(batches: Any) -> None:
     """
     if not hasattr(batches, "_workers"):  # the main process reads itself
         return
-    signal_handling._remove_worker_pids(id(batches))  # else torch reports their death as an error
+    # Else torch reports their death as an error
+    signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined]
     batches._worker_pids_set = False
     for worker in batches._workers:
         worker.kill()

@@ -15,7 +15,10 @@ from medconv.config.instantiate import (
 )
 
 NETWORKS = ("medconv", "monai.networks", "torch.nn")  # whose network classes a checkpoint may name
-_FILES = ("cache_dir", "checkpoint", "filename", "path_or_repo_id")  # what a class would read or fetch
+# Arguments by which a class reads or fetches weights, beside those with `pretrained` in their name
+_FILES = ("cache_dir", "checkpoint", "filename", "path_or_repo_id", "weights")
+_MAX_VALUES = 100_000  # in a config; ours have some hundred
+_MAX_OBJECTS = 1_000  # in a node
 
 
 def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = ()) -> Any:
@@ -24,11 +27,12 @@ def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = ()
     Every `_target_` must be an `nn.Module` class of `NETWORKS`, one of medconv's convolutions, or from a
     trusted package. The object itself is checked, so `torch.nn.x.os.system` is refused. Two more things are
     refused: interpolations, because `${oc.create:...}` would create further nodes (a run's config has none
-    left); and names of files, folders or URLs from which a class would load initial weights (the checkpoint
-    holds the weights).
+    left); and arguments by which a class would read or fetch initial weights, such as `pretrained`, unless
+    they are false (the checkpoint holds the weights).
     Args: trusted: the packages that the user trusts.
-    Raises: ConfigError: any other target or argument.
+    Raises: ConfigError: any other target or argument; too many of them.
     """
+    check_size(node, key)
     check_no_interpolation(node, key)
     for package in trusted:  # named on the command line
         search_current_folder(package)
@@ -54,21 +58,47 @@ def _need_harmless(key: str, node: Mapping[str, Any], trusted: Sequence[str]) ->
             f"{', '.join(NETWORKS)} only; trust your own package by --trust-package NAME"
         )
     for name, value in _arguments(named_object, node).items():
-        names_a_file = name in _FILES or str(name).startswith("pretrained")
-        if names_a_file and isinstance(value, str):
+        if value and (name in _FILES or "pretrained" in str(name)):
             raise ConfigError(
-                f"{key}.{name}={value} is refused: a checkpoint may not name what its network would fetch"
+                f"{key}.{name}={value} is refused: a checkpoint may not name what its network would read or "
+                "fetch. For a checkpoint of your own, add --trust-package "
+                f"{home.partition('.')[0]}"
             )
 
 
 def _arguments(function: Any, node: Mapping[str, Any]) -> dict[str, Any]:
-    """A node's arguments by name, including positional ones."""
+    """A node's arguments by name, including positional ones and defaults."""
+    parameters = signature(function).parameters
+    defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
     positional = node.get("_args_", ())
     if not isinstance(positional, (list, tuple)):
-        return dict(node)
-    names = signature(function).parameters
-    by_position = dict(zip(names, positional, strict=False))
-    return {**by_position, **node}
+        positional = ()
+    by_position = dict(zip(parameters, positional, strict=False))
+    return {**defaults, **by_position, **node}
+
+
+def check_size(node: Any, key: str) -> None:
+    """Check the size of a config from a file before it is copied or built.
+
+    Shared parts count as often as they occur: a few kilobytes can stand for billions of values.
+    Raises: ConfigError: too many values or objects.
+    """
+    values = 0
+    objects = 0
+    pending = [node]
+    while pending:
+        value = pending.pop()
+        values += 1
+        if isinstance(value, Mapping):
+            objects += "_target_" in value
+            pending.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            pending.extend(value)
+        if values + len(pending) > _MAX_VALUES or objects > _MAX_OBJECTS:
+            raise ConfigError(
+                f"{key} is refused: a checkpoint's config may hold {_MAX_VALUES} values and {_MAX_OBJECTS} "
+                "objects, and this one holds more"
+            )
 
 
 def _below(module: str, roots: Sequence[str]) -> bool:

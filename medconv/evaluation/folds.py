@@ -14,7 +14,8 @@ from yaml import YAMLError
 from medconv.config import flatten
 from medconv.data.datasets.common import read_json
 from medconv.metrics.dice import ClassScores
-from medconv.training.run_dir import FREE, RunDir
+from medconv.training.config_identity import FREE
+from medconv.training.run_dir import RunDir
 
 _MOVED_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # old runs, renamed by run.resume=never
 _NUMBER = re.compile(r"[0-9]{1,4}")

@@ -11,6 +11,7 @@ import torch
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
+import medconv
 from medconv import config as configs
 from medconv.config import DataConfig, Derived, PerfConfig, RunConfig, TaskConfig
 from medconv.config import trusted as config_trusted
@@ -102,6 +103,7 @@ def load(
     content = checkpoint_io.read(path)
     try:
         targets = _targets(content["medconv"], path)
+        config_trusted.check_size(content["medconv"]["config"], f"{path}: config")
         config = configs.from_plain(content["medconv"]["config"])
         if plain:
             config = replace(config, perf=_plain(config.perf))
@@ -110,10 +112,20 @@ def load(
     except DAMAGED as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"{path}: damaged, or of another version: its metadata cannot be read ({reason})"
+            f"{path}: damaged, or of another version{_version(content)}: "
+            f"its metadata cannot be read ({reason})"
         ) from error
     model.network.to(device)
     return model
+
+
+def _version(content: dict[str, Any]) -> str:
+    """The version that wrote a checkpoint, in words; empty if it does not say."""
+    metadata = content["medconv"]
+    written_by = metadata.get("version") if isinstance(metadata, dict) else None
+    if not isinstance(written_by, str):
+        return ""
+    return f" (written by medconv {written_by[:20]}, this is {medconv.__version__})"
 
 
 def _plain(perf: PerfConfig) -> PerfConfig:

@@ -20,8 +20,8 @@ from medconv.config import ConfigError, data_of
 from medconv.sweeps import run as sweeps_run
 from medconv.sweeps.job import Job, home, key
 from medconv.targets import monitor
+from medconv.training.config_identity import FREE
 from medconv.training.data_setup import find_data
-from medconv.training.run_dir import FREE
 from medconv.utils.exit_codes import DONE, PREEMPTED
 from medconv.utils.logging import message, shown
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+import medconv
 from medconv import config as configs
 from medconv.config import Node, RunConfig, TrainerConfig
 from medconv.convs import mirror_axes
@@ -199,6 +200,7 @@ def record_of(config: RunConfig, prepared: PreparedData) -> Node:
     """What every checkpoint carries; plain values only."""
     preprocessing = asdict(prepared.preprocessing)
     return {
+        "version": medconv.__version__,
         "config": config.plain(),
         "preprocessing": {key: configs.tuples_to_lists(value) for key, value in preprocessing.items()},
         "dataset": prepared.dataset.name,

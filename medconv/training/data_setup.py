@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from medconv.data.splits import DataSplit
 from medconv.performance.step_profiler import StepProfiler
 from medconv.planning.planner import Plan
 from medconv.targets import Targets
-from medconv.training import report, sampling
+from medconv.training import data_identity, report, sampling
+from medconv.training.data_identity import DataIdentity
 from medconv.training.derived_values import derived_values
 from medconv.training.plan_setup import NOTHING, make_plan
 from medconv.utils import signals
@@ -56,6 +57,11 @@ class PreparedData:
     skipped: dict[str, str] = field(default_factory=dict)
     spacing_range_mm: tuple[tuple[float, float], ...] = ()
     test: list[Case] = field(default_factory=list)
+
+    @cached_property
+    def identity(self) -> DataIdentity:
+        """Of the run's cases: reads their records in the store."""
+        return data_identity.of(self.train, self.val, self.store)
 
     def derived(self) -> Derived:
         """What a config's nodes may use of it."""

@@ -30,6 +30,8 @@ def naming_memory(data: DataConfig) -> Iterator[None]:
     """
     try:
         yield
+    except worker_errors.SharedMemoryFullError as error:
+        raise ValueError(f"{error}. {_shared_memory_advice(data)}") from error
     except (RuntimeError, MemoryError) as error:
         ended = worker_errors.ended_worker(error)
         if ended is not None:
@@ -48,22 +50,30 @@ def worker_advice(pid: int, ended_by: str, data: DataConfig) -> str:
     Args:
         data: the config's `data`.
     """
-    keys = []
-    for key in ("num_workers", "prefetch_factor", "batch_size", "patch_size"):
-        value = getattr(data, key)  # None: planned
-        keys.append(f"data.{key}" if value is None else f"data.{key} (now {value})")
-    less = f"fewer or smaller {', '.join(keys)}"
+    less = _less_data(data)
     ended = worker_errors.description(pid, ended_by)
     if ended_by == "SIGKILL":
         return f"{ended}, most likely because memory ran out. What helps: {less}; or more memory"
     if ended_by == "SIGBUS":
         return (
             f"{ended}: shared memory, through which batches travel, is full, or a "
-            "prepared file was cut while it was read. What helps: a larger /dev/shm (`docker run "
-            f"--shm-size=8g`); {less}"
+            f"prepared file was cut while it was read. {_shared_memory_advice(data)}"
         )
     return (
         f"{ended}: a library crashed, not Python. Look at this case: `medconv preprocess` with --verify "
         "reads its prepared files again; `python -X faulthandler -m medconv.cli train` with "
         "data.num_workers=0 shows the line"
     )
+
+
+def _shared_memory_advice(data: DataConfig) -> str:
+    return f"What helps: a larger /dev/shm (`docker run --shm-size=8g`); {_less_data(data)}"
+
+
+def _less_data(data: DataConfig) -> str:
+    """Which keys need less memory, with their values."""
+    keys = []
+    for key in ("num_workers", "prefetch_factor", "batch_size", "patch_size"):
+        value = getattr(data, key)  # None: planned
+        keys.append(f"data.{key}" if value is None else f"data.{key} (now {value})")
+    return f"fewer or smaller {', '.join(keys)}"

@@ -8,10 +8,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import AliasEvent, SafeLoader, YAMLError, parse
 
 from medconv.config import ConfigError
-from medconv.training.checkpoint import LAST, PREVIOUS
+from medconv.training.checkpoint import BEST, LAST, PREVIOUS
 from medconv.utils import checkpoint_io
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,14 @@ def find_source(checkpoints: Path, resume: str) -> ResumeSource:
                 f"{error}; there is no earlier checkpoint, run.resume=never starts a new run"
             ) from error
         log.warning("%s; resuming from the previous checkpoint, %s", error, previous)
-    return ResumeSource(previous, _log_sizes(previous))
+    try:
+        return ResumeSource(previous, _log_sizes(previous))
+    except ValueError as error:
+        raise ConfigError(
+            f"{error}; so is every checkpoint in {checkpoints} to resume from. run.resume=never starts a new "
+            f"run; if {checkpoints / BEST} is intact, run.resume={checkpoints / BEST} with another run.name "
+            "continues from it"
+        ) from error
 
 
 def is_inside(checkpoint: Path, folder: Path) -> bool:
@@ -87,8 +94,10 @@ def read_config(path: Path, last: Path) -> dict[str, Any]:
     if path.is_file():
         problem = "empty, or not a config"
         try:
-            content = OmegaConf.to_container(OmegaConf.load(path))
-        except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+            text = path.read_text(encoding="utf-8")
+            _check_no_aliases(text)
+            content = OmegaConf.to_container(OmegaConf.create(text))
+        except (OSError, ValueError, YAMLError, OmegaConfBaseException, RecursionError) as error:
             problem = f"damaged ({' '.join(str(error).split())})"
     if not isinstance(content, dict) or not isinstance(content.get("derived"), dict):
         raise ConfigError(
@@ -97,3 +106,9 @@ def read_config(path: Path, last: Path) -> dict[str, Any]:
             "starts a new run"
         )
     return content
+
+
+def _check_no_aliases(text: str) -> None:
+    """Raises: ValueError: YAML with aliases, of which a few lines can stand for billions of values."""
+    if any(isinstance(event, AliasEvent) for event in parse(text, Loader=SafeLoader)):
+        raise ValueError("it has YAML aliases, which medconv does not write")

@@ -95,7 +95,7 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
     resolved = resolve(config, prepared, folder)
     if config.test:
         score_test_cases.check_has_test_cases(prepared)
-    finished = folder.finished(resolved)
+    finished = folder.finished(resolved, prepared.identity)
     if finished and (not config.test or score_test_cases.already_scored(folder)):
         log.info("this run is finished; run.resume=never trains it again")
         return folder.summary()
@@ -174,7 +174,7 @@ def _build(
 def _fit(run: _Run) -> None:
     folder = run.folder
     trainer = run.trainer
-    folder.begin(run.config)
+    folder.begin(run.config, run.prepared.identity)
     folder.write_summary(
         skipped_cases=run.prepared.skipped,
         score=run.prepared.targets.monitored.plain(),

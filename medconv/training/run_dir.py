@@ -17,38 +17,17 @@ from typing import IO, Any
 
 from omegaconf import OmegaConf
 
-from medconv.config import ConfigError, Node, RunConfig, flatten
-from medconv.training import run_metadata, summary
+from medconv.config import ConfigError, Node, RunConfig
+from medconv.training import data_identity, run_metadata, summary
 from medconv.training.checkpoint import BEST, LAST, PREVIOUS, log_rewind
+from medconv.training.config_identity import config_differences
+from medconv.training.data_identity import DataIdentity
 from medconv.training.resume_source import ResumeSource, find_source, is_inside, read_config
 from medconv.utils import checkpoint_io, cluster
 from medconv.utils.atomic_io import NO_ROOM, write_text
 from medconv.utils.logging import log_into
 
 log = logging.getLogger(__name__)
-# Prefixes of keys that may change when a run resumes: none of them changes what is trained.
-FREE = (
-    "run.",
-    "logger.",
-    "callbacks.",
-    "data.cache_dir",
-    "data.num_workers",
-    "data.prefetch_factor",
-    "data.persistent_workers",
-    "data.prepare_workers",
-    "perf.timeout_seconds",
-    "trainer.enable_progress_bar",
-    "trainer.log_every_n_steps",
-    "trainer.num_sanity_val_steps",
-    "tags",
-    "test",
-    # These four follow from other keys
-    "derived.monitor",
-    "derived.stem",
-    "derived.num_train_cases",
-    "loss.class_names",
-    "derived.size",  # what it decides is compared
-)
 # Choices of the plan that depend on the machine and on time, so a resumed run keeps them.
 _PLANNED = ("memory_gb", "size", "slice_axis")
 
@@ -117,18 +96,28 @@ class RunDir:
         """The checkpoint to predict with: the best; the last where nothing was validated."""
         return self.best if self.best.is_file() else self.last
 
-    def finished(self, config: RunConfig) -> bool:
-        """Whether this run, with this config, has already been trained to its end here.
+    def finished(self, config: RunConfig, data: DataIdentity | None = None) -> bool:
+        """Whether this run, with this config and data, has already been trained to its end here.
 
-        Raises: ConfigError: the run in this folder has another config; the message lists the differences.
+        Args:
+            data: None: not compared.
+        Raises:
+            ConfigError: the run in this folder has another config or other data; the message lists the
+                differences.
         """
         if self.resume == "never" or not self.has_own():
             return False
-        self._check_same(self._earlier_config(), config.plain())
+        lines = config_differences(self._earlier_config(), config.plain())
+        earlier_data = data_identity.read(self.path)
+        if data is not None and earlier_data is not None and self.resume == "auto":
+            lines += data_identity.differences(earlier_data, data)
+        self._check_same(lines)
         return self.resume == "auto" and self.summary().get("status") == "done"
 
-    def begin(self, config: RunConfig) -> None:
-        """Make and lock the folder, write `config.yaml`, cut the logs back to the checkpoint to resume from.
+    def begin(self, config: RunConfig, data: DataIdentity | None = None) -> None:
+        """Make and lock the folder, write `config.yaml` and the data's identity.
+
+        The logs are cut back to the checkpoint to resume from.
 
         Raises: ConfigError: another process is training there.
         """
@@ -140,6 +129,8 @@ class RunDir:
         self._claim()
         self._remove_what_is_not_continued()
         write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config.plain())))
+        if data is not None:
+            data_identity.write(self.path, data)
         log_into(self.path / "train.log")
 
     def _move_aside(self) -> None:
@@ -264,24 +255,13 @@ class RunDir:
             return {}
         return summary.scores(record)
 
-    def _check_same(self, earlier: Node, current: Node) -> None:
-        """Raises: ConfigError: two configs train differently; lists the keys."""
-        earlier_values = flatten(earlier)
-        current_values = flatten(current)
-        # Keys of `trainer` that only one version of Lightning has
-        of_one_version = {*earlier.get("trainer", {})} ^ {*current["trainer"]}
-        free = (*FREE, *(f"trainer.{key}" for key in of_one_version))
-        lines = []
-        for key in sorted({*earlier_values, *current_values}):
-            before = earlier_values.get(key)
-            now = current_values.get(key)
-            if before != now and not f"{key}.".startswith(free):
-                lines.append(f"  {key}: {before} there, {now} now")
-        if lines:
-            differences = "\n".join(lines)
+    def _check_same(self, differences: list[str]) -> None:
+        """Raises: ConfigError: there are differences; lists them."""
+        if differences:
+            lines = "\n".join(f"  {difference}" for difference in differences)
             raise ConfigError(
-                f"{self.path} holds a run with another config; choose another run.name (with "
-                f"run.resume={self.last} it continues from there), or run.resume=never\n{differences}"
+                f"{self.path} holds a run with another config or other data; choose another run.name (with "
+                f"run.resume={self.last} it continues from there), or run.resume=never\n{lines}"
             )
 
 

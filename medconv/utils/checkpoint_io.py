@@ -57,8 +57,9 @@ def unpickled(path: Path, inert: bool = False) -> Any:
     allowed_classes: list[Any] = [(_Inert, name) for name in _NUMPY_CLASSES] if inert else []
     content = None
     try:
-        damaged_record = _damaged_record(path)
-        if damaged_record is None:
+        inflated = _inflated(path)
+        damaged_record = None if inflated else _damaged_record(path)
+        if inflated is None and damaged_record is None:
             with safe_globals(allowed_classes):
                 content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -67,9 +68,23 @@ def unpickled(path: Path, inert: bool = False) -> Any:
         ) from error
     except Exception as error:  # unpickling a made-up file may raise anything
         raise ValueError(f"{path}: damaged or not a checkpoint ({type(error).__name__})") from error
+    if inflated is not None:
+        raise ValueError(
+            f"{path}: refused, {inflated / 1e9:.1f} GB are packed in it; expected a checkpoint that is not "
+            "compressed, as medconv and torch write it"
+        )
     if damaged_record is not None:
         raise ValueError(f"{path}: damaged, {damaged_record} in it does not match its checksum")
     return content
+
+
+def _inflated(path: Path) -> int | None:
+    """Bytes in a compressed archive, or one with parts that overlap; None: in one as torch writes it."""
+    if not zipfile.is_zipfile(path):
+        return None
+    with zipfile.ZipFile(path) as archive:
+        total = sum(record.file_size for record in archive.infolist())
+    return total if total > path.stat().st_size else None
 
 
 def _damaged_record(path: Path) -> str | None:

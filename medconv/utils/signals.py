@@ -1,11 +1,13 @@
 """Stop requests by signal (SIGTERM, Slurm's SIGUSR1, SIGHUP, Ctrl-C), and Slurm's requeue."""
 
 import logging
+import math
 import os
 import select
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -16,6 +18,7 @@ Handler = Callable[[int, FrameType | None], None]
 # By a scheduler or a service manager; by Slurm before its time limit; by a terminal that was closed.
 PREEMPTING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _MAX_RESTARTS = 50
+WAIT_SECONDS = 5.0  # for something that may never come, once a stop is requested; Docker kills after 10
 
 
 class RunInterrupted(SystemExit):
@@ -42,6 +45,8 @@ class StopRequest:
     def __init__(self) -> None:
         self.number = 0
         self._deferred = False
+        self._noted_at = math.inf
+        self._waiting_since = math.inf
 
     def defer(self) -> None:
         """From now on the training loop checks `number`, and a signal no longer raises at once.
@@ -49,6 +54,18 @@ class StopRequest:
         Before, the run may wait for other machines or workers.
         """
         self._deferred = True
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a wait between two steps, such as for a batch: it may never end, as of a dead network disk.
+
+        A signal raises there too, after `WAIT_SECONDS`.
+        """
+        self._waiting_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waiting_since = math.inf
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -59,14 +76,34 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self._deferred:
             raise RunInterrupted(number)
+        if self._waits_too_long():
+            raise RunInterrupted(self.number)
         if self.number != signal.SIGUSR1:  # SIGUSR1 also requests a requeue
             self.number = number
+        self._watch()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.number == signal.SIGINT or not self._deferred:
             raise KeyboardInterrupt
         self.number = signal.SIGINT
+        self._watch()
         log.info("Stopping after this step and saving a checkpoint; press Ctrl-C again to abort.")
+
+    def _waits_too_long(self) -> bool:
+        begin = max(self._waiting_since, self._noted_at)
+        return time.monotonic() - begin > WAIT_SECONDS
+
+    def _watch(self) -> None:
+        if self._noted_at == math.inf:
+            self._noted_at = time.monotonic()
+            threading.Thread(target=self._end_long_wait, daemon=True).start()
+
+    def _end_long_wait(self) -> None:
+        """Wakes the main thread by another signal, whose handler raises if the wait has not ended by then."""
+        while True:
+            time.sleep(WAIT_SECONDS / 10)
+            if self._waits_too_long():
+                os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager

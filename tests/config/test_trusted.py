@@ -5,6 +5,7 @@ names code.
 import ast
 import os
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from helpers import tiny
 
+import medconv
 from medconv.cli.main import COMMANDS
 from medconv.config import ConfigError, trusted
 from medconv.inference.load import load
@@ -181,6 +183,14 @@ def test_the_payload_runs_if_it_is_unpickled(payload: Path) -> None:
     assert (payload.parent / "hit").is_dir()
 
 
+def shared(depth: int) -> list[Any]:
+    """Ten lists at each depth, which are one."""
+    values: list[Any] = [1]
+    for _ in range(depth):
+        values = [values] * 10
+    return values
+
+
 NODES: dict[str, Any] = {
     "a function": {"_target_": "os.system", "command": "touch HIT"},
     "a function through an imported module": {
@@ -225,6 +235,26 @@ NODES: dict[str, Any] = {
         "_target_": "monai.networks.nets.HoVerNet",
         "_args_": ["fast", 3, 0, 2, "relu", "batch", False, 0.0, "http://127.0.0.1:9/a"],
     },
+    "weights that are fetched": {
+        "_target_": "monai.networks.nets.EfficientNetBN",
+        "model_name": "efficientnet-b0",
+        "pretrained": True,
+        "spatial_dims": 2,
+    },
+    "the same by default": {
+        "_target_": "monai.networks.nets.EfficientNetBN",
+        "model_name": "efficientnet-b0",
+    },
+    "the same by a number": {
+        "_target_": "monai.networks.nets.DenseNet121",
+        "spatial_dims": 2,
+        "in_channels": 3,
+        "out_channels": 2,
+        "pretrained": 1,
+    },
+    "a file by default": {"_target_": "monai.networks.nets.CellSamWrapper"},
+    "20,000 layers": {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.ReLU"}] * 20_000},
+    "a billion values": {"_target_": "torch.nn.Identity", "a": shared(9)},
     "a repository": {"_target_": "monai.networks.nets.Transchex", "path_or_repo_id": "a/b"},
     "a loss that imports what a folder holds": {
         "_target_": "monai.losses.PerceptualLoss",
@@ -242,12 +272,23 @@ def placed(node: Any, hit: Path) -> Any:
     return node.replace("HIT", str(hit)) if isinstance(node, str) else node
 
 
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a file must not reach the network")
+
+    for method in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, method, refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
 @pytest.mark.parametrize("name", NODES)
 def test_a_node_from_a_file_cannot_choose_code(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], no_network: None
 ) -> None:
+    node = NODES[name] if name == "a billion values" else placed(NODES[name], tmp_path / "hit")
     with pytest.raises(ConfigError, match=r"^model.* is refused: [^\n]+$"):
-        trusted.build_trusted(placed(NODES[name], tmp_path / "hit"), "model")
+        trusted.build_trusted(node, "model")
     assert not (tmp_path / "hit").exists()
     assert capsys.readouterr().err == ""
 
@@ -283,6 +324,24 @@ def test_the_argument_pretrained_is_allowed() -> None:
         "out_channels": 2,
     }
     assert trusted.build_trusted({**node, "pretrained": False}, "model")
+
+
+def test_a_config_of_a_billion_values_is_refused(trained: Path, tmp_path: Path) -> None:
+    content = torch.load(trained / "checkpoints/last.ckpt", weights_only=True)
+    content["medconv"]["config"]["data"]["regions"] = shared(9)
+    torch.save(content, tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match="holds more"):
+        load(tmp_path / "x.ckpt")
+
+
+def test_a_checkpoint_says_which_version_wrote_it(trained: Path, tmp_path: Path) -> None:
+    content = torch.load(trained / "checkpoints/last.ckpt", weights_only=True)
+    assert content["medconv"]["version"] == medconv.__version__
+    content["medconv"]["version"] = "9.9"
+    del content["medconv"]["config"]["derived"]
+    torch.save(content, tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match=rf"written by medconv 9\.9, this is {medconv.__version__}"):
+        load(tmp_path / "x.ckpt")
 
 
 def test_a_package_that_the_user_names_is_trusted(trained: Path, tmp_path: Path) -> None:

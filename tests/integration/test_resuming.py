@@ -17,6 +17,7 @@ from helpers.processes import until
 from helpers.resuming import STEPS, assert_the_same_run, last, start, status, train, wait_for
 from lightning import Callback
 
+from medconv.data.augmentation.augment import Augment
 from medconv.utils import signals
 from medconv.utils.exit_codes import INTERRUPTED, PREEMPTED
 
@@ -120,6 +121,43 @@ def test_workers_outlive_a_killed_run_by_seconds(dataset: Path, tmp_path: Path) 
     process.kill()
     process.join()
     until(lambda: not any(Path(f"/proc/{pid}").is_dir() for pid in workers))
+
+
+class Hanging(Augment):
+    """A worker that hangs at a sample while a file exists, as at a dead network disk."""
+
+    file = ""
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if 12 in list(batch["sample"]) and Path(self.file).exists():
+            time.sleep(600)
+        return super().__call__(batch)
+
+
+def hanging(file: str, **settings: Any) -> Hanging:
+    augment = Hanging(**settings)
+    augment.file = file
+    return augment
+
+
+def test_a_signal_ends_a_run_whose_worker_hangs(dataset: Path, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    blocker = tmp_path / "blocker"
+    blocker.touch()
+    augment = [
+        "augmentation._target_=tests.integration.test_resuming.hanging",
+        f"+augmentation.file={blocker}",
+    ]
+    settings = [*STEPS, "run.checkpoint_interval=00:01:00:00", *augment]
+    process = start(dataset, folder, settings)
+    wait_for(process, folder, 6, "t")
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(120)
+    assert (process.exitcode, status(folder)) == (PREEMPTED, "preempted")
+    assert last(folder)["global_step"] == 6
+    blocker.unlink()
+    train(dataset, folder, settings)
+    assert_the_same_run(whole, folder)
 
 
 class Stopped(Callback):

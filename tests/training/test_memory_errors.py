@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from medconv.config import DataConfig
+from medconv.data.loading.worker_errors import SharedMemoryFullError
 from medconv.training.memory_errors import naming_memory, worker_advice
 from medconv.utils.signals import RunInterrupted
 
@@ -32,6 +33,12 @@ def test_a_killed_worker_names_the_settings_of_the_loader() -> None:
     data = DataConfig(num_workers=4, batch_size=8, patch_size=[96, 96, 96])
     with pytest.raises(ValueError, match=r"data\.patch_size \(now \[96, 96, 96\]\)"), naming_memory(data):
         raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed. ")
+
+
+def test_full_shared_memory_names_what_helps() -> None:
+    data = DataConfig(num_workers=4)
+    with pytest.raises(ValueError, match=r"--shm-size=8g.*data\.num_workers \(now 4\)"), naming_memory(data):
+        raise SharedMemoryFullError("no shared memory left for a batch")
 
 
 def test_advice_fits_the_signal() -> None:

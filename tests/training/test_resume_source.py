@@ -27,6 +27,13 @@ def test_the_last_checkpoint_is_continued_and_a_damaged_one_is_not(tmp_path: Pat
         find_source(tmp_path, "auto")
 
 
+def test_if_all_checkpoints_are_damaged_the_error_says_what_to_do(tmp_path: Path) -> None:
+    for name in ("last.ckpt", "previous.ckpt"):
+        (tmp_path / name).write_bytes(b"damaged")
+    with pytest.raises(ConfigError, match=r"previous\.ckpt.*run\.resume=never.*run\.resume=\S+best\.ckpt"):
+        find_source(tmp_path, "auto")
+
+
 def test_logs_of_another_folder_are_not_continued(tmp_path: Path) -> None:
     inside, outside = write(tmp_path / "own/best.ckpt", 7), write(tmp_path / "other/last.ckpt", 7)
     assert find_source(tmp_path / "own", str(inside)) == ResumeSource(inside, {"metrics.csv": 7})
@@ -40,6 +47,8 @@ def test_logs_of_another_folder_are_not_continued(tmp_path: Path) -> None:
         ("", "empty, or not a config"),
         ("seed: 1", "empty, or not a config"),
         ("a: [", "damaged"),
+        ("a: &a [1, 1]\nb: &b [*a, *a]\nderived: {c: [*b, *b]}", "damaged .*aliases"),
+        ("[" * 5000, "damaged"),
     ],
 )
 def test_a_config_that_cannot_be_read_is_an_error(tmp_path: Path, content: str | None, problem: str) -> None:

@@ -1,12 +1,10 @@
 """medconv/training/run_dir.py: summaries of a run, and where a run resumes."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from medconv.config import ConfigError
 from medconv.config.schema import RunConfig, RunSettings
 from medconv.training.run_dir import RunDir
 
@@ -59,14 +57,6 @@ def test_a_job_that_its_launcher_restarts_resumes(launched: Any, tmp_path: Path,
     assert RunDir.of(config, {}).resume == requested  # it was stopped before its first checkpoint
 
 
-def test_keys_of_another_version_of_lightning_are_no_other_config(tmp_path: Path) -> None:
-    earlier = {"seed": 0, "trainer": {"precision": "32-true", "gone": True}}
-    now = {"seed": 0, "trainer": {"precision": "32-true", "new": True}}
-    RunDir(tmp_path)._check_same(earlier, now)
-    with pytest.raises(ValueError, match="precision: 32-true there, 16-mixed now"):
-        RunDir(tmp_path)._check_same(earlier, {"seed": 0, "trainer": {"precision": "16-mixed"}})
-
-
 def test_a_run_without_a_checkpoint_says_that_it_begins_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -78,14 +68,3 @@ def test_a_run_without_a_checkpoint_says_that_it_begins_anew(
             folder.begin(config)
         folder.close()
         assert ("nothing to resume" in caplog.text) == said
-
-
-def test_a_run_resumes_with_other_loggers_and_callbacks(tmp_path: Path) -> None:
-    """Also with none, whose group is empty."""
-    tensorboard, folder = {"tensorboard": {"_target_": "x"}}, RunDir(tmp_path)
-    earlier, now = (replace(RunConfig(), logger=logger, callbacks=logger) for logger in (tensorboard, {}))
-    plain = [{**one.plain(), "trainer": {}} for one in (earlier, now)]
-    folder._check_same(*plain)
-    folder._check_same(*reversed(plain))
-    with pytest.raises(ConfigError, match=r"another config.*\n  seed: 0 there, 1 now$"):
-        folder._check_same(plain[0], {**plain[1], "seed": 1})

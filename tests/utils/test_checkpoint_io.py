@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,19 @@ def test_a_payload_is_never_unpickled(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="refused|damaged"):
         checkpoint_io.read(tmp_path / "y.ckpt")
     assert not (tmp_path / "hit").exists()
+
+
+def test_a_compressed_archive_is_refused_before_it_is_read(checkpoint: Path, tmp_path: Path) -> None:
+    """A few kilobytes can stand for gigabytes of zeros."""
+    with (
+        zipfile.ZipFile(checkpoint) as plain,
+        zipfile.ZipFile(tmp_path / "x.ckpt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+        packed.writestr("good/data/9", bytes(10_000_000))
+    with pytest.raises(ValueError, match=r"x\.ckpt: refused, 0\.0 GB are packed in it"):
+        checkpoint_io.read(tmp_path / "x.ckpt")
 
 
 def test_a_flipped_bit_is_an_error(checkpoint: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,34 @@ def _send_signals() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_signal_ends_a_wait_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "WAIT_SECONDS", 0.2)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for number in (*signals.PREEMPTING, signal.SIGINT):
+            request = signals.StopRequest()
+            request.defer()
+            with pytest.raises(signals.RunInterrupted) as error, request.noted(), request.waiting():
+                os.kill(os.getpid(), number)
+                assert request.number == number  # it may still end
+                time.sleep(60)
+            assert error.value.number == number
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_does_not_end_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "WAIT_SECONDS", 0.05)
+    request = signals.StopRequest()
+    request.defer()
+    with request.noted():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.3)
+        with request.waiting():
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 TRAINING = """

@@ -225,14 +225,14 @@ class DataModule(LightningDataModule):
                 default_collate,
                 batch_size=self.loader.batch_size,
                 shuffle=False,
-                stop_request=self.stop_request,
+                ends_early=True,
             )
         return self._loader(
             CaseDataset(self.store, cases_of_rank, self.annotated),
             only_item,
             batch_size=1,
             shuffle=False,
-            stop_request=self.stop_request,
+            ends_early=True,
         )
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
@@ -267,6 +267,7 @@ class DataModule(LightningDataModule):
             # Python 3.14 would start them from another process, whose child's death torch does not see.
             multiprocessing_context="fork" if num_workers else None,
             pin_memory=self._on_gpu,
+            stop_request=self.stop_request,
             prefetch_factor=self.loader.prefetch_factor if num_workers else None,
             persistent_workers=persistent_workers,
             worker_init_fn=init_worker,

@@ -9,16 +9,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from multiprocessing import process, queues, resource_tracker
 from typing import Any
 
 from monai.data import DataLoader
 from threadpoolctl import threadpool_limits
+from torch.utils.data._utils import signal_handling
 
 from medconv.data.loading.patch_dataset import SampleOrder
 from medconv.data.loading.worker_errors import WorkerError
 from medconv.performance.step_profiler import StepProfiler
-from medconv.utils.signals import PREEMPTING, StopRequest
+from medconv.utils.signals import PREEMPTING, RunInterrupted, StopRequest
 
 # What a terminal and Slurm send to all processes of a run
 _RUN_SIGNALS = {signal.SIGINT, *PREEMPTING}
@@ -26,18 +27,27 @@ _DEATH_SECONDS = 2.0  # from the loss of a worker's connection to the signal tha
 
 
 class Loader(DataLoader):
-    """Marks the begin and end of waiting for a batch; raises the errors of workers."""
+    """Marks the begin and end of waiting for a batch; raises the errors of workers.
+
+    Args:
+        stop_request: ends a wait for a batch that does not come.
+        ends_early: at the first batch after a stop was requested.
+    Raises:
+        RunInterrupted: the wait was ended.
+    """
 
     def __init__(
         self,
         *arguments: Any,
         profiler: StepProfiler | None = None,
         stop_request: StopRequest | None = None,
+        ends_early: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(*arguments, **settings)
         self.profiler = profiler or StepProfiler()
         self.stop_request = stop_request or StopRequest()
+        self.ends_early = ends_early
 
     def begin_at(self, batch: int) -> None:
         """Start the next epoch at this batch, without making those before; call it before iterating."""
@@ -48,12 +58,16 @@ class Loader(DataLoader):
         with _blocked_signals():
             batches = super().__iter__()
         self.dataset.processes = getattr(batches, "_workers", ())  # type: ignore[attr-defined]
-        while not self.stop_request.number:
+        while not (self.ends_early and self.stop_request.number):
             self.profiler.mark("logging")
             try:
-                batch = next(batches)
+                with self.stop_request.waiting():
+                    batch = next(batches)
             except StopIteration:
                 return
+            except RunInterrupted:
+                _kill_workers(batches)
+                raise
             except (ConnectionError, EOFError):  # a worker ended while it sent a batch
                 time.sleep(_DEATH_SECONDS)  # torch's signal handler raises an error that names the worker
                 raise
@@ -61,6 +75,22 @@ class Loader(DataLoader):
             if isinstance(batch, WorkerError):
                 raise batch.error()
             yield batch
+
+
+def _kill_workers(batches: Any) -> None:
+    """Kill workers that may hang or be stopped, which this process would wait for when it exits.
+
+    Args:
+        batches: torch's iterator over batches.
+    """
+    if not hasattr(batches, "_workers"):  # the main process reads itself
+        return
+    # Else torch reports their death as an error
+    signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined]
+    batches._worker_pids_set = False
+    for worker in batches._workers:
+        worker.kill()
+        process._children.discard(worker)  # type: ignore[attr-defined]  # a dead disk holds even killed ones
 
 
 @contextmanager
@@ -89,7 +119,18 @@ def init_worker(worker: int) -> None:
     threadpool_limits(1)  # torch's own threads are capped by its worker loop
     gc.freeze()
     sys.excepthook = _except_lost_connections
+    queues.Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _send_error(queue: Any, error: Exception, batch: Any) -> None:
+    """Send the error in place of a batch that cannot be sent.
+
+    Python drops it and prints a traceback, and the main process would wait for it forever.
+    """
+    if isinstance(batch, tuple):  # else the main process no longer reads
+        index, _ = batch
+        queue.put((index, WorkerError.unsent(error)))
 
 
 def _except_lost_connections(

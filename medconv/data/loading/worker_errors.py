@@ -6,6 +6,7 @@ in place of the batch. A worker killed by a signal sends nothing; its current ta
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -18,11 +19,13 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from medconv.utils.errors import first_line
 from medconv.utils.hardware import out_of_memory
 
 _DEAD = re.compile(
     r"DataLoader worker \(pid\S* ([\d, ]+)\) (?:is killed by signal: ([^.]+)\.|exited unexpectedly)"
 )
+_NO_SHARED_MEMORY = re.compile(r"shared memory|/torch_\d+")  # in torch's errors
 _NAMES = {signal.strsignal(number): number.name for number in signal.Signals}
 WAITING, READING, AUGMENTING = range(3)
 _GUARDED: WeakSet[GuardedDataset] = WeakSet()  # of this process
@@ -35,6 +38,10 @@ class WorkerTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
+class SharedMemoryFullError(ValueError):
+    """Batches travel from workers to the main process through shared memory, and it is full."""
+
+
 @dataclass(frozen=True)
 class WorkerError:
     """An error in a worker, as text, because not every exception can be pickled."""
@@ -42,9 +49,24 @@ class WorkerError:
     message: str
     is_users: bool  # whether it is the user's error, like every ValueError, or a bug
     traceback: str
+    kind: type[Exception] = ValueError  # of users' errors
+
+    @classmethod
+    def unsent(cls, error: Exception) -> WorkerError:
+        """Of a batch that cannot be sent to the main process."""
+        text = "".join(traceback.format_exception(error))
+        if _NO_SHARED_MEMORY.search(str(error)):
+            message = f"no shared memory left for a batch ({first_line(error)})"
+            return cls(message, True, text, SharedMemoryFullError)
+        too_many_files = isinstance(error, OSError) and error.errno == errno.EMFILE
+        advice = "; `ulimit -n 65536` permits more open files" if too_many_files else ""
+        message = f"a loader worker cannot send its batch: {type(error).__name__}: {error}{advice}"
+        return cls(message, too_many_files, text)
 
     @classmethod
     def of(cls, error: Exception, case: str, sample: str) -> WorkerError:
+        if _NO_SHARED_MEMORY.search(str(error)):
+            return cls.unsent(error)
         is_users = isinstance(error, ValueError)
         message = f"{type(error).__name__}: {error}"
         if is_users:
@@ -62,7 +84,7 @@ class WorkerError:
 
     def error(self) -> Exception:
         """The exception to raise in the main process."""
-        error = ValueError(self.message) if self.is_users else RuntimeError(self.message)
+        error = self.kind(self.message) if self.is_users else RuntimeError(self.message)
         error.__cause__ = WorkerTraceback(self.traceback)
         return error
 

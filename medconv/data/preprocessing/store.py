@@ -150,6 +150,18 @@ class Store:
     def crop_info(self, case_id: str) -> CropInfo:
         return _crop_info(self._record(case_id))
 
+    def digest(self, case_id: str) -> int:
+        """A number that changes with the content of a case's prepared arrays, not with the times of files.
+
+        Raises: ValueError: the case's record is damaged or absent.
+        """
+        try:
+            record = self._record(case_id)
+            checksums = {name: array["crc32"] for name, array in record["arrays"].items()}
+            return _seal({"arrays": checksums, "crop_info": record["crop_info"]})
+        except BROKEN as error:
+            raise ValueError(f"case {case_id}: no record of it in {self.folder} ({error})") from error
+
     def size(self) -> int:
         """Bytes on disk."""
         return sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())

@@ -22,7 +22,7 @@ from medconv.training.distributed.strategy import StopSync
 from medconv.utils.signals import RunInterrupted
 
 # Names of `ResumableEpochLoop` that override nothing, or an attribute.
-_NOT_LIGHTNINGS = ("max_steps", "owed", "_between_steps")
+_NOT_LIGHTNINGS = ("max_steps", "owed", "_between_steps", "_is_accumulating", "_save_at_stop")
 _STREAM = 2  # the steps' random numbers differ from others with the same seed
 
 
@@ -116,15 +116,18 @@ class ResumableEpochLoop(_TrainingEpochLoop):
         if self._owed:
             return  # the validation comes first
         self._between_steps()
-        super().advance(data_fetcher)
+        try:
+            super().advance(data_fetcher)
+        except RunInterrupted as stopped:  # no batch came
+            self._save_at_stop(stopped, self._is_accumulating)
+            raise
 
     def on_advance_end(self, data_fetcher: Any) -> None:
         try:
             super().on_advance_end(data_fetcher)
-        except RunInterrupted:  # during validation
+        except RunInterrupted as stopped:  # during validation
             self._owed = True
-            if not self._should_accumulate():
-                self._checkpoints.save_now(self.trainer)
+            self._save_at_stop(stopped, self._should_accumulate())
             raise
         self._owed = False
 
@@ -155,8 +158,7 @@ class ResumableEpochLoop(_TrainingEpochLoop):
         # Remembered, since most agreements may fall between accumulated batches
         self._stop_signal = self._stop_signal or signal
         self._save_is_due = self._save_is_due or is_due
-        is_accumulating = self.batch_progress.current.ready % self.trainer.accumulate_grad_batches
-        if is_accumulating:
+        if self._is_accumulating:
             return
         self._checkpoints.io.check()
         if self._stop_signal:
@@ -165,6 +167,17 @@ class ResumableEpochLoop(_TrainingEpochLoop):
         if self._save_is_due or self._checkpoints.validated:
             self._checkpoints.save(self.trainer)
             self._save_is_due = False
+
+    @property
+    def _is_accumulating(self) -> bool:
+        """Whether gradients of batches before this one wait for their step."""
+        return bool(self.batch_progress.current.ready % self.trainer.accumulate_grad_batches)
+
+    def _save_at_stop(self, stopped: RunInterrupted, is_accumulating: bool) -> None:
+        """All ranks write together: if one stops alone, the last checkpoint stays."""
+        is_together = stopped.agreed or self.trainer.world_size == 1
+        if is_together and not is_accumulating:
+            self._checkpoints.save_now(self.trainer)
 
 
 def _set_counters(tracker: Any, count: int) -> None:

@@ -9,8 +9,12 @@ from multiprocessing import reduction, resource_sharer
 from multiprocessing.connection import Client, Connection
 
 import pytest
+import torch
+from helpers.processes import is_running, until
+from torch.utils.data import Dataset
 
 from medconv.data.loading import loader
+from medconv.utils import signals
 
 
 def test_workers_heed_the_main_process_alone() -> None:
@@ -68,3 +72,35 @@ def _worker_that_answers(pipe: Connection) -> None:
     pipe.send("started")
     while True:
         pipe.send(pipe.recv())
+
+
+class Stopping(Dataset[torch.Tensor]):
+    """Its worker stops itself, as by Ctrl-Z, and answers no signal but SIGKILL."""
+
+    processes = ()
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return torch.ones(1)
+
+
+def test_a_signal_ends_the_wait_for_a_stopped_worker_and_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "WAIT_SECONDS", 0.2)
+    request = signals.StopRequest()
+    request.defer()
+    batches = loader.Loader(
+        Stopping(),
+        num_workers=1,
+        multiprocessing_context="fork",
+        worker_init_fn=loader.init_worker,
+        persistent_workers=True,
+        stop_request=request,
+    )
+    with pytest.raises(signals.RunInterrupted), request.noted():
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        list(batches)
+    (worker,) = batches._iterator._workers
+    until(lambda: not is_running(worker.pid), 60)

@@ -4,6 +4,7 @@ import contextlib
 import faulthandler
 import os
 import re
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,35 @@ class Small(FailingRead):
     def read_size(self, sample: int) -> tuple[int, ...]:
         super().read_size(sample)
         return (6, 5, 4)
+
+
+class FullSharedMemory:
+    """From here on this worker gets no shared memory, as where /dev/shm is full."""
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        return {**batch, "image": batch["image"] + 1}
+
+
+class Unsendable:
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "image": lambda: "no process can get this"}
+
+
+@pytest.mark.parametrize(
+    ("augment", "kind", "message"),
+    [
+        (FullSharedMemory(), worker_errors.SharedMemoryFullError, "no shared memory left for a batch"),
+        (Unsendable(), RuntimeError, "a loader worker cannot send its batch: .*lambda"),
+    ],
+)
+def test_a_batch_that_cannot_be_sent_is_an_error(
+    tmp_path: Path, augment: Any, kind: type[Exception], message: str
+) -> None:
+    loader = module(tmp_path, augment, 1).train_dataloader()
+    with pytest.raises(kind, match=message):
+        list(loader)
+    loader._iterator._shutdown_workers()
 
 
 def test_workers_ignore_sigterm(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""The data of a run, as its identity: a run whose cases, images or labels changed is another run."""
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from medconv.data.case import Case
+from medconv.data.preprocessing.store import BROKEN, Store
+from medconv.utils.atomic_io import write_text
+
+FILE = "cases.json"  # in the run's folder
+_MAX_NAMED = 5
+DataIdentity = Mapping[str, Mapping[str, int]]  # `train` or `val` to case id to a digest of its content
+
+
+def of(train: Sequence[Case], val: Sequence[Case], store: Store) -> DataIdentity:
+    """Of the cases that a run trains on and validates."""
+    return {"train": _digests(train, store), "val": _digests(val, store)}
+
+
+def _digests(cases: Sequence[Case], store: Store) -> dict[str, int]:
+    return {case.id: _digest(case, store) for case in cases}
+
+
+def _digest(case: Case, store: Store) -> int:
+    """Changes with what a case holds: arrays, values, weight and annotated classes."""
+    stated = [case.values, case.weight, case.annotated]
+    return zlib.crc32(json.dumps([store.digest(case.id), stated], default=str).encode())
+
+
+def write(folder: Path, identity: DataIdentity) -> None:
+    write_text(folder / FILE, json.dumps(identity) + "\n")
+
+
+def read(folder: Path) -> DataIdentity | None:
+    """Of the run in a folder; None: it has none that can be read, as runs of earlier versions."""
+    try:
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        return {split: dict(content[split]) for split in ("train", "val")}
+    except (*BROKEN, KeyError):
+        return None
+
+
+def differences(earlier: DataIdentity, current: DataIdentity) -> list[str]:
+    """One line for each kind of difference, with the first few cases; empty: the same data."""
+    return [*_moves(earlier, current), *_changes(earlier, current)]
+
+
+def _moves(earlier: DataIdentity, current: DataIdentity) -> Iterator[str]:
+    words = {"train": "trained on", "val": "validated"}
+    for split, word in words.items():
+        gone = [case for case in earlier[split] if case not in current[split]]
+        added = [case for case in current[split] if case not in earlier[split]]
+        if gone:
+            yield f"no longer {word}: {_named(gone)}"
+        if added:
+            yield f"now {word}: {_named(added)}"
+
+
+def _changes(earlier: DataIdentity, current: DataIdentity) -> Iterator[str]:
+    before = {**earlier["val"], **earlier["train"]}
+    now = {**current["val"], **current["train"]}
+    changed = [case for case in now if case in before and now[case] != before[case]]
+    if changed:
+        yield f"other image, label or values: {_named(changed)}"
+
+
+def _named(cases: Sequence[str]) -> str:
+    more = len(cases) - _MAX_NAMED
+    names = ", ".join(cases[:_MAX_NAMED])
+    return f"{names} and {more} more" if more > 0 else names

@@ -1,0 +1,71 @@
+"""medconv/training/data_identity.py: a run whose data changed is another run."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers import tiny
+from helpers.volumes import preprocessing_config
+from helpers.volumes import tiny as tiny_dataset
+
+from medconv.config import ConfigError
+from medconv.data.preprocessing.pipeline import prepare
+from medconv.training import data_identity
+
+
+def test_changes_are_named_by_case(tmp_path: Path) -> None:
+    dataset = tiny_dataset(tmp_path / "data", 4)
+    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    first, second, third, fourth = dataset.cases
+    before = data_identity.of([first, second], [third], store)
+    assert data_identity.differences(before, data_identity.of([second, first], [third], store)) == []
+    weighted = data_identity.of([first, replace(second, weight=2.0)], [third], store)
+    assert data_identity.differences(before, weighted) == [f"other image, label or values: {second.id}"]
+    moved = data_identity.of([first, third], [second, fourth], store)
+    assert data_identity.differences(before, moved) == [
+        f"no longer trained on: {second.id}",
+        f"now trained on: {third.id}",
+        f"no longer validated: {third.id}",
+        f"now validated: {second.id}, {fourth.id}",
+    ]
+
+
+def test_only_the_first_cases_are_named() -> None:
+    many = {f"case_{number}": number for number in range(9)}
+    (line,) = data_identity.differences({"train": many, "val": {}}, {"train": {}, "val": {}})
+    assert line.endswith("case_3, case_4 and 4 more")
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"train": 1, "val": {}}'])
+def test_a_file_that_cannot_be_read_compares_with_nothing(tmp_path: Path, content: str | None) -> None:
+    """Runs of earlier versions have none."""
+    if content is not None:
+        (tmp_path / data_identity.FILE).write_text(content)
+    assert data_identity.read(tmp_path) is None
+
+
+def change(dataset: Path, name: str) -> None:
+    """Another image of the same shape."""
+    path = dataset / f"imagesTr/{name}.nii.gz"
+    image = nib.load(path)
+    nib.save(nib.Nifti1Image(np.asarray(image.dataobj)[::-1].copy(), image.affine), path)
+
+
+def test_a_stopped_or_finished_run_refuses_other_images(dataset: Path, tmp_path: Path) -> None:
+    data = shutil.copytree(dataset, tmp_path / "data")
+    folder = tmp_path / "run"
+    tiny.train(data, folder)
+    trained = (folder / "checkpoints/last.ckpt").read_bytes()
+    os.utime(data / "imagesTr/case_1.nii.gz", (1, 1))  # a time alone is no change
+    assert tiny.train(data, folder)["status"] == "done"
+    change(data, "case_1")
+    expected = r"other data.*run\.resume=never\n  other image, label or values: case_1$"
+    with pytest.raises(ConfigError, match=expected):
+        tiny.train(data, folder)
+    assert (folder / "checkpoints/last.ckpt").read_bytes() == trained
+    resume = f"run.resume={folder / 'checkpoints/last.ckpt'}"
+    assert tiny.train(data, tmp_path / "new", resume, "trainer.max_steps=5")["status"] == "done"

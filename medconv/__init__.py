@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from medconv.training.api import prepare as prepare
     from medconv.training.api import train as train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Public name to its module. Torch takes seconds to import, so that a module is imported with its first use.
 _MODULES = {

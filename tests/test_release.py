@@ -1,11 +1,16 @@
-"""What the workflow of a release does to the files that it publishes."""
+"""What a release publishes: links of the README, and versions and dependencies that are written twice."""
 
+import json
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import yaml
+
+import medconv
 
 ROOT = Path(__file__).parent.parent
 
@@ -15,13 +20,52 @@ def test_no_link_of_the_readme_is_relative_on_the_package_index(tmp_path: Path) 
     workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
     steps = workflow["jobs"]["build"]["steps"]
     (command,) = (step["run"] for step in steps if "README.md" in step.get("run", ""))
-    environment = {"GITHUB_REPOSITORY": "owner/name", "GITHUB_REF_NAME": "v0.1.0", "PATH": "/usr/bin:/bin"}
+    environment = {"GITHUB_REPOSITORY": "owner/name", "GITHUB_REF_NAME": "v0.2.0", "PATH": "/usr/bin:/bin"}
     subprocess.run(["bash", "-e", "-c", command], cwd=tmp_path, env=environment, check=True)
 
     before, after = (
         re.findall(r"\]\(([^)]+)\)", (folder / "README.md").read_text()) for folder in (ROOT, tmp_path)
     )
-    raw = "https://raw.githubusercontent.com/owner/name/v0.1.0/"
-    page = "https://github.com/owner/name/blob/v0.1.0/"
+    raw = "https://raw.githubusercontent.com/owner/name/v0.2.0/"
+    page = "https://github.com/owner/name/blob/v0.2.0/"
     assert len(before) > 15
     assert after == [(raw if link.startswith("docs/images/") else page) + link for link in before]
+
+
+CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+
+
+def yaml_file(name: str) -> Any:
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+def test_citation_and_zenodo_agree() -> None:
+    citation = yaml_file("CITATION.cff")
+    zenodo = json.loads((ROOT / ".zenodo.json").read_text())
+    for key in ("title", "license", "version", "keywords"):
+        assert zenodo[key] == citation[key], key
+    assert zenodo["creators"] == citation["authors"]
+    assert zenodo["upload_type"] == citation["type"]
+
+
+def test_all_files_and_the_newest_changes_have_the_version_of_the_package() -> None:
+    newest = re.search(r"^## (\S+?),? ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None and newest[1] == medconv.__version__
+    assert yaml_file("CITATION.cff")["version"] == medconv.__version__
+    assert yaml_file("conda/recipe.yaml")["context"]["version"] == medconv.__version__
+
+
+def test_the_conda_recipe_has_the_dependencies_of_the_wheel() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    recipe = yaml_file("conda/recipe.yaml")
+    expected = [conda_name(need) for need in project["project"]["dependencies"]]
+    assert recipe["requirements"]["run"] == ["python >=${{ python_min }}", *expected]
+    assert recipe["requirements"]["host"][2:] == list(map(conda_name, project["build-system"]["requires"]))
+    command = " = ".join(*project["project"]["scripts"].items())
+    assert recipe["build"]["python"]["entry_points"] == [command]
+
+
+def conda_name(requirement: str) -> str:
+    """`torch>=2.11` -> `pytorch >=2.11`."""
+    name, bounds = re.fullmatch(r"([\w-]+)(.*)", requirement).groups()  # type: ignore[union-attr]
+    return f"{CONDA_NAMES.get(name, name)} {bounds}"

@@ -1,4 +1,4 @@
-"""Plots of image-level predictions: confusion matrix, ROC, reliability, scatter plots of regressions.
+"""Plots of image-level predictions: confusion, ROC, precision-recall, reliability, scatter.
 
 Only matplotlib's objects, not its global state, so that any thread may draw. Each picture is (height, width,
 3) uint8. Names come from files, so no text is parsed as a formula.
@@ -144,6 +144,40 @@ def roc(
     return _pixels(figure)
 
 
+def precision_recall(
+    names: Sequence[str],
+    outputs: np.ndarray,
+    positive: np.ndarray,
+) -> np.ndarray:
+    """A curve per class (against all others) or label, at most ten, with its average precision.
+
+    A dotted line of the same colour is the share of positive cases: the precision of chance.
+    Shape: (cases, names).
+    """
+    figure, axes = _figure()
+    curves = list(zip(names, outputs.T, positive.T, strict=True))
+    undefined = []
+    for name, scores, is_positive in curves[:_MAX_CURVES]:
+        if not is_positive.any() or not np.isfinite(scores).all():
+            undefined.append(name)
+            continue
+        precision, recall = _precision_recall_points(scores, is_positive)
+        # the area of the steps, as in scikit-learn
+        average_precision = float((np.diff(recall, prepend=0) * precision).sum())
+        label = f" {_text(name)}, AP {average_precision:.3f}"
+        (line,) = axes.step([0, *recall], [precision[0], *precision], where="pre", label=label)
+        axes.axhline(is_positive.mean(), color=line.get_color(), linestyle=":", linewidth=1)
+    axes.set(
+        xlabel="recall (sensitivity)",
+        ylabel="precision",
+        xlim=_UNIT_RANGE,
+        ylim=_UNIT_RANGE,
+        title="Precision and recall",
+    )
+    _add_legend(axes, len(curves) - _MAX_CURVES, undefined)
+    return _pixels(figure)
+
+
 def reliability(curves: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> np.ndarray:
     """Reliability diagram: mean probability and share of correct predictions in 15 bins; below, a histogram.
 
@@ -252,13 +286,32 @@ def _roc_points(
     positive: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """False and true positive rate at each threshold, from the highest; equal scores share a threshold."""
+    false_positives, true_positives = _positives(scores, positive)
+    false_positives = np.concatenate([[0], false_positives])
+    true_positives = np.concatenate([[0], true_positives])
+    return false_positives / false_positives[-1], true_positives / true_positives[-1]
+
+
+def _precision_recall_points(
+    scores: np.ndarray,
+    positive: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Precision and recall at each threshold, from the highest; equal scores share a threshold."""
+    false_positives, true_positives = _positives(scores, positive)
+    precision = true_positives / (true_positives + false_positives)
+    return precision, true_positives / true_positives[-1]
+
+
+def _positives(
+    scores: np.ndarray,
+    positive: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of false and true positives at each distinct score, from the highest."""
     order = np.argsort(-scores, kind="stable")
     # cases of equal scores are on the same side of every threshold
     is_last_of_score = np.append(np.diff(scores[order]) != 0, True)
     ends = np.flatnonzero(is_last_of_score)
-    true_positives = np.concatenate([[0], np.cumsum(positive[order])[ends]])
-    false_positives = np.concatenate([[0], np.cumsum(~positive[order])[ends]])
-    return false_positives / false_positives[-1], true_positives / true_positives[-1]
+    return np.cumsum(~positive[order])[ends], np.cumsum(positive[order])[ends]
 
 
 def _figure(

@@ -155,12 +155,15 @@ class MulticlassTargets(ImageLevelTargets):
         members = self.members(truth)
         is_right = (predicted & members).any(1)
         highest = outputs.max(1, initial=0)
-        # of two classes, only the curve of the second: that of the first is its mirror image
+        # of two classes, only the curve of the second, the positive one
         drawn = slice(1, None) if len(self.names) == 2 else slice(None)
         true_by_predicted = members.T.astype(int) @ predicted  # cases
         return {
             "confusion": plots.confusion(self.names, true_by_predicted),
             "roc": plots.roc(self.names[drawn], outputs[:, drawn], members[:, drawn]),
+            "precision_recall": plots.precision_recall(
+                self.names[drawn], outputs[:, drawn], members[:, drawn]
+            ),
             "reliability": plots.reliability([("highest probability", highest, is_right)]),
         }
 

@@ -123,6 +123,7 @@ class MultilabelTargets(NumberTargets):
         return {
             "confusion": plots.right_and_wrong(self.names, predicted, positive),
             "roc": plots.roc(self.names, outputs, positive),
+            "precision_recall": plots.precision_recall(self.names, outputs, positive),
             "reliability": plots.reliability(curves),
         }
 

@@ -114,11 +114,13 @@ def without_effect(
     return [f"{setting} has no effect: {reason}" for setting, reason in reasons.items()]
 
 
-def config_text(trainer: L.Trainer, config: RunConfig) -> None:
-    """The config in TensorBoard's TEXT page."""
+def start_texts(trainer: L.Trainer, config: RunConfig, plan: Plan) -> None:
+    """The config, and the plan with its reasons, in TensorBoard's TEXT page."""
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoard):
             logger.log_text("config", OmegaConf.to_yaml(config.plain()))
+            if plan.rows:
+                logger.log_text("plan", table(plan.rows))
 
 
 def hyperparameters(trainer: L.Trainer, config: RunConfig, folder: RunDir) -> None:

@@ -187,7 +187,7 @@ def _fit(run: _Run) -> None:
         configs.arguments_as_keys("data"),
     ):
         if is_rank_zero() and folder.resume_from() is None:
-            report.config_text(trainer, run.config)
+            report.start_texts(trainer, run.config, run.prepared.plan)
         with run.stop_request.noted():
             trainer.fit(run.task, run.data, ckpt_path=folder.resume_from(), weights_only=True)
         folder.write_summary(stopped_early=early_stopping.ended(trainer))

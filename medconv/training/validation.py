@@ -13,6 +13,7 @@ from torch import Tensor
 from medconv.data.loading.datamodule import Batch
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.inference.tta import mean_over_flips
+from medconv.metrics import dice as metrics_dice
 from medconv.models.outputs import full_resolution
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
@@ -26,7 +27,7 @@ class Validated:
 
     Args:
         rows: by case id, as in `Targets.logged`.
-        predicted: case and prediction, for `ImageLogger`.
+        predicted: case and prediction, for label maps with the mean Dice, for `ImageLogger`.
         losses: by case id, as in `Targets.logged`.
     """
 
@@ -80,7 +81,11 @@ class LabelMapValidation:
         loss = self.targets.cross_entropy(logits, label, annotated)
         return Validated(
             rows={case: dice},
-            predicted={"case": case, "prediction": self.targets.decode(logits[0])},
+            predicted={
+                "case": case,
+                "prediction": self.targets.decode(logits[0]),
+                "dice": metrics_dice.mean(dice),
+            },
             losses={case: loss},
         )
 

@@ -57,7 +57,12 @@ def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None
     again = image_level.measure(targets, *targets.arrays(list(record["validation"].values())))
     assert {name: summary[f"val/{name}"] for name in again} == again
     shown = smallruns.image_tags(tmp_path / "run")
-    assert {"images/val/confusion", "images/val/roc", "images/val/reliability"} <= shown
+    assert {
+        "images/val/confusion",
+        "images/val/roc",
+        "images/val/precision_recall",
+        "images/val/reliability",
+    } <= shown
     assert len([tag for tag in shown if tag.startswith("images/worst/")]) == 3
     assert len([tag for tag in shown if tag.startswith("images/train/sample")]) == 3
     model = load(tmp_path / "run/checkpoints/best.ckpt")

@@ -12,6 +12,8 @@ from medconv.targets.multiclass import MulticlassTargets
 
 ODD = MulticlassTargets(("_hidden", "$\\frac{", "two\nlines and very much longer than any name", "肺炎"))
 
+CURVES = {"confusion", "roc", "precision_recall", "reliability"}
+
 
 @pytest.mark.parametrize(
     "targets", [TWO, FOUR, FINDINGS, NUMBERS, ODD], ids=lambda o: f"{len(o.names)} {o.kind}"
@@ -21,7 +23,7 @@ def test_each_kind_of_targets_has_its_pictures(targets: ImageLevelTargets, cases
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pictures = targets.pictures(*drawn(targets, cases))
-    assert set(pictures) == ({"scatter"} if targets is NUMBERS else {"confusion", "roc", "reliability"})
+    assert set(pictures) == ({"scatter"} if targets is NUMBERS else CURVES)
     for picture in pictures.values():
         assert picture.dtype == np.uint8 and picture.shape[2] == 3 and picture.flags.c_contiguous
         assert picture.std() > 5
@@ -45,6 +47,14 @@ def test_equal_scores_share_a_step_of_the_curve() -> None:
     """
     false, true = plots._roc_points(np.array([0.1, 0.9, 0.5, 0.5]), np.array([False, True, True, False]))
     assert false.tolist() == [0, 0, 0.5, 1] and true.tolist() == [0, 0.5, 1, 1]
+
+
+def test_precision_and_recall_of_equal_scores() -> None:
+    """Scores 0.9 (with), 0.5 (one with and one without), 0.1 (without)."""
+    scores = np.array([0.1, 0.9, 0.5, 0.5])
+    precision, recall = plots._precision_recall_points(scores, np.array([False, True, True, False]))
+    assert precision.tolist() == [1, 2 / 3, 0.5]
+    assert recall.tolist() == [0.5, 1, 1]
 
 
 def test_right_predictions_are_dark_on_the_diagonal() -> None:

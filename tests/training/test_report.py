@@ -3,6 +3,7 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -92,6 +93,20 @@ def test_skipped_cases_are_listed_with_their_faults(caplog: pytest.LogCaptureFix
     assert caplog.messages == [
         "data.on_invalid_case=skip skips 2 of 7 cases\n  case a: the file is empty\n  case b: no label"
     ]
+
+
+def test_tensorboard_shows_the_config_and_the_plan_as_text(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path, name="", version="tensorboard")
+    plan = SimpleNamespace(rows=(("patch", "32 x 48", "the median image"),))
+    report.start_texts(trainer([board]), CONFIG, plan)  # type: ignore[arg-type]
+    board.finalize("success")
+    events = EventAccumulator(board.log_dir).Reload()
+    texts = {
+        name: events.Tensors(f"{name}/text_summary")[0].tensor_proto.string_val[0].decode()
+        for name in ("config", "plan")
+    }
+    assert "    patch_size:" in texts["config"]
+    assert texts["plan"] == "    patch  32 x 48  the median image\n"
 
 
 @pytest.mark.parametrize(

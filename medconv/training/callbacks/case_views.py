@@ -48,31 +48,53 @@ def views_of(targets: Targets, cases: int, spacing_mm: Sequence[float]) -> CaseV
     return LabelMapViews(targets, cases, spacing_mm)
 
 
+@dataclass(frozen=True)
+class _LowDice:
+    """A case of segmentation with its mean Dice, by which cases are sorted."""
+
+    dice: float
+    case: str
+    picture: np.ndarray
+
+
 class LabelMapViews:
-    """The first validation cases, with reference and prediction."""
+    """The first validation cases, and those with the lowest Dice, with reference and prediction."""
 
     def __init__(self, targets: SegmentationTargets, cases: int, spacing_mm: Sequence[float]) -> None:
         self.targets = targets
         self.cases = cases
         self.spacing_mm = spacing_mm
         self._num_shown = 0  # cases so far
+        self._worst: list[_LowDice] = []  # lowest first
 
     def sample(self, image: np.ndarray, label: Tensor, number: int) -> Picture:
         return f"train/sample {number}", self._picture(image, {"label": label[0]}, self.spacing_mm)
 
     def validated(self, batch: Batch, predicted: Mapping[str, Any]) -> Iterator[Picture]:
-        if self._num_shown >= self.cases:
+        is_first = self._num_shown < self.cases
+        dice = predicted["dice"]
+        # Undefined without reference and prediction
+        has_room = len(self._worst) < self.cases
+        is_among_worst = dice is not None and (has_room or dice < self._worst[-1].dice)
+        if not (is_first or is_among_worst):
             return
-        self._num_shown += 1
         image = batch["image"][0, 0].float().cpu().numpy()
         labels = {"reference": batch["label"][0, 0], "prediction": predicted["prediction"]}
-        yield f"val/{predicted['case']}", self._picture(image, labels, batch["spacing_mm"])
+        picture = self._picture(image, labels, batch["spacing_mm"])
+        if is_among_worst:
+            # Drawn now: a picture takes far less memory than its case
+            worst = [*self._worst, _LowDice(dice, predicted["case"], picture)]
+            self._worst = sorted(worst, key=lambda case: case.dice)[: self.cases]
+        if is_first:
+            self._num_shown += 1
+            yield f"val/{predicted['case']}", picture
 
     def ended(self, rows: Mapping[str, Any]) -> tuple[list[Picture], str]:
         return [], ""
 
     def worst(self, module: Any) -> Iterator[Picture]:
-        return iter(())
+        for case in self._worst:
+            yield f"worst/{case.case} (Dice {case.dice:.3f})", case.picture
 
     def _picture(
         self,

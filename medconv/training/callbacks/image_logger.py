@@ -4,17 +4,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lightning import Callback, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from medconv.training.callbacks.case_views import CaseViews, Picture, views_of
+from medconv.training.loggers.tensorboard import boards
 
 
 class ImageLogger(Callback):
     """Logs images to TensorBoard: the first augmented training samples, and validation cases.
 
     A validation case of segmentation is shown with its reference and prediction. For image-level targets
-    each validation logs plots over all cases (ROC curves and the like); the end of training logs saliency
-    maps of the worst cases.
+    each validation logs plots over all cases (ROC curves and the like). The end of training logs the worst
+    cases of the last validation: those of the lowest Dice, or saliency maps of those with the largest error.
 
     Args:
         spacing_mm: of the training samples.
@@ -56,28 +56,24 @@ class ImageLogger(Callback):
             self._show(trainer, self._views.validated(batch, outputs))
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        boards = _boards(trainer)
+        all_boards = boards(trainer)
         has_rows = trainer.is_global_zero and pl_module.rows
-        if trainer.sanity_checking or not has_rows or not boards:
+        if trainer.sanity_checking or not has_rows or not all_boards:
             return
         assert self._views is not None
         pictures, text = self._views.ended(pl_module.rows)
         self._show(trainer, pictures)
         if text:
-            for board in boards:
+            for board in all_boards:
                 board.experiment.add_text("val/scores", text, trainer.global_step)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Logs the worst cases here, since the averaged weights that were validated are in place again."""
-        if self._views is not None and _boards(trainer):
+        if self._views is not None and boards(trainer):
             self._show(trainer, self._views.worst(pl_module))
 
     @staticmethod
     def _show(trainer: Trainer, pictures: Iterable[Picture]) -> None:
         for tag, picture in pictures:
-            for board in _boards(trainer):
+            for board in boards(trainer):
                 board.experiment.add_image(f"images/{tag}", picture, trainer.global_step, dataformats="HWC")
-
-
-def _boards(trainer: Trainer) -> list[TensorBoardLogger]:
-    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from lightning import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.tensorboard.summary import hparams
@@ -35,3 +36,8 @@ class TensorBoard(TensorBoardLogger):
         for summary in hparams(dict(params), {curve: 0.0}):
             writer.add_summary(summary)
         self.finalize("success")
+
+
+def boards(trainer: Trainer) -> list[TensorBoardLogger]:
+    """The trainer's loggers to which pictures can be written."""
+    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

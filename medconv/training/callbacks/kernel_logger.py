@@ -1,0 +1,60 @@
+"""TensorBoard pictures of kernels: what the convolutions have learned."""
+
+from typing import Any
+
+import torch
+from lightning import Callback, Trainer
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from medconv.metrics.kernel_picture import kernel_picture
+from medconv.training.loggers.tensorboard import boards
+
+_COMPILED = "_orig_mod."  # torch.compile's part of a module's name
+
+
+class KernelLogger(Callback):
+    """Logs kernels of the first, a middle and the last spatial convolution, before training and at each
+    validation, where weight averaging has put the averaged weights in place.
+
+    A kernel is that with which the layer convolves, also if `conv` computes it from other parameters.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if trainer.global_step == 0:
+            self._log(trainer, pl_module.network)
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            self._log(trainer, pl_module.network)
+
+    @staticmethod
+    def _log(trainer: Trainer, network: nn.Module) -> None:
+        all_boards = boards(trainer)
+        # One rank alone must not gather sharded weights: it would wait for the others
+        is_sharded = any(isinstance(parameter, DTensor) for parameter in network.parameters())
+        if not all_boards or is_sharded or not trainer.is_global_zero:
+            return
+        for name, conv in _shown_convs(network).items():
+            with torch.no_grad():
+                weight = conv.weight.float().cpu().numpy()
+            picture = kernel_picture(weight)
+            for board in all_boards:
+                board.experiment.add_image(
+                    f"kernels/{name}",
+                    picture,
+                    trainer.global_step,
+                    dataformats="HWC",
+                )
+
+
+def _shown_convs(network: nn.Module) -> dict[str, nn.Conv2d | nn.Conv3d]:
+    """By name: the first, a middle and the last convolution with more than one tap."""
+    convs = {}
+    for name, module in network.named_modules():
+        is_spatial = isinstance(module, (nn.Conv2d, nn.Conv3d)) and max(module.kernel_size) > 1
+        if is_spatial:
+            convs[name.replace(_COMPILED, "")] = module
+    names = list(convs)
+    indices = sorted({0, len(names) // 2, len(names) - 1}) if names else []
+    return {names[index]: convs[names[index]] for index in indices}

@@ -4,12 +4,14 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from medconv.data.case import Case, Dataset
 from medconv.data.io import raster
 from medconv.data.io.images import num_channels, stem
+from medconv.data.io.label_values import relabel_of
 from medconv.targets import parse
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import Argument, ArgumentError, explained
@@ -119,8 +121,11 @@ def build_dataset(
         errors: case id to error; None: no errors.
 
     Raises:
-        ValueError: an id twice.
+        ValueError: an id twice, or masks of which some hold 0 and 255 as `relabel_of` has it.
     """
+    relabel = relabel_of([case.label for case in cases], len(class_names))
+    if relabel is not None:
+        cases = [replace(case, relabel=relabel) for case in cases]
     counts = Counter(case.id for case in cases)
     repeated = sorted(case_id for case_id, count in counts.items() if count > 1)
     if repeated:

@@ -185,9 +185,13 @@ def _renumbered_cases(
     """
     annotated = [class_names.index(name) for name in dataset.class_names[1:]]
     has_all_classes = len(annotated) == len(class_names) - 1
-    relabel = _relabel(dataset, annotated, len(class_names), ignore)
+    new_values = _relabel(dataset, annotated, len(class_names), ignore)
     cases = []
     for case in dataset.cases:
+        relabel = case.relabel
+        if new_values is not None:
+            of_dataset = relabel or tuple((value, value) for value in new_values)
+            relabel = tuple((value, new_values[label]) for value, label in of_dataset)
         joined_case = replace(
             case,
             id=f"{dataset_name}_{case.id}",
@@ -204,8 +208,8 @@ def _relabel(
     annotated: Sequence[int],
     num_classes: int,
     ignore: int | None,
-) -> tuple[tuple[int, int], ...] | None:
-    """Pairs of label value in the files and in the joined dataset; None: they are the same.
+) -> dict[int, int] | None:
+    """Label value in one of the datasets to that in the joined dataset; None: they are the same.
 
     Args:
         dataset: one of the datasets.
@@ -222,4 +226,4 @@ def _relabel(
     new_values = {0: 0, **dict(enumerate(annotated, start=1))}
     if targets.ignore is not None and ignore is not None:
         new_values |= dict.fromkeys((targets.ignore, *targets.also_ignored), ignore)
-    return tuple(sorted(new_values.items()))
+    return dict(sorted(new_values.items()))

@@ -12,6 +12,7 @@ from medconv.data.datasets.common import build_dataset
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.folder import folder
 from medconv.data.datasets.nnunet import nnunet
+from medconv.data.preprocessing.normalisation import normalisation_for
 from medconv.targets.label_map import LabelMapTargets
 from medconv.utils.errors import Argument, ArgumentError
 
@@ -148,16 +149,15 @@ def _renamed(class_names: Sequence[str], rename: Any, argument: str) -> tuple[st
 def _modalities(datasets: Mapping[str, Dataset]) -> tuple[str, ...]:
     """The modalities of the first dataset.
 
-    Raises: ValueError: another dataset differs in number, order, or in which are CT.
+    Raises: ValueError: another dataset differs in number, order, or normalisation.
     """
     first_name = next(iter(datasets))
     expected = datasets[first_name].modalities
     expected_names = [modality.strip().lower() for modality in expected]
     for name, dataset in datasets.items():
         names = [modality.strip().lower() for modality in dataset.modalities]
-        # Spelling is free, but CT has a unit that normalisation uses
-        is_ct = [modality == "ct" for modality in names]
-        has_same_kinds = is_ct == [modality == "ct" for modality in expected_names]
+        # Spelling is free, but CT, for example, has a unit that normalisation uses
+        has_same_kinds = normalisation_for(None, names) == normalisation_for(None, expected_names)
         has_other_order = names != expected_names and sorted(names) == sorted(expected_names)
         if not has_same_kinds or has_other_order:
             raise ArgumentError(

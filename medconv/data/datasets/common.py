@@ -1,6 +1,7 @@
 """What the dataset layouts share: dataset.json, case ids, and the channels of files."""
 
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ from medconv.utils.errors import Argument, ArgumentError, explained
 _MAX_ID_BYTES = 200
 _MAX_NAMED = 20  # cases named in one line
 _NOT_JSON = (json.JSONDecodeError, UnicodeDecodeError, RecursionError)
+
+log = logging.getLogger(__name__)
 
 
 def modalities_of(files: Sequence[Path], modality: str) -> tuple[str, ...]:
@@ -167,6 +170,13 @@ def read_dataset_json(root: str | Path | None) -> dict[str, Any]:
     return meta
 
 
+def warn_of_count(meta: Mapping[str, Any], cases: Sequence[Case], path: Path) -> None:
+    """Warn if `numTraining` of a `dataset.json` is not the number of cases."""
+    declared = meta.get("numTraining")
+    if declared is not None and declared != len(cases):
+        log.warning("%s: numTraining is %s, but there are %d cases", path, declared, len(cases))
+
+
 def read_json(path: Path) -> Any:
     """The content of a JSON file.
 
@@ -174,7 +184,7 @@ def read_json(path: Path) -> Any:
         ValueError: not readable, or not JSON.
     """
     with explained(f"{path}: cannot be read", OSError), explained(f"{path}: not valid JSON", *_NOT_JSON):
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))  # some programs write a BOM
 
 
 def names_by_number(names: Any, path: Path, key: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import os
 import pkgutil
+import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -48,12 +49,14 @@ def suffix_list() -> str:
 def stem(path: Path) -> str:
     """The file name without the suffix of its format; folder names and UIDs stay unchanged."""
     path, _ = choice_of(path)
+    # In one Unicode form: a Mac may write an accent as a letter of its own, which looks the same
+    name = unicodedata.normalize("NFC", path.name)
     suffix = _suffix(path)
     if suffix:
-        return path.name[: -len(suffix)]
+        return name[: -len(suffix)]
     is_uid = path.suffix[1:].isdecimal()  # the last number of a UID is not a suffix
     is_folder = os.path.isdir(path)  # noqa: PTH112 without an error for a name that is too long
-    return path.name if is_folder or is_uid else path.stem
+    return name if is_folder or is_uid else Path(name).stem
 
 
 def stamp(path: Path) -> list[int]:

@@ -187,7 +187,8 @@ class Dataset:
         if settings.get("ignore_label") is not None and any(case.relabel for case in self.cases):
             raise ArgumentError(
                 "ignore_label",
-                ": the label values of joined datasets are renumbered; set ignore_label in each of ",
+                ": the label values of joined datasets, and masks of 0 and 255, are renumbered; in joined "
+                "datasets, set ignore_label in each of ",
                 Argument("entries"),
                 " instead",
             )

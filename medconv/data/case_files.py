@@ -28,23 +28,8 @@ def label_of(case: Case) -> tuple[np.ndarray, Grid]:
     """
     if case.label is None:
         raise ValueError("has no label, but training needs one")
-    label, grid = read_label(case.label, case.images[0])
-    if case.relabel is not None:
-        label = _relabelled(label, case)
+    label, grid = read_label(case.label, case.images[0], case.relabel)
     return label, _with_declared_spacing(grid, case)
-
-
-def _relabelled(label: np.ndarray, case: Case) -> np.ndarray:
-    new_values = dict(case.relabel or ())
-    # Indexed by the value in the file; -1 marks values that are not declared
-    table = np.full(1 + max(*new_values, int(label.max())), -1, np.int16)
-    table[list(new_values)] = list(new_values.values())
-    relabelled: np.ndarray = table[label]
-    undeclared = np.unique(label[relabelled < 0]).tolist()
-    if undeclared:
-        expected = ", ".join(str(value) for value in sorted(new_values))
-        raise ValueError(f"{case.label}: label values {undeclared} are not declared, expected {expected}")
-    return relabelled
 
 
 def _with_declared_spacing(grid: Grid, case: Case) -> Grid:

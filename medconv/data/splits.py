@@ -2,6 +2,7 @@
 
 import logging
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -263,11 +264,24 @@ def _fold_of_file(cases: Sequence[Case], fold: int | str, path: Path) -> tuple[l
     val_ids = folds[fold_index]["val"]
     _check_ids(train_ids, f"{path}: train of fold {fold_index}")
     _check_ids(val_ids, f"{path}: val of fold {fold_index}")
-    by_id = {case.id: case for case in cases}
+    if not val_ids:
+        raise ValueError(f"{path}: val of fold {fold_index} names no case; fold=all trains on every case")
+    train_ids = [unicodedata.normalize("NFC", case_id) for case_id in train_ids]
+    val_ids = [unicodedata.normalize("NFC", case_id) for case_id in val_ids]
+    by_id = {unicodedata.normalize("NFC", case.id): case for case in cases}
     unknown = sorted({*train_ids, *val_ids} - set(by_id))
     in_both = sorted(set(train_ids) & set(val_ids))
     if unknown or in_both:
         raise ValueError(f"{path}: unknown cases {unknown[:20]}, cases in both train and val {in_both[:20]}")
+    left_out = sorted(set(by_id) - {*train_ids, *val_ids})
+    if left_out:
+        log.warning(
+            "%s: %d cases are neither in train nor in val of fold %d: %s",
+            path,
+            len(left_out),
+            fold_index,
+            some(left_out, _MAX_NAMED),
+        )
     return [by_id[case_id] for case_id in train_ids], [by_id[case_id] for case_id in val_ids]
 
 

@@ -131,7 +131,7 @@ def _read_case(
     """Args: spacing: what `data.source_spacing_mm` stated."""
     assert case.label is not None
     prediction, grid = read_label(prediction_path)
-    reference, reference_grid = read_label(case.label, prediction_path)
+    reference, reference_grid = read_label(case.label, prediction_path, case.relabel)
     reference = on_grid(reference, prediction_path, grid, case.label, reference_grid)
     grid = stated_grid(grid, spacing, case.id)
     return LabelledCase(prediction, reference, grid).cropped()

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from medconv.data.case import Grid
 from medconv.data.datasets.patterns import home
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_label
+from medconv.data.io.label_values import Relabel, relabel_of
 from medconv.data.io.raster import check_ignored
 from medconv.evaluation import labels, predicted_quality, segmentation_summary
 from medconv.evaluation.overlays import images_of
@@ -28,10 +30,16 @@ class _LabelMaps:
     Args:
         path: folder, or pattern with `{id}`.
         files: case to label map.
+        relabel: see `label_values.relabel_of`.
     """
 
     path: Path
     files: Mapping[str, Path]
+    relabel: Relabel | None = None
+
+    def read(self, case: str, like: Path | None = None) -> tuple[np.ndarray, Grid]:
+        """A label map and its grid. Raises: ValueError: as `read_label`, or a value that is not declared."""
+        return read_label(self.files[case], like, self.relabel)
 
     @property
     def folder(self) -> Path:
@@ -88,6 +96,9 @@ def evaluate(
     reference_set = _with_annotated_structures(reference_set, targets, settings)
     if targets:  # without them, the classes are those that the cases turn out to have
         _check_targets(targets, reference_set, settings)
+    num_values = targets.num_values if targets else None
+    reference_set = _with_relabel(reference_set, num_values)
+    prediction_sets = [_with_relabel(maps, num_values) for maps in prediction_sets]
     first = prediction_sets[0]
     image_files = images_of(first.folder, reference_set.folder, images, list(first.files))
     rows_of_sets = _measure_sets(
@@ -138,6 +149,10 @@ def _with_annotated_structures(
         targets,
     )
     return replace(references, files=files)
+
+
+def _with_relabel(maps: _LabelMaps, num_values: int | None) -> _LabelMaps:
+    return replace(maps, relabel=relabel_of(maps.files.values(), num_values))
 
 
 def _check_targets(
@@ -194,8 +209,8 @@ class _CaseMeasurement:
         """Metric to class to value. Raises: ValueError: the case cannot be measured."""
         prediction_file = self.predictions.files[case]
         reference_file = self.references.files[case]
-        prediction, prediction_grid = read_label(prediction_file)
-        reference, grid = read_label(reference_file, prediction_file)
+        prediction, prediction_grid = self.predictions.read(case)
+        reference, grid = self.references.read(case, prediction_file)
         prediction = on_grid(
             prediction,
             reference_file,

@@ -132,10 +132,11 @@ def _case_card(
 ) -> dict[str, Any]:
     """A case for the template: its picture, and its worst classes."""
     problem = ""
+    num_values = 1 + len(row["dice"])  # with the background
     try:
-        png = case_png(label_paths, image, ignore)
+        png = case_png(label_paths, image, ignore, num_values)
     except ValueError as error:
-        png = case_png(label_paths, None, ignore)
+        png = case_png(label_paths, None, ignore, num_values)
         problem = f"; without the image: {error}"
         image = None
     columns = ["image"] if image else []

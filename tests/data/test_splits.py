@@ -106,7 +106,10 @@ def write_splits(path: Path, content: Any) -> Path:
 
 
 def test_splits_file_replaces_the_random_folds(tmp_path: Path) -> None:
-    folds = [{"train": ["case_003", "case_000"], "val": ["case_001"]}, {"train": ["case_001"], "val": []}]
+    folds = [
+        {"train": ["case_003", "case_000"], "val": ["case_001"]},
+        {"train": ["case_001"], "val": ["case_002"]},
+    ]
     path = write_splits(tmp_path / "splits_final.json", folds)
     train, val = split_fold(some_cases(4), 0, 5, path)
     assert (ids(train), ids(val)) == (["case_003", "case_000"], ["case_001"])
@@ -124,6 +127,7 @@ def test_splits_file_replaces_the_random_folds(tmp_path: Path) -> None:
         ),
         ([{"train": None, "val": ["case_001"]}], "train of fold 0 must be a list of case ids, got None"),
         ([{"train": ["case_000"], "val": "case_001"}], "val of fold 0 must be a list of case ids"),
+        ([{"train": ["case_000"], "val": []}], "val of fold 0 names no case; fold=all trains on every case"),
         ([{"train": ["case_000", 1], "val": []}], "train of fold 0 must be a list of case ids"),
         (
             [{"train": ["case_000", "case_000"], "val": ["case_001"]}],
@@ -286,3 +290,20 @@ def test_the_two_volumes_of_a_cardiac_patient(realdata: Path, caplog: pytest.Log
     assert "group_pattern='(.+)_frame' keeps a patient's cases in one fold" in caplog.text
     split = split_cases(grouped(cases, r"(patient\d+)"), 0, 5)
     assert len({case.group for case in split.val}) == 10 and len(split.val) == 20
+
+
+def test_cases_that_a_splits_file_leaves_out_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folds = [{"train": ["case_000", "case_002"], "val": ["case_001"]}]
+    path = write_splits(tmp_path / "splits_final.json", folds)
+    split_fold(some_cases(3), 0, 5, path)
+    assert not caplog.text
+    split_fold(some_cases(5), 0, 5, path)
+    assert "2 cases are neither in train nor in val of fold 0: case_003, case_004" in caplog.text
+
+
+def test_a_splits_file_may_have_another_unicode_form(tmp_path: Path) -> None:
+    cases = [Case("ren\u00e9", ()), Case("anna", ())]
+    path = write_splits(tmp_path / "splits_final.json", [{"train": ["anna"], "val": ["rene\u0301"]}])
+    assert split_fold(cases, 0, 5, path) == ([cases[1]], [cases[0]])

@@ -35,3 +35,13 @@ def test_images_are_named_by_the_manifest_or_lie_beside_the_labels(tmp_path: Pat
     for odd in ("{", "[]", '{"cases": [1]}', '{"cases": {"a": {"images": [5]}}}'):
         (out / MANIFEST).write_text(odd)
         assert images_of(out, tmp_path / "other", None, ["a"]) == {}
+
+
+def test_a_reference_of_0_and_255_is_drawn_like_a_prediction_of_0_and_1(tmp_path: Path) -> None:
+    paths = []
+    for value in (255, 1):
+        pixels = np.zeros((30, 40), np.uint8)
+        pixels[10:20, 5:15] = value
+        paths.append(tmp_path / f"{value}.png")
+        Image.fromarray(pixels).save(paths[-1])
+    assert case_png(paths, None) == case_png([paths[1]] * 2, None)

@@ -294,3 +294,17 @@ def test_no_value_to_ignore_may_be_one_that_masks_use(tmp_path: Path) -> None:
         ValueError, match=r"labelsTr/a\.png: the value to ignore must be below 100.* 0 and 255"
     ):
         evaluate(tmp_path / "predictions", tmp_path / "labelsTr")
+
+
+def test_references_of_0_and_255_are_one_class_and_other_values_are_named(tmp_path: Path) -> None:
+    """As predictions of 0 and 1; what 255 means is decided for all references together."""
+    for name, values in (("predictions", (1, 1)), ("references", (255, 255)), ("mixed", (255, 128))):
+        (tmp_path / name).mkdir()
+        for number, value in enumerate(values):
+            pixels = np.zeros((8, 8), np.uint8)
+            pixels[2:5, 1 : 4 + number] = value
+            Image.fromarray(pixels).save(tmp_path / name / f"c{number}.png")
+    result = evaluate(tmp_path / "predictions", tmp_path / "references")
+    assert dices(result) == {"1": 1.0}
+    with pytest.raises(ValueError, match=r"c0\.png holds 0, 255, .*c1\.png holds 0, 128"):
+        evaluate(tmp_path / "predictions", tmp_path / "mixed")

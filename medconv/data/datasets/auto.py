@@ -5,11 +5,11 @@ from pathlib import Path
 from medconv.data.case import Dataset
 from medconv.data.datasets.common import read_dataset_json
 from medconv.data.datasets.decathlon import msd
-from medconv.data.datasets.nnunet import nnunet
+from medconv.data.datasets.nnunet import has_channel_files, nnunet
 
 
 def auto(root: str | Path) -> Dataset:
-    """Read a Medical Segmentation Decathlon or nnU-Net v2 raw folder; its `dataset.json` tells which.
+    """Read a Medical Segmentation Decathlon or nnU-Net raw folder; its `dataset.json` tells which.
 
     Args:
         root: folder that holds `dataset.json`.
@@ -18,7 +18,7 @@ def auto(root: str | Path) -> Dataset:
         ValueError: neither of the two, or as `msd` and `nnunet`.
     """
     meta = read_dataset_json(root)
-    if "channel_names" in meta:
+    if "channel_names" in meta or has_channel_files(Path(root), meta):
         return nnunet(root)
     if "training" in meta or "modality" in meta:
         return msd(root)

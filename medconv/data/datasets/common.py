@@ -1,15 +1,18 @@
 """What the dataset layouts share: dataset.json, case ids, and the channels of files."""
 
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from medconv.data.case import Case, Dataset
 from medconv.data.io import raster
 from medconv.data.io.images import num_channels, stem
+from medconv.data.io.label_values import relabel_of
 from medconv.targets import parse
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import Argument, ArgumentError, explained
@@ -18,6 +21,8 @@ from medconv.utils.errors import Argument, ArgumentError, explained
 _MAX_ID_BYTES = 200
 _MAX_NAMED = 20  # cases named in one line
 _NOT_JSON = (json.JSONDecodeError, UnicodeDecodeError, RecursionError)
+
+log = logging.getLogger(__name__)
 
 
 def modalities_of(files: Sequence[Path], modality: str) -> tuple[str, ...]:
@@ -119,8 +124,11 @@ def build_dataset(
         errors: case id to error; None: no errors.
 
     Raises:
-        ValueError: an id twice.
+        ValueError: an id twice, or masks of which some hold 0 and 255 as `relabel_of` has it.
     """
+    relabel = relabel_of([case.label for case in cases], len(class_names))
+    if relabel is not None:
+        cases = [replace(case, relabel=relabel) for case in cases]
     counts = Counter(case.id for case in cases)
     repeated = sorted(case_id for case_id, count in counts.items() if count > 1)
     if repeated:
@@ -162,6 +170,13 @@ def read_dataset_json(root: str | Path | None) -> dict[str, Any]:
     return meta
 
 
+def warn_of_count(meta: Mapping[str, Any], cases: Sequence[Case], path: Path) -> None:
+    """Warn if `numTraining` of a `dataset.json` is not the number of cases."""
+    declared = meta.get("numTraining")
+    if declared is not None and declared != len(cases):
+        log.warning("%s: numTraining is %s, but there are %d cases", path, declared, len(cases))
+
+
 def read_json(path: Path) -> Any:
     """The content of a JSON file.
 
@@ -169,7 +184,7 @@ def read_json(path: Path) -> Any:
         ValueError: not readable, or not JSON.
     """
     with explained(f"{path}: cannot be read", OSError), explained(f"{path}: not valid JSON", *_NOT_JSON):
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))  # some programs write a BOM
 
 
 def names_by_number(names: Any, path: Path, key: str) -> tuple[str, ...]:

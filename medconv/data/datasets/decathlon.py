@@ -3,7 +3,14 @@
 from pathlib import Path
 
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.common import build_dataset, names_by_number, parse_labels, read_dataset_json
+from medconv.data.datasets.common import (
+    build_dataset,
+    names_by_number,
+    parse_labels,
+    read_dataset_json,
+    warn_of_count,
+)
+from medconv.data.datasets.nnunet import has_channel_files
 from medconv.data.io.images import stem
 
 
@@ -26,6 +33,11 @@ def msd(root: str | Path) -> Dataset:
     entries = meta.get("training")
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"{path}: key `training` must list at least one case, got {entries!r}")
+    if has_channel_files(folder, meta):
+        raise ValueError(
+            f"{path}: its images have names of nnU-Net (CASE_0000.nii.gz), not of the Decathlon; "
+            "take data=nnunet"
+        )
     cases = []
     for entry in entries:
         if not isinstance(entry, dict) or not {"image", "label"} <= set(entry):
@@ -36,6 +48,7 @@ def msd(root: str | Path) -> Dataset:
             label=folder / entry["label"],
         )
         cases.append(case)
+    warn_of_count(meta, cases, path)
     modalities = names_by_number(meta.get("modality"), path, "modality")
     class_names, targets = parse_labels(meta, path)
     return build_dataset(

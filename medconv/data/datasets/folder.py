@@ -10,6 +10,7 @@ from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import build_dataset, modalities_of
 from medconv.data.datasets.patterns import files_of, home
 from medconv.data.io.images import read_label
+from medconv.data.io.label_values import relabel_of
 from medconv.data.io.rtstruct import structures_of
 from medconv.utils.errors import Argument, ArgumentError
 
@@ -147,8 +148,10 @@ def _structure_names(labels: str) -> tuple[str, ...]:
 def _numbered_names(labels: Sequence[Path]) -> tuple[str, ...]:
     """Class names by the values of some label maps: background, 1, 2, ...
 
-    Raises: ValueError: no label can be read, or their values are not those of classes.
+    Raises: ValueError: no label can be read, their values are not those of classes, or as `relabel_of`.
     """
+    if relabel_of(labels) is not None:
+        return ("background", "1")
     values = {0}
     error_text = ""
     for path in labels:

@@ -12,6 +12,7 @@ from medconv.data.datasets.common import build_dataset
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.folder import folder
 from medconv.data.datasets.nnunet import nnunet
+from medconv.data.preprocessing.normalisation import normalisation_for
 from medconv.targets.label_map import LabelMapTargets
 from medconv.utils.errors import Argument, ArgumentError
 
@@ -148,16 +149,15 @@ def _renamed(class_names: Sequence[str], rename: Any, argument: str) -> tuple[st
 def _modalities(datasets: Mapping[str, Dataset]) -> tuple[str, ...]:
     """The modalities of the first dataset.
 
-    Raises: ValueError: another dataset differs in number, order, or in which are CT.
+    Raises: ValueError: another dataset differs in number, order, or normalisation.
     """
     first_name = next(iter(datasets))
     expected = datasets[first_name].modalities
     expected_names = [modality.strip().lower() for modality in expected]
     for name, dataset in datasets.items():
         names = [modality.strip().lower() for modality in dataset.modalities]
-        # Spelling is free, but CT has a unit that normalisation uses
-        is_ct = [modality == "ct" for modality in names]
-        has_same_kinds = is_ct == [modality == "ct" for modality in expected_names]
+        # Spelling is free, but CT, for example, has a unit that normalisation uses
+        has_same_kinds = normalisation_for(None, names) == normalisation_for(None, expected_names)
         has_other_order = names != expected_names and sorted(names) == sorted(expected_names)
         if not has_same_kinds or has_other_order:
             raise ArgumentError(
@@ -185,9 +185,13 @@ def _renumbered_cases(
     """
     annotated = [class_names.index(name) for name in dataset.class_names[1:]]
     has_all_classes = len(annotated) == len(class_names) - 1
-    relabel = _relabel(dataset, annotated, len(class_names), ignore)
+    new_values = _relabel(dataset, annotated, len(class_names), ignore)
     cases = []
     for case in dataset.cases:
+        relabel = case.relabel
+        if new_values is not None:
+            of_dataset = relabel or tuple((value, value) for value in new_values)
+            relabel = tuple((value, new_values[label]) for value, label in of_dataset)
         joined_case = replace(
             case,
             id=f"{dataset_name}_{case.id}",
@@ -204,8 +208,8 @@ def _relabel(
     annotated: Sequence[int],
     num_classes: int,
     ignore: int | None,
-) -> tuple[tuple[int, int], ...] | None:
-    """Pairs of label value in the files and in the joined dataset; None: they are the same.
+) -> dict[int, int] | None:
+    """Label value in one of the datasets to that in the joined dataset; None: they are the same.
 
     Args:
         dataset: one of the datasets.
@@ -222,4 +226,4 @@ def _relabel(
     new_values = {0: 0, **dict(enumerate(annotated, start=1))}
     if targets.ignore is not None and ignore is not None:
         new_values |= dict.fromkeys((targets.ignore, *targets.also_ignored), ignore)
-    return tuple(sorted(new_values.items()))
+    return dict(sorted(new_values.items()))

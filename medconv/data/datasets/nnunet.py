@@ -1,50 +1,66 @@
-"""`data=nnunet`: nnU-Net v2 raw folders."""
+"""`data=nnunet`: raw folders of nnU-Net v2 and v1."""
 
+import logging
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.common import build_dataset, names_by_number, parse_labels, read_dataset_json
-from medconv.data.io.images import stem, volume_suffixes
+from medconv.data.datasets.common import (
+    build_dataset,
+    names_by_number,
+    parse_labels,
+    read_dataset_json,
+    warn_of_count,
+)
+from medconv.data.io.images import stem, suffixes
+from medconv.data.io.raster import channels, is_picture
+from medconv.utils.logging import some
+
+log = logging.getLogger(__name__)
 
 _CHANNEL = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
 _MAX_NAMED = 20  # cases named in one line
 
 
 def nnunet(root: str | Path) -> Dataset:
-    """nnU-Net v2 raw: `imagesTr/CASE_0000.nii.gz` per channel, `labelsTr/CASE.nii.gz`, regions, `ignore`.
+    """nnU-Net raw: `imagesTr/CASE_0000.nii.gz` per channel, `labelsTr/CASE.nii.gz`, regions, `ignore`.
+
+    Of version 2, and of version 1, whose `dataset.json` is that of the Decathlon.
 
     Args:
         root: folder that holds `dataset.json`.
 
     Raises:
-        ValueError: no such folder, an invalid `dataset.json`, or no images. Missing channels become an error
-            of their case.
+        ValueError: no such folder, an invalid `dataset.json`, or no images. A missing channel, image or label
+            becomes an error of its case.
     """
     meta = read_dataset_json(root)  # also refuses a root that is not set
     folder = Path(root)
     path = folder / "dataset.json"
-    if "channel_names" not in meta and "modality" in meta:
-        raise ValueError(
-            f"{path}: has the keys of the Decathlon (`modality`), not of nnU-Net v2; take data=msd"
-        )
-    modalities = names_by_number(meta.get("channel_names"), path, "channel_names")
+    modalities = _modalities(folder, meta)
     ending = str(meta.get("file_ending", ".nii.gz"))
-    if ending not in volume_suffixes():
-        raise ValueError(f"{path}: file_ending must be one of {volume_suffixes()}, got {ending!r}")
+    if ending not in suffixes():
+        raise ValueError(f"{path}: file_ending must be one of {suffixes()}, got {ending!r}")
     images = _images(folder / "imagesTr", ending)
     class_names, targets = parse_labels(meta, path)
     channels_by_case = _channels_by_case(images)
+    num_files = _num_files(images[0], len(modalities))
     errors = {}
-    for case_id, numbers in _invalid_channels(channels_by_case, len(modalities)).items():
-        expected = f"expected channels 0 to {len(modalities) - 1} of every case"
+    for case_id, numbers in _invalid_channels(channels_by_case, num_files).items():
+        expected = f"expected channels 0 to {num_files - 1} of every case"
         errors[case_id] = f"{folder / 'imagesTr'}: {expected}, found {numbers}"
+    labels = {stem(label): label for label in _with_ending(folder / "labelsTr", ending)}
     cases = []
     for case_id, files in _ordered_files(channels_by_case).items():
-        label = folder / "labelsTr" / f"{case_id}{ending}"
+        label = labels.pop(case_id, folder / "labelsTr" / f"{case_id}{ending}")
         cases.append(Case(case_id, files, label))
+    for case_id, label in labels.items():
+        errors[case_id] = f"{label}: no image {case_id}_0000{ending} in {folder / 'imagesTr'}"
+        cases.append(Case(case_id, (), label))
+    warn_of_count(meta, cases, path)
     return build_dataset(
         name=str(meta.get("name", folder.name)),
         cases=cases,
@@ -56,14 +72,58 @@ def nnunet(root: str | Path) -> Dataset:
     )
 
 
+def has_channel_files(folder: Path, meta: Mapping[str, Any]) -> bool:
+    """Whether a Decathlon's `dataset.json` is of nnU-Net version 1: it lists CASE.nii.gz, the file is
+    CASE_0000.nii.gz.
+    """
+    entries = meta.get("training")
+    first = entries[0] if isinstance(entries, list) and entries else None
+    if not isinstance(first, dict) or not isinstance(first.get("image"), str):
+        return False
+    listed = folder / first["image"]
+    suffix = listed.name.removeprefix(stem(listed))
+    return not listed.exists() and listed.with_name(f"{stem(listed)}_0000{suffix}").exists()
+
+
+def _modalities(folder: Path, meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """Raises: ValueError: not of nnU-Net, or no names of the channels."""
+    path = folder / "dataset.json"
+    key = "channel_names"
+    if key not in meta and "modality" in meta:
+        if not has_channel_files(folder, meta):
+            raise ValueError(
+                f"{path}: has the keys of the Decathlon (`modality`), not of nnU-Net v2; take data=msd"
+            )
+        key = "modality"
+    return names_by_number(meta.get(key), path, key)
+
+
+def _num_files(image: Path, num_channels: int) -> int:
+    """Files of a case: one per channel, or a single picture that holds all its colours."""
+    if not is_picture(image) or num_channels == 1:
+        return num_channels
+    try:
+        return 1 if channels(image) == num_channels else num_channels
+    except ValueError:  # the check reports it with its case
+        return num_channels
+
+
 def _images(folder: Path, ending: str) -> list[Path]:
     """Raises: ValueError: no file with this ending in the folder."""
-    images = sorted(path for path in folder.glob(f"*{ending}") if not path.name.startswith("."))
+    images = _with_ending(folder, ending)
     if not images:
         raise ValueError(
             f"{folder}: no *{ending} file there; an nnU-Net dataset keeps CASE_0000{ending} in it"
         )
+    others = {path.name for path in folder.glob("[!.]*")} - {path.name for path in images}
+    if others:
+        log.warning("%s: not read, as file_ending is %s: %s", folder, ending, some(sorted(others)))
     return images
+
+
+def _with_ending(folder: Path, ending: str) -> list[Path]:
+    """The files of a folder with an ending, but for hidden ones."""
+    return sorted(path for path in folder.glob(f"*{ending}") if not path.name.startswith("."))
 
 
 def group_channels(files: Sequence[Path], num_channels: int) -> dict[str, tuple[Path, ...]]:

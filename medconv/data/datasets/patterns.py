@@ -1,6 +1,7 @@
 """Case ids and their files, from a folder or from a pattern such as `scans/{id}_*/t1.nii.gz`."""
 
 import re
+import unicodedata
 from glob import escape, glob
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def files_of(pattern: str | Path, argument: str) -> dict[str, Path]:
         match = matcher.fullmatch(name)
         if match is None:
             continue
-        case_id = "_".join(dict.fromkeys(match.groups()))
+        case_id = unicodedata.normalize("NFC", "_".join(dict.fromkeys(match.groups())))  # as `stem`
         if not case_id:
             raise ArgumentError(argument, f"={pattern}: nothing in {name} is left for the case id")
         if case_id in files:

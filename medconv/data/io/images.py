@@ -2,6 +2,7 @@
 
 import os
 import pkgutil
+import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from medconv.data.io import dicom, dicom_series, nifti, raster, rtstruct
 from medconv.data.io.dicom_files import choice_of, is_dicom
 from medconv.data.io.formats import FORMATS, NIBABEL
 from medconv.data.io.grids import check_same_grid
+from medconv.data.io.label_values import Relabel, relabelled
 from medconv.data.io.nifti import read_header
 from medconv.utils.errors import ArgumentError
 
@@ -47,12 +49,14 @@ def suffix_list() -> str:
 def stem(path: Path) -> str:
     """The file name without the suffix of its format; folder names and UIDs stay unchanged."""
     path, _ = choice_of(path)
+    # In one Unicode form: a Mac may write an accent as a letter of its own, which looks the same
+    name = unicodedata.normalize("NFC", path.name)
     suffix = _suffix(path)
     if suffix:
-        return path.name[: -len(suffix)]
+        return name[: -len(suffix)]
     is_uid = path.suffix[1:].isdecimal()  # the last number of a UID is not a suffix
     is_folder = os.path.isdir(path)  # noqa: PTH112 without an error for a name that is too long
-    return path.name if is_folder or is_uid else path.stem
+    return name if is_folder or is_uid else Path(name).stem
 
 
 def stamp(path: Path) -> list[int]:
@@ -219,7 +223,9 @@ def read_image(paths: Sequence[Path]) -> tuple[np.ndarray, Grid]:
     return image, grids[0]
 
 
-def read_label(path: Path, like: Path | None = None) -> tuple[np.ndarray, Grid]:
+def read_label(
+    path: Path, like: Path | None = None, relabel: Relabel | None = None
+) -> tuple[np.ndarray, Grid]:
     """A label map and its grid; values within 0.001 of whole numbers are rounded.
 
     Shape: (X, Y, Z) int16.
@@ -227,15 +233,17 @@ def read_label(path: Path, like: Path | None = None) -> tuple[np.ndarray, Grid]:
     Args:
         path: the label map, or contours (RTSTRUCT).
         like: an image or label map of the case, on whose grid contours are filled.
+        relabel: see `Case.relabel`.
 
     Raises:
-        ValueError: as `read_array` or `rtstruct.read`, or a value that is not a whole number; names the worst
-            value and its voxel.
+        ValueError: as `read_array` or `rtstruct.read`, a value that is not a whole number, of which it names
+            the worst and its voxel, or one that is not among those to relabel.
     """
     if rtstruct.structures_of(path):
         image = like or path
         grid = Grid.of(*shape_and_affine(image))
-        return rtstruct.read(path, image, grid), grid
+        label = rtstruct.read(path, image, grid)
+        return label if relabel is None else relabelled(label, relabel, path), grid
     if raster.is_picture(path):
         array = raster.read_mask(path)
         grid = Grid.of(array.shape, np.eye(4))
@@ -245,8 +253,11 @@ def read_label(path: Path, like: Path | None = None) -> tuple[np.ndarray, Grid]:
         raise ValueError(f"{path}: a label map has one value per voxel, got shape {array.shape}")
     if array.dtype.kind == "f":
         array = _whole_numbers(path, array)
-    if array.min() < 0 or array.max() > np.iinfo(np.int16).max:
-        raise ValueError(f"{path}: label values must lie in 0..32767, found {array.min()} to {array.max()}")
+    lowest = array.min()
+    if relabel is not None and lowest >= 0:
+        array = relabelled(array.astype(np.int64, copy=False), relabel, path)
+    if lowest < 0 or array.max() > np.iinfo(np.int16).max:
+        raise ValueError(f"{path}: label values must lie in 0..32767, found {lowest} to {array.max()}")
     return array.reshape(grid.shape).astype(np.int16), grid
 
 

@@ -47,7 +47,8 @@ _SAMPLE_FORMAT = 339  # TIFF tag: 1 unsigned, 2 signed
 _SIGNED = 2
 _PHOTOMETRIC = 262  # TIFF tag: 0 where the lowest value is white
 _WHITE_IS_ZERO = 0
-_MIN_SINGLE_VALUE = 100  # a mask with 0 and one such value, for example 255, has one class
+# Masks that all hold 0 and the same value from here on, for example 255, have one class
+MIN_SINGLE_VALUE = 100
 _MAX_CLASSES = 64  # a mask with more values is a photograph
 
 
@@ -98,7 +99,7 @@ def read(path: Path) -> np.ndarray:
 
 
 def read_mask(path: Path) -> np.ndarray:
-    """Label values: grey values or palette indices; a single value besides 0, such as 255, is class 1.
+    """Label values: grey values or palette indices.
 
     Shape: (X, Y, 1) integers.
 
@@ -110,11 +111,7 @@ def read_mask(path: Path) -> np.ndarray:
         pixels = np.asarray(image)  # palette indices
     else:
         pixels = _grey_values(path, _pixels(path, image))
-    values = np.unique(pixels)
-    _check_mask_values(path, len(values))
-    labels_one_class = values[-1] >= _MIN_SINGLE_VALUE and not (values[:-1] != 0).any()
-    if labels_one_class:
-        pixels = (pixels == values[-1]).astype(np.uint8)
+    _check_mask_values(path, len(np.unique(pixels)))
     return _from_rows(pixels)[:, :, None]
 
 
@@ -152,14 +149,14 @@ def check_ignored(ignore: int | None, masks: Iterable[Path | None]) -> None:
         masks: label maps of any format; None where a case has none.
 
     Raises:
-        ValueError: a picture, in which `read_mask` may take the value to ignore for class 1.
+        ValueError: a picture, in which the value to ignore may stand for the only class.
     """
-    if ignore is None or ignore < _MIN_SINGLE_VALUE:
+    if ignore is None or ignore < MIN_SINGLE_VALUE:
         return
     for path in masks:
         if path is not None and is_picture(path):
             raise ValueError(
-                f"{path}: the value to ignore must be below {_MIN_SINGLE_VALUE}, "
+                f"{path}: the value to ignore must be below {MIN_SINGLE_VALUE}, "
                 f"as a mask of 0 and {ignore} is read as 0 and 1"
             )
 

@@ -13,6 +13,14 @@ from medconv.utils.errors import ArgumentError
 
 NORMALISATIONS = ("zscore", "zscore_nonzero", "ct", "dataset", "rescale", "none")
 DATASET_NORMALISATIONS = ("ct", "dataset")  # use the intensities of all cases
+# Names of channels that are words of nnU-Net for a normalisation, in small letters
+_BY_MODALITY = {
+    "ct": "ct",
+    "nonorm": "none",
+    "zscore": "zscore",
+    "rescale_to_0_1": "rescale",
+    "rgb_to_0_1": "dataset",  # like a division by 255, one linear function for all images
+}
 _LARGEST = 1e12  # sums of squares of larger values may overflow in float32
 _SMALLEST_STD = 1e-8  # below, squares of differences vanish in float32
 _ROUNDING = 1e-6  # of a float32, relative, with some calculation before
@@ -26,7 +34,7 @@ def normalisation_for(
 
     Args:
         normalisation: one name for all channels, or one for each; None: `ct` for CT, `dataset` for pictures,
-            `zscore` for all others.
+            that of nnU-Net's words such as `noNorm`, `zscore` for all others.
         modalities: of the channels.
     Raises:
         ValueError: unknown names, or not one per channel.
@@ -34,7 +42,7 @@ def normalisation_for(
     if normalisation is None:
         if are_picture_channels(tuple(modalities)):
             return ("dataset",) * len(modalities)
-        return tuple("ct" if name.strip().lower() == "ct" else "zscore" for name in modalities)
+        return tuple(_BY_MODALITY.get(name.strip().lower(), "zscore") for name in modalities)
     is_single = isinstance(normalisation, str) or not isinstance(normalisation, Sequence)
     names: tuple[Any, ...] = (normalisation,) * len(modalities) if is_single else tuple(normalisation)
     if len(names) != len(modalities):

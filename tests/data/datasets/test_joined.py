@@ -132,7 +132,7 @@ def test_what_cannot_be_joined_is_refused(two: dict[str, Any], tmp_path: Path) -
     with pytest.raises(ValueError, match="entries.more: has regions"):
         joined({**two, "more": channels})
     with pytest.raises(
-        ValueError, match="ignore_label: .* joined datasets .*; set ignore_label in each of entries"
+        ValueError, match="ignore_label: .* joined datasets.* set ignore_label in each of entries"
     ):
         joined(two).with_targets(regions=None, regions_order=None, ignore_label=12)
 

@@ -3,11 +3,26 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from helpers.volumes import CLASSES, edit_json, image_array, label_array, save, write_nnunet
+from helpers.volumes import (
+    CLASSES,
+    edit_json,
+    image_array,
+    label_array,
+    pixels,
+    save,
+    write_json,
+    write_nnunet,
+)
 
 from medconv.data.case import Case
+from medconv.data.case_files import label_of
+from medconv.data.datasets.auto import auto
+from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.nnunet import group_channels, nnunet
+from medconv.data.io.raster import write_picture
+from medconv.data.preprocessing.fingerprint import check
 
 
 def ids(cases: tuple[Case, ...]) -> list[str]:
@@ -62,7 +77,7 @@ BAD_JSON: dict[str, tuple[dict[str, Any], str]] = {
         r"or for a region a list of them, got \{'a': \[\]\}",
     ),
     "words": ({"labels": {"background": 0, "a": "one"}}, r"a list of them, got \{'a': 'one'\}"),
-    "file ending": ({"file_ending": ".png"}, r"file_ending must be one of .*, got '\.png'"),
+    "file ending": ({"file_ending": ".bmp"}, r"file_ending must be one of .*, got '\.bmp'"),
 }
 
 
@@ -103,3 +118,71 @@ def test_group_channels_names_every_wrong_case() -> None:
 def test_channels_are_sorted() -> None:
     files = [Path(f"a_{channel:04d}.nii.gz") for channel in (2, 0, 1)]
     assert group_channels(files, 3) == {"a": tuple(sorted(files))}
+
+
+def test_cases_that_would_vanish_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """nnU-Net #2346: 8 declared, 6 labels, an image with another ending, another one missing."""
+    root = edit_json(write_nnunet(tmp_path, 6), numTraining=8)
+    for channel in (0, 1):
+        (root / f"imagesTr/case_2_{channel:04d}.nii.gz").rename(root / f"imagesTr/case_2_{channel:04d}.nii")
+        (root / f"imagesTr/case_5_{channel:04d}.nii.gz").unlink()
+    dataset = nnunet(root)
+    assert len(dataset.cases) == 6
+    for case_id in ("case_2", "case_5"):
+        error = f"{root}/labelsTr/{case_id}.nii.gz: no image {case_id}_0000.nii.gz in {root}/imagesTr"
+        assert dataset.errors[case_id] == error
+    assert "not read, as file_ending is .nii.gz: case_2_0000.nii, case_2_0001.nii" in caplog.text
+    assert "numTraining is 8, but there are 6 cases" in caplog.text
+
+
+def test_folders_of_version_1_are_read(tmp_path: Path) -> None:
+    """Their `dataset.json` is a Decathlon's, their images have a number for each channel."""
+    root = write_nnunet(tmp_path)
+    entries = [
+        {"image": f"./imagesTr/case_{i}.nii.gz", "label": f"./labelsTr/case_{i}.nii.gz"} for i in range(3)
+    ]
+    labels = {str(value): name for value, name in enumerate(CLASSES)}
+    as_version_2 = nnunet(root)
+    edit_json(
+        root,
+        channel_names=None,
+        file_ending=None,
+        modality={"0": "T1", "1": "FLAIR"},
+        labels=labels,
+        training=entries,
+    )
+    assert nnunet(root) == auto(root) == as_version_2
+    with pytest.raises(ValueError, match=r"names of nnU-Net \(CASE_0000.nii.gz\).*take data=nnunet"):
+        msd(root)
+
+
+def test_pictures_hold_all_colours_in_one_file(tmp_path: Path) -> None:
+    labels = {"background": 0, "road": 1}
+    channels = {"0": "R", "1": "G", "2": "B"}
+    root = write_json(tmp_path, {"channel_names": channels, "labels": labels, "file_ending": ".png"})
+    for name in ("imagesTr", "labelsTr"):
+        (root / name).mkdir()
+    write_picture(root / "imagesTr/a_0000.png", pixels(0, (8, 9, 3)))
+    write_picture(root / "labelsTr/a.png", pixels(1) // 128 * 255)
+    dataset = nnunet(root)
+    assert not dataset.errors and dataset.modalities == ("R", "G", "B")
+    assert check(dataset, 1).fingerprint.shapes == ((9, 8),)
+    assert sorted(np.unique(label_of(dataset.cases[0])[0]).tolist()) == [0, 1]
+    with pytest.raises(ValueError, match="case a: .*expected channels 0 to 1 of every case"):
+        check(nnunet(edit_json(root, channel_names={"0": "R", "1": "G"})), 1)
+
+
+def test_names_in_another_unicode_form_are_the_same(tmp_path: Path) -> None:
+    """A Mac writes `é` as `e` and an accent."""
+    root = edit_json(write_nnunet(tmp_path, 0), channel_names={"0": "T1"})
+    save(root / "imagesTr/ren\u00e9_0000.nii.gz", image_array(0))
+    save(root / "labelsTr/rene\u0301.nii.gz", label_array(0))
+    dataset = nnunet(root)
+    assert ids(dataset.cases) == ["ren\u00e9"] and not dataset.errors
+    check(dataset, 1)
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    path = write_nnunet(tmp_path) / "dataset.json"
+    path.write_text(path.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    assert len(nnunet(tmp_path).cases) == 3

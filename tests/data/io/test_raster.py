@@ -13,6 +13,7 @@ from helpers.volumes import truncate
 from PIL import Image
 
 from medconv.data.case import Case
+from medconv.data.case_files import label_of
 from medconv.data.datasets.folder import folder
 from medconv.data.io import raster
 from medconv.data.io.images import in_folder, num_channels, read_image, read_label, stamp, stem
@@ -93,8 +94,8 @@ def test_a_rotated_photograph_is_read_upright(tmp_path: Path) -> None:
     ("pixels", "expected"),
     [
         (GREY // 60, GREY // 60),
-        (np.where(GREY > 100, 255, 0).astype(np.uint8), GREY > 100),
-        (np.where(GREY > 100, 65535, 0).astype(np.uint16), GREY > 100),
+        (np.where(GREY > 100, 255, 0).astype(np.uint8), np.where(GREY > 100, 255, 0)),
+        (np.where(GREY > 100, 32767, 0).astype(np.uint16), np.where(GREY > 100, 32767, 0)),
         (GREY > 100, GREY > 100),
         # the third class, not the second
         (np.where(GREY > 100, 2, 0).astype(np.uint8), np.where(GREY > 100, 2, 0)),
@@ -289,7 +290,7 @@ def test_pairs_of_pictures_and_masks_form_a_dataset(tmp_path: Path) -> None:
     image = read_image(dataset.cases[0].images)[0]
     np.testing.assert_allclose(entry.image[0], (image[0, :, :, 0] - mean) / std, atol=1e-4)
     logits = np.stack([entry.label == 0, entry.label == 1]).astype(np.float32)
-    assert (restore(torch.from_numpy(logits), entry.crop_info) == read_label(dataset.cases[0].label)[0]).all()
+    assert (restore(torch.from_numpy(logits), entry.crop_info) == label_of(dataset.cases[0])[0]).all()
 
 
 def test_each_picture_of_a_folder_is_a_case(tmp_path: Path) -> None:
@@ -339,8 +340,8 @@ def test_gif_masks_of_greys_are_values_in_any_order_of_the_palette(tmp_path: Pat
     coloured = Image.fromarray(GREY // 60, "P")
     coloured.putpalette([0, 0, 0, 200, 0, 0, 0, 200, 0, 9, 9, 90, 1, 2, 3])
     for name, pixels, expected in (
-        ("a.gif", mask.astype(np.uint8) * 255, mask),
-        ("b.gif", white_first, mask),
+        ("a.gif", mask.astype(np.uint8) * 255, mask * 255),
+        ("b.gif", white_first, mask * 255),
         ("c.gif", coloured, GREY // 60),
         ("d.GIF", GREY // 60, GREY // 60),
     ):

@@ -209,6 +209,8 @@ def test_a_constant_channel_becomes_one_finite_value(name: str) -> None:
 def test_the_modality_selects_the_normalisation() -> None:
     names = normalisation_for(None, ("CT", "ct ", "T1", "MRI", "PET"))
     assert names == ("ct", "ct", "zscore", "zscore", "zscore")
+    words = ("CT", "noNorm", "zscore", "rescale_to_0_1", "rgb_to_0_1", "something")
+    assert normalisation_for(None, words) == ("ct", "none", "zscore", "rescale", "dataset", "zscore")
     assert normalisation_for(None, ("red", "green", "blue")) == ("dataset",) * 3
     assert normalisation_for("rescale", ("CT", "T1")) == ("rescale", "rescale")
     assert normalisation_for(["none", "ct"], ("CT", "T1")) == ("none", "ct")

@@ -22,7 +22,7 @@ def test_the_page_is_self_contained_and_escapes_names(tmp_path: Path) -> None:
     text = image_level.evaluate(predictions, labels).page()
     assert NASTY not in text and "&lt;img src=x" in text
     assert not re.findall(r"https?://|url\(|<script|<link", text)
-    assert text.count("data:image/png;base64,") == 3 + 11 and "without the image: " in text
+    assert text.count("data:image/png;base64,") == 3 + 12 and "without the image: " in text
     errors = CLASSES.errors(outputs, truth)
     assert re.findall(r"<h3>(c\d+) · error", text)[0] == f"c{errors.argmax()}"
 

@@ -109,7 +109,7 @@ def test_a_run_does_not_resume_with_other_cases(dataset: Path, tmp_path: Path) -
     shutil.copy(dataset / "imagesTr/case_1.nii.gz", broken)
     with pytest.raises(
         ValueError,
-        match=r"run with another config; .*run.resume=\S+last.ckpt it continues from there.*\n(.*\n)*  derived\.train_cases: \d cases, \w+ there, \d cases, \w+ now",
+        match=r"run with another config or other data; .*run.resume=\S+last.ckpt it continues from there.*\n(.*\n)*  derived\.train_cases: \d cases, \w+ there, \d cases, \w+ now",
     ):
         tiny.train(folder, tmp_path / "run", "data.on_invalid_case=skip", "trainer.max_steps=8")
 

@@ -37,7 +37,8 @@ class KernelLogger(Callback):
             return
         for name, conv in _shown_convs(network).items():
             with torch.no_grad():
-                weight = conv.weight.float().cpu().numpy()
+                # A copy: FSDP frees the storage of gathered weights, and cannot while an array looks at it
+                weight = conv.weight.detach().to("cpu", torch.float32, copy=True).numpy()
             picture = kernel_picture(weight)
             for board in all_boards:
                 board.experiment.add_image(

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -20,6 +21,7 @@ COMMANDS = {
     "export": "write a network as ONNX, TorchScript, MONAI bundle or nnU-Net model",
     "find-postprocessing": "choose post-processing steps by cross-validation",
     "import-nnunet": "make run folders of a trained nnU-Net v2 model",
+    "bench-conv": "time a convolution of yours against nn.Conv, and show what helps",
     "schema": "print the config's JSON schema, for editors",
 }
 # The work of the commands without overrides; imported when it begins, since it loads torch.
@@ -54,7 +56,14 @@ def main(command: str | None = None) -> None:
     arguments = sys.argv[1:]
     if command is not None:
         arguments = [command, *arguments]
+    _leave_notebook_backend()
     sys.exit(guard(partial(run, arguments)))
+
+
+def _leave_notebook_backend() -> None:
+    """A notebook's commands inherit its backend for pictures, which is a module that they may lack."""
+    if os.environ.get("MPLBACKEND", "").startswith("module://"):
+        os.environ["MPLBACKEND"] = "agg"
 
 
 def run(arguments: Sequence[str]) -> int:

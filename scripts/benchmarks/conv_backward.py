@@ -18,8 +18,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.conv_layers import LIBRARY, image
-from benchmarks.results import Row, alternate
+from benchmarks.results import Row
 from medconv.convs import Convolution, convolution
+from medconv.performance.alternating import alternate
 
 REFERENCE = Path(__file__).parents[2] / "tests" / "reference" / "backward.py"
 

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from benchmarks.conv_layers import forward, image
-from benchmarks.results import Row, alternate, kernel_seconds
+from benchmarks.results import Row, kernel_seconds
 from medconv.convs import cost_model
+from medconv.performance.alternating import alternate
 
 
 def small(options: argparse.Namespace) -> list[Row]:

@@ -14,7 +14,8 @@ import torch
 from benchmarks.conv_backward import backward
 from benchmarks.conv_layers import LIBRARY, PASSES, image, layers
 from benchmarks.conv_small import small
-from benchmarks.results import Row, alternate, conditions, table
+from benchmarks.results import Row, conditions, table
+from medconv.performance.alternating import alternate
 
 # Stages of a U-Net: channels, and the size of a hippocampus patch in 3D, of a slice in 2D.
 STAGES: dict[int, list[tuple[int, tuple[int, ...]]]] = {

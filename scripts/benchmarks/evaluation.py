@@ -16,6 +16,7 @@ from benchmarks import results
 from medconv.data.case import Grid
 from medconv.data.io.images import in_folder, read_label
 from medconv.metrics.segmentation import measure
+from medconv.performance.alternating import alternate
 from medconv.targets.label_map import LabelMapTargets
 
 Pair = tuple[np.ndarray, np.ndarray, tuple[float, ...]]  # prediction, reference, spacing
@@ -67,7 +68,7 @@ def _compared(name: str, pairs: Sequence[Pair], times: int) -> list[results.Row]
         "furthest_apart": apart,
         **results.conditions(),
     }
-    timed = results.alternate(variants, REFERENCE, times, warm_up=0)
+    timed = alternate(variants, REFERENCE, times, warm_up=0)
     return [{**kind, "variant": variant, **row} for variant, row in timed.items()]
 
 

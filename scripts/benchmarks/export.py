@@ -19,6 +19,7 @@ from medconv.export.formats import FORMATS, OPSETS, read_written, write_network
 from medconv.export.graph import capture
 from medconv.inference.load import LoadedModel, load
 from medconv.models.outputs import full_resolution
+from medconv.performance.alternating import alternate
 
 REFERENCE = "PyTorch, as predict runs it"
 _FORMATS = tuple(name for name in FORMATS if name != "bundle")
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> list[results.Row]:
         calls["PyTorch, plain modules"] = partial(_forward, plain.network.to(device), image)
         expected = calls[REFERENCE]()
         differences = {name: float((call() - expected).abs().max()) for name, call in calls.items()}
-        timed = results.alternate(calls, REFERENCE, options.pairs)
+        timed = alternate(calls, REFERENCE, options.pairs)
     case = f"{type(plain.network).__name__}, {results.by(patch)} voxels, batch {batch}"
     kind = {
         "benchmark": "export",

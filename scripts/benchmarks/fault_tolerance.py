@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.results import Row, alternate, by, conditions, table
+from benchmarks.results import Row, by, conditions, table
 from medconv.models.unet import UNet
+from medconv.performance.alternating import alternate
 from medconv.targets.label_map import LabelMapTargets
 from medconv.training.checkpoint.resumable_loop import PerStepSeeding
 from medconv.training.checkpoint.writer import AtomicCheckpointIO, copied

@@ -18,6 +18,7 @@ from medconv.data.io.writing import write_label
 from medconv.inference.inputs import find_cases
 from medconv.inference.predict import output_in, predict, usable_device
 from medconv.inference.predictor import Predictor
+from medconv.performance.alternating import alternate
 
 REFERENCE = "one after another"
 _SHOWN = ["case", "variant", "seconds", "ratio", "spread", "seconds_per_case"]
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> list[results.Row]:
     cases = find_cases(options.input, len(predictor.modalities))[: options.cases]
     variants = {REFERENCE: partial(_serially, predictor, cases)}
     variants |= {f"streamed, {n} loading": partial(_streamed, predictor, cases, n) for n in options.workers}
-    timed = results.alternate(variants, REFERENCE, options.pairs, warm_up=1)
+    timed = alternate(variants, REFERENCE, options.pairs, warm_up=1)
     kind = {
         "benchmark": "prediction",
         "case": f"{options.input.name}, {len(cases)} cases",

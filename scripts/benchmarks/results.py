@@ -1,15 +1,12 @@
-"""Shared by all benchmarks: rows as JSON and as a table, and alternating timings."""
+"""Shared by all benchmarks: rows as JSON and as a table."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-import random
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -31,47 +28,6 @@ def conditions() -> Row:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-
-
-def alternate(
-    variants: Mapping[str, Callable[[], Any]],
-    reference: str,
-    pairs: int,
-    warm_up: int = 3,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, dict[str, float]]:
-    """Time variants in turn, in an order drawn anew each round, so that disturbances of the machine
-    affect all of them.
-
-    Args: clock: tells seconds.
-    Returns: per variant `seconds` (median), `ratio` to the reference (median over rounds), and `spread` of
-        that ratio (from the first to the third quartile).
-    """
-    synchronise = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
-    for run in variants.values():
-        for _ in range(warm_up):
-            run()
-    order, dice = list(variants), random.Random(0)
-    for _ in range(pairs):
-        dice.shuffle(order)  # the variant before changes the caches
-        for name in order:
-            run = variants[name]
-            synchronise()
-            start = clock()
-            run()
-            synchronise()
-            seconds[name].append(clock() - start)
-    return {name: compared(times, seconds[reference]) for name, times in seconds.items()}
-
-
-def compared(seconds: Sequence[float], reference: Sequence[float]) -> dict[str, float]:
-    """`seconds`, `ratio` and `spread`, as of `alternate`, from the times of two variants in the same
-    rounds.
-    """
-    ratios = sorted(a / b for a, b in zip(seconds, reference, strict=True))
-    spread = ratios[(3 * len(ratios)) // 4] - ratios[len(ratios) // 4]
-    return {"seconds": median(seconds), "ratio": median(ratios), "spread": spread}
 
 
 def kernel_seconds(run: Callable[[], Any], times: int = 10) -> float:

@@ -15,8 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.results import Row, compared, conditions, table
+from benchmarks.results import Row, conditions, table
 from medconv.config import ConfigError
+from medconv.performance.alternating import compared
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,8 +19,9 @@ from torch import nn
 from benchmarks.memory import step_memory
 from benchmarks.peers import dynunet
 from benchmarks.peers.process import DYNUNET, NNUNET, PeerProcess
-from benchmarks.results import Row, alternate, by, conditions, table
+from benchmarks.results import Row, by, conditions, table
 from medconv.models.unet import UNet
+from medconv.performance.alternating import alternate
 from medconv.targets.label_map import LabelMapTargets
 from medconv.training.autotune import search
 from medconv.training.autotune.trial import Choice, Trial, Work

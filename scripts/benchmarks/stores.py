@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.datasets import volume
-from benchmarks.results import Row, by, compared, conditions
+from benchmarks.results import Row, by, conditions
+from medconv.performance.alternating import compared
 
 REFERENCE = "npy float32"
 _BLOCK, _CHUNK = 32, 64  # voxels along each axis

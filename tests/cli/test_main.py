@@ -1,5 +1,6 @@
 """The command `medconv`: its subcommands, and answers without torch."""
 
+import os
 import subprocess
 import sys
 
@@ -114,3 +115,14 @@ def test_another_operating_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ValueError, match="medconv runs on Linux, this is darwin; WSL or a container has one"):
         run(["--help"])
+
+
+def test_the_backend_of_a_notebook_is_not_inherited(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    tiny.call(monkeypatch, "--version")
+    assert os.environ["MPLBACKEND"] == "agg"
+    monkeypatch.setenv("MPLBACKEND", "svg")
+    tiny.call(monkeypatch, "--version")
+    assert os.environ["MPLBACKEND"] == "svg"

@@ -1,8 +1,8 @@
-"""scripts/benchmarks/results.py: variants take turns, and rows hold ratios."""
+"""medconv/performance/alternating.py: variants take turns, and results hold ratios."""
 
 from helpers.benchmarks_harness import ManualClock
 
-from benchmarks import results
+from medconv.performance.alternating import alternate
 
 
 def test_variants_alternate_and_get_ratios_to_the_reference() -> None:
@@ -12,7 +12,7 @@ def test_variants_alternate_and_get_ratios_to_the_reference() -> None:
         "a": lambda: (order.append("a"), clock.wait(2.0)),
         "b": lambda: (order.append("b"), clock.wait(6.0)),
     }
-    timings = results.alternate(variants, "a", pairs=10, warm_up=1, clock=clock)
+    timings = alternate(variants, "a", pairs=10, warm_up=1, clock=clock)
     assert order[:2] == ["a", "b"] and all(set(order[i : i + 2]) == {"a", "b"} for i in range(2, 22, 2))
     assert len({tuple(order[i : i + 2]) for i in range(2, 22, 2)}) == 2  # both orders occur
     assert timings["a"] == {"seconds": 2.0, "ratio": 1.0, "spread": 0.0}

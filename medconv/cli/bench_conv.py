@@ -1,0 +1,47 @@
+"""`medconv bench-conv`: what a convolution costs beside `nn.Conv`, at the sizes of a network."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from medconv.cli.parsers import Parser
+from medconv.utils.logging import start_logging
+
+
+def main(arguments: Sequence[str]) -> int:
+    options, overrides = parser().parse_known_args(arguments)
+    start_logging()
+    # Imported here, since it loads torch, which takes seconds.
+    from medconv.training.bench_conv import run_command
+
+    return run_command(options, overrides)
+
+
+def parser() -> Parser:
+    command = Parser(
+        "bench-conv",
+        "mine.MyConv model=segresnet data.patch_size=[40,56,40]",
+        "Time a convolution against nn.Conv at each size that a network has, forward and\n"
+        "backward, and show what limits it and what helps. Needs no data.\n"
+        "Takes model=, conv.KEY= and data.patch_size= as in medconv train.",
+    )
+    # Unknown arguments are for Hydra, also those that begin like an option.
+    command.allow_abbrev = False
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
+    required = command.add_argument_group("required")
+    required.add_argument(
+        "conv",
+        help="an option such as transform, or your class, such as mine.MyConv",
+    )
+    sizes = command.add_argument_group("sizes")
+    sizes.add_argument("--inputs", type=int, default=1, metavar="N", help="channels of the image (1)")
+    sizes.add_argument("--outputs", type=int, default=2, metavar="N", help="classes (2)")
+    sizes.add_argument("--batch", type=int, default=2, metavar="N", help="patches (2)")
+    measuring = command.add_argument_group("measuring")
+    measuring.add_argument("--pairs", type=int, default=15, metavar="N", help="rounds of timings (15)")
+    measuring.add_argument(
+        "--compile", action="store_true", help="also time torch.compile; takes up to a minute"
+    )
+    measuring.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
+    command.general()
+    return command

@@ -1,0 +1,243 @@
+"""`medconv bench-conv`: times a convolution against `nn.Conv` at the sizes that a network has."""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+
+from medconv import config as configs
+from medconv.config import ConfigError, Derived, RunConfig, compose
+from medconv.convs.parametrization import CONVS, UnsuitableLayerError
+from medconv.models.build import build_network, model_of
+from medconv.models.monai_networks import stem_for
+from medconv.models.outputs import evaluating
+from medconv.performance import conv_cost
+from medconv.performance.conv_cost import Layer
+from medconv.planning.sizes import SIZES
+from medconv.planning.topology import halvings, kernels, widths
+from medconv.utils.atomic_io import write_text
+from medconv.utils.exit_codes import DONE
+from medconv.utils.hardware import resolve_precision, uses_gpu
+
+_PLAIN = {"_target_": "medconv.convs.plain", "_partial_": True}
+# Arguments of nn.ConvNd beside the sizes, and the values with which a class needs none.
+_DEFAULTS = {"stride": 1, "dilation": 1, "groups": 1}
+_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+_ROW = "{:<50} {:>5} {:>9} {:>9} {:>12} {:>13} {:>11}"
+_BUSY = 0.25  # share of a ratio beyond which its spread makes it no basis for a decision
+_HEAD = ("layer", "times", "nn.Conv", "this", "ratio", "kept MB", "operators")
+
+
+def run_command(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """`medconv bench-conv`. Args: overrides: for Hydra. Returns: the exit code."""
+    composed: list[RunConfig] = []
+    arguments = _with_conv(options.conv, overrides)
+    compose.run_with_config(lambda config, _: composed.append(configs.validate(config)), arguments)
+    for config in composed:
+        sizes = Sizes(options.inputs, options.outputs, options.batch)
+        rows = measure(config, sizes, options.pairs, options.compile)
+        print(table(rows))
+        if options.json is not None:
+            write_text(options.json, json.dumps(rows, indent=1) + "\n")
+    return DONE
+
+
+def _with_conv(conv: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides with the convolution before the first key: Hydra wants all keys in a row."""
+    keys = [f"conv={conv}"] if "." not in conv else ["conv=none", f"conv._target_={conv}"]
+    is_key = ["=" in argument and not argument.startswith("-") for argument in overrides]
+    first = is_key.index(True) if True in is_key else len(overrides)
+    return [*overrides[:first], *keys, *overrides[first:]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the data would say. Args: inputs: channels of the image. outputs: classes. batch: patches."""
+
+    inputs: int
+    outputs: int
+    batch: int
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise configs.ConfigError(f"--{name} must be at least 1, got {value}")
+
+
+def measure(config: RunConfig, sizes: Sizes, pairs: int, compiles: bool = False) -> list[dict[str, Any]]:
+    """A row for each distinct layer, most expensive first, then one for each remedy of the first layer.
+
+    Args:
+        pairs: rounds of timings.
+        compiles: as in `conv_cost.remedies`.
+    Raises:
+        ConfigError: no patch size, or a convolution that the network cannot have.
+    """
+    if pairs < 1:
+        raise ConfigError(f"--pairs must be at least 1, got {pairs}")
+    accelerator = config.trainer.accelerator
+    precision = resolve_precision(config.trainer.precision or "auto", accelerator)
+    device = torch.device("cuda" if uses_gpu(accelerator) else "cpu")
+    dtype = _DTYPES.get(precision)
+    layers = list(_layers(config, sizes, device))
+    # Without the cache, which would cast a weight once for all rounds
+    with torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=False):
+        rows = [{**conv_cost.cost(layer, pairs), "precision": precision} for layer in layers]
+        excess = [row["count"] * (row["seconds"] - row["library_seconds"]) for row in rows]
+        worst = excess.index(max(excess))
+        rows[worst]["limit"] = conv_cost.limit(layers[worst], rows[worst]["ratio"], pairs)
+        helped = conv_cost.remedies(layers[worst], pairs, compiles)
+    by_excess = sorted(range(len(rows)), key=lambda index: excess[index], reverse=True)
+    return [*(rows[index] for index in by_excess), *helped]
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What `measure` returns, for the terminal."""
+    costs = [row for row in rows if "count" in row]
+    helped = [row for row in rows if "count" not in row]
+    library = sum(row["count"] * row["library_seconds"] for row in costs)
+    custom = sum(row["count"] * row["seconds"] for row in costs)
+    name = costs[0]["case"].partition(",")[0]
+    lines = [
+        f"forward and backward, milliseconds, {costs[0]['precision']}",
+        _ROW.format(*_HEAD).rstrip(),
+        *map(_cost_line, costs),
+        f"\nall layers together: {custom / library:.2f} times nn.Conv; {name} costs most",
+        f"what limits {name}: {costs[0]['limit']}",
+        f"\nwhat helps {name}: time beside the layer as it is",
+        *map(_remedy_line, helped),
+    ]
+    if any(row["spread"] / 2 > _BUSY * row["ratio"] for row in rows):
+        lines.append("\nspreads are large: the machine is busy, so repeat it with larger --pairs")
+    return "\n".join(lines)
+
+
+def _cost_line(row: Mapping[str, Any]) -> str:
+    kept = " / ".join(f"{size / 1e6:.1f}" for size in row["kept_bytes"])
+    operators = " / ".join(map(str, row["operators"]))
+    ratio = f"{row['ratio']:.2f} ±{row['spread'] / 2:.2f}"
+    milliseconds = [f"{1e3 * row[key]:.2f}" for key in ("library_seconds", "seconds")]
+    return _ROW.format(row["case"], row["count"], *milliseconds, ratio, kept, operators)
+
+
+def _remedy_line(row: Mapping[str, Any]) -> str:
+    memory = ""
+    if row["kept_bytes"] is not None:
+        memory = (
+            f", keeps {row['kept_bytes'] / 1e6:.1f} MB instead of {row['reference_kept_bytes'] / 1e6:.1f}"
+        )
+    return f"  {row['variant']:<30} {row['ratio']:.2f} ±{row['spread'] / 2:.2f}{memory}"
+
+
+def _layers(config: RunConfig, sizes: Sizes, device: torch.device) -> Iterator[Layer]:
+    """One layer of each kind and size that the convolution replaces. Raises: ConfigError: there is none."""
+    derived = _derived(config, sizes)
+    resolved = configs.resolve(config, derived)
+    model = model_of(resolved.model, per_voxel=True)
+    plain = build_network(model, _PLAIN, derived)
+    custom = dict(build_network(model, resolved.conv, derived, build=_build, quiet=True).named_modules())
+    image = torch.zeros(1, sizes.inputs, *derived.patch_size)
+    shapes = _input_shapes(plain, image)
+    replaced: dict[str, list[str]] = {}
+    for name, layer in plain.named_modules():
+        if name in shapes and name in custom and type(custom[name]) is not type(layer):
+            replaced.setdefault(f"{layer} {shapes[name]}", []).append(name)
+    if not replaced:
+        raise ConfigError(f"conv={resolved.conv['_target_']} leaves every layer an nn.Conv: nothing to time")
+    library = dict(plain.named_modules())
+    for names in replaced.values():
+        name = names[0]
+        image = torch.randn(sizes.batch, *shapes[name], device=device)
+        library_layer, image = conv_cost.in_channels_last(library[name].to(device), image)
+        custom_layer, image = conv_cost.in_channels_last(custom[name].to(device), image)
+        yield Layer(name, len(names), library_layer, custom_layer, image)
+
+
+def _input_shapes(network: nn.Module, image: torch.Tensor) -> dict[str, tuple[int, ...]]:
+    """Channels and voxels of the input of each convolution in its first call."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def note(name: str, layer: nn.Module, args: tuple[torch.Tensor]) -> None:
+        shapes.setdefault(name, tuple(args[0].shape[1:]))
+
+    for name, layer in network.named_modules():
+        if isinstance(layer, CONVS):
+            layer.register_forward_pre_hook(partial(note, name))
+    with torch.no_grad(), evaluating(network):
+        network(image)
+    return shapes
+
+
+def _derived(config: RunConfig, sizes: Sizes) -> Derived:
+    """What a plan would say for this patch size. Raises: ConfigError: there is no patch size."""
+    patch = config.data.patch_size
+    if patch is None:
+        raise ConfigError("data.patch_size is needed, such as data.patch_size=[64,64,64], got null")
+    dims = len(patch)
+    spacing = list(config.data.spacing_mm or [1.0] * dims)
+    strides = halvings(patch, spacing, exact=True, max_stages=None)
+    size = SIZES[config.plan.size or "large"]
+    return Derived(
+        num_channels=sizes.inputs,
+        num_classes=sizes.outputs,
+        targets={},
+        per_voxel=True,
+        class_counts=None,
+        overlapping=False,
+        exclusive=True,
+        class_names=[f"class {index}" for index in range(sizes.outputs)],
+        flip_label_pairs=None,
+        train_cases="none",
+        spatial_dims=dims,
+        slice_axis=None,
+        spacing_mm=spacing,
+        patch_size=list(patch),
+        strides=[list(step) for step in strides],
+        kernel_sizes=[list(kernel) for kernel in kernels(spacing, strides)],
+        channels=list(widths(len(strides) + 1, dims, size)),
+        normalisation=["zscore"] * sizes.inputs,
+        memory_gb=0.0,
+        size=size.name,
+        stage_strides=[[1] * dims, *(list(step) for step in strides)],
+        monitor="val/dice",
+        monitor_mode="max",
+        num_train_cases=1,
+        stem=stem_for(list(patch)),
+    )
+
+
+def _build(node: Mapping[str, Any], key: str) -> Any:
+    """As `config.build`; a convolution may also be a class with the arguments of `nn.ConvNd`."""
+    made = configs.build(node, key)
+    if key == "conv" and isinstance(made, partial) and _takes_sizes(made.func):
+        return partial(_of_the_sizes_of, conv_class=made)
+    return made
+
+
+def _takes_sizes(function: Callable[..., Any]) -> bool:
+    return isinstance(function, type) and "in_channels" in signature(function).parameters
+
+
+def _of_the_sizes_of(conv: Any, conv_class: partial[nn.Module]) -> nn.Module:
+    """Raises: UnsuitableLayerError: the class has no argument for, say, the stride of this layer."""
+    taken = signature(conv_class.func).parameters
+    given: dict[str, Any] = {"bias": conv.bias is not None} if "bias" in taken else {}
+    for name in ("kernel_size", "stride", "padding", "dilation", "groups"):
+        value = _one_number(getattr(conv, name))
+        if name in taken:
+            given[name] = value
+        elif name in _DEFAULTS and value != _DEFAULTS[name]:
+            reason = f"{name} {value}"
+            raise UnsuitableLayerError(f"{conv_class.func.__name__} takes no {name}, got {value}", reason)
+    return conv_class(conv.in_channels, conv.out_channels, **given)
+
+
+def _one_number(value: Any) -> Any:
+    """The number that a sequence repeats, which is all that a simple class takes."""
+    return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value

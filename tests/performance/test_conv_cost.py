@@ -1,0 +1,72 @@
+"""medconv/performance/conv_cost.py: operators, memory and limits of layers whose costs are known."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from medconv.performance.conv_cost import Counter, Layer, cost, counted, kept_bytes, limit, remedies
+
+
+class Twice(nn.Conv2d):
+    """Computes the convolution twice and keeps a copy of the image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + super().forward(x * 1.0)
+
+
+class Fixed(nn.Conv2d):
+    """Works on its weight for longer than on any small image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        grown = torch.stack([self.weight * n for n in range(400)]).sum(0)
+        return nn.functional.conv2d(x, grown, self.bias, padding=self.padding)
+
+
+def layer(custom: type[nn.Conv2d], size: int = 8) -> Layer:
+    convs = [made(2, 3, 3, padding=1) for made in (nn.Conv2d, custom)]
+    return Layer("encoder.0", 2, convs[0], convs[1], torch.randn(1, 2, size, size))
+
+
+def test_operators_and_their_arithmetic_are_counted() -> None:
+    conv = nn.Conv2d(2, 3, 3, padding=1, bias=False)
+    image = torch.randn(1, 2, 8, 8)
+    counter = counted(lambda: conv(image.view(1, 2, 8, 8)))
+    assert isinstance(counter, Counter) and counter.operators == 1  # views cost nothing
+    assert counter.flops == 2 * (3 * 8 * 8) * (2 * 3 * 3)
+
+
+def test_what_backward_needs_is_counted_without_image_and_weights() -> None:
+    image = torch.randn(1, 2, 8, 8)
+    assert kept_bytes(nn.Conv2d(2, 3, 3), image) == 0
+    assert kept_bytes(Twice(2, 3, 3), image) == image.numel() * 4
+
+
+def test_a_row_has_both_layers() -> None:
+    row = cost(layer(Twice), pairs=2)
+    assert row["case"] == "encoder.0, 2 channels at 8x8, batch 1" and row["count"] == 2
+    assert row["operators"][0] < row["operators"][1] and row["kept_bytes"] == [0, 2 * 8 * 8 * 4]
+    assert row["seconds"] > 0 and row["ratio"] > 0
+
+
+@pytest.mark.parametrize(
+    ("custom", "ratio", "expected"),
+    [
+        (nn.Conv2d, 1.0, "nothing: it costs what nn.Conv costs"),
+        (Fixed, 9.0, "fixed work: "),
+    ],
+)
+def test_the_limit_is_measured(custom: type[nn.Conv2d], ratio: float, expected: str) -> None:
+    assert limit(layer(custom), ratio, pairs=3).startswith(expected)
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(2.0, "arithmetic: 2.00"), (9.0, "memory traffic: 2.00")])
+def test_more_arithmetic_explains_twice_the_time_but_not_nine_times(ratio: float, expected: str) -> None:
+    large = Layer("a", 1, nn.Conv2d(8, 8, 3), Twice(8, 8, 3), torch.randn(2, 8, 160, 160))
+    assert limit(large, ratio, pairs=3).startswith(expected)
+
+
+def test_checkpointing_keeps_nothing_and_prediction_keeps_no_gradients() -> None:
+    rows = {row["variant"]: row for row in remedies(layer(Twice), pairs=1, compiles=False)}
+    assert list(rows) == ["folded, for prediction", "contiguous, not channels-last", "checkpointed"]
+    assert rows["checkpointed"]["kept_bytes"] == 0 < rows["checkpointed"]["reference_kept_bytes"]
+    assert rows["folded, for prediction"]["kept_bytes"] is None

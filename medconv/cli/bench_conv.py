@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from medconv.cli.flags import arguments_as_flags
 from medconv.cli.parsers import Parser
 from medconv.utils.logging import start_logging
 
@@ -14,7 +15,8 @@ def main(arguments: Sequence[str]) -> int:
     # Imported here, since it loads torch, which takes seconds.
     from medconv.training.bench_conv import run_command
 
-    return run_command(options, overrides)
+    with arguments_as_flags(options):
+        return run_command(options, overrides)
 
 
 def parser() -> Parser:

@@ -142,9 +142,7 @@ class LabelMapForward(Forward):
             # Slices along another axis than those of another member.
             logits = window(network, image[None])[0]
             return WholeLogits(logits.movedim(1 + grid.axis, 1))
-        planes_at_once = None
-        if not keeps_logits:
-            planes_at_once = max(slab.sources.stop - slab.sources.start for slab in grid.slabs())
+        planes_at_once = None if keeps_logits else grid.planes_at_once
         return window.stream(network, image, grid.axis, planes_at_once)
 
     def _window(self, member: LoadedModel) -> SlidingWindow:

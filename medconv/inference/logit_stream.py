@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from typing import Protocol
 
 import torch
@@ -96,10 +97,7 @@ class LogitStream:
     @property
     def num_values(self) -> int:
         """Values of the ring per class."""
-        num_values = self._capacity
-        for voxels in self._shape[1:]:
-            num_values *= voxels
-        return num_values
+        return self._capacity * prod(self._shape[1:])
 
     def take(self, first: int, stop: int) -> Tensor:
         first += self._offset

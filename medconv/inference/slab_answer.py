@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.data.preprocessing.slabs import Slab, SlabGrid
+from medconv.data.preprocessing.slabs import ContentArray, Slab, SlabGrid
 from medconv.inference import quality
 from medconv.inference.logit_stream import LogitSource
 from medconv.targets.segmentation import SegmentationTargets
@@ -80,9 +80,9 @@ def answer_of(
     Raises:
         ValueError: as `Group.check`.
     """
-    label = _Content(groups[0].grid, np.int16)
-    uncertainty = _Content(groups[0].grid, np.float32)
-    source_labels = [_Content(group.grid, np.int16) for group in groups for _ in group.sources]
+    label = ContentArray(groups[0].grid, np.int16)
+    uncertainty = ContentArray(groups[0].grid, np.float32)
+    source_labels = [ContentArray(group.grid, np.int16) for group in groups for _ in group.sources]
     # All groups have the same planes of the content in a slab, and each its own planes of the prediction.
     for slabs in zip(*(group.grid.slabs() for group in groups), strict=True):
         each_source: list[_SlabLogits] = []
@@ -159,18 +159,6 @@ def mean_probabilities(
         for group, channel in zip(groups, channels, strict=True):
             mean = mean + group.weight * channel
         yield mean
-
-
-class _Content:
-    """An array of the content, filled slab by slab."""
-
-    def __init__(self, grid: SlabGrid, dtype: type) -> None:
-        # Not touched before it is filled, so it takes no memory where it is not.
-        self.array: np.ndarray = np.empty(grid.crop_info.content_shape, dtype)
-        self._planes_first = np.moveaxis(self.array, grid.axis, 0)
-
-    def put(self, slab: Slab, values: np.ndarray) -> None:
-        self._planes_first[slab.first : slab.stop] = values
 
 
 def with_cpu_fallback(logits: Logits, compute: Callable[[Logits], Result]) -> Result:

@@ -22,6 +22,7 @@ from medconv.performance.conv_cost import Layer
 from medconv.planning.sizes import SIZES
 from medconv.planning.topology import halvings, kernels, widths
 from medconv.utils.atomic_io import write_text
+from medconv.utils.errors import ArgumentError
 from medconv.utils.exit_codes import DONE
 from medconv.utils.hardware import resolve_precision, uses_gpu
 
@@ -58,7 +59,15 @@ def _with_conv(conv: str, overrides: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the data would say. Args: inputs: channels of the image. outputs: classes. batch: patches."""
+    """What the data would say.
+
+    Args:
+        inputs: channels of the image.
+        outputs: classes.
+        batch: patches.
+    Raises:
+        ArgumentError: a number is less than 1.
+    """
 
     inputs: int
     outputs: int
@@ -67,7 +76,7 @@ class Sizes:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value < 1:
-                raise configs.ConfigError(f"--{name} must be at least 1, got {value}")
+                raise ArgumentError(name, f" must be at least 1, got {value}")
 
 
 def measure(config: RunConfig, sizes: Sizes, pairs: int, compiles: bool = False) -> list[dict[str, Any]]:
@@ -77,10 +86,11 @@ def measure(config: RunConfig, sizes: Sizes, pairs: int, compiles: bool = False)
         pairs: rounds of timings.
         compiles: as in `conv_cost.remedies`.
     Raises:
+        ArgumentError: `pairs` is less than 1.
         ConfigError: no patch size, or a convolution that the network cannot have.
     """
     if pairs < 1:
-        raise ConfigError(f"--pairs must be at least 1, got {pairs}")
+        raise ArgumentError("pairs", f" must be at least 1, got {pairs}")
     accelerator = config.trainer.accelerator
     precision = resolve_precision(config.trainer.precision or "auto", accelerator)
     device = torch.device("cuda" if uses_gpu(accelerator) else "cpu")

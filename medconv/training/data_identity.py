@@ -8,9 +8,9 @@ from pathlib import Path
 from medconv.data.case import Case
 from medconv.data.preprocessing.store import BROKEN, Store
 from medconv.utils.atomic_io import write_text
+from medconv.utils.logging import some
 
 FILE = "cases.json"  # in the run's folder
-_MAX_NAMED = 5
 DataIdentity = Mapping[str, Mapping[str, int]]  # `train` or `val` to case id to a digest of its content
 
 
@@ -53,9 +53,9 @@ def _moves(earlier: DataIdentity, current: DataIdentity) -> Iterator[str]:
         gone = [case for case in earlier[split] if case not in current[split]]
         added = [case for case in current[split] if case not in earlier[split]]
         if gone:
-            yield f"no longer {word}: {_named(gone)}"
+            yield f"no longer {word}: {some(gone)}"
         if added:
-            yield f"now {word}: {_named(added)}"
+            yield f"now {word}: {some(added)}"
 
 
 def _changes(earlier: DataIdentity, current: DataIdentity) -> Iterator[str]:
@@ -63,10 +63,4 @@ def _changes(earlier: DataIdentity, current: DataIdentity) -> Iterator[str]:
     now = {**current["val"], **current["train"]}
     changed = [case for case in now if case in before and now[case] != before[case]]
     if changed:
-        yield f"other image, label or values: {_named(changed)}"
-
-
-def _named(cases: Sequence[str]) -> str:
-    more = len(cases) - _MAX_NAMED
-    names = ", ".join(cases[:_MAX_NAMED])
-    return f"{names} and {more} more" if more > 0 else names
+        yield f"other image, label or values: {some(changed)}"

@@ -16,7 +16,7 @@ from medconv.data.preprocessing.preprocess import CropInfo, to_native
 from medconv.data.preprocessing.resampling import nearest
 from medconv.targets.label_map import highest
 
-_VOXELS = 2**20  # of a slab on the native grid; 32 MiB for each array of one channel
+_VOXELS = 2**20  # of a slab on the native grid; 4 MiB for each array of one channel
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,11 @@ class SlabGrid:
             slabs.append(Slab(first, stop, slice(int(lower[0]), int(upper[-1]) + 1)))
         return slabs
 
+    @property
+    def planes_at_once(self) -> int:
+        """Planes of a prediction that a slab needs, at most."""
+        return max(slab.sources.stop - slab.sources.start for slab in self.slabs())
+
     def channels(self, logits: Tensor, slab: Slab) -> Iterator[Tensor]:
         """One channel of the slab after the other.
 
@@ -121,6 +126,19 @@ class SlabGrid:
         return resized[:, 0]
 
 
+class ContentArray:
+    """An array on the content's grid, (R, A, S), filled slab by slab."""
+
+    def __init__(self, grid: SlabGrid, dtype: type) -> None:
+        # Not touched before it is filled, so it takes no memory where it is not.
+        self.array: np.ndarray = np.empty(grid.crop_info.content_shape, dtype)
+        self._planes_first = np.moveaxis(self.array, grid.axis, 0)
+
+    def put(self, slab: Slab, values: np.ndarray) -> None:
+        """Shape: values (planes of the slab, *in_plane)."""
+        self._planes_first[slab.first : slab.stop] = values
+
+
 def restore(
     logits: Tensor,
     crop_info: CropInfo,
@@ -135,11 +153,11 @@ def restore(
     axis = slab_axis(crop_info.content_shape)
     planes_first = logits.movedim(1 + axis, 1)
     grid = SlabGrid(crop_info, axis, planes_first.shape[1])
-    content = np.empty(crop_info.content_shape, np.int16)
+    content = ContentArray(grid, np.int16)
     for slab in grid.slabs():
         label = decode(grid.channels(planes_first[:, slab.sources], slab))
-        np.moveaxis(content, axis, 0)[slab.first : slab.stop] = label.cpu().numpy()
-    return to_native(content, crop_info)
+        content.put(slab, label.cpu().numpy())
+    return to_native(content.array, crop_info)
 
 
 def slab_axis(content_shape: Sequence[int], slice_axis: int | None = None) -> int:

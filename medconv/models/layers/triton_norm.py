@@ -7,7 +7,6 @@ imported where they run: it is not installed everywhere, and its import takes a 
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
-from shutil import which
 from typing import Any
 
 import torch
@@ -15,13 +14,13 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from medconv.convs.parametrization import CHANNELS_LAST
+from medconv.utils.hardware import triton_missing
 
 _MAX_SAMPLES = 65535  # the third axis of a launch
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"  # on CPU tensors, for tests
-# Triton needs a C compiler where it runs.
-_HAS_COMPILER = _INTERPRETS or any((os.environ.get("CC"), which("gcc"), which("clang")))
-_HAS_TRITON = find_spec("triton") is not None and _HAS_COMPILER
+# The interpreter needs no compiler.
+_HAS_TRITON = find_spec("triton") is not None if _INTERPRETS else triton_missing() is None
 
 
 @dataclass(frozen=True)

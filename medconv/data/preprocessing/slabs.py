@@ -78,7 +78,8 @@ class SlabGrid:
     @property
     def planes_at_once(self) -> int:
         """Planes of a prediction that a slab needs, at most."""
-        return max(slab.sources.stop - slab.sources.start for slab in self.slabs())
+        planes: list[int] = [slab.sources.stop - slab.sources.start for slab in self.slabs()]
+        return max(planes)
 
     def channels(self, logits: Tensor, slab: Slab) -> Iterator[Tensor]:
         """One channel of the slab after the other.

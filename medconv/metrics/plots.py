@@ -1,29 +1,20 @@
 """Plots of image-level predictions: confusion, ROC, precision-recall, reliability, scatter.
 
-Only matplotlib's objects, not its global state, so that any thread may draw. Each picture is (height, width,
-3) uint8. Names come from files, so no text is parsed as a formula.
+Each picture is (height, width, 3) uint8.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from medconv.metrics import image_level
+from medconv.metrics import figures, image_level, threshold_curves
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_DPI = 100
 _MAX_CURVES = 10  # in one picture
 _MAX_COUNTED_NAMES = 15  # names up to which a matrix has its counts written in it
 _MAX_PANELS = 6  # numbers of a regression
-_PANELS_PER_ROW = 3
-_PANEL_INCHES = 4.0
-_MAX_LETTERS = 24  # of a name
 _UNIT_RANGE = (-0.01, 1.01)  # 0 to 1, with a margin for the line width
 
 
@@ -72,7 +63,7 @@ def _count_matrix(
 ) -> np.ndarray:
     """A matrix with counts in its cells; the colour is the share of the row."""
     cases_per_row = np.maximum(table.sum(1, keepdims=True), 1)
-    figure, axes = _figure(_matrix_inches(len(columns)), _matrix_inches(len(rows)))
+    figure, axes = figures.one_panel(figures.matrix_inches(len(columns)), figures.matrix_inches(len(rows)))
     axes.imshow(
         table / cases_per_row,
         cmap="Blues",
@@ -82,16 +73,16 @@ def _count_matrix(
     )
     axes.set_xticks(
         range(len(columns)),
-        map(_text, columns),
+        map(figures.text, columns),
         rotation=40,
         ha="right",
         fontsize=8,
     )
-    axes.set_yticks(range(len(rows)), map(_text, rows), fontsize=8)
+    axes.set_yticks(range(len(rows)), map(figures.text, rows), fontsize=8)
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
     if max(table.shape) <= _MAX_COUNTED_NAMES:
         _write_counts(axes, table, is_dark=table > 0.6 * cases_per_row)
-    return _pixels(figure)
+    return figures.pixels(figure)
 
 
 def _write_counts(
@@ -118,7 +109,7 @@ def roc(
     positive: np.ndarray,
 ) -> np.ndarray:
     """A curve per class (against all others) or label, at most ten. Shape: (cases, names)."""
-    figure, axes = _figure()
+    figure, axes = figures.one_panel()
     curves = list(zip(names, outputs.T, positive.T, strict=True))
     undefined = []
     for name, scores, is_positive in curves[:_MAX_CURVES]:
@@ -126,11 +117,11 @@ def roc(
         if area is None:
             undefined.append(name)
             continue
-        false_positive_rate, true_positive_rate = _roc_points(scores, is_positive)
+        false_positive_rate, true_positive_rate = threshold_curves.roc(scores, is_positive)
         axes.plot(
             false_positive_rate,
             true_positive_rate,
-            label=f" {_text(name)}, AUC {area:.3f}",
+            label=f" {figures.text(name)}, AUC {area:.3f}",
         )
     _plot_diagonal(axes, 0, 1)
     axes.set(
@@ -140,8 +131,8 @@ def roc(
         ylim=_UNIT_RANGE,
         title="ROC",
     )
-    _add_legend(axes, len(curves) - _MAX_CURVES, undefined)
-    return _pixels(figure)
+    figures.add_legend(axes, len(curves) - _MAX_CURVES, undefined)
+    return figures.pixels(figure)
 
 
 def precision_recall(
@@ -154,17 +145,17 @@ def precision_recall(
     A dotted line of the same colour is the share of positive cases: the precision of chance.
     Shape: (cases, names).
     """
-    figure, axes = _figure()
+    figure, axes = figures.one_panel()
     curves = list(zip(names, outputs.T, positive.T, strict=True))
     undefined = []
     for name, scores, is_positive in curves[:_MAX_CURVES]:
         if not is_positive.any() or not np.isfinite(scores).all():
             undefined.append(name)
             continue
-        precision, recall = _precision_recall_points(scores, is_positive)
+        precision, recall = threshold_curves.precision_recall(scores, is_positive)
         # the area of the steps, as in scikit-learn
         average_precision = float((np.diff(recall, prepend=0) * precision).sum())
-        label = f" {_text(name)}, AP {average_precision:.3f}"
+        label = f" {figures.text(name)}, AP {average_precision:.3f}"
         (line,) = axes.step([0, *recall], [precision[0], *precision], where="pre", label=label)
         axes.axhline(is_positive.mean(), color=line.get_color(), linestyle=":", linewidth=1)
     axes.set(
@@ -174,8 +165,8 @@ def precision_recall(
         ylim=_UNIT_RANGE,
         title="Precision and recall",
     )
-    _add_legend(axes, len(curves) - _MAX_CURVES, undefined)
-    return _pixels(figure)
+    figures.add_legend(axes, len(curves) - _MAX_CURVES, undefined)
+    return figures.pixels(figure)
 
 
 def reliability(curves: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> np.ndarray:
@@ -185,7 +176,7 @@ def reliability(curves: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> np.ndar
         curves: at most ten are drawn: name, probabilities (cases,), and whether each is right (cases,).
     """
     # the diagram is three times as high as the histogram
-    figure, (axes, histogram) = _figure(height_ratios=(3, 1))
+    figure, (axes, histogram) = figures.stacked(height_ratios=(3, 1))
     drawn_curves = curves[:_MAX_CURVES]
     for name, probabilities, right in drawn_curves:
         mean, share, counts = image_level.bins(probabilities, right)
@@ -195,7 +186,7 @@ def reliability(curves: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> np.ndar
             share[has_cases],
             marker="o",
             markersize=4,
-            label=f" {_text(name)}",
+            label=f" {figures.text(name)}",
         )
     all_probabilities = [probabilities for _, probabilities, _ in drawn_curves]
     histogram.hist(
@@ -216,8 +207,8 @@ def reliability(curves: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> np.ndar
         ylabel="cases",
         xlim=_UNIT_RANGE,
     )
-    _add_legend(axes, len(curves) - _MAX_CURVES, [])
-    return _pixels(figure)
+    figures.add_legend(axes, len(curves) - _MAX_CURVES, [])
+    return figures.pixels(figure)
 
 
 def scatter(
@@ -232,20 +223,14 @@ def scatter(
         lines: for each name slope and intercept of the true values over the predicted ones.
     """
     names = names[:_MAX_PANELS]
-    columns = min(_PANELS_PER_ROW, len(names))
-    rows = _panel_rows(len(names))
-    figure, panels = _figure(
-        _PANEL_INCHES * columns,
-        _PANEL_INCHES * rows,
-        panels=len(names),
-    )
+    figure, panels = figures.panel_grid(len(names))
     # a name without a line has None
     lines = [*lines, *[None] * len(names)]
     for axes, name, predicted, true, line in zip(panels, names, outputs.T, truth.T, lines, strict=False):
         is_finite = np.isfinite(predicted) & np.isfinite(true)
         _scatter_panel(axes, predicted[is_finite], true[is_finite], line)
-        axes.set(xlabel="truth", ylabel="predicted", title=_text(name))
-    return _pixels(figure)
+        axes.set(xlabel="truth", ylabel="predicted", title=figures.text(name))
+    return figures.pixels(figure)
 
 
 def _scatter_panel(
@@ -279,118 +264,3 @@ def _plot_diagonal(axes: Any, low: float, high: float) -> None:
         linestyle=":",
         linewidth=1,
     )
-
-
-def _roc_points(
-    scores: np.ndarray,
-    positive: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """False and true positive rate at each threshold, from the highest; equal scores share a threshold."""
-    false_positives, true_positives = _positives(scores, positive)
-    false_positives = np.concatenate([[0], false_positives])
-    true_positives = np.concatenate([[0], true_positives])
-    return false_positives / false_positives[-1], true_positives / true_positives[-1]
-
-
-def _precision_recall_points(
-    scores: np.ndarray,
-    positive: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Precision and recall at each threshold, from the highest; equal scores share a threshold."""
-    false_positives, true_positives = _positives(scores, positive)
-    precision = true_positives / (true_positives + false_positives)
-    return precision, true_positives / true_positives[-1]
-
-
-def _positives(
-    scores: np.ndarray,
-    positive: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of false and true positives at each distinct score, from the highest."""
-    order = np.argsort(-scores, kind="stable")
-    # cases of equal scores are on the same side of every threshold
-    is_last_of_score = np.append(np.diff(scores[order]) != 0, True)
-    ends = np.flatnonzero(is_last_of_score)
-    return np.cumsum(~positive[order])[ends], np.cumsum(positive[order])[ends]
-
-
-def _figure(
-    width: float = 5.0,
-    height: float = 4.6,
-    height_ratios: Sequence[int] = (),
-    panels: int = 0,
-) -> tuple[Figure, Any]:
-    """A figure with one panel, or with `panels`, three a row.
-
-    Args:
-        width: inches.
-        height: inches.
-        height_ratios: of panels below each other.
-    """
-    from matplotlib.figure import Figure  # takes half a second: only commands with plots import it
-
-    figure = Figure(
-        figsize=(width, height),
-        dpi=_DPI,
-        layout="constrained",
-    )
-    if height_ratios:
-        return figure, figure.subplots(len(height_ratios), 1, sharex=True, height_ratios=height_ratios)
-    if panels:
-        columns = min(_PANELS_PER_ROW, panels)
-        grid = figure.subplots(_panel_rows(panels), columns, squeeze=False).ravel()
-        # the last row may have empty panels
-        for axes in grid[panels:]:
-            axes.set_axis_off()
-        return figure, grid[:panels]
-    return figure, figure.subplots()
-
-
-def _panel_rows(panels: int) -> int:
-    return 1 + (panels - 1) // _PANELS_PER_ROW
-
-
-def _pixels(figure: Figure) -> np.ndarray:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas = FigureCanvasAgg(figure)
-    with warnings.catch_warnings():  # a letter that the font lacks is drawn as a box
-        warnings.simplefilter("ignore")
-        canvas.draw()
-    rgba = np.asarray(canvas.buffer_rgba())
-    return np.ascontiguousarray(rgba[..., :3])
-
-
-def _add_legend(
-    axes: Any,
-    hidden_curves: int,
-    undefined: Sequence[str],
-) -> None:
-    notes = []
-    if hidden_curves > 0:
-        notes.append(f"and {hidden_curves} more")
-    if undefined:
-        names = ", ".join(map(_text, undefined[:3]))
-        ellipsis = ", …" if len(undefined) > 3 else ""
-        notes.append(f"undefined: {names}{ellipsis}")
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, loc="best")
-    axes.text(
-        0.98,
-        0.02,
-        "\n".join(notes),
-        transform=axes.transAxes,
-        ha="right",
-        fontsize=8,
-    )
-
-
-def _matrix_inches(names: int) -> float:
-    return min(2.6 + 0.45 * names, 14.0)
-
-
-def _text(name: str) -> str:
-    """A name from a file: on one line, shortened, and not parsed as a formula."""
-    line = " ".join(str(name).split())
-    short = line if len(line) <= _MAX_LETTERS else line[: _MAX_LETTERS - 1] + "…"
-    return short.replace("$", r"\$")

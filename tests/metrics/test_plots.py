@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from helpers.image_level_outputs import FINDINGS, FOUR, NUMBERS, TWO, drawn
 
-from medconv.metrics import plots
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.multiclass import MulticlassTargets
 
@@ -39,22 +38,6 @@ def test_nan_outputs_give_pictures() -> None:
     for targets in (TWO, FINDINGS, NUMBERS):
         outputs, truth = drawn(targets, 5)
         assert targets.pictures(outputs * np.nan, truth)
-
-
-def test_equal_scores_share_a_step_of_the_curve() -> None:
-    """Scores 0.9 (with), 0.5 (one with and one without), 0.1 (without): two ways up, the middle one a
-    slope.
-    """
-    false, true = plots._roc_points(np.array([0.1, 0.9, 0.5, 0.5]), np.array([False, True, True, False]))
-    assert false.tolist() == [0, 0, 0.5, 1] and true.tolist() == [0, 0.5, 1, 1]
-
-
-def test_precision_and_recall_of_equal_scores() -> None:
-    """Scores 0.9 (with), 0.5 (one with and one without), 0.1 (without)."""
-    scores = np.array([0.1, 0.9, 0.5, 0.5])
-    precision, recall = plots._precision_recall_points(scores, np.array([False, True, True, False]))
-    assert precision.tolist() == [1, 2 / 3, 0.5]
-    assert recall.tolist() == [0.5, 1, 1]
 
 
 def test_right_predictions_are_dark_on_the_diagonal() -> None:

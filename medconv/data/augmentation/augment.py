@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from medconv.data.augmentation import intensity, spatial
-from medconv.data.augmentation.parameters import MOVES, Parameters, ParameterSampler
+from medconv.data.augmentation.parameter_sampler import ParameterSampler
+from medconv.data.augmentation.parameters import MOVES, Parameters
 from medconv.utils.hardware import to_device
 
 Images = Tensor | Sequence[Tensor]

@@ -14,7 +14,7 @@ from monai.transforms import Compose, Randomizable
 from monai.utils import convert_to_tensor
 from torch import Tensor
 
-from medconv.data.augmentation.parameters import mirrored_axes
+from medconv.data.augmentation.axes import mirrored_axes
 from medconv.data.random_streams import RandomStream, generator
 from medconv.utils.errors import ArgumentError, reason
 

@@ -1,31 +1,23 @@
 """The planner: decides every value that the config leaves open, and gives its reason."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import log2, prod, sqrt
-from statistics import median as middle
+from math import prod
+from statistics import median
 from typing import Any
 
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.normalisation import normalisation_for
-from medconv.planning import report, topology
-from medconv.planning.memory_model import GB, Budget, step_bytes
+from medconv.planning import report
+from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
+from medconv.planning.patch_search import PatchSearch, need_axes
 from medconv.planning.report import ReportRow
 from medconv.planning.resolution import coarser, keeps_structures, view_share
-from medconv.planning.sizes import Size, need_size
 from medconv.planning.spacing import across, median_shape, slice_axis, target_spacing
-from medconv.planning.topology import Network, rounded_up
-from medconv.utils.errors import Argument, ArgumentError
+from medconv.planning.topology import Network
+from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import size_text
-
-_MIN_EDGE = 16  # voxels; no axis of a patch is made smaller
-_MIN_BATCH = 2  # norms and the Dice loss need more than one sample
-_DATA_SHARE = 0.05  # largest share of all voxels in one batch; nnU-Net's rule against overfitting
-_IMAGE_LEVEL_ROOT = 4700  # image-level batch size: this, divided by the root of an image's voxels
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -80,61 +72,47 @@ def plan(
     """
     overrides = overrides or PlanOverrides()
     budget = budget or Budget()
-    if overrides.image_level and overrides.spatial_dims not in (None, fingerprint.spatial_dims):
-        raise ArgumentError(
-            "spatial_dims",
-            f" must be {fingerprint.spatial_dims} or null, as the network takes whole images and these are "
-            f"{fingerprint.spatial_dims}D, got {overrides.spatial_dims}",
-        )
-    axis = None
-    if not overrides.image_level:
-        axis = slice_axis(
-            fingerprint,
-            overrides.spatial_dims,
-            axis=overrides.slice_axis,
-            thick_as_slices=overrides.thick_as_slices,
-        )
+    axis = _slice_axis(fingerprint, overrides)
     images = fingerprint if axis is None else across(fingerprint, axis)
     names = normalisation_for(overrides.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))
-    num_outputs = num_outputs or len(fingerprint.class_voxels[0])
-    planner = _planner(images, overrides, budget, num_outputs)
-    network, patch = planner.network_and_patch()
-    native_spacing = planner.spacing
+    native_search = _search(images, overrides, budget, num_outputs or len(fingerprint.class_voxels[0]))
+    search = native_search
+    network, patch = search.network_and_patch()
     is_fixed = overrides.spacing_mm or overrides.patch_size or overrides.resize or overrides.image_level
     coarsens = budget.coarsens and not is_fixed
     if coarsens:
-        planner, network, patch = _coarsened(planner, images, network, patch)
-    spacing = planner.spacing
-    median = planner.median
+        search, network, patch = _coarsened(search, images, network, patch)
     # slices keep their own spacing
-    num_slices = 1 if axis is None else middle(shape[axis] for shape in fingerprint.shapes)
-    all_voxels = prod(median) * num_slices * len(fingerprint.shapes)
-    batch, batch_reason = planner.batch(network, patch, all_voxels)
-    needed_gb = planner.gb(network, patch, batch)
+    num_slices = 1 if axis is None else median(shape[axis] for shape in fingerprint.shapes)
+    all_voxels = prod(search.median) * num_slices * len(fingerprint.shapes)
+    batch, batch_reason = search.batch(network, patch, all_voxels)
     if warns:
-        planner.warn(patch, batch, needed_gb)
-    view = view_share(patch, median)
+        search.warn(network, patch, batch)
+    view = view_share(patch, search.median)
     grid = report.Grid(
-        spacing_mm=spacing,
-        native_spacing_mm=native_spacing,
+        spacing_mm=search.spacing,
+        native_spacing_mm=native_search.spacing,
         view_share=view,
         is_bounded=coarsens and view < 1,
     )
-    patch_reason = report.patch_reason(network, patch, median, grid, overrides)
     rows = [
         ("size", budget.size, budget.size_origin),
         ("dimensions", f"{images.spatial_dims}D", report.dims_reason(fingerprint, axis, overrides)),
-        ("spacing", f"{size_text(spacing, 4)} mm", report.spacing_reason(images, overrides, grid)),
-        ("patch", f"{size_text(patch, 4)} voxels", patch_reason),
+        ("spacing", f"{size_text(grid.spacing_mm, 4)} mm", report.spacing_reason(images, overrides, grid)),
+        (
+            "patch",
+            f"{size_text(patch, 4)} voxels",
+            report.patch_reason(network, patch, search.median, grid, overrides),
+        ),
         ("batch", str(batch), batch_reason),
-        *report.network_rows(network, patch, spacing, overrides),
+        *report.network_rows(network, patch, grid.spacing_mm, overrides),
         ("normalisation", ", ".join(names), report.normalisation_reason(modalities, overrides)),
-        ("memory", f"{needed_gb:.2g} of {budget.memory_gb:g} GB", report.memory_reason(budget)),
+        report.memory_row(search.gb(network, patch, batch), budget),
     ]
     return Plan(
         spatial_dims=images.spatial_dims,
         slice_axis=axis,
-        spacing_mm=spacing,
+        spacing_mm=search.spacing,
         patch_size=patch,
         batch_size=batch,
         strides=network.strides,
@@ -147,22 +125,43 @@ def plan(
     )
 
 
-def _planner(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_outputs: int) -> "_Planner":
+def _slice_axis(fingerprint: Fingerprint, overrides: PlanOverrides) -> int | None:
+    """The axis across which a 2D network takes slices; None: it takes whole images.
+
+    Raises: ArgumentError: dimensions that the images do not have.
+    """
+    if not overrides.image_level:
+        return slice_axis(
+            fingerprint,
+            overrides.spatial_dims,
+            axis=overrides.slice_axis,
+            thick_as_slices=overrides.thick_as_slices,
+        )
+    if overrides.spatial_dims not in (None, fingerprint.spatial_dims):
+        raise ArgumentError(
+            "spatial_dims",
+            f" must be {fingerprint.spatial_dims} or null, as the network takes whole images and these are "
+            f"{fingerprint.spatial_dims}D, got {overrides.spatial_dims}",
+        )
+    return None
+
+
+def _search(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_outputs: int) -> PatchSearch:
     """The search on the grid that the config sets, or else on that of the images."""
     spacing = target_spacing(images)
     if overrides.spacing_mm:
         spacing = tuple(float(mm) for mm in overrides.spacing_mm)
-    _need_axes("spacing_mm", spacing, images.spatial_dims)
-    median = median_shape(images, spacing)
+    need_axes("spacing_mm", spacing, images.spatial_dims)
+    shape = median_shape(images, spacing)
     if overrides.resize is not None:
-        _need_axes("resize", overrides.resize, images.spatial_dims)
+        need_axes("resize", overrides.resize, images.spatial_dims)
         if not overrides.spacing_mm:  # what the network sees
-            axes = zip(spacing, median, overrides.resize, strict=True)
+            axes = zip(spacing, shape, overrides.resize, strict=True)
             spacing = tuple(mm * edge / resized_edge for mm, edge, resized_edge in axes)
-        median = tuple(overrides.resize)
-    return _Planner(
+        shape = tuple(overrides.resize)
+    return PatchSearch(
         spacing=spacing,
-        median=median,
+        median=shape,
         overrides=overrides,
         budget=budget,
         num_channels=len(images.intensities),
@@ -171,211 +170,15 @@ def _planner(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_
 
 
 def _coarsened(
-    planner: "_Planner", images: Fingerprint, network: Network, patch: tuple[int, ...]
-) -> tuple["_Planner", Network, tuple[int, ...]]:
+    search: PatchSearch, images: Fingerprint, network: Network, patch: tuple[int, ...]
+) -> tuple[PatchSearch, Network, tuple[int, ...]]:
     """The finest grid on which a patch covers the median image, as far as the thinnest structure allows."""
-    view = view_share(patch, planner.median)
+    view = view_share(patch, search.median)
     while view < 1:
-        spacing = coarser(planner.spacing)
-        if not keeps_structures(spacing, planner.spacing, images.thickness_mm, view):
+        spacing = coarser(search.spacing)
+        if not keeps_structures(spacing, search.spacing, images.thickness_mm, view):
             break
-        planner = replace(planner, spacing=spacing, median=median_shape(images, spacing))
-        network, patch = planner.network_and_patch()
-        view = view_share(patch, planner.median)
-    return planner, network, patch
-
-
-@dataclass(frozen=True)
-class _Planner:
-    """The search for a patch and a batch that fit."""
-
-    spacing: tuple[float, ...]
-    median: tuple[int, ...]
-    overrides: PlanOverrides
-    budget: Budget
-    num_channels: int
-    num_classes: int
-
-    @property
-    def dims(self) -> int:
-        return len(self.spacing)
-
-    @property
-    def size(self) -> Size:
-        return need_size(self.budget.size)
-
-    @property
-    def memory_gb(self) -> float:
-        """The size's share of the budget."""
-        return self.budget.memory_gb * self.size.memory_share
-
-    @property
-    def min_batch(self) -> int:
-        return min(_MIN_BATCH, self.overrides.max_batch_size or _MIN_BATCH)
-
-    def gb(self, network: Network, patch: Sequence[int], batch: int) -> float:
-        return step_bytes(network, patch, batch, self.num_channels, self.num_classes, self.budget) / GB
-
-    def network_and_patch(self) -> tuple[Network, tuple[int, ...]]:
-        """The largest patch for which a batch fits: the median image, its axes reduced in turn.
-
-        Raises: ValueError: not even the smallest patch fits.
-        """
-        if self.overrides.patch_size is not None:
-            patch = tuple(self.overrides.patch_size)
-            _need_axes("patch_size", patch, self.dims)
-            return self._network_for(patch, exact=True)
-        if self.overrides.image_level:
-            return self._network_for(self.median)
-        batch_size = self.overrides.batch_size
-        batches = [batch_size] if batch_size else sorted({self.min_batch, 1}, reverse=True)
-        for batch in batches:
-            network, patch = self._shrunk_to_budget(batch)
-            if self.gb(network, patch, batch) <= self.budget.memory_gb:
-                return network, patch
-        raise ArgumentError(
-            "memory_gb",
-            f": the smallest patch, {size_text(patch, 4)} voxels, in a batch of {batch} takes "
-            f"some {self.gb(network, patch, batch):.2g} GB, the budget is {self.budget.memory_gb:g} "
-            f"({self.budget.origin}); perf=memory, a smaller ",
-            Argument("batch_size"),
-            " or fewer ",
-            Argument("channels"),
-            " help",
-        )
-
-    def _shrunk_to_budget(self, batch: int) -> tuple[Network, tuple[int, ...]]:
-        """The largest patch whose batch takes the size's share of the budget, or else the smallest patch."""
-        network, patch = self._network_for(topology.largest_patch(self.median, self.spacing))
-        while self.gb(network, patch, batch) > self.memory_gb:
-            smaller = self._smaller(patch)
-            if smaller is None:
-                break
-            network, patch = smaller
-        return network, patch
-
-    def _network_for(self, patch: Sequence[int], exact: bool = False) -> tuple[Network, tuple[int, ...]]:
-        """The network for a patch, and the patch rounded up to a multiple of its strides.
-
-        Args:
-            exact: the patch must be such a multiple already.
-        """
-        overrides = self.overrides
-        strides = self._strides(patch, exact)
-        num_stages = len(strides) + 1
-        if overrides.max_stages is not None and num_stages > overrides.max_stages:
-            raise ArgumentError(
-                "strides",
-                f"={overrides.strides} makes {num_stages} stages, ",
-                Argument("max_stages"),
-                f" allows {overrides.max_stages}",
-            )
-        kernel_sizes = topology.kernels(self.spacing, strides)
-        if overrides.kernel_sizes is not None:
-            kernel_sizes = topology.need_kernels(overrides.kernel_sizes, num_stages, self.dims)
-        channels = topology.widths(num_stages, self.dims, self.size)
-        if overrides.channels is not None:
-            channels = topology.need_channels(overrides.channels, num_stages)
-        encoder_convs = None
-        if overrides.residual_blocks is not None:
-            encoder_convs = topology.encoder_convs(overrides.residual_blocks, num_stages)
-        network = Network(
-            strides=strides,
-            kernel_sizes=kernel_sizes,
-            channels=channels,
-            encoder_convs=encoder_convs,
-            decoder_convs=overrides.decoder_convs,
-            divisible_by=overrides.divisible_by,
-        )
-        divisor = network.divisor(self.dims)
-        rounded = rounded_up(patch, divisor)
-        if exact and rounded != tuple(patch):
-            multiple = overrides.divisible_by
-            raise ArgumentError(
-                "patch_size",
-                f" must be divisible by {divisor} (",
-                Argument("strides" if multiple == 1 else "divisible_by"),
-                "" if multiple == 1 else f"={multiple}",
-                f"), got {list(patch)}",
-            )
-        return network, rounded
-
-    def _strides(self, patch: Sequence[int], exact: bool) -> topology.Steps:
-        """Those of the config, or else halvings for as many stages as its lists have values."""
-        overrides = self.overrides
-        if overrides.strides is not None:
-            return topology.need_strides(overrides.strides, self.dims)
-        per_stage = (overrides.channels, overrides.kernel_sizes, overrides.residual_blocks)
-        limits = [len(values) for values in per_stage if isinstance(values, (list, tuple))]
-        if overrides.max_stages is not None:
-            limits.append(overrides.max_stages)
-        # an empty list is no limit here; it is refused where the list is read
-        max_stages = min((limit for limit in limits if limit > 0), default=None)
-        return topology.halvings(patch, self.spacing, exact, max_stages)
-
-    def _smaller(self, patch: Sequence[int]) -> tuple[Network, tuple[int, ...]] | None:
-        """The next smaller patch along the axis that covers most of the median image; None if none fits."""
-        # the axis that covers the largest share of the median image first; of equal ones the first
-        axes = sorted(range(self.dims), key=lambda axis: (-patch[axis] / self.median[axis], axis))
-        for axis in axes:
-            for edge in range(patch[axis] - 1, _MIN_EDGE - 1, -1):
-                cut_patch = (*patch[:axis], edge, *patch[axis + 1 :])
-                try:
-                    network, rounded = self._network_for(cut_patch)
-                except ValueError:  # too small for as many stages as channels or kernel_sizes have
-                    break
-                if rounded[axis] < patch[axis] and prod(rounded) < prod(patch):
-                    return network, rounded
-        return None
-
-    def batch(self, network: Network, patch: Sequence[int], voxels: float) -> tuple[int, str]:
-        """Batch size, and the reason.
-
-        Args:
-            voxels: of all cases.
-        """
-        if self.overrides.batch_size is not None:
-            return self.overrides.batch_size, "data.batch_size"
-        first_gb = self.gb(network, patch, 1)
-        sample_gb = self.gb(network, patch, 2) - first_gb  # of each further sample
-        limits = {
-            "memory": int((self.budget.memory_gb - first_gb) // sample_gb) + 1,
-            f"{100 * _DATA_SHARE:g} % of all voxels": round(_DATA_SHARE * voxels / prod(patch)),
-        }
-        if self.overrides.max_batch_size is not None:
-            limits["plan.max_batch_size"] = self.overrides.max_batch_size
-        elif self.overrides.image_level:
-            limits["short runs need many steps"] = _image_level_batch(patch)
-        else:
-            limits["short runs need many steps"] = self.size.max_batch[self.dims]
-        if limits["memory"] < self.min_batch:
-            return 1, "memory holds no more"
-        reason = min(limits, key=lambda name: limits[name])
-        if limits[reason] < self.min_batch:
-            return self.min_batch, f"the least; {reason}: {limits[reason]}"
-        other_limits = ", ".join(f"{name}: {limit}" for name, limit in limits.items() if name != reason)
-        return limits[reason], f"{reason}; other limits: {other_limits}"
-
-    def warn(self, patch: Sequence[int], batch: int, needed_gb: float) -> None:
-        """Warn if a step does not fit: a patch size that the user sets is not changed."""
-        if needed_gb > self.budget.memory_gb:
-            log.warning(
-                "patch_size=[%s] in a batch of %d takes some %.2g GB, the budget is %g (%s)",
-                ",".join(map(str, patch)),
-                batch,
-                needed_gb,
-                self.budget.memory_gb,
-                self.budget.origin,
-            )
-
-
-def _image_level_batch(patch: Sequence[int]) -> int:
-    """A power of two from 2 to 128: 128 pictures of 28 x 28, 32 volumes of 28 x 28 x 28, 16 of 224 x 224."""
-    batch = 2 ** round(log2(_IMAGE_LEVEL_ROOT / sqrt(prod(patch))))
-    return int(min(128, max(2, batch)))
-
-
-def _need_axes(name: str, values: Sequence[float], spatial_dims: int) -> None:
-    if len(values) != spatial_dims or any(not 0 < v < float("inf") for v in values):
-        what = f"{spatial_dims} positive numbers, one per spatial axis"
-        raise ArgumentError(name, f" needs {what}, got {list(values)}")
+        search = replace(search, spacing=spacing, median=median_shape(images, spacing))
+        network, patch = search.network_and_patch()
+        view = view_share(patch, search.median)
+    return search, network, patch

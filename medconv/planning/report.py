@@ -199,7 +199,8 @@ def normalisation_reason(modalities: Sequence[str] | None, overrides: PlanOverri
     return f"modality {', '.join(modalities or ['MRI'])}"
 
 
-def memory_reason(budget: Budget) -> str:
+def memory_row(needed_gb: float, budget: Budget) -> ReportRow:
     mode = budget.activation_checkpointing
     checkpointing = "" if mode == "none" else f", activation_checkpointing={mode}"
-    return f"estimated for a step in {budget.precision}{checkpointing}; the budget: {budget.origin}"
+    reason = f"estimated for a step in {budget.precision}{checkpointing}; the budget: {budget.origin}"
+    return "memory", f"{needed_gb:.2g} of {budget.memory_gb:g} GB", reason

@@ -1,5 +1,5 @@
 """medconv/planning/planner.py: patch, batch and stages of datasets whose plan is known; values of the config
-are kept; every plan fits the memory.
+are kept.
 """
 
 import itertools
@@ -12,11 +12,10 @@ from helpers.plans import NNUNET, PUBLISHED, fingerprint, published, reason, sin
 
 from medconv.data.case import Case, Dataset
 from medconv.data.preprocessing.fingerprint import Fingerprint, check
-from medconv.planning.memory_model import Budget, step_bytes
+from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import Plan, plan
 from medconv.planning.spacing import target_spacing
-from medconv.planning.topology import Network
 
 # nnU-Net's 2D configurations: patch, number of stages.
 PUBLISHED_2D = {
@@ -85,17 +84,6 @@ def test_the_patch_is_the_median_image_in_mm() -> None:
     assert planned.spacing_mm == (1.25,) * 3 and planned.patch_size == (40,) * 3
 
 
-def test_more_memory_never_gives_less_and_every_plan_fits() -> None:
-    previous = (0, 0)
-    for gb in (1, 2, 4, 8, 16, 24, 48):
-        planned = plan(single_case((512, 512, 300), (0.8, 0.8, 1)), budget=Budget(gb))
-        network = Network(planned.strides, planned.kernel_sizes, planned.channels)
-        assert step_bytes(network, planned.patch_size, planned.batch_size, 1, 2, Budget(gb)) <= gb * 2**30
-        size = (prod(planned.patch_size), planned.batch_size)
-        assert size >= previous and max(planned.patch_size) <= 2 * min(planned.patch_size)
-        previous = size
-
-
 CONFIGURED: dict[str, tuple[Any, Any, str]] = {  # key: value of the config, planned without it, its row
     "spacing_mm": ((1.0, 1.0, 2.0), (1.0, 1.0, 1.0), "spacing"),
     "patch_size": ((32, 32, 32), (40, 56, 40), "patch"),
@@ -151,18 +139,6 @@ def test_a_batch_size_of_the_config_shrinks_the_patch() -> None:
     assert many.batch_size == 8 and prod(many.patch_size) < prod(PUBLISHED["liver"][5]) / 3
 
 
-def test_a_batch_is_never_larger_than_the_maximum() -> None:
-    """Six cases of 32^3 are less than 20 patches: 5 % of their voxels are no patch at all."""
-    few = fingerprint([(32,) * 3] * 6, [(1.0,) * 3] * 6)
-    assert (plan(few).batch_size, reason(plan(few), "batch")) == (2, "the least; 5 % of all voxels: 0")
-    assert plan(few, PlanOverrides(max_batch_size=1)).batch_size == 1
-
-
-def test_with_a_maximum_batch_of_one_the_patch_is_not_shrunk_for_two() -> None:
-    single, pair = (plan(published("liver"), PlanOverrides(max_batch_size=n), NNUNET) for n in (1, 2))
-    assert single.batch_size == 1 and prod(single.patch_size) > prod(pair.patch_size)
-
-
 def test_slices_are_counted_before_resampling() -> None:
     """9 volumes of 10 slices, most thicker than the target spacing, on which they would be 40; 5 % of 90
     slices are 4.5.
@@ -170,38 +146,6 @@ def test_slices_are_counted_before_resampling() -> None:
     volumes = fingerprint([(64, 64, 10)] * 9, [(1.0, 1.0, mm) for mm in (*[2.0] * 4, *[8.0] * 5)])
     assert target_spacing(volumes)[2] == 2.0
     assert plan(volumes, PlanOverrides(spatial_dims=2), NNUNET).batch_size == 4
-
-
-def test_a_patch_beyond_the_budget_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    plan(published("liver"), PlanOverrides(patch_size=[128, 128, 128]), NNUNET)
-    assert not caplog.records
-    plan(published("liver"), PlanOverrides(patch_size=[512, 512, 384]), NNUNET)
-    (record,) = caplog.records
-    assert "patch_size=[512,512,384] in a batch of 1 takes some" in record.getMessage()
-    assert "GB, the budget is 10 (" in record.getMessage()
-    plan(published("liver"), PlanOverrides(patch_size=[512, 512, 384]), NNUNET, warns=False)
-    assert len(caplog.records) == 1
-
-
-def test_the_batch_is_one_if_two_samples_do_not_fit() -> None:
-    data = single_case((16, 16, 16), (1, 1, 1))
-    planned = plan(data)
-    network = Network(planned.strides, planned.kernel_sizes, planned.channels)
-    first, second = (step_bytes(network, (16, 16, 16), n, 1, 2, Budget()) / 2**30 for n in (1, 2))
-    assert plan(data, budget=Budget(second)).batch_size == 2
-    tight = plan(data, budget=Budget(0.99 * second))
-    assert tight.patch_size == (16, 16, 16)
-    assert (tight.batch_size, reason(tight, "batch")) == (1, "memory holds no more")
-    assert plan(data, budget=Budget(first)).batch_size == 1
-    with pytest.raises(ValueError, match=r"the smallest patch, 16 x 16 x 16 voxels, in a batch of 1"):
-        plan(data, budget=Budget(0.99 * first))
-
-
-def test_a_small_budget_does_not_remove_stages_of_the_config() -> None:
-    planned = plan(published("liver"), PlanOverrides(channels=(8, 16, 24, 32)), Budget(0.2))
-    assert len(planned.channels) == 4 and min(planned.patch_size) < 64
-    with pytest.raises(ValueError, match=r"the smallest patch, 32 x 32 x 16 voxels, in a batch of 1"):
-        plan(published("liver"), PlanOverrides(channels=(8, 16, 24, 32)), Budget(0.001))
 
 
 @pytest.mark.parametrize(
@@ -218,38 +162,6 @@ def test_a_small_budget_does_not_remove_stages_of_the_config() -> None:
 def test_values_that_contradict_each_other_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         plan(single_case((36, 50, 35), (1, 1, 1)), PlanOverrides(**values))
-
-
-@pytest.mark.parametrize(
-    ("key", "axes"), [("spacing_mm", 3), ("patch_size", 3), ("spacing_mm", 2), ("patch_size", 2)]
-)
-@pytest.mark.parametrize("fault", ["too few", "too many", "zero", "negative"])
-def test_a_spacing_or_patch_without_one_positive_number_per_axis_is_refused(
-    key: str, axes: int, fault: str
-) -> None:
-    good = [16] * axes
-    values = {
-        "too few": good[1:],
-        "too many": [*good, 16],
-        "zero": [0, *good[1:]],
-        "negative": [*good[1:], -1],
-    }[fault]
-    data = single_case((36, 50, 35)[:axes], (1.0,) * axes)
-    with pytest.raises(
-        ValueError, match=rf"{key} needs {axes} positive numbers, one per spatial axis, got \["
-    ):
-        plan(data, PlanOverrides(**{key: values}))
-
-
-def test_a_budget_too_small_is_refused_with_the_memory_needed() -> None:
-    words = (
-        r"memory_gb: the smallest patch, 16 x 16 x 16 voxels, in a batch of 1 takes some "
-        r"0\.\d+ GB, the budget is 0.001"
-    )
-    with pytest.raises(ValueError, match=words):
-        plan(published("liver"), budget=Budget(0.001))
-    with pytest.raises(ValueError, match=r"in a batch of 500 takes some"):
-        plan(published("liver"), PlanOverrides(batch_size=500), Budget(0.1))
 
 
 @pytest.mark.parametrize(
@@ -306,12 +218,3 @@ def test_the_patch_is_what_the_network_can_divide() -> None:
         ValueError, match=r"divisible by \(32, 32, 32\) \(divisible_by=32\), got \[40, 64, 64\]"
     ):
         plan(data, PlanOverrides(divisible_by=32, patch_size=(40, 64, 64)))
-
-
-def test_residual_blocks_take_memory_and_bound_the_stages() -> None:
-    blocks = [1, 3, 4, 6, 6, 6]
-    residual = plan(published("liver"), PlanOverrides(residual_blocks=blocks, decoder_convs=1), NNUNET)
-    assert prod(residual.patch_size) < prod(plan(published("liver"), budget=NNUNET).patch_size)
-    assert len(plan(published("liver"), PlanOverrides(residual_blocks=[1, 3]), NNUNET).channels) == 2
-    with pytest.raises(ValueError, match=r"residual_blocks needs a number of 1 or more for each of 6"):
-        plan(published("liver"), PlanOverrides(residual_blocks=[1, 3, 4, 6, 6, 0]), NNUNET)

@@ -19,6 +19,7 @@ from omegaconf import MISSING
 from medconv.config.data_config import DataConfig
 from medconv.config.keys import Node, key
 from medconv.config.trainer_config import TrainerConfig
+from medconv.utils.precisions import MATMUL_PRECISIONS
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -115,7 +116,7 @@ class PerfConfig:
     matmul_precision: str = key(
         "high",
         "of fp32 on GPUs; high is TF32",
-        choices=("highest", "high", "medium"),
+        choices=MATMUL_PRECISIONS,
     )
     # several processes
     stop_sync_interval: int = key(

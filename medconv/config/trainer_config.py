@@ -9,6 +9,7 @@ from typing import Any, Literal
 from medconv.config.keys import key
 from medconv.config.value_types import is_plain
 from medconv.config.values import duration_seconds
+from medconv.utils.precisions import PRECISIONS
 
 # Arguments of Lightning's Trainer that are set elsewhere, and where.
 _ELSEWHERE = {
@@ -41,21 +42,7 @@ class TrainerConfig:
         "auto",
         "auto: bf16-mixed where the hardware is fast at it; null: perf=autotune measures it",
         accepts=str | int | None,
-        choices=(
-            "auto",
-            "bf16-mixed",
-            "16-mixed",
-            "32-true",
-            "64-true",
-            "bf16-true",
-            "16-true",
-            "transformer-engine",
-            "transformer-engine-float16",
-            "64",
-            "32",
-            "16",
-            "bf16",
-        ),
+        choices=PRECISIONS,
     )
     # length of the run
     max_time: str | None = key(

@@ -114,9 +114,9 @@ def check_selection(conv: Callable[..., Any], where: str | None, share: float) -
         raise ValueError(f"where must be a regular expression, got {where!r}: {error}") from error
     is_mirror = conv is Mirror or isinstance(conv, Mirror)
     if is_mirror and where is not None:
-        raise ValueError(f"conv=mirror converts the whole network, conv.where must be null, got {where!r}")
+        raise ValueError(f"Mirror converts the whole network, where must be None, got {where!r}")
     if is_mirror and share < 1:
-        raise ValueError(f"conv=mirror converts the whole network, conv.share must be 1, got {share}")
+        raise ValueError(f"Mirror converts the whole network, share must be 1, got {share}")
 
 
 def _swap_layers(

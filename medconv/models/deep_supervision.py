@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from medconv.convs import equivariant_head, mirror_axes
 from medconv.models.layers.blocks import conv_nd
+from medconv.utils.errors import ArgumentError
 
 
 class DeepSupervision(nn.Module):
@@ -22,7 +23,7 @@ class DeepSupervision(nn.Module):
         network: whose stages get heads.
         num_outputs: channels of each head.
     Raises:
-        ValueError: the network has no such stages.
+        ArgumentError: the network has no such stages.
     Source: Lee et al. 2015, arXiv:1409.5185; which stages, as in Isensee et al. 2021,
         doi:10.1038/s41592-020-01008-z.
     """
@@ -31,10 +32,10 @@ class DeepSupervision(nn.Module):
         super().__init__()
         if not getattr(network, "supports_deep_supervision", False):
             network_class = f"{type(network).__module__}.{type(network).__name__}"
-            raise ValueError(
-                "task.deep_supervision=true needs our own U-Net (model=customconv or resenc), got "
-                f"{network_class}; heads of their own have model=dynunet, mednext, unetplusplus "
-                "(model.deep_supervision=true) and segresnet_ds (model.dsdepth=3)"
+            raise ArgumentError(
+                "deep_supervision",
+                f"=true needs our own U-Net (customconv or resenc), got {network_class}; dynunet, mednext, "
+                "unetplusplus (deep_supervision=true) and segresnet_ds (dsdepth=3) have heads of their own",
             )
         head = conv_nd(len(network.divisor))
         # The network has the head of the finest stage. The decoder begins one stage above the coarsest, and

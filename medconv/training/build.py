@@ -47,6 +47,7 @@ _SWITCHES = (
 )
 
 
+@configs.arguments_as_keys("task")
 def build_task(
     config: RunConfig,
     record: Node,

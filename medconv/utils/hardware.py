@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from medconv.utils.errors import Argument, ArgumentError
+from medconv.utils.precisions import MATMUL_PRECISIONS, PRECISIONS
 
 log = logging.getLogger(__name__)
 # Messages of torch's CPU allocator, its shared memory, CUDA, cuBLAS and cuDNN that have no error class.
@@ -24,21 +25,6 @@ _NO_MEMORY = re.compile(
     "|_STATUS_ALLOC_FAILED"
 )
 # All of Lightning's, and `auto`.
-_PRECISIONS = (
-    "auto",
-    "bf16-mixed",
-    "16-mixed",
-    "32-true",
-    "64-true",
-    "bf16-true",
-    "16-true",
-    "transformer-engine",
-    "transformer-engine-float16",
-    "64",
-    "32",
-    "16",
-    "bf16",
-)
 # Parameters of glibc's `mallopt`: sizes from which an array has pages of its own, and from which free memory
 # goes back to the system.
 _MMAP_THRESHOLD = -3
@@ -69,8 +55,8 @@ def resolve_precision(precision: Any, accelerator: str) -> Any:
     Raises:
         ValueError: none of Lightning's, or fp16 on a CPU, which has no fast fp16 convolutions.
     """
-    if precision is not None and str(precision) not in _PRECISIONS:
-        raise ArgumentError("precision", f" must be {', '.join(_PRECISIONS)}, got {precision}")
+    if precision is not None and str(precision) not in PRECISIONS:
+        raise ArgumentError("precision", f" must be {', '.join(PRECISIONS)}, got {precision}")
     gpu = uses_gpu(accelerator)
     if not gpu and str(precision).startswith("16"):
         raise ArgumentError("precision", f"={precision} needs a GPU; on a CPU take bf16-mixed or 32-true")
@@ -217,8 +203,9 @@ def apply_backends(matmul_precision: str) -> None:
 
 
 def _set_matmul_precision(matmul_precision: str) -> None:
-    if matmul_precision not in ("highest", "high", "medium"):
-        raise ArgumentError("matmul_precision", f" must be highest, high or medium, got {matmul_precision!r}")
+    if matmul_precision not in MATMUL_PRECISIONS:
+        allowed = ", ".join(MATMUL_PRECISIONS)
+        raise ArgumentError("matmul_precision", f" must be one of {allowed}, got {matmul_precision!r}")
     torch.set_float32_matmul_precision(matmul_precision)
     torch.backends.cudnn.allow_tf32 = matmul_precision != "highest"
 

@@ -66,7 +66,8 @@ def test_with_few_stages_there_are_no_heads() -> None:
 def test_other_networks_are_refused_by_name() -> None:
     dynunet = DynUNet(2, 1, 3, [3] * 3, [1, 2, 2], [2, 2], filters=[4, 6, 8])
     with pytest.raises(
-        ValueError, match=r"needs our own U-Net.*DynUNet; heads of their own have model=dynunet, mednext"
+        ValueError,
+        match=r"^deep_supervision=true needs our own U-Net.*DynUNet; dynunet, mednext.* have heads of their own",
     ):
         DeepSupervision(dynunet, 3)
 

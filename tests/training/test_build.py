@@ -10,6 +10,7 @@ from helpers import tiny
 
 from medconv.config import ConfigError
 from medconv.inference.load import load
+from medconv.models.unet import UNet
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,18 @@ def test_sync_batchnorm_reaches_the_switches(
     with caplog.at_level(logging.INFO, "medconv"):
         tiny.train(kidneys, tmp_path / "run", *settings)
     assert "batch norms stay as they are" in caplog.text
+
+
+class WithoutStages(UNet):
+    """A network that only returns its last stage."""
+
+    supports_deep_supervision = False
+
+
+def test_heads_for_a_network_without_stages_are_an_error_about_the_key(kidneys: Path, tmp_path: Path) -> None:
+    settings = [f"model._target_={__name__}.WithoutStages", "task.deep_supervision=true"]
+    with pytest.raises(ConfigError, match=r"^task\.deep_supervision=true needs our own U-Net"):
+        tiny.train(kidneys, tmp_path / "run", *settings)
 
 
 @pytest.mark.parametrize("more", [[], ["data.spatial_dims=2"]])

@@ -73,7 +73,9 @@ def test_backends_set_the_matmul_precision() -> None:
         assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("highest", False)
         apply_backends("high")
         assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("high", True)
-        with pytest.raises(ValueError, match=r"matmul_precision must be highest, high or medium, got 'low'"):
+        with pytest.raises(
+            ValueError, match=r"matmul_precision must be one of highest, high, medium, got 'low'"
+        ):
             apply_backends("low")
     finally:
         torch.set_float32_matmul_precision(before[0])

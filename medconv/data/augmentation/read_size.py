@@ -21,9 +21,10 @@ def rotated_half(
         rotates: the axes that may be rotated; bool.
     """
     half = np.array(patch_size) / 2
+    spacing = np.array(spacing_mm)
     distance = half.copy()
     for axis, partner in permutations(np.flatnonzero(rotates), 2):
-        partner_half = half[partner] * spacing_mm[partner] / spacing_mm[axis]  # in voxels of `axis`
+        partner_half = half[partner] * spacing[partner] / spacing[axis]  # in voxels of `axis`
         # The corner is farthest where it comes to lie on the axis.
         angle = min(np.deg2rad(rotation_deg), np.arctan2(partner_half, half[axis]))
         rotated = half[axis] * np.cos(angle) + partner_half * np.sin(angle)

@@ -89,6 +89,11 @@ def _add_segmentation(group: Group) -> None:
         metavar="IOU",
         help="add lesion-wise metrics; lesions match at this intersection over union or more, default 0.5",
     )
+    group.add_argument(
+        "--centreline",
+        action="store_true",
+        help="add clDice, the share of centrelines that is right: for vessels and other thin structures",
+    )
 
 
 def _add_image_level(group: Group) -> None:

@@ -13,6 +13,7 @@ from medconv.evaluation import arrays, image_level, labels, segmentation
 from medconv.evaluation.evaluate import Evaluation, table_path
 from medconv.evaluation.segmentation_results import class_rows
 from medconv.evaluation.segmentation_summary import columns_of
+from medconv.metrics.segmentation_metrics import MetricSelection
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import ArgumentError
 
@@ -55,6 +56,7 @@ def evaluate(
     targets: SegmentationTargets | Sequence[str] | None = None,
     tolerance_mm: float | Mapping[str, float] = 1.0,
     lesion_iou: float | None = None,
+    centreline: bool = False,
     workers: int = 1,
 ) -> ScoreTable:
     """Scores of predictions against references, the same numbers as `medconv evaluate` gives.
@@ -70,6 +72,7 @@ def evaluate(
             on; None: each label value is a class. Files say it themselves.
         tolerance_mm: of the surface Dice, for all classes, or a dictionary by class; others have 1 mm.
         lesion_iou: also lesion-wise scores; lesions match from this intersection over union on.
+        centreline: also clDice, for thin structures.
         workers: files measured at once.
     Raises:
         ValueError: predictions without a reference, or that cannot be measured; names them.
@@ -78,11 +81,12 @@ def evaluate(
     """
     if lesion_iou is not None and not 0 < lesion_iou <= 1:
         raise ArgumentError("lesion_iou", f" must be above 0 and at most 1, got {lesion_iou}")
+    selection = MetricSelection(lesion_iou, centreline)
     tolerances = _tolerances(tolerance_mm)
     if isinstance(predictions, (str, Path)) and isinstance(references, (str, Path)):
         if spacing_mm is not None or targets is not None:
             raise ArgumentError("spacing_mm", " and targets are for arrays; files have their own")
-        return _of_files(Path(predictions), Path(references), tolerances, lesion_iou, workers)
+        return _of_files(Path(predictions), Path(references), tolerances, selection, workers)
     if isinstance(predictions, (str, Path)) or isinstance(references, (str, Path)):
         raise ArgumentError("references", " and predictions must both be files, or both be arrays")
     if spacing_mm is None:
@@ -93,9 +97,9 @@ def evaluate(
         spacing_mm,
         targets,
         tolerances,
-        lesion_iou,
+        selection,
     )
-    columns = columns_of(lesion_iou)
+    columns = columns_of(selection)
     header = ["case", "class", *columns]
     rows = class_rows(result["cases"], result["per_class"], columns)
     return ScoreTable(
@@ -109,7 +113,7 @@ def _of_files(
     predictions: Path,
     references: Path,
     tolerances: Mapping[str | None, float],
-    lesion_iou: float | None,
+    selection: MetricSelection,
     workers: int,
 ) -> ScoreTable:
     if references.suffix == ".csv":
@@ -118,7 +122,7 @@ def _of_files(
         predictions,
         references,
         tolerance_mm=tolerances,
-        lesion_iou=lesion_iou,
+        selection=selection,
         workers=workers,
     )
     return ScoreTable.of(evaluation)

@@ -9,6 +9,7 @@ from medconv.data.case import Grid
 from medconv.evaluation import labels, segmentation_summary
 from medconv.evaluation.segmentation_summary import CaseRow
 from medconv.metrics.segmentation import measure
+from medconv.metrics.segmentation_metrics import MetricSelection
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import ArgumentError
@@ -25,7 +26,7 @@ def evaluate(
     spacing_mm: Spacing,
     targets: SegmentationTargets | Sequence[str] | None = None,
     tolerance_mm: Mapping[str | None, float] | None = None,
-    lesion_iou: float | None = None,
+    selection: MetricSelection | None = None,
 ) -> dict[str, Any]:
     """Measure each prediction against the reference of the same case.
 
@@ -38,7 +39,7 @@ def evaluate(
         targets: what the label values mean: a model's `targets`, or names of the classes from label value 0,
             the background, on; None: each value is a class.
         tolerance_mm: of the surface Dice, by class; None stands for all other classes.
-        lesion_iou: overlap from which lesions match; None: they are not measured.
+        selection: further metrics; None: none.
     Returns:
         `mean`, `per_class`, `statistics` and `cases`, as `segmentation.evaluate` has them.
     Raises:
@@ -55,9 +56,9 @@ def evaluate(
     for case, array in predictions.items():
         prediction, reference = _pair(case, array, _of_case(references, case, "references"), targets)
         grid = _grid(reference.shape, np.ndim(array), spacing_mm, case)
-        scores = measure(prediction, reference, grid, targets, tolerances, lesion_iou)
+        scores = measure(prediction, reference, grid, targets, tolerances, selection)
         rows.append({"case": case, **scores})
-    return segmentation_summary.described(rows, targets.names, lesion_iou)
+    return segmentation_summary.described(rows, targets.names, selection or MetricSelection())
 
 
 def by_case(arrays: np.ndarray | Sequence[np.ndarray] | LabelMaps) -> LabelMaps:

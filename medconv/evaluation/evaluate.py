@@ -19,6 +19,7 @@ from medconv.evaluation import image_level, labels, segmentation
 from medconv.evaluation.rendering import training_notes
 from medconv.inference.manifest import MANIFEST
 from medconv.inference.output_table import TABLE
+from medconv.metrics.segmentation_metrics import MetricSelection
 from medconv.utils.atomic_io import write_text
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import shown, some, start_logging
@@ -103,7 +104,7 @@ def _label_map_evaluation(options: argparse.Namespace) -> Callable[[], Evaluatio
         tolerance_mm=labels.tolerances(options.tolerance_mm),
         workers=options.workers,
         images=options.images,
-        lesion_iou=options.lesions,
+        selection=MetricSelection(options.lesions, options.centreline),
         annotated=options.annotated,
     )
 
@@ -114,12 +115,13 @@ def _table_evaluation(options: argparse.Namespace) -> Callable[[], Evaluation]:
         options.references is not None
         or bool(options.tolerance_mm)
         or options.lesions is not None
+        or options.centreline
         or bool(options.annotated)
     )
     if options.labels is None or has_label_map_options:
         raise ValueError(
             f"predictions {options.predictions}: image-level predictions are measured against labels, a "
-            "table (.csv), without references, tolerance, lesions and annotated classes"
+            "table (.csv), without references, tolerance, lesions, centreline and annotated classes"
         )
     if options.split_column is not None and options.split is None:
         raise ValueError(f"split column {options.split_column}: has no effect without a split")

@@ -1,7 +1,7 @@
 """Predicted against reference label maps: the metrics of every case, and their statistics per class."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from medconv.evaluation.segmentation_results import LabelMapEvaluation
 from medconv.evaluation.segmentation_summary import CaseRow, columns_of
 from medconv.evaluation.stated_spacing import agreed_spacing, stated_grid
 from medconv.metrics.segmentation import measure
+from medconv.metrics.segmentation_metrics import MetricSelection
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.threads import each
 
@@ -52,12 +53,12 @@ class _Settings:
 
     Args:
         tolerances: of the surface Dice in mm, by class; None stands for all other classes.
-        lesion_iou: overlap from which lesions match; None: they are not measured.
+        selection: further metrics.
         annotated: such as `siteA_*=liver`: other classes are undefined in these cases.
     """
 
     tolerances: Mapping[str | None, float]
-    lesion_iou: float | None
+    selection: MetricSelection
     annotated: Sequence[str]
 
 
@@ -68,7 +69,7 @@ def evaluate(
     tolerance_mm: Mapping[str | None, float] | None = None,
     workers: int = 1,
     images: Path | None = None,
-    lesion_iou: float | None = None,
+    selection: MetricSelection | None = None,
     annotated: Sequence[str] = (),
 ) -> LabelMapEvaluation:
     """Measure every prediction against the reference of the same case id.
@@ -80,13 +81,13 @@ def evaluate(
         tolerance_mm: of the surface Dice, by class; None stands for all other classes.
         workers: cases measured at once.
         images: their folder; None: see `overlays.images_of`.
-        lesion_iou: overlap from which lesions match; None: they are not measured.
+        selection: further metrics; None: none.
         annotated: such as `siteA_*=liver`: other classes are undefined in these cases.
     Raises:
         ValueError: a folder without label maps, predictions without a reference, or label maps that cannot
             be measured; names all.
     """
-    settings = _Settings(tolerance_mm or {}, lesion_iou, annotated)
+    settings = _Settings(tolerance_mm or {}, selection or MetricSelection(), annotated)
     prediction_sets = _prediction_sets(predictions, compare)
     reference_set = _reference_set(references, prediction_sets)
     targets = labels.agreed_targets(
@@ -231,7 +232,7 @@ class _CaseMeasurement:
             stated_grid(grid, self.stated_spacing, case),
             targets,
             tolerance_mm=labels.tolerance_of(self.settings.tolerances, targets.names),
-            lesion_iou=self.settings.lesion_iou,
+            selection=self.settings.selection,
         )
         return {"case": case, **scores}
 
@@ -276,7 +277,7 @@ def _drop_not_annotated(
             if row["case"] not in annotated:
                 continue
             names = annotated[row["case"]]
-            for column in columns_of(settings.lesion_iou):
+            for column in columns_of(settings.selection):
                 scores = row[column]
                 row[column] = {n: scores.get(n) if n in names else None for n in targets.names}
 
@@ -290,7 +291,7 @@ def _result(
 ) -> dict[str, Any]:
     """The content of the JSON file."""
     summaries = [
-        segmentation_summary.summarize(predictions.path, rows, targets.names, settings.lesion_iou)
+        segmentation_summary.summarize(predictions.path, rows, targets.names, settings.selection)
         for predictions, rows in zip(prediction_sets, rows_of_sets, strict=True)
     ]
     first = prediction_sets[0]
@@ -299,7 +300,7 @@ def _result(
         "references": str(references.path),
         "targets": targets.plain(),
         "tolerance_mm": labels.tolerance_of(settings.tolerances, targets.names),
-        "lesion_iou": settings.lesion_iou,
+        **asdict(settings.selection),
         "without_prediction": sorted(set(references.files) - set(first.files)),
     }
     result |= _quality(first, summaries[0]["cases"], targets.names)
@@ -308,7 +309,7 @@ def _result(
         result["comparison"] = segmentation_summary.compare(
             summaries[0],
             summaries[1],
-            settings.lesion_iou,
+            settings.selection,
         )
     return result
 

@@ -7,9 +7,10 @@ from typing import Any
 from medconv.evaluation import predicted_quality, rendering
 from medconv.evaluation.distributions import Series, distribution
 from medconv.evaluation.overlays import case_png
+from medconv.evaluation.segmentation_summary import selection_of
 from medconv.metrics import visualization
 from medconv.metrics.dice import mean
-from medconv.metrics.segmentation import Metric, metrics_of
+from medconv.metrics.segmentation_metrics import Metric
 from medconv.targets.segmentation import SegmentationTargets
 
 _WORST_CASES = 6
@@ -36,7 +37,7 @@ def write_report(
         images: case to image, for cases that have one.
     """
     targets = SegmentationTargets.from_plain(result["targets"])
-    metrics = metrics_of(result["lesion_iou"])
+    metrics = selection_of(result).metrics
     charts = []
     for metric in metrics:
         series = _series(result, metric)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from medconv.evaluation.rendering import plain_number
 from medconv.evaluation.segmentation_report import write_report
-from medconv.evaluation.segmentation_summary import CaseRow, columns_of
+from medconv.evaluation.segmentation_summary import CaseRow, columns_of, selection_of
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class LabelMapEvaluation:
         result: the content of the JSON file: `mean` (metric to value), `per_class` (class to metric to mean),
             `statistics` (class to metric to what `statistics.describe` returns), `cases` (one row each:
             metric to class to value), `train_cases` (those that the network was trained on),
-            `without_prediction` (references without a prediction), `tolerance_mm`, `lesion_iou`; with
-            `compare` also `compare` (the same for the other predictions) and `comparison`; with predicted
-            quality beside the predictions, `quality`.
+            `without_prediction` (references without a prediction), `tolerance_mm`, `lesion_iou`,
+            `centreline`; with `compare` also `compare` (the same for the other predictions) and `comparison`;
+            with predicted quality beside the predictions, `quality`.
         files: case to its reference, its prediction and, with `compare`, its other prediction.
         images: case to image, for cases that have one.
     """
@@ -32,7 +32,7 @@ class LabelMapEvaluation:
 
     def csv_rows(self) -> Iterator[Sequence[Any]]:
         """The header, then a row per case and class (with `compare`, of both sets)."""
-        columns = columns_of(self.result["lesion_iou"])
+        columns = columns_of(selection_of(self.result))
         yield ["predictions", "case", "class", *columns]
         # `compare` has the same keys as the whole result
         summaries = [self.result]
@@ -59,6 +59,8 @@ class LabelMapEvaluation:
         titles = f"{'Dice':>7} {'sd':>7} {'NSD':>7} {'HD95 mm':>8} {'ASD mm':>7} {'volume %':>8}"
         if self.result["lesion_iou"] is not None:
             titles += f" {'lesion F1':>9} {'PQ':>7}"
+        if self.result["centreline"]:
+            titles += f" {'clDice':>7}"
         return titles
 
     def _quality_lines(self) -> list[str]:
@@ -121,4 +123,6 @@ def _cells(values: Mapping[str, float | None], sd: float | None) -> str:
     if "lesion_f1" in values:
         cells.append((values["lesion_f1"], 4, 9))
         cells.append((values["panoptic_quality"], 4, 7))
+    if "cldice" in values:
+        cells.append((values["cldice"], 4, 7))
     return " ".join(f"{plain_number(value, digits):>{width}}" for value, digits, width in cells)

@@ -8,27 +8,33 @@ from medconv.data.datasets.patterns import home
 from medconv.evaluation import labels
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics import statistics
-from medconv.metrics.segmentation import VOLUMES, Metric, metrics_of
+from medconv.metrics.segmentation import VOLUMES
+from medconv.metrics.segmentation_metrics import Metric, MetricSelection
 
 CaseRow = dict[str, Any]  # `case`, and metric to class to value
 
 
-def columns_of(lesion_iou: float | None) -> list[str]:
+def columns_of(selection: MetricSelection) -> list[str]:
     """Metrics and volumes, as a case's row has them."""
-    metric_names = [metric.name for metric in metrics_of(lesion_iou)]
+    metric_names = [metric.name for metric in selection.metrics]
     return [*metric_names, *VOLUMES]
+
+
+def selection_of(result: Mapping[str, Any]) -> MetricSelection:
+    """The metrics that the content of a JSON file has."""
+    return MetricSelection(result["lesion_iou"], result["centreline"])
 
 
 def summarize(
     predictions: Path,
     rows: Sequence[CaseRow],
     names: Sequence[str],
-    lesion_iou: float | None,
+    selection: MetricSelection,
 ) -> dict[str, Any]:
     """The results of one set of predictions; a class that a case's row does not have is undefined there."""
     return {
         "predictions": str(predictions),
-        **described(rows, names, lesion_iou),
+        **described(rows, names, selection),
         "train_cases": labels.train_cases(home(predictions), [row["case"] for row in rows]),
     }
 
@@ -36,16 +42,16 @@ def summarize(
 def described(
     rows: Sequence[CaseRow],
     names: Sequence[str],
-    lesion_iou: float | None,
+    selection: MetricSelection,
 ) -> dict[str, Any]:
     """`mean`, `per_class`, `statistics` and `cases` of the rows of cases, see `LabelMapEvaluation`.
 
     Args:
         rows: one per case; a class that a row does not have is undefined there.
         names: of the classes.
-        lesion_iou: overlap from which lesions match; None: they are not measured.
+        selection: which metrics the rows have beside the usual ones.
     """
-    columns = columns_of(lesion_iou)
+    columns = columns_of(selection)
     cases = [_with_all_classes(row, names, columns) for row in rows]
     statistics_by_class = {name: _statistics(cases, name, columns) for name in names}
     per_class = {
@@ -68,7 +74,7 @@ def described(
 def compare(
     first: Mapping[str, Any],
     second: Mapping[str, Any],
-    lesion_iou: float | None,
+    selection: MetricSelection,
 ) -> dict[str, Any]:
     """Class to metric to what `statistics.paired` returns, over the cases of both, with `p_holm`:
     corrected over the classes.
@@ -88,7 +94,7 @@ def compare(
     if not pairs:
         raise ValueError(f"compare {second['predictions']}: no case that {first['predictions']} has too")
     comparison: dict[str, Any] = {name: {} for name in first["per_class"]}
-    for metric in metrics_of(lesion_iou):
+    for metric in selection.metrics:
         tests = {name: _paired_test(pairs, metric, name) for name in comparison}
         # one family of tests per metric
         p_values = {name: test["p"] for name, test in tests.items()}

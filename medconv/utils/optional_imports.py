@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 
-def needed(package: str, extra: str, purpose: str, path: Path) -> Any:
+def needed(package: str, extra: str, purpose: str, path: Path | None = None) -> Any:
     """Import a package.
 
     Args:
         extra: of medconv that has the package.
         purpose: what needs the package, such as "reading DICOM".
-        path: the file that needs it.
+        path: the file that needs it; None: no single file does.
 
     Raises:
         ValueError: it is not installed; the message says how to install it.
@@ -19,6 +19,5 @@ def needed(package: str, extra: str, purpose: str, path: Path) -> Any:
     try:
         return import_module(package)
     except ImportError as error:
-        raise ValueError(
-            f"{path}: {purpose} needs the package {package}: pip install 'medconv[{extra}]'"
-        ) from error
+        subject = f"{path}: {purpose}" if path else purpose
+        raise ValueError(f"{subject} needs the package {package}: pip install 'medconv[{extra}]'") from error

@@ -7,6 +7,7 @@ import pytest
 from helpers.label_maps import folders, label_of
 
 from medconv.evaluation import arrays, segmentation
+from medconv.metrics.segmentation_metrics import MetricSelection
 from medconv.targets.label_map import LabelMapTargets
 
 PREDICTIONS = {"a": label_of(10, 20), "b": label_of(5, 6), "c": label_of(4)}
@@ -14,14 +15,14 @@ REFERENCES = {"a": label_of(12, 16), "b": label_of(5, 6), "c": label_of(0, 3), "
 SPACING_MM = (1, 2, 3)  # of `folders`
 
 
-@pytest.mark.parametrize("lesion_iou", [None, 0.5])
-def test_scores_are_those_of_files(tmp_path: Path, lesion_iou: float | None) -> None:
+@pytest.mark.parametrize("selection", [MetricSelection(), MetricSelection(lesion_iou=0.5, centreline=True)])
+def test_scores_are_those_of_files(tmp_path: Path, selection: MetricSelection) -> None:
     tolerance_mm: dict[str | None, float] = {None: 2, "1": 0.5}
     of_files = segmentation.evaluate(
-        *folders(tmp_path, PREDICTIONS, REFERENCES), tolerance_mm=tolerance_mm, lesion_iou=lesion_iou
+        *folders(tmp_path, PREDICTIONS, REFERENCES), tolerance_mm=tolerance_mm, selection=selection
     ).result
     result = arrays.evaluate(
-        PREDICTIONS, REFERENCES, SPACING_MM, tolerance_mm=tolerance_mm, lesion_iou=lesion_iou
+        PREDICTIONS, REFERENCES, SPACING_MM, tolerance_mm=tolerance_mm, selection=selection
     )
     assert result == {key: of_files[key] for key in ("mean", "per_class", "statistics", "cases")}
 

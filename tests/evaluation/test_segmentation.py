@@ -16,6 +16,7 @@ from PIL import Image
 from medconv.evaluation import segmentation
 from medconv.evaluation.evaluate import table, write
 from medconv.inference.manifest import MANIFEST
+from medconv.metrics.segmentation_metrics import MetricSelection
 from medconv.targets.label_map import LabelMapTargets
 
 
@@ -209,7 +210,9 @@ def test_lesions_are_in_the_table_the_files_and_the_report(tmp_path: Path) -> No
     """Of two cases one lesion each; the one that is missed has 0 in all scores, the other is found by 0.4."""
     true_labels = {"a": label_of(10), "b": label_of(10)}
     predictions, references = folders(tmp_path, {"a": label_of(4), "b": label_of(2)}, true_labels)
-    evaluation = segmentation.evaluate(predictions, references, predictions, lesion_iou=0.3)
+    evaluation = segmentation.evaluate(
+        predictions, references, predictions, selection=MetricSelection(lesion_iou=0.3)
+    )
     result = evaluation.result
     assert result["lesion_iou"] == 0.3
     assert [row["lesion_f1"] for row in result["cases"]] == [{"1": 1.0}, {"1": 0.0}]
@@ -226,6 +229,18 @@ def test_lesions_are_in_the_table_the_files_and_the_report(tmp_path: Path) -> No
     without = segmentation.evaluate(predictions, references)
     assert without.result["lesion_iou"] is None and "Lesion" not in without.page()
     assert "lesion_f1" not in without.result["mean"]
+
+
+def test_centrelines_are_in_the_table_the_files_and_the_report(tmp_path: Path) -> None:
+    true_labels = {"a": label_of(10), "b": label_of(10)}
+    predictions, references = folders(tmp_path, {"a": label_of(10), "b": label_of(0)}, true_labels)
+    evaluation = segmentation.evaluate(predictions, references, selection=MetricSelection(centreline=True))
+    assert evaluation.result["centreline"] is True
+    assert [row["cldice"]["1"] for row in evaluation.result["cases"]] == [1.0, 0.0]
+    header, row, *_ = (line.split() for line in table(evaluation).splitlines())
+    assert header[-2:] == ["clDice", "cases"] and row[-2:] == ["0.5000", "2"]
+    assert "clDice" in evaluation.page()
+    assert "clDice" not in segmentation.evaluate(predictions, references).page()
 
 
 def test_predictions_and_references_by_pattern(tmp_path: Path) -> None:

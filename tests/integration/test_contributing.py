@@ -18,7 +18,7 @@ import pytest
 from helpers import tiny
 
 from medconv.data.io.formats import FORMATS
-from medconv.metrics.segmentation import METRICS
+from medconv.metrics.segmentation_metrics import METRICS
 from medconv.targets import KINDS
 
 TEXT = (tiny.ROOT / "CONTRIBUTING.md").read_text()

@@ -1,4 +1,4 @@
-"""Every code block of README.md, docs/get-started.md and docs/python.md runs, on tiny data in the place of
+"""Every code block of README.md and of the pages for a first hour runs, on tiny data in the place of
 `/data`, and so do the notebooks; a block that does not has a comment above it that says why.
 """
 
@@ -20,7 +20,7 @@ import medconv
 from medconv.config.python_values import as_override
 from medconv.training import api
 
-PAGES = ("README.md", "docs/get-started.md", "docs/python.md")
+PAGES = ("README.md", "docs/get-started.md", "docs/python.md", "docs/own-convolution.md")
 BLOCK = re.compile(r"(<!-- not run by tests: [^>]+ -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
 BLOCKS = [(page, *found) for page in PAGES for found in BLOCK.findall((tiny.ROOT / page).read_text())]
 SHELL = [(page, text) for page, reason, language, text in BLOCKS if language == "bash" and not reason]

@@ -28,7 +28,16 @@ __all__ = ["compose", "evaluate", "list_options", "load", "prepare", "train"]
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'medconv' has no attribute {name!r}")
-    value = getattr(import_module(_MODULES[name]), name)
+    try:
+        module = import_module(_MODULES[name])
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        raise ModuleNotFoundError(
+            f"medconv.{name} needs the package {package}: pip install medconv, without --no-deps; "
+            "medconv.convs needs torch alone",
+            name=error.name,
+        ) from error
+    value = getattr(module, name)
     # The next access finds it here.
     globals()[name] = value
     return value

@@ -145,3 +145,22 @@ def test_the_convolutions_import_torch_alone() -> None:
                 used.add(node.module.split(".")[0])
 
     assert used - set(sys.stdlib_module_names) <= {"torch", "medconv"}
+
+
+WITHOUT_HYDRA = """
+import sys
+sys.modules["hydra"] = None
+import medconv
+import medconv.convs
+try:
+    medconv.train
+except ModuleNotFoundError as error:
+    print(error)
+"""
+
+
+def test_with_torch_alone_there_are_layers_and_what_training_needs_is_named() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    command = [sys.executable, "-c", WITHOUT_HYDRA]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("medconv.train needs the package hydra: pip install medconv, without")

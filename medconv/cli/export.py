@@ -5,7 +5,7 @@ from pathlib import Path
 from medconv.cli.parsers import Group, Parser, add_trust
 
 # The same as in medconv/export, whose import would load torch.
-FORMATS = ("torchscript", "pt2", "onnx", "bundle", "nnunet")
+FORMATS = ("torchscript", "pt2", "onnx", "bundle", "nnunet", "safetensors")
 OPSET = 18
 TOLERANCE = 1e-4
 
@@ -37,7 +37,7 @@ def _add_input_and_output(group: Group) -> None:
         type=Path,
         required=True,
         metavar="PATH",
-        help="file to write; for bundle and nnunet, a new folder (nnunet: named DatasetNNN_NAME)",
+        help="file to write; for bundle, nnunet and safetensors, a new folder (nnunet: DatasetNNN_NAME)",
     )
     group.add_argument(
         "--opset",

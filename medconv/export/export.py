@@ -1,4 +1,4 @@
-"""Export a network as a TorchScript, ONNX or torch.export file, a MONAI bundle, or a model of nnU-Net."""
+"""Export a network: TorchScript, ONNX or torch.export, weights, a MONAI bundle, or a model of nnU-Net."""
 
 import json
 import logging
@@ -15,6 +15,8 @@ from medconv.export.metadata import Metadata, describe, metadata_path
 from medconv.export.monai_bundle import MODEL, check_bundle, write_bundle
 from medconv.export.nnunet import check_nnunet, larger_patch, prediction_notes, write_nnunet
 from medconv.export.parity import on_case, on_patches
+from medconv.export.safetensors_folder import MODEL as WEIGHTS
+from medconv.export.safetensors_folder import card, check_safetensors, write_weights
 from medconv.inference.load import LoadedModel, load
 from medconv.utils import checkpoint_io
 from medconv.utils.atomic_io import replacing, write_text
@@ -51,8 +53,12 @@ class ExportOptions:
         return self.format == "nnunet"
 
     @property
+    def is_safetensors(self) -> bool:
+        return self.format == "safetensors"
+
+    @property
     def is_folder(self) -> bool:
-        return self.is_bundle or self.is_nnunet
+        return self.is_bundle or self.is_nnunet or self.is_safetensors
 
     @property
     def file_format(self) -> str:
@@ -70,7 +76,7 @@ def export(
 
     Args:
         source: the checkpoint.
-        output: the file to write; for a bundle or a model of nnU-Net, a new folder.
+        output: the file to write; for a bundle, a model of nnU-Net or safetensors, a new folder.
         choices: how it is written and compared.
         trusted: packages of your own that the network may come from.
     Raises:
@@ -90,6 +96,10 @@ def export(
     if choices.is_nnunet:
         check_nnunet(network, output)
         _export_nnunet(output, choices, network, reference)
+        return
+    if choices.is_safetensors:
+        check_safetensors()
+        _export_weights(output, choices, network, reference)
         return
     with replacing(output, durable=True) as partial:
         metadata = _export_file(partial, choices, network, reference)
@@ -125,6 +135,25 @@ def _export_nnunet(
     log.info("%s, a model of nnU-Net v2", output)
     for note in prediction_notes(network, output):
         log.info("%s", note)
+
+
+def _export_weights(
+    output: Path,
+    choices: ExportOptions,
+    network: LoadedModel,
+    reference: LoadedModel,
+) -> None:
+    assert network.path is not None
+    captured = capture(network)
+    with _new_folder(output) as partial:
+        file = partial / WEIGHTS
+        exported = replace(network, network=write_weights(file, network))
+        parity = _parity(reference, exported, captured.larger, choices)
+        content = checkpoint_io.read(network.path)
+        metadata = describe(content, network, captured, file, choices.format, parity)
+        _write_metadata(metadata, file)
+        write_text(partial / "README.md", card(network, metadata, output.name))
+    log.info("%s, weights with their card, README.md: add the license before you publish them", output)
 
 
 def _export_file(

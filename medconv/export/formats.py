@@ -14,7 +14,7 @@ from medconv.export.graph import Captured, quiet
 from medconv.utils.errors import ArgumentError, with_class
 
 log = logging.getLogger(__name__)
-FORMATS = ("torchscript", "onnx", "pt2", "bundle", "nnunet")
+FORMATS = ("torchscript", "onnx", "pt2", "bundle", "nnunet", "safetensors")
 # Names of input and output in an ONNX file.
 INPUT = "image"
 OUTPUT = "logits"

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +10,7 @@ from medconv.config import Derived, Node, RunConfig
 from medconv.data import splits
 from medconv.data.case import Dataset
 from medconv.data.preprocessing.fingerprint import Fingerprint
+from medconv.models.pretrained.hub import local_file
 from medconv.models.pretrained.read import planned_as
 from medconv.performance.memory_budget import measured_gb
 from medconv.planning.memory_model import Budget
@@ -53,7 +53,7 @@ def make_plan(
     recorded_origin = "as when this run began"
     weights = None if recorded else config.init.pretrained
     if weights is not None:
-        recorded = planned_as(Path(weights))
+        recorded = planned_as(local_file(weights))
         recorded_origin = "that of the weights to begin from"
     from_weights = weights is not None
     settings = _settings(config)

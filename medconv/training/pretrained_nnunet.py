@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medconv.config import ConfigError, InitConfig, Node, RunConfig
+from medconv.models.pretrained.hub import local_file
 from medconv.models.pretrained.load import Origin
 from medconv.models.unet import UNet
 from medconv.training import nnunet_plans
@@ -56,7 +57,7 @@ def file_of(init: InitConfig) -> tuple[Path, Origin | None]:
     """The file of weights of `init.pretrained`, which is not null, and what is known of an nnU-Net."""
     source = find(init)
     if source is None:
-        return Path(str(init.pretrained)), None
+        return local_file(str(init.pretrained)), None
     return source.fold.path, Origin(source.model.axes, source.model.dataset.targets.names)
 
 

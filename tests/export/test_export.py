@@ -40,7 +40,7 @@ def test_bad_options_are_one_error_and_write_nothing(
     for arguments, message in (
         (
             (*good, "--format", "keras"),
-            "--format must be one of torchscript, onnx, pt2, bundle, nnunet, got keras",
+            "--format must be one of torchscript, onnx, pt2, bundle, nnunet, safetensors, got keras",
         ),
         (
             (*good, "--format", "onnx", "--opset", "7"),

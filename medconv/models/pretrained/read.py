@@ -1,6 +1,8 @@
 """Read files of weights, ours and others': tensors by name; no code in a file is run."""
 
+import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from medconv.utils import checkpoint_io
 
 
 def read(path: Path, axes: nnunet_weights.Axes | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Every tensor of a file by its dotted name, and the metadata of a checkpoint of ours (else empty).
+    """Every tensor of a file by its dotted name, and the metadata of a file of ours (else empty).
 
     Nested mappings, such as the `state_dict` of a checkpoint, become part of the name; `match` finds where
     the network's own names begin. Of our checkpoints only the state dict is read; networks of nnU-Net and
@@ -27,7 +29,9 @@ def read(path: Path, axes: nnunet_weights.Axes | None = None) -> tuple[dict[str,
     # pickles are read with `weights_only=True`
     content: Any = _safetensors(path) if is_safetensors else checkpoint_io.unpickled(path, True)
     metadata: Any = {}
-    if checkpoint_io.is_ours(content):
+    if is_safetensors:
+        metadata = _safetensors_metadata(path)
+    elif checkpoint_io.is_ours(content):
         metadata = content["medconv"]
         content = content["state_dict"]
     if not isinstance(content, Mapping):
@@ -39,7 +43,7 @@ def read(path: Path, axes: nnunet_weights.Axes | None = None) -> tuple[dict[str,
 
 
 def planned_as(path: Path) -> dict[str, Any]:
-    """Size and slice axis of the run that a checkpoint of ours is from; of another file or a folder nothing.
+    """Size and slice axis of the run that a file of ours is from; of another file or a folder nothing.
 
     Raises:
         ValueError: as `read`.
@@ -76,6 +80,17 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # a made-up file may raise anything
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: damaged or not a safetensors file ({reason})") from error
+
+
+def _safetensors_metadata(path: Path) -> Any:
+    """What `medconv export` wrote into the header; empty for files of others."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        text = (file.metadata() or {}).get("medconv", "{}")
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return {}
 
 
 def _tensors(

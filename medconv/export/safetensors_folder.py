@@ -1,0 +1,84 @@
+"""Weights to publish: a folder with model.safetensors, its metadata, and a card for the Hugging Face Hub.
+
+`init.pretrained=hf://OWNER/NAME/model.safetensors` trains on from it, with the size of its plan.
+"""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+
+from torch import nn
+
+import medconv
+from medconv.config import tuples_to_lists
+from medconv.export.metadata import Metadata
+from medconv.inference.load import LoadedModel
+from medconv.models.pretrained.read import derived_values
+from medconv.utils import checkpoint_io
+from medconv.utils.logging import size_text
+from medconv.utils.optional_imports import needed
+
+MODEL = "model.safetensors"
+
+
+def check_safetensors() -> None:
+    """Raises: ValueError: the package is not installed."""
+    needed("safetensors", "safetensors", "writing safetensors")
+
+
+def write_weights(file: Path, model: LoadedModel) -> nn.Module:
+    """Write the weights as plain layers have them.
+
+    Returns:
+        A network with the weights that the file holds.
+    """
+    from safetensors.torch import load_file, save
+
+    assert model.path is not None
+    network: nn.Module = model.network
+    derived = derived_values(checkpoint_io.read(model.path)["medconv"])
+    # safetensors' own metadata are texts
+    record = {
+        "format": "pt",
+        "medconv_version": medconv.__version__,
+        "medconv": json.dumps({"config": {"derived": tuples_to_lists(derived)}}),
+    }
+    state = {name: tensor.detach().clone().contiguous() for name, tensor in network.state_dict().items()}
+    file.write_bytes(save(state, record))
+    written = deepcopy(network)
+    written.load_state_dict(load_file(file))
+    return written
+
+
+def card(model: LoadedModel, metadata: Metadata, name: str) -> str:
+    """The README.md of the folder, with the header that the Hub reads."""
+    training = metadata["training"]
+    validation = metadata["validation"]
+    scores = {key: value for key, value in validation["scores"].items() if isinstance(value, float)}
+    task = "image-segmentation" if model.targets.per_voxel else "image-classification"
+    score_lines = "\n".join(f"- {key.removeprefix('val/')}: {value:.4f}" for key, value in scores.items())
+    return f"""---
+library_name: medconv
+pipeline_tag: {task}
+tags: [medical]
+---
+
+# {name}
+
+Predicts {", ".join(model.targets.names)} from {", ".join(model.modalities)}.
+Trained by medconv {medconv.__version__} on {training["cases"]} cases of {training["dataset"]}.
+Its grid is {size_text(model.preprocessing.spacing_mm)} mm; `{MODEL}.json` has all of the preprocessing,
+and the meaning of each output.
+
+Scores of its {validation["cases"]} validation cases, none of which it was trained on:
+
+{score_lines}
+
+Train on from these weights, on classes of your own:
+
+```bash
+medconv train data=... init.pretrained=hf://OWNER/{name}/{MODEL}
+```
+
+License of the weights: none is stated yet. The license of the training data decides which one may be.
+"""

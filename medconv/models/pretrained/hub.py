@@ -1,0 +1,44 @@
+"""Weights from the Hugging Face Hub: `hf://OWNER/NAME/FILE.safetensors` becomes a file of its cache."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from medconv.utils.optional_imports import needed
+
+PREFIX = "hf://"
+_SOURCE = re.compile(r"hf://(?P<repository>[^/@]+/[^/@]+)/(?P<file>[^@]+)(?:@(?P<revision>.+))?")
+
+
+def local_file(source: str | Path) -> Path:
+    """The file that a source names, downloaded if the cache does not have it.
+
+    Args:
+        source: a path, or `hf://OWNER/NAME/FILE.safetensors`, with `@REVISION` for a branch, tag or commit.
+    Raises:
+        ValueError: another kind of file, since only safetensors cannot hold code; the package is missing; or
+            the Hub does not have the file or cannot be reached.
+    """
+    if not str(source).startswith(PREFIX):
+        return Path(source)
+    match = _SOURCE.fullmatch(str(source))
+    if match is None or not match["file"].endswith(".safetensors"):
+        raise ValueError(f"{source}: expected hf://OWNER/NAME/FILE.safetensors, or the same with @REVISION")
+    hub: Any = needed("huggingface_hub", "hub", f"reading {source}")
+    try:
+        file = hub.hf_hub_download(match["repository"], match["file"], revision=match["revision"])
+    # one base class for what the Hub answers, others for what the network does
+    except (hub.errors.HfHubHTTPError, OSError, ValueError) as error:
+        raise ValueError(f"{source}: {_problem(error, hub)}") from error
+    return Path(file)
+
+
+def _problem(error: Exception, hub: Any) -> str:
+    """Why there is no file, and what to do."""
+    if isinstance(error, hub.errors.LocalEntryNotFoundError):
+        return (
+            "the Hugging Face Hub cannot be reached, and its cache does not have the file; download it where "
+            "there is a network, and copy the folder that HF_HOME names, or give its path to init.pretrained"
+        )
+    first_line = str(error).strip().splitlines()[0]
+    return f"the Hugging Face Hub does not give this file ({first_line})"

@@ -149,10 +149,13 @@ def drop_duplicates(data_split: DataSplit, contents: Mapping[str, str]) -> DataS
 
     Args:
         data_split: any split.
-        contents: case id to a hash of its voxels.
+        contents: case id to a hash of its image; empty: equal to no other.
+
+    Raises:
+        ValueError: no training case remains.
     """
     held_out = [*data_split.test, *data_split.val]
-    held_out_ids = {contents[case.id]: case.id for case in held_out if case.id in contents}
+    held_out_ids = {contents[case.id]: case.id for case in held_out if contents.get(case.id)}
     copies: dict[str, str] = {}  # training case to the held-out case with the same image
     for case in data_split.train:
         content = contents.get(case.id)
@@ -166,7 +169,10 @@ def drop_duplicates(data_split: DataSplit, contents: Mapping[str, str]) -> DataS
         len(copies),
         some(pairs, _MAX_NAMED),
     )
-    return data_split._replace(train=[case for case in data_split.train if case.id not in copies])
+    train = [case for case in data_split.train if case.id not in copies]
+    if not train:
+        raise ValueError("every training image is also in validation or test, expected others to train on")
+    return data_split._replace(train=train)
 
 
 def check_examples(data_split: DataSplit, targets: Targets) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from medconv.data.datasets.class_words import is_missing
 from medconv.data.datasets.common import read_json
-from medconv.data.datasets.csv_table import SPLITS, is_missing, read_rows, row_ids
+from medconv.data.datasets.csv_table import SPLITS, read_rows, row_ids
 from medconv.inference.manifest import MANIFEST
 from medconv.inference.output_table import CASE_COLUMNS, column_of
 from medconv.targets import Targets
@@ -179,7 +180,7 @@ def _values_of(
         position = f"labels {path}, row {number}"
         if case in values or case in unlabelled:
             raise ValueError(f"{position}: case {case} is there twice")
-        if any(is_missing(row[column]) for column in columns):
+        if any(is_missing(row[column], targets.names) for column in columns):
             unlabelled[case] = None
         else:
             values[case] = _parsed(targets, row, columns, position)

@@ -202,13 +202,13 @@ def split_cases(dataset: Dataset, data: DataConfig) -> DataSplit:
 
 @configs.arguments_as_keys("data")
 def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data: DataConfig) -> DataSplit:
-    """The split without copies of images; label maps may have copies.
+    """The split without training images that are also in validation or test.
 
     Args: measured: of all cases of `dataset`.
     Raises: ValueError: a class without examples, or images of different sizes.
     """
     targets = dataset.targets
-    # strict=False: label maps have no contents
+    # strict=False: there are no contents if all images are constant
     contents = dict(zip([case.id for case in dataset.cases], measured.contents, strict=False))
     split = splits.drop_duplicates(split, contents)
     splits.check_examples(split, targets)

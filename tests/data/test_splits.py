@@ -235,6 +235,9 @@ def test_copies_of_validation_and_test_images_are_dropped_from_training(
         in caplog.text
     )
     assert drop_duplicates(data_split, {}) == data_split
+    assert drop_duplicates(data_split, dict.fromkeys("abcvt", "")) == data_split  # nothing is known of them
+    with pytest.raises(ValueError, match="every training image is also in validation or test"):
+        drop_duplicates(data_split, dict.fromkeys("abcvt", "1"))
 
 
 def two_of_each(count: int, first: str = "frame01", second: str = "frame12") -> list[Case]:

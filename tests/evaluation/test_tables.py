@@ -39,6 +39,13 @@ def test_classes_named_like_columns_are_read_back(tmp_path: Path, kind: type[Ima
         assert tables.read_truth(labels, targets).values == {"x": (1, 0, 0), "y": (1, 1, 0)}
 
 
+def test_words_for_no_value_are_no_label_unless_they_are_a_class(tmp_path: Path) -> None:
+    labels = write_table(tmp_path / "l.csv", ["case", "label"], ["x", "a"], ["y", "NA"], ["z", "None"])
+    truth = tables.read_truth(labels, MulticlassTargets(("a", "None")))
+    assert truth.values == {"x": (0,), "z": (1,)}
+    assert truth.unlabelled == ("y",)
+
+
 HEADER = ["case", "predicted", "cat", "dog"]
 RECORD = '{"targets": {"kind": "multiclass", "names": ["a", "b"]}}'
 FAULTS: dict[str, Callable[[Path, Path], Any]] = {

@@ -82,6 +82,19 @@ def test_check_only_shows_what_concerns_many_cases_once(
     assert sum(UNORIENTED in line for line in out.splitlines()) == 1
 
 
+def test_copies_of_validation_images_are_named_and_training_skips_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tiny.write_dataset(tmp_path / "copied")
+    content = (root / "imagesTr/case_0.nii.gz").read_bytes()
+    for name in ("case_2", "case_4", "case_6"):
+        (root / f"imagesTr/{name}.nii.gz").write_bytes(content)
+    arguments = [*overrides(root, tmp_path / "cache"), "--check-only"]
+    out, err = run_preprocess(arguments, tmp_path, monkeypatch, capsys)
+    assert "warning: 1 images are there more than once: case_0 = case_2 = case_4 = case_6; where" in out
+    assert "images are in training and also in validation or test; skipped in training: case_" in err + out
+
+
 def test_check_only_lists_every_error_and_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

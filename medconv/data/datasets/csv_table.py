@@ -11,6 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from medconv.data.case import Case, Dataset
+from medconv.data.datasets.class_words import is_missing, missing_error
 from medconv.data.datasets.common import id_error, ids_of, modalities_of
 from medconv.data.datasets.table_targets import targets_of_columns
 from medconv.targets.image_level import ImageLevelTargets
@@ -39,12 +40,14 @@ class _Columns:
         labels: one or several.
         split: None: the table defines no splits.
         group: None: each case is its own group.
+        class_names: words that are labels even if they usually stand for no value.
     """
 
     path: str
     labels: list[str]
     split: str | None
     group: str | None
+    class_names: Sequence[str]
 
     @property
     def names(self) -> list[str]:
@@ -106,6 +109,7 @@ def csv(
         labels=_as_list(label_columns),
         split=split_column or ("split" if "split" in header else None),
         group=group_column or ("group" if "group" in header else None),
+        class_names=tuple(map(str, class_names or ())),
     )
     _check_columns(columns, header, path)
     rows = [_parse_row(path, number, cells, columns) for number, cells in numbered_rows]
@@ -209,11 +213,6 @@ def _by_column(header: Sequence[str], row: Sequence[str]) -> dict[str, str]:
     return {name: cell for name, cell in cells if name}
 
 
-def is_missing(label: str) -> bool:
-    """Whether a cell holds no label: it is empty, or `nan` as pandas may write it."""
-    return label.lower() in ("", "nan")
-
-
 def row_ids(
     table: Path,
     header: Sequence[str],
@@ -250,7 +249,10 @@ def _parse_row(table: Path, number: int, cells: Mapping[str, str], columns: _Col
     """A row of a table; what is wrong with it becomes its error."""
     path = table.parent / cells[columns.path]
     split = SPLITS.get(cells[columns.split].lower(), "") if columns.split else ""
-    labels = {column: "" if is_missing(cells[column]) else cells[column] for column in columns.labels}
+    labels = {column: cells[column] for column in columns.labels}
+    labels = {
+        column: "" if is_missing(cell, columns.class_names) else cell for column, cell in labels.items()
+    }
     return _Row(
         location=f"{table.name}, row {number}",
         path=path,
@@ -269,12 +271,11 @@ def _row_error(path: Path, cells: Mapping[str, str], split: str, columns: _Colum
         return f"{path}: no such file"
     if columns.split and not split:
         return f"column {columns.split!r} must be train, val or test, got {cells[columns.split]!r}"
-    if columns.group and not cells[columns.group]:
-        return f"column {columns.group!r} is empty, expected the name of a group, such as a patient"
+    if columns.group and is_missing(cells[columns.group]):
+        return missing_error(columns.group, cells[columns.group], "the name of a group, such as a patient")
     for column in columns.labels:
-        if is_missing(cells[column]):
-            problem = f"holds {cells[column]}" if cells[column] else "is empty"
-            return f"column {column!r} {problem}, expected a label"
+        if is_missing(cells[column], columns.class_names):
+            return missing_error(column, cells[column], "a label; if it is a class, list it in class_names")
     return None
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from medconv.data.case import Case, Dataset
+from medconv.data.datasets.class_words import spelling_error
 from medconv.data.datasets.common import ids_of, modalities_of
 from medconv.data.datasets.csv_table import SPLITS
 from medconv.data.io.images import check_endings, suffix_list, suffixes
@@ -43,6 +44,14 @@ def imagefolder(
         raise ArgumentError("root", f"={root}: no such folder")
     class_folders = _class_folders(root)
     folder_names = sorted({folder.name for folder, _ in class_folders})
+    error = None if class_names else spelling_error(folder_names)
+    if error:
+        raise ArgumentError(
+            "root",
+            f"={root}: {error}; rename a folder, or list all in ",
+            Argument("class_names"),
+            " if they differ",
+        )
     names = tuple(str(name) for name in class_names or folder_names)
     if len(names) < 2:
         raise ArgumentError(

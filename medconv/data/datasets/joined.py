@@ -8,6 +8,7 @@ from typing import Any
 
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.auto import auto
+from medconv.data.datasets.class_words import spelling_error
 from medconv.data.datasets.common import build_dataset
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.folder import folder
@@ -68,10 +69,16 @@ def joined(entries: Mapping[str, Mapping[str, Any]] | None) -> Dataset:
 
 
 def _all_class_names(datasets: Mapping[str, Dataset]) -> tuple[str, ...]:
-    """The background, and the foreground classes of all datasets, each once."""
+    """The background, and the foreground classes of all datasets, each once.
+
+    Raises: ValueError: a class in two spellings.
+    """
     foreground: dict[str, None] = {}  # in order
     for dataset in datasets.values():
         foreground.update(dict.fromkeys(dataset.class_names[1:]))
+    error = spelling_error(foreground)
+    if error:
+        raise ArgumentError("entries", f": {error}; `rename` in an entry gives them one name")
     return ("background", *foreground)
 
 

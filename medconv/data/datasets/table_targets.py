@@ -4,10 +4,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from medconv.data.datasets.class_words import spelling_error
 from medconv.targets import KINDS
 from medconv.targets.base import finite_number
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.multiclass import MulticlassTargets
 from medconv.utils.errors import ArgumentError
 
 Labels = Sequence[Sequence[str]]  # for each column, the text of each row; empty where there is none
@@ -48,11 +50,18 @@ def targets_of_columns(
         kinds = [name for name, kind_class in KINDS.items() if issubclass(kind_class, ImageLevelTargets)]
         raise ArgumentError("target_type", f" must be one of {', '.join(kinds)}, or None, got {kind!r}")
     try:
-        return targets.from_columns(columns, labels, class_names)
+        of_columns = targets.from_columns(columns, labels, class_names)
     except ArgumentError:  # it is not about the table
         raise
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    are_from_cells = isinstance(of_columns, MulticlassTargets) and not class_names
+    problem = spelling_error(of_columns.names) if are_from_cells else None
+    if problem:
+        raise ValueError(
+            f"{path}: column {columns[0]!r} holds {problem}; correct the table, or list all in class_names"
+        )
+    return of_columns
 
 
 def _check_decimals(columns: Sequence[str], labels: Labels, path: Path) -> None:

@@ -1,6 +1,7 @@
-"""What the check of a dataset warns of: repeated slices, no-data values, headers that may lack spacing."""
+"""What the check of a dataset warns of: repeated slices and images, no-data values, doubtful headers."""
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from medconv.data.case import Grid
 from medconv.data.io.images import nifti_header
+from medconv.utils.logging import some
 
 # Of the usual difference between neighbouring slices, each relative to the slices' own spread.
 _REPEATED = 0.1
@@ -99,6 +101,24 @@ def far_spacing(cases: Sequence[str], spacings_mm: Sequence[Sequence[float]]) ->
     return [
         f"{named(far_cases)}: spacing {example} mm, where the median of all {len(cases)} cases is {usual} "
         "mm; if the headers are wrong, correct them or set data.source_spacing_mm for these cases"
+    ]
+
+
+def same_images(contents: Mapping[str, str]) -> list[str]:
+    """A warning that names cases with one image; none if all images differ.
+
+    Args:
+        contents: case id to a hash of its image.
+    """
+    by_content: defaultdict[str, list[str]] = defaultdict(list)
+    for case_id, content in contents.items():
+        by_content[content].append(case_id)
+    groups = [" = ".join(cases) for cases in by_content.values() if len(cases) > 1]
+    if not groups:
+        return []
+    return [
+        f"{len(groups)} images are there more than once: {some(groups)}; where one of them is in validation "
+        "or test, training skips the others"
     ]
 
 

@@ -19,6 +19,7 @@ from medconv.data.preprocessing.doubts import (
     lost_spacing,
     named,
     repeated_slices,
+    same_images,
 )
 from medconv.data.preprocessing.normalisation import range_error, wide
 from medconv.data.preprocessing.orientation import to_canonical
@@ -49,7 +50,7 @@ class CaseReport:
         oriented: every file says where left and right are.
         class_voxels: one count per class, without voxels to ignore. intensities: (channels, sampled voxels).
         thickness_mm: (classes, axes), see `thickness_of`; None for image-level targets.
-        content: hash of the voxels, for image-level targets.
+        content: hash of the image's voxels, see `_content`.
     """
 
     case: str
@@ -81,7 +82,7 @@ class Fingerprint:
         class_voxels: per case, one count per class; empty for image-level targets.
         thickness_mm: per foreground class, along each axis, the median of the cases that have the class; 0
             for a class that no case has. Empty for image-level targets.
-        contents: per case, a hash of the voxels; for image-level targets only.
+        contents: per case, a hash of the image's voxels; empty where it says nothing, see `_content`.
     """
 
     spatial_dims: int
@@ -128,6 +129,7 @@ def dataset_warnings(reports: Sequence[CaseReport], dataset: Dataset) -> list[st
     spacings_mm = [report.spacing_mm for report in reports]
     warnings += lost_spacing(shapes, spacings_mm)
     warnings += far_spacing([report.case for report in reports], spacings_mm)
+    warnings += same_images({report.case: report.content for report in reports if report.content})
     return warnings
 
 
@@ -243,11 +245,24 @@ def _describe_image_level(case: Case, voxels: np.ndarray, dataset: Dataset, repo
     canonical, report.spacing_mm = to_canonical(voxels, report.grid)
     report.flat = report.grid.shape[2] == 1
     report.shape = canonical.shape[1:]
-    key = repr(report.grid.shape).encode()
-    report.content = blake2b(voxels.tobytes(), digest_size=8, key=key).hexdigest()
+    report.content = _content(canonical, report)
     if case.split != "test":  # nothing may be learned from test cases
         samples_per_case = min(_MAX_SAMPLES, _ALL_SAMPLES // len(dataset.cases))
         report.intensities = _sample(voxels, max(_MIN_SAMPLES, samples_per_case))
+
+
+def _content(canonical: np.ndarray, report: CaseReport) -> str:
+    """A hash by which the same image is found under two ids, whatever its format, type and axis order.
+
+    Empty if the image is constant: many such images may be equal by chance.
+    Shape: (channels, R, A, S).
+    """
+    if report.low == report.high:
+        return ""
+    digest = blake2b(digest_size=8, key=repr(canonical.shape).encode())
+    for channel in canonical:
+        digest.update(np.ascontiguousarray(channel))  # a copy of turned axes alone
+    return digest.hexdigest()
 
 
 def _sample(image: np.ndarray, count: int) -> np.ndarray:
@@ -312,6 +327,7 @@ def _describe(image: np.ndarray, label: np.ndarray, dataset: Dataset, report: Ca
     assert report.grid is not None
     report.flat = report.grid.shape[2] == 1
     canonical, report.spacing_mm = to_canonical(image, report.grid)
+    report.content = _content(canonical, report)
     report.shape = tuple(s.stop - s.start for s in content_box(canonical))
     if are_picture_channels(dataset.modalities):
         report.intensities = _sample(image, _MAX_SAMPLES)

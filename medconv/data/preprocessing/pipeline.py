@@ -28,7 +28,7 @@ from medconv.utils.logging import size_text
 from medconv.utils.threads import each
 
 _VERSION = 4  # part of every store's hash: raise it when preprocessing changes its output
-_FINGERPRINT_VERSION = 5  # raise it when a check measures more or otherwise
+_FINGERPRINT_VERSION = 6  # raise it when a check measures more or otherwise
 _LOCATIONS = 5_000  # foreground voxels kept per class and case
 
 log = logging.getLogger(__name__)

@@ -125,10 +125,40 @@ def test_decimal_commas_are_named(tmp_path: Path) -> None:
     assert csv(path, target_type="multiclass").targets == MulticlassTargets(("0,5", "1,5"))
 
 
-def test_nan_is_no_class(tmp_path: Path) -> None:
-    dataset = csv(table(tmp_path, "path,label\nimages/0.png,0\nimages/1.png,nan\nimages/2.png,1\n"))
-    assert dataset.class_names == ("0", "1")
-    assert dataset.errors == {"1": "labels.csv, row 3: column 'label' holds nan, expected a label"}
+@pytest.mark.parametrize("word", ["nan", "NA", "N/A", "None", "<NA>", "null", "#N/A"])
+def test_words_for_no_value_are_no_class(tmp_path: Path, word: str) -> None:
+    path = table(tmp_path, f"path,label\nimages/0.png,a\nimages/1.png,{word}\nimages/2.png,b\n")
+    dataset = csv(path)
+    assert dataset.class_names == ("a", "b")
+    assert dataset.errors == {
+        "1": f"labels.csv, row 3: column 'label' holds {word}, which stands for no value; expected a label; "
+        "if it is a class, list it in class_names"
+    }
+    listed = csv(path, class_names=["a", word, "b"])
+    assert not listed.errors
+    assert [case.values for case in listed.cases] == [(0.0,), (1.0,), (2.0,)]
+
+
+def test_words_for_no_value_are_no_number_and_no_patient(tmp_path: Path) -> None:
+    path = table(tmp_path, "path,age,patient\nimages/0.png,1.5,p\nimages/1.png,NA,q\nimages/2.png,2,NA\n")
+    dataset = csv(path, label_columns="age", group_column="patient")
+    assert isinstance(dataset.targets, RegressionTargets)
+    assert "column 'age' holds NA, which stands for no value" in dataset.errors["1"]
+    assert dataset.errors["2"] == (
+        "labels.csv, row 4: column 'patient' holds NA, which stands for no value; expected the name of a "
+        "group, such as a patient"
+    )
+
+
+def test_one_class_in_two_spellings_is_an_error(tmp_path: Path) -> None:
+    path = table(tmp_path, "path,label\nimages/0.png,Benign\nimages/1.png,benign\nimages/2.png,cancer\n")
+    with pytest.raises(
+        ValueError,
+        match=r"labels\.csv: column 'label' holds classes that differ in their spelling alone: Benign and "
+        "benign; correct the table, or list all in class_names",
+    ):
+        csv(path)
+    assert csv(path, class_names=["Benign", "benign", "cancer"]).cases[1].values == (1.0,)
 
 
 def test_what_divides_cells(tmp_path: Path) -> None:

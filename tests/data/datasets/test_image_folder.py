@@ -59,6 +59,15 @@ def test_what_is_not_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixt
         imagefolder(tmp_path)
 
 
+def test_a_class_in_two_spellings_is_an_error(tmp_path: Path) -> None:
+    class_folder(tmp_path, "train/Sick/1.png", "train/healthy/2.png", "val/sick/3.png")
+    with pytest.raises(
+        ValueError, match=r"root=.*: classes that differ in .*: Sick and sick; rename a folder"
+    ):
+        imagefolder(tmp_path)
+    assert len(imagefolder(tmp_path, ["Sick", "healthy", "sick"]).cases) == 3
+
+
 def test_missing_root_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"root is not set"):
         imagefolder(None)

@@ -39,6 +39,14 @@ def two(tmp_path: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+def test_a_class_in_two_spellings_is_an_error(two: dict[str, Any]) -> None:
+    del two["two"]["rename"]
+    with pytest.raises(
+        ValueError, match="entries: classes that differ in their .*: small and Small; `rename`"
+    ):
+        joined(two)
+
+
 def test_classes_are_joined_by_name_and_cases_annotate_their_own(two: dict[str, Any], tmp_path: Path) -> None:
     dataset = joined(two)
     assert dataset.name == "one_two" and dataset.class_names == ("background", "big", "small", "vessel")

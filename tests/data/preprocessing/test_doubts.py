@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.formats import set_fields
 from helpers.loaded_models import segmentation
-from helpers.volumes import image_array, save, save_raw, write_msd
+from helpers.volumes import AFFINE, image_array, label_array, save, save_raw, write_msd
 from torch import nn
 
 from medconv.data.case import Case
@@ -88,3 +88,36 @@ def test_spacing_far_from_all_others_is_named() -> None:
     assert "of all 10 cases is 0.6 x 0.7 x 5 mm" in warning
     assert far_spacing(cases[:8], usual) == []
     assert far_spacing(cases[:3], [(1.0, 1.0), (2.0, 1.5), (0.5, 1.0)]) == []
+
+
+def test_one_image_under_two_ids_is_named_whatever_its_format_and_axes(tmp_path: Path) -> None:
+    dataset = msd(write_msd(tmp_path, 5))
+    images = [case.images[0] for case in dataset.cases]
+    array = image_array(0).astype(np.int16)
+    save(images[0], array)
+    save(images[2], array.astype(np.float64))
+    flipped = AFFINE @ np.diag([-1.0, 1, 1, 1])
+    flipped[:3, 3] = (AFFINE @ [array.shape[0] - 1, 0, 0, 1])[:3]
+    save(images[3], array[::-1], flipped)
+    save(dataset.cases[3].label, label_array(3)[::-1], flipped)
+    turned = AFFINE[:, [2, 0, 1, 3]]
+    save(images[4], array.transpose(2, 0, 1), turned)
+    save(dataset.cases[4].label, label_array(4).transpose(2, 0, 1), turned)
+    result = check(dataset, 1)
+    ids = [case.id for case in dataset.cases]
+    (warning,) = result.warnings
+    assert warning == (
+        f"1 images are there more than once: {ids[0]} = {ids[2]} = {ids[3]} = {ids[4]}; where one of them is in "
+        "validation or test, training skips the others"
+    )
+    contents = result.fingerprint.contents
+    assert contents[0] == contents[2] == contents[3] == contents[4] != contents[1]
+
+
+def test_constant_images_are_no_copies(tmp_path: Path) -> None:
+    dataset = msd(write_msd(tmp_path, 2))
+    for case in dataset.cases:
+        save(case.images[0], np.full_like(image_array(0), 3))
+    result = check(dataset, 1)
+    assert not any("more than once" in warning for warning in result.warnings)
+    assert not any(result.fingerprint.contents)

@@ -284,8 +284,8 @@ def test_constant_image_is_a_warning(tmp_path: Path, value: float) -> None:
     assert fingerprint.shapes[2] == SHAPE
 
 
-def two_forms(path: Path, qform: np.ndarray) -> Path:
-    image = nib.Nifti1Image(image_array(0), AFFINE)
+def two_forms(path: Path, qform: np.ndarray, seed: int) -> Path:
+    image = nib.Nifti1Image(image_array(seed), AFFINE)
     image.set_sform(AFFINE, code=1)
     image.set_qform(qform, code=1)
     nib.save(image, path)
@@ -296,8 +296,8 @@ def test_sform_and_qform_that_disagree_are_a_warning(tmp_path: Path) -> None:
     dataset = tiny(tmp_path)
     qform = AFFINE.copy()
     qform[1, 3] = 3
-    path = two_forms(dataset.cases[0].images[0], qform)
-    two_forms(dataset.cases[1].images[0], AFFINE)
+    path = two_forms(dataset.cases[0].images[0], qform, seed=10)
+    two_forms(dataset.cases[1].images[0], AFFINE, seed=11)
     _, warnings, _ = check(dataset, 1)
     assert warnings == [f"case case_0: {path}: sform and qform differ by 2 voxels; the sform is used"]
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.slabs import SlabGrid, slab_axis
 from medconv.inference import saliency
 from medconv.inference.load import LoadedModel
+from medconv.inference.logit_file import LogitFile
 from medconv.inference.logit_stream import LogitSource, WholeLogits
 from medconv.inference.prepare import Input
 from medconv.inference.scores import ImageLevelScores, KeptLogits, LabelMapScores
-from medconv.inference.slab_answer import Group, Source, answer_of, mean_logits
+from medconv.inference.slab_answer import Group, Source, WeightedGrid, answer_of, mean_logits
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.inference.tta import flips, mean_over_flips
 from medconv.models.outputs import full_resolution
@@ -56,12 +58,19 @@ class Forward(ABC):
                 self.preprocessings.append(member.preprocessing)
 
     @abstractmethod
-    def __call__(self, inputs: Sequence[Input], keeps_logits: bool = False) -> Sequence[Any]:
+    def __call__(
+        self,
+        inputs: Sequence[Input],
+        keeps_logits: bool = False,
+        logit_folder: Path | None = None,
+    ) -> Sequence[Any]:
         """The scores of each case.
 
         Args:
-            keeps_logits: of label maps, for their probabilities; else a slab of them is in memory.
+            keeps_logits: of label maps, for their probabilities, in memory; else a slab of them is.
+            logit_folder: of label maps, where they are kept instead, in a temporary file.
         Raises:
+            OSError: no room in `logit_folder`.
             ValueError: the networks' outputs are not finite.
         """
 
@@ -82,10 +91,20 @@ class LabelMapForward(Forward):
         super().__init__(members, device)
         self.with_quality = with_quality
 
-    def __call__(self, inputs: Sequence[Input], keeps_logits: bool = False) -> list[LabelMapScores]:
-        return [self._scores(case_input, keeps_logits) for case_input in inputs]
+    def __call__(
+        self,
+        inputs: Sequence[Input],
+        keeps_logits: bool = False,
+        logit_folder: Path | None = None,
+    ) -> list[LabelMapScores]:
+        return [self._scores(case_input, keeps_logits, logit_folder) for case_input in inputs]
 
-    def _scores(self, case_input: Input, keeps_logits: bool) -> LabelMapScores:
+    def _scores(
+        self,
+        case_input: Input,
+        keeps_logits: bool,
+        logit_folder: Path | None,
+    ) -> LabelMapScores:
         targets = self.members[0].targets
         assert isinstance(targets, SegmentationTargets)
         slice_axes = [preprocessing.slice_axis for preprocessing in self.preprocessings]
@@ -98,11 +117,16 @@ class LabelMapForward(Forward):
             grid = SlabGrid(crop, axis, array.shape[1 + axis])
             sources = self._sources(sharing, array, grid, keeps_logits)
             weight = len(sharing) / len(self.members)
-            groups.append(Group(sources, grid, weight, partial(_check_finite, "logits", sharing[0], array)))
+            check = partial(_check_finite, "logits", sharing[0], array)
+            groups.append(Group(grid, weight, sources, check))
+        files: list[LogitFile] = []
         kept = None
         if keeps_logits:
             groups, kept = _kept(groups)
-        content = answer_of(groups, targets, self.with_quality)
+        elif logit_folder is not None:
+            files = [LogitFile(group.grid.source_length, logit_folder) for group in groups]
+            kept = KeptLogits(_grids(groups), files)
+        content = answer_of(groups, targets, self.with_quality, files)
         return LabelMapScores(content, case_input.crop, targets, kept)
 
     def _sources(
@@ -157,14 +181,19 @@ class LabelMapForward(Forward):
 def _kept(groups: Sequence[Group]) -> tuple[list[Group], KeptLogits]:
     """The same groups with all of their logits in memory, and these logits."""
     kept_groups: list[Group] = []
-    means: list[Tensor] = []
+    means: list[WholeLogits] = []
     for group in groups:
         logits = [source.logits.take(0, group.grid.source_length) for source in group.sources]
         shares = [source.share for source in group.sources]
         sources = [Source(WholeLogits(each), share) for each, share in zip(logits, shares, strict=True)]
         kept_groups.append(replace(group, sources=sources))
-        means.append(mean_logits(logits, shares))
-    return kept_groups, KeptLogits(kept_groups, means)
+        means.append(WholeLogits(mean_logits(logits, shares)))
+    return kept_groups, KeptLogits(_grids(groups), means)
+
+
+def _grids(groups: Sequence[Group]) -> list[WeightedGrid]:
+    """Without the images and sums that the groups hold."""
+    return [WeightedGrid(group.grid, group.weight) for group in groups]
 
 
 class ImageLevelForward(Forward):
@@ -185,7 +214,12 @@ class ImageLevelForward(Forward):
         fitting = max(1, min(_MAX_IMAGES, _MAX_VOXELS // largest))
         self.batch_size = batch_size or fitting
 
-    def __call__(self, inputs: Sequence[Input], keeps_logits: bool = False) -> list[ImageLevelScores]:
+    def __call__(
+        self,
+        inputs: Sequence[Input],
+        keeps_logits: bool = False,
+        logit_folder: Path | None = None,
+    ) -> list[ImageLevelScores]:
         outputs: list[Tensor] = []
         for member in self.members:
             images = self._images(member, inputs)

@@ -184,3 +184,7 @@ class WholeLogits:
 
     def take(self, first: int, stop: int) -> Tensor:
         return self.logits[:, first:stop]
+
+    def channels(self, planes: slice) -> Sequence[Tensor]:
+        """Each (planes, *in_plane)."""
+        return self.logits[:, planes].unbind()

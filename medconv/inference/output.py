@@ -63,7 +63,7 @@ class Output(ABC):
         earlier: when the predictions were made that are not made now, for messages.
         skipped: cases that `claims` did not give, since they are done.
         claimed_by_others: cases that `claims` did not give, since other processes work on them.
-        needs_logits: `write` takes scores that keep all logits of a case.
+        logit_folder: `write` takes scores that keep all logits of a case in a file there; None: not needed.
     """
 
     result_name: ClassVar[str]
@@ -81,7 +81,7 @@ class Output(ABC):
         self.settings = json.loads(json.dumps(settings))
         self.skipped: list[str] = []
         self.claimed_by_others: list[str] = []
-        self.needs_logits = False
+        self.logit_folder: Path | None = None
         self._lock = FileLock(path / ".lock")
         self._claims = path / ".claims"
         process = f"{socket.gethostname()}-{os.getpid()}-{id(self)}.process"

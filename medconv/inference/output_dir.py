@@ -21,7 +21,6 @@ from medconv.inference.output import Claim, Output, acquired
 from medconv.inference.output_table import TABLE
 from medconv.inference.predictor import Predictor
 from medconv.inference.scores import LabelMapScores
-from medconv.inference.slab_answer import with_cpu_fallback
 from medconv.utils.atomic_io import write_text
 
 PROBABILITIES = "probabilities"
@@ -80,7 +79,7 @@ class OutputDir(Output):
                 name: list(line) if line else None for name, line in calibration.items()
             }
         super().__init__(path, settings, about)
-        self.needs_logits = probabilities
+        self.logit_folder = path if probabilities else None
         self._writes_dicom_seg = dicom_seg
         self._writes_quality = quality
         self._calibration = calibration or {}
@@ -122,12 +121,9 @@ class OutputDir(Output):
     def write(self, predictor: Predictor, case: Case, scores: LabelMapScores) -> None:
         label = predictor.answer(scores)
         image = case.images[0]
-        if self.needs_logits:
+        if scores.kept is not None:
             path = self.beside(PROBABILITIES, case.id)
-            count = predictor.targets.num_outputs
-            with_cpu_fallback(
-                scores, lambda fitting: write_channels(path, fitting.probabilities(), count, image)
-            )
+            write_channels(path, scores.probabilities(), predictor.targets.num_outputs, image)
         if self._writes_dicom_seg:
             path = self.beside(DICOM_SEG, case.id)
             data_dicom_seg.write(path, label, image, predictor.class_names)

@@ -102,12 +102,18 @@ class _Stages:
         return inputs
 
     def predict(self, inputs: Sequence[Input]) -> Predicted:
-        """A batch at once; if that fails, case by case, so that only the failing case is lost."""
+        """A batch at once; if that fails, case by case, so that only the failing case is lost.
+
+        Raises: ValueError: the disk is full.
+        """
         if not inputs:
             return []
         try:
-            scores = self.predictor.scores(inputs, self.output.needs_logits)
+            scores = self.predictor.scores(inputs, logit_folder=self.output.logit_folder)
             return [(case_input.case, each) for case_input, each in zip(inputs, scores, strict=True)]
+        # No room for the logits; all further cases would fail alike.
+        except OSError as error:
+            raise unwritable(self.output.path, inputs[0].case.id, error) from error
         except Exception as error:
             if len(inputs) == 1:
                 self.failed[inputs[0].case.id] = reason(error)

@@ -180,15 +180,20 @@ class Predictor:
         return self._prepared(from_files(case), has_header=True)
 
     @torch.inference_mode()
-    def scores(self, inputs: Sequence[Input], keeps_logits: bool = False) -> Sequence[Any]:
+    def scores(
+        self,
+        inputs: Sequence[Input],
+        keeps_logits: bool = False,
+        logit_folder: Path | None = None,
+    ) -> Sequence[Any]:
         """`LabelMapScores` or `ImageLevelScores` of each case.
 
-        Args:
-            keeps_logits: of label maps, for their probabilities; else only a slab of them is in memory.
+        Args: as of `Forward`.
         Raises:
+            OSError: no room in `logit_folder`.
             ValueError: the networks' outputs are not finite.
         """
-        return self.forward(inputs, keeps_logits)
+        return self.forward(inputs, keeps_logits, logit_folder)
 
     def answer(self, scores: Any) -> np.ndarray:
         """The label map after post-processing, or the image-level outputs, of what `scores` gave.

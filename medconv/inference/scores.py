@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from medconv.data.preprocessing.preprocess import CropInfo, to_native
+from medconv.data.preprocessing.slabs import ContentArray
 from medconv.inference import quality
+from medconv.inference.logit_file import LogitFile
+from medconv.inference.logit_stream import WholeLogits
 from medconv.inference.prepare import Input
-from medconv.inference.slab_answer import ContentAnswer, Group, mean_probabilities
+from medconv.inference.slab_answer import ContentAnswer, MeanProbabilities, WeightedGrid
 from medconv.targets.segmentation import SegmentationTargets
 
 
@@ -22,15 +25,12 @@ class KeptLogits:
     """All logits of a case, for its probabilities.
 
     Args:
-        groups: one per preprocessing.
-        means: the mean logits of each group, (outputs, planes, *in_plane).
+        grids: one per preprocessing.
+        means: the mean logits of each, in memory or in a file.
     """
 
-    groups: Sequence[Group]
-    means: Sequence[Tensor]
-
-    def on_cpu(self) -> KeptLogits:
-        return replace(self, means=[logits.cpu() for logits in self.means])
+    grids: Sequence[WeightedGrid]
+    means: Sequence[WholeLogits | LogitFile]
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,13 @@ class LabelMapScores:
 
     @property
     def logits(self) -> list[Tensor]:
-        """Per preprocessing the mean over members, (outputs, *spatial); they must have been kept."""
+        """Per preprocessing the mean over members, (outputs, *spatial); they must be in memory."""
         assert self.kept is not None
-        pairs = zip(self.kept.means, self.kept.groups, strict=True)
-        return [mean.movedim(1, 1 + group.grid.axis) for mean, group in pairs]
+        all_logits: list[Tensor] = []
+        for mean, weighted in zip(self.kept.means, self.kept.grids, strict=True):
+            assert isinstance(mean, WholeLogits)
+            all_logits.append(mean.logits.movedim(1, 1 + weighted.grid.axis))
+        return all_logits
 
     @property
     def values(self) -> Tensor:
@@ -79,18 +82,22 @@ class LabelMapScores:
         """One channel after the other, each (X, Y, Z) float32; the logits must have been kept.
 
         The channels are background and classes, which add up to 1, or regions. Outside the crop all is
-        background.
+        background. In memory are one channel and, for classes, the sum over all of them.
         """
         assert self.kept is not None
-        whole_slabs = [group.grid.whole for group in self.kept.groups]
-        means = mean_probabilities(self.kept.groups, whole_slabs, self.kept.means, self.targets)
-        for index, planes in enumerate(means):
-            content = planes.movedim(0, self.kept.groups[0].grid.axis)
+        grids = self.kept.grids
+        slabs_of_grids = list(zip(*(weighted.grid.slabs() for weighted in grids), strict=True))
+        means: list[MeanProbabilities] = []
+        for slabs in slabs_of_grids:
+            pairs = zip(self.kept.means, slabs, strict=True)
+            logits = [mean.channels(slab.sources) for mean, slab in pairs]
+            means.append(MeanProbabilities(grids, slabs, logits, self.targets))
+        for index in range(self.targets.num_outputs):
+            content = ContentArray(grids[0].grid, np.float32)
+            for slabs, mean in zip(slabs_of_grids, means, strict=True):
+                content.put(slabs[0], mean.channel(index).cpu().numpy())
             is_background = index == 0 and self.targets.exclusive
-            yield to_native(content.cpu().numpy(), self.crop, outside=float(is_background))
-
-    def on_cpu(self) -> LabelMapScores:
-        return replace(self, kept=self.kept and self.kept.on_cpu())
+            yield to_native(content.array, self.crop, outside=float(is_background))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Protocol, Self, TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from medconv.data.preprocessing.slabs import ContentArray, Slab, SlabGrid
 from medconv.inference import quality
+from medconv.inference.logit_file import LogitFile
 from medconv.inference.logit_stream import LogitSource
 from medconv.targets.segmentation import SegmentationTargets
 
@@ -36,19 +38,28 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Group:
+class WeightedGrid:
+    """Of networks with the same preprocessing.
+
+    Args:
+        grid: to the content's grid.
+        weight: the networks' share of all.
+    """
+
+    grid: SlabGrid
+    weight: float
+
+
+@dataclass(frozen=True)
+class Group(WeightedGrid):
     """The logits of networks with the same preprocessing.
 
     Args:
         sources: of the networks; their weighted mean counts.
-        grid: to the content's grid.
-        weight: the networks' share of all.
         check: raises an error if a slab's mean logits cannot be used.
     """
 
     sources: Sequence[Source]
-    grid: SlabGrid
-    weight: float
     check: Callable[[Tensor], None]
 
 
@@ -71,13 +82,16 @@ def answer_of(
     groups: Sequence[Group],
     targets: SegmentationTargets,
     with_quality: bool = False,
+    files: Sequence[LogitFile] = (),
 ) -> ContentAnswer:
     """The label map, from the mean of logits, or of probabilities where there are several groups.
 
     Args:
         groups: each with the same content and axis.
         with_quality: the answer has uncertainty and source labels, too.
+        files: keep the mean logits of each group; none: they are not kept.
     Raises:
+        OSError: no room for the files.
         ValueError: as `Group.check`.
     """
     label = ContentArray(groups[0].grid, np.int16)
@@ -92,6 +106,8 @@ def answer_of(
             each_source += [_SlabLogits([group], [slab], [one], targets) for one in logits]
             means.append(mean_logits(logits, [source.share for source in group.sources]))
             group.check(means[-1])
+        for file, slab, mean in zip(files, slabs, means, strict=bool(files)):
+            file.put(slab.sources.start, mean)
         ensemble = _SlabLogits(groups, slabs, means, targets)
         label.put(slabs[0], with_cpu_fallback(ensemble, _SlabLogits.label))
         if with_quality:
@@ -133,32 +149,41 @@ class _SlabLogits:
         return replace(self, logits=[logits.cpu() for logits in self.logits])
 
     def _mean_probabilities(self) -> Iterator[Tensor]:
-        return mean_probabilities(self.groups, self.slabs, self.logits, self.targets)
+        channels = [logits.unbind() for logits in self.logits]
+        mean = MeanProbabilities(self.groups, self.slabs, channels, self.targets)
+        return (mean.channel(index) for index in range(self.targets.num_outputs))
 
 
-def mean_probabilities(
-    groups: Sequence[Group],
-    slabs: Sequence[Slab],
-    logits: Sequence[Tensor],
-    targets: SegmentationTargets,
-) -> Iterator[Tensor]:
-    """The weighted mean over groups, channel by channel, each (planes, *in_plane) of the content.
+class MeanProbabilities:
+    """The weighted mean over groups for a slab.
 
     Args:
         slabs: of each group, with the same planes of the content.
-        logits: of each group, (outputs, planes of `slab.sources`, *in_plane).
+        logits: of each group, its channels, each (planes of `slab.sources`, *in_plane).
     """
-    of_groups = []
-    for group, slab, group_logits in zip(groups, slabs, logits, strict=True):
-        # Two passes over the channels: a softmax needs the sum before the first probability.
-        first_pass = group.grid.channels(group_logits, slab)
-        second_pass = group.grid.channels(group_logits, slab)
-        of_groups.append(targets.probabilities(first_pass, second_pass))
-    for channels in zip(*of_groups, strict=True):
-        mean = torch.zeros_like(channels[0])
-        for group, channel in zip(groups, channels, strict=True):
-            mean = mean + group.weight * channel
-        yield mean
+
+    def __init__(
+        self,
+        grids: Sequence[WeightedGrid],
+        slabs: Sequence[Slab],
+        logits: Sequence[Sequence[Tensor]],
+        targets: SegmentationTargets,
+    ) -> None:
+        self._groups = list(zip(grids, slabs, logits, strict=True))
+        self._targets = targets
+        # A softmax needs the sum over all channels before the first probability.
+        self._log_totals = [
+            targets.log_total(weighted.grid.channels(channels, slab))
+            for weighted, slab, channels in self._groups
+        ]
+
+    def channel(self, index: int) -> Tensor:
+        """Shape: -> (planes, *in_plane) of the content."""
+        means: list[Tensor] = []
+        for (weighted, slab, channels), log_total in zip(self._groups, self._log_totals, strict=True):
+            (logits,) = weighted.grid.channels([channels[index]], slab)
+            means.append(weighted.weight * self._targets.probability(logits, log_total))
+        return reduce(torch.add, means)
 
 
 def with_cpu_fallback(logits: Logits, compute: Callable[[Logits], Result]) -> Result:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar
 
 import torch
@@ -87,17 +88,16 @@ class LabelMapTargets(SegmentationTargets):
     def decode_mean(self, probabilities: Iterable[Tensor]) -> Tensor:
         return highest(probabilities)
 
-    def probabilities(
+    def log_total(self, channels: Iterable[Tensor]) -> Tensor:
+        return reduce(torch.logaddexp, channels)
+
+    def probability(
         self,
-        channels: Iterable[Tensor],
-        again: Iterable[Tensor],
-    ) -> Iterator[Tensor]:
-        channels = iter(channels)
-        log_total = next(channels)
-        for channel in channels:
-            log_total = torch.logaddexp(log_total, channel)
-        for channel in again:
-            yield (channel - log_total).exp()
+        logits: Tensor,
+        log_total: Tensor | None,
+    ) -> Tensor:
+        assert log_total is not None
+        return (logits - log_total).exp_()
 
     def _entropy(self, logits: Tensor, reference: Tensor) -> Tensor:
         # CUDA has no deterministic kernel for the mean of images

@@ -1,6 +1,6 @@
 """Regions of label values, which may overlap."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -88,13 +88,15 @@ class RegionTargets(SegmentationTargets):
         """A region is where its probability is above one half, and `decode` looks above 0."""
         return self.decode(channel - 0.5 for channel in probabilities)
 
-    def probabilities(
+    def log_total(self, channels: Iterable[Tensor]) -> None:
+        return None
+
+    def probability(
         self,
-        channels: Iterable[Tensor],
-        again: Iterable[Tensor],
-    ) -> Iterator[Tensor]:
-        for channel in channels:
-            yield channel.sigmoid()
+        logits: Tensor,
+        log_total: Tensor | None,
+    ) -> Tensor:
+        return logits.sigmoid()
 
     def _entropy(self, logits: Tensor, reference: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(logits, reference.float())

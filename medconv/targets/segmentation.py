@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from inspect import signature
@@ -144,16 +144,20 @@ class SegmentationTargets(DiceScoredTargets):
         """As `decode`, from channels of probabilities."""
 
     @abstractmethod
-    def probabilities(
-        self,
-        channels: Iterable[Tensor],
-        again: Iterable[Tensor],
-    ) -> Iterator[Tensor]:
-        """Channels of logits to channels of probabilities.
+    def log_total(self, channels: Iterable[Tensor]) -> Tensor | None:
+        """What `probability` needs of all channels of logits, each (*spatial); None: nothing."""
 
+    @abstractmethod
+    def probability(
+        self,
+        logits: Tensor,
+        log_total: Tensor | None,
+    ) -> Tensor:
+        """A channel's probabilities, so that only one needs to be in memory.
+
+        Shape: (*spatial) -> same.
         Args:
-            channels: each (*spatial).
-            again: the same channels once more, so that not all of them are in memory.
+            log_total: of all channels.
         """
 
     def encode(self, label: Tensor) -> Tensor:

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,25 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks import results
+from benchmarks import results, whole_body_plot
+from benchmarks.peers import toy_prediction
+from benchmarks.peers.process import importable
+from benchmarks.peers.toy_prediction import NETWORK_MM, PATCH, SPACING_MM
+from medconv.data.case import Case
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.load import LoadedModel
+from medconv.inference.predict import output_in, predict
 from medconv.inference.predictor import Predictor
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.targets.label_map import LabelMapTargets
 from medconv.utils.hardware import keep_freed_memory
 
 OURS = "medconv"
+SAVED = "medconv, probabilities saved"
 MONAI = "MONAI's window, all classes resampled"
-SPACING_MM = (0.8, 0.8, 1.0)
-NETWORK_MM = 1.5
-PATCH = 64
-_SHOWN = ["case", "variant", "seconds", "peak_gib"]
+NNUNET = "nnU-Net 2.8.1"
+_NNUNET_SCRIPT = Path(__file__).parent / "peers/nnunet_predict.py"
+_SHOWN = ["case", "variant", "seconds", "ratio", "peak_gib"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,12 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slices", type=int, nargs="+", default=[300, 700])
     parser.add_argument("--classes", type=int, nargs="+", default=[3, 105])
     parser.add_argument("--overlap", type=float, default=0.0)
+    parser.add_argument("--probabilities", action="store_true", help="also with files of all probabilities")
+    parser.add_argument(
+        "--nnunet-python", help="of an environment with nnunetv2 2.8.1, which then predicts the same"
+    )
     parser.add_argument(
         "--peer-gib",
         type=float,
         default=12.0,
-        help="the peer is left out where its logits on the image's grid alone take more",
+        help="the peers are left out where their logits on the image's grid alone take more",
     )
+    parser.add_argument("--plot", type=Path, help="time and memory by volume and classes, as SVG")
 
 
 def run(options: argparse.Namespace) -> list[results.Row]:
@@ -57,6 +66,8 @@ def run(options: argparse.Namespace) -> list[results.Row]:
             image = _ct(Path(folder) / f"{slices}.nii.gz", options.size, slices)
             for classes in options.classes:
                 rows += _rows(image, options, slices, classes)
+    if options.plot:
+        whole_body_plot.draw(rows, options.plot)
     return rows
 
 
@@ -66,24 +77,42 @@ def show(rows: Sequence[results.Row]) -> str:
 
 def _rows(image: Path, options: argparse.Namespace, slices: int, classes: int) -> list[results.Row]:
     case = f"{options.size} x {options.size} x {slices}, {classes} classes, overlap {options.overlap:g}"
-    logits_gib = classes * 4 * options.size**2 * slices / 2**30
-    variants = [OURS] if logits_gib > options.peer_gib else [OURS, MONAI]
     rows: list[results.Row] = []
-    for variant in variants:
-        measured = _in_a_process(variant, image, classes, options.overlap)
-        kind: results.Row = {"benchmark": "whole_body", "case": case, "reference": OURS, "variant": variant}
-        rows.append({**kind, **results.conditions(), "ratio": 1.0, "spread": 0.0, **measured})
+    for variant in _variants(options, slices, classes):
+        measured = _in_a_process(variant, image, classes, options)
+        row: results.Row = {"benchmark": "whole_body", "case": case, "reference": OURS, "variant": variant}
+        row |= {"voxels": options.size**2 * slices, "classes": classes}
+        rows.append({**row, **results.conditions(), "spread": 0.0, **measured})
     for row in rows:
         row["ratio"] = row["seconds"] / rows[0]["seconds"]
     return rows
 
 
-def _in_a_process(variant: str, image: Path, classes: int, overlap: float) -> dict[str, float]:
-    """CPU seconds and peak memory of the prediction; libraries are loaded before and do not count."""
-    command = [sys.executable, "-m", "benchmarks.whole_body", variant, str(image), str(classes), str(overlap)]
-    paths = [str(Path(__file__).parents[1]), *sys.path]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+def _variants(options: argparse.Namespace, slices: int, classes: int) -> list[str]:
+    variants = [OURS]
+    if options.probabilities:
+        variants.append(SAVED)
+    logits_gib = classes * 4 * options.size**2 * slices / 2**30
+    if logits_gib <= options.peer_gib:
+        variants.append(MONAI)
+        if options.nnunet_python:
+            variants.append(NNUNET)
+    return variants
+
+
+def _in_a_process(
+    variant: str,
+    image: Path,
+    classes: int,
+    options: argparse.Namespace,
+) -> dict[str, float]:
+    """CPU seconds and peak memory of the prediction."""
+    if variant == NNUNET:
+        command = [options.nnunet_python, str(_NNUNET_SCRIPT)]
+    else:
+        command = [sys.executable, "-m", "benchmarks.whole_body", variant]
+    command += [str(image), str(classes), str(options.overlap)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=importable())
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return measured
 
@@ -100,18 +129,11 @@ def _ct(path: Path, size: int, slices: int) -> Path:
     return path
 
 
-def _network(classes: int) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv3d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv3d(8, classes, 1)).eval()
-
-
-def _with_medconv(image: Path, classes: int, overlap: float) -> np.ndarray:
-    keep_freed_memory()
+def _predictor(classes: int, overlap: float) -> Predictor:
     targets = LabelMapTargets.of_classes(["background", *(f"organ{index}" for index in range(1, classes))])
-    statistics = {"percentile_00_5": -900.0, "percentile_99_5": 900.0, "mean": 0.0, "std": 300.0}
     model = LoadedModel(
-        _network(classes),
-        PreprocessingConfig(3, (NETWORK_MM,) * 3, ("ct",), (statistics,)),
+        toy_prediction.network(classes),
+        PreprocessingConfig(3, (NETWORK_MM,) * 3, ("ct",), (toy_prediction.STATISTICS,)),
         SlidingWindow((PATCH,) * 3, overlap),
         ("background", *targets.names),
         targets,
@@ -120,7 +142,20 @@ def _with_medconv(image: Path, classes: int, overlap: float) -> np.ndarray:
         torch.contiguous_format,
     )
     model = replace(model, spacing_range_mm=tuple((mm, mm) for mm in SPACING_MM))
-    return Predictor([model])(image)
+    return Predictor([model])
+
+
+def _with_medconv(image: Path, classes: int, overlap: float) -> np.ndarray:
+    keep_freed_memory()
+    return _predictor(classes, overlap)(image)
+
+
+def _with_saved_probabilities(image: Path, classes: int, overlap: float) -> None:
+    """As `medconv predict --save-probabilities`, with its files."""
+    predictor = _predictor(classes, overlap)
+    with tempfile.TemporaryDirectory(dir=image.parent) as folder:
+        output = output_in(Path(folder), predictor, probabilities=True)
+        predict(predictor, [Case("ct", (image,))], output)
 
 
 def _with_monai(image: Path, classes: int, overlap: float) -> np.ndarray:
@@ -132,7 +167,7 @@ def _with_monai(image: Path, classes: int, overlap: float) -> np.ndarray:
     volume = ScaleIntensityRange(-900, 900, -3, 3, clip=True)(volume)
     native_size = tuple(volume.shape[1:])
     volume = Spacing((NETWORK_MM,) * 3, mode="bilinear")(volume)
-    network = _network(classes)
+    network = toy_prediction.network(classes)
     with torch.inference_mode():
         batch = volume.as_tensor()[None].float()
         logits: Any = sliding_window_inference(
@@ -142,25 +177,17 @@ def _with_monai(image: Path, classes: int, overlap: float) -> np.ndarray:
         return native.argmax(1)[0].short().numpy()
 
 
-_PREDICT: dict[str, Callable[[Path, int, float], np.ndarray]] = {OURS: _with_medconv, MONAI: _with_monai}
+_PREDICT: dict[str, Callable[[Path, int, float], object]] = {
+    OURS: _with_medconv,
+    SAVED: _with_saved_probabilities,
+    MONAI: _with_monai,
+}
 
 
 def _main() -> None:
     variant, image, classes, overlap = sys.argv[1:]
     torch.set_num_threads(1)
-    # The peak so far is forgotten; `ru_maxrss` would be that of the parent process, if it is larger.
-    Path("/proc/self/clear_refs").write_text("5")
-    before_kb = _status_kb("VmRSS")
-    start = time.process_time()
-    _PREDICT[variant](Path(image), int(classes), float(overlap))
-    seconds = time.process_time() - start
-    peak_gib = (_status_kb("VmHWM") - before_kb) / 2**20
-    print(json.dumps({"seconds": seconds, "peak_gib": peak_gib}))
-
-
-def _status_kb(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+    toy_prediction.report(partial(_PREDICT[variant], Path(image), int(classes), float(overlap)))
 
 
 if __name__ == "__main__":

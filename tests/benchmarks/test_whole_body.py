@@ -1,5 +1,7 @@
-"""scripts/benchmarks/whole_body.py: the peer predicts the same, and a process is measured."""
+"""scripts/benchmarks/whole_body.py: the peers predict the same, and a process is measured."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +20,25 @@ def test_both_ways_predict_the_same(tmp_path: Path) -> None:
     assert (ours == monais).mean() > 0.7
 
 
+def test_nnunet_predicts_the_same(tmp_path: Path) -> None:
+    python = os.environ.get("MEDCONV_NNUNET_PYTHON")
+    if not python:
+        pytest.skip("MEDCONV_NNUNET_PYTHON names no python that has nnU-Net")
+    image = whole_body._ct(tmp_path / "ct.nii.gz", size=64, slices=40)
+    ours = whole_body._with_medconv(image, 5, 0.5)
+    labels = tmp_path / "labels.npy"
+    command = [python, str(whole_body._NNUNET_SCRIPT), str(image), "5", "0.5", str(labels)]
+    subprocess.run(command, check=True, timeout=300)
+    assert (ours == np.load(labels)).mean() > 0.7
+
+
 def test_time_and_memory_of_a_process_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without the peer, whose logits would be too large."""
+    """Without the peers, whose logits would be too large."""
     arguments = ["--size", "48", "--slices", "40", "--classes", "200", "--peer-gib", "0.01"]
-    (row,) = benchmark(monkeypatch, tmp_path, "whole_body", *arguments)
-    assert (row["case"], row["variant"]) == ("48 x 48 x 40, 200 classes, overlap 0", "medconv")
-    assert set(row) >= ROW_KEYS and row["seconds"] > 0 and row["peak_gib"] > 0
+    plot = tmp_path / "plot.svg"
+    rows = benchmark(monkeypatch, tmp_path, "whole_body", *arguments, "--probabilities", "--plot", str(plot))
+    assert [row["variant"] for row in rows] == ["medconv", "medconv, probabilities saved"]
+    for row in rows:
+        assert row["case"] == "48 x 48 x 40, 200 classes, overlap 0"
+        assert set(row) >= ROW_KEYS and row["seconds"] > 0 and row["peak_gib"] > 0
+    assert plot.exists()

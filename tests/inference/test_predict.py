@@ -174,10 +174,10 @@ def test_cases_that_fail_are_named_and_the_others_are_predicted(
     errors = [MemoryError("Unable to allocate 9 TiB"), TypeError("what?")]
     scores = Predictor.scores
 
-    def failing(self: Predictor, inputs, *rest) -> object:
+    def failing(self: Predictor, inputs, **options) -> object:
         if inputs[0].case.id in ("case_4", "case_5") and errors:
             raise errors.pop(0)
-        return scores(self, inputs)
+        return scores(self, inputs, **options)
 
     monkeypatch.setattr(Predictor, "scores", failing)
     monkeypatch.setattr("medconv.utils.progress.in_terminal", lambda: True)

@@ -1,6 +1,7 @@
 """medconv/inference/slab_answer.py: answers by slabs are those of all logits at once."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,11 +41,16 @@ def model(seed: int, spacing_mm: float, overlap: float = 0.5, **more: Any) -> Lo
     return replace(loaded, preprocessing=preprocessing, window=window)
 
 
-def scores(models: list[LoadedModel], keeps_logits: bool, with_quality: bool = False) -> LabelMapScores:
+def scores(
+    models: list[LoadedModel],
+    keeps_logits: bool,
+    with_quality: bool = False,
+    logit_folder: Path | None = None,
+) -> LabelMapScores:
     forward = LabelMapForward(models, "cpu", with_quality)
     with torch.inference_mode():
         case_input = prepare(image(), models, forward.preprocessings)
-        return forward([case_input], keeps_logits)[0]
+        return forward([case_input], keeps_logits, logit_folder)[0]
 
 
 ENSEMBLES = {
@@ -66,6 +72,26 @@ def test_the_label_map_is_that_of_all_logits(name: str) -> None:
     probabilities = np.stack(list(at_once.probabilities()))
     np.testing.assert_array_equal(label, probabilities.argmax(0))
     assert len(np.unique(label)) == 2
+
+
+@pytest.mark.parametrize("name", ENSEMBLES)
+def test_probabilities_from_a_file_are_those_from_memory(name: str, tmp_path: Path) -> None:
+    """Up to the order of sums; the file has no name, so nothing stays behind."""
+    models = ENSEMBLES[name]()
+    from_file = scores(models, keeps_logits=False, logit_folder=tmp_path)
+    at_once = scores(models, keeps_logits=True)
+    pairs = list(zip(from_file.probabilities(), at_once.probabilities(), strict=True))
+    assert len(pairs) == 2 and not list(tmp_path.iterdir())
+    for channel, expected in pairs:
+        np.testing.assert_allclose(channel, expected, atol=1e-6)
+    np.testing.assert_array_equal(from_file.answer(), at_once.answer())
+
+
+def test_probabilities_by_slabs_are_a_softmax_of_the_enlarged_logits() -> None:
+    result = scores([model(0, 1.4)], keeps_logits=True)
+    logits = torch.nn.functional.interpolate(result.logits[0][None], SIZE, mode="trilinear")[0]
+    probabilities = np.stack(list(result.probabilities()))
+    np.testing.assert_allclose(probabilities, logits.softmax(0).numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ENSEMBLES)

@@ -78,6 +78,28 @@ def test_killed_and_continued(flags: list[str], serial: Path, tmp_path: Path) ->
     assert_same(output, serial)
 
 
+def test_killed_while_it_writes_probabilities(flags: list[str], tmp_path: Path) -> None:
+    """A case whose probabilities are half written has no label map, so it is done again."""
+    output = tmp_path / "out"
+    with_probabilities = [*flags, "--save-probabilities"]
+    process = start(with_probabilities, output)
+    until(lambda: any(output.glob("probabilities/.*.nii.gz")), pause=0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait()[0] == -signal.SIGKILL
+    done = {path.name for path in output.glob(WHOLE)}
+    assert len(done) < NUMBER and done <= {path.name for path in output.glob(f"probabilities/{WHOLE}")}
+    code, messages = start(with_probabilities, output).wait()
+    assert code == 0, messages
+    assert f"{NUMBER - len(done)} made now" in messages
+    assert {path.name for path in output.iterdir()} - {".lock", "prediction.json", "probabilities"} == {
+        f"case_{i}.nii.gz" for i in range(NUMBER)
+    }
+    for path in output.glob(WHOLE):
+        probabilities = nib.load(output / "probabilities" / path.name).get_fdata()
+        np.testing.assert_array_equal(probabilities.argmax(-1), np.asarray(nib.load(path).dataobj))
+    assert len(list((output / "probabilities").iterdir())) == NUMBER
+
+
 def test_three_processes_share_a_list(flags: list[str], serial: Path, tmp_path: Path) -> None:
     processes = [start(flags, tmp_path / "out") for _ in range(3)]
     ended = [process.wait() for process in processes]
@@ -110,7 +132,7 @@ def test_a_full_disk(flags: list[str], serial: Path, tmp_path: Path) -> None:
         pytest.skip("`unshare -rm` is not allowed here, so no small disk can be mounted")
     (disk := tmp_path / "disk").mkdir()
     mount = (
-        f'mount -t tmpfs -o size=500k tmpfs "{disk}"; "$@"; code=$?; cp -r "{disk}/out" '
+        f'mount -t tmpfs -o size=1000k tmpfs "{disk}"; "$@"; code=$?; cp -r "{disk}/out" '
         f'"{tmp_path}"; exit $code'
     )
     command = [sys.executable, *tiny.words("predict"), *flags, "--save-probabilities"]

@@ -75,8 +75,10 @@ def write_channels(path: Path, channels: Iterable[np.ndarray], count: int, like:
     with replacing(path, durable=True) as partial, ImageOpener(str(partial), "wb") as file:
         header.write_to(file)
         for _, channel in zip(range(count), channels, strict=True):  # the fourth axis is the slowest
-            voxels = channel.astype(header.get_data_dtype())
-            file.write(voxels.tobytes(order="F"))
+            voxels = channel.astype(header.get_data_dtype(), copy=False)
+            # Plane by plane: the bytes of all planes would be another copy of the channel.
+            for plane in np.moveaxis(voxels, -1, 0):
+                file.write(plane.tobytes(order="F"))
 
 
 def _template(like: Path) -> Nifti1Image:

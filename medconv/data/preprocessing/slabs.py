@@ -60,11 +60,6 @@ class SlabGrid:
         )
         return first, second
 
-    @property
-    def whole(self) -> Slab:
-        """The slab with all planes."""
-        return Slab(0, self.length, slice(0, self.source_length))
-
     def slabs(self) -> list[Slab]:
         """The slabs of the content, in order."""
         planes = max(1, _VOXELS // prod(self.in_plane))
@@ -81,16 +76,17 @@ class SlabGrid:
         planes: list[int] = [slab.sources.stop - slab.sources.start for slab in self.slabs()]
         return max(planes)
 
-    def channels(self, logits: Tensor, slab: Slab) -> Iterator[Tensor]:
+    def channels(self, logits: Sequence[Tensor] | Tensor, slab: Slab) -> Iterator[Tensor]:
         """One channel of the slab after the other.
 
         Shape: logits (outputs, planes of `slab.sources`, *in_plane) -> each (planes of the slab, *in_plane),
             float32. A picture has one axis in its planes there, and two here.
         """
         lower, upper, weights = self._neighbours(slab.first, slab.stop)
-        from_lower = _indices(lower - slab.sources.start, logits)
-        from_upper = _indices(upper - slab.sources.start, logits)
-        upper_share = torch.from_numpy(weights).to(logits.device)[:, None, None]
+        first = logits[0]
+        from_lower = _indices(lower - slab.sources.start, first)
+        from_upper = _indices(upper - slab.sources.start, first)
+        upper_share = torch.from_numpy(weights).to(first.device)[:, None, None]
         is_interpolated = bool(weights.any())
         for channel in logits:
             missing_axes = 3 - channel.ndim  # a picture is a volume of one slice

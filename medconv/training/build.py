@@ -33,9 +33,12 @@ from medconv.training.optim.build import OptimizerFactory, build_optimizer, buil
 from medconv.training.optim.param_groups import with_lr_multipliers
 from medconv.training.task import Task
 from medconv.training.validation import ImageLevelValidation, LabelMapValidation, Validation
+from medconv.utils.hardware import benchmark_kernels, uses_gpu
 
 log = logging.getLogger(__name__)
 
+# Sizes of growing patches if cuDNN tries its algorithms for each of them, which takes seconds
+_TUNED_SIZES = 4
 # Keys of `perf` that change the network's modules, in the words of `apply_switches`.
 _SWITCHES = (
     "channels_last",
@@ -122,7 +125,13 @@ def _growing_patch(config: RunConfig, network: nn.Module, progress_is_known: boo
     compiles = config.perf.compile or config.perf.cuda_graphs
     if setting is None and compiles:
         return None
-    return GrowingPatch(network.divisor)  # type: ignore[arg-type]
+    return GrowingPatch(network.divisor, _max_sizes(config.trainer))  # type: ignore[arg-type]
+
+
+def _max_sizes(trainer: TrainerConfig) -> int | None:
+    """Of growing patches; None: no limit, where cuDNN does not try its algorithms for each size."""
+    tunes = benchmark_kernels(trainer.benchmark, trainer.accelerator, trainer.deterministic)
+    return _TUNED_SIZES if tunes and uses_gpu(trainer.accelerator) else None
 
 
 def _obstacle_to_growing(config: RunConfig, network: nn.Module, progress_is_known: bool) -> str | None:

@@ -107,7 +107,7 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
         dataset=prepared.dataset.name,
         num_train=len(prepared.train),
         num_val=len(prepared.val),
-        network=run.task.network,
+        task=run.task,
         trainer=run.trainer,
         folder=folder,
     )

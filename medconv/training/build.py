@@ -119,13 +119,17 @@ def _growing_patch(config: RunConfig, network: nn.Module, progress_is_known: boo
     obstacle = _obstacle_to_growing(config, network, progress_is_known)
     if setting == "progressive" and obstacle is not None:
         raise configs.ConfigError(f"schedule.patch=progressive: {obstacle}")
-    if setting == "whole" or obstacle is not None:
-        return None
-    # Code compiled for one size is compiled again for each further size, which takes a minute.
-    compiles = config.perf.compile or config.perf.cuda_graphs
-    if setting is None and compiles:
+    if obstacle is not None or not may_grow(config):
         return None
     return GrowingPatch(network.divisor, _max_sizes(config.trainer))  # type: ignore[arg-type]
+
+
+def may_grow(config: RunConfig) -> bool:
+    """Whether patches grow if nothing about the data or the network is in the way."""
+    if config.schedule.patch is not None:
+        return config.schedule.patch == "progressive"
+    # Code compiled for one size is compiled again for each further size, which takes a minute.
+    return not (config.perf.compile or config.perf.cuda_graphs)
 
 
 def _max_sizes(trainer: TrainerConfig) -> int | None:

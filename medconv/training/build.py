@@ -128,7 +128,7 @@ def may_grow(config: RunConfig) -> bool:
     """Whether patches grow if nothing about the data or the network is in the way."""
     if config.schedule.patch is not None:
         return config.schedule.patch == "progressive"
-    # Code compiled for one size is compiled again for each further size, which takes a minute.
+    # Code that is compiled for one size is faster than that for any size.
     return not (config.perf.compile or config.perf.cuda_graphs)
 
 
@@ -181,7 +181,12 @@ def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | Non
         log.info("%s stay as they are", freeze(network, config.init.freeze))
     with configs.arguments_as_keys("perf"):
         switches = {key: getattr(config.perf, key) for key in _SWITCHES}
-        apply_switches(network, **switches, sync_batchnorm=config.trainer.sync_batchnorm)
+        apply_switches(
+            network,
+            **switches,
+            shapes_grow=may_grow(config),
+            sync_batchnorm=config.trainer.sync_batchnorm,
+        )
     if config.trainer.deterministic:
         swap_pools(network)
     return network

@@ -27,6 +27,7 @@ def apply_switches(
     activation_checkpointing: str = "none",
     compile: bool = False,
     cuda_graphs: bool = False,
+    shapes_grow: bool = False,
     sync_batchnorm: bool = False,
 ) -> nn.Module:
     """Apply the settings to a network, in place, and `use_sound_kernels` to this process.
@@ -38,6 +39,8 @@ def apply_switches(
         activation_checkpointing: `none`, `blocks` or `pointwise`; see `checkpoint_blocks`.
         compile: `torch.compile` in place, so that parameter names stay.
         cuda_graphs: with `compile`, replay the step's kernels as one CUDA graph; shapes must not change.
+        shapes_grow: images get larger while the network trains, so `compile` makes code for any size when it
+            meets the second one; else it makes faster code for each of the few shapes.
         sync_batchnorm: the trainer replaces batch norms by `nn.SyncBatchNorm`, so they are left as they are.
     Returns:
         The network.
@@ -67,7 +70,10 @@ def apply_switches(
     if compile:
         need_compiler()
         uses_graphs = cuda_graphs and torch.cuda.is_available()
-        network.compile(mode="reduce-overhead" if uses_graphs else None)
+        network.compile(
+            mode="reduce-overhead" if uses_graphs else None,
+            dynamic=None if shapes_grow else False,
+        )
     return network
 
 

@@ -33,9 +33,12 @@ from medconv.training.optim.build import OptimizerFactory, build_optimizer, buil
 from medconv.training.optim.param_groups import with_lr_multipliers
 from medconv.training.task import Task
 from medconv.training.validation import ImageLevelValidation, LabelMapValidation, Validation
+from medconv.utils.hardware import benchmark_kernels, uses_gpu
 
 log = logging.getLogger(__name__)
 
+# Sizes of growing patches if cuDNN tries its algorithms for each of them, which takes seconds
+_TUNED_SIZES = 4
 # Keys of `perf` that change the network's modules, in the words of `apply_switches`.
 _SWITCHES = (
     "channels_last",
@@ -117,13 +120,23 @@ def _growing_patch(config: RunConfig, network: nn.Module, progress_is_known: boo
     obstacle = _obstacle_to_growing(config, network, progress_is_known)
     if setting == "progressive" and obstacle is not None:
         raise configs.ConfigError(f"schedule.patch=progressive: {obstacle}")
-    if setting == "whole" or obstacle is not None:
+    if obstacle is not None or not may_grow(config):
         return None
-    # Code compiled for one size is compiled again for each further size, which takes a minute.
-    compiles = config.perf.compile or config.perf.cuda_graphs
-    if setting is None and compiles:
-        return None
-    return GrowingPatch(network.divisor)  # type: ignore[arg-type]
+    return GrowingPatch(network.divisor, _max_sizes(config.trainer))  # type: ignore[arg-type]
+
+
+def may_grow(config: RunConfig) -> bool:
+    """Whether patches grow if nothing about the data or the network is in the way."""
+    if config.schedule.patch is not None:
+        return config.schedule.patch == "progressive"
+    # Code that is compiled for one size is faster than that for any size.
+    return not (config.perf.compile or config.perf.cuda_graphs)
+
+
+def _max_sizes(trainer: TrainerConfig) -> int | None:
+    """Of growing patches; None: no limit, where cuDNN does not try its algorithms for each size."""
+    tunes = benchmark_kernels(trainer.benchmark, trainer.accelerator, trainer.deterministic)
+    return _TUNED_SIZES if tunes and uses_gpu(trainer.accelerator) else None
 
 
 def _obstacle_to_growing(config: RunConfig, network: nn.Module, progress_is_known: bool) -> str | None:
@@ -169,7 +182,12 @@ def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | Non
         log.info("%s stay as they are", freeze(network, config.init.freeze))
     with configs.arguments_as_keys("perf"):
         switches = {key: getattr(config.perf, key) for key in _SWITCHES}
-        apply_switches(network, **switches, sync_batchnorm=config.trainer.sync_batchnorm)
+        apply_switches(
+            network,
+            **switches,
+            shapes_grow=may_grow(config),
+            sync_batchnorm=config.trainer.sync_batchnorm,
+        )
     if config.trainer.deterministic:
         swap_pools(network)
     return network

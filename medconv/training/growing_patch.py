@@ -1,12 +1,14 @@
 """`schedule.patch=progressive`: training sees a part of each patch, which grows until it is whole."""
 
 from collections.abc import Sequence
+from math import floor
 
 from medconv.data.loading.datamodule import Batch
 
 _FIRST_SHARE = 0.5  # share of a patch's edge at the start
 _WHOLE_FROM = 0.8  # progress of the run from which on patches are whole
 _MIN_EDGE = 2  # voxels at the coarsest stage
+_LISTED = 1000  # points of a run at which its sizes are listed
 
 
 class GrowingPatch:
@@ -16,11 +18,13 @@ class GrowingPatch:
 
     Args:
         divisor: of the network, per axis.
+        max_sizes: of a run, 2 or more; None: no limit. For what is tuned or compiled for each size.
     Source: Fischer et al. 2024, arXiv:2407.07853.
     """
 
-    def __init__(self, divisor: Sequence[int]) -> None:
+    def __init__(self, divisor: Sequence[int], max_sizes: int | None = None) -> None:
         self.divisor = tuple(divisor)
+        self.max_sizes = max_sizes
 
     def size(self, patch: Sequence[int], progress: float) -> tuple[int, ...]:
         """Voxels to train on, per axis.
@@ -29,13 +33,26 @@ class GrowingPatch:
             patch: the whole patch, in voxels.
             progress: of the run, 0 to 1.
         """
-        share = min(1.0, _FIRST_SHARE + (1 - _FIRST_SHARE) * progress / _WHOLE_FROM)
+        share = _FIRST_SHARE + (1 - _FIRST_SHARE) * self._growth(progress)
         edges = []
         for whole_edge, divisor in zip(patch, self.divisor, strict=True):
             num_multiples = -(-round(share * whole_edge) // divisor)  # rounded up
             edge = max(_MIN_EDGE, num_multiples) * divisor
             edges.append(min(whole_edge, edge))
         return tuple(edges)
+
+    def sizes(self, patch: Sequence[int]) -> list[tuple[int, ...]]:
+        """All sizes of a run, in their order. Args: patch: the whole patch, in voxels."""
+        by_progress = [self.size(patch, number / _LISTED) for number in range(_LISTED + 1)]
+        return list(dict.fromkeys(by_progress))
+
+    def _growth(self, progress: float) -> float:
+        """0 at the start, 1 for the whole patch. Args: progress: of the run, 0 to 1."""
+        growth = min(1.0, progress / _WHOLE_FROM)
+        if self.max_sizes is None:
+            return growth
+        increments = self.max_sizes - 1
+        return floor(growth * increments) / increments
 
     def __call__(self, batch: Batch, progress: float) -> Batch:
         """Shape: image, label (batch, channels, *spatial) -> the same with `size` in place of spatial."""

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -15,8 +15,10 @@ from medconv.config import PerfConfig, RunConfig, TrainerConfig
 from medconv.planning.planner import Plan
 from medconv.planning.report import table
 from medconv.targets import monitor
+from medconv.training.growing_patch import GrowingPatch
 from medconv.training.loggers.tensorboard import TensorBoard
 from medconv.training.run_dir import RunDir
+from medconv.training.task import Task
 from medconv.utils.hardware import triton_missing, uses_gpu
 from medconv.utils.logging import size_text
 
@@ -42,12 +44,13 @@ def announce(
     dataset: str,
     num_train: int,
     num_val: int,
-    network: nn.Module,
+    task: Task,
     trainer: L.Trainer,
     folder: RunDir,
 ) -> None:
     """Log what is about to be trained."""
     derived = config.derived
+    network = task.network
     batch_size = (config.data.batch_size or 1) * trainer.world_size * trainer.accumulate_grad_batches
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
     log.info("data: %s, %d cases to train on, %d to validate", dataset, num_train, num_val)
@@ -57,6 +60,8 @@ def announce(
         size_text(derived.spacing_mm),
         batch_size,
     )
+    if task.growing_patch is not None:
+        log.info("%s", _growth(task.growing_patch, derived.patch_size))
     if derived.slice_axis is not None:
         axis = ("right", "anterior", "superior")[derived.slice_axis]
         log.info("slices: 2D, across the %s axis of the volumes", axis)
@@ -74,6 +79,15 @@ def announce(
         missing = triton_missing()
         if missing is not None:
             log.warning("perf.fast_norm=true: norms are several times slower than they could be: %s", missing)
+
+
+def _growth(growing: GrowingPatch, patch: Sequence[int]) -> str:
+    """The sizes of patches in a run."""
+    sizes = growing.sizes(patch)
+    line = f"patches grow: {len(sizes)} sizes, from {size_text(sizes[0])} voxels"
+    if growing.max_sizes is None:
+        return line
+    return f"{line}; at most {growing.max_sizes}, since cuDNN tries its algorithms for each"
 
 
 def _has_fast_norms(network: nn.Module) -> bool:

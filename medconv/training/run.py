@@ -24,7 +24,7 @@ from medconv.performance.step_profiler import StepProfiler
 from medconv.targets import Targets
 from medconv.training import pretrained_nnunet, report, score_test_cases
 from medconv.training.autotune import cache
-from medconv.training.build import build_task, record_of
+from medconv.training.build import build_task, may_grow, record_of
 from medconv.training.callbacks import early_stopping
 from medconv.training.checkpoint.compatibility import (
     check_has_training_state,
@@ -40,9 +40,9 @@ from medconv.training.optim.build import knows_progress
 from medconv.training.run_dir import RunDir, is_rank_zero
 from medconv.training.task import Task
 from medconv.training.trainer import build_trainer
-from medconv.utils import checkpoint_io, cluster, signals
+from medconv.utils import allocator, checkpoint_io, cluster, signals
 from medconv.utils.exit_codes import DONE
-from medconv.utils.hardware import apply_backends, check_devices, resolve_precision
+from medconv.utils.hardware import apply_backends, check_devices, resolve_precision, uses_gpu
 
 # Seconds of training; the bottleneck of a shorter run means little.
 _LONG_ENOUGH = 10.0
@@ -83,6 +83,8 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
     if config.trainer.deterministic:
         # cuBLAS reads it once, at the first matrix product, which may be one of a measurement
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if uses_gpu(config.trainer.accelerator) and may_grow(config) and not config.perf.cuda_graphs:
+        allocator.expand_segments()  # before anything is measured on the GPU; graphs have memory of their own
     check_conv(config.conv)
     L.seed_everything(config.seed, workers=True, verbose=False)
     config = with_devices(pretrained_nnunet.with_plans(config))
@@ -107,7 +109,7 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
         dataset=prepared.dataset.name,
         num_train=len(prepared.train),
         num_val=len(prepared.val),
-        network=run.task.network,
+        task=run.task,
         trainer=run.trainer,
         folder=folder,
     )

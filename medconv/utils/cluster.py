@@ -24,6 +24,8 @@ _LOST_PEER = re.compile(
 _NO_LOST_PEER = re.compile(r"ncclInvalidUsage|ncclInvalidArgument|DataLoader timed out")
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 _ERROR_FILE = "error.txt"  # in the run's folder: why a process failed
+# Environment variable: another file for it, where a batch script looks
+_ERROR_FILE_VARIABLE = "MEDCONV_ERROR_FILE"
 _VISIBLE_SECONDS = 5.0  # until a file that another machine wrote is visible here
 
 
@@ -230,17 +232,22 @@ def sharing_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except PeerLostError as lost:
-        reason = _reason_of_peer(folder / _ERROR_FILE)
+        reason = _reason_of_peer(_error_file(folder))
         if reason:
             raise ValueError(f"another process of this run failed: {reason}") from lost
         raise
     except Exception as error:
         attempt = _attempt()
         if attempt:
-            folder.mkdir(parents=True, exist_ok=True)
+            path = _error_file(folder)
+            path.parent.mkdir(parents=True, exist_ok=True)
             reason = " ".join(str(error).split()) or type(error).__name__
-            write_text(folder / _ERROR_FILE, f"{attempt}\n{reason}\n")
+            write_text(path, f"{attempt}\n{reason}\n")
         raise
+
+
+def _error_file(folder: Path) -> Path:
+    return Path(os.environ.get(_ERROR_FILE_VARIABLE) or folder / _ERROR_FILE)
 
 
 def _reason_of_peer(path: Path) -> str:

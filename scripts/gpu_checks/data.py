@@ -32,8 +32,8 @@ PLANNED: dict[str, Any] = {
 
 
 def _carried(peaks: Peaks, voxels: int) -> float:
-    """Samples a second that the link to the device carries: an fp32 channel and a label of one byte."""
-    return peaks.host / (5 * voxels)
+    """Samples a second that the link to the device carries: an fp16 channel and a label of one byte."""
+    return peaks.host / (3 * voxels)
 
 
 @claim(

@@ -229,6 +229,30 @@ def test_a_job_that_may_go_on_is_requeued(tmp_path: Path, code: int, restarts: s
     assert not requeued or (tmp_path / "requeued").read_text() == "requeue 4711\n"
 
 
+@pytest.mark.parametrize(
+    ("second_task", "nodes", "code", "requeued"),
+    [
+        ("kill -KILL $$", "2", 128 + signal.SIGKILL, False),  # srun's code is the highest
+        ("exit 75", "2", PREEMPTED, True),
+        ("kill -ABRT $$", "2", PREEMPTED, True),
+        ('echo "no such file" > $MEDCONV_ERROR_FILE; exit 1', "2", 128 + signal.SIGABRT, False),
+        ("", "1", 128 + signal.SIGABRT, False),  # alone, so that nobody was lost
+    ],
+)
+def test_a_process_that_a_watchdog_ends_is_one_that_lost_another(
+    tmp_path: Path, second_task: str, nodes: str, code: int, requeued: bool
+) -> None:
+    """By SIGABRT, as the first task ends here."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n[ $SLURM_PROCID = 1 ] && {{ {second_task or 'true'}; }}\nkill -ABRT $$\n")
+    python.chmod(0o755)
+    (tmp_path / ".medconv-error-4711").write_text("of an earlier start\n")
+    with slurm(tmp_path, RESTART_COUNT="1", JOB_NUM_NODES=nodes, python=str(python)) as job:
+        assert job.wait(timeout=60) == code
+    assert (tmp_path / "requeued").exists() == requeued
+    assert not (tmp_path / ".medconv-error-4711").exists()
+
+
 @pytest.mark.slow
 def test_two_machines_give_the_result_of_one_and_the_first_alone_writes(
     dataset: Path, tmp_path: Path

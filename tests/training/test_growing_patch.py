@@ -27,6 +27,27 @@ def test_at_the_coarsest_stage_two_voxels_are_left_where_there_were_as_many() ->
     assert GrowingPatch((16, 16)).size((48, 16), 0.0) == (32, 16)
 
 
+@pytest.mark.parametrize(
+    ("patch", "divisor", "without_limit"),
+    [
+        ((128, 128, 128), (32, 32, 32), 3),
+        ((192, 160, 96), (32, 32, 16), 9),
+        ((160, 192, 64), (16, 16, 8), 16),
+        ((256, 256, 12), (32, 32, 1), 11),
+        ((512, 448), (64, 64), 8),
+    ],
+)
+def test_a_run_has_as_many_sizes_as_are_allowed(
+    patch: tuple[int, ...], divisor: tuple[int, ...], without_limit: int
+) -> None:
+    every = GrowingPatch(divisor).sizes(patch)
+    few = GrowingPatch(divisor, max_sizes=4).sizes(patch)
+    assert len(every) == without_limit and len(few) == min(4, without_limit)
+    # Begin, end and order stay; both are whole from the same progress on
+    assert (few[0], few[-1]) == (every[0], every[-1]) == (every[0], patch) and few == sorted(few)
+    assert GrowingPatch(divisor, 4).size(patch, 0.8) == patch
+
+
 def test_the_middle_of_image_and_label_is_left() -> None:
     image = torch.arange(2 * 16 * 16).view(2, 1, 16, 16)
     growing = GrowingPatch((4, 4))

@@ -15,6 +15,7 @@ from torch import nn
 
 from medconv.config import DataConfig, Derived, PerfConfig, RunConfig, TrainerConfig
 from medconv.training import report
+from medconv.training.growing_patch import GrowingPatch
 from medconv.training.loggers.tensorboard import TensorBoard
 from medconv.training.run_dir import RunDir
 
@@ -41,13 +42,15 @@ def trainer(loggers: Any = False, **settings: Any) -> L.Trainer:
 
 
 def test_a_run_announces_its_data_patch_model_trainer_and_folder(caplog: pytest.LogCaptureFixture) -> None:
-    network, accumulating = nn.Linear(100, 100, bias=False), trainer(accumulate_grad_batches=4)
+    accumulating = trainer(accumulate_grad_batches=4)
+    task: Any = SimpleNamespace(network=nn.Linear(100, 100, bias=False), growing_patch=GrowingPatch((8, 8)))
     caplog.clear()  # of Lightning's messages
     caplog.set_level(logging.INFO, "medconv")
-    report.announce(CONFIG, "Tiny", 5, 2, network, accumulating, RunDir(Path("runs/x")))
+    report.announce(CONFIG, "Tiny", 5, 2, task, accumulating, RunDir(Path("runs/x")))
     assert caplog.messages == [
         "data: Tiny, 5 cases to train on, 2 to validate",
         "patch: 32 x 48 voxels of 0.5 x 1.25 mm, global batch 12",
+        "patches grow: 6 sizes, from 16 x 24 voxels",
         "slices: 2D, across the superior axis of the volumes",
         "model: torch.nn.Linear, 0.01 million parameters",
         "loss: class weights {'lesion': 4}",
@@ -55,6 +58,13 @@ def test_a_run_announces_its_data_patch_model_trainer_and_folder(caplog: pytest.
         "run: runs/x",
         "trainer.benchmark=true has no effect: cuDNN runs on NVIDIA GPUs only",
     ]
+
+
+def test_a_run_says_why_its_patches_have_few_sizes() -> None:
+    line = report._growth(GrowingPatch((32, 32, 16), max_sizes=4), (192, 160, 96))
+    assert line == (
+        "patches grow: 4 sizes, from 96 x 96 x 48 voxels; at most 4, since cuDNN tries its algorithms for each"
+    )
 
 
 NORMS = nn.Sequential(nn.Conv3d(1, 2, 1), nn.InstanceNorm3d(2))

@@ -1,10 +1,12 @@
 """medconv/training/run.py: a run from its composed config to its summary."""
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import tiny
 
 from medconv.config import ConfigError
@@ -29,6 +31,29 @@ def test_training_on_all_cases_has_no_best_checkpoint_and_no_warning(
     assert (tmp_path / "run/checkpoints/last.ckpt").is_file()
     assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
     assert load(tmp_path / "run/checkpoints/last.ckpt").class_names == ("background", "box", "hole")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expands"),
+    [
+        ([], True),
+        (["schedule.patch=whole"], False),
+        (["perf.compile=true"], False),
+        (["trainer.accelerator=cpu"], False),
+    ],
+)
+def test_gpu_memory_can_be_used_again_while_patches_grow(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], expands: bool
+) -> None:
+    """Before the data is prepared, and so before anything is measured on the GPU."""
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")  # so that it is as before after the test
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    layout = ["data.layout._target_=tests.training.test_run.layout_that_stops", "+data.layout.agreed=false"]
+    with pytest.raises(signals.RunInterrupted):
+        tiny.train(dataset, tmp_path / "run", *layout, "trainer.accelerator=auto", *overrides)
+    assert ("PYTORCH_ALLOC_CONF" in os.environ) == expands
 
 
 def layout_that_stops(agreed: bool, **_: Any) -> None:

@@ -146,6 +146,9 @@ def test_the_error_of_a_failed_process_reaches_the_others(
     )  # the reason of an earlier attempt does not count
     assert shared_error(KeyError(), SLURM_RESTART_COUNT=1) == "another process of this run failed: KeyError"
     (folder / cluster._ERROR_FILE).unlink()
+    elsewhere = folder / "of the job" / "error"
+    assert shared_error(ValueError("none"), MEDCONV_ERROR_FILE=elsewhere).endswith("failed: none")
+    assert elsewhere.read_text().endswith("\nnone\n") and not (folder / cluster._ERROR_FILE).exists()
     launched()
     with pytest.raises(ValueError), cluster.sharing_errors(folder):
         raise ValueError("alone")

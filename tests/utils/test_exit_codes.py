@@ -1,6 +1,7 @@
 """medconv/utils/exit_codes.py: the documented codes, which schedulers and scripts of users compare with."""
 
 import re
+import signal
 
 from helpers import tiny
 
@@ -15,4 +16,6 @@ def test_the_readme_names_the_exit_codes() -> None:
 
 def test_the_batch_script_requeues_a_preempted_run() -> None:
     script = (tiny.ROOT / "scripts/slurm/train.sbatch").read_text()
-    assert re.findall(r'"\$code" -eq (\d+)', script) == [str(PREEMPTED)]
+    aborted = 128 + signal.SIGABRT  # by NCCL's watchdog
+    assert re.findall(r'"\$code" -eq (\d+)', script) == [str(aborted), str(PREEMPTED)]
+    assert f"code={PREEMPTED}" in script

@@ -19,6 +19,7 @@ from medconv.data.case import Case
 from medconv.data.loading import packed
 from medconv.data.loading.annotated import Annotated
 from medconv.data.loading.collate import Augmenting, only_item
+from medconv.data.loading.half_precision import HalfPrecision
 from medconv.data.loading.image_dataset import ImageCases, ImageDataset
 from medconv.data.loading.loader import Loader, init_worker
 from medconv.data.loading.patch_dataset import CaseDataset, PatchDataset, Sample, SampleOrder
@@ -31,6 +32,7 @@ from medconv.data.splits import DataSplit
 from medconv.performance.step_profiler import StepProfiler
 from medconv.utils.device_copy import DeviceCopies
 from medconv.utils.errors import Argument, ArgumentError
+from medconv.utils.hardware import autocast_dtype
 from medconv.utils.signals import StopRequest
 
 Batch = dict[str, Any]
@@ -172,7 +174,7 @@ class DataModule(LightningDataModule):
             collate = Augmenting(self.augment)
         return self._loader(
             self._training_dataset(),
-            collate,
+            HalfPrecision(collate) if self._in_half_precision else collate,
             sampler=order,
             batch_size=self.loader.batch_size,
             profiler=self.profiler,
@@ -250,6 +252,8 @@ class DataModule(LightningDataModule):
         self.profiler.mark("copy_to_device")
         if not self._on_gpu:
             return batch
+        if self._in_half_precision:
+            batch = {**batch, "image": batch["image"].float()}
         if "blocks" in batch:
             batch = packed.with_boxes(batch, self.augment.max_read_size)
         return self.augment(batch) if self.augment else batch
@@ -290,6 +294,11 @@ class DataModule(LightningDataModule):
     @property
     def _world_size(self) -> int:
         return self.trainer.world_size if self.trainer is not None else 1
+
+    @property
+    def _in_half_precision(self) -> bool:
+        """Whether training images are sent to the device in half precision, in which the network computes."""
+        return self._on_gpu and autocast_dtype(self.trainer.precision) is not None  # type: ignore[union-attr]
 
     @property
     def _on_gpu(self) -> bool:

@@ -56,7 +56,7 @@ class LogitFile:
         """A channel. Shape: -> (planes, *in_plane)."""
         channel = np.empty((planes.stop - planes.start, *self.in_plane), self._dtype)
         self._file.seek(self._position(index, planes.start))
-        self._file.readinto(channel.data)  # type: ignore[attr-defined]
+        self._file.readinto(channel.data)
         return torch.from_numpy(channel)
 
     def channels(self, planes: slice) -> Sequence[Tensor]:

@@ -261,7 +261,7 @@ def _content(canonical: np.ndarray, report: CaseReport) -> str:
         return ""
     digest = blake2b(digest_size=8, key=repr(canonical.shape).encode())
     for channel in canonical:
-        digest.update(np.ascontiguousarray(channel))  # a copy of turned axes alone
+        digest.update(np.ascontiguousarray(channel).data)  # a copy of turned axes alone
     return digest.hexdigest()
 
 

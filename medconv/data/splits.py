@@ -64,8 +64,6 @@ def split_cases(
         log.warning("fold=%s is not used: the dataset defines its training and validation cases", fold)
     data_split = DataSplit(train, val, by_split["test"])
     _check_groups(data_split)
-    if splits is None:
-        _warn_of_split_patients(data_split)
     return data_split
 
 
@@ -104,28 +102,36 @@ def _group_name(match: re.Match[str] | None) -> str:
     return "_".join(text or "" for text in texts)
 
 
-def _warn_of_split_patients(data_split: DataSplit) -> None:
-    """Warn if case ids suggest that one patient is in training and validation."""
+class SplitPatient(NamedTuple):
+    """A case in training and one in validation whose ids suggest the same patient.
+
+    Args:
+        train: id of the case in training.
+        val: id of the case in validation.
+        group_pattern: for `grouped`, which would keep them together.
+    """
+
+    train: str
+    val: str
+    group_pattern: str
+
+
+def split_patient(data_split: DataSplit) -> SplitPatient | None:
+    """A patient in training and validation, as far as case ids tell; None where cases have groups."""
     if any(case.group for cases in data_split for case in cases):
-        return
+        return None
     train_matches = _patient_matches(data_split.train)
     val_matches = _patient_matches(data_split.val)
     images_per_patient = Counter(match["patient"] for match in [*train_matches, *val_matches])
     # With a single repeated name it is that of the dataset, as in BraTS20_001
     if sum(count > 1 for count in images_per_patient.values()) < 2:
-        return
+        return None
     train_by_patient = {match["patient"]: match for match in train_matches}
     for match in val_matches:
         train_match = train_by_patient.get(match["patient"])
         if train_match is not None:
-            log.warning(
-                "%s is in training and %s in validation; if they are of one patient, the scores are too "
-                "high: group_pattern='%s' keeps a patient's cases in one fold",
-                train_match[0],
-                match[0],
-                f"(.+){re.escape(match['separator'])}",
-            )
-            return
+            return SplitPatient(train_match[0], match[0], f"(.+){re.escape(match['separator'])}")
+    return None
 
 
 def _patient_matches(cases: Sequence[Case]) -> list[re.Match[str]]:

@@ -71,6 +71,7 @@ def result_table(summary: dict[str, Any], folder: RunDir) -> str:
     lines = [
         "",
         *_score_lines(summary),
+        *_caution(summary),
         "",
         _speed_line(summary),
     ]
@@ -96,6 +97,12 @@ def _score_lines(summary: dict[str, Any]) -> list[str]:
     for name, score in rows:
         lines.append(f"  {name:<{width}}  {score_text(score)}")
     return lines
+
+
+def _caution(summary: dict[str, Any]) -> list[str]:
+    """What speaks against the scores."""
+    warning = summary.get("split_warning")
+    return [f"caution: {warning}"] if warning else []
 
 
 def _speed_line(summary: dict[str, Any]) -> str:

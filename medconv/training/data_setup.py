@@ -1,5 +1,6 @@
 """The data of a run: finds, checks and preprocesses the dataset, and builds its loaders."""
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -33,6 +34,8 @@ from medconv.training.plan_setup import NOTHING, make_plan
 from medconv.utils import signals
 from medconv.utils.signals import StopRequest
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class PreparedData:
@@ -44,6 +47,7 @@ class PreparedData:
         spacing_range_mm: smallest and largest spacing of all cases along each axis (right, anterior,
             superior).
         test: cases that training never uses.
+        split_warning: as of the function.
     """
 
     dataset: Dataset
@@ -57,6 +61,7 @@ class PreparedData:
     skipped: dict[str, str] = field(default_factory=dict)
     spacing_range_mm: tuple[tuple[float, float], ...] = ()
     test: list[Case] = field(default_factory=list)
+    split_warning: str | None = None
 
     @cached_property
     def identity(self) -> DataIdentity:
@@ -117,6 +122,9 @@ def prepare_data(
         if not split.train:
             raise ConfigError(f"data.fold={data.fold}: no case is left to train on, all cases are invalid")
     split = check_split(split, dataset, measured, data)
+    warning = split_warning(split, data)
+    if warning:
+        log.warning(warning)
     per_case.check_annotated(split.train, dataset, pairs)
     sampling.announce(split.train, dataset)
     planned = make_plan(config, dataset, measured, recorded)
@@ -136,6 +144,7 @@ def prepare_data(
         skipped=skipped,
         spacing_range_mm=tuple((min(mm), max(mm)) for mm in zip(*measured.spacings_mm, strict=True)),
         test=split.test,
+        split_warning=warning,
     )
 
 
@@ -194,6 +203,18 @@ def _has_intensities(row: Any) -> bool:
 
 
 @configs.arguments_as_keys("data")
+def split_warning(split: DataSplit, data: DataConfig) -> str | None:
+    """Why the scores of a split may be too high; None: nothing is known against it."""
+    patient = None if data.splits_file is not None else splits.split_patient(split)
+    if patient is None:
+        return None
+    return (
+        f"{patient.train} is in training and {patient.val} in validation; if they are of one patient, "
+        f"the scores are too high: data.group_pattern='{patient.group_pattern}' keeps a patient's cases in "
+        "one fold"
+    )
+
+
 def split_cases(dataset: Dataset, data: DataConfig) -> DataSplit:
     """The split that the dataset or `data.fold` defines. Raises: ValueError: see `splits.split_cases`."""
     splits_file = Path(data.splits_file) if data.splits_file else None

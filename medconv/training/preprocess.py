@@ -22,6 +22,7 @@ from medconv.training.data_setup import (
     find_data,
     prepare_data,
     split_cases,
+    split_warning,
 )
 from medconv.training.plan_setup import make_plan
 from medconv.training.pretrained_nnunet import with_plans
@@ -67,10 +68,12 @@ def _check(run_config: RunConfig) -> int:
     if errors:
         raise ValueError(error_report(dataset, errors))
     measured = measure(reports)
-    split = split_cases(dataset, run_config.data)
-    check_split(split, dataset, measured, run_config.data)
+    split = check_split(split_cases(dataset, run_config.data), dataset, measured, run_config.data)
     plan = make_plan(run_config, dataset, measured)
     print(f"\n{planning_report.table(plan.rows)}")
+    warning = split_warning(split, run_config.data)
+    if warning:
+        print(f"\nwarning: {warning}")
     print(f"\nno errors in {len(reports)} cases of {dataset.name}")
     return DONE
 

@@ -179,6 +179,7 @@ def _fit(run: _Run) -> None:
     folder.begin(run.config, run.prepared.identity)
     folder.write_summary(
         skipped_cases=run.prepared.skipped,
+        split_warning=run.prepared.split_warning,
         score=run.prepared.targets.monitored.plain(),
         targets=run.prepared.targets.plain(),
     )

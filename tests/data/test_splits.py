@@ -17,6 +17,7 @@ from medconv.data.splits import (
     grouped,
     split_cases,
     split_fold,
+    split_patient,
 )
 from medconv.targets.multiclass import MulticlassTargets
 from medconv.targets.multilabel import MultilabelTargets
@@ -265,16 +266,14 @@ def test_an_unfit_group_pattern_is_refused() -> None:
         grouped([case("a", group="p")], "a")
 
 
-def test_a_patient_that_seems_split_apart_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    """Only where ids end in a number after a patient's; the pattern that the warning gives ends it."""
+def test_a_patient_that_seems_split_apart_is_found() -> None:
+    """Only where ids end in a number after a patient's; its pattern keeps the patient together."""
     cases = two_of_each(10)
-    split_cases(cases, 0, 5)
-    (warning,) = caplog.messages
-    assert "is in training and patient0" in warning
-    pattern = warning.partition("group_pattern='")[2].partition("'")[0]
-    caplog.clear()
-    split_cases(grouped(cases, pattern), 0, 5)
-    split_cases(cases, "all", 5)
+    patient = split_patient(split_cases(cases, 0, 5))
+    assert patient is not None
+    assert patient.train.partition("_")[0] == patient.val.partition("_")[0]
+    assert split_patient(split_cases(grouped(cases, patient.group_pattern), 0, 5)) is None
+    assert split_patient(split_cases(cases, "all", 5)) is None
     for names in (
         "case_{:03d}",
         "BraTS20_Training_{:03d}",
@@ -282,15 +281,15 @@ def test_a_patient_that_seems_split_apart_is_warned_about(caplog: pytest.LogCapt
         "1.3.6.1.{}",
         "BraTS-GLI-{:05d}-000",
     ):
-        split_cases([Case(names.format(i), ()) for i in range(20)], 0, 5)
-    assert not caplog.records
+        split = split_cases([Case(names.format(i), ()) for i in range(20)], 0, 5)
+        assert split_patient(split) is None
 
 
 @pytest.mark.realdata
-def test_the_two_volumes_of_a_cardiac_patient(realdata: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_two_volumes_of_a_cardiac_patient(realdata: Path) -> None:
     cases = auto(realdata / "Dataset027_ACDC").cases
-    split_cases(cases, 0, 5)
-    assert "group_pattern='(.+)_frame' keeps a patient's cases in one fold" in caplog.text
+    patient = split_patient(split_cases(cases, 0, 5))
+    assert patient is not None and patient.group_pattern == "(.+)_frame"
     split = split_cases(grouped(cases, r"(patient\d+)"), 0, 5)
     assert len({case.group for case in split.val}) == 10 and len(split.val) == 20
 

@@ -81,3 +81,16 @@ def test_the_result_shows_scores_speed_and_files(tmp_path: Path) -> None:
     text = launch.result_table(auc, folder)
     assert "scores over 1 validation cases" in text and re.search(r"\n  auc +0\.9000\n", text)
     assert "no validation" in launch.result_table({"targets": targets}, folder)
+
+
+def test_a_caution_stands_below_the_scores(tmp_path: Path) -> None:
+    targets = MulticlassTargets(("no", "yes")).plain()
+    summary = {
+        "targets": targets,
+        "val/auc": 0.9,
+        "val/cases": {"a": {}},
+        "split_warning": "two of one patient",
+    }
+    lines = launch.result_table(summary, RunDir(tmp_path)).splitlines()
+    scores_end = next(number for number, line in enumerate(lines) if "auc" in line)
+    assert "caution: two of one patient" in lines[scores_end + 1 : scores_end + 3]

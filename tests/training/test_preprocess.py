@@ -1,5 +1,6 @@
 """medconv/training/preprocess.py: what `medconv preprocess` prints about a dataset, its plan and its errors."""
 
+import json
 import os
 from pathlib import Path
 
@@ -80,6 +81,28 @@ def test_check_only_shows_what_concerns_many_cases_once(
     arguments = [*overrides(root, tmp_path / "cache"), "--check-only"]
     out = run_preprocess(arguments, tmp_path, monkeypatch, capsys)[0]
     assert sum(UNORIENTED in line for line in out.splitlines()) == 1
+
+
+def test_a_patient_on_both_sides_of_the_split_is_named_by_the_check_and_by_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tiny.write_dataset(tmp_path / "patients", cases=6)
+    text = (root / "dataset.json").read_text()
+    for number in range(6):
+        old = f"case_{number}.nii.gz"
+        new = f"patient{number // 2}_frame{number % 2}.nii.gz"
+        for folder in ("imagesTr", "labelsTr"):
+            (root / folder / old).rename(root / folder / new)
+        text = text.replace(old, new)
+    (root / "dataset.json").write_text(text)
+    arguments = [*overrides(root, tmp_path / "cache"), "--check-only"]
+    out = run_preprocess(arguments, tmp_path, monkeypatch, capsys)[0]
+    advice = "data.group_pattern='(.+)_frame' keeps a patient's cases in one fold"
+    assert out.count(advice) == 1
+    tiny.train(root, tmp_path / "run", "trainer.max_steps=1")
+    assert advice in json.loads((tmp_path / "run/summary.json").read_text())["split_warning"]
+    arguments.insert(-1, "data.group_pattern=(.+)_frame")
+    assert "group_pattern" not in run_preprocess(arguments, tmp_path, monkeypatch, capsys)[0]
 
 
 def test_copies_of_validation_images_are_named_and_training_skips_them(

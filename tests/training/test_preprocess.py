@@ -99,10 +99,10 @@ def test_a_patient_on_both_sides_of_the_split_is_named_by_the_check_and_by_the_r
     out = run_preprocess(arguments, tmp_path, monkeypatch, capsys)[0]
     advice = "data.group_pattern='(.+)_frame' keeps a patient's cases in one fold"
     assert out.count(advice) == 1
-    tiny.train(root, tmp_path / "run", "trainer.max_steps=1")
-    assert advice in json.loads((tmp_path / "run/summary.json").read_text())["split_warning"]
     arguments.insert(-1, "data.group_pattern=(.+)_frame")
     assert "group_pattern" not in run_preprocess(arguments, tmp_path, monkeypatch, capsys)[0]
+    tiny.train(root, tmp_path / "run", "trainer.max_steps=1")
+    assert advice in json.loads((tmp_path / "run/summary.json").read_text())["split_warning"]
 
 
 def test_copies_of_validation_images_are_named_and_training_skips_them(

@@ -46,20 +46,27 @@ MANY = {
     "by epochs, accumulated": [
         "trainer.accumulate_grad_batches=2",
         "trainer.max_steps=-1",
-        "trainer.max_epochs=4",
+        "trainer.max_epochs=15",
     ],
     "by another optimizer and schedule": ["scheduler=step", "optimizer=adamw"],
     "with transforms of MONAI": ["augmentation=monai"],
+    "accumulated and averaged at every step": [
+        "trainer.accumulate_grad_batches=3",
+        "weight_averaging.begin=1",
+        "weight_averaging.every=1",
+    ],
+    "with classes drawn alike": ["sampler=balanced", "data.num_workers=1"],
+    "with computed weights": ["conv=basis", "perf.activation_checkpointing=pointwise"],
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", MANY)
 def test_runs_that_were_killed_often(dataset: Path, tmp_path: Path, how: str) -> None:
-    """Seven configurations, killed five times each, in training, validation, writing, or starting."""
-    settings = [*STEPS, "trainer.max_steps=25", *MANY[how]]
+    """Ten configurations, killed ten times each, in training, validation, writing, or starting."""
+    settings = [*STEPS, "trainer.max_steps=60", *MANY[how]]
     train(dataset, tmp_path / "whole", settings)
-    assert train(dataset, tmp_path / "run", settings, kills=5, seed=len(how)) == 5
+    assert train(dataset, tmp_path / "run", settings, kills=10, seed=len(how)) == 10
     assert_the_same_run(tmp_path / "whole", tmp_path / "run")
 
 

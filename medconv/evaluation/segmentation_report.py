@@ -145,13 +145,14 @@ def _case_card(
     columns += ["prediction"] if len(label_paths) == 2 else ["prediction A", "prediction B"]
     dice = row["dice"]
     # undefined classes last
-    classes = sorted(dice, key=lambda name: (dice[name] is None, dice[name]))
+    worst_first = sorted(dice, key=lambda name: (dice[name] is None, dice[name]))
+    shown = set(worst_first[:_WORST_CLASSES])
     return {
         "name": row["case"],
         "row": row,
         "png": png,
         "caption": ", ".join(columns) + problem,
-        "classes": classes[:_WORST_CLASSES],
+        "classes": [name for name in dice if name in shown],  # in one order for all cases
     }
 
 

@@ -83,9 +83,9 @@ def overlay(
             visible_values.update(int(value) for value in np.unique(label_plane))
         image_plane = None if image is None else plane.cut(image)
         rows.append(_overlay_row(image_plane, label_planes, plane.axis, spacing_mm))
-    page = _stacked(rows)
+    page = _grid(rows)
     if titles:
-        page = _stacked([_title_line(titles, rows[0].shape[1]), page])
+        page = _stacked([_title_line(titles, page.shape[1]), page])
     legend = []
     for value, name in (names or {}).items():
         if value in visible_values:
@@ -114,8 +114,8 @@ def heat(image: np.ndarray, strength: np.ndarray | None, spacing_mm: Sequence[fl
         panels = [pixels]
         if strength is not None:
             panels.append(_warmed(pixels, plane.cut(strength)[..., None]))
-        rows.append(_beside([_upright(panel, plane.axis, spacing_mm) for panel in panels]))
-    return _stacked(rows)
+        rows.append([_upright(panel, plane.axis, spacing_mm) for panel in panels])
+    return _grid(rows)
 
 
 def colour(value: int) -> str:
@@ -183,7 +183,8 @@ def _overlay_row(
     label_planes: Sequence[np.ndarray],
     axis: int | None,
     spacing_mm: Sequence[float],
-) -> np.ndarray:
+) -> list[np.ndarray]:
+    """The panels of a plane."""
     if image_plane is None:
         grey = np.full((*label_planes[0].shape, 3), _PLAIN_GREY)
     else:
@@ -192,7 +193,7 @@ def _overlay_row(
     panels = [] if image_plane is None else [background]
     for label_plane in label_planes:
         panels.append(_painted(background, _upright(label_plane, axis, spacing_mm)))
-    return _beside(panels)
+    return panels
 
 
 def _shaded(plane: np.ndarray) -> np.ndarray:
@@ -300,8 +301,16 @@ def _stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
     return _joined(padded_rows, 0)
 
 
-def _beside(panels: Sequence[np.ndarray]) -> np.ndarray:
-    return _joined(panels, 1)
+def _grid(rows: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+    """Rows of panels in columns of one width; narrower panels are in the middle of theirs."""
+    width = max(panel.shape[1] for row in rows for panel in row)
+    return _stacked([_joined([_centred(panel, width) for panel in row], 1) for row in rows])
+
+
+def _centred(panel: np.ndarray, width: int) -> np.ndarray:
+    left = (width - panel.shape[1]) // 2
+    right = width - panel.shape[1] - left
+    return np.pad(panel, ((0, 0), (left, right), (0, 0)))
 
 
 def _joined(panels: Sequence[np.ndarray], axis: int) -> np.ndarray:

@@ -70,22 +70,27 @@ def test_3d_is_three_rows() -> None:
 )
 def test_pixels_are_square_in_mm(shape: tuple[int, ...], spacing: tuple[float, ...], sizes_mm: list) -> None:
     picture = overlay(np.full(shape, 1.0) + bright_image(shape), [np.zeros(shape, np.uint8)], spacing)
-    wide = max(2 * w * max(160 / max(w, h), 1 / min(spacing)) + GAP for w, h in sizes_mm)
-    assert picture.shape[1] == pytest.approx(wide, abs=4)
+    scales = [max(160 / max(size_mm), 1 / min(spacing)) for size_mm in sizes_mm]
+    sizes = [(round(w * scale), round(h * scale)) for (w, h), scale in zip(sizes_mm, scales, strict=True)]
+    column = max(width for width, _ in sizes)
+    assert picture.shape[1] == 2 * column + GAP
     top = 0
-    for width_mm, height_mm in sizes_mm:
-        scale = max(160 / max(width_mm, height_mm), 1 / min(spacing))
-        width, height = round(width_mm * scale), round(height_mm * scale)
-        row = picture[top : top + height]
+    for width, height in sizes:
         assert max(width, height) >= 160
-        assert (
-            row[:, :width] == row[:, width + GAP : 2 * width + GAP]
-        ).all()  # bare, and under an empty label
-        assert (row[:, width : width + GAP] == 0).all()
-        assert row[:, width - 1].any() and row[-1, :width].any() and row[0, :width].any()
-        assert (row[:, 2 * width + GAP :] == 0).all()
+        bare, painted = columns_of(picture[top : top + height], column)
+        assert (bare == painted).all()  # without a label
+        left = (column - width) // 2  # in the middle of its column
+        panel = bare[:, left : left + width]
+        assert panel[:, 0].any() and panel[:, -1].any() and panel[-1].any() and panel[0].any()
+        assert not bare[:, :left].any() and not bare[:, left + width :].any()
         top += height + GAP
     assert picture.shape[0] == top - GAP
+
+
+def columns_of(row: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """The two panels of a row, which are this wide with their black borders."""
+    assert not row[:, width : width + GAP].any()
+    return row[:, :width], row[:, width + GAP :]
 
 
 @pytest.mark.parametrize("voxel", [(1, 6), (0, 0), (7, 5)])
@@ -107,13 +112,16 @@ def test_3d_planes_pass_through_the_foreground_and_superior_is_up(voxel: tuple[i
     label[voxel] = 1
     image += np.random.default_rng(0).uniform(0, 20, shape)
     picture = overlay(image, [label], spacing)
-    row, columns = 0, [(0, 1), (0, 2), (1, 2)]  # axial, coronal, sagittal: axis to the right, axis up
-    for right, up in columns:
+    row = 0
+    column = (picture.shape[1] - GAP) // 2
+    for right, up in [(0, 1), (0, 2), (1, 2)]:  # axial, coronal, sagittal: axis to the right, axis up
         size = shape[right] * spacing[right], shape[up] * spacing[up]
         scale = max(160 / max(size), 1)
         width, height = (round(mm * scale) for mm in size)
-        bare = picture[row : row + height, :width]
-        painted = picture[row : row + height, width + GAP : 2 * width + GAP]
+        left = (column - width) // 2
+        bare, painted = (
+            panel[:, left : left + width] for panel in columns_of(picture[row : row + height], column)
+        )
         place = [(voxel[axis] + 0.5) / shape[axis] for axis in (right, up)]
         assert centre(coloured(painted, bare)) == pytest.approx(place, abs=0.02)
         assert centre(bare[..., 0] > 250) == pytest.approx(place, abs=0.02)

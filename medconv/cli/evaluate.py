@@ -1,9 +1,9 @@
 """`medconv evaluate`: compare predicted label maps, or a table of predictions, with references."""
 
-import os
 from pathlib import Path
 
 from medconv.cli.parsers import Group, Parser
+from medconv.utils.cores import num_cores
 
 _MAX_WORKERS = 8
 
@@ -18,8 +18,7 @@ def parser() -> Parser:
     _add_input_and_output(command.add_argument_group("input and output"))
     _add_segmentation(command.add_argument_group("segmentation"))
     _add_image_level(command.add_argument_group("classification and regression"))
-    # Cores of this process, which Slurm or a container may limit, not those of the machine.
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     command.general().add_argument(
         "--workers",
         type=int,

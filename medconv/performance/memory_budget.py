@@ -1,6 +1,7 @@
 """The memory budget of a training step on this machine; rounded, so that similar machines plan the same."""
 
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -63,8 +64,7 @@ def total_memory(cgroups: Path = _CGROUPS, process_cgroup: Path = Path("/proc/se
         cgroups: where the kernel shows all groups.
         process_cgroup: which of them this process is in: lines of `number:controllers:path`.
     """
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = [physical]
+    limits = [_physical_memory()]
     try:
         lines = process_cgroup.read_text().splitlines()
     except OSError:
@@ -76,6 +76,13 @@ def total_memory(cgroups: Path = _CGROUPS, process_cgroup: Path = Path("/proc/se
         elif "memory" in controllers.split(","):  # version 1: a tree for each
             limits += _limits(cgroups / "memory", group, "memory.limit_in_bytes")
     return min(limit for limit in limits if limit)
+
+
+def _physical_memory() -> int:
+    """Bytes; without a bound where the system does not tell, as on Windows."""
+    if not hasattr(os, "sysconf"):
+        return sys.maxsize
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _limits(root: Path, group: str, file_name: str) -> list[int]:

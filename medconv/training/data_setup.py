@@ -1,7 +1,6 @@
 """The data of a run: finds, checks and preprocesses the dataset, and builds its loaders."""
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -32,6 +31,7 @@ from medconv.training.data_identity import DataIdentity
 from medconv.training.derived_values import derived_values
 from medconv.training.plan_setup import NOTHING, make_plan
 from medconv.utils import signals
+from medconv.utils.cores import num_cores
 from medconv.utils.signals import StopRequest
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def find_data(data: DataConfig) -> tuple[Dataset, int]:
     """The dataset of a config's `data`, and the number of cases to preprocess at once."""
     workers = data.prepare_workers
     if workers is None:
-        workers = min(8, len(os.sched_getaffinity(0)))
+        workers = min(8, num_cores())
     dataset = configs.build(data.layout, "data.layout")
     dataset = dataset.with_targets(
         regions=data.regions,

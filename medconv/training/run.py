@@ -41,6 +41,7 @@ from medconv.training.run_dir import RunDir, is_rank_zero
 from medconv.training.task import Task
 from medconv.training.trainer import build_trainer
 from medconv.utils import allocator, checkpoint_io, cluster, signals
+from medconv.utils.cores import num_cores
 from medconv.utils.exit_codes import DONE
 from medconv.utils.hardware import apply_backends, check_devices, resolve_precision, uses_gpu
 
@@ -195,7 +196,7 @@ def _fit(run: _Run) -> None:
             trainer.fit(run.task, run.data, ckpt_path=folder.resume_from(), weights_only=True)
         folder.write_summary(stopped_early=early_stopping.ended(trainer))
     if run.profiler.training_seconds > _LONG_ENOUGH:
-        cores = len(os.sched_getaffinity(0))
+        cores = num_cores()
         folder.write_summary(verdict=bottleneck.verdict(run.profiler.shares(), run.config, cores))
     if is_rank_zero():
         report.hyperparameters(trainer, run.config, folder)

@@ -1,6 +1,5 @@
 """Metadata of a run: versions, hardware, commit, command, and peak memory."""
 
-import os
 import platform
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import torch
 import medconv
 from medconv.config.schema import PACKAGE
 from medconv.utils import cluster
+from medconv.utils.cores import num_cores
 
 _PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy", "tensorboard")
 
@@ -34,7 +34,7 @@ def of(trainer: Any) -> dict[str, Any]:
             "device": device.type,
             "name": name or platform.processor(),
             "devices": trainer.world_size,
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": num_cores(),
             "torch_threads": torch.get_num_threads(),
         },
         "git_commit": git_commit(),

@@ -44,7 +44,7 @@ def _name_final_path(error: OSError, partial: Path, path: Path) -> None:
 
 
 def _flush_to_disk(path: Path) -> None:
-    with path.open("rb") as file:
+    with path.open("rb+") as file:  # Windows flushes only what it may write
         os.fsync(file.fileno())
 
 

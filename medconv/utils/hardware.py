@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medconv.utils.cores import num_cores
 from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.precisions import MATMUL_PRECISIONS, PRECISIONS
 
@@ -131,7 +132,7 @@ def _check_gpus(devices: Any, setting: Any, launched: bool) -> None:
 
 
 def _check_cores(devices: Any, setting: Any, launched: bool) -> None:
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     if not isinstance(devices, int) or devices < 1:
         raise ArgumentError("devices", f"={setting}: on a CPU it is a number of processes, 1 or more")
     if devices > cores and not launched:

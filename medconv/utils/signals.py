@@ -16,7 +16,9 @@ log = logging.getLogger(__name__)
 Handler = Callable[[int, FrameType | None], None]
 
 # By a scheduler or a service manager; by Slurm before its time limit; by a terminal that was closed.
-PREEMPTING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+SIGUSR1 = getattr(signal, "SIGUSR1", None)  # Windows has neither this one
+_SIGHUP = getattr(signal, "SIGHUP", None)  # nor this one
+PREEMPTING = tuple(number for number in (signal.SIGTERM, SIGUSR1, _SIGHUP) if number is not None)
 _MAX_RESTARTS = 50
 WAIT_SECONDS = 5.0  # for something that may never come, once a stop is requested; Docker kills after 10
 
@@ -78,7 +80,7 @@ class StopRequest:
             raise RunInterrupted(number)
         if self._waits_too_long():
             raise RunInterrupted(self.number)
-        if self.number != signal.SIGUSR1:  # SIGUSR1 also requests a requeue
+        if self.number != SIGUSR1:  # SIGUSR1 also requests a requeue
             self.number = number
         self._watch()
 
@@ -128,7 +130,7 @@ def handled(handler: Handler, *numbers: signal.Signals) -> Iterator[None]:
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
+        if number == _SIGHUP:
             _discard_closed_output()
         handler(number, frame)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -30,6 +29,7 @@ from medconv.data.loading.worker_errors import GuardedCollate, GuardedDataset
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.data.splits import DataSplit
 from medconv.performance.step_profiler import StepProfiler
+from medconv.utils.cores import num_cores
 from medconv.utils.device_copy import DeviceCopies
 from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.hardware import autocast_dtype
@@ -283,7 +283,7 @@ class DataModule(LightningDataModule):
         if self.loader.num_workers is not None:
             return self.loader.num_workers
         devices = self.trainer.num_devices if self.trainer is not None else 1
-        cores = len(os.sched_getaffinity(0))
+        cores = num_cores()
         half_per_device = cores // (2 * devices)
         return max(1, min(_MAX_WORKERS, half_per_device))
 

@@ -1,0 +1,53 @@
+"""Prediction, evaluation and the layers without what only Linux has: what macOS and Windows lack is taken away.
+
+This stands in for these systems, on which the same tests run in `.github/workflows/platforms.yml`.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers import tiny
+from helpers.exports import Exported
+
+# Third-party packages choose their way by the system's name, which stays; they are imported first.
+WITHOUT_LINUX = """
+import os, signal, sys
+import torch, lightning, monai.inferers, nibabel, filelock, matplotlib.figure, hydra, scipy.ndimage
+for module, names in {
+    os: ["sched_getaffinity", "sysconf", "statvfs", "getuid", "fork", "link"],
+    signal: ["SIGUSR1", "SIGUSR2", "SIGHUP", "SIGKILL", "pthread_sigmask"],
+}.items():
+    for name in names:
+        delattr(module, name)
+for name in ("fcntl", "resource", "pwd", "grp"):
+    sys.modules[name] = None
+from medconv.cli.main import main
+import medconv.convs
+main()
+"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", WITHOUT_LINUX, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(tiny.ROOT)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_prediction_and_evaluation_need_nothing_that_only_linux_has(
+    exported: Exported, dataset: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "predictions"
+    predicted = run(
+        *("predict", "--checkpoint", str(exported.checkpoint)),
+        *("--input", str(dataset / "imagesTr"), "--output", str(output)),
+    )
+    assert predicted.returncode == 0, predicted.stderr
+    assert len(list(output.glob("*.nii.gz"))) == len(list((dataset / "imagesTr").glob("*.nii.gz")))
+    evaluated = run(
+        *("evaluate", "--predictions", str(output), "--references", str(dataset / "labelsTr")),
+        *("--output", str(tmp_path / "metrics.json")),
+    )
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert "mean foreground" in evaluated.stdout

@@ -25,7 +25,7 @@ def test_the_csv_has_a_row_per_case_and_class_the_table_one_per_class(tmp_path: 
         ["b", "liver", "1.0", "1.0"],
         ["b", "tumour, left", "0.0", "0.0"],
     ]
-    assert {len(row) for row in rows} == {11} and rows[1][0] == str(predictions)
+    assert {len(row) for row in rows} == {len(rows[0])} and rows[1][0] == str(predictions)
     lines = [line.split() for line in table(evaluation).splitlines()]
     assert lines[1] == ["liver", "1.0000", "0.0000", "1.0000", "0.00", "0.00", "0.0", "2"]
     assert lines[2] == ["tumour,", "left", "0.0000", "-", "0.0000", "16.73", "16.73", "-", "1"]

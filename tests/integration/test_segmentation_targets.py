@@ -10,6 +10,7 @@ import pytest
 import yaml
 from helpers import tiny
 
+from medconv.config import conf_dir
 from medconv.inference.load import load
 
 REGIONS = ["data.regions={both:[box,hole],hole:[hole]}", "data.regions_order=[1,2]"]
@@ -60,7 +61,13 @@ def test_regions_are_learned_and_predicted(
     assert set(np.unique(label)) <= {0, 1, 2} and label.any()
 
 
-@pytest.mark.parametrize("loss", ["dice_focal", "tversky", "cldice", "skeleton_recall", "boundary"])
+def _segmentation_losses() -> list[str]:
+    """The options of `loss` that are neither for whole images nor the default."""
+    others = {"auto", "dice_ce", "bce", "cross_entropy", "huber", "l1", "mse"}
+    return sorted({path.stem for path in (conf_dir() / "loss").glob("*.yaml")} - others)
+
+
+@pytest.mark.parametrize("loss", _segmentation_losses())
 @pytest.mark.parametrize("which", ["regions", "ignore"])
 def test_further_losses_take_what_the_default_takes(
     dataset: Path, scribbles: Path, tmp_path: Path, loss: str, which: str

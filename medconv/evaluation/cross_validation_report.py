@@ -1,7 +1,5 @@
 """Cross-validation results as a table for the terminal, as `cross_validation.json` and as `folds.csv`."""
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 from medconv.evaluation.cross_validation import CSV, JSON, CrossValidation
 from medconv.evaluation.rendering import plain_number
 from medconv.utils.atomic_io import write_text
+from medconv.utils.csv_cells import csv_text
 
 
 def table(crossval: CrossValidation) -> str:
@@ -87,11 +86,7 @@ def _csv_text(crossvals: Sequence[CrossValidation]) -> str:
             rows.append(identity | crossval.targets.case_cells(row))
     # the union of all columns, in order: cross-validations may have different classes
     columns = dict.fromkeys(column for row in rows for column in row)
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text([list(columns), *([row.get(column, "") for column in columns] for row in rows)])
 
 
 def _line(

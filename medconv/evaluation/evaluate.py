@@ -4,9 +4,7 @@ Prints a table, and writes all results as JSON, the cases as CSV, and a report a
 """
 
 import argparse
-import csv
 import errno
-import io
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +19,7 @@ from medconv.inference.manifest import MANIFEST
 from medconv.inference.output_table import TABLE
 from medconv.metrics.segmentation_metrics import MetricSelection
 from medconv.utils.atomic_io import write_text
+from medconv.utils.csv_cells import csv_text
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import shown, some, start_logging
 
@@ -147,9 +146,7 @@ def write(evaluation: Evaluation, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(evaluation.result, indent=2, allow_nan=False) + "\n")
     # complete or absent: `write_text` renames the finished file
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(evaluation.csv_rows())
-    write_text(path.with_suffix(".csv"), text.getvalue())
+    write_text(path.with_suffix(".csv"), csv_text(evaluation.csv_rows()))
 
 
 def table(evaluation: Evaluation) -> str:

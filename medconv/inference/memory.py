@@ -13,6 +13,7 @@ from medconv.data.preprocessing.orientation import canonical_spacing
 from medconv.data.preprocessing.preprocess import resampled_shape
 from medconv.data.preprocessing.slabs import slab_axis
 from medconv.inference.load import LoadedModel
+from medconv.inference.prepare import is_plausible
 from medconv.performance.memory_budget import total_memory
 from medconv.utils.logging import size_text
 
@@ -75,12 +76,15 @@ def fitting_workers(
 
 
 def _need(case: Case, members: Sequence[LoadedModel]) -> Need | None:
-    """None: the header cannot be read, which prediction will say."""
+    """None: the header cannot be read, or is refused, which prediction will say."""
     try:
         shape, affine = shape_and_affine(case.images[0])
     except (ValueError, OSError):
         return None
     grid = Grid.of(shape, affine)
+    spacing_mm = canonical_spacing(grid, members[0].preprocessing.reorients)
+    if members[0].source_spacing_mm is None and not is_plausible(spacing_mm, members[0]):
+        return None
     voxels = prod(grid.shape)
     loading = _LOADING * voxels * len(members[0].modalities)
     # Members with the same preprocessing and windows share a sum.

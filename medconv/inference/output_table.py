@@ -6,7 +6,7 @@ written again in the order of the cases.
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from medconv.inference.scores import ImageLevelScores
 from medconv.metrics.visualization import png
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.atomic_io import replacing, write_text
+from medconv.utils.csv_cells import csv_text, original
 
 TABLE = "predictions.csv"
 SALIENCY = "saliency"
@@ -108,7 +109,7 @@ class OutputTable(Output):
         row = [case.id, *self._targets.prediction_cells(outputs), *numbers]
         self._rows[case.id] = row
         with self.target.open("a", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            file.write(_text([row]))
+            file.write(csv_text([row]))
 
     def _check(
         self,
@@ -127,7 +128,8 @@ class OutputTable(Output):
         complete = text[: text.rfind("\n") + 1]
         header_and_rows = list(csv.reader(io.StringIO(complete)))
         case_ids = {_written(case_id): case_id for case_id in manifest.get("cases", {})}
-        self._rows = {case_ids.get(row[0], row[0]): row for row in header_and_rows[1:] if row}
+        rows = [list(map(original, row)) for row in header_and_rows[1:] if row]
+        self._rows = {case_ids.get(row[0], row[0]): row for row in rows}
         return list(self._rows)
 
     def _read(self, has_manifest: bool) -> str:
@@ -153,7 +155,7 @@ class OutputTable(Output):
         # Without repetitions.
         order = dict.fromkeys([*predicted, *self._rows])
         rows = [self._rows[case_id] for case_id in order]
-        write_text(self.target, _text([header, *rows]))
+        write_text(self.target, csv_text([header, *rows]))
 
 
 def column_of(name: str) -> str:
@@ -164,9 +166,3 @@ def column_of(name: str) -> str:
 def _written(case_id: str) -> str:
     """As it stands in the table: names of files may be no text."""
     return case_id.encode("utf-8", "backslashreplace").decode()
-
-
-def _text(rows: Iterable[Sequence[str]]) -> str:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()

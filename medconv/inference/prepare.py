@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
 from medconv.data.case import Case
 from medconv.data.io.images import UNORIENTED
+from medconv.data.preprocessing.orientation import canonical_spacing
 from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, preprocess, resampled_shape
 from medconv.inference.images import NamedImage
 from medconv.inference.load import LoadedModel
@@ -19,6 +21,9 @@ from medconv.utils.logging import size_text
 _MAX_SHEAR = 0.5
 # A spacing this many times below or above that of all training cases causes a warning.
 _FAR = 2.0
+# Mean over axes of how many times longer or shorter voxels are than all of training; then the header is
+# wrong, such as metres for millimetres. Resampling by 100 along each axis makes a million voxels of one.
+_WRONG = 4.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ def prepare(
         ValueError: the image does not fit the networks.
     """
     _check_image(image, members[0])
+    for member in members:
+        _check_spacing(image, member)
     arrays: list[np.ndarray] = []
     crops: list[CropInfo] = []
     for preprocessing in preprocessings:
@@ -87,6 +94,44 @@ def _check_image(image: NamedImage, model: LoadedModel) -> None:
         raise ValueError(f"{image.name}: the network is {dims}, the image has shape {image.grid.shape}")
     if not np.isfinite(image.voxels).all():
         raise ValueError(f"{image.name}: has voxels that are NaN or infinite, expected finite numbers")
+
+
+def _check_spacing(image: NamedImage, model: LoadedModel) -> None:
+    """Check that a header does not make an image huge or tiny; a spacing that somebody stated is used.
+
+    Raises:
+        ValueError: voxels far larger or smaller than in all training cases.
+    """
+    spacing_mm = canonical_spacing(image.grid, model.preprocessing.reorients)
+    if image.case.source_spacing_mm is not None or is_plausible(spacing_mm, model):
+        return
+    ranges = model.spacing_range_mm
+    shape = size_text(image.grid.shape)
+    actual = size_text(spacing_mm[: len(ranges)], 3)
+    trained = _range_text(ranges)
+    raise ValueError(
+        f"{image.name}: {shape} voxels of {actual} mm (right, anterior, superior), but of {trained} mm in "
+        "training; correct the header, or state the spacing by source_spacing_mm"
+    )
+
+
+def is_plausible(spacing_mm: Sequence[float], model: LoadedModel) -> bool:
+    """Whether voxels are not far larger or smaller than in all training cases; or their size changes nothing.
+
+    Args:
+        spacing_mm: right, anterior, superior.
+    """
+    ranges = model.spacing_range_mm
+    if not ranges or model.preprocessing.resize is not None:
+        return True
+    voxel = prod(spacing_mm[: len(ranges)])
+    smallest, largest = (prod(ends) for ends in zip(*ranges, strict=True))
+    most = _WRONG ** len(ranges)
+    return smallest / most <= voxel <= largest * most
+
+
+def _range_text(ranges: Sequence[tuple[float, float]]) -> str:
+    return " x ".join(f"{low:.3g} to {high:.3g}" for low, high in ranges)
 
 
 def _check_common_grid(image: NamedImage, crops: Sequence[CropInfo]) -> None:
@@ -159,10 +204,9 @@ def _spacing_warning(
             mm * _FAR < low or mm > _FAR * high for mm, (low, high) in zip(spacing_mm, ranges, strict=False)
         ]
         if any(far):
-            trained = " x ".join(f"{low:.3g} to {high:.3g}" for low, high in ranges)
             actual = size_text(spacing_mm[: len(ranges)], 3)
             return (
                 f"its spacing, {actual} mm (right, anterior, superior), is far from that of training, "
-                f"{trained} mm"
+                f"{_range_text(ranges)} mm"
             )
     return None

@@ -1,7 +1,5 @@
 """Results of a sweep: a table, best first, and `sweep.csv`."""
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 from medconv.sweeps.job import Job, settings_of, value, varied
 from medconv.targets import monitor
 from medconv.utils.atomic_io import write_text
+from medconv.utils.csv_cells import csv_text
 from medconv.utils.logging import shown
 
 CSV = "sweep.csv"
@@ -55,10 +54,7 @@ def write(home: Path, jobs: Sequence[Job]) -> Path:
     columns = [*keys, *metrics]
     columns += [f"val/dice/{name}" for name in classes]
     columns += [*_SUMMARY_COLUMNS, "status", "reason", "folder"]
-    # The file is written at once, and never a part of it.
-    table = io.StringIO(newline="")
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(columns)
+    rows: list[list[Any]] = [columns]
     for job, summary in zip(ranked_jobs, summaries, strict=True):
         dice = _dice_per_class(summary)
         row: list[Any] = [value(job, key) for key in keys]
@@ -66,9 +62,10 @@ def write(home: Path, jobs: Sequence[Job]) -> Path:
         row += [summary.get(name) for name in metrics]
         row += [dice.get(name) for name in classes]
         row += [summary.get(name) for name in _SUMMARY_COLUMNS]
-        row += [job.status, job.reason, job.folder.path]
-        writer.writerow(row)
-    write_text(home / CSV, table.getvalue())
+        row += [job.status, job.reason, str(job.folder.path)]
+        rows.append(row)
+    # The file is written at once, and never a part of it.
+    write_text(home / CSV, csv_text(rows))
     return home / CSV
 
 

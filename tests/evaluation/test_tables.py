@@ -39,6 +39,25 @@ def test_classes_named_like_columns_are_read_back(tmp_path: Path, kind: type[Ima
         assert tables.read_truth(labels, targets).values == {"x": (1, 0, 0), "y": (1, 1, 0)}
 
 
+def test_ids_and_classes_that_look_like_formulas_are_read_back(tmp_path: Path) -> None:
+    targets = MulticlassTargets(("=cmd", "-low"))
+    (tmp_path / "a.png").touch()
+    cases = [Case(name, (tmp_path / "a.png",)) for name in ("=1+1", "@x", "-7", "+plus")]
+    for _ in range(2):  # the second reads the table of the first
+        folder = OutputTable(tmp_path, targets, {}, {})
+        with folder.open(cases):
+            for case in cases[: 4 if not folder.skipped else 0]:
+                folder.add(case, np.array([0.25, 0.75]))
+        assert [*folder.skipped] in ([], [case.id for case in cases])
+        lines = (tmp_path / "predictions.csv").read_text().splitlines()
+        assert lines == ["case,predicted,'=cmd,'-low"] + [
+            f"{case},'-low,0.25,0.75" for case in ("'=1+1", "'@x", "-7", "'+plus")
+        ]
+    table = tables.read_predictions(tmp_path / "predictions.csv", "predictions")
+    assert table.targets == targets
+    assert list(table.outputs) == ["=1+1", "@x", "-7", "+plus"]
+
+
 def test_words_for_no_value_are_no_label_unless_they_are_a_class(tmp_path: Path) -> None:
     labels = write_table(tmp_path / "l.csv", ["case", "label"], ["x", "a"], ["y", "NA"], ["z", "None"])
     truth = tables.read_truth(labels, MulticlassTargets(("a", "None")))

@@ -220,6 +220,29 @@ def test_a_spacing_far_from_that_of_training_is_logged(
     assert warning in "".join(capsys.readouterr())
 
 
+def test_a_header_that_must_be_wrong_costs_its_own_case_alone(
+    exported: Exported,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    shutil.copy(exported.images / "case_0.nii.gz", images)
+    array = voxels(exported.images / "case_1.nii.gz")
+    for name, mm in (("large", 100), ("small", 0.001)):
+        nib.save(nib.Nifti1Image(array, np.diag([mm, mm, mm, 1.0])), images / f"{name}.nii.gz")
+    assert call(monkeypatch, exported.checkpoint, images, "--output", tmp_path / "out") == 1
+    out, err = capsys.readouterr()
+    assert "2 of 3 cases could not be predicted" in err
+    assert f"case large: {images / 'large.nii.gz'}: 16 x 18 x 12 voxels of 100 x 100 x 100 mm" in err
+    assert f"case small: {images / 'small.nii.gz'}: 16 x 18 x 12 voxels of 0.001 x 0.001 x 0.001 mm" in err
+    assert "memory: about" not in out + err
+    assert [path.name for path in (tmp_path / "out").glob("*.nii.gz")] == ["case_0.nii.gz"]
+    spacing = ["--source-spacing-mm", "1", "1.5", "2"]
+    assert call(monkeypatch, exported.checkpoint, images, "--output", tmp_path / "stated", *spacing) == 0
+
+
 class Brightness(nn.Module):
     """Two classes by mean brightness; runs out of memory on a batch with a white image."""
 

@@ -1,5 +1,7 @@
 """An image is checked against what the networks were trained on; more of it in `test_predictor.py`."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from helpers import loaded_models
@@ -38,3 +40,28 @@ def test_voxels_that_are_not_finite_are_refused() -> None:
     image = from_array(np.full((4, 5, 6), np.nan, np.float32), 3, spacing_mm=(1, 1, 1))
     with pytest.raises(ValueError, match="NaN or infinite"):
         prepare(image, [model], [model.preprocessing])
+
+
+RANGES = ((0.5, 1.0), (0.5, 1.0), (2.0, 5.0))
+
+
+@pytest.mark.parametrize("factor", [100, 0.001])
+def test_a_header_far_from_training_is_refused_before_resampling(factor: float) -> None:
+    model = loaded_models.segmentation(nn.Conv3d(1, 2, 1), spacing_range_mm=RANGES)
+    image = from_array(np.ones((400, 400, 20), np.float32), 3, spacing_mm=[factor * mm for mm in (1, 1, 5)])
+    actual = f"{factor:g} x {factor:g} x {5 * factor:g}"
+    with pytest.raises(
+        ValueError,
+        match=rf"400 x 400 x 20 voxels of {actual} mm .*, but of 0\.5 to 1 x 0\.5 to 1 x 2 to 5 mm "
+        "in training; correct the header, or state the spacing by source_spacing_mm",
+    ):
+        prepare(image, [model], [model.preprocessing])
+
+
+def test_a_spacing_that_was_stated_and_unusual_headers_are_used() -> None:
+    model = loaded_models.segmentation(nn.Conv3d(1, 2, 1), spacing_range_mm=RANGES)
+    image = from_array(np.ones((4, 5, 6), np.float32), 3, spacing_mm=(1, 1, 20))
+    assert "far from that of training" in str(prepare(image, [model], [model.preprocessing]).warning)
+    tiny = from_array(np.ones((40, 50, 60), np.float32), 3, spacing_mm=(0.1, 0.1, 0.1))
+    stated = replace(tiny, case=replace(tiny.case, source_spacing_mm=(0.1, 0.1, 0.1)))
+    assert prepare(stated, [model], [model.preprocessing]).arrays[0].shape == (1, 4, 5, 6)

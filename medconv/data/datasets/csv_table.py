@@ -15,6 +15,7 @@ from medconv.data.datasets.class_words import is_missing, missing_error
 from medconv.data.datasets.common import id_error, ids_of, modalities_of
 from medconv.data.datasets.table_targets import targets_of_columns
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.utils.csv_cells import original
 from medconv.utils.errors import Argument, ArgumentError
 
 log = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
             lines = []
             for row in reader:
                 if any(row):
-                    lines.append((reader.line_num, [cell.strip() for cell in row]))
+                    lines.append((reader.line_num, [original(cell.strip()) for cell in row]))
     except (OSError, UnicodeDecodeError, files.Error) as error:
         raise ValueError(f"{path}: cannot be read as a table ({error})") from error
     header = lines[0][1] if lines else []

@@ -37,6 +37,7 @@ OURS = "medconv"
 SAVED = "medconv, probabilities saved"
 MONAI = "MONAI's window, all classes resampled"
 NNUNET = "nnU-Net 2.8.1"
+_PEERS = {"monai": MONAI, "nnunet": NNUNET}
 _NNUNET_SCRIPT = Path(__file__).parent / "peers/nnunet_predict.py"
 _SHOWN = ["case", "variant", "seconds", "ratio", "peak_gib"]
 
@@ -47,9 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--classes", type=int, nargs="+", default=[3, 105])
     parser.add_argument("--overlap", type=float, default=0.0)
     parser.add_argument("--probabilities", action="store_true", help="also with files of all probabilities")
-    parser.add_argument(
-        "--nnunet-python", help="of an environment with nnunetv2 2.8.1, which then predicts the same"
-    )
+    parser.add_argument("--peers", nargs="*", choices=("monai", "nnunet"), default=["monai"])
+    parser.add_argument("--nnunet-python", help="of an environment with nnunetv2, for --peers nnunet")
     parser.add_argument(
         "--peer-gib",
         type=float,
@@ -60,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> list[results.Row]:
+    if "nnunet" in options.peers and options.nnunet_python is None:
+        raise ValueError("--peers nnunet needs --nnunet-python: the python of an environment with nnunetv2")
     rows: list[results.Row] = []
     with tempfile.TemporaryDirectory() as folder:
         for slices in options.slices:
@@ -94,9 +96,7 @@ def _variants(options: argparse.Namespace, slices: int, classes: int) -> list[st
         variants.append(SAVED)
     logits_gib = classes * 4 * options.size**2 * slices / 2**30
     if logits_gib <= options.peer_gib:
-        variants.append(MONAI)
-        if options.nnunet_python:
-            variants.append(NNUNET)
+        variants += [_PEERS[peer] for peer in options.peers]
     return variants
 
 

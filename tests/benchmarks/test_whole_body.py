@@ -2,12 +2,14 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.benchmarks_harness import ROW_KEYS, benchmark
 
+from benchmark import main
 from benchmarks import whole_body
 
 
@@ -30,6 +32,15 @@ def test_nnunet_predicts_the_same(tmp_path: Path) -> None:
     command = [python, str(whole_body._NNUNET_SCRIPT), str(image), "5", "0.5", str(labels)]
     subprocess.run(command, check=True, timeout=300)
     assert (ours == np.load(labels)).mean() > 0.7
+
+
+def test_nnunet_needs_its_own_python(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "whole_body", "--peers", "nnunet"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1 and "--peers nnunet needs --nnunet-python" in capsys.readouterr().err
 
 
 def test_time_and_memory_of_a_process_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,9 +15,14 @@ from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.forward import LabelMapForward
 from medconv.inference.images import NamedImage, from_array
 from medconv.inference.load import LoadedModel
+from medconv.inference.logit_stream import LogitStream
+from medconv.inference.postprocessing import Step, Steps
+from medconv.inference.predictor import Predictor
 from medconv.inference.prepare import prepare
 from medconv.inference.scores import LabelMapScores
 from medconv.inference.slab_answer import mean_logits, with_cpu_fallback
+from medconv.targets.regions import RegionTargets
+from medconv.targets.segmentation import SegmentationTargets
 
 SIZE = (13, 17, 15)
 
@@ -32,13 +37,25 @@ def image() -> NamedImage:
     return from_array(array, 3, spacing_mm=(1, 1, 1))
 
 
-def model(seed: int, spacing_mm: float, overlap: float = 0.5, **more: Any) -> LoadedModel:
+def model(
+    seed: int,
+    spacing_mm: float,
+    overlap: float = 0.5,
+    mirror_axes: tuple[int, ...] = (),
+    targets: SegmentationTargets | None = None,
+) -> LoadedModel:
     torch.manual_seed(seed)
     network = nn.Conv3d(1, 2, 3, padding=1)
-    loaded = loaded_models.segmentation(network, **more)
+    loaded = loaded_models.segmentation(network)
     preprocessing = PreprocessingConfig(3, (spacing_mm,) * 3, ("none",), ({},))
-    window = replace(loaded.window, patch_size=(8, 8, 8), overlap=overlap)
-    return replace(loaded, preprocessing=preprocessing, window=window)
+    window = replace(loaded.window, patch_size=(8, 8, 8), overlap=overlap, mirror_axes=mirror_axes)
+    targets = targets or loaded.targets
+    return replace(loaded, preprocessing=preprocessing, window=window, targets=targets)
+
+
+def regions(*seeds: int, spacing_mm: float = 1.4) -> list[LoadedModel]:
+    targets = RegionTargets(("lesion", "core"), ((1, 2), (2,)), None, (1, 2))
+    return [model(seed, spacing_mm, targets=targets) for seed in seeds]
 
 
 def scores(
@@ -58,20 +75,47 @@ ENSEMBLES = {
     "folds": lambda: [model(seed, 1.4) for seed in range(3)],
     "other windows": lambda: [model(0, 1.4), model(1, 1.4), model(2, 1.4, overlap=0.25)],
     "other spacing": lambda: [model(0, 1.4), model(1, 1.4), model(2, 0.8)],
+    "mirrored": lambda: [model(0, 1.4, mirror_axes=(0, 1, 2))],
+    "mirrored folds": lambda: [model(seed, 1.4, mirror_axes=(0, 2)) for seed in range(2)],
+    "regions": lambda: regions(3),
+    "regions of folds": lambda: regions(3, 4),
+    "regions, other spacing": lambda: [*regions(3), *regions(4, spacing_mm=0.8)],
 }
 
 
 @pytest.mark.parametrize("name", ENSEMBLES)
-def test_the_label_map_is_that_of_all_logits(name: str) -> None:
+def test_the_label_map_is_that_of_all_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """None of 3315 voxels differs, although the sums are made in another order."""
     models = ENSEMBLES[name]()
-    by_slabs, at_once = (scores(models, keeps) for keeps in (False, True))
+    planes_taken: list[int] = []
+    take = LogitStream.take
+
+    def noted(stream: LogitStream, first: int, stop: int) -> torch.Tensor:
+        planes_taken.append(stop - first)
+        return take(stream, first, stop)
+
+    at_once = scores(models, True)
+    monkeypatch.setattr(LogitStream, "take", noted)
+    by_slabs = scores(models, False)
     assert by_slabs.kept is None and at_once.kept is not None
+    assert max(planes_taken) <= 5  # of at least 12, so none of these has another way
     label = by_slabs.answer()
     np.testing.assert_array_equal(label, at_once.answer())
-    probabilities = np.stack(list(at_once.probabilities()))
-    np.testing.assert_array_equal(label, probabilities.argmax(0))
-    assert len(np.unique(label)) == 2
+    probabilities = torch.from_numpy(np.stack(list(at_once.probabilities())))
+    np.testing.assert_array_equal(label, models[0].targets.decode_mean(probabilities))
+    assert len(np.unique(label)) >= 2
+
+
+def test_components_are_those_of_the_whole_label_map() -> None:
+    """They cross the borders of slabs."""
+    one = model(0, 1.4)
+    steps = Steps((Step("keep_largest", "a"),), one.targets)
+    array = image().voxels[0]
+    plain = Predictor([one])(array, spacing_mm=(1, 1, 1))
+    processed = Predictor([one], finish=steps.apply)(array, spacing_mm=(1, 1, 1))
+    grid = scores([one], False).crop.grid
+    np.testing.assert_array_equal(processed, steps.apply(plain, grid, one.targets))
+    assert (processed != plain).any()
 
 
 @pytest.mark.parametrize("name", ENSEMBLES)

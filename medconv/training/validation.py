@@ -64,15 +64,16 @@ class LabelMapValidation:
             network = partial(_in_whole_batches, network, self.window.batch_size)
         logits = self.window(network, batch["image"]).float()
         try:
-            return self._scored(logits, batch["label"], batch)
+            return self._scored(logits, batch)
         except torch.OutOfMemoryError:  # the loss and resampling need several times the logits' memory
             log.info("case %s: scored on the CPU, as the GPU's memory ran out", batch["case"])
         # Outside of the handler: its traceback would keep the GPU's tensors alive
         torch.cuda.empty_cache()
-        return self._scored(logits.cpu(), batch["label"].cpu(), batch)
+        return self._scored(logits.cpu(), batch)
 
-    def _scored(self, logits: Tensor, label: Tensor, batch: Batch) -> Validated:
-        """Shape: logits (1, classes, *spatial), label (1, 1, *spatial), on the preprocessed grid."""
+    def _scored(self, logits: Tensor, batch: Batch) -> Validated:
+        """Shape: logits (1, classes, *spatial), on the preprocessed grid; on a CPU if they filled the GPU."""
+        label = batch["label"].to(logits.device, non_blocking=True)
         case = batch["case"]
         annotated = batch.get("annotated")
         prediction = self.to_native(logits[0], case)

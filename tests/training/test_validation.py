@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.data import default_collate
 
+from medconv.data.loading.datamodule import DataModule
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.metrics import image_level
 from medconv.models.unet import UNet
@@ -21,6 +23,7 @@ from medconv.targets.label_map import LabelMapTargets
 from medconv.training.mixup import Mixup
 from medconv.training.task import Task
 from medconv.training.validation import LabelMapValidation
+from medconv.utils.device_copy import DeviceCopies
 
 
 def test_a_compiled_network_is_compiled_once_for_training_and_once_for_all_windows() -> None:
@@ -53,6 +56,25 @@ def test_a_compiled_network_is_compiled_once_for_training_and_once_for_all_windo
     assert counter.frame_count == 2
     for one, other in zip(found, expected, strict=True):
         assert one.losses == pytest.approx(other.losses, rel=1e-4)
+
+
+def test_logits_that_did_not_fit_on_the_gpu_are_scored_on_the_cpu() -> None:
+    """The window then gives them on the CPU; the image, as it is left by the copy, is on the device."""
+    logits = torch.randn(1, 2, 4, 4, 4)
+    label = torch.zeros(1, 1, 4, 4, 4, dtype=torch.uint8)
+    case = {"image": torch.rand(1, 1, 4, 4, 4), "label": label, "reference": label[0, 0], "case": "a"}
+    data = DataModule.__new__(DataModule)  # the copy alone
+    data._copies = DeviceCopies()
+    batch = data.transfer_batch_to_device(case, torch.device("meta"), 0)
+    window: Any = lambda network, image: logits  # noqa: E731
+    validation = LabelMapValidation(
+        window,
+        LabelMapTargets(("box",), ((1,),)),
+        lambda logits, case: logits.argmax(0).byte().numpy(),
+    )
+    assert batch["image"].is_meta
+    expected = torch.nn.functional.cross_entropy(logits, label[:, 0].long())
+    assert validation(nn.Identity(), batch).losses == {"a": pytest.approx(float(expected))}
 
 
 def rows_of(module: Task) -> tuple[np.ndarray, np.ndarray]:

@@ -37,6 +37,7 @@ from medconv.utils.signals import StopRequest
 
 Batch = dict[str, Any]
 _READ_ON_HOST = ("sample", "reference")
+_READ_ON_HOST_OF_CASES = (*_READ_ON_HOST, "label")  # of a validation, which scores where the outputs are
 _MEASURED = 16  # training samples, or cases for validation, whose sizes tell the memory that batches need
 _MAX_WORKERS = 8  # by default; each has its share of memory
 
@@ -239,10 +240,11 @@ class DataModule(LightningDataModule):
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         """All tensors but those that are read on the host: reading them back would wait for the device."""
+        read_on_host = _READ_ON_HOST_OF_CASES if "case" in batch else _READ_ON_HOST
         copied = {
             key: value
             for key, value in batch.items()
-            if isinstance(value, Tensor) and key not in _READ_ON_HOST
+            if isinstance(value, Tensor) and key not in read_on_host
         }
         return {**batch, **self._copies(copied, device)}
 

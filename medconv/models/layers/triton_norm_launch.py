@@ -13,9 +13,10 @@ from medconv.models.layers import triton_norm_kernels as kernels
 
 _TILE = 2048  # elements: 16 per thread
 _MAX_COLUMNS = 64  # 128 bytes of bf16
-# Programs of the reductions: those that an A100 runs at once, with the registers that they need.
-_MOMENT_PROGRAMS = 756  # 7 for each of its 108 multiprocessors
-_GRADIENT_PROGRAMS = 540  # 5
+# Programs of the reductions for each multiprocessor: those that it runs at once, with their registers.
+_MOMENT_PROGRAMS = 7
+_GRADIENT_PROGRAMS = 5
+_A100_MULTIPROCESSORS = 108
 _MAX_CHUNKS = 1024  # that one program merges
 _MIN_STEPS = 4  # tiles of a chunk, so that its partial result is small beside what it reads
 _MERGED_COLUMNS = 4  # channels of a program that merges
@@ -130,7 +131,7 @@ class Plan:
 
     Args:
         over_batch: the batch is one sample: its voxels lie one after another in memory.
-        programs: at most so many chunks, over samples and blocks of channels.
+        programs: for each multiprocessor at most so many chunks, over samples and blocks of channels.
     """
 
     def __init__(self, x: Tensor, over_batch: bool, programs: int = _MOMENT_PROGRAMS) -> None:
@@ -140,7 +141,7 @@ class Plan:
         columns = min(triton.next_power_of_2(self.channels), _MAX_COLUMNS)
         self.rows = _TILE // columns
         column_blocks = triton.cdiv(self.channels, columns)
-        target_chunks = programs // (self.samples * column_blocks)
+        target_chunks = programs * multiprocessors(x.device) // (self.samples * column_blocks)
         longest_chunks = self.voxels // (_MIN_STEPS * self.rows)
         chunks = max(1, min(_MAX_CHUNKS, target_chunks, longest_chunks))
         self.steps = triton.cdiv(triton.cdiv(self.voxels, chunks), self.rows)
@@ -158,3 +159,10 @@ class Plan:
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; those of an A100 for Triton's interpreter."""
+    if device.type != "cuda":
+        return _A100_MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

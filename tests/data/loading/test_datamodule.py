@@ -345,7 +345,9 @@ def test_what_is_read_on_the_host_is_not_copied_to_the_device(prepared: Prepared
     assert torch.equal(copied["sample"], batch["sample"])
     case = next(iter(data.val_dataloader()))
     copied = data.transfer_batch_to_device(case, meta, 0)
-    assert copied["image"].device == copied["label"].device == meta
+    assert copied["image"].device == meta
+    # The logits may be on the host: a label is compared where they are
+    assert copied["label"] is case["label"]
     assert copied["reference"] is case["reference"] and copied["case"] == "case_3"
 
 

@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from math import prod
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,14 @@ import torch
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from medconv.models.layers.triton_norm_launch import _GRADIENT_PROGRAMS, _MAX_CHUNKS, _MOMENT_PROGRAMS, Plan
+from medconv.models.layers.triton_norm_launch import (
+    _A100_MULTIPROCESSORS,
+    _GRADIENT_PROGRAMS,
+    _MAX_CHUNKS,
+    _MOMENT_PROGRAMS,
+    Plan,
+    multiprocessors,
+)
 
 SHAPES = [(1, 1, 513, 517), (2, 5, 7, 9), (12, 33, 255, 257), (4, 32, 128, 128, 128), (4, 320, 4, 4, 4)]
 
@@ -27,13 +35,21 @@ def test_chunks_cover_all_voxels_and_none_is_empty(
     assert (plan.chunks - 1) * length < plan.voxels <= plan.chunks * length
     assert 1 <= plan.chunks <= _MAX_CHUNKS
     assert plan.chunk_grid[1] * plan.tile["COLS"] >= plan.channels
-    assert plan.chunks == 1 or prod(plan.chunk_grid) <= programs
+    assert plan.chunks == 1 or prod(plan.chunk_grid) <= programs * _A100_MULTIPROCESSORS
 
 
 def test_a_large_image_fills_the_gpu_in_both_norms() -> None:
     x = torch.empty(4, 32, 128, 128, 128, device="meta")
     for over_batch in (True, False):
-        assert prod(Plan(x, over_batch).chunk_grid) > 0.9 * _MOMENT_PROGRAMS
+        assert prod(Plan(x, over_batch).chunk_grid) > 0.9 * _MOMENT_PROGRAMS * _A100_MULTIPROCESSORS
+
+
+def test_a_larger_gpu_has_more_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H100 has 132 multiprocessors, which 540 programs, enough for an A100, would not keep busy alike."""
+    h100 = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h100)
+    assert multiprocessors(torch.device("cuda", 0)) == 132
+    assert multiprocessors(torch.device("cpu")) == _A100_MULTIPROCESSORS
 
 
 @pytest.mark.parametrize(("channels", "align"), [(1, 1), (33, 1), (20, 4), (24, 8), (32, 16), (320, 16)])

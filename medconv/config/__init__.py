@@ -1,6 +1,7 @@
 """The config schema, Hydra composition, instantiation, and which classes a checkpoint may name."""
 
 from medconv.config.argument_keys import arguments_as_keys
+from medconv.config.classes import check_arguments
 from medconv.config.data_config import DataConfig
 from medconv.config.instantiate import build, errors_with_key, iter_targets
 from medconv.config.keys import Node
@@ -37,6 +38,7 @@ __all__ = [
     "TrainerConfig",
     "arguments_as_keys",
     "build",
+    "check_arguments",
     "conf_dir",
     "data_of",
     "dotted_keys",

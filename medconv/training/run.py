@@ -34,6 +34,7 @@ from medconv.training.checkpoint.compatibility import (
     check_same_task,
     check_weights_fit,
 )
+from medconv.training.class_checks import check_classes
 from medconv.training.data_setup import PreparedData, build_data, prepare_data
 from medconv.training.memory_errors import naming_memory
 from medconv.training.optim.build import knows_progress
@@ -84,6 +85,7 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
         # cuBLAS reads it once, at the first matrix product, which may be one of a measurement
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     check_conv(config.conv)
+    check_classes(config)
     L.seed_everything(config.seed, workers=True, verbose=False)
     config = with_devices(pretrained_nnunet.with_plans(config))
     prepared = prepare_data(config, recorded=folder.planned())

@@ -86,7 +86,7 @@ def arguments_of(target: str) -> Mapping[str, Parameter] | None:
 def check_arguments(
     node: Mapping[str, Any], key: str, added: Sequence[str] = (), positional: int = 0
 ) -> None:
-    """Check that a node's class takes its keys, and needs no others. A class that does not tell is not checked.
+    """Check that a node's class takes its keys, and needs no others; unless it does not tell them.
 
     Args:
         key: of the node, for messages.

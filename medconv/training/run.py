@@ -37,10 +37,10 @@ from medconv.training.checkpoint.compatibility import (
 from medconv.training.class_checks import check_classes
 from medconv.training.data_setup import PreparedData, build_data, prepare_data
 from medconv.training.memory_errors import naming_memory
-from medconv.training.optim.build import knows_progress
+from medconv.training.optim.build import knows_progress, with_epochs
 from medconv.training.run_dir import RunDir, is_rank_zero
 from medconv.training.task import Task
-from medconv.training.trainer import build_trainer
+from medconv.training.trainer import build_trainer, epochs_of
 from medconv.utils import checkpoint_io, cluster, signals
 from medconv.utils.exit_codes import DONE
 from medconv.utils.hardware import apply_backends, check_devices, resolve_precision
@@ -85,6 +85,7 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
         # cuBLAS reads it once, at the first matrix product, which may be one of a measurement
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     check_conv(config.conv)
+    config = replace(config, scheduler=with_epochs(config.scheduler, epochs_of(config.trainer)))
     check_classes(config)
     L.seed_everything(config.seed, workers=True, verbose=False)
     config = with_devices(pretrained_nnunet.with_plans(config))

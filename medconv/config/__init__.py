@@ -1,6 +1,7 @@
 """The config schema, Hydra composition, instantiation, and which classes a checkpoint may name."""
 
 from medconv.config.argument_keys import arguments_as_keys
+from medconv.config.classes import arguments_of, check_arguments
 from medconv.config.data_config import DataConfig
 from medconv.config.instantiate import build, errors_with_key, iter_targets
 from medconv.config.keys import Node
@@ -36,7 +37,9 @@ __all__ = [
     "TaskConfig",
     "TrainerConfig",
     "arguments_as_keys",
+    "arguments_of",
     "build",
+    "check_arguments",
     "conf_dir",
     "data_of",
     "dotted_keys",

@@ -1,12 +1,12 @@
 """From a command line to a config by Hydra; `train` and `preprocess` share it."""
 
 import argparse
-import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -14,22 +14,18 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
 
 from medconv import config
+from medconv.config.classes import search_folder
 from medconv.config.composition_errors import check_hydra_settings, explained
-from medconv.config.instantiate import class_of, iter_targets, keys_not_taken, search_current_folder
+from medconv.config.instantiate import iter_targets
 from medconv.config.override_text import escaped
+from medconv.config.replaced_classes import fit_classes
 from medconv.config.unknown_keys import check_names
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
-_CONV_OF_OUR_NETWORKS = "smooth"  # of conf/model/customconv.yaml
-_GROUPS_WITH_OTHER_CLASSES = ("model", "conv", "loss", "optimizer", "scheduler")
-_READ_BY_BUILD_NETWORK = {"conv": ("where", "share")}  # keys that are no arguments of the class
 _FLAGS_OF_CFG_JOB = ("--cfg", "-c", "job", "--resolve", "--cfg=job", "-cjob")
-
-log = logging.getLogger(__name__)
 
 
 def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[str]) -> None:
@@ -82,8 +78,22 @@ def _check_and_fit(composed: DictConfig, settings: Any) -> None:
     check_names(values)
     # before classes are imported, whether the command line or a YAML file names them
     for _, target in iter_targets(values, "config"):
-        search_current_folder(target)
-    _fit_classes(composed, settings)
+        for folder in _folders_of_classes(settings):
+            search_folder(target, folder)
+    fit_classes(composed, settings)
+
+
+def _folders_of_classes(settings: Any) -> list[Path]:
+    """The current folder, and that of `--config-dir` with the one that holds it.
+
+    A package `mine` may hold its options, so that `--config-dir mine` and `mine.net.Net` belong together.
+    """
+    folders = [Path.cwd()]
+    for source in settings.runtime.config_sources:
+        if source.provider == "command-line":
+            folder = Path(source.path).absolute()
+            folders += [folder, folder.parent]
+    return folders
 
 
 @contextmanager
@@ -103,70 +113,6 @@ def _help_of_any_type() -> Iterator[None]:
         yield
     finally:
         argparse.ArgumentParser._check_help = check  # type: ignore[attr-defined]
-
-
-def _fit_classes(composed: DictConfig, settings: Any) -> None:
-    """Adapt the config to classes that replace those of the chosen options.
-
-    Such a class gets no keys of the option that it has no argument for. For `model`, convolutions stay as
-    they are unless a `conv` is asked for or the network declares our own as its `default_conv`.
-    """
-    # as they were typed: Hydra's list would fill in their interpolations
-    overrides = OmegaConf.to_container(settings.overrides.task, resolve=False)
-    typed: dict[str, str] = {}
-    for override in overrides or ():
-        key, _, value = str(override).lstrip("+").partition("=")
-        typed[key] = value
-    choices = settings.runtime.choices
-    with open_dict(composed), read_write(settings):
-        for group in _GROUPS_WITH_OTHER_CLASSES:
-            if group in composed and group in choices:
-                _leave_out(composed[group], group, choices[group], typed)
-        # smooth kernels have first weights of their own, with which other networks were not tried
-        if choices.get("conv") == _CONV_OF_OUR_NETWORKS and _keeps_its_convolutions(typed):
-            composed.conv = OmegaConf.load(config.conf_dir() / "conv" / "none.yaml")
-            choices.conv = "none"
-            log.info(
-                "conv=none: %s keeps its first weights; conv=%s would draw others",
-                typed["model._target_"],
-                _CONV_OF_OUR_NETWORKS,
-            )
-
-
-def _keeps_its_convolutions(typed: Mapping[str, str]) -> bool:
-    """Whether the command line names a network that is not made for our convolutions, and no `conv`."""
-    if "model._target_" not in typed or any(key.partition(".")[0] == "conv" for key in typed):
-        return False
-    network = class_of(typed["model._target_"])
-    return getattr(network, "default_conv", None) != _CONV_OF_OUR_NETWORKS
-
-
-def _leave_out(node: Any, group: str, choice: str, typed: Mapping[str, str]) -> None:
-    """Leave out the keys of a group's option that the class in the place of its own has no argument for.
-
-    Args: typed: what the command line sets; it and an experiment keep their keys, so that wrong ones fail.
-    """
-    file = config.conf_dir() / group / f"{choice}.yaml"
-    option: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
-    is_named = f"{group}._target_" in typed
-    is_replaced = is_named or option.get("_target_", "") != _target(node)
-    if not OmegaConf.is_dict(node) or not is_replaced:
-        return
-    values: Any = OmegaConf.to_container(node, resolve=False)
-    for key in keys_not_taken(values):
-        # a network of the user's own gets no defaults of ours, whatever an option has made of them
-        is_default = values[key] == option.get(key, "") or (is_named and group == "model")
-        is_read_elsewhere = key in _READ_BY_BUILD_NETWORK.get(group, ())
-        if is_default and f"{group}.{key}" not in typed and not is_read_elsewhere:
-            del node[key]
-            log.info("%s.%s is left out: %s has no such argument", group, key, node["_target_"])
-
-
-def _target(node: Any) -> Any:
-    try:
-        return node.get("_target_")
-    except OmegaConfBaseException:  # an interpolation that only the data fills in
-        return None
 
 
 def hydra_flags(arguments: Sequence[str], command: str) -> argparse.Namespace:

@@ -1,16 +1,13 @@
 """Objects from config nodes with a `_target_`; errors name the key."""
 
-import logging
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
-from inspect import Parameter, signature
-from pathlib import Path
+from inspect import Parameter
 from typing import Any
 
 from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 
+from medconv.config.classes import arguments_of
 from medconv.config.data_config import DataConfig
 from medconv.config.value_types import as_text, fits, in_words, is_plain
 from medconv.config.values import ConfigError
@@ -65,12 +62,13 @@ def _key_of(argument: str, node: Mapping[str, Any], key: str) -> str:
 def errors_with_key(key: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The same partial function, but its errors become a ConfigError with the key and the arguments."""
     bound = ", ".join(f"{name}={value}" for name, value in getattr(function, "keywords", {}).items())
+    given = f" (given {bound})" if bound else ""
 
     def named(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ConfigError(f"{key}: {first_line(error)} (given {bound})") from error
+            raise ConfigError(f"{key}: {first_line(error)}{given}") from error
 
     return named
 
@@ -95,27 +93,6 @@ def iter_targets(node: Any, key: str) -> Iterator[tuple[str, str]]:
             yield f"{node_key}._target_", str(target)
 
 
-def check_importable(key: str, target: str) -> None:
-    """Raises: ConfigError: the target cannot be imported; names the key."""
-    try:
-        get_object(target)
-    except Exception as error:  # importing a user's module may raise anything
-        raise ConfigError(f"{key}={target}: cannot be imported ({first_line(error)})") from error
-
-
-def search_current_folder(target: str) -> None:
-    """Let a class or package that the user named be found in the current folder.
-
-    The user names it on the command line or in a YAML file; never called for names from a checkpoint.
-    Installed packages come first.
-    """
-    package = target.partition(".")[0]
-    folder = Path.cwd()
-    is_here = (folder / f"{package}.py").is_file() or (folder / package).is_dir()
-    if is_here and package.isidentifier() and find_spec(package) is None:
-        sys.path.append(str(folder))
-
-
 def check_types(node: Any, key: str) -> None:
     """Check the arguments of every class in a node against its annotations.
 
@@ -125,34 +102,10 @@ def check_types(node: Any, key: str) -> None:
     """
     for node_key, described in iter_nodes(node, key):
         target = described["_target_"]
-        arguments = None if target is None else _arguments(str(target))
+        arguments = None if target is None else arguments_of(str(target))
         for name, value in described.items():
             if arguments is not None and name in arguments:
                 _check_type(value, arguments[name], f"{node_key}.{name}")
-
-
-def class_of(target: str) -> Any:
-    """The class or function that a `_target_` names; None if it cannot be imported."""
-    hydra_log = logging.getLogger("hydra.utils")  # logs an error of its own
-    was_disabled = hydra_log.disabled
-    hydra_log.disabled = True
-    try:
-        return get_object(target)
-    except Exception:  # importing a user's module may raise anything; `check_importable` reports it
-        return None
-    finally:
-        hydra_log.disabled = was_disabled
-
-
-def _arguments(target: str) -> Mapping[str, Parameter] | None:
-    """The arguments of a class or function by name; None if it cannot be imported or does not tell them."""
-    named_object = class_of(target)
-    for evaluate in (True, False):  # annotations may need names that only a type checker imports
-        try:
-            return signature(named_object, eval_str=evaluate).parameters
-        except Exception:  # of a class in C, or of the annotations of a user's module
-            continue
-    return None
 
 
 def _check_type(value: Any, argument: Parameter, key: str) -> None:
@@ -161,14 +114,6 @@ def _check_type(value: Any, argument: Parameter, key: str) -> None:
         return
     if not fits(value, argument.annotation) and type(value) is not type(argument.default):
         raise ConfigError(f"{key} must be {in_words(argument.annotation)}, got {as_text(value)}")
-
-
-def keys_not_taken(node: Mapping[str, Any]) -> list[str]:
-    """Keys of a node that its class has no argument for; none if it cannot be imported, or takes any."""
-    arguments = _arguments(str(node.get("_target_")))
-    if arguments is None or any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values()):
-        return []
-    return [key for key in node if not key.startswith("_") and key not in arguments]
 
 
 def check_no_interpolation(node: Any, key: str) -> None:

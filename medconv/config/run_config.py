@@ -7,8 +7,9 @@ from typing import Any
 from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from medconv.config.classes import check_importable
 from medconv.config.data_config import DataConfig
-from medconv.config.instantiate import check_importable, check_no_interpolation, check_types, iter_targets
+from medconv.config.instantiate import check_no_interpolation, check_types, iter_targets
 from medconv.config.keys import Key, Node, declared_keys
 from medconv.config.schema import Derived, RunConfig
 from medconv.config.trainer_config import TrainerConfig, trainer_schema

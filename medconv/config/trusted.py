@@ -2,17 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from medconv.config import ConfigError, build
-from medconv.config.instantiate import (
-    check_no_interpolation,
-    class_of,
-    iter_nodes,
-    search_current_folder,
-)
+from medconv.config.classes import class_of, search_folder
+from medconv.config.instantiate import check_no_interpolation, iter_nodes
 
 NETWORKS = ("medconv", "monai.networks", "torch.nn")  # whose network classes a checkpoint may name
 # Arguments by which a class reads or fetches weights, beside those with `pretrained` in their name
@@ -35,7 +32,7 @@ def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = ()
     check_size(node, key)
     check_no_interpolation(node, key)
     for package in trusted:  # named on the command line
-        search_current_folder(package)
+        search_folder(package, Path.cwd())
     for node_key, described in iter_nodes(node, key):
         _need_harmless(node_key, described, trusted)
     return build(node, key)

@@ -127,7 +127,7 @@ def is_plausible(spacing_mm: Sequence[float], model: LoadedModel) -> bool:
     voxel = prod(spacing_mm[: len(ranges)])
     smallest, largest = (prod(ends) for ends in zip(*ranges, strict=True))
     most = _WRONG ** len(ranges)
-    return smallest / most <= voxel <= largest * most
+    return bool(smallest / most <= voxel <= largest * most)
 
 
 def _range_text(ranges: Sequence[tuple[float, float]]) -> str:

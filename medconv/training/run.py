@@ -34,12 +34,13 @@ from medconv.training.checkpoint.compatibility import (
     check_same_task,
     check_weights_fit,
 )
+from medconv.training.class_checks import check_classes
 from medconv.training.data_setup import PreparedData, build_data, prepare_data
 from medconv.training.memory_errors import naming_memory
-from medconv.training.optim.build import knows_progress
+from medconv.training.optim.build import knows_progress, with_epochs
 from medconv.training.run_dir import RunDir, is_rank_zero
 from medconv.training.task import Task
-from medconv.training.trainer import build_trainer
+from medconv.training.trainer import build_trainer, epochs_of
 from medconv.utils import allocator, checkpoint_io, cluster, signals
 from medconv.utils.cores import num_cores
 from medconv.utils.exit_codes import DONE
@@ -87,6 +88,8 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
     if uses_gpu(config.trainer.accelerator) and may_grow(config) and not config.perf.cuda_graphs:
         allocator.expand_segments()  # before anything is measured on the GPU; graphs have memory of their own
     check_conv(config.conv)
+    config = replace(config, scheduler=with_epochs(config.scheduler, epochs_of(config.trainer)))
+    check_classes(config)
     L.seed_everything(config.seed, workers=True, verbose=False)
     config = with_devices(pretrained_nnunet.with_plans(config))
     prepared = prepare_data(config, recorded=folder.planned())

@@ -94,20 +94,21 @@ def _settings(config: RunConfig, callbacks: Sequence[L.Callback], validates: boo
         # Else Lightning warns of an empty loader
         settings["limit_val_batches"] = 0
     if trainer.max_epochs is None:
-        settings["max_epochs"] = _epochs(config)
+        settings["max_epochs"] = epochs_of(trainer) or -1
+        if settings["max_epochs"] != -1:
+            log.info(
+                "length: %d epochs of %d samples; trainer.max_time, max_steps or max_epochs sets another",
+                _DEFAULT_EPOCHS,
+                config.data.samples_per_epoch,
+            )
     return settings
 
 
-def _epochs(config: RunConfig) -> int:
-    """`max_epochs` where the config has none: no limit (-1) if another setting ends the run."""
-    if config.trainer.max_time is not None or config.trainer.max_steps != -1:
-        return -1
-    log.info(
-        "length: %d epochs of %d samples; trainer.max_time, max_steps or max_epochs sets another",
-        _DEFAULT_EPOCHS,
-        config.data.samples_per_epoch,
-    )
-    return _DEFAULT_EPOCHS
+def epochs_of(trainer: TrainerConfig) -> int | None:
+    """The epochs after which a run ends; None: a time or a number of steps ends it."""
+    if trainer.max_time is not None or trainer.max_steps != -1 or trainer.max_epochs == -1:
+        return None
+    return _DEFAULT_EPOCHS if trainer.max_epochs is None else trainer.max_epochs
 
 
 def _callbacks(

@@ -88,7 +88,7 @@ def test_a_class_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "my_own_net.py").write_text(NETWORK)
     (tmp_path / "torch.py").write_text("raise SystemExit")
     model = config_of("model._target_=my_own_net.Net", "+model.width=8", "model.convs_per_stage=3").model
-    assert sorted(model) == ["_target_", "convs_per_stage", "in_channels", "norm", "out_channels", "width"]
+    assert sorted(model) == ["_target_", "convs_per_stage", "in_channels", "out_channels", "width"]
     assert sys.path[-1] == str(tmp_path) and sys.path[0] != str(tmp_path)
     assert "strides" in config_of("model._target_=medconv.models.Encoder").model
 
@@ -113,60 +113,18 @@ def test_a_class_in_the_current_folder_that_a_yaml_file_names(
     importlib.import_module("yaml_own_part")
 
 
-def test_other_classes_get_no_keys_of_the_options_they_replace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Named on the command line or by an experiment; keys that these set stay, so that wrong ones fail."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    (tmp_path / "another_own.py").write_text(
-        NETWORK + "class Wide(Net):\n    def __init__(self, **more): super().__init__(**more)\n"
-        "def swap(conv, share=None, extent_mm=None): return conv\n"
-    )
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment/mine.yaml").write_text(
-        "# @package _global_\nmodel: {_target_: another_own.Net, width: 8, strided: true}\n"
-    )
-    config = config_of("experiment=mine", "--config-dir", str(tmp_path))
-    assert sorted(config.model) == ["_target_", "in_channels", "norm", "out_channels", "strided", "width"]
-    assert "strides" in config_of("model._target_=another_own.Wide").model  # it takes any
-    conv = config_of("conv._target_=another_own.swap", "conv.length_mm=3").conv
-    assert sorted(conv) == ["_partial_", "_target_", "extent_mm", "length_mm", "share", "where"]
-    optimizer = config_of("optimizer=sgd", "optimizer._target_=torch.optim.RMSprop").optimizer
-    assert sorted(optimizer) == ["_partial_", "_target_", "lr", "momentum", "weight_decay"]
-    assert "loss" not in config_of("~loss")
-    monai = config_of("model._target_=monai.networks.nets.Unet", "conv.share=0.5")
-    assert monai.conv._target_ == "medconv.convs.smooth" and monai.conv.share == 0.5
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ([], "smooth"),
-        (["model=segresnet"], "plain"),
-        (["experiment=nnunet"], "plain"),
-        (["experiment=nnunet", "conv=acs"], "acs"),
-        (["conv=none", "model=customconv"], "plain"),
-        (["model._target_=medconv.models.Encoder"], "smooth"),
-        (["model._target_=monai.networks.nets.Unet"], "plain"),
-        (["model._target_=monai.networks.nets.Unet", "conv=smooth"], "smooth"),
-    ],
-)
-def test_which_convolution_is_the_default(arguments: list[str], expected: str) -> None:
-    """Our U-Net's is smooth; what has its own first weights, or nnU-Net's recipe, keeps them."""
-    assert config_of(*arguments).conv._target_ == f"medconv.convs.{expected}"
-
-
-def test_a_subclass_of_our_network_keeps_its_convolution(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_in_or_beside_the_folder_of_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package may hold its options, and a folder of options may hold modules."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "sub_unet.py").write_text(
-        "from medconv.models import UNet\nclass Net(UNet): ...\n" + NETWORK.replace("Net", "Other")
-    )
-    assert config_of("model._target_=sub_unet.Net").conv._target_ == "medconv.convs.smooth"
-    assert config_of("model._target_=sub_unet.Other").conv._target_ == "medconv.convs.plain"
-    assert config_of("model._target_=medconv.models.DenseNet").conv._target_ == "medconv.convs.plain"
+    (tmp_path / "mine_of_options/model").mkdir(parents=True)
+    (tmp_path / "mine_of_options/net_of_options.py").write_text(NETWORK)
+    node = "_target_: {}.Net\nin_channels: 1\nout_channels: 1\n"
+    (tmp_path / "mine_of_options/model/in.yaml").write_text(node.format("net_of_options"))
+    (tmp_path / "mine_of_options/model/beside.yaml").write_text(node.format("mine_of_options.net_of_options"))
+    composed(tmp_path / "mine_of_options", "model=in")
+    importlib.import_module("net_of_options")
+    composed(tmp_path / "mine_of_options", "model=beside")
+    importlib.import_module("mine_of_options.net_of_options")
 
 
 def test_a_config_that_a_run_would_refuse_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:

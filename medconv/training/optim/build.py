@@ -1,8 +1,9 @@
 """The configured optimizer, fused where possible, and the configured learning rate schedule."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -11,11 +12,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from medconv import config as configs
-from medconv.config import Node, TrainerConfig
+from medconv.config import ConfigError, Node, TrainerConfig
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 
 OptimizerFactory = Callable[..., Optimizer]  # takes parameters
 ScheduleFactory = Callable[[Optimizer], LRScheduler]
+
+log = logging.getLogger(__name__)
 
 
 def build_optimizer(node: Node, trainer: TrainerConfig, fused: bool = True) -> OptimizerFactory:
@@ -46,6 +49,28 @@ def build_optimizer(node: Node, trainer: TrainerConfig, fused: bool = True) -> O
 def build_schedule(node: Node) -> ScheduleFactory:
     """The configured learning rate schedule: a function of the optimizer. Args: node: `scheduler`."""
     return configs.errors_with_key("scheduler", configs.build(node, "scheduler"))
+
+
+def with_epochs(node: Node, epochs: int | None) -> Node:
+    """The node of a schedule; one of torch's that needs `T_max`, which counts epochs, gets those of the run.
+
+    Args:
+        node: `scheduler` of the config.
+        epochs: of the run; None: a time or a number of steps ends it.
+    Raises:
+        ConfigError: `T_max` is missing, and the number of epochs is not known.
+    """
+    arguments = configs.arguments_of(str(node.get("_target_"))) or {}
+    needs_length = "T_max" in arguments and arguments["T_max"].default is Parameter.empty
+    if not needs_length or "T_max" in node:
+        return node
+    if epochs is None:
+        raise ConfigError(
+            f"scheduler.T_max is missing: {node['_target_']} needs the number of epochs, which "
+            "trainer.max_epochs would tell; scheduler=cosine fits steps and times, too"
+        )
+    log.info("scheduler.T_max: %d epochs, the length of the run", epochs)
+    return {**node, "T_max": epochs}
 
 
 def knows_progress(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from medconv.config import ConfigError, TrainerConfig
-from medconv.training.optim.build import build_optimizer
+from medconv.training.optim.build import build_optimizer, with_epochs
 
 ADAMW: dict[str, Any] = {"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 0.01}
 SGD = {**ADAMW, "_target_": "torch.optim.SGD"}
@@ -45,3 +45,16 @@ def test_an_error_names_the_key_and_the_arguments() -> None:
         ConfigError, match=r"^optimizer: Invalid learning rate: -1 \(given lr=-1, fused=True\)"
     ):
         build_optimizer({**ADAMW, "lr": -1}, trainer())([torch.nn.Parameter(torch.zeros(2))])
+
+
+@pytest.mark.parametrize("name", ["CosineAnnealingLR", "ConstantLR"])
+def test_a_schedule_of_torch_gets_the_epochs_that_it_needs(name: str) -> None:
+    """Those of the run, unless they are set or nobody knows them."""
+    node = {"_target_": f"torch.optim.lr_scheduler.{name}", "_partial_": True}
+    if name == "ConstantLR":  # has no T_max
+        assert with_epochs(node, 7) == node and with_epochs(node, None) == node
+        return
+    assert with_epochs(node, 7) == {**node, "T_max": 7}
+    assert with_epochs({**node, "T_max": 3}, 7)["T_max"] == 3
+    with pytest.raises(ConfigError, match=r"^scheduler\.T_max is missing: .*trainer\.max_epochs"):
+        with_epochs(node, None)

@@ -1,0 +1,43 @@
+"""medconv/training/class_checks.py: arguments of classes, checked before any data is read."""
+
+import pytest
+from helpers.configs import composed
+
+from medconv.config import ConfigError, validate
+from medconv.training.class_checks import check_classes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["model._target_=monai.networks.nets.ViT"], r"^model\.img_size is missing: "),
+        (["model=segresnet", "+model.init_filter=8"], r"did you mean model\.init_filters"),
+        (["loss=dice_ce", "+loss.dice_weigth=2"], r"did you mean loss\.dice_weight"),
+        (["+optimizer.momentum_=0.9"], r"did you mean optimizer\.momentum\?$"),
+        (["scheduler._target_=torch.optim.lr_scheduler.StepLR"], r"^scheduler\.step_size is missing"),
+        (["sampler=foreground", "+sampler.share=1"], r"^there is no key sampler\.share"),
+        (
+            ["augmentation._target_=monai.transforms.Compose"],
+            r"has no argument seed; .*augmentation=monai augmentation\.transforms=$",
+        ),
+        (["+augmentation.rotation=20"], r"did you mean augmentation\.rotation_deg"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        check_classes(validate(composed(*arguments)))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["augmentation=monai"],
+        ["data=csv", "loss=bce", "data.root=x"],
+        ["loss._target_=torch.nn.functional.binary_cross_entropy_with_logits", "+loss._partial_=true"],
+        ["model=segresnet"],  # with divisible_by, which the plan reads
+        ["scheduler=plateau", "sampler=balanced", "optimizer=sgd"],
+    ],
+)
+def test_options_are_right(arguments: list[str]) -> None:
+    check_classes(validate(composed(*arguments)))

@@ -92,7 +92,9 @@ class Training:
     seed: int
 
     def folder(self, output: Path) -> Path:
-        return output / self.data.name / f"{self.minutes:g}min" / f"seed{self.seed}" / self.variant
+        # a comma would be a list to Hydra
+        name = self.variant.replace(" x spacing, ", "x-")
+        return output / self.data.name / f"{self.minutes:g}min" / f"seed{self.seed}" / name
 
 
 def run(options: argparse.Namespace) -> list[Row]:

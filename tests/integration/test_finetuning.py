@@ -5,14 +5,16 @@ on two processes.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import resuming, tiny
+from helpers import hub, resuming, tiny
 from helpers.processes import Forked
 
+from medconv.export.export import ExportOptions, export
 from medconv.inference.load import load
 from medconv.utils import checkpoint_io
 from medconv.utils.exit_codes import DONE
@@ -67,6 +69,24 @@ def test_on_other_classes_with_frozen_layers_and_rates_of_their_own(
     lrs = rates(after)
     assert lrs[0.1] == pytest.approx(0.1 * lrs[1.0]) and lrs[0.5] == pytest.approx(0.5 * lrs[1.0])
     assert load(tmp_path / "run/checkpoints/last.ckpt").class_names
+
+
+def test_from_weights_of_the_hugging_face_hub(
+    first: Path,
+    dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    export(first, tmp_path / "heart", ExportOptions("safetensors"))
+    weights = tmp_path / "heart/model.safetensors"
+    with (
+        hub.serving(weights.read_bytes(), tmp_path / "cache", monkeypatch),
+        caplog.at_level("INFO", logger="medconv"),
+    ):
+        tiny.train(dataset, tmp_path / "run", *MORE, f"init.pretrained={hub.SOURCE}", "trainer.max_steps=1")
+    assert re.search(r"model\.safetensors: (\d+) of \1 tensors loaded", caplog.text)
+    assert f"pretrained: {hub.SOURCE}" in (tmp_path / "run/config.yaml").read_text()
 
 
 def test_the_log_holds_the_table(first: Path, dataset: Path, tmp_path: Path) -> None:

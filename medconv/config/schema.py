@@ -170,6 +170,12 @@ class InitConfig:
         "regular expressions on the names of parameters that are not trained",
         accepts=list[str] | None,
     )
+    thaw_at: float | None = key(
+        None,
+        "share of the run after which the parameters of init.freeze train too; null: never",
+        gt=0,
+        lt=1,
+    )
     lr_multipliers: dict[str, float] | None = key(
         None,
         "learning rate factors by regular expression",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import medconv
 from medconv import config as configs
-from medconv.config import Node, RunConfig, TrainerConfig
+from medconv.config import InitConfig, Node, RunConfig, TrainerConfig
 from medconv.convs import mirror_axes
 from medconv.data import left_right
 from medconv.data.preprocessing.preprocess import left_right_axis
@@ -20,7 +20,7 @@ from medconv.inference.load import window_of
 from medconv.inference.tta import flips, training_axes, usable_axes
 from medconv.models.build import build_network
 from medconv.models.layers.max_pool import swap_pools
-from medconv.models.pretrained.freeze import check_factors, freeze
+from medconv.models.pretrained.freeze import check_factors, description, freeze, frozen_part
 from medconv.performance.switches import apply_switches, memory_format
 from medconv.targets import Targets
 from medconv.targets.image_level import ImageLevelTargets
@@ -74,6 +74,7 @@ def build_task(
     loss = FittedLoss(configs.build(config.loss, "loss"), targets, derived.spatial_dims)
     make_schedule = build_schedule(config.scheduler)
     progress_is_known = knows_progress(make_optimizer, make_schedule, network)
+    _check_thawing(config, progress_is_known)
     return Task(
         network=network,
         loss=loss,
@@ -178,8 +179,7 @@ def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | Non
     network = build_network(config.model, config.conv, config.derived, load=load)
     network = targets.finish(network)
     _check_left_right(config, targets, network)
-    if config.init.freeze:
-        log.info("%s stay as they are", freeze(network, config.init.freeze))
+    _freeze(config.init, network)
     with configs.arguments_as_keys("perf"):
         switches = {key: getattr(config.perf, key) for key in _SWITCHES}
         apply_switches(
@@ -191,6 +191,31 @@ def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | Non
     if config.trainer.deterministic:
         swap_pools(network)
     return network
+
+
+def _freeze(init: InitConfig, network: nn.Module) -> None:
+    """Freezes the parameters of `init.freeze`; those of `init.thaw_at` are frozen by its callback."""
+    if init.thaw_at is not None and not init.freeze:
+        raise configs.ConfigError(
+            f"init.thaw_at={init.thaw_at} needs init.freeze, the parameters that are frozen until then"
+        )
+    if not init.freeze:
+        return
+    if init.thaw_at is None:
+        log.info("%s stay as they are", freeze(network, init.freeze))
+    else:
+        until = f"stay as they are for {init.thaw_at:.0%} of the run (init.thaw_at)"
+        log.info("init.freeze: %s %s", description(frozen_part(network, init.freeze), network), until)
+
+
+def _check_thawing(config: RunConfig, progress_is_known: bool) -> None:
+    """Raises: ConfigError: a run without progress never reaches `init.thaw_at`."""
+    if config.init.thaw_at is None or (progress_is_known and _has_end(config.trainer)):
+        return
+    raise configs.ConfigError(
+        f"init.thaw_at={config.init.thaw_at} is a share of the run, but its progress is not known: "
+        f"scheduler._target_={config.scheduler['_target_']}, and trainer.max_time, max_steps or max_epochs"
+    )
 
 
 def _check_left_right(config: RunConfig, targets: Targets, network: nn.Module) -> None:

@@ -12,12 +12,13 @@ from lightning.pytorch.callbacks import ProgressBar as LightningsBar
 
 from medconv import config as configs
 from medconv.config import Node, RunConfig, TrainerConfig
-from medconv.config.schema import RunSettings
+from medconv.config.schema import InitConfig, RunSettings
 from medconv.performance.step_profiler import StepProfiler, Trace
 from medconv.training.callbacks import early_stopping
 from medconv.training.callbacks.final_validation import FinalValidation
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.callbacks.progress import ProgressBar, ProgressLines
+from medconv.training.callbacks.thaw import Thaw
 from medconv.training.callbacks.time_budget import TimeBudget
 from medconv.training.callbacks.weight_averaging import AverageWeights
 from medconv.training.checkpoint import resumable_loop
@@ -133,6 +134,8 @@ def _callbacks(
         profiler,
         # It tells averaging whether the step was skipped
         _guard(config.run, folder, [*averaging, *users]),
+        # It drops gradients and sets learning rates, which those below read
+        _thaw(config.init),
         # It sets the weights of a validation, which those below read
         *averaging,
         strategy.BroadcastBuffers(),
@@ -160,6 +163,10 @@ def _guard(run: RunSettings, folder: RunDir, callbacks: Sequence[L.Callback]) ->
         max_skipped_steps=run.max_skipped_steps,
         averages=averages,
     )
+
+
+def _thaw(init: InitConfig) -> Thaw | None:
+    return None if init.thaw_at is None or not init.freeze else Thaw(init.freeze, init.thaw_at)
 
 
 def _many(nodes: Node, group: str, **arguments: Any) -> list[Any]:

@@ -1,7 +1,8 @@
 """Frozen parameters and learning-rate multipliers, by regular expressions on parameter names."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import accumulate
 from typing import Any
@@ -16,10 +17,32 @@ _SIMILARITY = 0.5  # of `difflib`, from 0 to 1
 _EXAMPLES = 5  # modules in a message where no name is similar
 
 
+@dataclass(frozen=True)
+class FrozenPart:
+    """Parameters that are not trained, by name, and the batch norms of which nothing is."""
+
+    parameters: dict[str, nn.Parameter]
+    norms: tuple[nn.Module, ...]
+
+
 def freeze(network: nn.Module, patterns: Sequence[str]) -> str:
     """Freeze parameters whose name a pattern matches (`re.search`); returns a line with their number.
 
     A batch norm whose parameters are all frozen uses its running statistics in training too.
+
+    Raises:
+        ConfigError: as `frozen_part`.
+    """
+    frozen = frozen_part(network, patterns)
+    for parameter in frozen.parameters.values():
+        parameter.requires_grad_(False)
+    for norm in frozen.norms:
+        fix_statistics(norm)
+    return f"init.freeze: {description(frozen, network)}"
+
+
+def frozen_part(network: nn.Module, patterns: Sequence[str]) -> FrozenPart:
+    """The parameters whose name a pattern matches (`re.search`), and those that are frozen already.
 
     Raises:
         ConfigError: a pattern is no regular expression or matches nothing, or nothing is left to train.
@@ -29,24 +52,31 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> str:
             f"init.freeze must be a list of regular expressions, such as [encoder], got {patterns}"
         )
     parameters = dict(network.named_parameters())
+    names = {name for name, parameter in parameters.items() if not parameter.requires_grad}
     for pattern in patterns:
-        for name in _matching_names("init.freeze", pattern, parameters):
-            parameters[name].requires_grad_(False)
-    frozen = [parameter for parameter in parameters.values() if not parameter.requires_grad]
-    if len(frozen) == len(parameters):
+        names.update(_matching_names("init.freeze", pattern, parameters))
+    if len(names) == len(parameters):
         raise ConfigError(f"init.freeze={list(patterns)} freezes the whole network, nothing is left to train")
+    frozen = {name: parameter for name, parameter in parameters.items() if name in names}
     # after all patterns, since several may freeze one norm
+    frozen_ids = {id(parameter) for parameter in frozen.values()}
     norms = [
-        module for name, module in network.named_modules() if _has_fixed_statistics(name, module, patterns)
+        module
+        for name, module in network.named_modules()
+        if _has_fixed_statistics(name, module, patterns, frozen_ids)
     ]
-    for norm in norms:
-        fix_statistics(norm)
-    frozen_millions = _millions(frozen)
+    return FrozenPart(frozen, tuple(norms))
+
+
+def description(frozen: FrozenPart, network: nn.Module) -> str:
+    """How much of a network is frozen."""
+    parameters = dict(network.named_parameters())
+    frozen_millions = _millions(frozen.parameters.values())
     total_millions = _millions(parameters.values())
-    line = f"init.freeze: {len(frozen)} of {len(parameters)} parameters"
+    line = f"{len(frozen.parameters)} of {len(parameters)} parameters"
     line += f", {frozen_millions:.3g} of {total_millions:.3g} million weights"
-    if norms:
-        line += f", and the statistics of {len(norms)} batch norms"
+    if frozen.norms:
+        line += f", and the statistics of {len(frozen.norms)} batch norms"
     return line
 
 
@@ -54,14 +84,22 @@ def _millions(parameters: Iterable[Tensor]) -> float:
     return sum(parameter.numel() for parameter in parameters) / 1e6
 
 
-def _has_fixed_statistics(name: str, module: Any, patterns: Sequence[str]) -> bool:
-    """Whether a module keeps running statistics and nothing else of it is trained."""
+def _has_fixed_statistics(
+    name: str,
+    module: Any,
+    patterns: Sequence[str],
+    frozen_ids: Collection[int],
+) -> bool:
+    """Whether a module keeps running statistics and nothing else of it is trained.
+
+    Args: frozen_ids: `id` of each frozen parameter.
+    """
     if not isinstance(getattr(module, "running_mean", None), Tensor):
         return False
     scale_and_shift = list(module.parameters(recurse=False))
     if not scale_and_shift:  # then its statistics are what a pattern must match
         return any(re.search(pattern, f"{name}.running_mean") for pattern in patterns)
-    return not any(parameter.requires_grad for parameter in scale_and_shift)
+    return all(id(parameter) in frozen_ids for parameter in scale_and_shift)
 
 
 def check_factors(factors: Mapping[str, float], network: nn.Module) -> None:

@@ -132,10 +132,11 @@ def check_same_optimizer(content: Mapping[str, Any], config: RunConfig, setting:
 def check_same_freezing(content: Mapping[str, Any], init: InitConfig, setting: str) -> None:
     """Raises: ValueError: frozen parameters or learning rate multipliers differ from those of `init`."""
     saved_init = content["medconv"]["config"]["init"]
-    for key in ("freeze", "lr_multipliers"):
+    for key in ("freeze", "lr_multipliers", "thaw_at"):
         value = getattr(init, key)
-        if (saved_init[key] or None) != (value or None):  # empty is null
-            raise _differs(setting, f"init.{key}", saved_init[key], value)
+        saved_value = saved_init.get(key)  # earlier versions had no thaw_at
+        if (saved_value or None) != (value or None):  # empty is null
+            raise _differs(setting, f"init.{key}", saved_value, value)
 
 
 def _differs(setting: str, key: str, saved: Any, current: Any) -> ValueError:

@@ -35,6 +35,7 @@ class ProgressSchedule(LRScheduler):
         self.shape = shape
         self.warmup_steps = warmup_steps
         self.progress = 0.0
+        self.warmed_up_from = 0  # the step at which the last warm-up began
         self.total_steps = math.inf
         self.configured = math.inf  # total steps by the config
         super().__init__(optimizer)
@@ -52,6 +53,11 @@ class ProgressSchedule(LRScheduler):
             self.progress = progress
         self._apply()
 
+    def warm_up_again(self) -> None:
+        """Begin another warm-up at the present step, as for parameters that train from now on."""
+        self.warmed_up_from = self.last_epoch
+        self._apply()
+
     def step(self, epoch: int | None = None) -> None:
         if self.last_epoch >= 0:
             # An equal share of what is left, so that progress ends at 1 wherever the end has moved
@@ -61,7 +67,7 @@ class ProgressSchedule(LRScheduler):
 
     def get_lr(self) -> list[Any]:
         warmup_steps = max(1.0, min(float(self.warmup_steps), self.total_steps / 5))
-        warmup = min(1.0, (self.last_epoch + 1) / warmup_steps)
+        warmup = min(1.0, (self.last_epoch + 1 - self.warmed_up_from) / warmup_steps)
         factor = warmup * self.shape(min(1.0, self.progress))
         factor_for_length = getattr(self.optimizer, "lr_factor", None)
         if factor_for_length is not None:
@@ -69,7 +75,8 @@ class ProgressSchedule(LRScheduler):
         return [lr * factor for lr in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
-        keys = ("total_steps", "configured", "progress", "last_epoch", "base_lrs", "_last_lr", "_step_count")
+        keys = ("total_steps", "configured", "progress", "warmed_up_from")
+        keys += ("last_epoch", "base_lrs", "_last_lr", "_step_count")  # of every torch schedule
         return {key: getattr(self, key) for key in keys}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -50,7 +50,7 @@ _SWITCHES = (
 )
 
 
-@configs.arguments_as_keys("task")
+@configs.arguments_as_keys("task", "init")
 def build_task(
     config: RunConfig,
     record: Node,
@@ -202,7 +202,7 @@ def _freeze(init: InitConfig, network: nn.Module) -> None:
     if not init.freeze:
         return
     if init.thaw_at is None:
-        log.info("%s stay as they are", freeze(network, init.freeze))
+        log.info("init.freeze: %s stay as they are", freeze(network, init.freeze))
     else:
         until = f"stay as they are for {init.thaw_at:.0%} of the run (init.thaw_at)"
         log.info("init.freeze: %s %s", description(frozen_part(network, init.freeze), network), until)

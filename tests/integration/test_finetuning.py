@@ -124,7 +124,7 @@ def test_a_run_that_was_killed_keeps_them_and_needs_the_file_no_more(
 
 
 def test_a_run_goes_on_only_with_the_same_layers_frozen(first: Path, dataset: Path, tmp_path: Path) -> None:
-    keys = (("freeze", "[encoder]"), ("lr_multipliers", "{encoder:0.1}"), ("thaw_at", "0.5"))
+    keys = (("freeze", "[encoder]"), ("lr_multipliers", "{encoder:0.1}"))
     for key, value in keys:
         with pytest.raises(
             ValueError, match=rf"run\.resume={first}: was trained with init\.{key}=None, this run has"

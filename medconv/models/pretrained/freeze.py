@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from medconv.config import ConfigError
 from medconv.models.layers.batchnorm_stats import fix_statistics
+from medconv.utils.errors import Argument, ArgumentError
 
 _SUGGESTIONS = 3  # most similar names in a message
 _SIMILARITY = 0.5  # of `difflib`, from 0 to 1
@@ -31,32 +31,34 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> str:
     A batch norm whose parameters are all frozen uses its running statistics in training too.
 
     Raises:
-        ConfigError: as `frozen_part`.
+        ArgumentError: as `frozen_part`.
     """
     frozen = frozen_part(network, patterns)
     for parameter in frozen.parameters.values():
         parameter.requires_grad_(False)
     for norm in frozen.norms:
         fix_statistics(norm)
-    return f"init.freeze: {description(frozen, network)}"
+    return description(frozen, network)
 
 
 def frozen_part(network: nn.Module, patterns: Sequence[str]) -> FrozenPart:
     """The parameters whose name a pattern matches (`re.search`), and those that are frozen already.
 
     Raises:
-        ConfigError: a pattern is no regular expression or matches nothing, or nothing is left to train.
+        ArgumentError: a pattern is no regular expression or matches nothing, or nothing is left to train.
     """
     if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise ConfigError(
-            f"init.freeze must be a list of regular expressions, such as [encoder], got {patterns}"
+        raise ArgumentError(
+            "freeze", f" must be a list of regular expressions, such as [encoder], got {patterns}"
         )
     parameters = dict(network.named_parameters())
     names = {name for name, parameter in parameters.items() if not parameter.requires_grad}
     for pattern in patterns:
-        names.update(_matching_names("init.freeze", pattern, parameters))
+        names.update(_matching_names("freeze", pattern, parameters))
     if len(names) == len(parameters):
-        raise ConfigError(f"init.freeze={list(patterns)} freezes the whole network, nothing is left to train")
+        raise ArgumentError(
+            "freeze", f"={list(patterns)} freezes the whole network, nothing is left to train"
+        )
     frozen = {name: parameter for name, parameter in parameters.items() if name in names}
     # after all patterns, since several may freeze one norm
     frozen_ids = {id(parameter) for parameter in frozen.values()}
@@ -103,34 +105,35 @@ def _has_fixed_statistics(
 
 
 def check_factors(factors: Mapping[str, float], network: nn.Module) -> None:
-    """Check `init.lr_multipliers`, regular expressions to factors.
+    """Check learning rate multipliers, regular expressions to factors.
 
     Raises:
-        ConfigError: a pattern that matches nothing, a factor that is not positive.
+        ArgumentError: a pattern that matches nothing, a factor that is not positive.
     """
     trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
     for pattern, factor in factors.items():
         if not 0 < factor < float("inf"):
-            raise ConfigError(
-                f"init.lr_multipliers: {pattern!r} must have a positive factor, got {factor}; "
-                "to freeze it, use init.freeze"
+            raise ArgumentError(
+                "lr_multipliers",
+                f": {pattern!r} must have a positive factor, got {factor}; to freeze it, use ",
+                Argument("freeze"),
             )
-        _matching_names("init.lr_multipliers", pattern, trained)
+        _matching_names("lr_multipliers", pattern, trained)
 
 
-def _matching_names(key: str, pattern: str, names: Iterable[str]) -> list[str]:
+def _matching_names(argument: str, pattern: str, names: Iterable[str]) -> list[str]:
     """The names that a pattern matches.
 
     Raises:
-        ConfigError: none; the message has the most similar names.
+        ArgumentError: none; the message has the most similar names.
     """
     try:
         matches = [name for name in names if re.search(pattern, name)]
     except re.error as error:
-        raise ConfigError(f"{key}: {pattern!r} is not a regular expression: {error}") from error
+        raise ArgumentError(argument, f": {pattern!r} is not a regular expression: {error}") from error
     if not matches:
         suggestions = ", ".join(_suggestions(pattern, names))
-        raise ConfigError(f"{key}: {pattern!r} matches no parameter to train; there are {suggestions}")
+        raise ArgumentError(argument, f": {pattern!r} matches no parameter to train; there are {suggestions}")
     return matches
 
 

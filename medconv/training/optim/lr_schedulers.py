@@ -75,9 +75,9 @@ class ProgressSchedule(LRScheduler):
         return [lr * factor for lr in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
-        keys = ("total_steps", "configured", "progress", "warmed_up_from")
-        keys += ("last_epoch", "base_lrs", "_last_lr", "_step_count")  # of every torch schedule
-        return {key: getattr(self, key) for key in keys}
+        of_this_schedule = ("total_steps", "configured", "progress", "warmed_up_from")
+        of_every_schedule = ("last_epoch", "base_lrs", "_last_lr", "_step_count")
+        return {key: getattr(self, key) for key in (*of_this_schedule, *of_every_schedule)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the progress of a resumed run; learning rate and length come from the current config."""

@@ -10,10 +10,10 @@ import torch
 from helpers.networks import step, unet
 from torch import nn
 
-from medconv.config import ConfigError
 from medconv.models.pretrained.freeze import check_factors, freeze
 from medconv.performance.switches import apply_switches
 from medconv.training.optim.muon import Muon
+from medconv.utils.errors import ArgumentError
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,7 @@ from medconv.training.optim.muon import Muon
 def test_only_frozen_parameters_and_statistics_stay_in_training(switches: dict[str, Any]) -> None:
     network = unet()
     line = freeze(network, ["^encoder"])
-    assert line.startswith("init.freeze: 12 of 24 parameters, 0.00") and line.endswith(
-        "the statistics of 4 batch norms"
-    )
+    assert line.startswith("12 of 24 parameters, 0.00") and line.endswith("the statistics of 4 batch norms")
     apply_switches(network, channels_last=True, fast_norm=True, **switches)
     network.train()
     before = copy.deepcopy(network.state_dict())
@@ -53,24 +51,24 @@ def test_patterns_match_norms_without_parameters_by_their_statistics() -> None:
 @pytest.mark.parametrize(
     ("patterns", "words"),
     [
-        (["encodr"], r"init\.freeze: 'encodr' matches no parameter to train; there are encoder"),
+        (["encodr"], r"^freeze: 'encodr' matches no parameter to train; there are encoder"),
         (["backbone"], "there are encoder, down, up, decoder, head"),
         ([r"^decoder\.4"], r"there are decoder\.0"),
-        ("encoder", r"init\.freeze must be a list of regular expressions, such as \[encoder\], got encoder"),
-        (["("], r"init\.freeze: '\(' is not a regular expression"),
+        ("encoder", r"^freeze must be a list of regular expressions, such as \[encoder\], got encoder"),
+        (["("], r"^freeze: '\(' is not a regular expression"),
         (["encoder", "e", "up", "down", "head"], "freezes the whole network, nothing is left to train"),
     ],
 )
 def test_wrong_patterns_are_refused(patterns: list[str], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ArgumentError, match=words):
         freeze(unet(), patterns)
 
 
 @pytest.mark.parametrize(
     ("factors", "words"),
     [
-        ({"encodr": 0.1}, r"init\.lr_multipliers: 'encodr' matches no parameter to train; there are encoder"),
-        ({"encoder": 0.0}, "must have a positive factor, got 0.0; to freeze it, use init.freeze"),
+        ({"encodr": 0.1}, r"^lr_multipliers: 'encodr' matches no parameter to train; there are encoder"),
+        ({"encoder": 0.0}, "must have a positive factor, got 0.0; to freeze it, use freeze"),
         ({"encoder": float("nan")}, "must have a positive factor, got nan"),
         ({"down": 0.1}, "matches no parameter to train"),
     ],
@@ -78,5 +76,5 @@ def test_wrong_patterns_are_refused(patterns: list[str], words: str) -> None:
 def test_wrong_factors_are_refused(factors: dict[str, float], words: str) -> None:
     network = unet()
     freeze(network, ["down"])
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ArgumentError, match=words):
         check_factors(factors, network)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_frozen_parameters_stay_until_their_share_of_the_run_is_done(whole: Path) -> None:
     after = [torch.load(whole / f"{step}.pt", weights_only=True) for step in range(1, 9)]
     for name in after[0]:
-        moves = [not torch.equal(one[name], two[name]) for one, two in zip(after, after[1:], strict=False)]
+        moves = [not torch.equal(one[name], two[name]) for one, two in pairwise(after)]
         is_frozen = name.startswith(("encoder", "down"))
         # moves[k] is what step k + 2 did
         assert moves == [not is_frozen] * (THAWED - 1) + [True] * (len(after) - THAWED), name

@@ -25,8 +25,9 @@ def _handler(content: bytes) -> type[BaseHTTPRequestHandler]:
 
         def _answer(self, body: bytes) -> None:
             if not self.path.startswith("/lab/heart/resolve/") or "nowhere" in self.path:
-                self.send_response(404)
-                self.send_header("X-Error-Code", "RepoNotFound")
+                is_gated = "gated" in self.path
+                self.send_response(403 if is_gated else 404)
+                self.send_header("X-Error-Code", "GatedRepo" if is_gated else "RepoNotFound")
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return

@@ -40,5 +40,7 @@ def _problem(error: Exception, hub: Any) -> str:
             "the Hugging Face Hub cannot be reached, and its cache does not have the file; download it where "
             "there is a network, and copy the folder that HF_HOME names, or give its path to init.pretrained"
         )
+    if isinstance(error, hub.errors.GatedRepoError):
+        return "its owner asks you to accept terms on the Hugging Face Hub, and to log in by `hf auth login`"
     first_line = str(error).strip().splitlines()[0]
     return f"the Hugging Face Hub does not give this file ({first_line})"

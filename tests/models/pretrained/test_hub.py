@@ -38,6 +38,11 @@ def test_what_the_hub_does_not_have_is_named(endpoint: ThreadingHTTPServer) -> N
             local_file(source)
 
 
+def test_a_gated_file_says_how_to_get_it(endpoint: ThreadingHTTPServer) -> None:
+    with pytest.raises(ValueError, match=r"accept terms on the Hugging Face Hub, and to log in"):
+        local_file("hf://lab/gated/model.safetensors")
+
+
 def test_without_a_network_it_is_said_what_to_copy(endpoint: ThreadingHTTPServer) -> None:
     endpoint.shutdown()
     endpoint.server_close()

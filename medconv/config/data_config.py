@@ -105,6 +105,12 @@ class DataConfig:
         "cases that lack some labels: the labelled classes, such as {siteA_*: [liver, spleen]} by case id",
         accepts=dict[str, list[str]] | None,
     )
+    raters: Any = key(
+        None,
+        "folder or pattern of label files by a further rater, or a list of them: trains on the mean",
+        accepts=str | list[str] | None,
+    )
+    soft_labels: bool | None = key(None, "true: label files hold the probability of each class")
     case_weights: Any = key(
         None,
         "such as {siteA_*: 2}: these cases are drawn twice as often",

@@ -164,6 +164,10 @@ class SegmentationTargets(DiceScoredTargets):
         """The label map itself, which is resized for coarser heads before it becomes masks."""
         return label
 
+    def label_map(self, label: Tensor) -> Tensor:
+        """A label as a label map, for pictures. Shape: as in a batch, of one sample -> (*spatial)."""
+        return label[0]
+
     def random_labels(
         self,
         batch: int,

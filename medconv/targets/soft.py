@@ -18,7 +18,7 @@ from medconv.metrics.calibration import brier, calibration_error
 from medconv.metrics.dice import ClassScores
 from medconv.targets.base import NamedScore
 from medconv.targets.dice_scores import ValidatedCase
-from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.label_map import LabelMapTargets, highest
 
 _BY_CLASS = ("dice", "brier", "calibration_error")  # in a row, a list each
 
@@ -39,6 +39,9 @@ class SoftTargets(LabelMapTargets):
 
     def encode(self, label: Tensor) -> Tensor:
         return label.float()
+
+    def label_map(self, label: Tensor) -> Tensor:
+        return highest(self.reference(label[None])[0])
 
     def random_labels(
         self,
@@ -143,7 +146,8 @@ class SoftTargets(LabelMapTargets):
     def case_cells(self, row: Mapping[str, Any]) -> dict[str, float | None]:
         cells = {}
         for name in _BY_CLASS:
-            cells |= {f"{name}/{class_name}": value for class_name, value in self._by_class(row[name]).items()}
+            for class_name, value in self._by_class(row[name]).items():
+                cells[f"{name}/{class_name}"] = value
         return cells
 
     def case_entry(self, row: Mapping[str, Any]) -> dict[str, Any]:

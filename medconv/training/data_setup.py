@@ -22,6 +22,7 @@ from medconv.data.preprocessing.fingerprint import INTENSITIES, Fingerprint
 from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_right_axis
 from medconv.data.preprocessing.store import Store
+from medconv.data.raters import with_soft_labels
 from medconv.data.splits import DataSplit
 from medconv.performance.step_profiler import StepProfiler
 from medconv.planning.planner import Plan
@@ -85,6 +86,7 @@ def find_data(data: DataConfig) -> tuple[Dataset, int]:
         regions_order=data.regions_order,
         ignore_label=data.ignore_label,
     )
+    dataset = with_soft_labels(dataset, data.raters, data.soft_labels, data.root)
     if data.group_pattern is not None:
         dataset = replace(dataset, cases=splits.grouped(dataset.cases, data.group_pattern))
     dataset = per_case.with_source_spacing(dataset, data.source_spacing_mm)

@@ -15,7 +15,9 @@ def raters(seed: int, count: int = 3, num_classes: int = 3) -> list[np.ndarray]:
     label_maps = []
     for number in range(count):
         is_wrong = rng.random(true.shape) < 0.05 * (number + 1)
-        label_maps.append(np.where(is_wrong, rng.integers(num_classes, size=true.shape), true).astype(np.int16))
+        label_maps.append(
+            np.where(is_wrong, rng.integers(num_classes, size=true.shape), true).astype(np.int16)
+        )
     return label_maps
 
 

@@ -13,7 +13,9 @@ from medconv.targets.soft import SoftTargets
 CLASSES = SoftTargets.of_classes(["background", "a", "b"])
 
 
-def validated(raters: list[np.ndarray | None], logits: torch.Tensor, annotated: tuple[bool, ...] | None = None) -> ValidatedCase:
+def validated(
+    raters: list[np.ndarray | None], logits: torch.Tensor, annotated: tuple[bool, ...] | None = None
+) -> ValidatedCase:
     """A case whose prepared grid is the native one."""
     present = [label_map for label_map in raters if label_map is not None]
     label = torch.stack([torch.tensor(np.mean([m == value for m in present], 0)) for value in (1, 2)])
@@ -106,5 +108,10 @@ def test_without_any_foreground_there_is_no_calibration() -> None:
     empty = np.zeros((3, 3, 3), np.int16)
     surely_background = torch.tensor([50.0, 0, 0]).view(3, 1, 1, 1).expand(3, 3, 3, 3)
     row = CLASSES.row(validated([empty], surely_background))
-    assert row == {"dice": [None, None], "rater_dice": [None], "brier": [None, None], "calibration_error": [None, None]}
+    assert row == {
+        "dice": [None, None],
+        "rater_dice": [None],
+        "brier": [None, None],
+        "calibration_error": [None, None],
+    }
     assert CLASSES.summary({"case": row})["brier"] is None

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Sampler as TorchSampler
 
 from medconv.data.case import Case
-from medconv.data.case_files import label_of
+from medconv.data.case_files import label_of, rater_labels_on
 from medconv.data.io.grids import on_grid
 from medconv.data.loading.annotated import Annotated
 from medconv.data.loading.packed import PackedReading, pack
@@ -27,9 +27,10 @@ Sample = dict[str, Any]
 class PatchDataset(monai.data.Dataset):
     """Patches for training; index n is sample number n, without an upper limit.
 
-    Item: image (channels, *patch.size) float32, label (1, *patch.size) uint8 or int16, sample n; where cases
-    lack labels, annotated (outputs,) bool. With `packed`, image and label are (channels, voxels), and blocks
-    (blocks, 2, axes) say which voxels of the box these are: begin and end; what the image lacks is left out.
+    Item: image (channels, *patch.size) float32, label (1, *patch.size) uint8 or int16, of probabilities
+    (classes, *patch.size) float16, sample n; where cases lack labels, annotated (outputs,) bool. With
+    `packed`, image and label are (channels, voxels), and blocks (blocks, 2, axes) say which voxels of the box
+    these are: begin and end; what the image lacks is left out.
     Args:
         cases: ids in the store, in the order of the sampler's indices.
         patch: smaller images are padded with 0 on both sides.
@@ -83,7 +84,7 @@ class PatchDataset(monai.data.Dataset):
         box = self.patch.box_of(read_size)
         corner = self._corner_of(box, corner)
         image = crop(entry.image, corner, box)
-        label = crop(entry.label[None], corner, box)
+        label = crop(entry.training_label, corner, box)
         return {
             "image": torch.from_numpy(self.patch.without_slice_axis(image)),
             "label": torch.from_numpy(self.patch.without_slice_axis(label)),
@@ -96,7 +97,7 @@ class PatchDataset(monai.data.Dataset):
         of_box = self.patch.without_slice_axis_of(blocks.shifted(-corner))
         return {
             "image": pack(entry.image, blocks),
-            "label": pack(entry.label[None], blocks),
+            "label": pack(entry.training_label, blocks),
             "blocks": torch.from_numpy(np.stack([of_box.begin, of_box.end], 1)),
         }
 
@@ -120,6 +121,8 @@ class CaseDataset(monai.data.Dataset):
 
     Item: image (1, channels, *spatial), label (1, 1, *spatial), reference (X, Y, Z) on the native grid, case
     id and the spacing_mm of the prepared image; where cases lack labels, annotated, a bool for each output.
+    Of probabilities, label (1, classes, *spatial), the most probable class as reference, and raters, a list
+    of label maps (X, Y, Z), None where one is missing.
     """
 
     def __init__(
@@ -142,10 +145,12 @@ class CaseDataset(monai.data.Dataset):
             "spacing_mm": entry.crop_info.spacing_mm(entry.label.shape),
             # Copies: the store's arrays are read-only memory maps.
             "image": torch.from_numpy(np.array(entry.image))[None],
-            "label": torch.from_numpy(np.array(entry.label))[None, None],
+            "label": torch.from_numpy(np.array(entry.training_label))[None],
             "reference": torch.from_numpy(reference),
             "case": case.id,
         }
+        if case.soft_label is not None:
+            item["raters"] = rater_labels_on(case, entry.crop_info.grid)
         if self.annotated:
             item["annotated"] = self.annotated[case.id].outputs
         return item

@@ -12,7 +12,14 @@ from scipy.ndimage import binary_fill_holes, find_objects, gaussian_filter
 from medconv.data.case import Grid
 from medconv.data.preprocessing.normalisation import check_normalisation, normalise
 from medconv.data.preprocessing.orientation import canonical_spacing, from_canonical, to_canonical
-from medconv.data.preprocessing.resampling import nearest, nearest_axis, zoom, zoom_label, zoom_within_range
+from medconv.data.preprocessing.resampling import (
+    nearest,
+    nearest_axis,
+    zoom,
+    zoom_label,
+    zoom_linear,
+    zoom_within_range,
+)
 from medconv.utils.errors import ArgumentError
 
 CONVENTIONS = (None, "nnunet", "nnunet_ras")
@@ -242,6 +249,26 @@ def preprocess_label(
     resampled = zoom_label(cropped, shape, num_classes)
     dtype = np.uint8 if num_classes <= 256 else np.int16
     return _drop_slice(resampled, config.image_dims).astype(dtype)
+
+
+def preprocess_probabilities(
+    probabilities: np.ndarray,
+    crop_info: CropInfo,
+    config: PreprocessingConfig,
+) -> np.ndarray:
+    """Native probabilities of classes on the grid of their prepared image, by linear interpolation.
+
+    Shape: (classes, X, Y, Z) -> (classes, *spatial) float16.
+    """
+    canonical, spacing_mm = to_canonical(probabilities, crop_info.grid, config.reorients)
+    cropped = canonical[:, *crop_info.slices]
+    target_mm = config.target_mm(spacing_mm)
+    shape = resampled_shape(cropped.shape[1:], spacing_mm, target_mm)
+    axis = config.nearest_axis(spacing_mm, target_mm)
+    if axis is not None:
+        cropped = cropped.take(nearest(cropped.shape[1 + axis], shape[axis]), 1 + axis)
+    resampled = np.stack([zoom_linear(of_class, shape) for of_class in cropped])
+    return _drop_slice(resampled, config.image_dims).astype(np.float16)
 
 
 def to_native(

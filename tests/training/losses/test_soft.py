@@ -24,7 +24,8 @@ def example(shape: tuple[int, ...] = (2, 3, 4, 5)) -> tuple[Tensor, Tensor]:
 def by_loops(logits: Tensor, reference: Tensor, weights: tuple[float, ...] = (1, 1, 1)) -> float:
     """Cross-entropy and Dice, voxel by voxel."""
     probability = logits.double().softmax(1)
-    rows = list(zip(probability.movedim(1, -1).reshape(-1, 3), reference.double().movedim(1, -1).reshape(-1, 3)))
+    voxels = [values.movedim(1, -1).reshape(-1, 3) for values in (probability, reference.double())]
+    rows = list(zip(*voxels, strict=True))
     entropy = -sum(
         weight * float(q * p.log()) for pair in rows for p, q, weight in zip(*pair, weights, strict=True)
     )
@@ -79,13 +80,16 @@ def test_heads_of_deep_supervision_see_the_mean_of_the_voxels_that_they_cover() 
     heads = [torch.randn(2, 3, size, size) for size in (8, 4)]
     fitted = FittedLoss(SoftDiceCrossEntropy(), TARGETS, 2)
     fine, coarse = (
-        SoftDiceCrossEntropy()(head, TARGETS.reference(F.avg_pool2d(label, 8 // len(head[0, 0])))) for head in heads
+        SoftDiceCrossEntropy()(head, TARGETS.reference(F.avg_pool2d(label, 8 // len(head[0, 0]))))
+        for head in heads
     )
     torch.testing.assert_close(fitted(heads, label), (fine + coarse / 2) / 1.5)
 
 
 def test_other_losses_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="DiceCrossEntropy is for .* but the data has soft targets; use loss=soft_"):
+    with pytest.raises(
+        ValueError, match="DiceCrossEntropy is for .* but the data has soft targets; use loss=soft_"
+    ):
         FittedLoss(DiceCrossEntropy(), TARGETS, 3)
     with pytest.raises(ValueError, match="SoftDiceCrossEntropy is for soft targets"):
         FittedLoss(SoftDiceCrossEntropy(), LabelMapTargets.of_classes(NAMES), 3)

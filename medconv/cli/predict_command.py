@@ -117,7 +117,11 @@ def _find_cases(source: Path, predictor: Predictor) -> list[Case]:
     answers: Sequence[str] = ()
     if isinstance(predictor.targets, ImageLevelTargets):
         answers = predictor.targets.default_columns
-    cases = find_cases(source, len(predictor.modalities), answers, "--input")
+    cases = find_cases(source, len(predictor.modalities), answers, "--input", predictor.takes_missing)
+    for channel, name in enumerate(predictor.modalities):
+        lacking = [case.id for case in cases if channel in case.missing_channels]
+        if lacking and predictor.takes_missing:
+            log.warning("%d of %d cases lack %s: %s", len(lacking), len(cases), name, some(lacking, 3))
     trained = [case.id for case in cases if case.id in predictor.train_cases]
     if trained:
         log.warning(

@@ -145,6 +145,7 @@ class Case:
         relabel: pairs of label value in the file and label value in the dataset, for all declared values;
             None: they are the same.
         soft_label: None: the label is a label map.
+        missing_channels: that the case lacks; `images` are then one file for each of the others.
     """
 
     id: str
@@ -158,6 +159,7 @@ class Case:
     weight: float = 1.0
     relabel: tuple[tuple[int, int], ...] | None = None
     soft_label: SoftLabel | None = None
+    missing_channels: tuple[int, ...] = ()
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -12,7 +12,7 @@ from medconv.metrics.consensus import most_probable, shares
 
 
 def image_of(case: Case) -> tuple[np.ndarray, Grid]:
-    """All channels of a case and their grid.
+    """All channels of a case and their grid; missing channels are 0.
 
     Shape: (channels, X, Y, Z) float32.
 
@@ -20,6 +20,8 @@ def image_of(case: Case) -> tuple[np.ndarray, Grid]:
         ValueError: as `read_image`.
     """
     image, grid = read_image(case.images)
+    for channel in case.missing_channels:  # in ascending order
+        image = np.insert(image, channel, 0, axis=0)
     return image, _with_declared_spacing(grid, case)
 
 

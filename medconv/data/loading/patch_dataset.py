@@ -16,6 +16,7 @@ from medconv.data.case import Case
 from medconv.data.case_files import label_of, rater_labels_on
 from medconv.data.io.grids import on_grid
 from medconv.data.loading.annotated import Annotated
+from medconv.data.loading.channel_dropout import ChannelDropout
 from medconv.data.loading.packed import PackedReading, pack
 from medconv.data.loading.patch_shape import PatchShape
 from medconv.data.loading.samplers.base import Sampler
@@ -37,6 +38,7 @@ class PatchDataset(monai.data.Dataset):
         annotated: by case id, where cases lack labels.
         read_size: sample number to the voxels to read around the patch's centre; None: the patch size.
         packed: read blocks of a box around the patch's centre instead.
+        channel_dropout: adds which channels are `kept`, (channels,) bool.
         transform: applied to each sample, such as a `SampleTransforms`; other transforms of MONAI draw new
             random numbers in each worker and run.
     """
@@ -52,6 +54,7 @@ class PatchDataset(monai.data.Dataset):
         annotated: Mapping[str, Annotated] | None = None,
         read_size: Callable[[int], Sequence[int]] | None = None,
         packed: PackedReading | None = None,
+        channel_dropout: ChannelDropout | None = None,
         transform: Callable[[Sample], Sample] | None = None,
     ) -> None:
         super().__init__(cases, transform)
@@ -64,6 +67,7 @@ class PatchDataset(monai.data.Dataset):
         self.annotated = annotated or {}
         self.read_size = read_size
         self.packed = packed
+        self.channel_dropout = channel_dropout
 
     def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
         case_id = self.case_of(index)
@@ -77,6 +81,8 @@ class PatchDataset(monai.data.Dataset):
         sample["sample"] = index
         if case_id in self.annotated:
             sample["annotated"] = torch.tensor(self.annotated[case_id].outputs)
+        if self.channel_dropout is not None:
+            sample["kept"] = self.channel_dropout.kept(case_id, index)
         return self.transform(sample)  # type: ignore[no-any-return]
 
     def _whole(self, entry: Entry, corner: np.ndarray, read_size: Sequence[int]) -> Sample:

@@ -141,7 +141,7 @@ def prepare_case(
             f"case {case.id}: its files were replaced after the check, and are invalid; start anew"
         )
     try:
-        image, crop_info = preprocess(native, grid, config)
+        image, crop_info = preprocess(native, grid, config, case.missing_channels)
     except ValueError as error:
         raise ValueError(f"case {case.id}: {case.images[0]}: {error}") from error
     if case.label is None:

@@ -147,10 +147,12 @@ def preprocess(
     image: np.ndarray,
     grid: Grid,
     config: PreprocessingConfig,
+    missing_channels: Sequence[int] = (),
 ) -> tuple[np.ndarray, CropInfo]:
     """Native voxels to network input.
 
     Shape: (channels, X, Y, Z) -> (channels, *spatial) float32, spatial being 2 or 3 axes.
+    Args: missing_channels: are 0, also after normalisation.
     Raises: ValueError: a channel that cannot be normalised or resampled to finite values that differ.
     """
     canonical, spacing_mm = to_canonical(image, grid, config.reorients)
@@ -165,7 +167,7 @@ def preprocess(
         nearest_axis=config.nearest_axis(config.target_mm(spacing_mm), spacing_mm),
     )
     # Normalisation comes first: resampling mixes values.
-    normalised = _normalise_channels(cropped, config)
+    normalised = _normalise_channels(cropped, config, missing_channels)
     with np.errstate(over="ignore", invalid="ignore"):  # reported below, with the range
         resampled = [_resample(channel, spacing_mm, config) for channel in normalised]
     # A stack copies, and a whole-body CT is 700 MB.
@@ -183,13 +185,20 @@ def preprocess(
     return prepared, crop_info
 
 
-def _normalise_channels(image: np.ndarray, config: PreprocessingConfig) -> list[np.ndarray]:
+def _normalise_channels(
+    image: np.ndarray,
+    config: PreprocessingConfig,
+    missing_channels: Sequence[int],
+) -> list[np.ndarray]:
     """Raises: ValueError: as `normalise`, with the channel's number."""
     mask = None
     if "zscore_nonzero" in config.normalisation:
         mask = binary_fill_holes((image != 0).any(0))
     normalised = []
     for index, channel in enumerate(image):
+        if index in missing_channels:
+            normalised.append(np.zeros_like(channel))
+            continue
         try:
             normalised.append(
                 normalise(channel, config.normalisation[index], config.intensities[index], mask)

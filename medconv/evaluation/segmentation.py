@@ -356,7 +356,8 @@ def _quality(
         return {}
     true_dice = {row["case"]: row["dice"] for row in cases}
     per_class = predicted_quality.compared(predicted_dice, true_dice, names)
-    return {"quality": {"per_class": per_class, "cases": predicted_dice}}
+    method = predicted_quality.method(predictions.folder, list(predicted_dice))
+    return {"quality": {"method": method, "per_class": per_class, "cases": predicted_dice}}
 
 
 def _files_of_cases(

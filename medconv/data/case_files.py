@@ -62,6 +62,7 @@ def probabilities_on(case: Case, grid: Grid) -> np.ndarray:
     """`probabilities_of` on the grid of the case's image. Shape: (classes, X, Y, Z) float32."""
     assert case.label is not None
     probabilities, label_grid = probabilities_of(case)
+    # Each class has the grid of the label file
     on_image = [on_grid(of_class, case.images[0], grid, case.label, label_grid) for of_class in probabilities]
     return np.stack(on_image)
 
@@ -81,8 +82,8 @@ def rater_labels_of(case: Case) -> tuple[list[np.ndarray | None], Grid]:
         if path is None:
             label_maps.append(None)
             continue
-        label_map, rater_grid = _label_map(case, path)
-        label_maps.append(on_grid(label_map, case.label, grid, path, rater_grid))
+        further, rater_grid = _label_map(case, path)
+        label_maps.append(on_grid(further, case.label, grid, path, rater_grid))
     for path, label_map in zip(case.label_files, label_maps, strict=True):
         highest = case.soft_label.num_classes - 1
         if label_map is not None and label_map.max() > highest:

@@ -41,6 +41,7 @@ def with_soft_labels(
         patterns = [raters] if isinstance(raters, str) else raters
         files = [_files_of_rater(Path(root or "") / pattern, dataset) for pattern in patterns]
     cases = []
+    # A case without files of further raters is a case of one rater
     for case in dataset.cases:
         soft_label = SoftLabel(
             num_classes=len(dataset.class_names),

@@ -60,6 +60,7 @@ class Raters:
         if ignore is None:
             return method(label_maps)
         is_ignored = np.any([label_map == ignore for label_map in label_maps], axis=0)
+        # Not a label of their own, which STAPLE would learn about
         labelled = [np.where(is_ignored, 0, label_map) for label_map in label_maps]
         return np.where(is_ignored, ignore, method(labelled)).astype(np.int16)
 

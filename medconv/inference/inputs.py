@@ -133,6 +133,7 @@ def _in_folder(source: _Source, num_channels: int, takes_missing: bool) -> list[
 
 def _of_channels(case_id: str, paths: Sequence[Path], num_channels: int, source: _Source) -> Case:
     """The case with these channels, of which some may be missing."""
+    # By the numbers in their names
     missing_channels = missing_numbers(paths, num_channels)
     return Case(_checked_id(case_id, source), tuple(paths), missing_channels=missing_channels)
 

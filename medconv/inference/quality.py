@@ -77,6 +77,7 @@ def soft_dice_sums(
     Shape: `num_outputs` channels, one (*spatial) at a time, and label (*spatial) -> (names, 2): the
         probability in the voxels of the label; all of the probability plus these voxels.
     """
+    # Regions have none
     num_backgrounds = targets.num_outputs - len(targets.names)
     foreground = islice(probabilities, num_backgrounds, None)
     sums = []

@@ -21,6 +21,7 @@ def calibration_error(predicted: np.ndarray, reference: np.ndarray) -> float:
     Source: Guo et al. 2017, arXiv:1706.04599, with 15 bins of equal width; here of one class against the
         others, and the reference may be any probability.
     """
+    # A probability of 1 belongs to the last bin.
     bins = np.minimum((predicted * _BINS).astype(np.int64), _BINS - 1).ravel()
     # In each bin, the number of its voxels cancels against the weight of its mean.
     gaps = np.bincount(bins, (predicted - reference).ravel().astype(np.float64), minlength=_BINS)

@@ -63,8 +63,10 @@ def staple(label_maps: Sequence[np.ndarray]) -> np.ndarray:
     votes = np.stack(np.unravel_index(codes, shape))
     # (raters, votes, classes): 1 where the rater gave this class
     given = np.eye(len(values))[votes]
+    # How often any rater gave a class, over all voxels
     prior = (given * counts[:, None]).sum((0, 1))
     prior /= prior.sum()
+    # Expectation maximisation begins with the shares of the votes
     weights = given.mean(0)
     performance = _performance(given, weights, counts)
     for _ in range(_MAX_ROUNDS):
@@ -74,7 +76,7 @@ def staple(label_maps: Sequence[np.ndarray]) -> np.ndarray:
         performance = updated
         if has_converged:
             break
-    labels = values[weights.argmax(1)].astype(np.int16)
+    labels: np.ndarray = values[weights.argmax(1)].astype(np.int16)
     return labels[vote_of_voxel].reshape(label_maps[0].shape)
 
 
@@ -88,10 +90,16 @@ def _performance(given: np.ndarray, weights: np.ndarray, counts: np.ndarray) -> 
         are true, classes that are given).
     """
     joint = np.einsum("vt,v,rvg->rtg", weights, counts, given)
-    return joint / np.maximum(joint.sum(2, keepdims=True), np.finfo(float).tiny)
+    return _shares_of_sum(joint, axis=2)
 
 
 def _weights(given: np.ndarray, performance: np.ndarray, prior: np.ndarray) -> np.ndarray:
     """The probability of each true class. Shape: as of `_performance` -> (votes, classes)."""
     likelihood = np.einsum("rvg,rtg->rvt", given, performance).prod(0) * prior
-    return likelihood / np.maximum(likelihood.sum(1, keepdims=True), np.finfo(float).tiny)
+    return _shares_of_sum(likelihood, axis=1)
+
+
+def _shares_of_sum(values: np.ndarray, axis: int) -> np.ndarray:
+    """Values whose sum along the axis is 1, or 0 where it was 0."""
+    total = values.sum(axis, keepdims=True)
+    return np.divide(values, total, out=np.zeros_like(values), where=total > 0)

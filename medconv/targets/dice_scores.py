@@ -67,7 +67,7 @@ class DiceScoredTargets(Targets):
         pairs = zip(self.names, name_annotated, strict=True)
         return {name: scores[name] if is_annotated else None for name, is_annotated in pairs}
 
-    def row(self, case: ValidatedCase) -> Mapping[str, Any]:
+    def row(self, case: ValidatedCase) -> dict[str, Any]:
         """The row of a case in a checkpoint's `validation`."""
         return self.dice(case.prediction, case.reference, case.annotated)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any, ClassVar
 
 import numpy as np
@@ -66,6 +65,7 @@ class SoftTargets(LabelMapTargets):
         annotated: Tensor,
     ) -> tuple[Tensor, Tensor]:
         is_annotated = annotated.view(*annotated.shape, *(1,) * (outputs.ndim - 2))
+        # What other classes had becomes background again
         classes = torch.where(is_annotated, reference, 0)[:, 1:]
         return self._merged(outputs, annotated), self.reference(classes)
 
@@ -97,6 +97,7 @@ class SoftTargets(LabelMapTargets):
         """
         predicted = logits[0].softmax(0)[1:].cpu().numpy()
         reference = label[0].float().cpu().numpy()
+        # All of the image would hide errors of the foreground among air
         is_foreground = (reference > 0).any(0) | (predicted.sum(0) > 0.5)
         boxes = find_objects(is_foreground.view(np.uint8))
         scores: dict[str, list[float | None]] = {"brier": [], "calibration_error": []}
@@ -129,7 +130,8 @@ class SoftTargets(LabelMapTargets):
         for name in ("brier", "calibration_error"):
             per_class = metrics_dice.mean_per_class([self._by_class(row[name]) for row in rows.values()])
             scores[name] = metrics_dice.mean(per_class)
-        by_rater = zip_longest(*(row["rater_dice"] for row in rows.values()))
+        # Each row has a place for every rater, and none where labels are probabilities
+        by_rater = zip(*(row["rater_dice"] for row in rows.values()), strict=True)
         scores["rater_dice"] = [metrics_dice.mean(dict(enumerate(column))) for column in by_rater]
         return scores
 

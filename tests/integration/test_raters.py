@@ -9,6 +9,8 @@ from helpers import tiny
 from helpers.rated import add_rater
 
 import medconv
+from medconv.data.case import Case, SoftLabel
+from medconv.data.case_files import image_of, probabilities_on
 from medconv.utils import checkpoint_io
 
 
@@ -43,8 +45,17 @@ def test_a_run_is_scored_against_each_rater_and_their_mean(rated: Path) -> None:
     assert all(np.isfinite(tiny.losses(rated / "run")))
 
 
-def test_its_network_predicts_label_maps_as_any_other(rated: Path) -> None:
-    predictor = medconv.load(rated / "run/checkpoints/best.ckpt")
-    label, probabilities = predictor.label_and_probabilities(rated / "data/imagesTr/case_0.nii.gz")
+def test_its_predicted_probabilities_can_be_labels_in_turn(
+    rated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the grid of the image, in its order of axes: what `predict` writes is what `data.soft_labels` reads."""
+    checkpoint = rated / "run/checkpoints/best.ckpt"
+    image = rated / "data/imagesTr/case_0.nii.gz"
+    words = ("--checkpoint", checkpoint, "--input", image, "--output", tmp_path, "--save-probabilities")
+    assert tiny.call(monkeypatch, "predict", *words) == 0
+    label, probabilities = medconv.load(checkpoint).label_and_probabilities(image)
     np.testing.assert_array_equal(label, probabilities.argmax(0))
-    assert set(np.unique(label)) <= {0, 1, 2}
+    path = tmp_path / "probabilities/case_0.nii.gz"
+    case = Case("case_0", (image,), path, soft_label=SoftLabel(3, are_probabilities=True))
+    _, grid = image_of(case)
+    np.testing.assert_allclose(probabilities_on(case, grid), probabilities[1:], atol=1e-5)

@@ -35,3 +35,8 @@ def test_the_mean_of_the_raters_is_perfect_and_one_of_them_is_not() -> None:
     assert brier(mean, mean) == calibration_error(mean, mean) == 0
     assert brier(one_rater, mean) == 0.125
     assert calibration_error(one_rater, mean) == 0.25
+
+
+def test_a_probability_of_1_is_in_the_last_bin() -> None:
+    """Two voxels, both in the last bin: their mean prediction is 0.975, their mean reference 0.5."""
+    assert calibration_error(np.array([0.95, 1.0]), np.array([1.0, 0.0])) == pytest.approx(0.475)

@@ -175,6 +175,7 @@ class Augment(ParameterSampler):
         joined = [torch.cat([one, of_one.to(one.dtype)]) for one, of_one in pairs]
         is_one_size = isinstance(image, Tensor) and isinstance(label, Tensor)
         moved, _ = self.apply_spatial(torch.stack(joined) if is_one_size else joined, None, parameters)
+        # Contiguous, as intensities of the image are changed in place
         probabilities = moved[:, num_channels:].contiguous()
         if self.flip_label_pairs and self.left_right_axis is not None:
             samples = _index(parameters.flips[:, self.left_right_axis], probabilities.device)

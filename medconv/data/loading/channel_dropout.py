@@ -39,6 +39,7 @@ class ChannelDropout:
         rng = generator(self.seed, RandomStream.CHANNELS, sample)
         missing = self.missing.get(case_id, ())
         present = [channel for channel in range(self.num_channels) if channel not in missing]
+        # An image of zeros alone would teach nothing
         spared = present[rng.integers(len(present))]
         is_dropped = rng.random(self.num_channels) < self.probability
         is_dropped[list(missing)] = True

@@ -173,7 +173,7 @@ def _ignored(dataset: Dataset) -> list[int]:
 
 def _stated(dataset: Dataset) -> list[Any]:
     """What `dataset` states of its files, as an addition to a hash; empty if their headers say all."""
-    statements = {}
+    statements: dict[str, list[Any]] = {}
     for case in dataset.cases:
         if case.source_spacing_mm is not None or case.relabel is not None:
             statements[case.id] = [case.source_spacing_mm, case.relabel]

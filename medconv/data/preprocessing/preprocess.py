@@ -196,6 +196,7 @@ def _normalise_channels(
         mask = binary_fill_holes((image != 0).any(0))
     normalised = []
     for index, channel in enumerate(image):
+        # The mean of other cases' channels under `zscore` and `dataset`
         if index in missing_channels:
             normalised.append(np.zeros_like(channel))
             continue

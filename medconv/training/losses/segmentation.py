@@ -39,7 +39,7 @@ class DiceCrossEntropy(nn.Module):
     Source: Milletari et al. 2016, arXiv:1606.04797; the sum as in Isensee et al. 2021.
     """
 
-    kinds = ("label_map", "regions")
+    kinds: ClassVar[tuple[str, ...]] = ("label_map", "regions")
 
     weights: Tensor | None
 

@@ -42,4 +42,5 @@ class SoftDiceCrossEntropy(DiceCrossEntropy):
         total = (probability + reference)[:, 1:]
         difference = (probability - reference)[:, 1:].abs()
         sizes = total.sum(axes)
+        # The smaller of p and q is (p + q - |p - q|) / 2
         return entropy.sum(), (sizes - difference.sum(axes)) / 2, sizes

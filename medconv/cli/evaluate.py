@@ -66,6 +66,19 @@ def _add_segmentation(group: Group) -> None:
         help="folder of reference label maps with the same names, or a pattern with {id}",
     )
     group.add_argument(
+        "--raters",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FOLDER",
+        help="reference label maps by further raters, a folder or pattern each",
+    )
+    group.add_argument(
+        "--consensus",
+        choices=("majority", "staple"),
+        help="with --raters: how all raters become one reference; default majority",
+    )
+    group.add_argument(
         "--tolerance-mm",
         action="append",
         default=[],

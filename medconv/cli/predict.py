@@ -83,7 +83,7 @@ def _add_extra_outputs(group: Group) -> None:
     group.add_argument(
         "--quality",
         action="store_true",
-        help="with several networks, also write OUTPUT/quality/CASE.json and OUTPUT/uncertainty/CASE.nii.gz",
+        help="also write OUTPUT/quality/CASE.json, an estimate of Dice, and OUTPUT/uncertainty/CASE.nii.gz",
     )
     group.add_argument(
         "--calibration",

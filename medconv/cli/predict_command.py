@@ -15,7 +15,7 @@ from medconv.inference.output import ReplaceableResultsError
 from medconv.inference.postprocessing import Steps
 from medconv.inference.predict import output_in, predict, usable_device
 from medconv.inference.predictor import Predictor
-from medconv.inference.quality import Line, read_calibration
+from medconv.inference.quality import PAIRWISE, SOFT, Line, read_calibration
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.exit_codes import DONE
@@ -62,13 +62,8 @@ def _check_values(options: argparse.Namespace) -> None:
     if options.source_spacing_mm:
         per_case.check_source_spacing(options.source_spacing_mm, "--source-spacing-mm")
     check_source(options.input, "--input")
-    if options.quality and len(options.checkpoint) < 2:
-        raise ValueError(
-            "--quality measures how far several networks agree, such as the folds of a cross-validation; "
-            "--checkpoint names only one"
-        )
     if options.calibration and not options.quality:
-        raise ValueError("--calibration turns the agreement of --quality into Dice: add --quality")
+        raise ValueError("--calibration turns what --quality measures into Dice: add --quality")
 
 
 def _load(options: argparse.Namespace, steps: Steps | None) -> Predictor:
@@ -117,7 +112,11 @@ def _find_cases(source: Path, predictor: Predictor) -> list[Case]:
     answers: Sequence[str] = ()
     if isinstance(predictor.targets, ImageLevelTargets):
         answers = predictor.targets.default_columns
-    cases = find_cases(source, len(predictor.modalities), answers, "--input")
+    cases = find_cases(source, len(predictor.modalities), answers, "--input", predictor.takes_missing)
+    for channel, name in enumerate(predictor.modalities):
+        lacking = [case.id for case in cases if channel in case.missing_channels]
+        if lacking and predictor.takes_missing:
+            log.warning("%d of %d cases lack %s: %s", len(lacking), len(cases), name, some(lacking, 3))
     trained = [case.id for case in cases if case.id in predictor.train_cases]
     if trained:
         log.warning(
@@ -130,10 +129,11 @@ def _find_cases(source: Path, predictor: Predictor) -> list[Case]:
 
 
 def _calibration(path: Path | None, predictor: Predictor) -> Mapping[str, Line | None]:
-    """Per class, the line from agreement to Dice."""
+    """Per class, the line from what `--quality` measures to Dice."""
     if path is None or not isinstance(predictor.targets, SegmentationTargets):
         return {}
-    lines = read_calibration(path, predictor.targets.names)
+    method = PAIRWISE if len(predictor.members) > 1 else SOFT
+    lines = read_calibration(path, predictor.targets.names, method)
     for name, line in lines.items():
         if line is None:
             log.warning("%s: no calibration of %s, there were too few cases", path, name)

@@ -105,6 +105,23 @@ class DataConfig:
         "cases that lack some labels: the labelled classes, such as {siteA_*: [liver, spleen]} by case id",
         accepts=dict[str, list[str]] | None,
     )
+    raters: Any = key(
+        None,
+        "folder or pattern of label files by a further rater, or a list of them: trains on the mean",
+        accepts=str | list[str] | None,
+    )
+    soft_labels: bool | None = key(None, "true: label files hold the probability of each class")
+    missing: str | None = key(
+        None,
+        "allow: cases may lack channels; the network learns to do without, and predict takes such cases",
+        choices=("allow",),
+    )
+    channel_dropout: float | None = key(
+        None,
+        "with missing=allow, the probability with which training drops each channel; null: 0.25",
+        ge=0,
+        lt=1,
+    )
     case_weights: Any = key(
         None,
         "such as {siteA_*: 2}: these cases are drawn twice as often",

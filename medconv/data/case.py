@@ -112,6 +112,21 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class SoftLabel:
+    """Of a case whose label is the probability of each foreground class.
+
+    Args:
+        num_classes: with the background.
+        further_raters: label files of others than `Case.label`; None: this rater has none of this case.
+        are_probabilities: whether the files hold the probabilities, not label maps.
+    """
+
+    num_classes: int
+    further_raters: tuple[Path | None, ...] = ()
+    are_probabilities: bool = False
+
+
+@dataclass(frozen=True)
 class Case:
     """One examination: image files with a label map or image-level values.
 
@@ -129,6 +144,8 @@ class Case:
         weight: how often training draws it, relative to other cases.
         relabel: pairs of label value in the file and label value in the dataset, for all declared values;
             None: they are the same.
+        soft_label: None: the label is a label map.
+        missing_channels: that the case lacks; `images` are then one file for each of the others.
     """
 
     id: str
@@ -141,11 +158,21 @@ class Case:
     annotated: tuple[int, ...] | None = None
     weight: float = 1.0
     relabel: tuple[tuple[int, int], ...] | None = None
+    soft_label: SoftLabel | None = None
+    missing_channels: tuple[int, ...] = ()
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files of the case: images, then the label map if there is one."""
-        return (*self.images, self.label) if self.label else self.images
+        """All files of the case: images, then the label maps if there are some."""
+        return (*self.images, *(path for path in self.label_files if path is not None))
+
+    @property
+    def label_files(self) -> tuple[Path | None, ...]:
+        """The label of each rater; None: this rater has none of this case. Empty: the case has no label."""
+        if self.label is None:
+            return ()
+        further_raters = self.soft_label.further_raters if self.soft_label else ()
+        return (self.label, *further_raters)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Settings of `data` that may differ between cases: by patterns of case ids, such as `siteA_*`.
 
-Errors name the setting: `source_spacing_mm`, `annotated` or `case_weights`.
+Errors name the setting: `source_spacing_mm`, `annotated`, `missing` or `case_weights`.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,8 @@ from medconv.data.case import Case, Dataset
 from medconv.data.io.rtstruct import structures_of, without
 from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.logging import some
+
+log = logging.getLogger(__name__)
 
 
 def with_source_spacing(dataset: Dataset, setting: Any) -> Dataset:
@@ -139,6 +142,30 @@ def check_annotated(train: Sequence[Case], dataset: Dataset, pairs: Sequence[tup
                     Argument("flip_label_pairs"),
                     " exchanges",
                 )
+
+
+def with_missing_channels(dataset: Dataset, setting: str | None) -> Dataset:
+    """The dataset without the errors of cases that lack channels, if they may.
+
+    Args:
+        dataset: any dataset.
+        setting: `allow`; None: such cases are invalid.
+
+    Raises:
+        ArgumentError: a channel that every case lacks.
+    """
+    if setting is None:
+        return dataset
+    lacking = [case for case in dataset.cases if case.missing_channels and case.images and case.label]
+    for channel, name in enumerate(dataset.modalities):
+        num_cases = sum(channel in case.missing_channels for case in lacking)
+        if num_cases == len(dataset.cases):
+            raise ArgumentError("missing", f"={setting}: no case has the channel {name}")
+        if num_cases:
+            log.info("data: %d of %d cases lack %s (missing=allow)", num_cases, len(dataset.cases), name)
+    ids = {case.id for case in lacking}
+    errors = {case_id: error for case_id, error in dataset.errors.items() if case_id not in ids}
+    return replace(dataset, errors=errors)
 
 
 def with_weights(dataset: Dataset, setting: Any) -> Dataset:

@@ -21,6 +21,7 @@ class RandomStream(IntEnum):
     MIXUP = 7
     TRANSFORMS = 8  # a user's own transforms, of MONAI or TorchIO
     PATCH_CLASS = 9  # class of a patch's central voxel, where classes are drawn before cases
+    CHANNELS = 10  # which channels a sample lacks
 
 
 def generator(seed: int, stream: RandomStream, *numbers: int) -> np.random.Generator:

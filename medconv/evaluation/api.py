@@ -58,6 +58,8 @@ def evaluate(
     lesion_iou: float | None = None,
     centreline: bool = False,
     workers: int = 1,
+    raters: Sequence[Path | str] = (),
+    consensus: str | None = None,
 ) -> ScoreTable:
     """Scores of predictions against references, the same numbers as `medconv evaluate` gives.
 
@@ -74,6 +76,8 @@ def evaluate(
         lesion_iou: also lesion-wise scores; lesions match from this intersection over union on.
         centreline: also clDice, for thin structures.
         workers: files measured at once.
+        raters: folder or pattern of label maps by each further rater of the references.
+        consensus: how the raters become one reference, `majority` or `staple`; None: majority.
     Raises:
         ValueError: predictions without a reference, or that cannot be measured; names them.
     Source:
@@ -86,7 +90,17 @@ def evaluate(
     if isinstance(predictions, (str, Path)) and isinstance(references, (str, Path)):
         if spacing_mm is not None or targets is not None:
             raise ArgumentError("spacing_mm", " and targets are for arrays; files have their own")
-        return _of_files(Path(predictions), Path(references), tolerances, selection, workers)
+        return _of_files(
+            Path(predictions),
+            Path(references),
+            tolerance_mm=tolerances,
+            selection=selection,
+            workers=workers,
+            raters=[Path(rater) for rater in raters],
+            consensus=consensus,
+        )
+    if raters or consensus:
+        raise ArgumentError("raters", " and consensus are for files; medconv.metrics.consensus has arrays")
     if isinstance(predictions, (str, Path)) or isinstance(references, (str, Path)):
         raise ArgumentError("references", " and predictions must both be files, or both be arrays")
     if spacing_mm is None:
@@ -112,18 +126,21 @@ def evaluate(
 def _of_files(
     predictions: Path,
     references: Path,
-    tolerances: Mapping[str | None, float],
-    selection: MetricSelection,
-    workers: int,
+    raters: Sequence[Path],
+    consensus: str | None,
+    **settings: Any,
 ) -> ScoreTable:
+    """Args: settings: of label maps, for `segmentation.evaluate`."""
     if references.suffix == ".csv":
+        if raters or consensus:
+            raise ArgumentError("raters", " and consensus are for label maps, not for a table")
         return ScoreTable.of(image_level.evaluate(table_path(predictions), references))
     evaluation = segmentation.evaluate(
         predictions,
         references,
-        tolerance_mm=tolerances,
-        selection=selection,
-        workers=workers,
+        raters=raters,
+        consensus=consensus,
+        **settings,
     )
     return ScoreTable.of(evaluation)
 

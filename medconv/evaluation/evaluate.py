@@ -105,6 +105,8 @@ def _label_map_evaluation(options: argparse.Namespace) -> Callable[[], Evaluatio
         images=options.images,
         selection=MetricSelection(options.lesions, options.centreline),
         annotated=options.annotated,
+        raters=options.raters,
+        consensus=options.consensus,
     )
 
 
@@ -116,11 +118,13 @@ def _table_evaluation(options: argparse.Namespace) -> Callable[[], Evaluation]:
         or options.lesions is not None
         or options.centreline
         or bool(options.annotated)
+        or bool(options.raters)
+        or options.consensus is not None
     )
     if options.labels is None or has_label_map_options:
         raise ValueError(
             f"predictions {options.predictions}: image-level predictions are measured against labels, a "
-            "table (.csv), without references, tolerance, lesions, centreline and annotated classes"
+            "table (.csv), without references, raters, tolerance, lesions, centreline and annotated classes"
         )
     if options.split_column is not None and options.split is None:
         raise ValueError(f"split column {options.split_column}: has no effect without a split")

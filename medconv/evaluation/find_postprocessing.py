@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from medconv.data.case import Case
+from medconv.data.case_files import label_of
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_label
 from medconv.evaluation import cross_validation, cross_validation_report
@@ -131,7 +132,10 @@ def _read_case(
     """Args: spacing: what `data.source_spacing_mm` stated."""
     assert case.label is not None
     prediction, grid = read_label(prediction_path)
-    reference, reference_grid = read_label(case.label, prediction_path, case.relabel)
+    if case.soft_label is None:
+        reference, reference_grid = read_label(case.label, prediction_path, case.relabel)
+    else:
+        reference, reference_grid = label_of(case)
     reference = on_grid(reference, prediction_path, grid, case.label, reference_grid)
     grid = stated_grid(grid, spacing, case.id)
     return LabelledCase(prediction, reference, grid).cropped()

@@ -31,6 +31,23 @@ def read(
     return {case: _read_case(path, names) for case, path in paths.items() if path.is_file()}
 
 
+def method(predictions: Path, cases: Sequence[str]) -> str:
+    """What the predicted Dice is, `quality.PAIRWISE` or `quality.SOFT`.
+
+    Args:
+        cases: those that `read` returned.
+    Raises:
+        ValueError: cases of both.
+    """
+    folder = predictions / quality.FOLDER
+    methods = {read_json(folder / f"{case}.json").get("method", quality.PAIRWISE) for case in cases}
+    if len(methods) > 1:
+        raise ValueError(
+            f"{folder}: some cases have {', the others '.join(sorted(methods))}; predict them anew"
+        )
+    return str(methods.pop())
+
+
 def _read_case(path: Path, names: Sequence[str]) -> ClassScores:
     try:
         classes = read_json(path)["classes"]

@@ -15,6 +15,15 @@ from medconv.data.io.label_values import Relabel, relabel_of
 from medconv.data.io.raster import check_ignored
 from medconv.evaluation import labels, predicted_quality, segmentation_summary
 from medconv.evaluation.overlays import images_of
+from medconv.evaluation.raters import (
+    RATER_DICE,
+    Raters,
+    checked,
+    numbered_of,
+    rater_dice,
+    raters_of,
+    summarize_raters,
+)
 from medconv.evaluation.segmentation_results import LabelMapEvaluation
 from medconv.evaluation.segmentation_summary import CaseRow, columns_of
 from medconv.evaluation.stated_spacing import agreed_spacing, stated_grid
@@ -55,11 +64,13 @@ class _Settings:
         tolerances: of the surface Dice in mm, by class; None stands for all other classes.
         selection: further metrics.
         annotated: such as `siteA_*=liver`: other classes are undefined in these cases.
+        raters: of the references.
     """
 
     tolerances: Mapping[str | None, float]
     selection: MetricSelection
     annotated: Sequence[str]
+    raters: Raters
 
 
 def evaluate(
@@ -71,6 +82,8 @@ def evaluate(
     images: Path | None = None,
     selection: MetricSelection | None = None,
     annotated: Sequence[str] = (),
+    raters: Sequence[Path] = (),
+    consensus: str | None = None,
 ) -> LabelMapEvaluation:
     """Measure every prediction against the reference of the same case id.
 
@@ -83,21 +96,28 @@ def evaluate(
         images: their folder; None: see `overlays.images_of`.
         selection: further metrics; None: none.
         annotated: such as `siteA_*=liver`: other classes are undefined in these cases.
+        raters: folder or pattern of the label maps of each further rater of the references.
+        consensus: how the raters become one reference, see `consensus.CONSENSUS`; None: majority.
     Raises:
         ValueError: a folder without label maps, predictions without a reference, or label maps that cannot
             be measured; names all.
     """
-    settings = _Settings(tolerance_mm or {}, selection or MetricSelection(), annotated)
     prediction_sets = _prediction_sets(predictions, compare)
     reference_set = _reference_set(references, prediction_sets)
     targets = labels.agreed_targets(
         [maps.folder for maps in prediction_sets],
         reference_set.folder,
     )
+    num_values = targets.num_values if targets else None
+    settings = _Settings(
+        tolerance_mm or {},
+        selection or MetricSelection(),
+        annotated,
+        raters_of(raters, consensus, reference_set.files, num_values),
+    )
     reference_set = _with_annotated_structures(reference_set, targets, settings)
     if targets:  # without them, the classes are those that the cases turn out to have
         _check_targets(targets, reference_set, settings)
-    num_values = targets.num_values if targets else None
     reference_set = _with_relabel(reference_set, num_values)
     prediction_sets = [_with_relabel(maps, num_values) for maps in prediction_sets]
     first = prediction_sets[0]
@@ -219,13 +239,12 @@ class _CaseMeasurement:
             prediction_file,
             prediction_grid,
         )
-        targets = self.targets
-        if targets is None:
-            targets = labels.numbered(set(np.union1d(prediction, reference).tolist()))
-        reference = targets.one_ignored(reference)
+        references = {str(self.references.path): (reference_file, reference)}
+        references |= self.settings.raters.label_maps(case, prediction_file, reference_file, grid)
+        targets = self.targets or numbered_of([prediction, *(label for _, label in references.values())])
         labels.check_declared(prediction_file, prediction, targets)
-        # only a reference may hold the value to ignore
-        labels.check_declared(reference_file, reference, targets, targets.ignore)
+        label_maps = checked(references, targets)
+        reference = self.settings.raters.reference(list(label_maps.values()), targets.ignore)
         scores = measure(
             prediction,
             reference,
@@ -234,6 +253,8 @@ class _CaseMeasurement:
             tolerance_mm=labels.tolerance_of(self.settings.tolerances, targets.names),
             selection=self.settings.selection,
         )
+        if len(label_maps) > 1:
+            scores |= rater_dice(prediction, label_maps, targets)
         return {"case": case, **scores}
 
 
@@ -277,9 +298,13 @@ def _drop_not_annotated(
             if row["case"] not in annotated:
                 continue
             names = annotated[row["case"]]
-            for column in columns_of(settings.selection):
-                scores = row[column]
-                row[column] = {n: scores.get(n) if n in names else None for n in targets.names}
+            of_raters = row.get(RATER_DICE, {})
+            for table, column in [
+                *((row, column) for column in columns_of(settings.selection)),
+                *((of_raters, rater) for rater in of_raters),
+            ]:
+                scores = table[column]
+                table[column] = {n: scores.get(n) if n in names else None for n in targets.names}
 
 
 def _result(
@@ -294,6 +319,8 @@ def _result(
         segmentation_summary.summarize(predictions.path, rows, targets.names, settings.selection)
         for predictions, rows in zip(prediction_sets, rows_of_sets, strict=True)
     ]
+    for summary, rows in zip(summaries, rows_of_sets, strict=True):
+        summary |= summarize_raters(rows, targets.names, settings.raters.consensus)
     first = prediction_sets[0]
     result = {
         **summaries[0],
@@ -329,7 +356,8 @@ def _quality(
         return {}
     true_dice = {row["case"]: row["dice"] for row in cases}
     per_class = predicted_quality.compared(predicted_dice, true_dice, names)
-    return {"quality": {"per_class": per_class, "cases": predicted_dice}}
+    method = predicted_quality.method(predictions.folder, list(predicted_dice))
+    return {"quality": {"method": method, "per_class": per_class, "cases": predicted_dice}}
 
 
 def _files_of_cases(

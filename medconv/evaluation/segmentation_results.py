@@ -20,7 +20,8 @@ class LabelMapEvaluation:
             metric to class to value), `train_cases` (those that the network was trained on),
             `without_prediction` (references without a prediction), `tolerance_mm`, `lesion_iou`,
             `centreline`; with `compare` also `compare` (the same for the other predictions) and `comparison`;
-            with predicted quality beside the predictions, `quality`.
+            with predicted quality beside the predictions, `quality`; with several raters, what
+            `summarize_raters` returns.
         files: case to its reference, its prediction and, with `compare`, its other prediction.
         images: case to image, for cases that have one.
     """
@@ -53,7 +54,7 @@ class LabelMapEvaluation:
             cells = _cells(per_class[name], values["dice"]["sd"])
             lines.append(f"{name:<{width}} {cells} {values['dice']['n']:>6}")
         lines.append(f"{'mean foreground':<{width}} {_cells(self.result['mean'], None)}")
-        return lines + self._quality_lines()
+        return lines + self._rater_lines() + self._quality_lines()
 
     def _titles(self) -> str:
         titles = f"{'Dice':>7} {'sd':>7} {'NSD':>7} {'HD95 mm':>8} {'ASD mm':>7} {'volume %':>8}"
@@ -62,6 +63,15 @@ class LabelMapEvaluation:
         if self.result["centreline"]:
             titles += f" {'clDice':>7}"
         return titles
+
+    def _rater_lines(self) -> list[str]:
+        """Mean Dice against each rater, to be compared with that among them."""
+        if "raters" not in self.result:
+            return []
+        lines = [f"reference: the raters' consensus by {self.result['consensus']}; Dice against each:"]
+        for rater, scores in self.result["raters"].items():
+            lines.append(f"  {rater}: {plain_number(scores['dice'])} in {scores['n']} cases")
+        return lines
 
     def _quality_lines(self) -> list[str]:
         if "quality" not in self.result:

@@ -11,7 +11,7 @@ from medconv.data.case import Case
 from medconv.data.datasets import patterns
 from medconv.data.datasets.common import id_error
 from medconv.data.datasets.csv_table import read_rows, row_ids
-from medconv.data.datasets.nnunet import group_channels
+from medconv.data.datasets.nnunet import group_channels, missing_numbers
 from medconv.data.io import dicom_series
 from medconv.data.io.dicom_files import choice_of, is_dicom, list_files
 from medconv.data.io.images import in_folder, stem, suffix_list, suffixes, volume_suffixes
@@ -35,10 +35,10 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A case of a list. Args: case_id: None: by the name of its first file."""
+    """A case of a list. Args: case_id: None: by the name of its first file. paths: None: missing channels."""
 
     case_id: str | None
-    paths: tuple[str, ...]
+    paths: tuple[str | None, ...]
 
 
 def find_cases(
@@ -46,6 +46,7 @@ def find_cases(
     num_channels: int,
     answers: Sequence[str] = (),
     name: str = "source",
+    takes_missing: bool = False,
 ) -> list[Case]:
     """The cases in a file, a folder, a pattern with `{id}` or a list; channels are files CASE_0000,
     CASE_0001, ... or in one file.
@@ -55,7 +56,8 @@ def find_cases(
 
     Lists: `.csv` has a row for each image, with its file in the column `path`; `.txt` has a case in each
     line, its channels separated by tabs; `.json` is an array of cases (a path, or an array of paths), or
-    an object of case id to such cases. Paths are relative to the list's folder.
+    an object of case id to such cases; null stands for a missing channel. Paths are relative to the list's
+    folder.
     `#2` or `#b=50` at the end of `source` takes one volume of each DICOM series.
 
     Args:
@@ -63,12 +65,13 @@ def find_cases(
         num_channels: of the networks.
         answers: columns of labels that a `.csv` that trains the network has.
         name: of the argument or flag that gives `source`, for messages.
+        takes_missing: whether the networks can do without some channels.
     Raises:
         ValueError: no images, missing channels, or two cases with the same name.
     """
     check_source(source, name)
     path, choice = choice_of(source)
-    cases = _cases(_Source(path, name), num_channels, answers)
+    cases = _cases(_Source(path, name), num_channels, answers, takes_missing)
     if choice:
         return [_with_choice(case, choice, name) for case in cases]
     return cases
@@ -84,20 +87,25 @@ def check_source(source: Path, name: str = "source") -> None:
         raise ValueError(f"{name} {source}: no such file or folder")
 
 
-def _cases(source: _Source, num_channels: int, answers: Sequence[str]) -> list[Case]:
+def _cases(
+    source: _Source,
+    num_channels: int,
+    answers: Sequence[str],
+    takes_missing: bool,
+) -> list[Case]:
     path = source.path
     if patterns.is_pattern(path) and not path.exists():
         files = patterns.files_of(path, source.name)
         return [Case(_checked_id(case_id, source), (file,)) for case_id, file in files.items()]
     if path.is_dir():
-        return _in_folder(source, num_channels)
+        return _in_folder(source, num_channels, takes_missing)
     if path.suffix == ".txt":
         return _named(source, _read_text_list(source))
     if path.suffix == ".json":
         return _named(source, _read_json(source))
     if path.suffix == ".csv":
         return _named(source, _read_table(source, answers))
-    return [_single(source, num_channels)]
+    return [_single(source, num_channels, takes_missing)]
 
 
 def _with_choice(case: Case, choice: str, name: str) -> Case:
@@ -107,7 +115,7 @@ def _with_choice(case: Case, choice: str, name: str) -> Case:
     return replace(case, images=tuple(Path(f"{path}{choice}") for path in case.images))
 
 
-def _in_folder(source: _Source, num_channels: int) -> list[Case]:
+def _in_folder(source: _Source, num_channels: int, takes_missing: bool) -> list[Case]:
     names = [path.name for path in source.path.iterdir()]
     if not any(name.endswith(volume_suffixes()) for name in names):
         cases = _in_dicom(source)
@@ -118,10 +126,16 @@ def _in_folder(source: _Source, num_channels: int) -> list[Case]:
             raise ValueError(f"{source}: no image there ({suffix_list()}), nor DICOM below")
     files = list(in_folder(source.path, source.name).values())
     if any(stem(path).endswith(_FIRST_CHANNEL) for path in files):
-        channels = group_channels(files, num_channels)
-    else:
-        channels = {stem(path): (path,) for path in files}
-    return [Case(_checked_id(case_id, source), paths) for case_id, paths in channels.items()]
+        channels = group_channels(files, num_channels, takes_missing)
+        return [_of_channels(case_id, paths, num_channels, source) for case_id, paths in channels.items()]
+    return [Case(_checked_id(stem(path), source), (path,)) for path in files]
+
+
+def _of_channels(case_id: str, paths: Sequence[Path], num_channels: int, source: _Source) -> Case:
+    """The case with these channels, of which some may be missing."""
+    # By the numbers in their names
+    missing_channels = missing_numbers(paths, num_channels)
+    return Case(_checked_id(case_id, source), tuple(paths), missing_channels=missing_channels)
 
 
 def _in_dicom(source: _Source) -> list[Case]:
@@ -179,7 +193,7 @@ def _warn_of_unreadable(source: _Source, folders: Sequence[Path]) -> None:
             )
 
 
-def _single(source: _Source, num_channels: int) -> Case:
+def _single(source: _Source, num_channels: int, takes_missing: bool) -> Case:
     """The case of one file; for `CASE_0000`, with the other channels beside it."""
     path = source.path
     case_id = _checked_id(name_of(path), source)
@@ -188,6 +202,8 @@ def _single(source: _Source, num_channels: int) -> Case:
     suffix = path.name.removeprefix(stem(path))
     channels = tuple(path.with_name(f"{case_id}_{number:04d}{suffix}") for number in range(num_channels))
     missing = [channel.name for channel in channels if not channel.is_file()]
+    if missing and takes_missing:
+        return _of_channels(case_id, [path for path in channels if path.is_file()], num_channels, source)
     if missing:
         raise ValueError(
             f"{source}: the network takes {num_channels} channels, {', '.join(missing)} is not there"
@@ -229,10 +245,10 @@ def _read_json(source: _Source) -> list[_Entry]:
     raise ValueError(f"{source}: expected an array of cases, or an object of case id to files")
 
 
-def _paths(item: Any, source: _Source) -> tuple[str, ...]:
+def _paths(item: Any, source: _Source) -> tuple[str | None, ...]:
     paths = [item] if isinstance(item, str) else item
-    is_list = isinstance(paths, list) and len(paths) > 0
-    if not is_list or not all(isinstance(path, str) and path for path in paths):
+    is_list = isinstance(paths, list) and any(paths)
+    if not is_list or not all(path is None or (isinstance(path, str) and path) for path in paths):
         raise ValueError(
             f"{source}: a case is a path, or an array of paths, one per channel; got {item!r:.80}"
         )
@@ -249,13 +265,15 @@ def _named(source: _Source, entries: Sequence[_Entry]) -> list[Case]:
     folder = source.path.parent
     cases: dict[str, Case] = {}
     for entry in entries:
-        case_id = entry.case_id if entry.case_id is not None else name_of(folder / entry.paths[0])
+        paths = tuple(folder / path for path in entry.paths if path is not None)
+        case_id = entry.case_id if entry.case_id is not None else name_of(paths[0])
         case_id = _checked_id(case_id, source)
         if case_id in cases:
             by_file_name = entry.case_id is None or source.path.is_dir()
             advice = "; a JSON object gives them ids" if by_file_name else ""
             raise ValueError(f"{source}: two cases are called {case_id}{advice}")
-        cases[case_id] = Case(case_id, tuple(folder / path for path in entry.paths))
+        missing_channels = tuple(number for number, path in enumerate(entry.paths) if path is None)
+        cases[case_id] = Case(case_id, paths, missing_channels=missing_channels)
     if not cases:
         raise ValueError(f"{source}: no cases found")
     return list(cases.values())

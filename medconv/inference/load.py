@@ -62,6 +62,7 @@ class LoadedModel:
             this; else empty.
         source_spacing_mm: of images, in place of their headers, as in `data`; None: the headers.
         train_cases: names of the cases that the network was trained on; empty: not known.
+        takes_missing: whether it was trained to predict cases that lack channels.
     """
 
     network: nn.Module
@@ -79,6 +80,7 @@ class LoadedModel:
     rounding: tuple[int, ...] = ()
     source_spacing_mm: Any = None
     train_cases: frozenset[str] = frozenset()
+    takes_missing: bool = False
 
 
 def load(
@@ -162,6 +164,7 @@ def _build_model(
         rounding=() if targets.per_voxel else _rounding(config.data, derived),
         source_spacing_mm=config.data.source_spacing_mm,
         train_cases=frozenset(metadata.get("train_cases", ())),
+        takes_missing=config.data.missing is not None,
     )
 
 

@@ -51,7 +51,7 @@ class OutputDir(Output):
         about: as in `Output`.
         probabilities: whether they are written, too.
         dicom_seg: whether DICOM SEG files are written, too.
-        quality: whether agreement and uncertainty are written, too.
+        quality: whether agreement, of one network its confidence, and uncertainty are written, too.
         calibration: as in `quality.calibrated`.
     """
 
@@ -135,10 +135,10 @@ class OutputDir(Output):
     def _write_quality(self, case: Case, scores: LabelMapScores) -> None:
         path = self.beside(UNCERTAINTY, case.id)
         write_channels(path, [scores.uncertainty()], 1, case.images[0])
-        agreement = inference_quality.calibrated(scores.agreement(), self._calibration)
+        quality = inference_quality.calibrated(scores.quality(), self._calibration)
         path = self.beside(QUALITY, case.id)
         path.parent.mkdir(exist_ok=True)
-        write_text(path, json.dumps(agreement, indent=2) + "\n")
+        write_text(path, json.dumps(quality, indent=2) + "\n")
 
     def _claimed(self, case: Case, lock: FileLock) -> bool:
         """Whether this process now holds the case's lock, and the case is not done."""

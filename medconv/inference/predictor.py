@@ -126,9 +126,14 @@ class Predictor:
             cases |= member.train_cases
         return cases
 
+    @property
+    def takes_missing(self) -> bool:
+        """Whether all networks were trained to predict cases that lack channels."""
+        return all(member.takes_missing for member in self.members)
+
     def __call__(
         self,
-        *images: ImageLike,
+        *images: ImageLike | None,
         affine: np.ndarray | None = None,
         spacing_mm: Sequence[float] | None = None,
     ) -> np.ndarray:
@@ -136,7 +141,7 @@ class Predictor:
 
         Args:
             images: paths or nibabel images, one per channel or one with all channels; or one array,
-                (channels, X, Y, Z) or (X, Y, Z), of 2D images without Z.
+                (channels, X, Y, Z) or (X, Y, Z), of 2D images without Z. None among paths: a missing channel.
             affine: of an array, (4, 4): voxel indices to mm (right, anterior, superior).
             spacing_mm: of an array's spatial axes, which point right, anterior and superior, in place of
                 `affine`.
@@ -150,7 +155,7 @@ class Predictor:
 
     def label_and_probabilities(
         self,
-        *images: ImageLike,
+        *images: ImageLike | None,
         affine: np.ndarray | None = None,
         spacing_mm: Sequence[float] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -207,7 +212,7 @@ class Predictor:
 
     def _scores_of(
         self,
-        images: Sequence[ImageLike],
+        images: Sequence[ImageLike | None],
         affine: np.ndarray | None,
         spacing_mm: Sequence[float] | None,
         keeps_logits: bool = False,
@@ -221,7 +226,7 @@ class Predictor:
 
     def _input_of(
         self,
-        images: Sequence[ImageLike],
+        images: Sequence[ImageLike | None],
         affine: np.ndarray | None,
         spacing_mm: Sequence[float] | None,
     ) -> Input:
@@ -230,14 +235,17 @@ class Predictor:
             return self._input_of_array(images[0], affine, spacing_mm)
         paths = [Path(image) for image in images if isinstance(image, (str, Path))]
         in_memory = [image for image in images if isinstance(image, SpatialImage)]
-        if not images or len(images) not in (len(paths), len(in_memory)):
+        missing_channels = tuple(number for number, image in enumerate(images) if image is None)
+        are_paths = bool(paths) and len(paths) + len(missing_channels) == len(images)
+        if not are_paths and (not images or len(images) != len(in_memory)):
             kinds = ", ".join(type(image).__name__ for image in images) or "nothing"
             raise ArgumentError("images", f" must be paths, nibabel images, or one array, got {kinds}")
         for name, value in (("affine", affine), ("spacing_mm", spacing_mm)):
             if value is not None:
                 raise ArgumentError(name, " is for an array; files and nibabel images have their own")
         if paths:
-            return self.read(Case(name_of(paths[0]), tuple(paths)))
+            case = Case(name_of(paths[0]), tuple(paths), missing_channels=missing_channels)
+            return self.read(case)
         image = self._with_stated_spacing(from_nibabel(in_memory))
         return self._prepared(image, has_header=True)
 

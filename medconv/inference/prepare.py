@@ -60,13 +60,14 @@ def prepare(
         ValueError: the image does not fit the networks.
     """
     _check_image(image, members[0])
+    _check_missing(image, members)
     for member in members:
         _check_spacing(image, member)
     arrays: list[np.ndarray] = []
     crops: list[CropInfo] = []
     for preprocessing in preprocessings:
         try:
-            array, crop = preprocess(image.voxels, image.grid, preprocessing)
+            array, crop = preprocess(image.voxels, image.grid, preprocessing, image.case.missing_channels)
         except ValueError as error:
             raise ValueError(f"{image.name}: {error}") from error
         arrays.append(array)
@@ -85,7 +86,10 @@ def _check_image(image: NamedImage, model: LoadedModel) -> None:
     num_channels = len(image.voxels)
     if num_channels != len(model.modalities):
         expected = f"{len(model.modalities)} channels ({', '.join(model.modalities)})"
-        raise ValueError(f"{image.name}: the network was trained on {expected}, found {num_channels}")
+        advice = ""
+        if model.takes_missing:
+            advice = "; name channels CASE_0000, CASE_0001, ..., or list a missing one as null in a .json"
+        raise ValueError(f"{image.name}: the network was trained on {expected}, found {num_channels}{advice}")
     is_2d = image.grid.shape[2] == 1
     if is_2d != (preprocessing.image_dims == 2):
         dims = f"{preprocessing.spatial_dims}D"
@@ -94,6 +98,17 @@ def _check_image(image: NamedImage, model: LoadedModel) -> None:
         raise ValueError(f"{image.name}: the network is {dims}, the image has shape {image.grid.shape}")
     if not np.isfinite(image.voxels).all():
         raise ValueError(f"{image.name}: has voxels that are NaN or infinite, expected finite numbers")
+
+
+def _check_missing(image: NamedImage, members: Sequence[LoadedModel]) -> None:
+    if not image.case.missing_channels:
+        return
+    for member in members:
+        if not member.takes_missing:
+            names = ", ".join(member.modalities[channel] for channel in image.case.missing_channels)
+            raise ValueError(
+                f"{image.name}: {names} is missing, and {member.path} was not trained with data.missing=allow"
+            )
 
 
 def _check_spacing(image: NamedImage, model: LoadedModel) -> None:

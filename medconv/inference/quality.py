@@ -1,14 +1,16 @@
-"""How far the networks of an ensemble agree on a case: what `medconv predict --quality` writes.
+"""How far the networks of an ensemble agree on a case, or how sure a single one is: what `medconv predict
+--quality` writes.
 
-The agreement stands for the Dice of a case whose reference nobody knows. It is only as good as it proves on
-cases with a reference that no network was trained on: `medconv evaluate` compares the two, and fits the line
-that turns the one into the other.
-Source: pairwise Dice of an ensemble, Roy et al. 2019, doi:10.1016/j.neuroimage.2019.03.042; entropy of the
-mean prediction, Mehrtash et al. 2020, doi:10.1109/TMI.2020.3006437.
+It stands for the Dice of a case whose reference nobody knows. It is only as good as it proves on cases with a
+reference that no network was trained on: `medconv evaluate` compares the two, and fits the line that turns
+the one into the other.
+Source: pairwise Dice of an ensemble, Roy et al. 2019, doi:10.1016/j.neuroimage.2019.03.042; soft Dice
+confidence of one network, Borges et al. 2024, arXiv:2402.10665; entropy of the mean prediction, Mehrtash et
+al. 2020, doi:10.1109/TMI.2020.3006437.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 from math import log
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,9 @@ from medconv.targets.segmentation import SegmentationTargets
 FOLDER = "quality"
 # ml per mm^3.
 _ML = 1e-3
+# What `dice` in such a file is: of several networks, and of one.
+PAIRWISE = "pairwise_dice"
+SOFT = "soft_dice_confidence"
 # Slope and intercept of true Dice over the agreement.
 Line = tuple[float, float]
 
@@ -59,20 +64,65 @@ def agreement(
             "volume_ml": volumes["mean"],
             "volume_sd_ml": volumes["sd"],
         }
-    return {"networks": len(label_maps), "classes": classes}
+    return {"networks": len(label_maps), "method": PAIRWISE, "classes": classes}
 
 
-def read_calibration(path: Path, names: Sequence[str]) -> dict[str, Line | None]:
+def soft_dice_sums(
+    probabilities: Iterable[Tensor],
+    label: Tensor,
+    targets: SegmentationTargets,
+) -> np.ndarray:
+    """What the soft Dice of probabilities and their own label map is made of; it adds up over a case's slabs.
+
+    Shape: `num_outputs` channels, one (*spatial) at a time, and label (*spatial) -> (names, 2): the
+        probability in the voxels of the label; all of the probability plus these voxels.
+    """
+    # Regions have none
+    num_backgrounds = targets.num_outputs - len(targets.names)
+    foreground = islice(probabilities, num_backgrounds, None)
+    sums = []
+    for channel, values in zip(foreground, targets.values, strict=True):
+        mask = torch.isin(label, torch.tensor(values, device=label.device))
+        common = channel[mask].sum(dtype=torch.float64)
+        sums.append([float(common), float(channel.sum(dtype=torch.float64) + mask.sum())])
+    return np.array(sums)
+
+
+def confidence(
+    label_map: np.ndarray,
+    sums: np.ndarray,
+    targets: SegmentationTargets,
+    voxel_mm3: float,
+) -> dict[str, Any]:
+    """As `agreement`, of one network: as `dice` how sure it is of each class, 1 where all probabilities are 0
+    or 1, and None where it does not find the class; and the volume.
+
+    Args:
+        sums: over the case, of `soft_dice_sums`.
+        voxel_mm3: volume of a voxel.
+    """
+    classes: dict[str, Any] = {}
+    for (name, values), (common, size) in zip(targets.by_name.items(), sums.tolist(), strict=True):
+        num_voxels = int(np.isin(label_map, values).sum())
+        dice = 2 * common / size if num_voxels else None
+        classes[name] = {"dice": dice, "volume_ml": num_voxels * voxel_mm3 * _ML}
+    return {"networks": 1, "method": SOFT, "classes": classes}
+
+
+def read_calibration(path: Path, names: Sequence[str], method: str = PAIRWISE) -> dict[str, Line | None]:
     """Class to its line in a file of `medconv evaluate`; None: there were too few cases.
 
     Args:
         names: of the classes.
+        method: `PAIRWISE` or `SOFT`, which the line is for.
     Raises:
-        ValueError: no such file, or it has no line for one of these classes.
+        ValueError: no such file, it has no line for one of these classes, or it is of another method.
     """
     lines: dict[str, Line | None] = {}
     try:
-        rows = read_json(path)["quality"]["per_class"]
+        content = read_json(path)["quality"]
+        rows = content["per_class"]
+        method_there = content.get("method", PAIRWISE)
         for name in names:
             line = rows[name]["calibration"]
             lines[name] = line and (float(line[0]), float(line[1]))
@@ -81,6 +131,8 @@ def read_calibration(path: Path, names: Sequence[str]) -> dict[str, Line | None]
             f"{path}: expected what medconv evaluate writes of predictions with --quality, with a "
             f"calibration for {', '.join(names)} ({type(error).__name__}: {error})"
         ) from error
+    if method_there != method:
+        raise ValueError(f"{path}: its calibration is of {method_there}, these predictions have {method}")
     return lines
 
 

@@ -73,9 +73,13 @@ class LabelMapScores:
         assert self.content.uncertainty is not None
         return to_native(self.content.uncertainty, self.crop)
 
-    def agreement(self) -> dict[str, Any]:
-        """As `quality.agreement`, between the members."""
-        return quality.agreement(self.content.source_labels, self.targets, self.crop.grid.voxel_mm3)
+    def quality(self) -> dict[str, Any]:
+        """As `quality.agreement` between the members, or `quality.confidence` of one."""
+        voxel_mm3 = self.crop.grid.voxel_mm3
+        sums = self.content.soft_dice_sums
+        if sums is None:
+            return quality.agreement(self.content.source_labels, self.targets, voxel_mm3)
+        return quality.confidence(self.content.label, sums, self.targets, voxel_mm3)
 
     @torch.inference_mode()
     def probabilities(self) -> Iterator[np.ndarray]:

@@ -71,11 +71,13 @@ class ContentAnswer:
         label: (R, A, S) int16.
         uncertainty: (R, A, S) float32, as `quality.uncertainty`; None: not asked for.
         source_labels: the label map of each network; empty: not asked for.
+        soft_dice_sums: of one network, as `quality.soft_dice_sums`; None: several, or not asked for.
     """
 
     label: np.ndarray
     uncertainty: np.ndarray | None = None
     source_labels: tuple[np.ndarray, ...] = ()
+    soft_dice_sums: np.ndarray | None = None
 
 
 def answer_of(
@@ -97,6 +99,7 @@ def answer_of(
     label = ContentArray(groups[0].grid, np.int16)
     uncertainty = ContentArray(groups[0].grid, np.float32)
     source_labels = [ContentArray(group.grid, np.int16) for group in groups for _ in group.sources]
+    soft_dice_sums = np.zeros((len(targets.names), 2))
     # All groups have the same planes of the content in a slab, and each its own planes of the prediction.
     for slabs in zip(*(group.grid.slabs() for group in groups), strict=True):
         each_source: list[_SlabLogits] = []
@@ -114,9 +117,16 @@ def answer_of(
             uncertainty.put(slabs[0], with_cpu_fallback(ensemble, _SlabLogits.uncertainty))
             for content, one in zip(source_labels, each_source, strict=True):
                 content.put(slabs[0], with_cpu_fallback(one, _SlabLogits.label))
+            if len(source_labels) == 1:
+                soft_dice_sums += with_cpu_fallback(ensemble, _SlabLogits.soft_dice_sums)
     if not with_quality:
         return ContentAnswer(label.array)
-    return ContentAnswer(label.array, uncertainty.array, tuple(content.array for content in source_labels))
+    return ContentAnswer(
+        label.array,
+        uncertainty.array,
+        tuple(content.array for content in source_labels),
+        soft_dice_sums if len(source_labels) == 1 else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -144,6 +154,11 @@ class _SlabLogits:
             self.targets.exclusive,
         )
         return entropy.cpu().numpy()
+
+    def soft_dice_sums(self) -> np.ndarray:
+        """As `quality.soft_dice_sums`."""
+        label = torch.from_numpy(self.label()).to(self.logits[0].device)
+        return quality.soft_dice_sums(self._mean_probabilities(), label, self.targets)
 
     def on_cpu(self) -> _SlabLogits:
         return replace(self, logits=[logits.cpu() for logits in self.logits])

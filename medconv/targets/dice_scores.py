@@ -2,15 +2,34 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics.dice import ClassScores
 from medconv.metrics.statistics import describe
 from medconv.targets.base import NamedScore, Targets
 from medconv.targets.monitor import DICE, MonitoredMetric
+
+
+class ValidatedCase(NamedTuple):
+    """A case with its prediction and its references; shape (X, Y, Z) on the case's original grid.
+
+    Args:
+        prediction, reference: label maps.
+        raters: label maps of several raters, whose consensus is `reference`; None: this one is missing.
+        logits, label: (1, channels, *spatial) on the preprocessed grid, as the loss takes them.
+        annotated: as of `DiceScoredTargets.dice`.
+    """
+
+    prediction: np.ndarray
+    reference: np.ndarray
+    raters: Sequence[np.ndarray | None]
+    logits: Tensor
+    label: Tensor
+    annotated: Sequence[bool] | None = None
 
 
 class DiceScoredTargets(Targets):
@@ -47,6 +66,10 @@ class DiceScoredTargets(Targets):
         name_annotated = annotated[-len(self.names) :]
         pairs = zip(self.names, name_annotated, strict=True)
         return {name: scores[name] if is_annotated else None for name, is_annotated in pairs}
+
+    def row(self, case: ValidatedCase) -> dict[str, Any]:
+        """The row of a case in a checkpoint's `validation`."""
+        return self.dice(case.prediction, case.reference, case.annotated)
 
     def logged(
         self,

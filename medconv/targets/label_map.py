@@ -63,6 +63,15 @@ class LabelMapTargets(SegmentationTargets):
         reference: Tensor,
         annotated: Tensor,
     ) -> tuple[Tensor, Tensor]:
+        merged = self._merged(outputs, annotated)
+        # voxels of a class that is not annotated become background
+        voxel_outputs = reference.flatten(1).long()  # the output of a voxel's class is its label value
+        voxel_is_annotated = annotated.gather(1, voxel_outputs).view_as(reference)
+        return merged, torch.where(voxel_is_annotated, reference, 0)
+
+    @staticmethod
+    def _merged(outputs: Tensor, annotated: Tensor) -> Tensor:
+        """Logits whose background has the probability of all classes that are not annotated."""
         spatial_ones = (1,) * (outputs.ndim - 2)
         is_annotated = annotated.view(*annotated.shape, *spatial_ones)
         is_annotated_class = is_annotated[:, 1:]
@@ -76,11 +85,7 @@ class LabelMapTargets(SegmentationTargets):
             keepdim=True,
         )
         remaining_classes = torch.where(is_annotated_class, classes, ABSENT)
-        merged = torch.cat([merged_background, remaining_classes], 1)
-        # voxels of a class that is not annotated become background
-        voxel_outputs = reference.flatten(1).long()  # the output of a voxel's class is its label value
-        voxel_is_annotated = annotated.gather(1, voxel_outputs).view_as(reference)
-        return merged, torch.where(voxel_is_annotated, reference, 0)
+        return torch.cat([merged_background, remaining_classes], 1)
 
     def decode(self, logits: Iterable[Tensor]) -> Tensor:
         return highest(logits)

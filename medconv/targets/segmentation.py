@@ -164,8 +164,17 @@ class SegmentationTargets(DiceScoredTargets):
         """The label map itself, which is resized for coarser heads before it becomes masks."""
         return label
 
-    def random_labels(self, batch: int, patch_size: Sequence[int]) -> Tensor:
-        return torch.randint(self.num_values, (batch, 1, *patch_size))
+    def label_map(self, label: Tensor) -> Tensor:
+        """A label as a label map, for pictures. Shape: as in a batch, of one sample -> (*spatial)."""
+        return label[0]
+
+    def random_labels(
+        self,
+        batch: int,
+        patch_size: Sequence[int],
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        return torch.randint(self.num_values, (batch, 1, *patch_size), generator=generator)
 
     @abstractmethod
     def annotated_outputs(self, values: Collection[int]) -> tuple[bool, ...]:
@@ -224,9 +233,9 @@ class SegmentationTargets(DiceScoredTargets):
         size = (edge,) * spatial_dims
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(2, self.num_outputs, *size, generator=generator)
-        label = torch.randint(self.num_values, (2, 1, *size), generator=generator)
+        label = self.random_labels(2, size, generator)
         # voxels of both samples change places
-        order = torch.randperm(label.numel(), generator=generator)
+        order = torch.randperm(label[:, 0].numel(), generator=generator)
         reference = self.reference(label)
         value = float(loss(logits, reference))
         shuffled = value

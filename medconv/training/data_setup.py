@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from medconv.data import left_right, per_case, splits
 from medconv.data.case import Case, Dataset
 from medconv.data.io.raster import check_ignored
 from medconv.data.loading.annotated import annotated_classes
+from medconv.data.loading.channel_dropout import ChannelDropout
 from medconv.data.loading.datamodule import DataModule, LoaderSettings, TrainingSamples
 from medconv.data.loading.patch_shape import PatchShape
 from medconv.data.loading.samplers.balanced import class_indices
@@ -22,6 +23,7 @@ from medconv.data.preprocessing.fingerprint import INTENSITIES, Fingerprint
 from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_right_axis
 from medconv.data.preprocessing.store import Store
+from medconv.data.raters import with_soft_labels
 from medconv.data.splits import DataSplit
 from medconv.performance.step_profiler import StepProfiler
 from medconv.planning.planner import Plan
@@ -35,6 +37,8 @@ from medconv.utils.cores import num_cores
 from medconv.utils.signals import StopRequest
 
 log = logging.getLogger(__name__)
+
+_CHANNEL_DROPOUT = 0.25  # the default of `data.channel_dropout` where channels may be missing
 
 
 @dataclass(frozen=True)
@@ -85,10 +89,12 @@ def find_data(data: DataConfig) -> tuple[Dataset, int]:
         regions_order=data.regions_order,
         ignore_label=data.ignore_label,
     )
+    dataset = with_soft_labels(dataset, data.raters, data.soft_labels, data.root)
     if data.group_pattern is not None:
         dataset = replace(dataset, cases=splits.grouped(dataset.cases, data.group_pattern))
     dataset = per_case.with_source_spacing(dataset, data.source_spacing_mm)
     dataset = per_case.with_annotated(dataset, data.annotated)
+    dataset = per_case.with_missing_channels(dataset, data.missing)
     dataset = per_case.with_weights(dataset, data.case_weights)
     ignored_values = (dataset.targets.ignore, *dataset.targets.also_ignored)
     for value in ignored_values:
@@ -247,6 +253,22 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
     return split
 
 
+def _channel_dropout(
+    data: DataConfig,
+    num_channels: int,
+    train: Sequence[Case],
+    seed: int,
+) -> ChannelDropout | None:
+    """Raises: ConfigError: a probability where no channel may be missing."""
+    if data.missing is None:
+        if data.channel_dropout is not None:
+            raise ConfigError(f"data.channel_dropout={data.channel_dropout} needs data.missing=allow")
+        return None
+    probability = _CHANNEL_DROPOUT if data.channel_dropout is None else data.channel_dropout
+    missing = {case.id: case.missing_channels for case in train if case.missing_channels}
+    return ChannelDropout(probability, num_channels, missing, seed)
+
+
 @configs.arguments_as_keys("data")
 def build_data(
     config: RunConfig,
@@ -284,6 +306,7 @@ def build_data(
             patch=patch,
             augment=augment,
             seed=config.seed,
+            channel_dropout=_channel_dropout(data, derived.num_channels, prepared.train, config.seed),
         ),
         LoaderSettings(
             batch_size=data.batch_size,

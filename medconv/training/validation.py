@@ -13,8 +13,8 @@ from torch import Tensor
 from medconv.data.loading.datamodule import Batch
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.inference.tta import mean_over_flips
-from medconv.metrics import dice as metrics_dice
 from medconv.models.outputs import full_resolution
+from medconv.targets.dice_scores import ValidatedCase
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
 
@@ -76,16 +76,22 @@ class LabelMapValidation:
         label = batch["label"].to(logits.device, non_blocking=True)
         case = batch["case"]
         annotated = batch.get("annotated")
-        prediction = self.to_native(logits[0], case)
-        reference = batch["reference"].cpu().numpy()
-        dice = self.targets.dice(prediction, reference, annotated)
+        validated = ValidatedCase(
+            prediction=self.to_native(logits[0], case),
+            reference=batch["reference"].cpu().numpy(),
+            raters=batch.get("raters", ()),
+            logits=logits,
+            label=label,
+            annotated=annotated,
+        )
+        row = self.targets.row(validated)
         loss = self.targets.cross_entropy(logits, label, annotated)
         return Validated(
-            rows={case: dice},
+            rows={case: row},
             predicted={
                 "case": case,
                 "prediction": self.targets.decode(logits[0]),
-                "dice": metrics_dice.mean(dice),
+                "dice": self.targets.summary({case: row})["dice"],
             },
             losses={case: loss},
         )

@@ -13,7 +13,6 @@ from helpers.members import call
         (["--workers", "0"], "error: --workers must be at least 1, got 0"),
         (["--sw-batch-size", "0"], "error: --sw-batch-size must be a whole number of at least 1, got 0"),
         (["--saliency"], "error: --saliency is for classification and regression; "),
-        (["--quality"], "error: --quality measures how far several networks agree"),
         (["--overlap", "1"], "error: --overlap must be at least 0 and below 1, got 1.0"),
         (
             ["--mirror-axes", "2"],

@@ -103,7 +103,13 @@ def test_evaluate_compares_where_predict_wrote_the_quality(tmp_path: Path) -> No
     assert line == {"one": pytest.approx(tuple(np.polyfit([1.0, 0.9, 0.7], true, 1))), "two": None}
     assert "Predicted against true Dice" in evaluation.page()
     by_pattern = segmentation.evaluate(predictions / "{id}.nii.gz", references)
-    assert by_pattern.result["quality"] == quality
+    assert by_pattern.result["quality"] == quality and quality["method"] == "pairwise_dice"
+    with pytest.raises(ValueError, match="its calibration is of pairwise_dice, these predictions have soft_"):
+        read_calibration(metrics, ["one", "two"], "soft_dice_confidence")
+    path = predictions / "quality/a.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "method": "soft_dice_confidence"}))
+    with pytest.raises(ValueError, match="some cases have pairwise_dice, the others soft_dice_confidence"):
+        segmentation.evaluate(predictions, references)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_quality_is_the_agreement_of_the_networks(
     metrics.write_text(json.dumps({"quality": {"per_class": lines}}))
     calibrate = ["--calibration", metrics]
     assert call(monkeypatch, checkpoint, image, *words, *calibrate) == 1
-    assert "--calibration turns the agreement of --quality into Dice" in capsys.readouterr().err
+    assert "--calibration turns what --quality measures into Dice" in capsys.readouterr().err
     assert call(monkeypatch, checkpoint, image, *words, "--quality", *calibrate, "--overwrite") == 0
     classes = json.loads((output / "quality/case_0.json").read_text())["classes"]
     assert classes["box"] == {**box, "expected_dice": pytest.approx(0.5 * box["dice"] + 0.25)}
@@ -120,6 +120,33 @@ def test_quality_is_the_agreement_of_the_networks(
     assert "no calibration of hole, there were too few cases" in capsys.readouterr().out
     assert call(monkeypatch, checkpoint, image, *words, "--overwrite") == 0
     assert not any((output / name / file).exists() for name, file in STALE)
+
+
+def test_quality_of_one_network_is_how_sure_it_is(
+    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The soft Dice of its probabilities and its own label map; a calibration of agreement is refused."""
+    images, checkpoint, _ = exported
+    output, image = tmp_path / "out", images / "case_0.nii.gz"
+    words = ["--output", output, "--save-probabilities", "--quality"]
+    assert call(monkeypatch, checkpoint, image, *words) == 0
+    chances = nib.load(output / "probabilities/case_0.nii.gz").get_fdata()
+    label = np.asarray(nib.load(output / "case_0.nii.gz").dataobj)
+    content = json.loads((output / "quality/case_0.json").read_text())
+    assert content["networks"] == 1 and content["method"] == "soft_dice_confidence"
+    for value, name in ((1, "box"), (2, "hole")):
+        probability, mask = chances[..., value].reshape(label.shape), label == value
+        expected = 2 * probability[mask].sum() / (probability.sum() + mask.sum()) if mask.any() else None
+        assert content["classes"][name]["dice"] == pytest.approx(expected, abs=1e-5)
+    assert (output / "uncertainty/case_0.nii.gz").exists()
+    metrics = tmp_path / "metrics.json"
+    lines = {name: {"calibration": [0.5, 0.25]} for name in ("box", "hole")}
+    metrics.write_text(json.dumps({"quality": {"per_class": lines}}))
+    assert call(monkeypatch, checkpoint, image, *words, "--calibration", metrics, "--overwrite") == 1
+    assert "calibration is of pairwise_dice, these predictions have soft_dice_" in capsys.readouterr().err
+    metrics.write_text(json.dumps({"quality": {"method": "soft_dice_confidence", "per_class": lines}}))
+    assert call(monkeypatch, checkpoint, image, *words, "--calibration", metrics, "--overwrite") == 0
+    assert "expected_dice" in json.loads((output / "quality/case_0.json").read_text())["classes"]["box"]
 
 
 def test_postprocessing_is_applied_and_recorded(

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from medconv.inference.quality import agreement, calibrated, expected, read_calibration, uncertainty
+from medconv.inference.quality import (
+    agreement,
+    calibrated,
+    confidence,
+    expected,
+    read_calibration,
+    soft_dice_sums,
+    uncertainty,
+)
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 
@@ -32,6 +40,29 @@ def test_agreement_is_over_all_pairs_of_networks() -> None:
     }
     assert (b["dice"], b["lowest_dice"]) == (0.0, 0.0) and b["volume_ml"] == pytest.approx(1 / 3)
     assert c == {"dice": None, "lowest_dice": None, "volume_ml": 0.0, "volume_sd_ml": 0.0}
+
+
+def test_one_network_is_as_sure_as_the_soft_dice_with_its_own_label_map() -> None:
+    """Also slab by slab; 1 where nothing is in doubt, and undefined for a class that it does not find."""
+    logits = torch.randn(4, 5, 4, 1, generator=torch.Generator().manual_seed(0))
+    logits[3] = -9
+    label, probabilities = logits.argmax(0), logits.softmax(0)
+    sums = sum(
+        soft_dice_sums(probabilities[:, slab], label[slab], CLASSES) for slab in (slice(2), slice(2, 5))
+    )
+    result = confidence(label.numpy(), sums, CLASSES, 500.0)
+    assert (result["networks"], result["method"]) == (1, "soft_dice_confidence")
+    for value, name in ((1, "a"), (2, "b")):
+        mask = label == value
+        expected_dice = 2 * probabilities[value][mask].sum() / (probabilities[value].sum() + mask.sum())
+        assert result["classes"][name]["dice"] == pytest.approx(float(expected_dice))
+        assert result["classes"][name]["volume_ml"] == pytest.approx(float(mask.sum()) / 2)
+    assert result["classes"]["c"] == {"dice": None, "volume_ml": 0.0}
+    sure = soft_dice_sums((100 * logits).softmax(0), label, CLASSES)
+    assert confidence(label.numpy(), sure, CLASSES, 1.0)["classes"]["a"]["dice"] == pytest.approx(1, abs=0.02)
+    regions = RegionTargets(("whole", "core"), ((1, 2), (2,)), None, (1, 2))
+    sums = soft_dice_sums(probabilities[1:3], label, regions)
+    assert sums[0, 0] == pytest.approx(float(probabilities[1][(label == 1) | (label == 2)].sum()))
 
 
 def test_the_expected_dice_is_on_the_line_and_between_0_and_1() -> None:

@@ -35,7 +35,7 @@ def test_networks_that_agree_have_the_answer_of_one() -> None:
     image = np.random.default_rng(0).normal(1, 1, (4, 5, 6)).astype(np.float32)
     several = scores(image, networks=3)
     np.testing.assert_array_equal(several.answer(), scores(image).answer())
-    (result,) = several.agreement()["classes"].values()
-    assert result["dice"] == 1 and several.agreement()["networks"] == 3
+    (result,) = several.quality()["classes"].values()
+    assert result["dice"] == 1 and several.quality()["networks"] == 3
     entropy = several.uncertainty()
     assert entropy.shape == (4, 5, 6) and entropy.min() > 0 and entropy.max() <= 1

@@ -38,7 +38,7 @@ class Augment(ParameterSampler):
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Augment a batch; the input is kept.
 
-        Shape: image (batch, channels, *spatial), label (batch, 1, *spatial); sample (batch,) numbers.
+        Shape: image (batch, channels, *spatial), label as of `apply`; sample (batch,) numbers.
         Image and label may be lists of samples of different sizes; image-level labels (batch, n) stay.
         """
         label = batch["label"]
@@ -60,8 +60,15 @@ class Augment(ParameterSampler):
         label: Images | None,
         parameters: Parameters,
     ) -> Pair:
-        """Linear interpolation for images, nearest neighbour for labels, 0 outside; the input is kept."""
-        moved, label = self.apply_spatial(image, label, parameters)
+        """Linear interpolation for images, nearest neighbour for label maps, 0 outside; the input is kept.
+
+        Labels that are floating-point are probabilities of classes, (batch, classes, *spatial), and are
+        interpolated as images are.
+        """
+        if label is not None and label[0].is_floating_point():
+            moved, label = self._move_probabilities(image, label, parameters)
+        else:
+            moved, label = self.apply_spatial(image, label, parameters)
         values = moved.float()
         intensity.add_noise(values, parameters.noise_std, parameters.noise_seed)
         # A row is one channel of one sample; rows are views of `values`, changed in place.
@@ -155,6 +162,30 @@ class Augment(ParameterSampler):
         out[samples] = resampled.to(out.dtype)
         if out_label is not None and resampled_label is not None:
             out_label[samples] = resampled_label
+
+    def _move_probabilities(
+        self,
+        image: Images,
+        label: Images,
+        parameters: Parameters,
+    ) -> tuple[Tensor, Tensor]:
+        """`apply_spatial` of probabilities, which move as further channels of the image."""
+        num_channels = len(image[0])
+        pairs = zip(image, label, strict=True)
+        joined = [torch.cat([one, of_one.to(one.dtype)]) for one, of_one in pairs]
+        is_one_size = isinstance(image, Tensor) and isinstance(label, Tensor)
+        moved, _ = self.apply_spatial(torch.stack(joined) if is_one_size else joined, None, parameters)
+        # Contiguous, as intensities of the image are changed in place
+        probabilities = moved[:, num_channels:].contiguous()
+        if self.flip_label_pairs and self.left_right_axis is not None:
+            samples = _index(parameters.flips[:, self.left_right_axis], probabilities.device)
+            order = list(range(probabilities.shape[1]))
+            for first, second in self.flip_label_pairs:
+                # The first channel is that of label value 1
+                order[first - 1] = second - 1
+                order[second - 1] = first - 1
+            probabilities[samples] = probabilities[samples][:, order]
+        return moved[:, :num_channels].contiguous(), probabilities.to(label[0].dtype)
 
     def _swap(self, label: Tensor, is_mirrored: Tensor) -> None:
         """Swap the labels of `flip_label_pairs` in place. Shape: (batch, 1, *spatial), (batch,) bool."""

@@ -60,7 +60,9 @@ def folder(
     for case_id in {**image_files, **label_files}:
         files = [files_by_case.get(case_id) for files_by_case in channels.values()]
         label = label_files.get(case_id)
-        cases.append(Case(case_id, tuple(path for path in files if path is not None), label))
+        present = tuple(path for path in files if path is not None)
+        missing_channels = tuple(channel for channel, path in enumerate(files) if path is None)
+        cases.append(Case(case_id, present, label, missing_channels=missing_channels))
         for pattern, path in zip(patterns.values(), files, strict=True):
             if path is None:
                 errors[case_id] = f"{label or image_files[case_id]}: no image matches {pattern}"

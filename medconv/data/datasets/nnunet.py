@@ -56,7 +56,8 @@ def nnunet(root: str | Path) -> Dataset:
     cases = []
     for case_id, files in _ordered_files(channels_by_case).items():
         label = labels.pop(case_id, folder / "labelsTr" / f"{case_id}{ending}")
-        cases.append(Case(case_id, files, label))
+        missing_channels = missing_numbers(files, num_files)
+        cases.append(Case(case_id, files, label, missing_channels=missing_channels))
     for case_id, label in labels.items():
         errors[case_id] = f"{label}: no image {case_id}_0000{ending} in {folder / 'imagesTr'}"
         cases.append(Case(case_id, (), label))
@@ -70,6 +71,16 @@ def nnunet(root: str | Path) -> Dataset:
         path=path,
         errors=errors,
     )
+
+
+def missing_numbers(files: Sequence[Path], num_channels: int) -> tuple[int, ...]:
+    """The channels that no file has, `CASE_0000`, `CASE_0001`, ...; empty if there are too many files."""
+    numbers = set()
+    for path in files:
+        match = _CHANNEL.match(stem(path))
+        numbers.add(int(match["channel"]) if match else num_channels)
+    expected = set(range(num_channels))
+    return tuple(sorted(expected - numbers)) if numbers <= expected else ()
 
 
 def has_channel_files(folder: Path, meta: Mapping[str, Any]) -> bool:
@@ -126,18 +137,25 @@ def _with_ending(folder: Path, ending: str) -> list[Path]:
     return sorted(path for path in folder.glob(f"*{ending}") if not path.name.startswith("."))
 
 
-def group_channels(files: Sequence[Path], num_channels: int) -> dict[str, tuple[Path, ...]]:
+def group_channels(
+    files: Sequence[Path],
+    num_channels: int,
+    allow_missing: bool = False,
+) -> dict[str, tuple[Path, ...]]:
     """Case id to its channel files, from names `CASE_0000`, `CASE_0001`, ...
 
     Args:
         files: of one folder.
         num_channels: that each case must have.
+        allow_missing: whether it may have fewer.
 
     Raises:
         ValueError: names each case with missing or extra channels.
     """
     channels_by_case = _channels_by_case(files)
     invalid = _invalid_channels(channels_by_case, num_channels)
+    if allow_missing:
+        invalid = {case_id: numbers for case_id, numbers in invalid.items() if max(numbers) >= num_channels}
     if invalid:
         cases = "; ".join(
             f"{case_id} has {numbers}" for case_id, numbers in list(invalid.items())[:_MAX_NAMED]

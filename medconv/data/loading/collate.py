@@ -7,6 +7,7 @@ from torch.utils.data import default_collate
 
 Sample = dict[str, Any]
 Batch = dict[str, Any]
+_ONE_SIZE = ("annotated", "kept")  # in samples of any size, and not augmented
 
 
 class Augmenting:
@@ -21,9 +22,8 @@ class Augmenting:
             return self.augment(default_collate(samples))
         # Samples of different sizes (see `read_size`) stay lists, until augmentation makes them one size.
         batch = self.augment({key: [sample[key] for sample in samples] for key in samples[0]})
-        if "annotated" in batch:
-            batch = {**batch, "annotated": default_collate(batch["annotated"])}
-        return batch
+        stacked = {key: default_collate(batch[key]) for key in _ONE_SIZE if key in batch}
+        return {**batch, **stacked}
 
 
 def only_item(samples: list[Sample]) -> Sample:

@@ -17,6 +17,7 @@ from medconv.data.augmentation.sample_transforms import SampleTransforms
 from medconv.data.case import Case
 from medconv.data.loading import packed
 from medconv.data.loading.annotated import Annotated
+from medconv.data.loading.channel_dropout import ChannelDropout, without_dropped
 from medconv.data.loading.collate import Augmenting, only_item
 from medconv.data.loading.half_precision import HalfPrecision
 from medconv.data.loading.image_dataset import ImageCases, ImageDataset
@@ -47,6 +48,7 @@ class TrainingSamples:
     """How training samples are made.
 
     Args:
+        channel_dropout: which channels they lack; None: none.
         sampler: draws the case and the corner of each sample; its indices are those of the training cases.
         patch: not used for whole images with values.
         augment: applied to training batches: on the device if it is an accelerator, else in the workers. A
@@ -57,6 +59,7 @@ class TrainingSamples:
     patch: PatchShape
     augment: Callable[[Batch], Batch] | SampleTransforms
     seed: int
+    channel_dropout: ChannelDropout | None = None
 
 
 @dataclass(frozen=True)
@@ -199,6 +202,7 @@ class DataModule(LightningDataModule):
             annotated=self.annotated,
             read_size=getattr(self.augment, "read_size", None),
             packed=self._packed_reading(),
+            channel_dropout=self.samples.channel_dropout,
             transform=self.transform,
         )
 
@@ -252,13 +256,13 @@ class DataModule(LightningDataModule):
         if self.trainer is None or not self.trainer.training:
             return batch
         self.profiler.mark("copy_to_device")
-        if not self._on_gpu:
-            return batch
-        if self._in_half_precision:
-            batch = {**batch, "image": batch["image"].float()}
-        if "blocks" in batch:
-            batch = packed.with_boxes(batch, self.augment.max_read_size)
-        return self.augment(batch) if self.augment else batch
+        if self._on_gpu:
+            if self._in_half_precision:
+                batch = {**batch, "image": batch["image"].float()}
+            if "blocks" in batch:
+                batch = packed.with_boxes(batch, self.augment.max_read_size)
+            batch = self.augment(batch) if self.augment else batch
+        return without_dropped(batch) if "kept" in batch else batch
 
     def _loader(self, dataset: Any, collate_fn: Callable[[list[Sample]], Batch], **settings: Any) -> Loader:
         num_workers = self._num_workers

@@ -13,9 +13,10 @@ import torch
 from torch.utils.data import Sampler as TorchSampler
 
 from medconv.data.case import Case
-from medconv.data.case_files import label_of
+from medconv.data.case_files import label_of, rater_labels_on
 from medconv.data.io.grids import on_grid
 from medconv.data.loading.annotated import Annotated
+from medconv.data.loading.channel_dropout import ChannelDropout
 from medconv.data.loading.packed import PackedReading, pack
 from medconv.data.loading.patch_shape import PatchShape
 from medconv.data.loading.samplers.base import Sampler
@@ -27,15 +28,17 @@ Sample = dict[str, Any]
 class PatchDataset(monai.data.Dataset):
     """Patches for training; index n is sample number n, without an upper limit.
 
-    Item: image (channels, *patch.size) float32, label (1, *patch.size) uint8 or int16, sample n; where cases
-    lack labels, annotated (outputs,) bool. With `packed`, image and label are (channels, voxels), and blocks
-    (blocks, 2, axes) say which voxels of the box these are: begin and end; what the image lacks is left out.
+    Item: image (channels, *patch.size) float32, label (1, *patch.size) uint8 or int16, of probabilities
+    (classes, *patch.size) float16, sample n; where cases lack labels, annotated (outputs,) bool. With
+    `packed`, image and label are (channels, voxels), and blocks (blocks, 2, axes) say which voxels of the box
+    these are: begin and end; what the image lacks is left out.
     Args:
         cases: ids in the store, in the order of the sampler's indices.
         patch: smaller images are padded with 0 on both sides.
         annotated: by case id, where cases lack labels.
         read_size: sample number to the voxels to read around the patch's centre; None: the patch size.
         packed: read blocks of a box around the patch's centre instead.
+        channel_dropout: adds which channels are `kept`, (channels,) bool.
         transform: applied to each sample, such as a `SampleTransforms`; other transforms of MONAI draw new
             random numbers in each worker and run.
     """
@@ -51,6 +54,7 @@ class PatchDataset(monai.data.Dataset):
         annotated: Mapping[str, Annotated] | None = None,
         read_size: Callable[[int], Sequence[int]] | None = None,
         packed: PackedReading | None = None,
+        channel_dropout: ChannelDropout | None = None,
         transform: Callable[[Sample], Sample] | None = None,
     ) -> None:
         super().__init__(cases, transform)
@@ -63,6 +67,7 @@ class PatchDataset(monai.data.Dataset):
         self.annotated = annotated or {}
         self.read_size = read_size
         self.packed = packed
+        self.channel_dropout = channel_dropout
 
     def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
         case_id = self.case_of(index)
@@ -76,6 +81,8 @@ class PatchDataset(monai.data.Dataset):
         sample["sample"] = index
         if case_id in self.annotated:
             sample["annotated"] = torch.tensor(self.annotated[case_id].outputs)
+        if self.channel_dropout is not None:
+            sample["kept"] = self.channel_dropout.kept(case_id, index)
         return self.transform(sample)  # type: ignore[no-any-return]
 
     def _whole(self, entry: Entry, corner: np.ndarray, read_size: Sequence[int]) -> Sample:
@@ -83,7 +90,7 @@ class PatchDataset(monai.data.Dataset):
         box = self.patch.box_of(read_size)
         corner = self._corner_of(box, corner)
         image = crop(entry.image, corner, box)
-        label = crop(entry.label[None], corner, box)
+        label = crop(entry.training_label, corner, box)
         return {
             "image": torch.from_numpy(self.patch.without_slice_axis(image)),
             "label": torch.from_numpy(self.patch.without_slice_axis(label)),
@@ -96,7 +103,7 @@ class PatchDataset(monai.data.Dataset):
         of_box = self.patch.without_slice_axis_of(blocks.shifted(-corner))
         return {
             "image": pack(entry.image, blocks),
-            "label": pack(entry.label[None], blocks),
+            "label": pack(entry.training_label, blocks),
             "blocks": torch.from_numpy(np.stack([of_box.begin, of_box.end], 1)),
         }
 
@@ -120,6 +127,8 @@ class CaseDataset(monai.data.Dataset):
 
     Item: image (1, channels, *spatial), label (1, 1, *spatial), reference (X, Y, Z) on the native grid, case
     id and the spacing_mm of the prepared image; where cases lack labels, annotated, a bool for each output.
+    Of probabilities, label (1, classes, *spatial), the most probable class as reference, and raters, a list
+    of label maps (X, Y, Z), None where one is missing.
     """
 
     def __init__(
@@ -142,10 +151,12 @@ class CaseDataset(monai.data.Dataset):
             "spacing_mm": entry.crop_info.spacing_mm(entry.label.shape),
             # Copies: the store's arrays are read-only memory maps.
             "image": torch.from_numpy(np.array(entry.image))[None],
-            "label": torch.from_numpy(np.array(entry.label))[None, None],
+            "label": torch.from_numpy(np.array(entry.training_label))[None],
             "reference": torch.from_numpy(reference),
             "case": case.id,
         }
+        if case.soft_label is not None:
+            item["raters"] = rater_labels_on(case, entry.crop_info.grid)
         if self.annotated:
             item["annotated"] = self.annotated[case.id].outputs
         return item

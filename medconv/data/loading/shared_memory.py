@@ -14,13 +14,19 @@ def patch_bytes(entry: Entry, voxels: float) -> float:
     """Of a training sample with this number of voxels, with its label map. Args: entry: any prepared case."""
     per_voxel = len(entry.image) * entry.image.itemsize
     if entry.label.size:
-        per_voxel += entry.label.itemsize
+        label = entry.training_label
+        per_voxel += len(label) * label.itemsize
     return voxels * per_voxel
 
 
 def largest_case_bytes(entries: Iterable[Entry]) -> int:
     """Of a whole case for validation; its reference on the original grid counts as a second label map."""
-    return max((entry.image.nbytes + 2 * entry.label.nbytes for entry in entries), default=0)
+    return max(map(_case_bytes, entries), default=0)
+
+
+def _case_bytes(entry: Entry) -> int:
+    label = entry.training_label
+    return entry.image.nbytes + label.nbytes + entry.label.nbytes
 
 
 def check_room(

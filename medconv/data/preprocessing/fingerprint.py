@@ -48,7 +48,8 @@ class CaseReport:
         no_data: lowest values of channels that probably stand for no data.
         shape, spacing_mm: of the content, in canonical (RAS) axis order.
         oriented: every file says where left and right are.
-        class_voxels: one count per class, without voxels to ignore. intensities: (channels, sampled voxels).
+        class_voxels: one count per class, without voxels to ignore. intensities: (channels, sampled
+            voxels), NaN of missing channels.
         thickness_mm: (classes, axes), see `thickness_of`; None for image-level targets.
         content: hash of the image's voxels, see `_content`.
     """
@@ -209,6 +210,8 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
     label = _read(_label, case, dataset, report)
     if image is not None and label is not None:
         _describe(image, label, dataset, report)
+    if report.intensities is not None and case.missing_channels:
+        report.intensities[list(case.missing_channels)] = np.nan
     return report
 
 
@@ -279,13 +282,14 @@ def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     if len(image) != len(dataset.modalities):
         names = ", ".join(dataset.modalities)
         report.errors.append(f"{path}: expected the channels {names}, found {len(image)} channels")
-    odd = int((~np.isfinite(image)).sum())
+    present = np.delete(image, case.missing_channels, axis=0) if case.missing_channels else image
+    odd = int((~np.isfinite(present)).sum())
     if odd:
         report.errors.append(f"{path}: {odd} voxels are NaN or infinite, expected finite numbers")
-    ranges = [(float(channel.min()), float(channel.max())) for channel in image]
+    ranges = [(float(channel.min()), float(channel.max())) for channel in present]
     if not odd:
-        report.errors += [f"{path}: {error}" for error in map(range_error, image) if error]
-        report.warnings += [f"{path}: {pair}" for pair in repeated_slices(image)]
+        report.errors += [f"{path}: {error}" for error in map(range_error, present) if error]
+        report.warnings += [f"{path}: {pair}" for pair in repeated_slices(present)]
     if any(low == high for low, high in ranges):
         report.warnings.append(f"{path}: a channel is constant")
     report.no_data = tuple(low for low, high in ranges if is_no_data(low, high))
@@ -390,13 +394,15 @@ def measure(reports: Sequence[CaseReport]) -> Fingerprint:
     sampled = [r.intensities for r in reports if r.intensities is not None]
     if not sampled:
         raise ValueError("every valid case is in the test split, expected at least one to train on")
-    samples = wide(np.concatenate(sampled, axis=1))  # (channels, voxels)
+    samples = np.concatenate(sampled, axis=1)  # (channels, voxels)
     if not samples.shape[1]:
         what = "every voxel of all label maps has the value to ignore"
         raise ValueError(f"no case has a labelled voxel: {what}")
-    lows, highs = np.percentile(samples, [0.5, 99.5], axis=1)
+    is_known = ~np.isnan(samples)
     intensities = []
-    for low, high, values in zip(lows, highs, samples, strict=True):
+    for channel, known in zip(wide(np.where(is_known, samples, 0)), is_known, strict=True):
+        values = channel[known]
+        low, high = np.percentile(values, [0.5, 99.5])
         statistics = (low, high, values.mean(), values.std())  # in the order of INTENSITIES
         intensities.append(dict(zip(INTENSITIES, map(float, statistics), strict=True)))
     return Fingerprint(

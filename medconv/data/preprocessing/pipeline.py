@@ -16,12 +16,18 @@ import numpy as np
 from filelock import FileLock
 
 from medconv.data.case import Case, Dataset
-from medconv.data.case_files import image_of, label_of
+from medconv.data.case_files import image_of, label_of, probabilities_on
 from medconv.data.io.grids import on_grid
 from medconv.data.preprocessing.fingerprint import CheckResult, Fingerprint, check, still_invalid
 from medconv.data.preprocessing.normalisation import DATASET_NORMALISATIONS
-from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess, preprocess_label
+from medconv.data.preprocessing.preprocess import (
+    PreprocessingConfig,
+    preprocess,
+    preprocess_label,
+    preprocess_probabilities,
+)
 from medconv.data.preprocessing.store import BROKEN, NOTHING, Entry, Store, signature
+from medconv.metrics.consensus import most_probable
 from medconv.utils.atomic_io import NO_ACCESS, write_text
 from medconv.utils.errors import ArgumentError, explained, reason
 from medconv.utils.logging import size_text
@@ -126,7 +132,7 @@ def prepare_case(
     """
     native, grid = image_of(case)
     highest_label = -1
-    if case.label is not None:
+    if case.label is not None and case.soft_label is None:
         native_label, label_grid = label_of(case)
         native_label = on_grid(native_label, case.images[0], grid, case.label, label_grid)
         highest_label = native_label[native_label != ignore].max(initial=0)
@@ -135,11 +141,17 @@ def prepare_case(
             f"case {case.id}: its files were replaced after the check, and are invalid; start anew"
         )
     try:
-        image, crop_info = preprocess(native, grid, config)
+        image, crop_info = preprocess(native, grid, config, case.missing_channels)
     except ValueError as error:
         raise ValueError(f"case {case.id}: {case.images[0]}: {error}") from error
     if case.label is None:
         return Entry(image, NOTHING, NOTHING, crop_info)
+    if case.soft_label is not None:
+        probabilities = probabilities_on(case, grid)
+        soft_label = preprocess_probabilities(probabilities, crop_info, config)
+        label = most_probable(soft_label.astype(np.float32))
+        label = label.astype(np.uint8 if num_classes <= 256 else np.int16)
+        return Entry(image, label, _foreground(label, num_classes, ignore), crop_info, soft_label)
     num_values = max(num_classes, 1 + (ignore or 0))
     label = preprocess_label(native_label, crop_info, config, num_values)
     return Entry(image, label, _foreground(label, num_classes, ignore), crop_info)
@@ -161,10 +173,13 @@ def _ignored(dataset: Dataset) -> list[int]:
 
 def _stated(dataset: Dataset) -> list[Any]:
     """What `dataset` states of its files, as an addition to a hash; empty if their headers say all."""
-    statements = {}
+    statements: dict[str, list[Any]] = {}
     for case in dataset.cases:
         if case.source_spacing_mm is not None or case.relabel is not None:
             statements[case.id] = [case.source_spacing_mm, case.relabel]
+        if case.soft_label is not None:
+            are_probabilities = case.soft_label.are_probabilities
+            statements[case.id] = [case.source_spacing_mm, case.relabel, are_probabilities]
     return [statements] if statements else []
 
 

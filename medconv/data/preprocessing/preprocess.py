@@ -12,7 +12,14 @@ from scipy.ndimage import binary_fill_holes, find_objects, gaussian_filter
 from medconv.data.case import Grid
 from medconv.data.preprocessing.normalisation import check_normalisation, normalise
 from medconv.data.preprocessing.orientation import canonical_spacing, from_canonical, to_canonical
-from medconv.data.preprocessing.resampling import nearest, nearest_axis, zoom, zoom_label, zoom_within_range
+from medconv.data.preprocessing.resampling import (
+    nearest,
+    nearest_axis,
+    zoom,
+    zoom_label,
+    zoom_linear,
+    zoom_within_range,
+)
 from medconv.utils.errors import ArgumentError
 
 CONVENTIONS = (None, "nnunet", "nnunet_ras")
@@ -140,10 +147,12 @@ def preprocess(
     image: np.ndarray,
     grid: Grid,
     config: PreprocessingConfig,
+    missing_channels: Sequence[int] = (),
 ) -> tuple[np.ndarray, CropInfo]:
     """Native voxels to network input.
 
     Shape: (channels, X, Y, Z) -> (channels, *spatial) float32, spatial being 2 or 3 axes.
+    Args: missing_channels: are 0, also after normalisation.
     Raises: ValueError: a channel that cannot be normalised or resampled to finite values that differ.
     """
     canonical, spacing_mm = to_canonical(image, grid, config.reorients)
@@ -158,7 +167,7 @@ def preprocess(
         nearest_axis=config.nearest_axis(config.target_mm(spacing_mm), spacing_mm),
     )
     # Normalisation comes first: resampling mixes values.
-    normalised = _normalise_channels(cropped, config)
+    normalised = _normalise_channels(cropped, config, missing_channels)
     with np.errstate(over="ignore", invalid="ignore"):  # reported below, with the range
         resampled = [_resample(channel, spacing_mm, config) for channel in normalised]
     # A stack copies, and a whole-body CT is 700 MB.
@@ -176,13 +185,21 @@ def preprocess(
     return prepared, crop_info
 
 
-def _normalise_channels(image: np.ndarray, config: PreprocessingConfig) -> list[np.ndarray]:
+def _normalise_channels(
+    image: np.ndarray,
+    config: PreprocessingConfig,
+    missing_channels: Sequence[int],
+) -> list[np.ndarray]:
     """Raises: ValueError: as `normalise`, with the channel's number."""
     mask = None
     if "zscore_nonzero" in config.normalisation:
         mask = binary_fill_holes((image != 0).any(0))
     normalised = []
     for index, channel in enumerate(image):
+        # The mean of other cases' channels under `zscore` and `dataset`
+        if index in missing_channels:
+            normalised.append(np.zeros_like(channel))
+            continue
         try:
             normalised.append(
                 normalise(channel, config.normalisation[index], config.intensities[index], mask)
@@ -242,6 +259,26 @@ def preprocess_label(
     resampled = zoom_label(cropped, shape, num_classes)
     dtype = np.uint8 if num_classes <= 256 else np.int16
     return _drop_slice(resampled, config.image_dims).astype(dtype)
+
+
+def preprocess_probabilities(
+    probabilities: np.ndarray,
+    crop_info: CropInfo,
+    config: PreprocessingConfig,
+) -> np.ndarray:
+    """Native probabilities of classes on the grid of their prepared image, by linear interpolation.
+
+    Shape: (classes, X, Y, Z) -> (classes, *spatial) float16.
+    """
+    canonical, spacing_mm = to_canonical(probabilities, crop_info.grid, config.reorients)
+    cropped = canonical[:, *crop_info.slices]
+    target_mm = config.target_mm(spacing_mm)
+    shape = resampled_shape(cropped.shape[1:], spacing_mm, target_mm)
+    axis = config.nearest_axis(spacing_mm, target_mm)
+    if axis is not None:
+        cropped = cropped.take(nearest(cropped.shape[1 + axis], shape[axis]), 1 + axis)
+    resampled = np.stack([zoom_linear(of_class, shape) for of_class in cropped])
+    return _drop_slice(resampled, config.image_dims).astype(np.float16)
 
 
 def to_native(

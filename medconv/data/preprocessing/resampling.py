@@ -30,6 +30,12 @@ def zoom(volume: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     return _multiply(volume.astype(np.float32, copy=False), matrices)
 
 
+def zoom_linear(volume: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Linear interpolation; values stay within their range. Shape: (*spatial) -> `shape`, float32."""
+    matrices = _matrices(volume.shape, shape, _LINEAR)
+    return _multiply(volume.astype(np.float32, copy=False), matrices)
+
+
 def nearest_axis(spacing_mm: Sequence[float], target_mm: Sequence[float]) -> int | None:
     """The axis across thick slices, of which nnU-Net takes the nearest; None: it interpolates along all axes.
 

@@ -9,7 +9,7 @@ import re
 import shutil
 import zlib
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,12 +22,13 @@ from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.utils.atomic_io import NO_ROOM, replacing, write_text
 
 _ARRAYS = ("image", "label", "foreground")
+_SOFT_LABEL = "soft_label"
 # Bytes; a smaller image-level entry is not flushed to disk, its checksum is compared at each start instead
 _LIGHT = 128 * 1024
 # What reading an absent or damaged record raises
 BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 _BLOCK = 4 * 2**20  # bytes that are read at once
-_DTYPES = ("<f4", "|u1", "<i2", "<i4")
+_DTYPES = ("<f4", "<f2", "|u1", "<i2", "<i4")
 NOTHING = np.empty(0, np.float32)
 
 
@@ -36,14 +37,22 @@ class Entry:
     """One prepared case; the arrays are read-only memory maps.
 
     Shape: image (channels, *spatial) float32; label (*spatial); foreground (voxels, 1 + spatial axes): class
-    and position of some thousand voxels per class; with a value to ignore, class 0 is any labelled voxel.
-    For image-level targets, label and foreground are `NOTHING`, which is not written.
+    and position of some thousand voxels per class; with a value to ignore, class 0 is any labelled voxel;
+    soft_label (classes, *spatial) float16, the probabilities whose most probable class is `label`.
+    For image-level targets, label and foreground are `NOTHING`, which is not written; so is `soft_label`
+    where labels are label maps.
     """
 
     image: np.ndarray
     label: np.ndarray
     foreground: np.ndarray
     crop_info: CropInfo
+    soft_label: np.ndarray = field(default_factory=lambda: NOTHING)
+
+    @property
+    def training_label(self) -> np.ndarray:
+        """What the loss is computed from: (1, *spatial), or of probabilities (classes, *spatial)."""
+        return self.soft_label if self.soft_label.size else self.label[None]
 
 
 class Store:
@@ -70,7 +79,7 @@ class Store:
             if record["config"] != self.folder.name or record["sources"] != signature(case):
                 return False
             recorded = record["arrays"]
-            names = _array_names(case.label is not None)
+            names = _array_names(case.label is not None, case.soft_label is not None)
             is_light = case.label is None and recorded["image"]["size"] < _LIGHT
             current = {
                 name: _state(self._array_path(case.id, name), recorded[name], verify or is_light)
@@ -99,7 +108,8 @@ class Store:
             ValueError: the folder is not writable, or the disk is full.
         """
         has_label = entry.label is not NOTHING
-        arrays = {name: getattr(entry, name) for name in _array_names(has_label)}
+        names = _array_names(has_label, entry.soft_label is not NOTHING)
+        arrays = {name: getattr(entry, name) for name in names}
         is_light = not has_label and entry.image.nbytes < _LIGHT - 1024  # room for the header
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -133,8 +143,8 @@ class Store:
             record = self._record(case_id)
             recorded = record["arrays"]
             has_label = "label" in recorded
-            arrays = dict.fromkeys(_ARRAYS, NOTHING)
-            for name in _array_names(has_label):
+            arrays = dict.fromkeys((*_ARRAYS, _SOFT_LABEL), NOTHING)
+            for name in _array_names(has_label, _SOFT_LABEL in recorded):
                 arrays[name] = _mapped(self._array_path(case_id, name), recorded[name])
             entry = Entry(**arrays, crop_info=_crop_info(record))
             fit_together = entry.image.shape[1:] == entry.label.shape and entry.foreground.ndim == 2
@@ -182,8 +192,10 @@ class Store:
         return self._path(case_id, f"{name}.npy")
 
 
-def _array_names(has_label: bool) -> tuple[str, ...]:
+def _array_names(has_label: bool, has_soft_label: bool) -> tuple[str, ...]:
     """The arrays of an entry: image-level targets have no label map."""
+    if has_soft_label:
+        return (*_ARRAYS, _SOFT_LABEL)
     return _ARRAYS if has_label else ("image",)
 
 

@@ -68,7 +68,8 @@ class LabelMapViews:
         self._worst: list[_LowDice] = []  # lowest first
 
     def sample(self, image: np.ndarray, label: Tensor, number: int) -> Picture:
-        return f"train/sample {number}", self._picture(image, {"label": label[0]}, self.spacing_mm)
+        labels = {"label": self.targets.label_map(label)}
+        return f"train/sample {number}", self._picture(image, labels, self.spacing_mm)
 
     def validated(self, batch: Batch, predicted: Mapping[str, Any]) -> Iterator[Picture]:
         is_first = self._num_shown < self.cases
@@ -79,7 +80,8 @@ class LabelMapViews:
         if not (is_first or is_among_worst):
             return
         image = batch["image"][0, 0].float().cpu().numpy()
-        labels = {"reference": batch["label"][0, 0], "prediction": predicted["prediction"]}
+        reference = self.targets.label_map(batch["label"][0])
+        labels = {"reference": reference, "prediction": predicted["prediction"]}
         picture = self._picture(image, labels, batch["spacing_mm"])
         if is_among_worst:
             # Drawn now: a picture takes far less memory than its case

@@ -14,7 +14,7 @@ from medconv.utils.errors import first_line
 
 # Kinds of targets that torch's losses are for. Ours, and those of users, have an attribute `kinds`.
 _KINDS_OF_TORCH_LOSSES: dict[type[nn.Module], tuple[str, ...]] = {
-    nn.CrossEntropyLoss: ("label_map", "multiclass"),
+    nn.CrossEntropyLoss: ("label_map", "soft", "multiclass"),
     nn.BCEWithLogitsLoss: ("regions", "multilabel"),
     nn.MSELoss: ("regression",),
     nn.L1Loss: ("regression",),
@@ -106,7 +106,11 @@ class FittedLoss(nn.Module):
 
 
 def _resize(label: Tensor, size: Sequence[int]) -> Tensor:
-    """The nearest labels at another size. Shape: (batch, channels, *spatial) -> (batch, channels, *size)."""
+    """The nearest labels at another size; of probabilities, the mean of the voxels that become one.
+
+    Shape: (batch, channels, *spatial) -> (batch, channels, *size).
+    """
     if label.shape[2:] == size:
         return label
-    return F.interpolate(label.float(), list(size)).to(label.dtype)
+    mode = "area" if label.is_floating_point() else "nearest"
+    return F.interpolate(label.float(), list(size), mode=mode).to(label.dtype)

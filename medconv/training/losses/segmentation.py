@@ -39,7 +39,7 @@ class DiceCrossEntropy(nn.Module):
     Source: Milletari et al. 2016, arXiv:1606.04797; the sum as in Isensee et al. 2021.
     """
 
-    kinds = ("label_map", "regions")
+    kinds: ClassVar[tuple[str, ...]] = ("label_map", "regions")
 
     weights: Tensor | None
 
@@ -66,11 +66,24 @@ class DiceCrossEntropy(nn.Module):
         logits = logits.float()
         num_outputs = logits.shape[1]
         weights = self._weights_of(num_outputs)
-        sums = _region_sums if reference.shape[1] == num_outputs else _class_sums
-        entropy, intersection, sizes = sums(logits, reference, labelled, weights)
+        entropy, intersection, sizes = self.sums(logits, reference, labelled, weights)
         counts = _over_ranks(intersection, sizes, labelled, num_voxels=reference[:, :1].numel())
         dice = self._mean_dice(counts, weights)
         return self.ce_weight * entropy / counts.labelled + self.dice_weight * (1 - dice)
+
+    def sums(
+        self,
+        logits: Tensor,
+        reference: Tensor,
+        labelled: Tensor | None,
+        weights: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Cross-entropy summed over voxels; intersection and sizes of each class but the background, or of
+        each region.
+        """
+        if reference.shape[1] == logits.shape[1]:
+            return _region_sums(logits, reference, labelled, weights)
+        return _class_sums(logits, reference, labelled, weights)
 
     def _mean_dice(self, counts: "_VoxelCounts", weights: Tensor | None) -> Tensor:
         dice: Tensor = (2 * counts.intersection + self.smooth) / (counts.sizes + self.smooth)

@@ -350,3 +350,33 @@ def test_presets_are_valid_and_change_the_expected_number_of_samples() -> None:
             changed = sum(not torch.equal(augmented, image) for augmented, image in images)
             assert changed == {"none": 0, "light": 12}.get(path.stem, changed)
             assert changed > 6 or path.stem == "none"
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_probabilities_move_as_the_image_does_and_swap_their_classes(axes: int) -> None:
+    """Linear interpolation: as channels of an image, up to the last bits of float16."""
+    batch = batch_of(range(12), axes, more=2)
+    probabilities = batch["image"].abs().clamp(max=1).half()
+    rated = {**batch, "image": probabilities.float(), "label": probabilities}
+    moving = {**MOVES, "mirror_axes": [0]}
+    plain = make(axes, **moving)(rated)
+    assert plain["label"].dtype == torch.float16 and plain["label"].shape == plain["image"].shape
+    torch.testing.assert_close(plain["label"].float(), plain["image"], atol=1e-3, rtol=0)
+    hard = make(axes, **moving)(batch)
+    alone = make(axes, **moving)({**batch, "label": batch["label"].half()})
+    assert alone["label"].unique().numel() > hard["label"].unique().numel()
+    torch.testing.assert_close(alone["image"], hard["image"])
+    flips = make(axes, **moving).sample(list(range(12)), 2).flips[:, 0]
+    assert flips.any() and not flips.all()
+    swapping = make(axes, **moving, flip_label_pairs=[(1, 2)], left_right_axis=0)(rated)
+    torch.testing.assert_close(swapping["label"][flips], plain["label"][flips].flip(1))
+    torch.testing.assert_close(swapping["label"][~flips], plain["label"][~flips])
+
+
+def test_probabilities_of_samples_of_different_sizes_are_those_of_each() -> None:
+    batch = batch_of([0, 1], more=3)
+    image, label = batch["image"], batch["image"].abs().clamp(max=1).half()
+    together = make(**SOME)({**batch, "image": image, "label": label})
+    apart = make(**SOME)({**batch, "image": list(image), "label": list(label)})
+    for key in ("image", "label"):
+        torch.testing.assert_close(apart[key], together[key])

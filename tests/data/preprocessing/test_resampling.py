@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from medconv.data.preprocessing.resampling import nearest, nearest_axis, zoom, zoom_label, zoom_within_range
+from medconv.data.preprocessing.resampling import (
+    nearest,
+    nearest_axis,
+    zoom,
+    zoom_label,
+    zoom_linear,
+    zoom_within_range,
+)
 
 SHAPES = [
     ((9, 11, 8), (13, 7, 8)),
@@ -18,6 +25,16 @@ SHAPES = [
 def scipy_zoom(volume: np.ndarray, shape: tuple[int, ...], order: int) -> np.ndarray:
     factors = [new / old for new, old in zip(shape, volume.shape, strict=True)]
     return ndimage.zoom(volume.astype(np.float32), factors, order=order, mode="nearest", grid_mode=True)
+
+
+@pytest.mark.parametrize(("before", "after"), SHAPES)
+def test_resampled_probabilities_equal_those_of_scipy_and_stay_probabilities(
+    before: tuple[int, ...], after: tuple[int, ...]
+) -> None:
+    volume = np.random.default_rng(0).random(before, np.float32)
+    resampled = zoom_linear(volume, after)
+    np.testing.assert_allclose(resampled, scipy_zoom(volume, after, 1), atol=1e-6)
+    assert volume.min() - 1e-6 <= resampled.min() and resampled.max() <= volume.max() + 1e-6
 
 
 @pytest.mark.parametrize(("before", "after"), SHAPES)

@@ -1,0 +1,105 @@
+"""One label map from those of several raters: by majority, or by STAPLE; and the shares of the raters."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+_MAX_ROUNDS = 100  # of STAPLE
+_CONVERGED = 1e-6  # largest change of a rater's probabilities
+
+
+def shares(label_maps: Sequence[np.ndarray], num_classes: int) -> np.ndarray:
+    """The share of the raters that gave each class to a voxel.
+
+    Shape: each (*spatial) -> (num_classes - 1, *spatial) float32, without the background.
+    """
+    votes = np.zeros((num_classes - 1, *label_maps[0].shape), np.float32)
+    for label_map in label_maps:
+        for index, share in enumerate(votes, start=1):
+            share += label_map == index
+    return votes / np.float32(len(label_maps))
+
+
+def most_probable(foreground: np.ndarray) -> np.ndarray:
+    """The class with the largest probability; the background has the rest, and the lowest of equals wins.
+
+    Shape: (foreground classes, *spatial) -> (*spatial) int16.
+    """
+    label = np.zeros(foreground.shape[1:], np.int16)
+    largest = 1 - foreground.sum(0)
+    for index, probability in enumerate(foreground, start=1):
+        # Shares such as 1/3 are rounded, so equals may differ in the last bit.
+        wins = probability > largest + 1e-6
+        label[wins] = index
+        largest[wins] = probability[wins]
+    return label
+
+
+def majority(label_maps: Sequence[np.ndarray]) -> np.ndarray:
+    """The label that most raters gave to a voxel; the lowest of equals, so the background of two raters.
+
+    Shape: each (*spatial) -> (*spatial) int16.
+    """
+    num_classes = 1 + max(int(label_map.max()) for label_map in label_maps)
+    return most_probable(shares(label_maps, num_classes))
+
+
+def staple(label_maps: Sequence[np.ndarray]) -> np.ndarray:
+    """The most probable label where each rater confuses classes with probabilities that are estimated, too.
+
+    Shape: each (*spatial) -> (*spatial) int16.
+    Source: Warfield et al. 2004, doi:10.1109/TMI.2004.828354, for several classes; begins with the votes, as
+        Rohlfing et al. 2004, doi:10.1109/TMI.2004.830803. Priors are the frequencies over all raters.
+    """
+    values = np.unique(np.concatenate([np.unique(label_map) for label_map in label_maps]))
+    digits = [np.searchsorted(values, label_map.ravel()) for label_map in label_maps]
+    shape = (len(values),) * len(label_maps)
+    # Voxels with the same votes have the same answer, and there are few different votes.
+    codes, vote_of_voxel, counts = np.unique(
+        np.ravel_multi_index(digits, shape),
+        return_inverse=True,
+        return_counts=True,
+    )
+    votes = np.stack(np.unravel_index(codes, shape))
+    # (raters, votes, classes): 1 where the rater gave this class
+    given = np.eye(len(values))[votes]
+    # How often any rater gave a class, over all voxels
+    prior = (given * counts[:, None]).sum((0, 1))
+    prior /= prior.sum()
+    # Expectation maximisation begins with the shares of the votes
+    weights = given.mean(0)
+    performance = _performance(given, weights, counts)
+    for _ in range(_MAX_ROUNDS):
+        weights = _weights(given, performance, prior)
+        updated = _performance(given, weights, counts)
+        has_converged = np.abs(updated - performance).max() < _CONVERGED
+        performance = updated
+        if has_converged:
+            break
+    labels: np.ndarray = values[weights.argmax(1)].astype(np.int16)
+    return labels[vote_of_voxel].reshape(label_maps[0].shape)
+
+
+CONSENSUS: dict[str, Callable[[Sequence[np.ndarray]], np.ndarray]] = {"majority": majority, "staple": staple}
+
+
+def _performance(given: np.ndarray, weights: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The probability with which each rater gives a label where another one is true.
+
+    Shape: given (raters, votes, classes), weights (votes, classes), counts (votes,) -> (raters, classes that
+        are true, classes that are given).
+    """
+    joint = np.einsum("vt,v,rvg->rtg", weights, counts, given)
+    return _shares_of_sum(joint, axis=2)
+
+
+def _weights(given: np.ndarray, performance: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """The probability of each true class. Shape: as of `_performance` -> (votes, classes)."""
+    likelihood = np.einsum("rvg,rtg->rvt", given, performance).prod(0) * prior
+    return _shares_of_sum(likelihood, axis=1)
+
+
+def _shares_of_sum(values: np.ndarray, axis: int) -> np.ndarray:
+    """Values whose sum along the axis is 1, or 0 where it was 0."""
+    total = values.sum(axis, keepdims=True)
+    return np.divide(values, total, out=np.zeros_like(values), where=total > 0)

@@ -13,7 +13,8 @@ from lightning.pytorch.callbacks import ProgressBar as LightningsBar
 from medconv import config as configs
 from medconv.config import Node, RunConfig, TrainerConfig
 from medconv.config.schema import InitConfig, RunSettings
-from medconv.performance.step_profiler import StepProfiler, Trace
+from medconv.performance.step_profiler import StepProfiler
+from medconv.performance.trace import Trace
 from medconv.training.callbacks import early_stopping
 from medconv.training.callbacks.final_validation import FinalValidation
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard

@@ -87,6 +87,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run_command(name: str, arguments: Sequence[str]) -> int:
+    if "--version" in arguments:  # Hydra would print its own
+        print(f"medconv {__version__}")
+        return DONE
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(COMMANDS)}"

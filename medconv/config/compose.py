@@ -25,6 +25,7 @@ from medconv.config.replaced_classes import fit_classes
 from medconv.config.unknown_keys import check_names
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
+_FILE_OF_SWEEPS = Path("runs/multirun.yaml")  # Hydra writes it; hydra.sweep.dir of conf/train.yaml
 _FLAGS_OF_CFG_JOB = ("--cfg", "-c", "job", "--resolve", "--cfg=job", "-cjob")
 
 
@@ -39,6 +40,7 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
     @hydra.main(version_base="1.3", config_path=str(config.conf_dir()), config_name="train")
     def run_job(composed: DictConfig) -> None:
         settings = HydraConfig.get()
+        modes.add(settings.mode)
         if settings.mode == RunMode.RUN:
             sys.argv[:] = full_argv  # Lightning starts the run's other processes with it
         try:
@@ -49,6 +51,7 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
         job(composed, settings)
 
     refused: list[config.ConfigError] = []
+    modes: set[RunMode] = set()
     check_hydra_settings(arguments)
     # Hydra then raises its errors instead of printing them; `guard` prints them.
     full_error = os.environ.get(_FULL_ERROR)
@@ -65,6 +68,8 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
         raise config.ConfigError(f"cannot read {error.override}: {how} 'KEY=\"VALUE\"'") from error
     finally:
         sys.argv[:] = full_argv
+        if RunMode.MULTIRUN in modes:
+            _FILE_OF_SWEEPS.unlink(missing_ok=True)  # of one sweep, in the folder of all runs
         os.environ.pop(_FULL_ERROR)
         if full_error is not None:
             os.environ[_FULL_ERROR] = full_error

@@ -12,6 +12,7 @@ from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import OmegaConf
 
 from medconv.config.schema import conf_dir
+from medconv.config.template_words import same_here
 from medconv.config.trainer_config import set_elsewhere
 from medconv.config.unknown_keys import nearest, takes_new_keys
 from medconv.config.values import ConfigError, dotted_keys
@@ -21,11 +22,6 @@ _CHOICES_OF_HYDRA = {
     "hydra/sweeper": ("basic", "optuna"),
 }
 _FOLDERS_OF_HYDRA = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")
-_LOGGERS_LEFT_OUT = {  # that other templates of Lightning have
-    "comet": "Offline, it writes no file",
-    "neptune": "Lightning has none any more",
-    "aim": "It needs pkg_resources, which setuptools has no more",
-}
 
 
 def check_hydra_settings(arguments: Sequence[str]) -> None:
@@ -76,8 +72,9 @@ def explained(error: ConfigCompositionException, arguments: Sequence[str]) -> Ex
 def _no_option(group: str, name: str, options: Sequence[str]) -> ConfigError:
     near = difflib.get_close_matches(name, options, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    if group == "logger" and name in _LOGGERS_LEFT_OUT:
-        hint = f"{_LOGGERS_LEFT_OUT[name]}. "
+    equivalent = same_here(f"{group}={name}")
+    if equivalent is not None:
+        hint = f"{equivalent}. "
     return ConfigError(f"there is no {group}={name}; {hint}Options: {' '.join(options)}")
 
 
@@ -85,6 +82,9 @@ def _no_key(key: str, arguments: Sequence[str]) -> ConfigError:
     elsewhere = set_elsewhere(key)
     if elsewhere is not None:
         return ConfigError(elsewhere)
+    equivalent = same_here(key)
+    if equivalent is not None:
+        return ConfigError(f"there is no key {key}; {equivalent}")
     options = _options_with(key)
     if options:
         group, _, name = key.partition(".")

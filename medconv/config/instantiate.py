@@ -37,7 +37,8 @@ def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
     except ArgumentError as error:
         raise ConfigError(_with_key(error, node, key)) from error
     except ValueError as error:
-        raise ConfigError(f"{key}: {error}") from error
+        text = str(error) or type(error).__name__  # an error may have no text
+        raise ConfigError(f"{key}: {text}") from error
     except TypeError as error:
         raise ConfigError(f"{key}: {target} cannot be built: {first_line(error)}") from error
 

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from medconv.config.keys import Node, declared_keys
 from medconv.config.schema import RunConfig, conf_dir
+from medconv.config.template_words import same_here
 from medconv.config.trainer_config import set_elsewhere
 from medconv.config.value_types import as_text
 from medconv.config.values import ConfigError
@@ -46,6 +47,9 @@ def _check_group(name: str, value: Any) -> None:
 
 def unknown_key(key: str) -> str:
     """A message for a key that does not exist, with the nearest ones."""
+    equivalent = same_here(key)
+    if equivalent is not None:
+        return f"there is no key {key}; {equivalent}"
     near = nearest(key, _known_names())
     hint = f"did you mean {' or '.join(near)}?" if near else "--cfg job prints all keys"
     return f"there is no key {key}; {hint}"

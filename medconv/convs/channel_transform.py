@@ -106,7 +106,7 @@ class Ways:
 
 def prefers_two_launches(conv: Conv, prior: TransformPrior, x: Tensor) -> bool:
     """Whether a 1x1 convolution and the bank cost less than one folded convolution, by the cost model."""
-    machine = cost_model.machine_of(x.device)
+    machine = cost_model.machine_of(x.device, cost_model.computed_in(x))
     in_voxels = x.shape[0] * prod(x.shape[2:])
     ways = ways_of(
         conv,
@@ -142,7 +142,7 @@ def ways_of(
     transform_channels = width_per_group * prior.groups
     # folded: every dense weight is a sum over the transform channels of its group
     weights = conv.out_channels * conv.in_channels * prod(conv.kernel_size)
-    fold = cost_model.weight_preparation(weights, weights * width_per_group, passes_fixed)
+    fold = cost_model.weight_preparation(weights, weights * width_per_group, machine, passes_fixed)
     dense = cost(
         conv.in_channels,
         conv.out_channels,

@@ -6,7 +6,7 @@ matrix units of CPUs and GPUs work on whole tiles of channels. The prediction is
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 import torch
@@ -38,12 +38,16 @@ class Machine:
         bytes_per_second: of main memory, or of a GPU's.
         seconds_per_launch: fixed time to start a library call.
         tile: (input, output) channels that the matrix units process at a time.
+        bytes_per_element: of images and weights.
+        fp32_slowdown: how many times as long a multiply-add in fp32 takes.
     """
 
     operations_per_second: float
     bytes_per_second: float
     seconds_per_launch: float
     tile: tuple[int, int]
+    bytes_per_element: float = 2.0
+    fp32_slowdown: float = 10.0
 
     def seconds(self, launches: Iterable[Launch]) -> float:
         """Each launch takes as long as its slower part, arithmetic or memory, and a fixed time to start."""
@@ -57,29 +61,51 @@ class Machine:
         return max(arithmetic, memory)
 
 
-# Orders of magnitude, for choosing between two ways to compute the same result; constants, so that a run
-# does not depend on a measurement.
-CPU = Machine(  # 2 cores with AMX, bf16
+# Orders of magnitude, for choosing between two ways to compute the same result. Constants for each precision
+# and instruction set, so that a run depends on no measurement: a resumed one takes the same way.
+CPU_AMX = Machine(  # 2 cores, bf16
     operations_per_second=1.0e12,
     bytes_per_second=3.0e10,
     seconds_per_launch=2.0e-5,
     tile=(16, 16),
 )
+CPU_FP32 = Machine(  # 2 cores of an AMD EPYC with AVX-512
+    operations_per_second=2.6e11,
+    bytes_per_second=3.0e10,
+    seconds_per_launch=2.0e-5,
+    tile=(16, 16),  # channels lie in blocks of 16
+    bytes_per_element=4.0,
+    fp32_slowdown=1.0,
+)
+# the same cores, two products of bf16 in one instruction
+CPU_BF16 = replace(CPU_FP32, operations_per_second=5.2e11, bytes_per_element=2.0, fp32_slowdown=2.0)
 CUDA = Machine(  # like an A100, bf16; not measured yet
     operations_per_second=1.0e14,
     bytes_per_second=1.5e12,
     seconds_per_launch=8.0e-6,
     tile=(16, 8),
 )
-_BYTES_PER_ELEMENT = 2.0  # bf16
-_FP32_SLOWDOWN = 10  # a multiply-add in fp32, without the matrix units, takes this many times as long
+_HAS_AMX = bool(torch.cpu.get_capabilities().get("amx_bf16"))
 # fp32 written (4), read again for the cast (4), and bf16 written (2)
 _PREPARED_BYTES_PER_ELEMENT = 10.0
 
 
-def machine_of(device: torch.device) -> Machine:
-    """The constants for a device."""
-    return CUDA if device.type == "cuda" else CPU
+def machine_of(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Machine:
+    """The constants for a device.
+
+    Args: dtype: that convolutions are computed in, see `computed_in`; a GPU's constants are those of bf16.
+    """
+    if device.type == "cuda":
+        return CUDA
+    if dtype != torch.bfloat16:
+        return CPU_FP32
+    return CPU_AMX if _HAS_AMX else CPU_BF16
+
+
+def computed_in(x: torch.Tensor) -> torch.dtype:
+    """The type that a convolution of this input is computed in, autocast included."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def convolution(
@@ -89,15 +115,15 @@ def convolution(
     in_voxels: int,
     out_voxels: int,
     groups: int = 1,
-    machine: Machine = CPU,
+    machine: Machine = CPU_AMX,
     passes: int = 1,
 ) -> Launch:
-    """The cost of one convolution, in bf16.
+    """The cost of one convolution.
 
     Args:
         in_voxels: of the input, counted over the whole batch.
         out_voxels: of the output, counted over the whole batch.
-        machine: whose tiles the channels of a group are padded to.
+        machine: whose tiles the channels of a group are padded to, and whose elements are moved.
         passes: as of `Launch`.
     """
     taps = prod(kernel_size)
@@ -111,22 +137,28 @@ def convolution(
     return Launch(
         operations=float(out_voxels * weights),
         tiled_operations=float(out_voxels * taps * groups * padded_in * padded_out),
-        bytes=_BYTES_PER_ELEMENT * moved_elements,
+        bytes=machine.bytes_per_element * moved_elements,
         passes=passes,
     )
 
 
-def weight_preparation(elements: int, operations: float, passes: int = 1) -> Launch:
+def weight_preparation(
+    elements: int,
+    operations: float,
+    machine: Machine = CPU_AMX,
+    passes: int = 1,
+) -> Launch:
     """The cost of computing a dense kernel in fp32: it is written, read for the cast, and written again.
 
     Args:
         elements: of the kernel.
         operations: multiply-adds that compute it.
+        machine: on which fp32 is slower than what it convolves in.
         passes: as of `Launch`.
     """
     return Launch(
         operations=operations,
-        tiled_operations=operations * _FP32_SLOWDOWN,
+        tiled_operations=operations * machine.fp32_slowdown,
         bytes=elements * _PREPARED_BYTES_PER_ELEMENT,
         passes=passes,
     )

@@ -1,7 +1,7 @@
 """Fold convolutions back to plain torch modules, and compare layers with what they fold to."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +31,13 @@ def fold_convs(network: nn.Module) -> nn.Module:
         if isinstance(layer, Foldable):
             replace(folded, name, layer.folded())
     return folded
+
+
+def classes_that_stay(network: nn.Module, names: Iterable[str]) -> set[type[nn.Module]]:
+    """Classes in these layers that are not torch's own even after folding: they are no `Foldable`."""
+    folded = fold_convs(network)
+    classes = {type(module) for name in names for module in folded.get_submodule(name).modules()}
+    return {kind for kind in classes if not kind.__module__.startswith("torch.")}
 
 
 @torch.no_grad()

@@ -59,7 +59,10 @@ def ways_of(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> di
         ways[name] = plan[pattern]
     if unmatched:
         first = min(unmatched)
-        raise ValueError(f"plan: {first!r} matches no layer for {plan[first]!r} of {type(network).__name__}")
+        hint = "; pair is for the nn.Sequential that holds both convolutions" if plan[first] == "pair" else ""
+        raise ValueError(
+            f"plan: {first!r} matches no layer for {plan[first]!r} of {type(network).__name__}{hint}"
+        )
     return ways
 
 

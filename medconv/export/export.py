@@ -1,5 +1,6 @@
 """Export a network: TorchScript, ONNX or torch.export, weights, a MONAI bundle, or a model of nnU-Net."""
 
+import errno
 import json
 import logging
 import os
@@ -244,12 +245,20 @@ def _check_output(output: Path, choices: ExportOptions, source: Path) -> None:
 
 @contextmanager
 def _new_folder(path: Path) -> Iterator[Path]:
-    """As `atomic_io.replacing`, for a folder that does not exist yet."""
+    """As `atomic_io.replacing`, for a folder that does not exist yet.
+
+    Raises: ArgumentError: it exists in the end, and is not empty.
+    """
     partial = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         partial.mkdir()
         yield partial
-        partial.rename(path)
+        try:
+            partial.rename(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            raise ArgumentError("output", f" {path}: exists by now; another export has written it") from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

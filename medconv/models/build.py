@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node
 from medconv.convs import NotEquivariantError, swap_convs
-from medconv.convs.fold import check_folds
+from medconv.convs.fold import check_folds, classes_that_stay
 from medconv.convs.swap import check_selection, is_plain
 from medconv.models.outputs import evaluating, full_resolution
 from medconv.models.unet import UNet
@@ -103,6 +103,20 @@ def _swap(
     log.log(logging.DEBUG if quiet else logging.INFO, "conv: %s", report)
     _probe(network, derived, subject="conv: with it, model")
     check_folding(network, derived)
+    if not quiet:
+        _name_what_stays(network, report.swapped)
+
+
+def _name_what_stays(network: nn.Module, swapped: Sequence[str]) -> None:
+    """Warn of a user's layers that prediction and export cannot turn into plain torch modules."""
+    classes = classes_that_stay(network, swapped)
+    for kind in sorted(classes, key=lambda kind: kind.__qualname__):
+        log.warning(
+            "conv: %s.%s is no Foldable, so it stays in predictions and exports, at its cost in training; "
+            "give it a method folded() (medconv.convs.parametrization.Foldable)",
+            kind.__module__,
+            kind.__qualname__,
+        )
 
 
 def check_folding(network: nn.Module, derived: Derived) -> None:

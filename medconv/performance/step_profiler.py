@@ -4,20 +4,17 @@ Lightning's hooks and the loader set marks that divide a step into phases. On a 
 it is an event in the stream, which is read after the device has passed it.
 """
 
-import logging
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
 
-log = logging.getLogger(__name__)
 # in the order of a step
 PHASES = (
     "data_wait",
@@ -216,59 +213,6 @@ def _phase_after(ended: str) -> str:
         return "logging"
     step_phases = PHASES[: PHASES.index("validation")]
     return step_phases[(step_phases.index(ended) + 1) % len(step_phases)]
-
-
-class Trace(Callback):
-    """Records a few steps by torch.profiler as `trace/*.pt.trace.json`, for TensorBoard and Perfetto.
-
-    Args:
-        folder: for the traces.
-        skip: batches before recording starts.
-        steps: recorded batches.
-    """
-
-    def __init__(self, folder: Path, skip: int = 5, steps: int = 5) -> None:
-        self.folder = folder
-        self.skip = skip
-        self.steps = steps
-        self._profile: torch.profiler.profile | None = None
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero:
-            self._profile = torch.profiler.profile(
-                schedule=torch.profiler.schedule(wait=self.skip, warmup=2, active=self.steps, repeat=1),
-                on_trace_ready=torch.profiler.tensorboard_trace_handler(str(self.folder)),
-                record_shapes=True,
-            )
-            self._profile.start()
-
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        if self._profile is not None:
-            self._profile.step()
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._profile is not None:
-            self._profile.stop()
-            self._profile = None
-            if not any(self.folder.glob("*.json")):
-                log.warning("the profiler wrote no trace: recording starts after %d batches", self.skip + 2)
-
-    def on_exception(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        exception: BaseException,
-    ) -> None:
-        if self._profile is not None:
-            self._profile.stop()
-            self._profile = None
 
 
 class _Clock:

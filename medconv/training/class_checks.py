@@ -18,6 +18,12 @@ def check_classes(config: RunConfig) -> None:
     configs.check_arguments(config.optimizer, "optimizer", positional=1)
     configs.check_arguments(config.scheduler, "scheduler", positional=1)
     configs.check_arguments(config.sampler, "sampler", added=("cases",))
+    configs.check_arguments(config.weight_averaging, "weight_averaging")
+    configs.check_arguments(config.early_stopping, "early_stopping")
+    for name, callback in config.callbacks.items():
+        configs.check_arguments(callback, f"callbacks.{name}")
+    for name, logger in config.logger.items():
+        configs.check_arguments(logger, f"logger.{name}", added=("save_dir",))
     try:
         configs.check_arguments(config.augmentation, "augmentation", added=AUGMENTATION_ARGUMENTS)
     except configs.ConfigError as error:

@@ -69,6 +69,13 @@ def with_plans(config: RunConfig) -> RunConfig:
     Raises:
         ValueError: as `find`, or the config has another kind of network.
     """
+    path = config.init.pretrained
+    if path is not None and not Path(path).exists():
+        log.warning(
+            "init.pretrained=%s: no such file or folder; a stopped run resumes without a file, but the "
+            "folder of a trained nnU-Net also holds its plans",
+            path,
+        )
     source = find(config.init)
     if source is None:
         return config

@@ -17,6 +17,7 @@ from medconv import config as configs
 from medconv.config import Node, RunConfig
 from medconv.data.loading.datamodule import DataModule
 from medconv.models.build import check_conv, model_of
+from medconv.models.layers.depthwise import has_depthwise
 from medconv.models.pretrained.adapt import layers_of
 from medconv.models.pretrained.load import load as load_pretrained
 from medconv.performance import bottleneck
@@ -164,6 +165,8 @@ def _build(
     with configs.arguments_as_keys("perf"):
         apply_backends(config.perf.matmul_precision)
     task = build_task(config, record_of(config, prepared), prepared.store, load_weights)
+    if not config.perf.fast_depthwise and not has_depthwise(task.network):
+        log.info("perf.fast_depthwise=false has no effect: the network has no depthwise 3D convolutions")
     profiler = StepProfiler(config.perf.profile, folder.started_at)
     return _Run(
         config=config,

@@ -3,17 +3,20 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
+from inspect import isclass
 from typing import Any
 
 import lightning as L
 from hydra.utils import get_object
-from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler
+from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.callbacks import ProgressBar as LightningsBar
 
 from medconv import config as configs
 from medconv.config import Node, RunConfig, TrainerConfig
+from medconv.config.classes import class_of
 from medconv.config.schema import InitConfig, RunSettings
-from medconv.performance.step_profiler import StepProfiler, Trace
+from medconv.performance.step_profiler import StepProfiler
+from medconv.performance.trace import Trace
 from medconv.training.callbacks import early_stopping
 from medconv.training.callbacks.final_validation import FinalValidation
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
@@ -123,7 +126,7 @@ def _callbacks(
 ) -> list[L.Callback]:
     """All callbacks in the order in which Lightning calls them; it puts a user's ModelCheckpoint last."""
     averaging = _averaging(config)
-    users = _many(config.callbacks, "callbacks")
+    users = _users_callbacks(config.callbacks, folder)
     trace = Trace(folder.path / "tensorboard" / "trace") if config.perf.profile else None
     callbacks: list[L.Callback | None] = [
         # At the end of training it saves before averaging replaces the weights
@@ -153,6 +156,21 @@ def _callbacks(
         stops,
     ]
     return [callback for callback in callbacks if callback is not None]
+
+
+def _users_callbacks(nodes: Node, folder: RunDir) -> list[L.Callback]:
+    """A `ModelCheckpoint` without a folder writes to one of its name beside our checkpoints.
+
+    Lightning would write below the folder of the first logger.
+    """
+    callbacks = []
+    for name, node in nodes.items():
+        target = class_of(str(node.get("_target_")))
+        writes_checkpoints = isclass(target) and issubclass(target, ModelCheckpoint)
+        if writes_checkpoints and node.get("dirpath") is None:
+            node = {**node, "dirpath": str(folder.checkpoints / name)}
+        callbacks.append(configs.build(node, f"callbacks.{name}"))
+    return callbacks
 
 
 def _guard(run: RunSettings, folder: RunDir, callbacks: Sequence[L.Callback]) -> NonfiniteGuard:

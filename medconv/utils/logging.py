@@ -18,7 +18,8 @@ from medconv.utils.atomic_io import NO_ROOM
 
 log = logging.getLogger("medconv")
 _LIGHTNING_LOGGERS = ("lightning.pytorch", "lightning.fabric")
-_OUR_LOGGERS = ("medconv", *_LIGHTNING_LOGGERS)
+_PROFILERS = "lightning.pytorch.profilers"  # the table of trainer.profiler=simple is one message
+_OUR_LOGGERS = ("medconv", *_LIGHTNING_LOGGERS, _PROFILERS)
 _NEVER = logging.CRITICAL + 1
 # Keeps the messages until `log_into` names a file.
 _early = MemoryHandler(capacity=100_000, flushLevel=_NEVER, flushOnClose=False)
@@ -139,12 +140,13 @@ def log_into(path: Path) -> None:
 
 
 def _route_lightning() -> None:
-    """Lightning's messages go where ours go, from warnings on."""
+    """Lightning's messages go where ours go: warnings and errors, and the results of its profilers."""
     for name in _LIGHTNING_LOGGERS:
         logger = logging.getLogger(name)
         logger.setLevel(logging.WARNING)
         logger.handlers.clear()
         logger.propagate = True
+    logging.getLogger(_PROFILERS).setLevel(logging.INFO)
 
 
 def _on_thread_error(args: threading.ExceptHookArgs) -> None:

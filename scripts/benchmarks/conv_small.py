@@ -59,7 +59,8 @@ def _predictions(
     steps: Sequence[tuple[int, int, int]], batch: int, options: argparse.Namespace
 ) -> tuple[float, float]:
     """Operations, and seconds by the cost model."""
-    machine, voxels = cost_model.machine_of(torch.device(options.device)), batch * 160 * 120
+    machine = cost_model.machine_of(torch.device(options.device), getattr(torch, options.dtype))
+    voxels = batch * 160 * 120
     launches = [
         cost_model.convolution(into, out, (k, k), voxels, voxels, machine=machine) for into, out, k in steps
     ]

@@ -46,6 +46,7 @@ def test_an_unknown_command_is_one_error_that_suggests_the_nearest(
         ["--help"],
         *([name, "--help"] for name in COMMANDS),
         ["--version"],
+        ["train", "--version"],
         ["train", "--hydra-help"],
         ["train", "--cfg", "job"],
         ["preprocess", "--cfg", "job", "data=phantom2d"],

@@ -13,7 +13,8 @@ import yaml
 from helpers.configs import composed as config_of
 from omegaconf import OmegaConf
 
-from medconv.config import ConfigError, compose
+from medconv.config import ConfigError, compose, validate
+from medconv.config.options import list_options
 from medconv.config.trusted import build_trusted
 
 
@@ -53,6 +54,14 @@ def test_options_of_the_trainer_differ_in_what_they_are_named_for(name: str, tmp
             "fsdp": {"strategy": "fsdp", "devices": "auto"},
         }[name]
     )
+
+
+@pytest.mark.parametrize("name", list_options("debug"))
+def test_a_small_run_ends_early_whatever_an_experiment_says(name: str) -> None:
+    """And it is never the resumption of an earlier one."""
+    run_config = validate(config_of(f"debug={name}", "experiment=nnunet"))
+    assert run_config.trainer.max_time is None and run_config.run.resume == "never"
+    assert run_config.trainer.max_steps in (2, 20, 100) or run_config.trainer.max_epochs == 2
 
 
 def test_a_resolved_config_says_what_only_the_data_tells(tmp_path: Path) -> None:

@@ -46,6 +46,17 @@ def refuse(width: int = 4, name: str | None = None) -> None:
     raise ValueError(f"models of width {width} do not exist")
 
 
+class NoTextError(ValueError):
+    """An error that takes no arguments."""
+
+    def __init__(self) -> None: ...
+
+
+def refuse_without_text(root: int, target: int, config: int) -> None:
+    """With arguments of names that are those of Hydra's own functions, too."""
+    raise NoTextError
+
+
 def refuse_by_key() -> None:
     raise ConfigError("data.root=nowhere: no such folder")
 
@@ -53,6 +64,9 @@ def refuse_by_key() -> None:
 def test_only_an_error_of_the_config_names_its_key_itself() -> None:
     with pytest.raises(ConfigError, match=r"^model: models of width 0 do not exist$"):
         build({"_target_": f"{__name__}.refuse", "width": 0}, "model")
+    node = {"_target_": f"{__name__}.refuse_without_text", "root": 1, "target": 2, "config": 3}
+    with pytest.raises(ConfigError, match=r"^model: NoTextError$"):
+        build(node, "model")
     with pytest.raises(ConfigError, match=r"^data\.root=nowhere: no such folder$"):
         build({"_target_": f"{__name__}.refuse_by_key"}, "data.layout")
 

@@ -32,7 +32,7 @@ def test_a_config_cannot_be_changed() -> None:
 def test_every_folder_of_options_is_a_group() -> None:
     groups = {entry.name for entry in fields(RunConfig)}
     folders = {path.name for path in conf_dir().iterdir() if path.is_dir()}
-    assert folders - groups == {"experiment", "hparams_search", "hydra"}
+    assert folders - groups == {"debug", "experiment", "hparams_search", "hydra"}
     assert groups - folders == {"seed", "tags", "test", "task", "plan", "schedule", "run", "derived"}
 
 

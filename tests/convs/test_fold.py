@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from medconv.convs import fold_convs, transform
+from medconv.convs import fold_convs, smooth, transform
 from medconv.convs.factorised import SqueezeExcitation
-from medconv.convs.fold import check_folds
+from medconv.convs.fold import check_folds, classes_that_stay
 from medconv.convs.parametrization import Foldable
 
 
@@ -106,3 +106,14 @@ class Calling(nn.Module):
 
 def test_right_layers_of_any_form_pass() -> None:
     check_folds(Calling(), torch.randn(1, 1, 4, 4))
+
+
+class Gate(nn.Conv2d):
+    """A convolution of a user's that inherits from torch's and is no `Foldable`."""
+
+
+def test_classes_that_fold_to_themselves_are_named() -> None:
+    prior = smooth(nn.Conv2d(2, 2, 3), throughout=True)
+    network = nn.Sequential(nn.Sequential(Gate(1, 2, 3), nn.ReLU()), prior, SqueezeExcitation(2, 2, 2))
+    assert classes_that_stay(network, ["0", "1", "2"]) == {Gate}
+    assert classes_that_stay(network, ["1", "2"]) == set()

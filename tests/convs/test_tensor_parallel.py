@@ -203,7 +203,12 @@ def refusals(mesh: Any) -> None:
             {"": "in"},
             "1 input channels cannot be divided over 2 processes, some would get none",
         ),
-        (nn.Sequential(conv(4, 4, 3)), {"1": "in"}, "plan: '1' matches no layer for 'in' of Sequential"),
+        (nn.Sequential(conv(4, 4, 3)), {"1": "in"}, "plan: '1' matches no layer for 'in' of Sequential$"),
+        (
+            nn.Sequential(nn.Sequential(conv(4, 4, 3), conv(4, 4, 3))),
+            {"0.0": "pair"},
+            "for 'pair' of Sequential; pair is for the nn.Sequential that holds both convolutions$",
+        ),
         (nn.Sequential(conv(4, 4, 3)), {"0": "row"}, "plan: '0' must be one of .*, got 'row'"),
         (nn.Sequential(conv(4, 4, 3)), {"": "pair"}, "a pair has two convolutions, this one has 1"),
         (

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 from helpers import exports, tiny
 from helpers.exports import Exported, refusal
 
+from medconv.export.export import _new_folder
 from medconv.export.formats import OPSETS
+from medconv.utils.errors import ArgumentError
 
 
 def test_the_command_as_a_user_starts_it(exported: Exported, tmp_path: Path) -> None:
@@ -65,3 +68,18 @@ def test_bad_options_are_one_error_and_write_nothing(
     ):
         assert message in refusal(monkeypatch, capsys, "export", *arguments)
     assert {path.name for path in tmp_path.iterdir()} == {"b.ckpt"}
+
+
+def test_of_two_exports_into_one_folder_the_later_is_refused(tmp_path: Path) -> None:
+    """Both began before it existed; the first one's files stay."""
+    folder = tmp_path / "model"
+    refused = pytest.raises(ArgumentError, match=f"output {folder}: exists by now; another export")
+    with refused, _new_folder(folder) as later:
+        (later / "file").write_text("later")
+        earlier = tmp_path / "earlier"
+        earlier.mkdir()
+        (earlier / "file").write_text("first")
+        earlier.rename(folder)
+    assert (folder / "file").read_text() == "first" and [path.name for path in tmp_path.iterdir()] == [
+        "model"
+    ]

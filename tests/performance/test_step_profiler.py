@@ -1,7 +1,6 @@
 """medconv/performance/step_profiler.py: phases of steps by a clock that the test moves."""
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 from helpers import clock
 
-from medconv.performance.step_profiler import PHASES, StepProfiler, Trace
+from medconv.performance.step_profiler import PHASES, StepProfiler
 
 # seconds of each phase of a step, in powers of two: their sums are exact
 SECONDS = {
@@ -105,14 +104,3 @@ def test_a_resumed_run_goes_on_counting() -> None:
     after.load_state_dict({**before.state_dict(), "wall_seconds": 1e6})
     Run(after).step()
     assert after.samples == 12 and after.seconds["forward"] == 2.0 and after.wall_seconds >= 1e6
-
-
-def test_a_run_too_short_for_a_trace_gives_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer: Any = SimpleNamespace(is_global_zero=True)
-    trace = Trace(tmp_path, skip=3)
-    trace.on_train_start(trainer, trainer)
-    trace.on_train_batch_end(trainer, trainer, None, None, 0)
-    trace.on_train_end(trainer, trainer)
-    assert "the profiler wrote no trace: recording starts after 5 batches" in caplog.text

@@ -44,6 +44,7 @@ def test_a_dry_run_prints_the_config_or_the_commands(many: bool, dataset: Path, 
         first, second = output.splitlines()
         assert first.startswith("medconv train ") and " seed=1 " in first and " seed=2 " in second
         assert "run.dry_run" not in output and "run.dir=" in first
+        assert not (tmp_path / "runs/multirun.yaml").exists()
     else:
         assert output.startswith("# runs/planned\n") and "max_steps: 4" in output
 

@@ -21,6 +21,8 @@ from medconv.training.class_checks import check_classes
             r"has no argument seed; .*augmentation=monai augmentation\.transforms=$",
         ),
         (["+augmentation.rotation=20"], r"did you mean augmentation\.rotation_deg"),
+        (["+callbacks.pictures.case=3"], r"^there is no key callbacks\.pictures\.case: .*\.cases\?$"),
+        (["early_stopping=patience", "+early_stopping.patients=3"], r"did you mean early_stopping\.patience"),
     ],
 )
 def test_a_wrong_argument_is_named(arguments: list[str], expected: str) -> None:
@@ -36,6 +38,7 @@ def test_a_wrong_argument_is_named(arguments: list[str], expected: str) -> None:
         ["data=csv", "loss=bce", "data.root=x"],
         ["loss._target_=torch.nn.functional.binary_cross_entropy_with_logits", "+loss._partial_=true"],
         ["model=segresnet"],  # with divisible_by, which the plan reads
+        ["logger=mlflow", "early_stopping=patience"],
         ["scheduler=plateau", "sampler=balanced", "optimizer=sgd"],
     ],
 )

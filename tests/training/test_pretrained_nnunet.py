@@ -118,6 +118,13 @@ def test_files_and_random_weights_are_left_alone(tmp_path: Path) -> None:
     assert with_plans(file) is file and find(file.init) is None
 
 
+def test_a_folder_that_is_gone_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A run that it began refuses to resume, since the plans are missing; a file is not needed any more."""
+    gone = _config(tmp_path / "gone")
+    assert with_plans(gone) is gone
+    assert f"init.pretrained={tmp_path / 'gone'}: no such file or folder; a stopped run" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("more", "missing", "expected"),
     [

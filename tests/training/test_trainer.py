@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from helpers import tiny
 from lightning import Callback, Trainer
-from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.plugins import TorchSyncBatchNorm
 from lightning.pytorch.profilers import SimpleProfiler
 
@@ -145,3 +145,18 @@ def test_a_batch_can_be_overfitted(dataset: Path, tmp_path: Path) -> None:
     settings = ["trainer.overfit_batches=1", "trainer.max_steps=3", "logger=none"]
     summary = tiny.train(dataset, tmp_path / "run", *settings)
     assert summary["steps"] == 3 and summary["data_wait_share"] > 0
+
+
+def test_a_users_checkpoints_lie_beside_ours(dataset: Path, tmp_path: Path) -> None:
+    """Each callback has a folder of its own: `save_last` would overwrite our last.ckpt."""
+    target = "_target_=lightning.pytorch.callbacks.ModelCheckpoint"
+    trainer = trainer_of(
+        dataset,
+        tmp_path / "run",
+        f"+callbacks.mine.{target}",
+        f"+callbacks.other.{target}",
+        "+callbacks.other.dirpath=elsewhere",
+        "+callbacks.other.every_n_train_steps=7",  # Lightning keeps the states of different ones only
+    )
+    folders = [callback.dirpath for callback in trainer.callbacks if isinstance(callback, ModelCheckpoint)]
+    assert folders == [str(tmp_path / "run/checkpoints/mine"), str(Path("elsewhere").absolute())]

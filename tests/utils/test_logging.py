@@ -8,11 +8,20 @@ from pathlib import Path
 
 import pytest
 from hydra.errors import HydraException
+from lightning.pytorch.profilers import SimpleProfiler
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from medconv.config import data_of
-from medconv.utils.logging import log_into, message, shown, size_text, some, start_logging
+from medconv.utils.logging import (
+    log_into,
+    logging_of_a_call,
+    message,
+    shown,
+    size_text,
+    some,
+    start_logging,
+)
 
 log = logging.getLogger("medconv")
 
@@ -90,3 +99,18 @@ def test_a_thread_without_disk_space_prints_no_traceback(capsys: pytest.CaptureF
         thread.join()
     traces = capsys.readouterr().err
     assert "ValueError: a bug" in traces and "full" not in traces
+
+
+def test_the_table_of_a_profiler_is_printed_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is an information of Lightning's, whose others stay silent."""
+    profiler = SimpleProfiler()
+    with logging_of_a_call():
+        log_into(tmp_path / "train.log")
+        with profiler.profile("a step"):
+            logging.getLogger("lightning.pytorch").info("a tip")
+        profiler.describe()
+    assert "a step" in capsys.readouterr().out
+    text = (tmp_path / "train.log").read_text()
+    assert "a step" in text and "a tip" not in text

@@ -48,6 +48,11 @@ def swap_depthwise(network: nn.Module) -> int:
     return swapped
 
 
+def has_depthwise(network: nn.Module) -> bool:
+    """Whether the network has convolutions that `swap_depthwise` exchanges, or has exchanged."""
+    return any(isinstance(layer, nn.Conv3d) and _suits(layer) for layer in network.modules())
+
+
 def block_size(channels: int) -> int:
     """The largest divisor of `channels` up to BLOCK."""
     return max(size for size in range(1, BLOCK + 1) if channels % size == 0)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
-from inspect import Parameter, signature
+from inspect import Parameter, isclass, signature
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from medconv import config as configs
 from medconv.config import ConfigError, Node, TrainerConfig
+from medconv.config.classes import class_of
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 
 OptimizerFactory = Callable[..., Optimizer]  # takes parameters
@@ -60,13 +61,18 @@ def with_epochs(node: Node, epochs: int | None) -> Node:
     Raises:
         ConfigError: `T_max` is missing, and the number of epochs is not known.
     """
-    arguments = configs.arguments_of(str(node.get("_target_"))) or {}
+    target = str(node.get("_target_"))
+    schedule_class = class_of(target)
+    is_of_torch = isclass(schedule_class) and issubclass(schedule_class, LRScheduler)
+    if is_of_torch and not issubclass(schedule_class, ProgressSchedule):
+        log.info("scheduler: %s moves once per epoch, not per step", target)
+    arguments = configs.arguments_of(target) or {}
     needs_length = "T_max" in arguments and arguments["T_max"].default is Parameter.empty
     if not needs_length or "T_max" in node:
         return node
     if epochs is None:
         raise ConfigError(
-            f"scheduler.T_max is missing: {node['_target_']} needs the number of epochs, which "
+            f"scheduler.T_max is missing: {target} needs the number of epochs, which "
             "trainer.max_epochs would tell; scheduler=cosine fits steps and times, too"
         )
     log.info("scheduler.T_max: %d epochs, the length of the run", epochs)

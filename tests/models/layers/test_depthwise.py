@@ -8,7 +8,13 @@ import torch
 from monai.networks import nets
 from torch import Tensor, nn
 
-from medconv.models.layers.depthwise import BlockDepthwiseConv3d, block_size, block_weight, swap_depthwise
+from medconv.models.layers.depthwise import (
+    BlockDepthwiseConv3d,
+    block_size,
+    block_weight,
+    has_depthwise,
+    swap_depthwise,
+)
 
 LAYERS: dict[str, dict[str, Any]] = {
     "plain": {"in_channels": 32, "out_channels": 32, "kernel_size": 3, "padding": 1},
@@ -113,3 +119,11 @@ def test_mednext_keeps_its_names_and_results() -> None:
 )
 def test_layers_that_are_not_depthwise_or_would_not_be_faster_are_not_swapped(layer: nn.Module) -> None:
     assert swap_depthwise(nn.Sequential(layer)) == 0 and not isinstance(layer, BlockDepthwiseConv3d)
+
+
+def test_whether_a_network_has_such_layers() -> None:
+    network = nn.Sequential(nn.Conv3d(4, 4, 3, groups=4))
+    assert has_depthwise(network)
+    swap_depthwise(network)
+    assert has_depthwise(network)
+    assert not has_depthwise(nn.Sequential(nn.Conv3d(4, 4, 3), nn.Conv3d(4, 4, 1, groups=4)))

@@ -48,13 +48,17 @@ def test_an_error_names_the_key_and_the_arguments() -> None:
 
 
 @pytest.mark.parametrize("name", ["CosineAnnealingLR", "ConstantLR"])
-def test_a_schedule_of_torch_gets_the_epochs_that_it_needs(name: str) -> None:
+def test_a_schedule_of_torch_gets_the_epochs_that_it_needs(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Those of the run, unless they are set or nobody knows them."""
+    caplog.set_level("INFO")
     node = {"_target_": f"torch.optim.lr_scheduler.{name}", "_partial_": True}
     if name == "ConstantLR":  # has no T_max
         assert with_epochs(node, 7) == node and with_epochs(node, None) == node
         return
     assert with_epochs(node, 7) == {**node, "T_max": 7}
+    assert "CosineAnnealingLR moves once per epoch, not per step" in caplog.text
     assert with_epochs({**node, "T_max": 3}, 7)["T_max"] == 3
     with pytest.raises(ConfigError, match=r"^scheduler\.T_max is missing: .*trainer\.max_epochs"):
         with_epochs(node, None)

@@ -69,7 +69,7 @@ class NnUNetModel:
 
     def ours(self, values: Sequence[Value]) -> tuple[Value, ...]:
         """One value per axis of nnU-Net's network, in the order of ours."""
-        return tuple(values[axis] for axis in self.axes)
+        return ours(values, self.axes)
 
     def settings(self, mirror_axes: Sequence[int]) -> Node:
         """The keys of a config that trains and predicts as nnU-Net does. Args: mirror_axes: nnU-Net's."""
@@ -86,15 +86,25 @@ class NnUNetModel:
                 "intensities": list(self.intensities),
                 "convention": self.convention,
             },
-            "plan": {
-                "strides": [list(self.ours(step)) for step in network.strides[1:]],
-                "kernel_sizes": [list(self.ours(kernel)) for kernel in network.kernel_sizes],
-                "channels": list(network.channels),
-            },
+            "plan": plan_keys(network, self.axes),
             "model": network.arguments,
             "augmentation": {"mirror_axes": mirrored},
             "task": {"mirror_axes": mirrored},
         }
+
+
+def ours(values: Sequence[Value], axes: Sequence[int]) -> tuple[Value, ...]:
+    """One value per axis of nnU-Net's network, in the order of ours. Args: axes: as of `NnUNetModel`."""
+    return tuple(values[axis] for axis in axes)
+
+
+def plan_keys(network: NnUNet, axes: Sequence[int]) -> Node:
+    """The keys of `plan` that make this network. Args: axes: as of `NnUNetModel`."""
+    return {
+        "strides": [list(ours(step, axes)) for step in network.strides[1:]],
+        "kernel_sizes": [list(ours(kernel, axes)) for kernel in network.kernel_sizes],
+        "channels": list(network.channels),
+    }
 
 
 @dataclass(frozen=True)
@@ -151,8 +161,6 @@ def _model(
     class_names, targets = parse_labels(meta, folder / "dataset.json")
     channels = names_by_number(meta.get("channel_names"), folder / "dataset.json", "channel_names")
     dims = len(configuration["patch_size"])
-    stored_axes = _stored_axes(plans, dims)
-    network_axes = stored_axes[3 - dims :]  # a 2D network has no first axis
     spacings = _case_spacings(folder)
     takes_slices = dims == 2 and not _are_pictures(plans)
     return NnUNetModel(
@@ -160,16 +168,22 @@ def _model(
         dataset=Dataset(str(plans["dataset_name"]), (), class_names, channels, targets=targets),
         num_cases=len(spacings) or int(meta.get("numTraining", 0)),
         network=NnUNet.of(configuration),
-        axes=tuple(sorted(range(dims), key=network_axes.__getitem__)),
-        slice_axis=stored_axes[0] if takes_slices else None,
+        axes=axes_of(plans, dims),
+        slice_axis=_stored_axes(plans, dims)[0] if takes_slices else None,
         spacing_mm=tuple(map(float, configuration["spacing"])),
         patch_size=tuple(map(int, configuration["patch_size"])),
         batch_size=int(configuration["batch_size"]),
-        normalisation=_normalisations(configuration),
+        normalisation=normalisations(configuration),
         intensities=_intensities(plans, configuration),
         convention=_convention(plans),
         spacing_range_mm=tuple((min(mm), max(mm)) for mm in zip(*spacings, strict=True)),
     )
+
+
+def axes_of(plans: Content, dims: int) -> tuple[int, ...]:
+    """nnU-Net's spatial axis that becomes each of ours. Raises: ValueError: as `_stored_axes`."""
+    network_axes = _stored_axes(plans, dims)[3 - dims :]  # a 2D network has no first axis
+    return tuple(sorted(range(dims), key=network_axes.__getitem__))
 
 
 def _stored_axes(plans: Content, dims: int) -> list[int]:
@@ -195,10 +209,12 @@ def _are_pictures(plans: Content) -> bool:
     return int(plans["original_median_shape_after_transp"][0]) == 1
 
 
-def _normalisations(configuration: Content) -> tuple[str, ...]:
+def normalisations(configuration: Content) -> tuple[str, ...]:
+    """Of each channel, in medconv's words. Raises: ValueError: one that it has not."""
     schemes = configuration["normalization_schemes"]
     masked = configuration["use_mask_for_norm"]
-    return tuple(_normalisation(*channel) for channel in zip(schemes, masked, strict=True))
+    per_channel = [masked] * len(schemes) if isinstance(masked, bool) else masked
+    return tuple(_normalisation(*channel) for channel in zip(schemes, per_channel, strict=True))
 
 
 def _normalisation(scheme: str, masked: bool) -> str:

@@ -71,6 +71,35 @@ def write_model(folder: Path, name: str) -> Path:
     return folder
 
 
+def write_nnssl(
+    path: Path, architecture: dict[str, Any], weights: dict[str, torch.Tensor], **configuration: Any
+) -> Path:
+    """A pretrained checkpoint with its plan, as nnssl serializes it. Args: configuration: of the pretraining."""
+    used = {
+        "spacing_style": "onemmiso",
+        "normalization_schemes": ["ZScoreNormalization"],
+        "use_mask_for_norm": [False],
+        "spacing": [1, 1.5, 2],
+        "patch_size": [16, 16, 16],
+        **configuration,
+    }
+    pretraining = {
+        "dataset_name": "Dataset745_OpenMind",
+        "transpose_forward": [0, 1, 2],
+        "configurations": {"onemmiso": used},
+    }
+    plan = {
+        "architecture_plans": {"arch_kwargs": None, "arch_kwargs_requiring_import": None, **architecture},
+        "pretrain_plan": pretraining,
+        "pretrain_num_input_channels": 1,
+        "recommended_downstream_patchsize": [160, 160, 160],
+        "key_to_encoder": "encoder.stages",
+        "key_to_stem": "encoder.stem",
+    }
+    torch.save({"network_weights": weights, "nnssl_adaptation_plan": plan}, path)
+    return path
+
+
 def dataset_json(name: str) -> dict[str, Any]:
     return {
         "channel_names": {"0": "CT", "1": "MRI"} if name == "thick" else {"0": "MRI"},

@@ -1,4 +1,4 @@
-"""`init.pretrained=FOLDER` of nnU-Net: network, preprocessing and weights are its own, and what is refused."""
+"""`init.pretrained` of nnU-Net or nnssl: network, preprocessing and weights are its own; what is refused."""
 
 import json
 import logging
@@ -9,6 +9,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 from helpers import nnunet_models as models
 from hydra import compose, initialize_config_dir
 
@@ -110,6 +111,29 @@ def test_what_a_user_sets_stays(tmp_path: Path) -> None:
     assert kept.data.spacing_mm == [2, 2, 2] and kept.data.normalisation == "zscore"
     one_name = with_plans(_config(models.write_model(tmp_path / "turned", "turned")))
     assert one_name.data.normalisation == "zscore_nonzero"  # for any number of channels
+
+
+def test_a_file_of_nnssl_sets_network_spacing_and_normalisation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its encoder is loaded, its decoder is not there, and the head is new."""
+    architecture = models.plans("residual")["configurations"]["base"]["architecture"]
+    network = {"arch_class_name": "ResidualEncoderUNet", "arch_kwargs": architecture["arch_kwargs"]}
+    state = {n: v for n, v in models.state_dict("residual", 1).items() if n.startswith("encoder")}
+    path = models.write_nnssl(tmp_path / "checkpoint_final.pth", network, state)
+    data = _dataset(tmp_path / "data", "residual", {"background": 0, "core": 1, "rim": 2})
+    with caplog.at_level(logging.INFO):
+        trained = _train(path, data, tmp_path).members[0]
+    assert (
+        f"init.pretrained={path}: ResidualEncoderUNet, pretrained on Dataset745_OpenMind, sets "
+        "data.spatial_dims=3, data.normalisation=zscore, data.spacing_mm=[2.0,1.5,1.0], plan.strides="
+    ) in caplog.text
+    assert trained.preprocessing.spacing_mm == (2.0, 1.5, 1.0)
+    weight = trained.network.get_parameter("encoder.1.0.convs.0.weight")
+    kernel = state["encoder.stages.1.blocks.0.conv1.conv.weight"]
+    assert torch.equal(weight.cpu(), kernel.permute(0, 1, 4, 3, 2))
+    kept = with_plans(_config(path, "data.spacing_mm=[2,2,2]", "data.normalisation=rescale"))
+    assert kept.data.spacing_mm == [2, 2, 2] and kept.data.normalisation == "rescale"
 
 
 def test_files_and_random_weights_are_left_alone(tmp_path: Path) -> None:

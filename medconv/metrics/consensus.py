@@ -102,5 +102,5 @@ def _weights(given: np.ndarray, performance: np.ndarray, prior: np.ndarray) -> n
 def _shares_of_sum(values: np.ndarray, axis: int) -> np.ndarray:
     """Values whose sum along the axis is 1, or 0 where it was 0."""
     total = values.sum(axis, keepdims=True)
-    shares: np.ndarray = np.divide(values, total, out=np.zeros_like(values), where=total > 0)
-    return shares
+    shares_of_sum: np.ndarray = np.divide(values, total, out=np.zeros_like(values), where=total > 0)
+    return shares_of_sum

@@ -240,10 +240,11 @@ def state_dict(name: str, in_channels: int) -> dict[str, torch.Tensor]:
     return state
 
 
-def write_image(folder: Path, name: str) -> list[Path]:
-    """Smooth random files, one per channel, with a border of zeros."""
+def write_image(folder: Path, name: str, seed: int | None = None) -> list[Path]:
+    """Smooth random files, one per channel, with a border of zeros. Args: seed: None: one for each name."""
     shape, spacing, axes = _IMAGES[name]
-    rng, files = np.random.default_rng(NAMES.index(name)), []
+    rng = np.random.default_rng(NAMES.index(name) if seed is None else seed)
+    files = []
     orientation = nib.orientations.axcodes2ornt(axes)
     turned = nib.orientations.inv_ornt_aff(orientation, shape)[:3, :3]
     affine = np.eye(4)

@@ -25,8 +25,8 @@ def _dataset(root: Path, name: str, labels: dict[str, int]) -> Path:
     """Three cases in nnU-Net's layout; the last class is where the image is bright, the others at random."""
     (root / "labelsTr").mkdir(parents=True)
     rng = np.random.default_rng(0)
-    for case in "abc":
-        for image in models.write_image(root / "imagesTr", name):
+    for seed, case in enumerate("abc"):
+        for image in models.write_image(root / "imagesTr", name, seed):
             read: Any = nib.load(image)
             image.rename(image.with_name(image.name.replace(name, case)))
         label = rng.integers(0, len(labels), read.shape).astype(np.uint8)

@@ -51,7 +51,7 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
         job(composed, settings)
 
     refused: list[config.ConfigError] = []
-    modes: set[RunMode] = set()
+    modes: set[RunMode | None] = set()
     check_hydra_settings(arguments)
     # Hydra then raises its errors instead of printing them; `guard` prints them.
     full_error = os.environ.get(_FULL_ERROR)

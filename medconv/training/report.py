@@ -92,7 +92,7 @@ def _growth(growing: GrowingPatch, patch: Sequence[int]) -> str:
 
 def _has_fast_norms(network: nn.Module) -> bool:
     """Whether there are norms that `perf.fast_norm` is about."""
-    kinds = (nn.InstanceNorm2d, nn.InstanceNorm3d, nn.BatchNorm2d, nn.BatchNorm3d)
+    kinds = (nn.InstanceNorm2d, nn.InstanceNorm3d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
     return any(isinstance(layer, kinds) for layer in network.modules())
 
 
@@ -115,7 +115,7 @@ def without_effect(
     if perf.fast_norm and not perf.channels_last:
         reasons["perf.fast_norm=true"] = "it needs perf.channels_last=true"
     elif perf.fast_norm and not _has_fast_norms(network):
-        reasons["perf.fast_norm=true"] = "this network has no instance or batch norms"
+        reasons["perf.fast_norm=true"] = "this network has no instance, group or batch norms"
     if perf.activation_checkpointing == "pointwise" and perf.compile:
         setting = "perf.activation_checkpointing=pointwise"
         reasons[setting] = "the compiler itself chooses what to recompute"

@@ -127,8 +127,9 @@ def tensor_parallel(setting: Setting) -> Figures:
 
 @claim(
     "lost-machine",
-    "A machine that is lost, with NCCL: seconds until the others end, their exit code 75 and one line; "
-    "`scripts/slurm/train.sbatch`: SIGUSR1 before the time limit, requeue, `--wait=120`",
+    "A machine that is lost, with NCCL: seconds until the others end, their exit code 75 and one line, or "
+    "134 of the watchdog; `scripts/slurm/train.sbatch`: 75 for both, SIGUSR1 before the time limit, "
+    "requeue, `--wait=120`",
     limit_s=20,
     no_limit="none: seconds of a timeout",
 )

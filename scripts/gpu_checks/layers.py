@@ -5,9 +5,14 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import torch
+from monai.networks.nets import SegResNet
+
 from gpu_checks.claims import Expect, Figures, claim
 from gpu_checks.limits import Peaks
+from gpu_checks.networks import seconds
 from gpu_checks.setting import Setting
+from medconv.performance.switches import apply_switches, memory_format, to_memory_format
 
 NORM = (2, 32, 120, 168, 120)  # the finest stage of `layers --scale 3`
 _NORMS = {  # ours and torch's
@@ -119,3 +124,33 @@ def small_layers(setting: Setting) -> Figures:
     ours = [row["ratio"] for row in rows if row["variant"] == "one call (ours)"]
     chains = {f"{row['case']}, {row['variant']}": row["ratio"] for row in rows if row["benchmark"] == "small"}
     return {"one call, times the library's backward": max(ours), **chains}
+
+
+@claim(
+    "group-norm",
+    "SegResNet's training step at 128x128x128 in channels-last, with group norms by Triton, beside the "
+    "contiguous format, with torch's",
+    Expect("channels-last, times contiguous", most=1),
+    limit_s=90,
+    no_limit="none: a ratio",
+)
+def group_norm(setting: Setting) -> Figures:
+    device = setting.device
+    times: dict[bool, float] = {}
+    for channels_last in (True, False):
+        network = SegResNet(3, setting.pick(16, 8), in_channels=1, out_channels=3).to(device)
+        apply_switches(network, channels_last=channels_last, fast_norm=channels_last)
+        patch = [setting.pick(128, 16)] * 3
+        image = to_memory_format(torch.randn(2, 1, *patch, device=device), memory_format(channels_last, 3))
+
+        def step(network: Any = network, image: torch.Tensor = image) -> None:
+            network.zero_grad()
+            with torch.autocast(device.type, torch.bfloat16):
+                outputs = network(image)
+            outputs.float().square().mean().backward()
+
+        times[channels_last] = seconds(step, device, rounds=setting.pick(5, 1), warm_up=setting.pick(5, 1))
+    return {
+        "channels-last, times contiguous": times[True] / times[False],
+        "contiguous, seconds": times[False],
+    }

@@ -22,6 +22,12 @@ def test_the_page_of_claims_is_up_to_date() -> None:
     assert command.PAGE.read_text() == report.page(claims, command.RESULTS.glob("*.json"))
 
 
+def test_the_readme_agrees_with_the_page_on_what_has_run_on_a_gpu() -> None:
+    readme = " ".join((command.ROOT / "README.md").read_text().split())
+    has_results = any(command.RESULTS.glob("*.json"))
+    assert ("nothing has been measured on a GPU yet" in readme) == (not has_results)
+
+
 def test_every_claim_has_a_limit_of_the_hardware_or_says_why_not() -> None:
     for claim in (claim for group in GROUPS for claim in of_group(group)):
         assert any(expect.limit for expect in claim.expects) != bool(claim.no_limit), claim.name

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from monai.networks.nets import SegResNet
 from torch import Tensor, nn
 from torch.library import opcheck
 
@@ -23,7 +24,12 @@ from medconv.convs.parametrization import CHANNELS_LAST
 from medconv.models.layers import triton_norm
 from medconv.models.layers.batchnorm_stats import RunningStatistics, fix_statistics
 from medconv.models.layers.blocks import ConvBlock
-from medconv.models.layers.fast_norm import ChannelsLastBatchNorm2d, ChannelsLastBatchNorm3d, ChannelsLastNorm
+from medconv.models.layers.fast_norm import (
+    ChannelsLastBatchNorm2d,
+    ChannelsLastBatchNorm3d,
+    ChannelsLastGroupNorm,
+    ChannelsLastNorm,
+)
 from medconv.models.layers.fast_norm_swap import swap_norms
 from medconv.models.layers.triton_norm import BatchStatistics
 from medconv.models.unet import UNet
@@ -39,7 +45,7 @@ CASES: list[tuple[tuple[int, ...], torch.dtype, float | None, bool, float]] = [
     ((2, 5, 41, 43), torch.float32, None, True, 1000),
 ]
 TOLERANCES = {torch.float64: 1e-11, torch.float32: 5e-5, torch.bfloat16: 1e-2}
-STATISTICS = ("sample", "batch", "running")
+STATISTICS = ("sample", "groups", "batch", "running")
 
 
 def run(checks: Sequence[str], folder: Path) -> None:
@@ -93,6 +99,8 @@ def _with_gradients(
 
 def _ours(x: Tensor, weight: Any, bias: Any, slope: Any, statistics: str, running: Any) -> Tensor:
     batch = None
+    if statistics == "groups":
+        return triton_norm.triton_norm(x, weight, bias, 1e-5, slope, groups=_groups(x))
     if statistics != "sample":
         batch = BatchStatistics(*running, momentum=0.1, training=statistics == "batch")
     return triton_norm.triton_norm(x, weight, bias, 1e-5, slope, batch)
@@ -101,9 +109,39 @@ def _ours(x: Tensor, weight: Any, bias: Any, slope: Any, statistics: str, runnin
 def _torchs(x: Tensor, weight: Any, bias: Any, slope: Any, statistics: str, running: Any) -> Tensor:
     if statistics == "sample":
         y = F.instance_norm(x, weight=weight, bias=bias)
+    elif statistics == "groups":
+        y = F.group_norm(x.contiguous(), _groups(x), weight, bias)
     else:
         y = F.batch_norm(x, *running, weight, bias, training=statistics == "batch")
     return y if slope is None else F.leaky_relu(y, slope)
+
+
+def _groups(x: Tensor) -> int:
+    """One group of all channels where they are a prime number, else several of a few channels."""
+    return max(groups for groups in range(1, x.shape[1]) if x.shape[1] % groups == 0)
+
+
+def networks_with_group_norms_stay_in_channels_last() -> None:
+    """SegResNet has steps like torch's; the input of every convolution is channels-last."""
+    torch.manual_seed(0)
+    plain = SegResNet(2, 8, 3, 2, blocks_down=(1, 2), blocks_up=(1,))
+    network = apply_switches(deepcopy(plain), channels_last=True, fast_norm=True)
+    norms = [layer for layer in network.modules() if isinstance(layer, ChannelsLastGroupNorm)]
+    assert len(norms) == sum(isinstance(layer, nn.GroupNorm) for layer in plain.modules()) == 9
+    formats = []
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.register_forward_pre_hook(lambda _, args: formats.append(_is_last(args[0])))
+    x = _last(torch.randn(2, 3, 8, 12))
+    gradients = [
+        torch.autograd.grad(net(x).square().mean(), list(net.parameters())) for net in (network, plain)
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
+    assert formats and all(formats), formats
+
+
+def _is_last(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=CHANNELS_LAST[x.ndim])
 
 
 def layers_track_statistics_as_torchs() -> None:
@@ -215,9 +253,10 @@ def operators_are_sound() -> None:
     torch.manual_seed(0)
     x = _last(torch.randn(2, 3, 4, 5)).requires_grad_()
     affine = (torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True))
-    opcheck(triton_norm._forward, (x, *affine, None, None, 1e-5, 0.01, False))
-    opcheck(triton_norm._forward, (x, *affine, None, None, 1e-5, 0.01, True))
-    opcheck(triton_norm._forward, (x, *affine, torch.randn(3), torch.rand(3), 1e-5, 0.01, True))
+    opcheck(triton_norm._forward, (x, *affine, None, None, 1e-5, 0.01, False, 0))
+    opcheck(triton_norm._forward, (x, *affine, None, None, 1e-5, 0.01, False, 1))
+    opcheck(triton_norm._forward, (x, *affine, None, None, 1e-5, 0.01, True, 0))
+    opcheck(triton_norm._forward, (x, *affine, torch.randn(3), torch.rand(3), 1e-5, 0.01, True, 0))
     block = ConvBlock(2, (3, 4), (3, 3), "batch").to(memory_format=torch.channels_last)
     assert swap_norms(block) == 1
     plain = deepcopy(block)

@@ -74,8 +74,8 @@ def test_fast_norm_without_such_norms_is_named() -> None:
     perf = PerfConfig(channels_last=True, fast_norm=True)
     trainer = TrainerConfig(accelerator="cpu")
     assert report.without_effect(perf, trainer, NORMS) == []
-    (line,) = report.without_effect(perf, trainer, nn.Sequential(nn.GroupNorm(1, 2)))
-    assert line == "perf.fast_norm=true has no effect: this network has no instance or batch norms"
+    (line,) = report.without_effect(perf, trainer, nn.Sequential(nn.Conv3d(1, 2, 1)))
+    assert line == "perf.fast_norm=true has no effect: this network has no instance, group or batch norms"
 
 
 def test_switches_without_effect_are_named_with_the_reason() -> None:

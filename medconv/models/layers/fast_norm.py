@@ -1,8 +1,9 @@
-"""Instance and batch norms that keep channels-last, optionally fused with a (leaky) ReLU.
+"""Instance, group and batch norms that keep channels-last, optionally fused with a (leaky) ReLU.
 
-`nn.InstanceNorm2d/3d` return a contiguous tensor for a channels-last one (pytorch#59168): every convolution
-around them then copies its input. `nn.BatchNorm3d` keeps the format, but has no fast kernel for it on a GPU.
-Triton does the work on a GPU; elsewhere batch norm does, for instance norm sample by sample.
+`nn.InstanceNorm2d/3d`, and on a GPU `nn.GroupNorm`, return a contiguous tensor for a channels-last one
+(pytorch#59168): every convolution around them then copies its input. `nn.BatchNorm3d` keeps the format, but
+has no fast kernel for it on a GPU. Triton does the work there; elsewhere batch norm does, for instance norm
+sample by sample.
 """
 
 from typing import Any
@@ -143,6 +144,18 @@ class ChannelsLastInstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
 
 class ChannelsLastInstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
     """`nn.InstanceNorm3d` that keeps channels-last; with a leaky ReLU if `negative_slope` is set."""
+
+
+class ChannelsLastGroupNorm(ChannelsLastNorm, nn.GroupNorm):
+    """`nn.GroupNorm` that keeps channels-last on a GPU; with a leaky ReLU if `negative_slope` is set."""
+
+    def _is_usual(self, input: Tensor) -> bool:
+        return uses_triton(input) and input.shape[1] == self.num_channels
+
+    def _fast_forward(self, input: Tensor) -> Tensor:
+        return triton_norm(
+            input, self.weight, self.bias, self.eps, self.negative_slope, groups=self.num_groups
+        )
 
 
 class _BatchNorm(ChannelsLastNorm):

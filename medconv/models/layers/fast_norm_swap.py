@@ -9,6 +9,7 @@ from torch import nn
 from medconv.models.layers.fast_norm import (
     ChannelsLastBatchNorm2d,
     ChannelsLastBatchNorm3d,
+    ChannelsLastGroupNorm,
     ChannelsLastInstanceNorm2d,
     ChannelsLastInstanceNorm3d,
     ChannelsLastNorm,
@@ -17,14 +18,16 @@ from medconv.models.layers.fast_norm import (
 _SWAPS: dict[type, type] = {
     nn.BatchNorm2d: ChannelsLastBatchNorm2d,
     nn.BatchNorm3d: ChannelsLastBatchNorm3d,
+    nn.GroupNorm: ChannelsLastGroupNorm,
     nn.InstanceNorm2d: ChannelsLastInstanceNorm2d,
     nn.InstanceNorm3d: ChannelsLastInstanceNorm3d,
 }
 _BATCH_NORMS = (nn.BatchNorm2d, nn.BatchNorm3d)
+_INSTANCE_NORMS = (nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 def swap_norms(network: nn.Module, fuse: bool = True, keep_batch_norms: bool = False) -> int:
-    """Make every instance and batch norm of a network keep channels-last, in place; returns their number.
+    """Make every instance, group and batch norm keep channels-last, in place; returns their number.
 
     Parameters, buffers, state dict and training flags stay. Instance norms with running statistics and norms
     with a forward of their own are not changed.
@@ -55,7 +58,7 @@ def swap_norms(network: nn.Module, fuse: bool = True, keep_batch_norms: bool = F
 def _is_swappable(norm: Any) -> bool:
     if type(norm) not in _SWAPS or not _is_untouched(norm):
         return False
-    return isinstance(norm, _BATCH_NORMS) or not norm.track_running_stats
+    return not (isinstance(norm, _INSTANCE_NORMS) and norm.track_running_stats)
 
 
 def _fuse(parent: nn.Sequential, registrations: Counter[int]) -> None:

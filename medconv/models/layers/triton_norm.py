@@ -1,4 +1,4 @@
-"""Channels-last instance and batch norm as operators of torch, by Triton kernels (`triton_norm_launch`).
+"""Channels-last instance, group and batch norm as operators of torch, by kernels of `triton_norm_launch`.
 
 Custom operators, so that the compiler sees one operation and autograd the hand-written backward. Triton is
 imported where they run: it is not installed everywhere, and its import takes a second.
@@ -71,6 +71,7 @@ def triton_norm(
     eps: float,
     negative_slope: float | None,
     batch: BatchStatistics | None = None,
+    groups: int = 0,
 ) -> Tensor:
     """Normalise, scale, shift and activate; the output is always channels-last. Differentiable once.
 
@@ -81,16 +82,18 @@ def triton_norm(
     Args:
         eps: added to the variance.
         negative_slope: of a leaky ReLU; 0 is a ReLU, None no activation.
-        batch: of a batch norm; None: instance norm.
+        batch: of a batch norm; None: instance or group norm.
+        groups: of channels, of a group norm.
     """
     if not torch.compiler.is_compiling() and has_torch_function((x,)):  # so that a mode sees one operation
-        return handle_torch_function(triton_norm, (x,), x, weight, bias, eps, negative_slope, batch=batch)
+        arguments = (x, weight, bias, eps, negative_slope)
+        return handle_torch_function(triton_norm, (x,), *arguments, batch=batch, groups=groups)
     running: tuple[Tensor | None, Tensor | None] = (None, None)
     if batch is not None and not batch.training:
         running = (batch.running_mean, batch.running_var)
     over_batch = batch is not None
     result: tuple[Tensor, Tensor, Tensor]
-    result = _forward(x, weight, bias, *running, eps, negative_slope, over_batch)
+    result = _forward(x, weight, bias, *running, eps, negative_slope, over_batch, groups)
     y, mean, variance = result
     if batch is not None and batch.training:
         batch.update(mean.detach(), variance.detach(), x.numel() // x.shape[1])
@@ -107,12 +110,13 @@ def _forward(
     eps: float,
     negative_slope: float | None,
     over_batch: bool,
+    groups: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Also mean and biased variance of x; empty where the running ones are given."""
     from medconv.models.layers import triton_norm_launch
 
     if running_mean is None or running_var is None:
-        return triton_norm_launch.forward(x, weight, bias, None, eps, negative_slope, over_batch)
+        return triton_norm_launch.forward(x, weight, bias, None, eps, negative_slope, over_batch, groups)
     given = (running_mean, running_var)
     y = triton_norm_launch.forward(x, weight, bias, given, eps, negative_slope, over_batch)[0]
     # an operator must not return its inputs
@@ -130,12 +134,13 @@ def _backward(
     eps: float,
     negative_slope: float | None,
     over_batch: bool,
+    groups: int,
     are_given: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from medconv.models.layers import triton_norm_launch
 
     return triton_norm_launch.backward(
-        grad, x, mean, variance, weight, bias, eps, negative_slope, over_batch, are_given
+        grad, x, mean, variance, weight, bias, eps, negative_slope, over_batch, groups, are_given
     )
 
 
@@ -149,6 +154,7 @@ def _(
     eps: float,
     negative_slope: Any,
     over_batch: bool,
+    groups: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     y = torch.empty_like(x, memory_format=CHANNELS_LAST[x.ndim])
     if running_mean is not None:
@@ -169,6 +175,7 @@ def _(
     eps: float,
     negative_slope: Any,
     over_batch: bool,
+    groups: int,
     are_given: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.promote_types(x.dtype, torch.float32)
@@ -195,7 +202,7 @@ def _gradients(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x_grad,
         None if weight is None else weight_grad.to(weight.dtype),
         None if bias is None else bias_grad.to(bias.dtype),
-        *[None] * 5,
+        *[None] * 6,
     )
 
 

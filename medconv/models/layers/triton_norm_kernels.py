@@ -3,7 +3,7 @@
 All kernels treat a dense channels-last tensor as (samples, voxels, channels), channels innermost, split into
 tiles of rows (voxels) by columns (channels). Instance norm has statistics per sample; for batch norm, the
 batch is one long sample. Reductions have two stages: every chunk of voxels gives a partial result, then the
-partial results are merged.
+partial results are merged. Group norm has the statistics of its channels, merged by torch.
 
 Source: Welford 1962, doi:10.1080/00401706.1962.10490022, for the moments of a lane; Chan, Golub and LeVeque
 1979 (Stanford STAN-CS-79-773) for merging them. Both keep their digits where the mean is far from 0.
@@ -244,6 +244,7 @@ def input_gradient(
     dx,
     voxels,
     channels,
+    GROUPED: tl.constexpr,
     EPS: tl.constexpr,
     SLOPE: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -254,17 +255,21 @@ def input_gradient(
     """The gradient of x.
 
     If x decides the statistics, the mean over the voxels and the component along x are removed: `shift` is
-    the sum of the gradient, `scale` that of the gradient times the normalised value. Else both are None.
+    the sum of the gradient, `scale` that of the gradient times the normalised value. Else both are None. With
+    `GROUPED` they are means over the channels of a group, of sums that are multiplied by the weight.
     """
     channels = _aligned(channels, ALIGN)
     offsets, exists = _tile(0, 1, voxels, channels, ROWS, COLS)
     slope, hat = _through_activation(
         grad, x, mean, variance, weight, bias, offsets, exists, channels, EPS, SLOPE, COLS, ACC
     )
+    factor = _rstd(variance, channels, EPS, COLS, ACC)
+    if weight is not None:
+        if GROUPED:
+            slope = slope * _row(weight, channels, 0, COLS, ACC)
+        else:
+            factor = factor * _row(weight, channels, 0, COLS, ACC)
     if shift is not None:
         along = hat * (_row(scale, channels, 1, COLS, ACC) / voxels)
         slope = slope - _row(shift, channels, 1, COLS, ACC) / voxels - along
-    factor = _rstd(variance, channels, EPS, COLS, ACC)
-    if weight is not None:
-        factor = factor * _row(weight, channels, 0, COLS, ACC)
     tl.store(dx + offsets, (factor * slope).to(dx.dtype.element_ty), exists)

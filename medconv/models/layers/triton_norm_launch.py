@@ -30,6 +30,7 @@ def forward(
     eps: float,
     negative_slope: float | None,
     over_batch: bool,
+    groups: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise, scale, shift and activate.
 
@@ -38,11 +39,14 @@ def forward(
     Args:
         statistics: mean and variance (C,) in place of those of x; only over the batch.
         over_batch: statistics over samples and voxels, not of each sample.
+        groups: of channels that share their statistics; 0: each channel has its own.
     """
     x = dense(x)
     y = torch.empty_like(x)
     with torch.cuda.device_of(x):
         mean, variance = _statistics(x, over_batch) if statistics is None else statistics
+        if groups:
+            mean, variance = _of_groups(mean, variance, groups)
         plan = Plan(x, over_batch)
         kernels.normalise[plan.tile_grid](
             x,
@@ -96,6 +100,7 @@ def backward(
     eps: float,
     negative_slope: float | None,
     over_batch: bool,
+    groups: int,
     are_given: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of `forward`.
@@ -103,6 +108,7 @@ def backward(
     Shape:
         grad, x (N, C, *spatial) -> gradients: of x, channels-last; of weight, bias (C,), fp32 or 64.
     Args:
+        groups: as in `forward`.
         are_given: mean and variance do not depend on x.
     """
     x = dense(x)
@@ -116,9 +122,36 @@ def backward(
     with torch.cuda.device_of(x):
         kernels.affine_gradients[plan.chunk_grid](*inputs, shifts, scales, *sizes, plan.steps, **constants)
         shift, scale = partial.sum(2).unbind()
-        through_statistics = (None, None) if are_given else (shift, scale)
-        kernels.input_gradient[plan.tile_grid](*inputs, *through_statistics, dx, *sizes, **constants)
+        through_statistics: tuple[Tensor | None, ...] = (shift, scale)
+        if are_given:
+            through_statistics = (None, None)
+        elif groups:
+            through_statistics = tuple(_weighted_mean(each, weight, groups) for each in (shift, scale))
+        kernels.input_gradient[plan.tile_grid](
+            *inputs, *through_statistics, dx, *sizes, GROUPED=groups > 0, **constants
+        )
     return dx, scale.sum(0), shift.sum(0)
+
+
+def _of_groups(mean: Tensor, variance: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Of each group, for each of its channels. Shape: (N, C) twice, of each channel -> the same."""
+    means = mean.unflatten(1, (groups, -1))
+    group_mean = means.mean(2, keepdim=True)
+    variances = variance.unflatten(1, (groups, -1)) + (means - group_mean).square()
+    group_variance = variances.mean(2, keepdim=True)
+    return _for_channels(group_mean, means), _for_channels(group_variance, means)
+
+
+def _weighted_mean(sums: Tensor, weight: Tensor | None, groups: int) -> Tensor:
+    """The mean over each group's channels of their sums times their weights. Shape: (N, C) -> (N, C)."""
+    weighted = sums if weight is None else sums * weight.to(sums.dtype)
+    by_group = weighted.unflatten(1, (groups, -1))
+    return _for_channels(by_group.mean(2, keepdim=True), by_group)
+
+
+def _for_channels(of_group: Tensor, by_group: Tensor) -> Tensor:
+    """In memory for each channel, as kernels read it. Shape: (N, groups, 1) like (N, groups, c) -> (N, C)."""
+    return of_group.expand_as(by_group).flatten(1).contiguous()
 
 
 def dense(x: Tensor) -> Tensor:

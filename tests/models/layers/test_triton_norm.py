@@ -24,6 +24,7 @@ def test_layers_networks_and_operators_behave_as_torchs(tmp_path: Path) -> None:
         "half_precision_layers_work",
         "single_values_are_an_error",
         "networks_train_as_torchs",
+        "networks_with_group_norms_stay_in_channels_last",
         "operators_are_sound",
     ]
     interpreted_norms.run(checks, tmp_path)

@@ -41,6 +41,7 @@ def step(
     slope: float | None = 0.01,
     has_affine: bool = True,
     are_given: bool = False,
+    groups: int = 0,
 ) -> Callable[[], object]:
     """Launches forward and backward; of tensors on the CPU, of which the kernels see pointers alone."""
 
@@ -50,8 +51,9 @@ def step(
         x = torch.empty_strided(shape, x.to(memory_format=CHANNELS_LAST[len(shape)]).stride(), dtype=dtype)
         affine = torch.empty(2, shape[1]).unbind() if has_affine else (None, None)
         given = (torch.empty(shape[1]), torch.empty(shape[1])) if are_given else None
-        y, mean, variance = triton_norm_launch.forward(x, *affine, given, 1e-5, slope, over_batch)
-        triton_norm_launch.backward(y, x, mean, variance, *affine, 1e-5, slope, over_batch, are_given)
+        y, mean, variance = triton_norm_launch.forward(x, *affine, given, 1e-5, slope, over_batch, groups)
+        statistics = (mean, variance)
+        triton_norm_launch.backward(y, x, *statistics, *affine, 1e-5, slope, over_batch, groups, are_given)
 
     return run
 
@@ -93,6 +95,7 @@ def test_kernels_of_planned_networks_fit_into_registers_and_one_wave(
 
 VARIANTS = {
     "instance norm": partial(step, SHAPES[0], torch.bfloat16, over_batch=False),
+    "group norm": partial(step, SHAPES[0], torch.bfloat16, over_batch=False, groups=8),
     "no activation": partial(step, SHAPES[0], torch.bfloat16, slope=None),
     "no weight and bias": partial(step, SHAPES[0], torch.bfloat16, has_affine=False),
     "running statistics": partial(step, SHAPES[0], torch.bfloat16, are_given=True),

@@ -112,13 +112,6 @@ class ResumableEpochLoop(_TrainingEpochLoop):
         for loader in self.trainer.fit_loop._combined_loader.flattened:  # type: ignore[union-attr]
             loader.begin_at(first_batch)
 
-    def on_run_start(self, data_fetcher: Any) -> None:
-        try:
-            super().on_run_start(data_fetcher)
-        except RunInterrupted as stopped:  # a worker did not begin the epoch
-            self._save_at_stop(stopped, is_accumulating=False)
-            raise
-
     def advance(self, data_fetcher: Any) -> None:
         if self._owed:
             return  # the validation comes first

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from medconv.utils.atomic_io import NO_ACCESS, NO_ROOM
+from medconv.utils.atomic_io import DISK_FAILED, NO_ACCESS, NO_ROOM
 from medconv.utils.exit_codes import BUG, INTERRUPTED, PREEMPTED, USER
 from medconv.utils.logging import message, shown
 from medconv.utils.signals import RunInterrupted
@@ -84,9 +84,12 @@ def _unexpected(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         _print_error(f"{_file_of(error)}: cannot be written ({error.strerror})")
         return USER
+    if isinstance(error, OSError) and error.errno in DISK_FAILED:
+        _print_error(f"{_file_of(error)}: its disk or network file system failed ({error.strerror})")
+        return USER
     log.debug("the error came from", exc_info=True)
     if isinstance(error, OSError) and error.errno in NO_ACCESS and error.filename:
-        _print_error(f"{error.filename}: no access ({error.strerror})")
+        _print_error(f"{_file_of(error)}: no access ({error.strerror})")
         return USER
     traceback.print_exc()
     location = _user_code_location(error)
@@ -139,7 +142,9 @@ def _file_of(error: BaseException | None) -> str:
     """The file that the error names, or an earlier error in its context."""
     while error is not None:
         if isinstance(error, OSError) and error.filename:
-            return str(error.filename)
+            name = error.filename
+            # TensorBoard opens its files by bytes
+            return os.fsdecode(name) if isinstance(name, bytes) else str(name)
         error = error.__context__
     return "a file"
 

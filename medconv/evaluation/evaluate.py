@@ -146,8 +146,14 @@ def table_path(path: Path) -> Path:
 
 
 def write(evaluation: Evaluation, path: Path) -> None:
-    """`path` as JSON, and beside it a CSV with the cases (with `compare`, of both sets)."""
+    """`path` as JSON, and beside it a CSV with the cases (with `compare`, of both sets).
+
+    Those of an earlier evaluation are removed first, so that none of them stands beside another JSON if
+    this process is killed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    for suffix in (".html", ".csv"):
+        path.with_suffix(suffix).unlink(missing_ok=True)
     write_text(path, json.dumps(evaluation.result, indent=2, allow_nan=False) + "\n")
     # complete or absent: `write_text` renames the finished file
     write_text(path.with_suffix(".csv"), csv_text(evaluation.csv_rows()))

@@ -14,12 +14,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from medconv.data.case import Case
 from medconv.inference.manifest import MANIFEST, Entry, OutputState, differences, entry, read
 from medconv.utils.atomic_io import write_text
 from medconv.utils.errors import ArgumentError
+from medconv.utils.locks import acquired, held
 from medconv.utils.logging import some
 
 
@@ -116,7 +117,7 @@ class Output(ABC):
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with self._lock:
+            with held(self._lock):
                 entries = {case.id: entry(case.images) for case in cases}
                 self._begin(entries, overwrite)
         # NotImplementedError: a file system without locks.
@@ -128,7 +129,7 @@ class Output(ABC):
             yield
             completed = True
         finally:
-            with self._lock:
+            with held(self._lock):
                 self._end(completed)
 
     @abstractmethod
@@ -238,12 +239,3 @@ class Output(ABC):
             else:
                 alive = True
         return alive
-
-
-def acquired(lock: FileLock) -> bool:
-    """Take a lock if it is free."""
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        return False
-    return True

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -13,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -23,8 +21,9 @@ from medconv.training.checkpoint import BEST, LAST, PREVIOUS, log_rewind
 from medconv.training.config_identity import config_differences
 from medconv.training.data_identity import DataIdentity
 from medconv.training.resume_source import ResumeSource, find_source, is_inside, read_config
+from medconv.training.run_lock import RunLock
 from medconv.utils import checkpoint_io, cluster
-from medconv.utils.atomic_io import NO_ROOM, write_text
+from medconv.utils.atomic_io import DISK_ERRORS, write_text
 from medconv.utils.logging import log_into
 
 log = logging.getLogger(__name__)
@@ -53,7 +52,10 @@ class RunDir:
     resume: str = "auto"
     started_at: float = field(default_factory=time.monotonic)
     _source: ResumeSource | None = None  # None: not yet looked for
-    _lock: IO[bytes] | None = None
+    _last_stamp: tuple[int, int] | None = None  # of `last.ckpt`, when the source was looked for
+
+    def __post_init__(self) -> None:
+        self._lock = RunLock(self.path)
 
     @classmethod
     def of(cls, config: RunConfig, choices: Mapping[str, str]) -> RunDir:
@@ -126,7 +128,9 @@ class RunDir:
         if self.resume == "never" and self.path.is_dir():
             self._move_aside()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        self._claim()
+        self._lock.claim()
+        if _stamp(self.last) != self._last_stamp:
+            self._source = None  # another process has trained here in the meantime
         self._remove_what_is_not_continued()
         write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config.plain())))
         if data is not None:
@@ -134,7 +138,7 @@ class RunDir:
         log_into(self.path / "train.log")
 
     def _move_aside(self) -> None:
-        self._claim()
+        self._lock.claim()
         timestamp = time.strftime("%Y%m%d-%H%M%S")
         moved = self.path.with_name(f"{self.path.name}.{timestamp}")
         self.path.rename(moved)
@@ -157,24 +161,8 @@ class RunDir:
         for partial in self.checkpoints.glob(".*.ckpt"):
             partial.unlink(missing_ok=True)
 
-    def _claim(self) -> None:
-        """Lock the folder. The system releases the lock when the process ends; workers do not inherit it."""
-        self.close()
-        self._lock = (self.path / ".lock").open("ab")
-        try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                raise ConfigError(
-                    f"{self.path}: another process is training there; wait until it ends, or choose another "
-                    "run.name"
-                ) from error
-            log.debug("%s: cannot be locked against other processes (%s)", self.path, error)
-
     def close(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._lock.close()
 
     def resume_from(self) -> Path | None:
         """The checkpoint to resume from, read once and checked for damage; None for a new run.
@@ -182,6 +170,7 @@ class RunDir:
         Raises: ValueError: all checkpoints are damaged.
         """
         if self._source is None:
+            self._last_stamp = _stamp(self.last)
             self._source = find_source(self.checkpoints, self.resume)
         return self._source.checkpoint
 
@@ -224,10 +213,10 @@ class RunDir:
         try:
             yield
         except BaseException as error:
-            if isinstance(error, OSError) and error.errno in NO_ROOM and error.filename is None:
+            if isinstance(error, OSError) and error.errno in DISK_ERRORS and error.filename is None:
                 # TensorBoard's thread names no file
                 error.filename = str(self.path)
-            with suppress(OSError):  # a full disk is reported once
+            with suppress(OSError):  # a full or failed disk is reported once
                 self._conclude(summary.status_after(error), trainer, profiler)
             raise
         self._conclude("done", trainer, profiler)
@@ -263,6 +252,15 @@ class RunDir:
                 f"{self.path} holds a run with another config or other data; choose another run.name (with "
                 f"run.resume={self.last} it continues from there), or run.resume=never\n{lines}"
             )
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Inode and time of change, which differ if a file was replaced; None: there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def default_name(config: RunConfig, choices: Mapping[str, str]) -> str:

@@ -9,6 +9,9 @@ from pathlib import Path
 # The disk is full, a quota is exceeded, or the file is larger than allowed.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
+# A disk is broken, or a network file system has lost its server or was mounted again.
+DISK_FAILED = (errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO)
+DISK_ERRORS = (*NO_ROOM, *NO_ACCESS, *DISK_FAILED)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import TextIO
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from medconv.utils.atomic_io import NO_ROOM
+from medconv.utils.atomic_io import DISK_ERRORS
 
 log = logging.getLogger("medconv")
 _LIGHTNING_LOGGERS = ("lightning.pytorch", "lightning.fabric")
@@ -150,9 +150,9 @@ def _route_lightning() -> None:
 
 
 def _on_thread_error(args: threading.ExceptHookArgs) -> None:
-    """No traceback for a full disk: the main thread reports the same error."""
-    is_full_disk = isinstance(args.exc_value, OSError) and args.exc_value.errno in NO_ROOM
-    if not is_full_disk:
+    """No traceback for a full or failed disk: the main thread reports the same error."""
+    is_disk_error = isinstance(args.exc_value, OSError) and args.exc_value.errno in DISK_ERRORS
+    if not is_disk_error:
         threading.__excepthook__(args)
 
 

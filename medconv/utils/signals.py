@@ -49,6 +49,8 @@ class StopRequest:
         self._deferred = False
         self._noted_at = math.inf
         self._waiting_since = math.inf
+        self._waking = threading.Lock()
+        self._handles = False  # signals
 
     def defer(self) -> None:
         """From now on the training loop checks `number`, and a signal no longer raises at once.
@@ -73,12 +75,18 @@ class StopRequest:
     def noted(self) -> Iterator[None]:
         """Inside, signals raise, or after `defer` set `number`. A second Ctrl-C stops at once."""
         with handled(self._note, *PREEMPTING), handled(self._interrupt, signal.SIGINT):
-            yield
+            self._handles = True
+            try:
+                yield
+            finally:
+                with self._waking:
+                    self._handles = False
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self._deferred:
             raise RunInterrupted(number)
         if self._waits_too_long():
+            self._waiting_since = math.inf  # raises once
             raise RunInterrupted(self.number)
         if self.number != SIGUSR1:  # SIGUSR1 also requests a requeue
             self.number = number
@@ -104,8 +112,11 @@ class StopRequest:
         """Wakes the main thread by another signal, whose handler raises if the wait has not ended by then."""
         while True:
             time.sleep(WAIT_SECONDS / 10)
-            if self._waits_too_long():
-                os.kill(os.getpid(), signal.SIGTERM)
+            with self._waking:  # without the handler, the signal would end the process
+                if not self._handles:
+                    return
+                if self._waits_too_long():
+                    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager

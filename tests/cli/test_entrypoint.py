@@ -57,6 +57,16 @@ def of_medconv(body: str, **names: Any) -> Callable[[], int]:
             USER,
             "error: x: cannot be written (No space left on device)\n",
         ),
+        (
+            OSError(errno.EROFS, os.strerror(errno.EROFS), b"events"),
+            USER,
+            f"error: events: no access ({os.strerror(errno.EROFS)})\n",
+        ),
+        (
+            OSError(errno.ESTALE, os.strerror(errno.ESTALE), "x"),
+            USER,
+            f"error: x: its disk or network file system failed ({os.strerror(errno.ESTALE)})\n",
+        ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )

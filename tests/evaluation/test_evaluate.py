@@ -157,12 +157,17 @@ def test_unprintable_names_are_escaped(
 def test_a_full_disk_is_an_error_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Nothing of an earlier evaluation stays beside the new JSON."""
     predictions, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
     (tmp_path / f".{os.getpid()}.metrics.csv").symlink_to("/dev/full")  # renamed once it is complete
     output = tmp_path / "metrics.json"
+    earlier = [tmp_path / "metrics.csv", tmp_path / "metrics.html"]
+    for path in earlier:
+        path.write_text("of an earlier evaluation")
     assert run_main(monkeypatch, predictions, references, output) == 1
     message = f"error: {tmp_path}/metrics.csv: cannot be written (No space left on device)"
     assert capsys.readouterr().err.strip() == message
+    assert output.exists() and not any(path.exists() for path in earlier)
 
 
 def test_the_command_evaluates_tables(

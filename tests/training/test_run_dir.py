@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from medconv.config.schema import RunConfig, RunSettings
 from medconv.training.run_dir import RunDir
+from medconv.utils.atomic_io import replacing
 
 
 @pytest.mark.parametrize(
@@ -68,3 +70,23 @@ def test_a_run_without_a_checkpoint_says_that_it_begins_anew(
             folder.begin(config)
         folder.close()
         assert ("nothing to resume" in caplog.text) == said
+
+
+def test_a_checkpoint_that_another_process_wrote_meanwhile_is_continued(tmp_path: Path) -> None:
+    """It trained here while this one prepared its data; its last rows are not cut off."""
+    folder = RunDir(tmp_path / "run")
+    folder.checkpoints.mkdir(parents=True)
+
+    def save(steps: int) -> None:
+        content = {"medconv": {}, "state_dict": {}, "curves": {"metrics.csv": 1 + steps}}
+        with replacing(folder.last) as partial:
+            torch.save(content, partial)
+        rows = [f"{step}\n" for step in range(steps)]
+        (folder.path / "metrics.csv").write_text("step\n" + "".join(rows))
+
+    save(1)
+    assert folder.resume_from() == folder.last
+    save(3)
+    folder.begin(RunConfig(run=RunSettings(dir=str(folder.path), name="x")))
+    folder.close()
+    assert (folder.path / "metrics.csv").read_text() == "step\n0\n1\n2\n"

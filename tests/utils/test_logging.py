@@ -87,18 +87,21 @@ def test_other_ranks_only_print_errors(capsys: pytest.CaptureFixture[str]) -> No
     assert (captured.out, captured.err) == ("", "error: from this rank\n")
 
 
-def test_a_thread_without_disk_space_prints_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_thread_whose_disk_is_full_or_fails_prints_no_traceback(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     start_logging()
 
     def fail(error: Exception) -> None:
         raise error
 
-    for error in (OSError(errno.ENOSPC, "full"), ValueError("a bug")):
+    for error in (OSError(number, "no disk"), ValueError("a bug")):
         thread = threading.Thread(target=fail, args=(error,))
         thread.start()
         thread.join()
     traces = capsys.readouterr().err
-    assert "ValueError: a bug" in traces and "full" not in traces
+    assert "ValueError: a bug" in traces and "no disk" not in traces
 
 
 def test_the_table_of_a_profiler_is_printed_and_kept(

@@ -20,7 +20,7 @@ from medconv.utils.errors import Argument, ArgumentError, explained
 # Of a case id; most file systems allow names of 255 bytes, and temporary files have longer ones
 _MAX_ID_BYTES = 200
 _MAX_NAMED = 20  # cases named in one line
-_NOT_JSON = (json.JSONDecodeError, UnicodeDecodeError, RecursionError)
+_NOT_JSON = (ValueError, RecursionError)  # with numbers of thousands of digits, and nested lists
 
 log = logging.getLogger(__name__)
 

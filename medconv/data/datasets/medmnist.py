@@ -24,6 +24,7 @@ from medconv.data.io import raster
 from medconv.data.io.images import stamp
 from medconv.targets import Targets
 from medconv.utils.errors import Argument, ArgumentError
+from medconv.utils.locks import held
 from medconv.utils.progress import track
 
 _SPLITS = ("train", "val", "test")
@@ -89,7 +90,7 @@ def _unpacked(path: Path, cache_dir: Path) -> Path:
         return folder
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(f".{folder.name}.lock")):
+        with held(FileLock(folder.with_name(f".{folder.name}.lock"))):
             if not folder.exists():
                 _unpack(path, folder)
     except OSError as error:

@@ -15,6 +15,7 @@ from typing import Any
 from monai.data import DataLoader
 from threadpoolctl import threadpool_limits
 from torch.utils.data._utils import signal_handling
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from medconv.data.loading.patch_dataset import SampleOrder
 from medconv.data.loading.worker_errors import WorkerError
@@ -55,8 +56,7 @@ class Loader(DataLoader):
             self.sampler.begin_at(batch)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:  # type: ignore[override]
-        with _blocked_signals():
-            batches = super().__iter__()
+        batches = self._batches()
         self.dataset.processes = getattr(batches, "_workers", ())  # type: ignore[attr-defined]
         while not (self.ends_early and self.stop_request.number):
             self.profiler.mark("logging")
@@ -76,18 +76,45 @@ class Loader(DataLoader):
                 raise batch.error()
             yield batch
 
+    def _batches(self) -> Any:
+        """torch's iterator over batches; that of persistent workers begins anew, once each has answered."""
+        if self._iterator is None:
+            with _blocked_signals():
+                return super().__iter__()
+        try:
+            with self.stop_request.waiting():
+                return super().__iter__()
+        except RunInterrupted:
+            _kill_workers(self._iterator)
+            raise
+
+    def _get_iterator(self) -> Any:
+        return _Batches(self) if self.num_workers else super()._get_iterator()
+
+
+class _Batches(_MultiProcessingDataLoaderIter):
+    """torch's iterator, which ends workers that are stopped or hang, too.
+
+    torch waits 10 s for each of them, and Python at its exit for ever.
+    """
+
+    def _shutdown_workers(self) -> None:
+        if not self._shutdown:
+            _kill_workers(self)
+        super()._shutdown_workers()
+
 
 def _kill_workers(batches: Any) -> None:
-    """Kill workers that may hang or be stopped, which this process would wait for when it exits.
+    """Kill workers, which have nothing left to write, whether they are idle, stopped or hang.
 
     Args:
         batches: torch's iterator over batches.
     """
-    if not hasattr(batches, "_workers"):  # the main process reads itself
+    if not isinstance(batches, _Batches):  # the main process reads itself
         return
-    # Else torch reports their death as an error
-    signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined]
-    batches._worker_pids_set = False
+    if batches._worker_pids_set:  # else torch reports their death as an error
+        signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined]
+        batches._worker_pids_set = False
     for worker in batches._workers:
         worker.kill()
         process._children.discard(worker)  # type: ignore[attr-defined]  # a dead disk holds even killed ones

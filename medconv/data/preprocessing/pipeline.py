@@ -28,6 +28,7 @@ from medconv.data.preprocessing.preprocess import (
 )
 from medconv.data.preprocessing.store import BROKEN, NOTHING, Entry, Store, signature
 from medconv.metrics.consensus import most_probable
+from medconv.utils import locks
 from medconv.utils.atomic_io import NO_ACCESS, write_text
 from medconv.utils.errors import ArgumentError, explained, reason
 from medconv.utils.logging import size_text
@@ -301,7 +302,7 @@ def _lock(folder: Path) -> Iterator[None]:
     with _writing(folder):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
+            locks.take(lock)
         except OSError as error:
             if error.errno not in NO_ACCESS or not folder.is_dir():
                 raise  # otherwise a complete store can still be read, and writing to it gives its own error

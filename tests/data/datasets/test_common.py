@@ -18,6 +18,8 @@ from medconv.data.datasets.nnunet import nnunet
     ("content", "message"),
     [
         (b"{", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b"[" + b"9" * 5000 + b"]", "not valid JSON"),
         (b"", "not valid JSON"),
         (b"\xff\xfe{}", "not valid JSON"),
         (b"[1, 2]", "expected a JSON object, got list"),

@@ -104,3 +104,50 @@ def test_a_signal_ends_the_wait_for_a_stopped_worker_and_the_worker(monkeypatch:
         list(batches)
     (worker,) = batches._iterator._workers
     until(lambda: not is_running(worker.pid), 60)
+
+
+class Ones(Dataset[torch.Tensor]):
+    processes = ()
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(1)
+
+
+def test_stopped_workers_delay_neither_a_signal_between_epochs_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch waits for the answer of each persistent worker, and then at its end for each that is stopped."""
+    monkeypatch.setattr(signals, "WAIT_SECONDS", 0.2)
+    request = signals.StopRequest()
+    request.defer()
+    batches = _with_stopped_worker(request)
+    with pytest.raises(signals.RunInterrupted), request.noted():
+        os.kill(os.getpid(), signal.SIGTERM)
+        list(batches)
+    (worker,) = batches._iterator._workers
+    until(lambda: not is_running(worker.pid), 60)
+    batches._iterator._shutdown_workers()  # a second time
+
+    ended = _with_stopped_worker(signals.StopRequest())._iterator
+    ended._shutdown_workers()  # as Lightning does
+    (worker,) = ended._workers
+    assert worker.exitcode == -signal.SIGKILL
+    assert worker not in multiprocessing.active_children()  # for which Python waits when it exits
+
+
+def _with_stopped_worker(request: signals.StopRequest) -> loader.Loader:
+    """A loader after its first epoch, with an idle worker that is stopped."""
+    batches = loader.Loader(
+        Ones(),
+        num_workers=1,
+        multiprocessing_context="fork",
+        worker_init_fn=loader.init_worker,
+        persistent_workers=True,
+        stop_request=request,
+    )
+    assert len(list(batches)) == 2
+    os.kill(batches._iterator._workers[0].pid, signal.SIGSTOP)
+    return batches

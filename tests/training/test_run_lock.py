@@ -1,0 +1,62 @@
+"""medconv/training/run_lock.py: one process at a time, also while another one moves the folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medconv.config import ConfigError
+from medconv.training.run_lock import RunLock
+
+
+def is_refused(folder: Path) -> bool:
+    """Whether another process cannot take the lock."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            RunLock(folder).claim()
+        except ConfigError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+
+
+def test_one_process_holds_the_lock_until_it_closes_it(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("of a process that was killed on another machine")
+    lock = RunLock(tmp_path)
+    lock.claim()
+    lock.claim()
+    assert is_refused(tmp_path)
+    lock.close()
+    assert not is_refused(tmp_path)
+
+
+@pytest.mark.parametrize("makes_new", [False, True])
+def test_a_folder_that_is_moved_meanwhile_is_not_locked(
+    makes_new: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another process that starts with `run.resume=never`, between opening and locking the file."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    take: Callable[..., Any] = fcntl.lockf
+
+    def after_the_move(*arguments: Any) -> None:
+        folder.rename(tmp_path / "moved")
+        if makes_new:
+            folder.mkdir()
+            (folder / ".lock").touch()
+        take(*arguments)
+
+    monkeypatch.setattr(fcntl, "lockf", after_the_move)
+    with pytest.raises(ConfigError, match="run: another process is training there"):
+        RunLock(folder).claim()
+
+
+def test_a_folder_that_is_gone_is_not_locked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="another process is training there"):
+        RunLock(tmp_path / "run").claim()

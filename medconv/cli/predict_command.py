@@ -112,7 +112,14 @@ def _find_cases(source: Path, predictor: Predictor) -> list[Case]:
     answers: Sequence[str] = ()
     if isinstance(predictor.targets, ImageLevelTargets):
         answers = predictor.targets.default_columns
-    cases = find_cases(source, len(predictor.modalities), answers, "--input", predictor.takes_missing)
+    cases = find_cases(
+        source,
+        len(predictor.modalities),
+        answers,
+        "--input",
+        takes_missing=predictor.takes_missing,
+        image_patterns=predictor.members[0].image_patterns,
+    )
     for channel, name in enumerate(predictor.modalities):
         lacking = [case.id for case in cases if channel in case.missing_channels]
         if lacking and predictor.takes_missing:

@@ -16,6 +16,7 @@ from medconv.data.io import dicom_series
 from medconv.data.io.dicom_files import choice_of, is_dicom, list_files
 from medconv.data.io.images import in_folder, stem, suffix_list, suffixes, volume_suffixes
 from medconv.utils.errors import explained
+from medconv.utils.logging import some
 
 # The ending of the first channel's name.
 _FIRST_CHANNEL = "_0000"
@@ -47,12 +48,15 @@ def find_cases(
     answers: Sequence[str] = (),
     name: str = "source",
     takes_missing: bool = False,
+    image_patterns: Sequence[str] = (),
 ) -> list[Case]:
     """The cases in a file, a folder, a pattern with `{id}` or a list; channels are files CASE_0000,
     CASE_0001, ... or in one file.
 
-    In a folder where some name ends in `_0000`, all files must be such channels. Without volumes of another
-    format each DICOM series is a case, in subfolders too; without either, pictures are read.
+    In a folder where files match the patterns of the training images, these are the cases, by the ids that
+    the patterns have. In another one where some name ends in `_0000`, all files must be such channels.
+    Without volumes of another format each DICOM series is a case, in subfolders too; without either, pictures
+    are read.
 
     Lists: `.csv` has a row for each image, with its file in the column `path`; `.txt` has a case in each
     line, its channels separated by tabs; `.json` is an array of cases (a path, or an array of paths), or
@@ -66,12 +70,15 @@ def find_cases(
         answers: columns of labels that a `.csv` that trains the network has.
         name: of the argument or flag that gives `source`, for messages.
         takes_missing: whether the networks can do without some channels.
+        image_patterns: see `LoadedModel`.
     Raises:
         ValueError: no images, missing channels, or two cases with the same name.
     """
     check_source(source, name)
     path, choice = choice_of(source)
-    cases = _cases(_Source(path, name), num_channels, answers, takes_missing)
+    location = _Source(path, name)
+    cases = _by_patterns(location, image_patterns, takes_missing) if path.is_dir() else []
+    cases = cases or _cases(location, num_channels, answers, takes_missing)
     if choice:
         return [_with_choice(case, choice, name) for case in cases]
     return cases
@@ -106,6 +113,40 @@ def _cases(
     if path.suffix == ".csv":
         return _named(source, _read_table(source, answers))
     return [_single(source, num_channels, takes_missing)]
+
+
+def _by_patterns(source: _Source, image_patterns: Sequence[str], takes_missing: bool) -> list[Case]:
+    """The cases of a folder by the patterns of the training images; none if no file matches.
+
+    Raises: ValueError: a channel of a case is missing.
+    """
+    channels = [
+        patterns.matching_files(f"{source.path}/{pattern}", source.name) for pattern in image_patterns
+    ]
+    cases = []
+    for case_id in sorted({case_id for files in channels for case_id in files}):
+        missing = tuple(number for number, files in enumerate(channels) if case_id not in files)
+        if missing and not takes_missing:
+            pattern = image_patterns[missing[0]]
+            raise ValueError(f"{source}: case {case_id} has no image that matches {pattern}, as in training")
+        images = tuple(files[case_id] for files in channels if case_id in files)
+        cases.append(Case(_checked_id(case_id, source), images, missing_channels=missing))
+    if cases:
+        _note_skipped(source, image_patterns, [path for case in cases for path in case.images])
+    return cases
+
+
+def _note_skipped(source: _Source, image_patterns: Sequence[str], taken: Sequence[Path]) -> None:
+    names = ", ".join(image_patterns)
+    log.info("%s: %d images by the names of the training's, %s", source, len(taken), names)
+    taken_names = {path.name for path in taken}
+    skipped = [
+        path.name
+        for path in source.path.iterdir()
+        if path.name.endswith(suffixes()) and path.name not in taken_names and not path.name.startswith(".")
+    ]
+    if skipped:
+        log.warning("%s: skipped images with other names: %s", source, some(sorted(skipped)))
 
 
 def _with_choice(case: Case, choice: str, name: str) -> Case:

@@ -1,6 +1,6 @@
 """Load a checkpoint: the network, with its convolutions folded, and the preprocessing that it needs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -17,6 +17,7 @@ from medconv.config import DataConfig, Derived, PerfConfig, RunConfig, TaskConfi
 from medconv.config import trusted as config_trusted
 from medconv.convs import fold_convs
 from medconv.convs import mirror_axes as mirror_axes_of
+from medconv.data.datasets import patterns
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.sliding_window import SlidingWindow, check_batch_size, check_overlap
 from medconv.inference.tta import training_axes, usable_axes
@@ -63,6 +64,8 @@ class LoadedModel:
         source_spacing_mm: of images, in place of their headers, as in `data`; None: the headers.
         train_cases: names of the cases that the network was trained on; empty: not known.
         takes_missing: whether it was trained to predict cases that lack channels.
+        image_patterns: of the files of each channel in training, from their common folder on, such as
+            `*_t1.nii.gz`; empty: their names are the case ids.
     """
 
     network: nn.Module
@@ -81,6 +84,7 @@ class LoadedModel:
     source_spacing_mm: Any = None
     train_cases: frozenset[str] = frozenset()
     takes_missing: bool = False
+    image_patterns: tuple[str, ...] = ()
 
 
 def load(
@@ -165,7 +169,15 @@ def _build_model(
         source_spacing_mm=config.data.source_spacing_mm,
         train_cases=frozenset(metadata.get("train_cases", ())),
         takes_missing=config.data.missing is not None,
+        image_patterns=_image_patterns(config.data.images),
     )
+
+
+def _image_patterns(images: Any) -> tuple[str, ...]:
+    """Args: images: `data.images`, a pattern or folder, or one for each channel by its name."""
+    texts = list(images.values()) if isinstance(images, Mapping) else [images]
+    are_patterns = all(isinstance(text, str) and patterns.is_pattern(text) for text in texts)
+    return patterns.below_home(texts) if are_patterns else ()
 
 
 def _build_trained(

@@ -49,6 +49,39 @@ def test_a_single_channel_may_have_its_number(tmp_path: Path) -> None:
     assert names_of(tmp_path, 1) == {"a": ["a_0000.nii.gz"], "b": ["b_0000.nii.gz"]}
 
 
+def test_files_with_the_names_of_the_training_are_cases_by_its_pattern(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    touch(tmp_path, "s1_t1.nii.gz", "s2_t1.nii.gz", "s1_seg.nii.gz", "notes.txt")
+    with caplog.at_level("INFO", logger="medconv"):
+        cases = find_cases(tmp_path, 1, image_patterns=("*_t1.nii.gz",))
+    assert [(case.id, [path.name for path in case.images]) for case in cases] == [
+        ("s1", ["s1_t1.nii.gz"]),
+        ("s2", ["s2_t1.nii.gz"]),
+    ]
+    assert "2 images by the names of the training's, *_t1.nii.gz" in caplog.text
+    assert "skipped images with other names: s1_seg.nii.gz" in caplog.text
+
+
+def test_files_with_other_names_than_those_of_the_training_are_cases_by_their_names(tmp_path: Path) -> None:
+    touch(tmp_path, "a.nii.gz", "b.nii.gz")
+    cases = find_cases(tmp_path, 1, image_patterns=("*_t1.nii.gz",))
+    assert [case.id for case in cases] == ["a", "b"]
+
+
+def test_channels_are_found_by_the_patterns_of_the_training(tmp_path: Path) -> None:
+    for name in ("s1", "s2"):
+        touch(tmp_path / name, "t1.nii.gz", "flair.nii.gz")
+    by_pattern = ("{id}/t1.nii.gz", "{id}/flair.nii.gz")
+    first, _ = find_cases(tmp_path, 2, image_patterns=by_pattern)
+    assert (first.id, [path.name for path in first.images]) == ("s1", ["t1.nii.gz", "flair.nii.gz"])
+    (tmp_path / "s2/flair.nii.gz").unlink()
+    with pytest.raises(ValueError, match=r"case s2 has no image that matches \{id\}/flair\.nii\.gz, as in"):
+        find_cases(tmp_path, 2, image_patterns=by_pattern)
+    _, second = find_cases(tmp_path, 2, image_patterns=by_pattern, takes_missing=True)
+    assert second.missing_channels == (1,) and len(second.images) == 1
+
+
 @pytest.mark.parametrize("names", [["case_0001"], ["hippocampus_1234"]])
 def test_names_that_end_in_other_four_digits_are_cases(tmp_path: Path, names: list[str]) -> None:
     touch(tmp_path, *(f"{name}.nii.gz" for name in names))

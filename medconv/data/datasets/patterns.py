@@ -1,7 +1,9 @@
 """Case ids and their files, from a folder or from a pattern such as `scans/{id}_*/t1.nii.gz`."""
 
+import os
 import re
 import unicodedata
+from collections.abc import Sequence
 from glob import escape, glob
 from pathlib import Path
 
@@ -36,6 +38,15 @@ def files_of(pattern: str | Path, argument: str) -> dict[str, Path]:
         )
     if "**" in text:
         raise ArgumentError(argument, f"={text}: `**` is not supported, a `*` matches a part of one name")
+    files = matching_files(text, argument)
+    if not files:
+        raise ArgumentError(argument, f"={pattern}: no file matches")
+    return files
+
+
+def matching_files(pattern: str | Path, argument: str) -> dict[str, Path]:
+    """As `files_of`, for a pattern; empty if no file matches."""
+    text = re.sub("/+", "/", str(pattern))  # as `glob` has it
     _, choice = choice_of(Path(text))
     text = text.removesuffix(choice)
     matcher = _matcher(text)
@@ -51,9 +62,13 @@ def files_of(pattern: str | Path, argument: str) -> dict[str, Path]:
             problem = f"={pattern}: {files[case_id]} and {name} would both be case {case_id}"
             raise ArgumentError(argument, problem)
         files[case_id] = Path(name + choice)
-    if not files:
-        raise ArgumentError(argument, f"={pattern}: no file matches")
     return dict(sorted(files.items()))
+
+
+def below_home(patterns: Sequence[str]) -> tuple[str, ...]:
+    """Patterns from the innermost folder on that all of their files are in, such as `*_t1.nii.gz`."""
+    root = os.path.commonpath([home(pattern) for pattern in patterns])
+    return tuple(os.path.relpath(pattern, root) for pattern in patterns)
 
 
 def is_pattern(path: str | Path) -> bool:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from medconv.data.datasets.patterns import files_of, home, is_pattern
+from medconv.data.datasets.patterns import below_home, files_of, home, is_pattern
 
 
 def touch(root: Path, *names: str) -> None:
@@ -66,3 +66,15 @@ def test_home_is_the_folder_before_the_first_wildcard() -> None:
     homes = {"a/b{id}/c_*": "a", "a/{id}_x.png": "a", "{id}.png": ".", "a/b": "a/b"}
     assert {pattern: str(home(pattern)) for pattern in homes} == homes
     assert [is_pattern(pattern) for pattern in homes] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "below"),
+    [
+        (["/data/scans/*_t1.nii.gz"], ["*_t1.nii.gz"]),
+        (["scans/{id}/t1.nii", "scans/{id}/flair.nii"], ["{id}/t1.nii", "{id}/flair.nii"]),
+        (["/data/t1/{id}.nii", "/data/flair/{id}.nii"], ["t1/{id}.nii", "flair/{id}.nii"]),
+    ],
+)
+def test_patterns_below_the_folder_of_all_files(patterns: list[str], below: list[str]) -> None:
+    assert below_home(patterns) == tuple(below)

@@ -52,7 +52,8 @@ def _need_harmless(key: str, node: Mapping[str, Any], trusted: Sequence[str]) ->
     if not is_network and not is_convolution:
         raise ConfigError(
             f"{key}._target_={target} is refused: a checkpoint may name network classes of "
-            f"{', '.join(NETWORKS)} only; trust your own package by --trust-package NAME"
+            f"{', '.join(NETWORKS)} only; trust your own package by --trust-package "
+            f"{(home or target).partition('.')[0]}"
         )
     for name, value in _arguments(named_object, node).items():
         if value and (name in _FILES or "pretrained" in str(name)):

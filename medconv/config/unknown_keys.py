@@ -58,7 +58,15 @@ def unknown_key(key: str) -> str:
 def nearest(key: str, names: Sequence[str]) -> list[str]:
     """The names most similar to a key; for a key of a group, no groups."""
     alike = [name for name in names if "." in name or "." not in key]
-    return difflib.get_close_matches(key, alike, n=3, cutoff=0.7)
+    return _abbreviated(key, alike) or difflib.get_close_matches(key, alike, n=3, cutoff=0.7)
+
+
+def _abbreviated(key: str, names: Sequence[str]) -> list[str]:
+    """The name that has the initials of a key's words, such as optimizer.lr of optimizer.learning_rate."""
+    group, dot, words = key.rpartition(".")
+    initials = "".join(word[:1] for word in words.split("_"))
+    abbreviated = f"{group}{dot}{initials}"
+    return [abbreviated] if len(initials) > 1 and abbreviated in names else []
 
 
 def takes_new_keys(key: str) -> bool:

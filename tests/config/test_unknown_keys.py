@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from medconv.config import ConfigError
-from medconv.config.unknown_keys import check_names, takes_new_keys
+from medconv.config.unknown_keys import check_names, nearest, takes_new_keys
 
 
 @pytest.mark.parametrize(
@@ -18,12 +18,19 @@ from medconv.config.unknown_keys import check_names, takes_new_keys
         ({"loss": None}, "loss=null: loss is no single value"),
         ({"trainer": {"callbacks": []}}, "trainer.callbacks cannot be set: add callbacks by"),
         ({"trainer": {"max_stepz": 1}}, "there is no key trainer.max_stepz; did you mean trainer.max_steps"),
+        ({"trainer": {"gradient_clip": 1}}, "did you mean trainer.gradient_clip_"),
         ({"derived": {"size_of": 1}}, "there is no key derived.size_of"),
     ],
 )
 def test_unknown_names_are_refused(values: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)):
         check_names(values)
+
+
+def test_words_of_an_abbreviation_lead_to_it() -> None:
+    names = ["optimizer.lr", "optimizer.weight_decay", "optimizer"]
+    assert nearest("optimizer.learning_rate", names) == ["optimizer.lr"]
+    assert nearest("optimizer.weight_dekay", names) == ["optimizer.weight_decay"]
 
 
 def test_names_of_typed_groups_and_any_name_of_a_class_are_known() -> None:

@@ -36,6 +36,24 @@ def test_ignored_voxels_are_not_measured(tmp_path: Path) -> None:
     assert report.intensities is not None and report.intensities.shape[1] == (labelled > 0).sum()
 
 
+def test_a_value_to_ignore_that_no_voxel_has_is_named(tmp_path: Path) -> None:
+    write_msd(tmp_path, 2)
+    edit_json(tmp_path, labels={"0": "background", "1": "big", "2": "small", "9": "ignore"})
+    warnings = check(msd(tmp_path), 1).warnings
+    assert "no label map has a voxel of the value to ignore, 9" in warnings
+    assert not check(msd(scribbled(tmp_path / "some")), 1).warnings
+
+
+def test_a_value_that_is_not_declared_counts_for_no_class(tmp_path: Path) -> None:
+    write_msd(tmp_path, 1)
+    label = label_array(0)
+    expected = int((label == 2).sum())
+    label[0, 0, 0] = 7
+    save(tmp_path / "labelsTr/case_0.nii.gz", label, AFFINE)
+    report = examine(msd(tmp_path).cases[0], msd(tmp_path))
+    assert report.errors and report.class_voxels[2] == expected
+
+
 def test_without_foreground_the_labelled_background_is_measured(tmp_path: Path) -> None:
     root = scribbled(tmp_path)
     label = np.full_like(label_array(0), 3)

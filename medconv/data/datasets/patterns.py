@@ -40,7 +40,9 @@ def files_of(pattern: str | Path, argument: str) -> dict[str, Path]:
         raise ArgumentError(argument, f"={text}: `**` is not supported, a `*` matches a part of one name")
     files = matching_files(text, argument)
     if not files:
-        raise ArgumentError(argument, f"={pattern}: no file matches")
+        folder = home(text)
+        missing = "" if folder.is_dir() else f", as there is no folder {folder}"
+        raise ArgumentError(argument, f"={pattern}: no file matches{missing}")
     return files
 
 

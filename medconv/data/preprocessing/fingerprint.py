@@ -26,6 +26,7 @@ from medconv.data.preprocessing.orientation import to_canonical
 from medconv.data.preprocessing.preprocess import content_box
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.threads import each
 
 INTENSITIES = ("percentile_00_5", "percentile_99_5", "mean", "std")  # measured in each channel
@@ -48,8 +49,9 @@ class CaseReport:
         no_data: lowest values of channels that probably stand for no data.
         shape, spacing_mm: of the content, in canonical (RAS) axis order.
         oriented: every file says where left and right are.
-        class_voxels: one count per class, without voxels to ignore. intensities: (channels, sampled
-            voxels), NaN of missing channels.
+        class_voxels: one count per class, without voxels to ignore.
+        ignored_voxels: their number.
+        intensities: (channels, sampled voxels), NaN of missing channels.
         thickness_mm: (classes, axes), see `thickness_of`; None for image-level targets.
         content: hash of the image's voxels, see `_content`.
     """
@@ -67,6 +69,7 @@ class CaseReport:
     flat: bool = False
     oriented: bool = True
     class_voxels: tuple[int, ...] = ()
+    ignored_voxels: int = 0
     intensities: np.ndarray | None = None
     thickness_mm: np.ndarray | None = None
     content: str = ""
@@ -126,6 +129,7 @@ def dataset_warnings(reports: Sequence[CaseReport], dataset: Dataset) -> list[st
         warnings.append(f"{named(unoriented)}: {UNORIENTED}")
     warnings += _no_data_warning(reports)
     warnings += _absent_classes_warning(reports, dataset)
+    warnings += _nothing_ignored_warning(reports, dataset)
     shapes = [report.shape for report in reports]
     spacings_mm = [report.spacing_mm for report in reports]
     warnings += lost_spacing(shapes, spacings_mm)
@@ -159,6 +163,14 @@ def _absent_classes_warning(reports: Sequence[CaseReport], dataset: Dataset) -> 
     return [f"no label map has a voxel of {absent}, which nothing can be learned about"]
 
 
+def _nothing_ignored_warning(reports: Sequence[CaseReport], dataset: Dataset) -> list[str]:
+    ignore = dataset.targets.ignore if isinstance(dataset.targets, SegmentationTargets) else None
+    has_labels = any(report.class_voxels for report in reports)
+    if ignore is None or not has_labels or any(report.ignored_voxels for report in reports):
+        return []
+    return [f"no label map has a voxel of the value to ignore, {ignore}"]
+
+
 def examine_all(dataset: Dataset, workers: int) -> list[CaseReport]:
     """A report of every case, in the dataset's order."""
     reports = list(each(lambda case: examine(case, dataset), dataset.cases, workers, "checking"))
@@ -180,7 +192,8 @@ def error_report(dataset: Dataset, errors: Mapping[str, Sequence[str]]) -> str:
     lines = []
     for case, messages in errors.items():
         lines += [f"  case {case}: {error}" for error in messages]
-    return f"dataset {dataset.name}: {len(lines)} errors in {len(dataset.cases)} cases\n" + "\n".join(lines)
+    errors_text = "1 error" if len(lines) == 1 else f"{len(lines)} errors"
+    return f"dataset {dataset.name}: {errors_text} in {len(dataset.cases)} cases\n" + "\n".join(lines)
 
 
 def still_invalid(dataset: Dataset, errors: Mapping[str, Sequence[str]]) -> bool:
@@ -339,7 +352,9 @@ def _describe(image: np.ndarray, label: np.ndarray, dataset: Dataset, report: Ca
     num_classes = len(dataset.class_names)
     ignored_value = -1 if dataset.targets.ignore is None else dataset.targets.ignore
     is_labelled = stored != ignored_value
-    values = stored[is_labelled].clip(max=num_classes - 1)
+    report.ignored_voxels = stored.size - int(is_labelled.sum())
+    # values that are not declared are an error of the case, and of no class
+    values = stored[is_labelled & (stored < num_classes)]
     report.class_voxels = tuple(np.bincount(values, minlength=num_classes).tolist())
     canonical_label, _ = to_canonical(label[None], report.grid)
     report.thickness_mm = thickness_of(canonical_label[0], report.class_voxels, report.spacing_mm)

@@ -90,7 +90,7 @@ def test_error_names_the_row(tmp_path: Path, row: str, message: str) -> None:
     dataset = csv(table(tmp_path, text), group_column="patient", class_names=["a", "b"])
     (error,) = dataset.errors.values()
     assert error.startswith("labels.csv, row 4: ") and message in error
-    with pytest.raises(ValueError, match="1 errors in 3 cases"):
+    with pytest.raises(ValueError, match="1 error in 3 cases"):
         check(dataset, 1)
 
 

@@ -62,7 +62,7 @@ def test_first_readable_image_sets_the_number_of_channels(tmp_path: Path) -> Non
         save(tmp_path / f"i/{name}.nii.gz", np.stack([image_array(0), image_array(1)], axis=-1))
     dataset = folder(str(tmp_path / "i/*.nii.gz"), str(tmp_path / "l/*.nii.gz"), modality="CT")
     assert dataset.modalities == ("CT", "CT")
-    with pytest.raises(ValueError, match="1 errors in 3 cases\n  case a: "):
+    with pytest.raises(ValueError, match="1 error in 3 cases\n  case a: "):
         check(dataset, workers=1)
 
 

@@ -61,7 +61,9 @@ def test_classes_are_joined_by_name_and_cases_annotate_their_own(two: dict[str, 
     expected[0] = 9
     np.testing.assert_array_equal(label_of(by_id["two_case_1"])[0], expected)
     measured, warnings, _ = check(dataset, 1)
-    assert not warnings and measured.class_voxels[4][1] == 0 < measured.class_voxels[4][3]
+    (same_images,) = warnings
+    assert "one_case_0 = two_case_0, one_case_1 = two_case_1" in same_images
+    assert measured.class_voxels[4][1] == 0 < measured.class_voxels[4][3]
     store = prepare(dataset, preprocessing_config(), tmp_path / "store", 1)
     np.testing.assert_array_equal(store.read("two_case_1").label, expected)
 

@@ -201,7 +201,7 @@ def test_a_label_without_permission_is_a_fault(open_folder: Path) -> None:
     assert dataset.cases[0].label is not None
     dataset.cases[0].label.chmod(0)
     error = unprivileged(check, dataset, 1)
-    message = r"1 errors in 2 cases\n  case good_a: .*labelsTr/good_a\.nii\.gz: no permission to read it$"
+    message = r"1 error in 2 cases\n  case good_a: .*labelsTr/good_a\.nii\.gz: no permission to read it$"
     assert re.search(message, error), error
 
 
@@ -237,7 +237,7 @@ def test_a_slice_among_volumes_is_a_fault(tmp_path: Path) -> None:
     image, label = dataset.cases[1].files
     save(image, image_array(0)[..., :1])
     save(label, label_array(0)[..., 1:2])
-    message = r"1 errors in 3 cases\n  case case_1: one slice only, while most cases are volumes"
+    message = r"1 error in 3 cases\n  case case_1: one slice only, while most cases are volumes"
     with pytest.raises(ValueError, match=message):
         check(dataset, 1)
 
@@ -245,7 +245,7 @@ def test_a_slice_among_volumes_is_a_fault(tmp_path: Path) -> None:
 def test_a_damaged_file_does_not_make_slices_a_fault(tmp_path: Path) -> None:
     dataset = tiny(tmp_path, shape=(12, 14, 1))
     truncate(dataset.cases[2].images[0])
-    with pytest.raises(ValueError, match=r"1 errors in 3 cases\n  case case_2: ") as error:
+    with pytest.raises(ValueError, match=r"1 error in 3 cases\n  case case_2: ") as error:
         check(dataset, 1)
     assert "one slice only" not in str(error.value)
 
@@ -376,7 +376,7 @@ def test_a_volume_among_slices_is_a_fault(tmp_path: Path) -> None:
     root = write_msd(tmp_path / "data", 4, shape=SHAPE[:2], affine=AFFINE)
     save(root / "imagesTr/case_2.nii.gz", image_array(2))
     save(root / "labelsTr/case_2.nii.gz", label_array(2))
-    message = r"1 errors in 4 cases\n  case case_2: a volume, while most cases are one slice"
+    message = r"1 error in 4 cases\n  case case_2: a volume, while most cases are one slice"
     with pytest.raises(ValueError, match=message):
         check(msd(root), 1)
     assert list(check(msd(root), 1, skip=True).errors) == ["case_2"]

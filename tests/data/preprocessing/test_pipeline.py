@@ -298,7 +298,7 @@ def test_skip_leaves_out_faulty_cases(tmp_path: Path, monkeypatch: pytest.Monkey
     dataset, folder = tiny(tmp_path / "three", 3), tmp_path / "b"
     content = dataset.cases[2].images[0].read_bytes()
     dataset.cases[2].images[0].write_bytes(b"")
-    with pytest.raises(ValueError, match="1 errors in 3 cases"):
+    with pytest.raises(ValueError, match="1 error in 3 cases"):
         fingerprint(dataset, folder, 1)
     measured, skipped = fingerprint(dataset, folder, 1, skip=True)
     assert measured == expected
@@ -306,7 +306,7 @@ def test_skip_leaves_out_faulty_cases(tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "check", None)  # nothing is checked again
         assert fingerprint(dataset, folder, 1, skip=True) == (measured, skipped)
-    with pytest.raises(ValueError, match="1 errors in 3 cases"):
+    with pytest.raises(ValueError, match="1 error in 3 cases"):
         fingerprint(dataset, folder, 1)
     dataset.cases[2].images[0].write_bytes(content)
     measured, skipped = fingerprint(dataset, folder, 1, skip=True)

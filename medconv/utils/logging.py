@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from medconv.utils.atomic_io import DISK_ERRORS
 
 log = logging.getLogger("medconv")
-_LIGHTNING_LOGGERS = ("lightning.pytorch", "lightning.fabric")
+_LIGHTNING_LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric")
 _PROFILERS = "lightning.pytorch.profilers"  # the table of trainer.profiler=simple is one message
 _OUR_LOGGERS = ("medconv", *_LIGHTNING_LOGGERS, _PROFILERS)
 _NEVER = logging.CRITICAL + 1

@@ -1,10 +1,12 @@
 """The batch script of a sweep: a Slurm job array with a task per job.
 
-A job whose time is nearly up saves a checkpoint, ends with its own exit code and is queued again.
+A job whose time is nearly up saves a checkpoint, ends with its own exit code and is queued again. So is one
+that lost a process.
 """
 
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,6 +49,7 @@ def script(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]
         cases="\n    ".join(cases),
         python=shlex.quote(sys.executable),
         preempted=PREEMPTED,
+        aborted=128 + signal.SIGABRT,
     )
 
 
@@ -120,10 +123,18 @@ case "$SLURM_ARRAY_TASK_ID" in
     *) echo "no job $SLURM_ARRAY_TASK_ID" >&2; exit 1 ;;
 esac
 
+export MEDCONV_ERROR_FILE="$folder/error-$SLURM_JOB_ID"  # the first process that fails writes there why
+rm -f "$MEDCONV_ERROR_FILE"
 # --cpus-per-task: srun does not take it from the job
 srun ${{SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"}} --kill-on-bad-exit=0 --wait=120 \\
     {python} -m medconv.cli train "${{arguments[@]}}"
 code=$?
+# NCCL's watchdog ends a process by SIGABRT if another one is lost: that is {preempted}, unless one has failed
+tasks=${{SLURM_NTASKS:-$((${{SLURM_JOB_NUM_NODES:-1}} * ${{SLURM_NTASKS_PER_NODE:-1}}))}}
+if [ "$code" -eq {aborted} ] && [ "$tasks" -gt 1 ] && [ ! -s "$MEDCONV_ERROR_FILE" ]; then
+    code={preempted}
+fi
+rm -f "$MEDCONV_ERROR_FILE"
 if [ "$code" -eq {preempted} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 50 ]; then
     scontrol requeue "$SLURM_JOB_ID" && exit "$code"
 fi

@@ -119,7 +119,7 @@ def test_group_norms_leave_channels_last_no_more() -> None:
         before = forward(plain, (2, 1, 64, 64, 64), channels_last=True, gathered=False).contiguous
         swapped = apply_switches(network, channels_last=True, fast_norm=True)
     after = forward(swapped, (2, 1, 64, 64, 64), channels_last=True, gathered=False).contiguous
-    assert len(after) < len(before) / 10, (before, after)
+    assert len(before) > 50 and not after
 
 
 def test_a_contiguous_image_is_seen() -> None:

@@ -117,3 +117,29 @@ def test_a_preempted_job_is_requeued_a_limited_number_of_times(
         codes.append((done.returncode, (job.folder.path / "exit_code").exists()))
     assert codes == [(75, False), (75, True)]  # requeued; then restarted too often
     assert Path(cluster["QUEUE"]).read_text() == "requeue 9\n"
+
+
+@pytest.mark.parametrize(
+    ("stopped", "tasks", "code"),
+    [
+        ("kill -ABRT $$", "2", 75),
+        ("kill -ABRT $$", "1", 134),  # alone, so that nobody was lost
+        ('echo "no such file" > "$MEDCONV_ERROR_FILE"; kill -ABRT $$', "2", 134),
+    ],
+)
+def test_a_job_that_a_watchdog_ends_has_lost_a_process(
+    tmp_path: Path, cluster: dict[str, str], stopped: str, tasks: str, code: int
+) -> None:
+    """NCCL's ends a process by SIGABRT; what failed by itself is not tried again."""
+    job = Job(("seed=1",), (), tmp_path / "home")
+    job.folder.path.mkdir(parents=True)
+    (tmp_path / "bin/scontrol").write_text("#!/bin/sh\n")
+    (tmp_path / "bin/scontrol").chmod(0o755)
+    (tmp_path / "stopped").write_text(stopped)
+    slurm = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "0", "SLURM_NTASKS": tasks}
+    environment = {**os.environ, **cluster, **slurm, "INSTEAD": f"bash {tmp_path}/stopped"}
+    content = slurm_script.script([job], {}, [])
+    done = subprocess.run(["bash"], input=content, text=True, check=False, env=environment, cwd=tmp_path)
+    assert done.returncode == code
+    assert (job.folder.path / "exit_code").exists() == (code != 75)
+    assert not list(job.folder.path.glob("error*"))

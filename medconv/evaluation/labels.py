@@ -248,7 +248,7 @@ def _manifest_targets(path: Path) -> SegmentationTargets:
         raise ValueError("too large")
     content: Any = common.read_json(path)
     if "targets" in content:
-        targets = SegmentationTargets.from_plain(content["targets"])
+        targets = SegmentationTargets.from_plain(content["targets"]).of_answers
     else:  # names alone, which a person may have written
         targets = LabelMapTargets.of_classes(names_of(content["class_names"]))
     if not targets.names:

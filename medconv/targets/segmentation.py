@@ -97,6 +97,11 @@ class SegmentationTargets(DiceScoredTargets):
         return ", ".join(texts)
 
     @property
+    def of_answers(self) -> "SegmentationTargets":
+        """The targets that the answers have, which are label maps."""
+        return self
+
+    @property
     def description(self) -> str:
         return f"{self.kind}: {self.words}"
 

@@ -36,6 +36,15 @@ class SoftTargets(LabelMapTargets):
     kind: ClassVar[str] = "soft"
     default_loss: ClassVar[str] = "soft_dice_ce"
 
+    @property
+    def of_answers(self) -> LabelMapTargets:
+        return LabelMapTargets(self.names, self.values)
+
+    @property
+    def description(self) -> str:
+        # Networks that were trained on label maps have outputs of the same meaning
+        return self.of_answers.description
+
     def encode(self, label: Tensor) -> Tensor:
         return label.float()
 
@@ -157,8 +166,7 @@ class SoftTargets(LabelMapTargets):
         return {**entry, "rater_dice": row["rater_dice"]}
 
     def over_folds(self, folds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        of_label_maps = LabelMapTargets(self.names, self.values)
-        return of_label_maps.over_folds([self._dice_rows(fold) for fold in folds])
+        return self.of_answers.over_folds([self._dice_rows(fold) for fold in folds])
 
     def _dice_rows(self, rows: Mapping[str, Any]) -> dict[str, ClassScores]:
         """The rows as those of other label maps."""

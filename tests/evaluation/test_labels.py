@@ -20,6 +20,7 @@ from medconv.evaluation.labels import (
 from medconv.inference.manifest import MANIFEST
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
+from medconv.targets.soft import SoftTargets
 
 REGIONS = RegionTargets(("whole", "core"), ((1, 2, 3), (2, 3)), 4, (1, 2))
 
@@ -42,6 +43,11 @@ def test_targets_come_from_the_manifest_then_from_the_dataset(tmp_path: Path) ->
         ("background", "x")
     )
     assert targets_of(*folders(tmp_path, {"class_names": ["old"], "targets": REGIONS.plain()})) == REGIONS
+    # what a network of several raters predicts can be compared with what another one does
+    soft = SoftTargets.of_classes(("background", "x")).plain()
+    assert targets_of(*folders(tmp_path, {"targets": soft})) == LabelMapTargets.of_classes(
+        ("background", "x")
+    )
 
 
 def changed(**changes: Any) -> dict[str, Any]:

@@ -42,6 +42,13 @@ def test_it_is_a_label_map_whose_background_has_the_rest() -> None:
     assert CLASSES.num_outputs == 3 and CLASSES.default_loss == "soft_dice_ce"
 
 
+def test_its_answers_are_those_of_a_network_that_was_trained_on_label_maps() -> None:
+    """So that the two can be averaged, and compared by `evaluate`."""
+    plain = LabelMapTargets.of_classes(["background", "a", "b"])
+    assert CLASSES.of_answers == plain == plain.of_answers
+    assert CLASSES.description == plain.description
+
+
 def test_random_labels_are_probabilities() -> None:
     label = CLASSES.random_labels(2, (4, 4))
     assert label.shape == (2, 2, 4, 4)

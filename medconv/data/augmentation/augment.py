@@ -171,10 +171,13 @@ class Augment(ParameterSampler):
     ) -> tuple[Tensor, Tensor]:
         """`apply_spatial` of probabilities, which move as further channels of the image."""
         num_channels = len(image[0])
-        pairs = zip(image, label, strict=True)
-        joined = [torch.cat([one, of_one.to(one.dtype)]) for one, of_one in pairs]
-        is_one_size = isinstance(image, Tensor) and isinstance(label, Tensor)
-        moved, _ = self.apply_spatial(torch.stack(joined) if is_one_size else joined, None, parameters)
+        joined: Images
+        if isinstance(image, Tensor) and isinstance(label, Tensor):
+            joined = torch.cat([image, label.to(image.dtype)], 1)
+        else:
+            pairs = zip(image, label, strict=True)
+            joined = [torch.cat([one, of_one.to(one.dtype)]) for one, of_one in pairs]
+        moved, _ = self.apply_spatial(joined, None, parameters)
         # Contiguous, as intensities of the image are changed in place
         probabilities = moved[:, num_channels:].contiguous()
         if self.flip_label_pairs and self.left_right_axis is not None:

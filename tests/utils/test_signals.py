@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +84,20 @@ def test_a_signal_does_not_end_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
         with request.waiting():
             pass
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_what_ends_a_wait_ends_with_the_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them its signal would end this process."""
+    monkeypatch.setattr(signals, "WAIT_SECONDS", 0.05)
+    before = set(threading.enumerate())
+    request = signals.StopRequest()
+    request.defer()
+    with request.noted():
+        os.kill(os.getpid(), signal.SIGTERM)
+        (watcher,) = set(threading.enumerate()) - before
+    with request.waiting():
+        watcher.join(60)
+        assert not watcher.is_alive()
 
 
 TRAINING = """

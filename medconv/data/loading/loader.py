@@ -1,6 +1,7 @@
 """A loader whose workers leave signals to the main process, end with it, and hand their errors to it."""
 
 import gc
+import logging
 import multiprocessing
 import os
 import signal
@@ -14,17 +15,20 @@ from typing import Any
 
 from monai.data import DataLoader
 from threadpoolctl import threadpool_limits
-from torch.utils.data._utils import signal_handling
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from medconv.data.loading.patch_dataset import SampleOrder
-from medconv.data.loading.worker_errors import WorkerError
+from medconv.data.loading.worker_errors import WorkerError, doing
 from medconv.performance.step_profiler import StepProfiler
 from medconv.utils.signals import PREEMPTING, RunInterrupted, StopRequest
 
 # What a terminal and Slurm send to all processes of a run
 _RUN_SIGNALS = {signal.SIGINT, *PREEMPTING}
+_LONG_WAIT = 60 // MP_STATUS_CHECK_INTERVAL  # torch looks for a batch every 5 seconds
 _DEATH_SECONDS = 2.0  # from the loss of a worker's connection to the signal that names the worker
+
+log = logging.getLogger(__name__)
 
 
 class Loader(DataLoader):
@@ -95,8 +99,24 @@ class Loader(DataLoader):
 class _Batches(_MultiProcessingDataLoaderIter):
     """torch's iterator, which ends workers that are stopped or hang, too.
 
-    torch waits 10 s for each of them, and Python at its exit for ever.
+    torch waits 10 s for each of them, and Python at its exit for ever. After a minute without a batch, a
+    warning says what the worker does that should send it.
     """
+
+    _looks = 0  # for a batch, without one
+
+    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+        success, batch = super()._try_get_data(timeout)
+        self._looks = 0 if success else self._looks + 1
+        if self._looks == _LONG_WAIT:
+            log.warning("no batch for a minute: %s", "; ".join(doing(pid) for pid in self._awaited()))
+        return success, batch
+
+    def _awaited(self) -> list[int]:
+        """Process ids of the worker with the next batch, or of all when an epoch begins."""
+        task = self._task_info.get(self._rcvd_idx)
+        workers = self._workers if task is None else [self._workers[task[0]]]
+        return [worker.pid for worker in workers]
 
     def _shutdown_workers(self) -> None:
         if not self._shutdown:

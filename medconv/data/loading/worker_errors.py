@@ -12,7 +12,9 @@ import re
 import signal
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -207,6 +209,23 @@ def _exit(pid: int) -> str:
 
 def description(pid: int, ended_by: str) -> str:
     """The worker, its end and its task, in words."""
+    return _with_task(pid, f"was ended by {ended_by}")
+
+
+def doing(pid: int) -> str:
+    """The worker, its state and its task, in words."""
+    state = ""
+    with suppress(OSError):  # other systems have no /proc
+        # After the name in parentheses, which may hold spaces
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    words = {
+        "T": f"is stopped (`kill -CONT {pid}` lets it go on)",
+        "D": "waits for a disk or network file system",
+    }
+    return _with_task(pid, words.get(state, "has not sent it"))
+
+
+def _with_task(pid: int, words: str) -> str:
     tasks = [guarded.at_work(pid) for guarded in _GUARDED]
-    words = [f"loader worker {pid} was ended by {ended_by}", *filter(None, tasks)]
-    return " ".join(words[:2])  # it has one task
+    # It has one task
+    return " ".join([f"loader worker {pid} {words}", *filter(None, tasks)][:2])

@@ -7,6 +7,7 @@ import sys
 import threading
 from multiprocessing import reduction, resource_sharer
 from multiprocessing.connection import Client, Connection
+from pathlib import Path
 
 import pytest
 import torch
@@ -104,6 +105,25 @@ def test_a_signal_ends_the_wait_for_a_stopped_worker_and_the_worker(monkeypatch:
         list(batches)
     (worker,) = batches._iterator._workers
     until(lambda: not is_running(worker.pid), 60)
+
+
+def test_a_batch_that_does_not_come_is_a_warning_that_names_the_worker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once for each wait."""
+    batches = loader.Loader(
+        Stopping(), num_workers=1, multiprocessing_context="fork", worker_init_fn=loader.init_worker
+    )
+    waiting = batches._get_iterator()
+    (worker,) = waiting._workers
+    until(lambda: "\nState:\tT" in Path(f"/proc/{worker.pid}/status").read_text(), 60)
+    for _ in range(30):
+        assert waiting._try_get_data(timeout=0.001) == (False, None)
+    waiting._shutdown_workers()
+    assert caplog.messages == [
+        f"no batch for a minute: loader worker {worker.pid} is stopped "
+        f"(`kill -CONT {worker.pid}` lets it go on)"
+    ]
 
 
 class Ones(Dataset[torch.Tensor]):

@@ -116,7 +116,7 @@ class _Batches(_MultiProcessingDataLoaderIter):
         """Process ids of the worker with the next batch, or of all when an epoch begins."""
         task = self._task_info.get(self._rcvd_idx)
         workers = self._workers if task is None else [self._workers[task[0]]]
-        return [worker.pid for worker in workers]
+        return [worker.pid for worker in workers if worker.pid is not None]
 
     def _shutdown_workers(self) -> None:
         if not self._shutdown:

@@ -141,7 +141,8 @@ class _OnPreparedGrid:
             self._entropy_sum += voxels * entropy
             self._labelled += voxels
         if self._targets.scores_probabilities:
-            self._kept.append(new.logits.float())
+            # A copy: the stream will reuse the memory.
+            self._kept.append(new.logits.to("cpu", torch.float32, copy=True))
         self._planes = stop
 
     def logits(self, axis: int) -> Tensor | None:

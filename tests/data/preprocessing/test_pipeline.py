@@ -221,9 +221,9 @@ def test_dataset_folder_stays_the_same_when_a_case_is_added(tmp_path: Path) -> N
 def test_fingerprint_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checks = []
 
-    def counting(dataset: Dataset, workers: int, skip: bool) -> object:
+    def counting(dataset: Dataset, *options: object) -> object:
         checks.append(dataset.name)
-        return real(dataset, workers, skip)
+        return real(dataset, *options)
 
     real = pipeline.check
     monkeypatch.setattr(pipeline, "check", counting)

@@ -133,7 +133,7 @@ def prepare(
 @contextmanager
 def _joined(claims: Claims, folder: Path, store: Store) -> Iterator[None]:
     """Be one of the processes that prepare a store; the only one removes what killed processes left."""
-    with _lock(folder), _writing(folder):
+    with _lock(folder), _writing(store.folder):
         if not claims.is_shared():
             store.sweep()
         claims.join()

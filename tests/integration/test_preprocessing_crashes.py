@@ -187,4 +187,4 @@ def test_no_room_for_the_fingerprint_is_named(tmp_path: Path) -> None:
     call = f"fingerprint(msd({str(root)!r}), Path({str(cache)!r}), 1)"
     error = error_of(call, root, before=file_size_limit(100))
     assert error == f"cache_dir: cannot write to {cache} (File too large)\n"
-    assert [path.name for path in cache.iterdir()] == [".lock"]
+    assert {path.name for path in cache.iterdir()} == {".lock", "examined.jsonl"}

@@ -61,7 +61,8 @@ class Examined:
         return hashlib.sha256(content.encode()).hexdigest()[:24]
 
     def _add(self, key: str, report: CaseReport) -> None:
-        line = f"{key} {json.dumps(_plain(report))}\n"
+        # It begins a line, since a full disk may have cut the one before.
+        line = f"\n{key} {json.dumps(_plain(report))}"
         with self._lock:
             if not self._can_write:
                 return

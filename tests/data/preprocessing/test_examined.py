@@ -88,11 +88,15 @@ def test_cases_with_errors_are_read_again(dataset: Dataset, tmp_path: Path, read
 def test_a_stopped_check_goes_on(dataset: Dataset, tmp_path: Path, read: list[str]) -> None:
     """Its last line was cut; what is no line of ours is left out."""
     expected = examine_all(dataset, tmp_path)
-    lines = (tmp_path / FILE).read_bytes().splitlines(keepends=True)
-    (tmp_path / FILE).write_bytes(b"\xff\n{}\n" + b"".join(lines[:3]) + lines[3][:90] + b"\n")
+    lines = (tmp_path / FILE).read_bytes().split(b"\n")[1:]
+    assert len(lines) == len(dataset.cases)
+    (tmp_path / FILE).write_bytes(b"\xff\n{}\n" + b"\n".join(lines[:3]) + b"\n" + lines[3][:90])
     read.clear()
     assert_same(examine_all(dataset, tmp_path), expected)
     assert read == [case.id for case in dataset.cases[3:]]
+    read.clear()
+    assert_same(examine_all(dataset, tmp_path), expected)
+    assert read == []
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(

@@ -56,7 +56,12 @@ def predict(
         ValueError: `output` holds other results, cases failed, or the disk is full.
     """
     keep_freed_memory()
-    workers = fitting_workers(cases, predictor.members, workers)
+    workers = fitting_workers(
+        cases,
+        predictor.members,
+        workers,
+        saves_probabilities=output.logit_folder is not None,
+    )
     stages = _Stages(predictor, output)
     # One thread per matrix product in NumPy and SciPy: `workers` of them load beside the network.
     limits = threadpool_limits(1, user_api="blas")

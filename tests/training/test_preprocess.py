@@ -138,7 +138,9 @@ def test_check_only_lists_every_error_and_fails(
         and rows["case_2"].endswith("%")
     )
     assert err.startswith("error: dataset Tiny: 2 errors in 7 cases\n  case case_1: ")
-    assert not (tmp_path / "cache").exists()
+    (home,) = (tmp_path / "cache").iterdir()
+    (file,) = home.iterdir()  # nothing is prepared
+    assert file.name == "examined.jsonl"
 
 
 @pytest.mark.parametrize(

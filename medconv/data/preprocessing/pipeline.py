@@ -36,7 +36,6 @@ from medconv.utils.atomic_io import NO_ACCESS, write_text
 from medconv.utils.claims import Claims
 from medconv.utils.cluster import has_neighbours
 from medconv.utils.errors import ArgumentError, explained, reason
-from medconv.utils.locks import acquired, held
 from medconv.utils.logging import size_text
 from medconv.utils.threads import each
 
@@ -125,7 +124,7 @@ def prepare(
         pairs = zip(missing, list(is_done), strict=True)
         # Other processes prepare these; where one of them has ended, this process does its case.
         for case in [case for case, done in pairs if not done]:
-            with held(claims.lock(case.id)):
+            with locks.held(claims.lock(case.id)):
                 prepare_one(case)
     return store
 
@@ -138,7 +137,7 @@ def _joined(claims: Claims, folder: Path, store: Store) -> Iterator[None]:
             store.sweep()
         claims.join()
     # The ranks of a run take turns on each machine, as each has `workers` cases in memory.
-    turn = held(claims.lock(f".{socket.gethostname()}")) if has_neighbours() else nullcontext()
+    turn = locks.held(claims.lock(f".{socket.gethostname()}")) if has_neighbours() else nullcontext()
     try:
         with turn:
             yield
@@ -150,7 +149,7 @@ def _joined(claims: Claims, folder: Path, store: Store) -> Iterator[None]:
 def _claimed(claims: Claims, case: Case, prepare_one: Callable[[Case], None]) -> bool:
     """Prepare a case; False: another process is at work on it."""
     lock = claims.lock(case.id)
-    if not acquired(lock):
+    if not locks.acquired(lock):
         return False
     try:
         prepare_one(case)

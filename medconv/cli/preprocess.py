@@ -39,7 +39,7 @@ def parser() -> Parser:
     actions.add_argument(
         "--check-only",
         action="store_true",
-        help="show cases and errors, but write nothing",
+        help="show cases and errors, but prepare nothing; only new and changed files are read again",
     )
     actions.add_argument(
         "--verify",

@@ -101,7 +101,7 @@ def numbered_of(label_maps: Sequence[np.ndarray]) -> SegmentationTargets:
     """A class for each label value of these label maps."""
     values: set[int] = set()
     for label_map in label_maps:
-        values.update(np.unique(label_map).tolist())
+        values |= labels.values_in(label_map)
     return labels.numbered(values)
 
 

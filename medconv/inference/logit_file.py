@@ -36,7 +36,7 @@ class LogitFile:
         self.in_plane: tuple[int, ...] = ()
 
     def put(self, first: int, logits: Tensor) -> None:
-        """Write the planes from `first`; those that are there are left out. Planes in between may be missing.
+        """Write the planes from `first`; those that are there are left out.
 
         Shape: logits (channels, planes, *in_plane).
         """

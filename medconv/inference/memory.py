@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from medconv.data.case import Case, Grid
@@ -20,6 +20,9 @@ from medconv.utils.logging import size_text
 log = logging.getLogger(__name__)
 _LOADING = 12  # bytes a voxel and channel, measured: three times the float32 image
 _LABEL = 4  # bytes a voxel: the label map on the content's grid and on the image's
+# Bytes a voxel while probabilities are written: the sum over classes, a channel on the content's grid and on
+# the image's.
+_PROBABILITIES = 12
 # Planes in work, in lengths of a window: its own, those not asked for yet, and of a row that a batch begins.
 _RING = 1.4
 _USABLE = 0.8  # share of the machine's memory
@@ -29,15 +32,18 @@ _WORTH_SAYING = 2**30  # bytes
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes of a case: while it is loaded, and while it is predicted."""
+    """Bytes of a case: while it is loaded, while it is predicted, and while its probabilities are written."""
 
     shape: tuple[int, ...]
     loading: float
     predicting: float
+    writing: float = 0.0
 
     def total(self, workers: int) -> float:
-        """Of a case that is predicted and one that waits, beside those that are being loaded."""
-        return self.predicting + (workers + 1) * self.loading
+        """Of a case that is predicted, one that is written and one that waits, beside those that are being
+        loaded.
+        """
+        return self.predicting + self.writing + (workers + 1) * self.loading
 
 
 def fitting_workers(
@@ -45,6 +51,7 @@ def fitting_workers(
     members: Sequence[LoadedModel],
     workers: int,
     available: float | None = None,
+    saves_probabilities: bool = False,
 ) -> int:
     """Cases to load at once: `workers`, or fewer if memory would run out; a line says what it takes.
 
@@ -57,6 +64,8 @@ def fitting_workers(
     needs = [need for need in (_need(case, members) for case in cases[:_LOOKED_AT]) if need]
     if not needs:
         return workers
+    if saves_probabilities:
+        needs = [replace(need, writing=_PROBABILITIES * prod(need.shape)) for need in needs]
     largest = max(needs, key=lambda need: need.total(workers))
     usable = _USABLE * (total_memory() if available is None else available)
     fitting = workers

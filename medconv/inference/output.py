@@ -5,9 +5,6 @@ lock, which the operating system releases when the process ends, even if it is k
 """
 
 import json
-import os
-import shutil
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,8 +16,9 @@ from filelock import FileLock
 from medconv.data.case import Case
 from medconv.inference.manifest import MANIFEST, Entry, OutputState, differences, entry, read
 from medconv.utils.atomic_io import write_text
+from medconv.utils.claims import Claims
 from medconv.utils.errors import ArgumentError
-from medconv.utils.locks import acquired, held
+from medconv.utils.locks import held
 from medconv.utils.logging import some
 
 
@@ -84,9 +82,7 @@ class Output(ABC):
         self.claimed_by_others: list[str] = []
         self.logit_folder: Path | None = None
         self._lock = FileLock(path / ".lock")
-        self._claims = path / ".claims"
-        process = f"{socket.gethostname()}-{os.getpid()}-{id(self)}.process"
-        self._process_lock = FileLock(self._claims / process, thread_local=False)
+        self._claims = Claims(path / ".claims")
 
     @property
     def target(self) -> Path:
@@ -149,13 +145,12 @@ class Output(ABC):
         renewed = state.renewed(cases)
         replaced = [case_id for case_id in cases if case_id not in renewed] if overwrite else []
         self._check(state, cases, overwrite, replaced)
-        self._claims.mkdir(exist_ok=True)
         if not state.busy:
             self._clean(replaced)
         # Entries of results made with other settings would make these count as done.
         previous = {} if state.differences else state.listed
         self._write_manifest({**previous, **cases}, sorted({*renewed, *replaced}))
-        self._process_lock.acquire()
+        self._claims.join()
 
     def _check(
         self,
@@ -192,11 +187,8 @@ class Output(ABC):
         Args:
             completed: this process did all its cases.
         """
-        self._process_lock.release()
-        Path(self._process_lock.lock_file).unlink(missing_ok=True)
-        if self._is_shared():
+        if not self._claims.leave():
             return
-        shutil.rmtree(self._claims, ignore_errors=True)
         manifest = read(self.path) if completed else {}
         if manifest.get("overwriting"):
             # A full disk: all cases are done nevertheless.
@@ -225,17 +217,5 @@ class Output(ABC):
             overwriting=manifest.get("overwriting", []),
             differences=differences(manifest["settings"], self.settings) if manifest else [],
             existing=self._existing(manifest),
-            busy=self._is_shared(),
+            busy=self._claims.is_shared(),
         )
-
-    def _is_shared(self) -> bool:
-        """Whether another process works here; removes the locks of processes that have ended."""
-        alive = False
-        for path in self._claims.glob("*.process"):
-            lock = FileLock(path)
-            if acquired(lock):
-                lock.release()
-                path.unlink(missing_ok=True)
-            else:
-                alive = True
-        return alive

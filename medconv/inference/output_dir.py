@@ -108,7 +108,7 @@ class OutputDir(Output):
         postponed: list[Case] = []
         for is_second_pass, remaining in ((False, cases), (True, postponed)):
             for case in remaining:
-                lock = FileLock(self._claims / f"{case.id}.lock", thread_local=False)
+                lock = self._claims.lock(case.id)
                 if self._claimed(case, lock):
                     yield Claim(case, lock.release)
                 elif self.label(case.id).exists():

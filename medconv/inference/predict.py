@@ -24,6 +24,7 @@ from medconv.inference.prepare import Input
 from medconv.inference.quality import Line
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils import signals
+from medconv.utils.cluster import local_rank
 from medconv.utils.digests import digest
 from medconv.utils.errors import ArgumentError, first_line
 from medconv.utils.hardware import keep_freed_memory
@@ -55,7 +56,12 @@ def predict(
         ValueError: `output` holds other results, cases failed, or the disk is full.
     """
     keep_freed_memory()
-    workers = fitting_workers(cases, predictor.members, workers)
+    workers = fitting_workers(
+        cases,
+        predictor.members,
+        workers,
+        saves_probabilities=output.logit_folder is not None,
+    )
     stages = _Stages(predictor, output)
     # One thread per matrix product in NumPy and SciPy: `workers` of them load beside the network.
     limits = threadpool_limits(1, user_api="blas")
@@ -215,12 +221,14 @@ def _about(predictor: Predictor) -> dict[str, Any]:
 
 
 def usable_device(name: str | None) -> str:
-    """The device with this name; None: the GPU if there is one, else the CPU.
+    """The device with this name; None: a GPU if there is one, else the CPU.
+
+    Processes that torchrun or srun started take different GPUs.
 
     Raises:
         ArgumentError: this machine has no such device.
     """
-    device = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = name or _own_device()
     try:
         torch.zeros(1, device=device)
     # AssertionError: torch was built without it.
@@ -228,3 +236,9 @@ def usable_device(name: str | None) -> str:
         problem = f" {device}: cannot be used here ({first_line(error)})"
         raise ArgumentError("device", problem) from error
     return device
+
+
+def _own_device() -> str:
+    if not torch.cuda.is_available():
+        return "cpu"
+    return f"cuda:{local_rank() % torch.cuda.device_count()}"

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from medconv.data.preprocessing.slabs import ContentArray, Slab, SlabGrid
 from medconv.inference import quality
-from medconv.inference.logit_file import LogitFile
 from medconv.inference.logit_stream import LogitSource
 from medconv.targets.segmentation import SegmentationTargets
 
@@ -27,6 +26,16 @@ class OnCpu(Protocol):
 
 
 Logits = TypeVar("Logits", bound=OnCpu)
+
+
+class LogitSink(Protocol):
+    """Takes the logits of an image, slab by slab."""
+
+    def put(self, first: int, logits: Tensor) -> None:
+        """The planes from `first`; the first ones of them may have come before, and none is left out.
+
+        Shape: logits (outputs, planes, *in_plane).
+        """
 
 
 @dataclass(frozen=True)
@@ -84,16 +93,16 @@ def answer_of(
     groups: Sequence[Group],
     targets: SegmentationTargets,
     with_quality: bool = False,
-    files: Sequence[LogitFile] = (),
+    sinks: Sequence[LogitSink] = (),
 ) -> ContentAnswer:
     """The label map, from the mean of logits, or of probabilities where there are several groups.
 
     Args:
         groups: each with the same content and axis.
         with_quality: the answer has uncertainty and source labels, too.
-        files: keep the mean logits of each group; none: they are not kept.
+        sinks: get the mean logits of each group; none: no one else needs them.
     Raises:
-        OSError: no room for the files.
+        OSError: as `LogitSink.put`.
         ValueError: as `Group.check`.
     """
     label = ContentArray(groups[0].grid, np.int16)
@@ -109,8 +118,8 @@ def answer_of(
             each_source += [_SlabLogits([group], [slab], [one], targets) for one in logits]
             means.append(mean_logits(logits, [source.share for source in group.sources]))
             group.check(means[-1])
-        for file, slab, mean in zip(files, slabs, means, strict=bool(files)):
-            file.put(slab.sources.start, mean)
+        for sink, slab, mean in zip(sinks, slabs, means, strict=bool(sinks)):
+            sink.put(slab.sources.start, mean)
         ensemble = _SlabLogits(groups, slabs, means, targets)
         label.put(slabs[0], with_cpu_fallback(ensemble, _SlabLogits.label))
         if with_quality:

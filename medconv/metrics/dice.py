@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 
 ClassScores = dict[str, float | None]  # class name to value; None if undefined
+_VOXELS_AT_ONCE = 2**18  # their codes stay in the processor's cache
 
 
 class LabelValues(Protocol):
@@ -71,8 +72,18 @@ def _contingency_table(
     # a prediction may hold values that the targets do not declare
     highest = max(num_values, prediction.max(initial=0), reference.max(initial=0))
     size = 1 + int(highest)
-    codes = prediction.astype(np.int64) * size + reference
-    return np.bincount(codes.ravel(), minlength=size**2).reshape(size, size)
+    counts = np.zeros(size**2, np.int64)
+    # 64-bit codes of a whole CT would take gigabytes
+    for predicted_voxels, reference_voxels in zip(_pieces(prediction), _pieces(reference), strict=True):
+        codes = predicted_voxels.astype(np.int64) * size + reference_voxels
+        counts += np.bincount(codes, minlength=size**2)
+    return counts.reshape(size, size)
+
+
+def _pieces(label: np.ndarray) -> list[np.ndarray]:
+    """Voxels in a row, some at a time."""
+    voxels = label.ravel()
+    return [voxels[first : first + _VOXELS_AT_ONCE] for first in range(0, len(voxels), _VOXELS_AT_ONCE)]
 
 
 def _mean_of_defined(values: Iterable[float | None]) -> float | None:

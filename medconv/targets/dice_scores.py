@@ -20,14 +20,15 @@ class ValidatedCase(NamedTuple):
     Args:
         prediction, reference: label maps.
         raters: label maps of several raters, whose consensus is `reference`; None: this one is missing.
-        logits, label: (1, channels, *spatial) on the preprocessed grid, as the loss takes them.
+        logits, label: (1, channels, *spatial) on the preprocessed grid, as the loss takes them; logits are
+            None unless the targets score probabilities, since those of a CT may not fit into memory.
         annotated: as of `DiceScoredTargets.dice`.
     """
 
     prediction: np.ndarray
     reference: np.ndarray
     raters: Sequence[np.ndarray | None]
-    logits: Tensor
+    logits: Tensor | None
     label: Tensor
     annotated: Sequence[bool] | None = None
 
@@ -37,6 +38,7 @@ class DiceScoredTargets(Targets):
 
     score_title: ClassVar[str] = "Dice"
     monitored: ClassVar[MonitoredMetric] = DICE
+    scores_probabilities: ClassVar[bool] = False
 
     @property
     @abstractmethod

@@ -35,6 +35,7 @@ class SoftTargets(LabelMapTargets):
 
     kind: ClassVar[str] = "soft"
     default_loss: ClassVar[str] = "soft_dice_ce"
+    scores_probabilities: ClassVar[bool] = True
 
     @property
     def of_answers(self) -> LabelMapTargets:
@@ -91,6 +92,7 @@ class SoftTargets(LabelMapTargets):
             scores = self.dice(case.prediction, label_map, case.annotated)
             rater_dice.append(metrics_dice.mean(scores))
         annotated = [True] * self.num_outputs if case.annotated is None else case.annotated
+        assert case.logits is not None
         calibration = self._calibration(case.logits, case.label, annotated)
         return {"dice": list(dice.values()), "rater_dice": rater_dice, **calibration}
 

@@ -5,16 +5,14 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 import medconv
 from medconv import config as configs
 from medconv.config import InitConfig, Node, RunConfig, TrainerConfig
 from medconv.convs import mirror_axes
 from medconv.data import left_right
-from medconv.data.preprocessing.preprocess import left_right_axis
-from medconv.data.preprocessing.slabs import restore
+from medconv.data.preprocessing.preprocess import CropInfo, left_right_axis
 from medconv.data.preprocessing.store import Store
 from medconv.inference.load import window_of
 from medconv.inference.tta import flips, training_axes, usable_axes
@@ -167,11 +165,11 @@ def _validation(config: RunConfig, targets: Targets, network: nn.Module, store: 
         return ImageLevelValidation(targets, flips(window.mirror_axes))
     assert isinstance(targets, SegmentationTargets)
 
-    def to_native(logits: Tensor, case: str) -> np.ndarray:
+    def crop_info(case: str) -> CropInfo:
         assert store is not None
-        return restore(logits, store.crop_info(case), targets.decode)
+        return store.crop_info(case)
 
-    return LabelMapValidation(window, targets, to_native, whole_batches=bool(config.perf.compile))
+    return LabelMapValidation(window, targets, crop_info, whole_batches=bool(config.perf.compile))
 
 
 def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | None) -> nn.Module:

@@ -2,12 +2,14 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from medconv import config
 from medconv.config import RunConfig, compose
 from medconv.data.case import Dataset
+from medconv.data.preprocessing.examined import Examined
 from medconv.data.preprocessing.fingerprint import (
     CaseReport,
     dataset_warnings,
@@ -15,6 +17,7 @@ from medconv.data.preprocessing.fingerprint import (
     examine_all,
     measure,
 )
+from medconv.data.preprocessing.pipeline import dataset_folder
 from medconv.planning import report as planning_report
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.training.data_setup import (
@@ -59,9 +62,14 @@ def _prepare(run_config: RunConfig, verify: bool) -> int:
 
 
 def _check(run_config: RunConfig) -> int:
-    """Checks all cases without writing. Raises: ValueError: some are invalid; lists all errors."""
+    """Checks all cases; those that were read before and have not changed are not read again.
+
+    Raises:
+        ValueError: some are invalid; lists all errors.
+    """
     dataset, workers = find_data(run_config.data)
-    reports = examine_all(dataset, workers)
+    examined = Examined(dataset, dataset_folder(Path(run_config.data.cache_dir), dataset))
+    reports = examine_all(dataset, workers, examined.examine)
     print(table(dataset, reports))
     _print_warnings(dataset, reports)
     errors = {report.case: report.errors for report in reports if report.errors}

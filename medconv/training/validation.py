@@ -1,24 +1,25 @@
 """What a validation does with a batch of cases: label maps by sliding windows, whole images at once."""
 
-import logging
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from medconv.data.loading.datamodule import Batch
+from medconv.data.preprocessing.preprocess import CropInfo, to_native
+from medconv.data.preprocessing.slabs import SlabGrid, slab_axis
+from medconv.inference.slab_answer import Group, Source, answer_of, with_cpu_fallback
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.inference.tta import mean_over_flips
 from medconv.models.outputs import full_resolution
 from medconv.targets.dice_scores import ValidatedCase
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,57 +45,125 @@ class Validation(Protocol):
 
 @dataclass(frozen=True)
 class LabelMapValidation:
-    """The Dice of one case at a time, on its original grid; scored on the CPU if the GPU runs out of memory.
+    """The Dice of one case at a time, on its original grid, by slabs as in prediction.
 
     Args:
         window: predicts whole cases.
         targets: decode the logits and score the label map.
-        to_native: (logits (classes, *spatial), case id) -> label map (X, Y, Z) on the case's original grid.
+        crop_info: case id to where its content lies in the original grid.
         whole_batches: fill up a case's last batch of windows, since a compiled network would be compiled
             again for its size.
     """
 
     window: SlidingWindow
     targets: SegmentationTargets
-    to_native: Callable[[Tensor, str], np.ndarray]
+    crop_info: Callable[[str], CropInfo]
     whole_batches: bool = False
 
     def __call__(self, network: Callable[[Tensor], Tensor], batch: Batch) -> Validated:
         if self.whole_batches:
             network = partial(_in_whole_batches, network, self.window.batch_size)
-        logits = self.window(network, batch["image"]).float()
-        try:
-            return self._scored(logits, batch)
-        except torch.OutOfMemoryError:  # the loss and resampling need several times the logits' memory
-            log.info("case %s: scored on the CPU, as the GPU's memory ran out", batch["case"])
-        # Outside of the handler: its traceback would keep the GPU's tensors alive
-        torch.cuda.empty_cache()
-        return self._scored(logits.cpu(), batch)
-
-    def _scored(self, logits: Tensor, batch: Batch) -> Validated:
-        """Shape: logits (1, classes, *spatial), on the preprocessed grid; on a CPU if they filled the GPU."""
-        label = batch["label"].to(logits.device, non_blocking=True)
         case = batch["case"]
         annotated = batch.get("annotated")
+        crop_info = self.crop_info(case)
+        axis = slab_axis(crop_info.content_shape, self.window.slice_axis)
+        image = batch["image"][0]
+        grid = SlabGrid(crop_info, axis, image.shape[1 + axis])
+        stream = self.window.stream(network, image, axis, grid.planes_at_once)
+        group = Group(grid, 1.0, [Source(stream, 1.0)], _accept)
+        # Shape: (channels, *spatial) -> (channels, planes, *in_plane).
+        label = batch["label"][0].movedim(1 + axis, 1)
+        on_prepared_grid = _OnPreparedGrid(self.targets, label, annotated)
+        content = answer_of([group], self.targets, sinks=[on_prepared_grid])
+        prediction = to_native(content.label, crop_info)
         validated = ValidatedCase(
-            prediction=self.to_native(logits[0], case),
+            prediction=prediction,
             reference=batch["reference"].cpu().numpy(),
             raters=batch.get("raters", ()),
-            logits=logits,
-            label=label,
+            logits=on_prepared_grid.logits(axis),
+            label=batch["label"],
             annotated=annotated,
         )
         row = self.targets.row(validated)
-        loss = self.targets.cross_entropy(logits, label, annotated)
         return Validated(
             rows={case: row},
             predicted={
                 "case": case,
-                "prediction": self.targets.decode(logits[0]),
+                "prediction": on_prepared_grid.prediction.movedim(0, axis),
                 "dice": self.targets.summary({case: row})["dice"],
             },
-            losses={case: loss},
+            losses={case: on_prepared_grid.cross_entropy},
         )
+
+
+def _accept(logits: Tensor) -> None:
+    """Logits that are not finite are scored like others: training has its own guard."""
+
+
+class _OnPreparedGrid:
+    """What follows from the logits before they are resampled: the loss, and a label map for pictures.
+
+    Args:
+        label: (channels, planes, *in_plane), on the host.
+        annotated: as in `SegmentationTargets.cross_entropy`.
+    """
+
+    def __init__(
+        self,
+        targets: SegmentationTargets,
+        label: Tensor,
+        annotated: Sequence[bool] | None,
+    ) -> None:
+        self._targets = targets
+        self._label = label
+        self._annotated = annotated
+        self._planes = 0  # so many were taken
+        self._entropy_sum = 0.0
+        self._labelled = 0
+        self._kept: list[Tensor] = []
+        self.prediction = torch.zeros(label.shape[1:], dtype=torch.int16)
+
+    @property
+    def cross_entropy(self) -> float | None:
+        """The mean over the labelled voxels; None if there are none."""
+        return self._entropy_sum / self._labelled if self._labelled else None
+
+    def put(self, first: int, logits: Tensor) -> None:
+        """As of `LogitSink`."""
+        stop = first + logits.shape[1]
+        planes = slice(self._planes, stop)
+        new = _Planes(logits[:, self._planes - first :], self._label[:, planes])
+        self.prediction[planes] = with_cpu_fallback(new, lambda each: self._targets.decode(each.logits)).cpu()
+        entropy = with_cpu_fallback(new, self._mean_entropy)
+        if entropy is not None:
+            is_labelled = self._targets.labelled(new.label)
+            voxels = new.label[0].numel() if is_labelled is None else int(is_labelled.sum())
+            self._entropy_sum += voxels * entropy
+            self._labelled += voxels
+        if self._targets.scores_probabilities:
+            # A copy: the stream will reuse the memory.
+            self._kept.append(new.logits.to("cpu", torch.float32, copy=True))
+        self._planes = stop
+
+    def logits(self, axis: int) -> Tensor | None:
+        """Shape: (1, outputs, *spatial), if the targets score probabilities. Args: axis: of the planes."""
+        if not self._kept:
+            return None
+        return torch.cat(self._kept, 1).movedim(1, 1 + axis)[None]
+
+    def _mean_entropy(self, planes: _Planes) -> float | None:
+        return self._targets.cross_entropy(planes.logits[None].float(), planes.label[None], self._annotated)
+
+
+@dataclass(frozen=True)
+class _Planes:
+    """Some planes of a case: logits (outputs, planes, *in_plane), label (channels, planes, *in_plane)."""
+
+    logits: Tensor
+    label: Tensor
+
+    def on_cpu(self) -> _Planes:
+        return _Planes(self.logits.cpu(), self.label.cpu())
 
 
 def _in_whole_batches(network: Callable[[Tensor], Any], batch_size: int, images: Tensor) -> Tensor:

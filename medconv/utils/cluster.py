@@ -101,6 +101,18 @@ def _srun_tasks_per_node() -> int:
     return counts.pop() if len(counts) == 1 else 0
 
 
+def has_neighbours() -> bool:
+    """Whether other processes of the same run may be on this machine, and share its memory."""
+    return "LOCAL_RANK" in os.environ or srun_tasks() > 1
+
+
+def local_rank() -> int:
+    """The number of this process on its machine, as torchrun or srun gives it; 0 if it was started alone."""
+    if "LOCAL_RANK" in os.environ:
+        return int(os.environ["LOCAL_RANK"])
+    return int(os.environ.get("SLURM_LOCALID") or "0") if srun_tasks() > 1 else 0
+
+
 def job() -> str:
     """The id that a job keeps when it is restarted; empty if nothing restarts this process."""
     for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):

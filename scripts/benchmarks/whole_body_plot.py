@@ -13,6 +13,7 @@ from medconv.utils.atomic_io import write_text
 # What a panel shows below, and what is the same for all of its rows.
 _ACROSS = (("voxels", "million voxels", "classes"), ("classes", "classes", "voxels"))
 _UPWARDS = (("seconds", "CPU seconds"), ("peak_gib", "GiB"))
+_UNITS = {"voxels": 1e6, "classes": 1.0}
 _COLOURS = ("#0072b2", "#56b4e9", "#e69f00", "#d55e00")
 
 
@@ -34,7 +35,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                     _plot(axes, chosen, across, upwards, variant, colour)
                 axes.set(xscale="log", yscale="log", xlabel=x_label, ylabel=y_label)
                 axes.set_title(_title(fixed, largest), loc="left", fontsize=10)
-                axes.grid(color="#e2e2e2", which="both")
+                _ticks(axes, sorted({row[across] / _UNITS[across] for row in rows}))
         handles = panels[0][0].get_legend_handles_labels()
         figure.legend(*handles, loc="outside lower center", ncols=2, frameon=False)
         content = io.StringIO()
@@ -43,9 +44,20 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def _plot(axes: Any, rows: Sequence[Row], across: str, upwards: str, variant: str, colour: str) -> None:
-    unit = 1e6 if across == "voxels" else 1
-    places = [row[across] / unit for row in rows]
+    places = [row[across] / _UNITS[across] for row in rows]
     axes.plot(places, [row[upwards] for row in rows], marker="o", color=colour, label=variant)
+
+
+def _ticks(axes: Any, values: Sequence[float]) -> None:
+    """Below at each measured value, at the left at 1, 2, 5, 10 and so on."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_xticks(values, [f"{value:.3g}" for value in values])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.grid(color="#e2e2e2")
 
 
 def _title(fixed: str, value: int) -> str:

@@ -50,6 +50,17 @@ def test_targets_come_from_the_manifest_then_from_the_dataset(tmp_path: Path) ->
     )
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_values_of_a_label_map_are_found_in_every_piece(
+    order: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation_labels, "_VOXELS_AT_ONCE", 7)
+    label = np.random.default_rng(0).choice([0, 3, 105, 32767], (4, 5, 3)).astype(np.int16)
+    label = np.asarray(label, order=order)
+    assert evaluation_labels.values_in(label) == {0, 3, 105, 32767}
+    assert evaluation_labels.values_in(label[:0]) == set()
+
+
 def changed(**changes: Any) -> dict[str, Any]:
     return {"targets": {**REGIONS.plain(), **changes}}
 

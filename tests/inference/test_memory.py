@@ -71,6 +71,14 @@ def test_fewer_cases_are_loaded_at_once_where_memory_is_small(
     assert fitting_workers([case], [member()], 4, available=1.0) == 1
 
 
+def test_probabilities_that_are_written_take_memory(case: Case) -> None:
+    need = _need(case, [member()])
+    assert need is not None
+    available = need.total(3) / 0.79
+    assert fitting_workers([case], [member()], 3, available) == 3
+    assert fitting_workers([case], [member()], 3, available, saves_probabilities=True) == 2
+
+
 @pytest.mark.parametrize("name", ["a.nii.gz", "a.png"])
 def test_a_file_that_cannot_be_read_is_left_to_the_prediction(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"damaged")

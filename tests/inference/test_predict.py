@@ -324,3 +324,16 @@ def test_a_batch_that_fails_is_predicted_one_by_one(tmp_path: Path) -> None:
     with members.refused("1 of 3 cases could not be predicted\n  case 1: out of memory"):
         predict.predict(predictor, listed, predict.output_in(tmp_path / "out", predictor))
     assert rows(tmp_path / "out") == ["0", "2"]
+
+
+def test_processes_of_a_launcher_take_different_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: None)
+    assert predict.usable_device(None) == "cuda:0"
+    for variable in ("LOCAL_RANK", "SLURM_LOCALID"):
+        with monkeypatch.context() as started:
+            started.setenv(variable, "6")
+            started.setenv("SLURM_STEP_NUM_TASKS", "8")
+            assert predict.usable_device(None) == "cuda:2"
+            assert predict.usable_device("cuda:1") == "cuda:1"

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from helpers import loaded_models, members
+from helpers.restoring import restore
 from PIL import Image
 from torch import nn
 
 from medconv.data.case import Case
 from medconv.data.io.images import read_image
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess
-from medconv.data.preprocessing.slabs import restore
 from medconv.inference.predictor import Predictor
 from medconv.inference.scores import LabelMapScores
 from medconv.targets.multiclass import MulticlassTargets

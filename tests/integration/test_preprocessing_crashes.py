@@ -84,10 +84,10 @@ def _prepare_and_report(root: Path, cache: Path, log: Path, start: Barrier, answ
 
     real_check, real_write = pipeline.check, Store.write
 
-    def slow_check(dataset: Dataset, workers: int, skip: bool) -> CheckResult:
+    def slow_check(dataset: Dataset, workers: int, skip: bool, examine_case: Any) -> CheckResult:
         note("check")
         time.sleep(0.1)
-        return real_check(dataset, workers, skip)
+        return real_check(dataset, workers, skip, examine_case)
 
     def slow_write(self: Store, case: Case, entry: Entry, sources: Any) -> None:
         note(case.id)
@@ -102,7 +102,13 @@ def _prepare_and_report(root: Path, cache: Path, log: Path, start: Barrier, answ
     answers.put((measured, all(store.has(case) for case in dataset.cases)))
 
 
-def test_concurrent_processes_do_the_work_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("are_ranks", [False, True])
+def test_concurrent_processes_do_the_work_once(
+    are_ranks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of one run take turns on a machine, others share the cases."""
+    if are_ranks:
+        monkeypatch.setenv("LOCAL_RANK", "0")
     write_msd(tmp_path / "data")
     cache, log = tmp_path / "cache", tmp_path / "log"
     start, answers = FORK.Barrier(3), FORK.Queue()
@@ -181,4 +187,4 @@ def test_no_room_for_the_fingerprint_is_named(tmp_path: Path) -> None:
     call = f"fingerprint(msd({str(root)!r}), Path({str(cache)!r}), 1)"
     error = error_of(call, root, before=file_size_limit(100))
     assert error == f"cache_dir: cannot write to {cache} (File too large)\n"
-    assert [path.name for path in cache.iterdir()] == [".lock"]
+    assert {path.name for path in cache.iterdir()} == {".lock", "examined.jsonl"}

@@ -11,6 +11,7 @@ import torch
 import yaml
 from helpers import tiny
 from helpers.loading import patch_dataset
+from helpers.restoring import restore
 from hydra import compose, initialize_config_dir
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -18,7 +19,6 @@ from medconv import config
 from medconv.data.case import Case, Grid
 from medconv.data.io.images import read_label
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess, preprocess_label
-from medconv.data.preprocessing.slabs import restore
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.inference.load import load
 from medconv.inference.predictor import Predictor

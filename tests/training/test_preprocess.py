@@ -12,6 +12,7 @@ from helpers.preprocess_command import overrides, run_preprocess
 
 from medconv.data.case import Case, Dataset
 from medconv.data.io.images import UNORIENTED
+from medconv.data.preprocessing import examined
 from medconv.data.preprocessing.fingerprint import CaseReport
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.multiclass import MulticlassTargets
@@ -52,9 +53,10 @@ def test_the_last_lines_name_the_store_and_the_plan_and_verify_finds_a_damaged_f
     assert changed == {"case_3"}
 
 
-def test_check_only_shows_a_table_and_writes_nothing(
+def test_check_only_shows_a_table_and_writes_only_what_it_has_read(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A second check reads no file; it shows the same."""
     arguments = [*overrides(dataset, tmp_path / "cache"), "--check-only"]
     out, err = run_preprocess(arguments, tmp_path, monkeypatch, capsys)
     head, *rows = out.splitlines()[:8]
@@ -66,7 +68,10 @@ def test_check_only_shows_a_table_and_writes_nothing(
     assert "the median image, 16 x 18 x 12, rounded up to what the strides divide" in words
     assert "batch 2 " in words and "GB of CPU memory" in words
     assert out.endswith("no errors in 7 cases of Tiny\n") and err == ""
-    assert list(tmp_path.iterdir()) == []
+    (home,) = (tmp_path / "cache").iterdir()
+    assert [path.name for path in home.iterdir()] == ["examined.jsonl"]
+    monkeypatch.setattr(examined, "examine", None)
+    assert run_preprocess(arguments, tmp_path, monkeypatch, capsys) == (out, err)
 
 
 def test_check_only_shows_what_concerns_many_cases_once(
@@ -133,7 +138,9 @@ def test_check_only_lists_every_error_and_fails(
         and rows["case_2"].endswith("%")
     )
     assert err.startswith("error: dataset Tiny: 2 errors in 7 cases\n  case case_1: ")
-    assert not (tmp_path / "cache").exists()
+    (home,) = (tmp_path / "cache").iterdir()
+    (file,) = home.iterdir()  # nothing is prepared
+    assert file.name == "examined.jsonl"
 
 
 @pytest.mark.parametrize(

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.restoring import restore
 from helpers.small_images import CLASSES, FINDINGS, NUMBERS, STDS, Images, fit, task
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.data import default_collate
 
-from medconv.data.loading.datamodule import DataModule
+from medconv.data.case import Grid
+from medconv.data.preprocessing import slabs
+from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.metrics import image_level
 from medconv.models.unet import UNet
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.regions import RegionTargets
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.mixup import Mixup
 from medconv.training.task import Task
 from medconv.training.validation import LabelMapValidation
-from medconv.utils.device_copy import DeviceCopies
+
+CLASSES_OF_VOXELS = LabelMapTargets.of_classes(("background", "box", "hole"))
+IGNORING = LabelMapTargets.of_classes(("background", "box", "hole"), ignore=9)
+REGIONS = RegionTargets(("all", "core", "edge"), ((1, 2), (2,), (1,)), None, (1, 2, 1))
+
+
+def as_it_is(shape: tuple[int, ...]) -> CropInfo:
+    """Neither cropped nor resampled."""
+    return CropInfo(Grid.of(shape, np.eye(4)), shape, tuple((0, voxels) for voxels in shape))
 
 
 def test_a_compiled_network_is_compiled_once_for_training_and_once_for_all_windows() -> None:
@@ -37,7 +49,7 @@ def test_a_compiled_network_is_compiled_once_for_training_and_once_for_all_windo
         LabelMapValidation(
             window,
             LabelMapTargets(("box",), ((1,),)),
-            lambda logits, case: logits.argmax(0).byte().numpy(),
+            lambda windows: as_it_is((8, 8, 8 * int(windows))),
             whole_batches=whole_batches,
         )
         for whole_batches in (False, True)
@@ -56,25 +68,6 @@ def test_a_compiled_network_is_compiled_once_for_training_and_once_for_all_windo
     assert counter.frame_count == 2
     for one, other in zip(found, expected, strict=True):
         assert one.losses == pytest.approx(other.losses, rel=1e-4)
-
-
-def test_logits_that_did_not_fit_on_the_gpu_are_scored_on_the_cpu() -> None:
-    """The window then gives them on the CPU; the image, as it is left by the copy, is on the device."""
-    logits = torch.randn(1, 2, 4, 4, 4)
-    label = torch.zeros(1, 1, 4, 4, 4, dtype=torch.uint8)
-    case = {"image": torch.rand(1, 1, 4, 4, 4), "label": label, "reference": label[0, 0], "case": "a"}
-    data = DataModule.__new__(DataModule)  # the copy alone
-    data._copies = DeviceCopies()
-    batch = data.transfer_batch_to_device(case, torch.device("meta"), 0)
-    window: Any = lambda network, image: logits  # noqa: E731
-    validation = LabelMapValidation(
-        window,
-        LabelMapTargets(("box",), ((1,),)),
-        lambda logits, case: logits.argmax(0).byte().numpy(),
-    )
-    assert batch["image"].is_meta
-    expected = torch.nn.functional.cross_entropy(logits, label[:, 0].long())
-    assert validation(nn.Identity(), batch).losses == {"a": pytest.approx(float(expected))}
 
 
 def rows_of(module: Task) -> tuple[np.ndarray, np.ndarray]:
@@ -118,16 +111,58 @@ def test_validation_cross_entropy_is_that_of_the_outputs() -> None:
     assert float(trainer.callback_metrics["val/cross_entropy"]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_case_is_scored_on_the_cpu_if_the_gpu_has_no_memory_left() -> None:
-    fails = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")]
+@pytest.mark.parametrize(
+    "targets", [CLASSES_OF_VOXELS, IGNORING, REGIONS], ids=["classes", "ignore", "regions"]
+)
+@pytest.mark.parametrize("slice_axis", [None, 2])
+@pytest.mark.parametrize("annotated", [None, (True, False, True)])
+def test_slabs_give_what_all_logits_give(
+    targets: SegmentationTargets,
+    slice_axis: int | None,
+    annotated: tuple[bool, ...] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dice, loss and the label map on the prepared grid; some planes are between the slabs' own."""
+    monkeypatch.setattr(slabs, "_VOXELS", 2 * 9 * 8)
+    native_shape = (9, 10, 8)
+    crop_info = CropInfo(Grid.of((11, 12, 8), np.eye(4)), (11, 12, 8), ((1, 10), (2, 12), (0, 8)))
+    rng = torch.Generator().manual_seed(0)
+    image = torch.randn(1, 3, 14, 31, 12, generator=rng)
+    label = torch.randint(3, (1, 1, 14, 31, 12), generator=rng, dtype=torch.uint8)
+    label[label == 2] = 9 if targets.ignore else 2
+    reference = torch.randint(3, (11, 12, 8), generator=rng, dtype=torch.uint8)
+    patch = (8, 8) if slice_axis is not None else (8, 8, 8)
+    window = SlidingWindow(patch, slice_axis=slice_axis)
+    batch = {"case": "a", "image": image, "label": label, "reference": reference, "annotated": annotated}
+    validated = LabelMapValidation(window, targets, lambda case: crop_info)(nn.Identity(), batch)
+    logits = window(nn.Identity(), image)
+    assert logits.shape == image.shape and native_shape == crop_info.content_shape
+    native = restore(logits[0], crop_info, targets.decode)
+    assert validated.rows == {"a": targets.dice(native, reference.numpy(), annotated)}
+    assert validated.losses["a"] == pytest.approx(targets.cross_entropy(logits, label, annotated), rel=1e-5)
+    torch.testing.assert_close(validated.predicted["prediction"], targets.decode(logits[0]))
 
-    def to_native(logits: torch.Tensor, case: str) -> np.ndarray:
+
+def test_a_case_without_labelled_voxels_has_no_loss() -> None:
+    label = torch.full((1, 1, 8, 8, 8), 9, dtype=torch.uint8)
+    batch = {"case": "a", "image": torch.zeros(1, 3, 8, 8, 8), "label": label, "reference": label[0, 0]}
+    validate = LabelMapValidation(SlidingWindow((8, 8, 8)), IGNORING, lambda case: as_it_is((8, 8, 8)))
+    assert validate(nn.Identity(), batch).losses == {"a": None}
+
+
+def test_a_slab_is_scored_on_the_cpu_if_the_gpu_has_no_memory_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")]
+    cross_entropy = LabelMapTargets.cross_entropy
+
+    def failing(targets: LabelMapTargets, *arguments: object) -> float | None:
         for error in fails:
             fails.remove(error)
             raise error
-        return logits.argmax(0).numpy()
+        return cross_entropy(targets, *arguments)
 
-    validate = LabelMapValidation(SlidingWindow((8, 8, 8)), LabelMapTargets(("box",), ((1,),)), to_native)
+    monkeypatch.setattr(LabelMapTargets, "cross_entropy", failing)
+    targets = LabelMapTargets(("box",), ((1,),))
+    validate = LabelMapValidation(SlidingWindow((8, 8, 8)), targets, lambda case: as_it_is((8, 8, 8)))
     image = torch.randn(1, 2, 8, 8, 8, generator=torch.Generator().manual_seed(0))
     label = image.argmax(1, keepdim=True).to(torch.uint8)
     batch = {"case": "a", "image": image, "label": label, "reference": label[0, 0]}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -31,9 +32,10 @@ from medconv.utils.threads import each
 
 INTENSITIES = ("percentile_00_5", "percentile_99_5", "mean", "std")  # measured in each channel
 _MAX_SHEAR = 0.5  # degrees; more is not rounding but a tilted gantry
-_MAX_SAMPLES = 5_000  # foreground voxels per case whose intensities are sampled
-_MIN_SAMPLES = 100  # image-level: per case
-_ALL_SAMPLES = 20_000_000  # image-level: over all cases
+VERSION = 6  # raise it when a check measures more or otherwise
+_MAX_SAMPLES = 5_000  # voxels per case whose intensities are sampled
+_MIN_SAMPLES = 100
+_ALL_SAMPLES = 20_000_000  # over all cases, if that leaves each the lowest number
 _WRONG_DIMS = {
     True: "one slice only, while most cases are volumes",
     False: "a volume, while most cases are one slice only",
@@ -106,13 +108,26 @@ class CheckResult(NamedTuple):
     errors: dict[str, list[str]]
 
 
-def check(dataset: Dataset, workers: int, skip: bool = False) -> CheckResult:
+def samples_per_case(dataset: Dataset) -> int:
+    """Voxels of a case whose intensities are sampled."""
+    fair_share = _ALL_SAMPLES // max(1, len(dataset.cases))
+    return max(_MIN_SAMPLES, min(_MAX_SAMPLES, fair_share))
+
+
+def check(
+    dataset: Dataset,
+    workers: int,
+    skip: bool = False,
+    examine_case: Callable[[Case], CaseReport] | None = None,
+) -> CheckResult:
     """Read every file once; the fingerprint is of the valid cases.
 
-    Args: skip: skip invalid cases, if at least one is valid.
+    Args:
+        skip: skip invalid cases, if at least one is valid.
+        examine_case: as in `examine_all`.
     Raises: ValueError: at least one error; the message has a line for each, with case, file and expectation.
     """
-    reports = examine_all(dataset, workers)
+    reports = examine_all(dataset, workers, examine_case)
     errors = {r.case: r.errors for r in reports if r.errors}
     valid = [r for r in reports if not r.errors]
     if errors and not (skip and valid):
@@ -171,9 +186,18 @@ def _nothing_ignored_warning(reports: Sequence[CaseReport], dataset: Dataset) ->
     return [f"no label map has a voxel of the value to ignore, {ignore}"]
 
 
-def examine_all(dataset: Dataset, workers: int) -> list[CaseReport]:
-    """A report of every case, in the dataset's order."""
-    reports = list(each(lambda case: examine(case, dataset), dataset.cases, workers, "checking"))
+def examine_all(
+    dataset: Dataset,
+    workers: int,
+    examine_case: Callable[[Case], CaseReport] | None = None,
+) -> list[CaseReport]:
+    """A report of every case, in the dataset's order.
+
+    Args:
+        examine_case: the report of a case; None: `examine`, which reads its files.
+    """
+    examine_case = examine_case or partial(examine, dataset=dataset)
+    reports = list(each(examine_case, dataset.cases, workers, "checking"))
     readable = [report for report in reports if report.shape]
     num_flat = sum(report.flat for report in readable)
     mostly_flat = 2 * num_flat > len(readable)
@@ -263,8 +287,7 @@ def _describe_image_level(case: Case, voxels: np.ndarray, dataset: Dataset, repo
     report.shape = canonical.shape[1:]
     report.content = _content(canonical, report)
     if case.split != "test":  # nothing may be learned from test cases
-        samples_per_case = min(_MAX_SAMPLES, _ALL_SAMPLES // len(dataset.cases))
-        report.intensities = _sample(voxels, max(_MIN_SAMPLES, samples_per_case))
+        report.intensities = _sample(voxels, samples_per_case(dataset))
 
 
 def _content(canonical: np.ndarray, report: CaseReport) -> str:
@@ -347,7 +370,7 @@ def _describe(image: np.ndarray, label: np.ndarray, dataset: Dataset, report: Ca
     report.content = _content(canonical, report)
     report.shape = tuple(s.stop - s.start for s in content_box(canonical))
     if are_picture_channels(dataset.modalities):
-        report.intensities = _sample(image, _MAX_SAMPLES)
+        report.intensities = _sample(image, samples_per_case(dataset))
     stored = label.T.reshape(-1)  # in file order, the first axis fastest
     num_classes = len(dataset.class_names)
     ignored_value = -1 if dataset.targets.ignore is None else dataset.targets.ignore
@@ -363,7 +386,7 @@ def _describe(image: np.ndarray, label: np.ndarray, dataset: Dataset, report: Ca
     voxel_indices = np.flatnonzero((stored > 0) & is_labelled)
     if not len(voxel_indices):  # no foreground
         voxel_indices = np.flatnonzero(is_labelled)
-    step = max(1, len(voxel_indices) // _MAX_SAMPLES)
+    step = max(1, len(voxel_indices) // samples_per_case(dataset))
     sampled_indices = voxel_indices[::step]
     report.intensities = np.stack([channel.T.reshape(-1)[sampled_indices] for channel in image])
 

@@ -6,19 +6,22 @@ Several processes may call this at once (ranks, nodes on a shared filesystem): o
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import FileLock
+from scipy.ndimage import find_objects
 
 from medconv.data.case import Case, Dataset
 from medconv.data.case_files import image_of, label_of, probabilities_on
 from medconv.data.io.grids import on_grid
-from medconv.data.preprocessing.fingerprint import CheckResult, Fingerprint, check, still_invalid
+from medconv.data.preprocessing.examined import Examined
+from medconv.data.preprocessing.fingerprint import VERSION, CheckResult, Fingerprint, check, still_invalid
 from medconv.data.preprocessing.normalisation import DATASET_NORMALISATIONS
 from medconv.data.preprocessing.preprocess import (
     PreprocessingConfig,
@@ -30,12 +33,13 @@ from medconv.data.preprocessing.store import BROKEN, NOTHING, Entry, Store, sign
 from medconv.metrics.consensus import most_probable
 from medconv.utils import locks
 from medconv.utils.atomic_io import NO_ACCESS, write_text
+from medconv.utils.claims import Claims
+from medconv.utils.cluster import has_neighbours
 from medconv.utils.errors import ArgumentError, explained, reason
 from medconv.utils.logging import size_text
 from medconv.utils.threads import each
 
 _VERSION = 4  # part of every store's hash: raise it when preprocessing changes its output
-_FINGERPRINT_VERSION = 6  # raise it when a check measures more or otherwise
 _LOCATIONS = 5_000  # foreground voxels kept per class and case
 
 log = logging.getLogger(__name__)
@@ -67,7 +71,7 @@ def fingerprint(
         sources = _sources(dataset)
         result = _read_result(path, sources)
         if result is None or not _is_usable(result, dataset, skip):
-            result = check(dataset, workers, skip)
+            result = check(dataset, workers, skip, Examined(dataset, folder).examine)
             for warning in result.warnings:
                 log.warning(warning)
             content = {**_to_json(dataset, result), "sources": sources}
@@ -93,23 +97,65 @@ def prepare(
 ) -> Store:
     """Fill the store of this config; cases that are complete and unchanged are not prepared again.
 
-    At most `workers` cases are in memory at once, each about six times its float32 image.
+    At most `workers` cases are in memory at once, each about six times its float32 image. Several processes
+    that call this share the cases; each returns when all are prepared.
     Args:
         verify: read every entry again and compare its checksums.
     Raises:
         ValueError: an invalid file, or no space left; finished cases stay.
     """
     store = Store(folder / _store_name(dataset, config))
-    with _lock(folder):
-        activity = "verifying" if verify else "looking"
-        is_present = each(lambda case: store.has(case, verify), dataset.cases, workers, activity)
-        pairs = zip(dataset.cases, list(is_present), strict=True)
-        missing = [case for case, present in pairs if not present]
-        if missing:
-            log.info("preparing %d of %d cases into %s", len(missing), len(dataset.cases), store.folder)
-            store.sweep()
-            list(each(lambda case: _add(store, case, config, dataset), missing, workers, "preparing"))
+    activity = "verifying" if verify else "looking"
+    is_present = each(lambda case: store.has(case, verify), dataset.cases, workers, activity)
+    pairs = zip(dataset.cases, list(is_present), strict=True)
+    missing = [case for case, present in pairs if not present]
+    if not missing:
+        return store
+    log.info("preparing %d of %d cases into %s", len(missing), len(dataset.cases), store.folder)
+    claims = Claims(store.folder / ".claims")
+    with _joined(claims, folder, store):
+
+        def prepare_one(case: Case) -> None:
+            # Another process may have prepared it since.
+            if not store.has(case, verify):
+                _add(store, case, config, dataset)
+
+        is_done = each(lambda case: _claimed(claims, case, prepare_one), missing, workers, "preparing")
+        pairs = zip(missing, list(is_done), strict=True)
+        # Other processes prepare these; where one of them has ended, this process does its case.
+        for case in [case for case, done in pairs if not done]:
+            with locks.held(claims.lock(case.id)):
+                prepare_one(case)
     return store
+
+
+@contextmanager
+def _joined(claims: Claims, folder: Path, store: Store) -> Iterator[None]:
+    """Be one of the processes that prepare a store; the only one removes what killed processes left."""
+    with _lock(folder), _writing(store.folder):
+        if not claims.is_shared():
+            store.sweep()
+        claims.join()
+    # The ranks of a run take turns on each machine, as each has `workers` cases in memory.
+    turn = locks.held(claims.lock(f".{socket.gethostname()}")) if has_neighbours() else nullcontext()
+    try:
+        with turn:
+            yield
+    finally:
+        with _lock(folder):
+            claims.leave()
+
+
+def _claimed(claims: Claims, case: Case, prepare_one: Callable[[Case], None]) -> bool:
+    """Prepare a case; False: another process is at work on it."""
+    lock = claims.lock(case.id)
+    if not locks.acquired(lock):
+        return False
+    try:
+        prepare_one(case)
+    finally:
+        lock.release()
+    return True
 
 
 def _store_name(dataset: Dataset, config: PreprocessingConfig) -> str:
@@ -136,7 +182,8 @@ def prepare_case(
     if case.label is not None and case.soft_label is None:
         native_label, label_grid = label_of(case)
         native_label = on_grid(native_label, case.images[0], grid, case.label, label_grid)
-        highest_label = native_label[native_label != ignore].max(initial=0)
+        labelled = native_label if ignore is None else native_label[native_label != ignore]
+        highest_label = labelled.max(initial=0)
     if not np.isfinite(native).all() or highest_label >= num_classes:
         raise ValueError(
             f"case {case.id}: its files were replaced after the check, and are invalid; start anew"
@@ -208,17 +255,26 @@ def _foreground(label: np.ndarray, num_classes: int, ignore: int | None) -> np.n
     rows = [np.empty((0, 1 + label.ndim), np.int32)]
     if ignore is not None:
         rows.append(_voxels(label != ignore, 0))
-    for label_value in range(1, num_classes):
-        rows.append(_voxels(label == label_value, label_value))
+    # Each class in its bounding box: a hundred passes over a CT would take seconds.
+    boxes = find_objects(label, max_label=num_classes - 1)
+    for label_value, box in enumerate(boxes, start=1):
+        if box is not None:
+            corner = [axis.start for axis in box]
+            rows.append(_voxels(label[box] == label_value, label_value, corner))
     return np.concatenate(rows)
 
 
-def _voxels(mask: np.ndarray, label_value: int) -> np.ndarray:
-    """Rows of a label value and the positions of a mask's voxels, at most `_LOCATIONS` of them."""
+def _voxels(mask: np.ndarray, label_value: int, corner: Sequence[int] = ()) -> np.ndarray:
+    """Rows of a label value and the positions of a mask's voxels, at most `_LOCATIONS` of them.
+
+    Args:
+        corner: where the mask begins; default: at 0.
+    """
     indices = np.flatnonzero(mask)
     count = min(len(indices), _LOCATIONS)
     evenly = np.linspace(0, len(indices) - 1, count).astype(np.int64)
     positions = np.column_stack(np.unravel_index(indices[evenly], mask.shape))
+    positions += np.array(corner or [0] * mask.ndim)
     label_values = np.full(len(positions), label_value)
     return np.column_stack([label_values, positions]).astype(np.int32)
 
@@ -239,7 +295,7 @@ def _sources(dataset: Dataset) -> list[Any]:
         content.append([dataset.targets.plain(), values])
     if any(case.split for case in dataset.cases):
         content.append([case.split for case in dataset.cases])
-    sources: list[Any] = json.loads(json.dumps([_FINGERPRINT_VERSION, *content]))
+    sources: list[Any] = json.loads(json.dumps([VERSION, *content]))
     return sources
 
 

@@ -98,14 +98,14 @@ def zoom_label(
     matrices = _matrices(label.shape, shape, _LINEAR)
     is_foreground = label > 0
     (foreground_box,) = ndimage.find_objects(is_foreground.view(np.uint8))
-    foreground = _weights(is_foreground, foreground_box, matrices)
+    foreground = _weights(is_foreground[foreground_box], foreground_box, matrices)
     # The largest weight so far: at first that of the background, which is what the foreground leaves.
     largest_weight = np.ones(tuple(shape), np.float32)
     largest_weight[foreground[0]] -= foreground[1]
     for label_value, box in boxes.items():
         # The foreground is the class if there is only one.
         resampled_box, weights = (
-            foreground if len(boxes) == 1 else _weights(label == label_value, box, matrices)
+            foreground if len(boxes) == 1 else _weights(label[box] == label_value, box, matrices)
         )
         wins = weights > largest_weight[resampled_box] + _TIE
         resampled[resampled_box][wins] = label_value
@@ -124,7 +124,13 @@ def _weights(
     box: Box,
     matrices: Sequence[np.ndarray | None],
 ) -> tuple[Box, np.ndarray]:
-    """Interpolate a mask that is empty outside `box`. Returns: the box of the result, and weights."""
+    """Interpolate a mask that is empty outside of a box.
+
+    Args:
+        mask: in the box.
+    Returns:
+        The box of the result, and weights.
+    """
     resampled_box: list[slice] = []
     cut_matrices: list[np.ndarray | None] = []
     for matrix, columns in zip(matrices, box, strict=True):
@@ -139,7 +145,7 @@ def _weights(
             reached = slice(int(rows[0]), int(rows[-1]) + 1)
         resampled_box.append(reached)
         cut_matrices.append(matrix[reached, columns])
-    return tuple(resampled_box), _multiply(mask[box].astype(np.float32), cut_matrices)
+    return tuple(resampled_box), _multiply(mask.astype(np.float32), cut_matrices)
 
 
 def _multiply(volume: np.ndarray, matrices: Sequence[np.ndarray | None]) -> np.ndarray:

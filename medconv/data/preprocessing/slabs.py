@@ -3,7 +3,7 @@
 Of 105 classes on 512 x 512 x 700 voxels all planes would be 77 GB, and those of the prepared grid still 14.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from medconv.data.preprocessing.preprocess import CropInfo, to_native
+from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.data.preprocessing.resampling import nearest
-from medconv.targets.label_map import highest
 
 _VOXELS = 2**20  # of a slab on the native grid; 4 MiB for each array of one channel
 
@@ -25,7 +24,8 @@ class Slab:
 
     Args:
         first, stop: the planes.
-        sources: the planes of a prediction that they are interpolated between.
+        sources: the planes of a prediction that they are interpolated between, and those since the slab
+            before.
     """
 
     first: int
@@ -61,13 +61,16 @@ class SlabGrid:
         return first, second
 
     def slabs(self) -> list[Slab]:
-        """The slabs of the content, in order."""
+        """The slabs of the content, in order; their sources leave out no plane of the prediction."""
         planes = max(1, _VOXELS // prod(self.in_plane))
-        slabs = []
+        slabs: list[Slab] = []
+        source_stop = 0
         for first in range(0, self.length, planes):
             stop = min(first + planes, self.length)
             lower, upper, _ = self._neighbours(first, stop)
-            slabs.append(Slab(first, stop, slice(int(lower[0]), int(upper[-1]) + 1)))
+            source_first = min(int(lower[0]), source_stop)
+            source_stop = int(upper[-1]) + 1 if stop < self.length else self.source_length
+            slabs.append(Slab(first, stop, slice(source_first, source_stop)))
         return slabs
 
     @property
@@ -134,27 +137,6 @@ class ContentArray:
     def put(self, slab: Slab, values: np.ndarray) -> None:
         """Shape: values (planes of the slab, *in_plane)."""
         self._planes_first[slab.first : slab.stop] = values
-
-
-def restore(
-    logits: Tensor,
-    crop_info: CropInfo,
-    decode: Callable[[Iterable[Tensor]], Tensor] = highest,
-) -> np.ndarray:
-    """Logits to a label map on the native grid; outside the content it is background.
-
-    Shape: (outputs, *spatial) -> (X, Y, Z) int16.
-    Args:
-        decode: channels of logits, one (*spatial) at a time, to label values (*spatial); default: argmax.
-    """
-    axis = slab_axis(crop_info.content_shape)
-    planes_first = logits.movedim(1 + axis, 1)
-    grid = SlabGrid(crop_info, axis, planes_first.shape[1])
-    content = ContentArray(grid, np.int16)
-    for slab in grid.slabs():
-        label = decode(grid.channels(planes_first[:, slab.sources], slab))
-        content.put(slab, label.cpu().numpy())
-    return to_native(content.array, crop_info)
 
 
 def slab_axis(content_shape: Sequence[int], slice_axis: int | None = None) -> int:

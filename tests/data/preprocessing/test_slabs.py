@@ -1,11 +1,13 @@
 """medconv/data/preprocessing/slabs.py: predictions on the native grid, against torch's interpolation."""
 
+import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
+from helpers.restoring import restore
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -13,7 +15,7 @@ from medconv.data.case import Grid
 from medconv.data.preprocessing import slabs
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.data.preprocessing.resampling import nearest
-from medconv.data.preprocessing.slabs import SlabGrid, restore, slab_axis
+from medconv.data.preprocessing.slabs import SlabGrid, slab_axis
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 
@@ -77,7 +79,7 @@ def test_a_slab_needs_few_planes_of_the_prediction(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(slabs, "_VOXELS", 110 * 3)
     parts = SlabGrid(whole(), 0, 27).slabs()
     assert [(slab.first, slab.stop) for slab in parts] == [(0, 3), (3, 6), (6, 9)]
-    assert [(slab.sources.start, slab.sources.stop) for slab in parts] == [(1, 9), (10, 18), (19, 27)]
+    assert [(slab.sources.start, slab.sources.stop) for slab in parts] == [(0, 9), (9, 18), (18, 27)]
 
 
 def test_slices_or_else_the_longest_axis_decide() -> None:
@@ -109,9 +111,9 @@ def test_restore_does_not_hold_all_channels_on_the_native_grid() -> None:
     """All 30 classes on 80 x 80 x 80 voxels would need 61 MB; one channel needs 2 MB."""
     code = """
 import resource, sys, numpy as np, torch
+from helpers.restoring import restore
 from medconv.data.case import Grid
 from medconv.data.preprocessing.preprocess import CropInfo
-from medconv.data.preprocessing.slabs import restore
 torch.set_num_threads(1)
 grid = Grid.of((80, 80, 80), np.eye(4))
 crop_info = CropInfo(grid, grid.shape, ((0, 80),) * 3)
@@ -122,6 +124,11 @@ restore(logits, crop_info)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert int(done.stdout) < 30_000  # KB

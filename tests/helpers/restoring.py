@@ -1,0 +1,31 @@
+"""A label map on the native grid, from all logits of a case at once."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from torch import Tensor
+
+from medconv.data.preprocessing.preprocess import CropInfo, to_native
+from medconv.data.preprocessing.slabs import ContentArray, SlabGrid, slab_axis
+from medconv.targets.label_map import highest
+
+
+def restore(
+    logits: Tensor,
+    crop_info: CropInfo,
+    decode: Callable[[Iterable[Tensor]], Tensor] = highest,
+) -> np.ndarray:
+    """Outside the content it is background.
+
+    Shape: (outputs, *spatial) -> (X, Y, Z) int16.
+    Args:
+        decode: channels of logits, one (*spatial) at a time, to label values (*spatial); default: argmax.
+    """
+    axis = slab_axis(crop_info.content_shape)
+    planes_first = logits.movedim(1 + axis, 1)
+    grid = SlabGrid(crop_info, axis, planes_first.shape[1])
+    content = ContentArray(grid, np.int16)
+    for slab in grid.slabs():
+        label = decode(grid.channels(planes_first[:, slab.sources], slab))
+        content.put(slab, label.cpu().numpy())
+    return to_native(content.array, crop_info)

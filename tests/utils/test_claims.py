@@ -1,0 +1,27 @@
+"""medconv/utils/claims.py: processes at work, and pieces of work that only one of them has."""
+
+from pathlib import Path
+
+from medconv.utils.claims import Claims
+from medconv.utils.locks import acquired
+
+
+def test_a_piece_of_work_belongs_to_one_process(tmp_path: Path) -> None:
+    one = Claims(tmp_path / "claims")
+    other = Claims(tmp_path / "claims")
+    one.join()
+    assert other.is_shared() and not one.is_shared()
+    other.join()
+    lock = one.lock("case")
+    assert acquired(lock) and not acquired(other.lock("case"))
+    lock.release()
+    assert acquired(other.lock("case")) and one.is_shared()
+    assert not one.leave() and other.leave()
+    assert not (tmp_path / "claims").exists()
+
+
+def test_a_process_that_was_killed_is_not_at_work(tmp_path: Path) -> None:
+    """Its lock's file stays, without the lock."""
+    (tmp_path / "machine-1-2.process").touch()
+    claims = Claims(tmp_path)
+    assert not claims.is_shared() and not list(tmp_path.iterdir())

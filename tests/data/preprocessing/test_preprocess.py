@@ -7,6 +7,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from helpers.restoring import restore
 from helpers.volumes import ORIENTATIONS, affine_of, dice, preprocessing_config, rotation
 
 from medconv.data.case import Grid
@@ -21,7 +22,6 @@ from medconv.data.preprocessing.preprocess import (
     preprocess_probabilities,
     resampled_shape,
 )
-from medconv.data.preprocessing.slabs import restore
 from medconv.metrics.consensus import most_probable
 
 SPACING_MM = (0.7, 1.1, 1.9)  # of the array axes, whichever way they point

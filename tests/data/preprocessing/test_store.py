@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.restoring import restore
 from helpers.stores import ARRAYS, assert_complete, before_each_file, rewritten, times, touch
 from helpers.volumes import (
     image_array,
@@ -25,7 +26,6 @@ from torch.nn.functional import one_hot
 
 from medconv.data.datasets.decathlon import msd
 from medconv.data.preprocessing.pipeline import prepare, prepare_case
-from medconv.data.preprocessing.slabs import restore
 from medconv.data.preprocessing.store import Store, _save
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.restoring import restore
 from helpers.volumes import truncate
 from PIL import Image
 
@@ -20,7 +21,6 @@ from medconv.data.io.images import in_folder, num_channels, read_image, read_lab
 from medconv.data.io.writing import write_channels, write_label
 from medconv.data.preprocessing.pipeline import fingerprint, prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.data.preprocessing.slabs import restore
 from medconv.inference.inputs import find_cases
 from medconv.inference.output_dir import OutputDir
 from medconv.metrics.visualization import overlay

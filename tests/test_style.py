@@ -27,11 +27,11 @@ def test_lines_of_documents_have_at_most_100_characters_except_tables(path: Path
     assert not long, f"over 100 characters: {', '.join(long)}"
 
 
-def test_written_pages_have_at_most_175_kilobytes() -> None:
+def test_written_pages_have_at_most_180_kilobytes() -> None:
     """Without the log of experiments, and the page that `scripts/gpu_check.py` writes."""
     pages = [path for path in (ROOT / "docs").rglob("*.md") if path.name not in ("log.md", "gpu-queue.md")]
     size = sum(path.stat().st_size for path in pages)
-    assert size <= 175_000, f"the pages of docs/ have {size} bytes"
+    assert size <= 180_000, f"the pages of docs/ have {size} bytes"
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=name)

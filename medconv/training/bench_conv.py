@@ -114,18 +114,24 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     library = sum(row["count"] * row["library_seconds"] for row in costs)
     custom = sum(row["count"] * row["seconds"] for row in costs)
     name = costs[0]["case"].partition(",")[0]
+    limit = "cannot be told, its times spread too much" if _spreads(costs[0]) else costs[0]["limit"]
     lines = [
         f"forward and backward, milliseconds, {costs[0]['precision']}",
         _ROW.format(*_HEAD).rstrip(),
         *map(_cost_line, costs),
         f"\nall layers together: {custom / library:.2f} times nn.Conv; {name} costs most",
-        f"what limits {name}: {costs[0]['limit']}",
+        f"what limits {name}: {limit}",
         f"\nwhat helps {name}: time beside the layer as it is",
         *map(_remedy_line, helped),
     ]
-    if any(row["spread"] / 2 > _BUSY * row["ratio"] for row in rows):
+    if any(map(_spreads, rows)):
         lines.append("\nspreads are large: the machine is busy, so repeat it with larger --pairs")
     return "\n".join(lines)
+
+
+def _spreads(row: Mapping[str, Any]) -> bool:
+    """Whether a ratio is no basis for a decision."""
+    return bool(row["spread"] / 2 > _BUSY * row["ratio"])
 
 
 def _cost_line(row: Mapping[str, Any]) -> str:

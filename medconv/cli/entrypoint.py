@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from medconv.utils.atomic_io import DISK_FAILED, NO_ACCESS, NO_ROOM
+from medconv.utils.atomic_io import DISK_FAILED, NO_ACCESS, NO_ROOM, TOO_MANY_FILES
 from medconv.utils.exit_codes import BUG, INTERRUPTED, PREEMPTED, USER
 from medconv.utils.logging import message, shown
 from medconv.utils.signals import RunInterrupted
@@ -86,6 +86,9 @@ def _unexpected(error: Exception) -> int:
         return USER
     if isinstance(error, OSError) and error.errno in DISK_FAILED:
         _print_error(f"{_file_of(error)}: its disk or network file system failed ({error.strerror})")
+        return USER
+    if isinstance(error, OSError) and error.errno in TOO_MANY_FILES:
+        _print_error(f"{_file_of(error)}: {error.strerror}; `ulimit -n 65536` permits more")
         return USER
     log.debug("the error came from", exc_info=True)
     if isinstance(error, OSError) and error.errno in NO_ACCESS and error.filename:

@@ -11,7 +11,10 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
 # A disk is broken, or a network file system has lost its server or was mounted again.
 DISK_FAILED = (errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO)
-DISK_ERRORS = (*NO_ROOM, *NO_ACCESS, *DISK_FAILED)
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+# The file itself may be whole.
+UNREADABLE = (*NO_ACCESS, *DISK_FAILED, *TOO_MANY_FILES, errno.ENOMEM)
+DISK_ERRORS = (*NO_ROOM, *NO_ACCESS, *DISK_FAILED, *TOO_MANY_FILES)
 
 
 @contextmanager

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.serialization import safe_globals
 
+from medconv.utils.atomic_io import UNREADABLE
+
 # Classes of NumPy's numbers, by their names before and after NumPy 2.
 _NUMPY_CLASSES = ("numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
 _NETWORK_PREFIX = "network."  # Lightning's prefix of the network's parameter names
@@ -20,6 +22,7 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises:
         ValueError: it is missing, damaged, holds objects, or is not medconv's.
+        OSError: as `unpickled`.
     """
     content: dict[str, Any] = unpickled(path)
     if not is_ours(content):
@@ -49,6 +52,7 @@ def unpickled(path: Path, inert: bool = False) -> Any:
 
     Raises:
         ValueError: missing, damaged, or holding objects.
+        OSError: it could not be read, as from a failed disk, and may be whole.
     """
     if path.is_dir():
         raise ValueError(f"{path}: is a folder, expected a checkpoint, such as RUN/checkpoints/best.ckpt")
@@ -67,6 +71,9 @@ def unpickled(path: Path, inert: bool = False) -> Any:
             f"{path}: refused, it holds more than tensors and plain values, or is no checkpoint"
         ) from error
     except Exception as error:  # unpickling a made-up file may raise anything
+        if isinstance(error, OSError) and error.errno in UNREADABLE:
+            error.filename = str(path)
+            raise
         raise ValueError(f"{path}: damaged or not a checkpoint ({type(error).__name__})") from error
     if inflated is not None:
         raise ValueError(

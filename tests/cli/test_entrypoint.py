@@ -63,6 +63,11 @@ def of_medconv(body: str, **names: Any) -> Callable[[], int]:
             f"error: events: no access ({os.strerror(errno.EROFS)})\n",
         ),
         (
+            OSError(errno.EMFILE, os.strerror(errno.EMFILE), "x"),
+            USER,
+            f"error: x: {os.strerror(errno.EMFILE)}; `ulimit -n 65536` permits more\n",
+        ),
+        (
             OSError(errno.ESTALE, os.strerror(errno.ESTALE), "x"),
             USER,
             f"error: x: its disk or network file system failed ({os.strerror(errno.ESTALE)})\n",

@@ -1,7 +1,9 @@
 """medconv/utils/checkpoint_io.py: damaged files and files with objects are refused; nothing is unpickled."""
 
+import errno
 import os
 import pickle
+import resource
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -90,3 +92,17 @@ def test_a_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "x.ckpt")
     with pytest.raises(ValueError, match="not a medconv checkpoint"):
         checkpoint_io.read(tmp_path / "x.ckpt")
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(checkpoint: Path) -> None:
+    """Else a run would resume from an earlier one, and put this one aside. Here no more files can be open."""
+    pid = os.fork()
+    if pid == 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+        try:
+            checkpoint_io.read(checkpoint)
+        except OSError as error:
+            os._exit(error.errno if error.filename == str(checkpoint) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == errno.EMFILE

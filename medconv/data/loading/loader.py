@@ -21,6 +21,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from medconv.data.loading.patch_dataset import SampleOrder
 from medconv.data.loading.worker_errors import WorkerError, doing
 from medconv.performance.step_profiler import StepProfiler
+from medconv.utils.atomic_io import TOO_MANY_FILES
 from medconv.utils.signals import PREEMPTING, RunInterrupted, StopRequest
 
 # What a terminal and Slurm send to all processes of a run
@@ -72,9 +73,9 @@ class Loader(DataLoader):
             except RunInterrupted:
                 _kill_workers(batches)
                 raise
-            except (ConnectionError, EOFError):  # a worker ended while it sent a batch
+            except (ConnectionError, EOFError) as error:  # a worker ended while it sent a batch
                 time.sleep(_DEATH_SECONDS)  # torch's signal handler raises an error that names the worker
-                raise
+                raise WorkerError.lost(error).error() from error
             self.profiler.mark("data_wait")
             if isinstance(batch, WorkerError):
                 raise batch.error()
@@ -186,10 +187,11 @@ def _except_lost_connections(
     trace: Any,
 ) -> None:
     """Print a traceback, but not that of the thread which hands over batches if the main process stopped
-    receiving: that process says why, such as the death of another worker.
+    receiving, or if files run out: that process says why, such as the death of another worker.
     """
     lost_connection = issubclass(kind, ConnectionError | EOFError)
-    if not lost_connection and "did not receive acknowledgement" not in str(error):
+    lacks_files = isinstance(error, OSError) and error.errno in TOO_MANY_FILES
+    if not (lost_connection or lacks_files) and "did not receive acknowledgement" not in str(error):
         sys.__excepthook__(kind, error, trace)
 
 

@@ -21,7 +21,7 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from medconv.utils.errors import first_line
+from medconv.utils.errors import first_line, with_class
 from medconv.utils.hardware import out_of_memory
 
 _DEAD = re.compile(
@@ -64,6 +64,15 @@ class WorkerError:
         advice = "; `ulimit -n 65536` permits more open files" if too_many_files else ""
         message = f"a loader worker cannot send its batch: {type(error).__name__}: {error}{advice}"
         return cls(message, too_many_files, text)
+
+    @classmethod
+    def lost(cls, error: Exception) -> WorkerError:
+        """Of a batch whose connection ended, though its worker lives; the worker knows the reason."""
+        message = (
+            f"a loader worker did not hand over its batch ({with_class(error)}), most likely because it has "
+            "too many open files; fewer loader workers or `ulimit -n 65536` help"
+        )
+        return cls(message, True, "".join(traceback.format_exception(error)))
 
     @classmethod
     def of(cls, error: Exception, case: str, sample: str) -> WorkerError:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import threading
@@ -124,6 +125,57 @@ def test_a_batch_that_does_not_come_is_a_warning_that_names_the_worker(
         f"no batch for a minute: loader worker {worker.pid} is stopped "
         f"(`kill -CONT {worker.pid}` lets it go on)"
     ]
+
+
+class WithoutFiles(Dataset[torch.Tensor]):
+    """Its worker can open no more files."""
+
+    processes = ()
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        batch = torch.ones(1).share_memory_()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+        return batch
+
+
+def test_a_worker_with_too_many_open_files_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loader, "_DEATH_SECONDS", 0.0)
+    batches = loader.Loader(
+        WithoutFiles(),
+        batch_size=None,
+        collate_fn=lambda batch: batch,  # collating would need files, too
+        num_workers=1,
+        multiprocessing_context="fork",
+        worker_init_fn=loader.init_worker,
+    )
+    with pytest.raises(ValueError, match=r"a loader worker .* `ulimit -n 65536`"):
+        list(batches)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+class Lost(Dataset[torch.Tensor]):
+    """As a batch of a worker whose own thread cannot accept the connection for it."""
+
+    processes = ()
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        raise EOFError
+
+
+def test_a_batch_that_is_not_handed_over_is_the_users_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "_DEATH_SECONDS", 0.0)
+    with pytest.raises(
+        ValueError, match=r"did not hand over its batch \(EOFError\).* `ulimit -n 65536` help"
+    ):
+        list(loader.Loader(Lost()))
 
 
 class Ones(Dataset[torch.Tensor]):

@@ -12,6 +12,7 @@ _TRANSFORMS = (
 
 def check_classes(config: RunConfig) -> None:
     """Raises: ConfigError: a class has no argument for a key, or needs one that is not set; names the key."""
+    configs.check_arguments(config.data.layout, "data.layout")
     model = {key: value for key, value in config.model.items() if key != "divisible_by"}  # of the plan
     configs.check_arguments(model, "model")
     _check_loss(config.loss)

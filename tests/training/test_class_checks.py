@@ -4,6 +4,7 @@ import pytest
 from helpers.configs import composed
 
 from medconv.config import ConfigError, validate
+from medconv.config.options import list_options
 from medconv.training.class_checks import check_classes
 
 
@@ -22,6 +23,7 @@ from medconv.training.class_checks import check_classes
         ),
         (["+augmentation.rotation=20"], r"did you mean augmentation\.rotation_deg"),
         (["+callbacks.pictures.case=3"], r"^there is no key callbacks\.pictures\.case: .*\.cases\?$"),
+        (["data=phantom", "+data.layout.num_case=3"], r"did you mean data\.layout\.num_cases\?$"),
         (["early_stopping=patience", "+early_stopping.patients=3"], r"did you mean early_stopping\.patience"),
     ],
 )
@@ -44,3 +46,8 @@ def test_a_wrong_argument_is_named(arguments: list[str], expected: str) -> None:
 )
 def test_options_are_right(arguments: list[str]) -> None:
     check_classes(validate(composed(*arguments)))
+
+
+@pytest.mark.parametrize("name", list_options("data"))
+def test_every_layout_takes_its_keys(name: str) -> None:
+    check_classes(validate(composed(f"data={name}", "data.root=x")))

@@ -94,7 +94,10 @@ class Loader(DataLoader):
             raise
 
     def _get_iterator(self) -> Any:
-        return _Batches(self) if self.num_workers else super()._get_iterator()
+        if not self.num_workers:
+            return super()._get_iterator()
+        self.check_worker_number_rationality()  # warns, as in torch's method
+        return _Batches(self)
 
 
 class _Batches(_MultiProcessingDataLoaderIter):

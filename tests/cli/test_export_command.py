@@ -29,6 +29,7 @@ def test_each_option_reaches_the_export(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="^--format must be one of torchscript, onnx, pt2, bundle, nnunet, got h5$"
+        ValueError,
+        match="^--format must be one of torchscript, onnx, pt2, bundle, nnunet, safetensors, got h5$",
     ):
         export_command.run_command(Namespace(**{**OPTIONS, "format": "h5"}))

@@ -73,7 +73,7 @@ def test_a_share_out_of_range_is_refused(share: float) -> None:
 
 
 def test_the_whole_network_s_symmetry_is_not_shared() -> None:
-    with pytest.raises(ValueError, match=r"conv.share must be 1, got 0.5"):
+    with pytest.raises(ValueError, match=r"share must be 1, got 0.5"):
         swap_convs(nn.Sequential(nn.Conv2d(2, 2, 3)), Mirror(), share=0.5, example=torch.zeros(1, 2, 4, 4))
 
 

@@ -331,6 +331,11 @@ def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     report.no_data = tuple(low for low, high in ranges if is_no_data(low, high))
     report.low = min(low for low, _ in ranges)
     report.high = max(high for _, high in ranges)
+    if grid.shape[2] > 1 == min(grid.shape):
+        report.errors.append(
+            f"{path}: shape {grid.shape}, expected several slices along each axis; a 2D image has its one "
+            "slice along the third axis"
+        )
     report.grid = grid
     report.channels = len(image)
     for image_path in case.images:

@@ -284,6 +284,15 @@ def test_constant_image_is_a_warning(tmp_path: Path, value: float) -> None:
     assert fingerprint.shapes[2] == SHAPE
 
 
+@pytest.mark.parametrize("shape", [(1, 14, 10), (12, 1, 10)])
+def test_one_slice_along_another_axis_is_an_error(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    dataset = tiny(tmp_path)
+    path = save(dataset.cases[2].images[0], image_array(2, shape))
+    save(dataset.cases[2].label, label_array(2, shape))
+    error = f"{path}: shape {shape}, expected several slices along each axis; a 2D image has its one slice "
+    assert check(dataset, 1, skip=True).errors == {"case_2": [error + "along the third axis"]}
+
+
 def two_forms(path: Path, qform: np.ndarray, seed: int) -> Path:
     image = nib.Nifti1Image(image_array(seed), AFFINE)
     image.set_sform(AFFINE, code=1)

@@ -14,6 +14,7 @@ from yaml import YAMLError
 from medconv.config import flatten
 from medconv.data.datasets.common import read_json
 from medconv.metrics.dice import ClassScores
+from medconv.training import data_identity
 from medconv.training.config_identity import FREE
 from medconv.training.run_dir import RunDir
 
@@ -62,6 +63,11 @@ class Fold:
         """The config, with dotted keys."""
         return flatten(self.config)
 
+    @cached_property
+    def data(self) -> data_identity.DataIdentity | None:
+        """The cases of the run and their contents; None: not known, as of runs of earlier versions."""
+        return data_identity.read(self.folder.path)
+
     @property
     def classes(self) -> tuple[str, ...]:
         """The classes that it validated."""
@@ -83,13 +89,15 @@ class Fold:
         return settings
 
     def differences(self, compared: "Fold") -> list[str]:
-        """Settings and derived values in which two folds differ, but should not."""
+        """Settings, derived values and contents of cases in which two folds differ, but should not."""
         texts = []
         for key in sorted({*self.values, *compared.values}):
             value = self.values.get(key)
             compared_value = compared.values.get(key)
             if key not in PER_FOLD and not key.startswith(FREE) and value != compared_value:
                 texts.append(f"{key}={value} and {compared_value}")
+        if self.data is not None and compared.data is not None:
+            texts += data_identity.changes(self.data, compared.data)
         return texts
 
     @property

@@ -16,6 +16,7 @@ from medconv.data.datasets.common import read_json
 from medconv.metrics.dice import ClassScores
 from medconv.training import data_identity
 from medconv.training.config_identity import FREE
+from medconv.training.resume_source import config_text
 from medconv.training.run_dir import RunDir
 
 _MOVED_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # old runs, renamed by run.resume=never
@@ -148,7 +149,7 @@ def fold_order(number: str) -> tuple[int, str]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config: Any = OmegaConf.to_container(OmegaConf.load(path))
+        config: Any = OmegaConf.to_container(OmegaConf.create(config_text(path)))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: not a readable config ({reason})") from error

@@ -144,9 +144,10 @@ def is_plausible(spacing_mm: Sequence[float], model: LoadedModel) -> bool:
     if not ranges or model.preprocessing.resize is not None:
         return True
     voxel = prod(spacing_mm[: len(ranges)])
-    smallest, largest = (prod(ends) for ends in zip(*ranges, strict=True))
-    most = _WRONG ** len(ranges)
-    return bool(smallest / most <= voxel <= largest * most)
+    smallest = prod(low for low, _ in ranges)
+    largest = prod(high for _, high in ranges)
+    times: float = _WRONG ** len(ranges)
+    return smallest / times <= voxel <= largest * times
 
 
 def _range_text(ranges: Sequence[tuple[float, float]]) -> str:

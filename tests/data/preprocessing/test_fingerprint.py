@@ -62,7 +62,7 @@ FAULTS: dict[str, tuple[Make, str, str]] = {
     "label_cut": (lambda i, m: truncate(m), "label", "damaged or truncated|not a readable NIfTI"),
     "image_empty": (lambda i, m: i.write_bytes(b""), "image", r"empty \(0 bytes\)"),
     "label_empty": (lambda i, m: m.write_bytes(b""), "label", r"empty \(0 bytes\)"),
-    "image_text": (lambda i, m: i.write_text("no image\n" * 90), "image", "not a readable NIfTI file"),
+    "image_text": (lambda i, m: i.write_text("no image\n" * 90), "image", "is not compressed, as .gz"),
     "wrong_magic": (image_header(magic=b"no!", sizeof_hdr=1), "image", "not a readable NIfTI file"),
     "promises_more": (
         image_header(dim=[3, 12, 14, 40, 1, 1, 1, 1]),

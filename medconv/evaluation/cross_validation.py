@@ -171,8 +171,8 @@ def _disagreements(folds: Sequence[Fold]) -> Iterator[str]:
         differences = folds[0].differences(fold)
         if differences:
             yield (
-                f"fold {folds[0].number} and fold {fold.number}: the data was preprocessed differently: "
-                f"{some(differences)}"
+                f"fold {folds[0].number} and fold {fold.number}: the data differs, or was preprocessed "
+                f"differently: {some(differences)}"
             )
     skipped = sorted({case for fold in folds for case in fold.skipped})
     if skipped:

@@ -14,7 +14,9 @@ from yaml import YAMLError
 from medconv.config import flatten
 from medconv.data.datasets.common import read_json
 from medconv.metrics.dice import ClassScores
+from medconv.training import data_identity
 from medconv.training.config_identity import FREE
+from medconv.training.resume_source import config_text
 from medconv.training.run_dir import RunDir
 
 _MOVED_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # old runs, renamed by run.resume=never
@@ -62,6 +64,11 @@ class Fold:
         """The config, with dotted keys."""
         return flatten(self.config)
 
+    @cached_property
+    def data(self) -> data_identity.DataIdentity | None:
+        """The cases of the run and their contents; None: not known, as of runs of earlier versions."""
+        return data_identity.read(self.folder.path)
+
     @property
     def classes(self) -> tuple[str, ...]:
         """The classes that it validated."""
@@ -83,13 +90,15 @@ class Fold:
         return settings
 
     def differences(self, compared: "Fold") -> list[str]:
-        """Settings and derived values in which two folds differ, but should not."""
+        """Settings, derived values and contents of cases in which two folds differ, but should not."""
         texts = []
         for key in sorted({*self.values, *compared.values}):
             value = self.values.get(key)
             compared_value = compared.values.get(key)
             if key not in PER_FOLD and not key.startswith(FREE) and value != compared_value:
                 texts.append(f"{key}={value} and {compared_value}")
+        if self.data is not None and compared.data is not None:
+            texts += data_identity.changes(self.data, compared.data)
         return texts
 
     @property
@@ -140,7 +149,7 @@ def fold_order(number: str) -> tuple[int, str]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config: Any = OmegaConf.to_container(OmegaConf.load(path))
+        config: Any = OmegaConf.to_container(OmegaConf.create(config_text(path)))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: not a readable config ({reason})") from error

@@ -26,6 +26,7 @@ from medconv.performance import switches
 from medconv.performance.switches import apply_switches
 from medconv.targets import Targets
 from medconv.utils import checkpoint_io
+from medconv.utils.errors import with_class
 
 # Errors that a damaged or forged file can cause in the objects that are built from it.
 DAMAGED = (
@@ -116,13 +117,18 @@ def load(
         model = _build_model(content, config, targets, path, trusted)
         model = _with_mirror_axes(model, config, mirror_axes)
     except DAMAGED as error:
-        reason = f"{type(error).__name__}: {error}"
         raise ValueError(
             f"{path}: damaged, or of another version{_version(content)}: "
-            f"its metadata cannot be read ({reason})"
+            f"its metadata cannot be read ({_damage(error)})"
         ) from error
     model.network.to(device)
     return model
+
+
+def _damage(error: BaseException) -> str:
+    """An error of `DAMAGED` on one line, with the key of the config that it is about."""
+    key = getattr(error, "full_key", None)
+    return f"config.{key}: {with_class(error)}" if key else with_class(error)
 
 
 def _version(content: dict[str, Any]) -> str:

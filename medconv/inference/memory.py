@@ -9,6 +9,7 @@ from math import prod
 
 from medconv.data.case import Case, Grid
 from medconv.data.io.images import shape_and_affine
+from medconv.data.io.nifti import check_memory
 from medconv.data.preprocessing.orientation import canonical_spacing
 from medconv.data.preprocessing.preprocess import resampled_shape
 from medconv.data.preprocessing.slabs import slab_axis
@@ -88,6 +89,7 @@ def _need(case: Case, members: Sequence[LoadedModel]) -> Need | None:
     """None: the header cannot be read, or is refused, which prediction will say."""
     try:
         shape, affine = shape_and_affine(case.images[0])
+        check_memory(case.images[0], shape)
     except (ValueError, OSError):
         return None
     grid = Grid.of(shape, affine)

@@ -14,6 +14,7 @@ from filelock import FileLock
 from medconv.data.case import Case
 from medconv.data.io import dicom_seg as data_dicom_seg
 from medconv.data.io.dicom_files import choice_of
+from medconv.data.io.formats import written_as
 from medconv.data.io.raster import is_picture
 from medconv.data.io.writing import write_channels, write_label
 from medconv.inference import quality as inference_quality
@@ -44,7 +45,8 @@ _PARTIAL = re.compile(r"\.\d+\..*")
 class OutputDir(Output):
     """Where label maps go; a case is done once its label map exists.
 
-    They are PNG files if all images are pictures (PNG, JPEG and the like).
+    They are PNG files if all images are pictures (PNG, JPEG and the like), and MetaImage (`.mha`) if all
+    images are; else NIfTI.
 
     Args:
         path: the folder.
@@ -98,7 +100,7 @@ class OutputDir(Output):
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[None]:
         """As in `Output`. Raises: ArgumentError: it holds the images themselves."""
         images = [path for case in cases for path in case.images]
-        self._suffix = _PICTURE if all(map(is_picture, images)) else _VOLUME
+        self._suffix = _PICTURE if all(map(is_picture, images)) else written_as(images) or _VOLUME
         self._check_apart(images)
         with super().open(cases, overwrite):
             yield

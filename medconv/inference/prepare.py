@@ -90,12 +90,16 @@ def _check_image(image: NamedImage, model: LoadedModel) -> None:
         if model.takes_missing:
             advice = "; name channels CASE_0000, CASE_0001, ..., or list a missing one as null in a .json"
         raise ValueError(f"{image.name}: the network was trained on {expected}, found {num_channels}{advice}")
-    is_2d = image.grid.shape[2] == 1
-    if is_2d != (preprocessing.image_dims == 2):
+    shape = image.grid.shape
+    is_3d = preprocessing.image_dims == 3
+    if min(shape) == 1 if is_3d else shape[2] > 1:
         dims = f"{preprocessing.spatial_dims}D"
         if preprocessing.slice_axis is not None:
             dims += " on slices of volumes"
-        raise ValueError(f"{image.name}: the network is {dims}, the image has shape {image.grid.shape}")
+        expected = "several slices along each axis" if is_3d else "one slice, along the third axis"
+        raise ValueError(
+            f"{image.name}: the network is {dims}, the image has shape {shape}; expected {expected}"
+        )
     if not np.isfinite(image.voxels).all():
         raise ValueError(f"{image.name}: has voxels that are NaN or infinite, expected finite numbers")
 
@@ -140,9 +144,10 @@ def is_plausible(spacing_mm: Sequence[float], model: LoadedModel) -> bool:
     if not ranges or model.preprocessing.resize is not None:
         return True
     voxel = prod(spacing_mm[: len(ranges)])
-    smallest, largest = (prod(ends) for ends in zip(*ranges, strict=True))
-    most = _WRONG ** len(ranges)
-    return bool(smallest / most <= voxel <= largest * most)
+    smallest = prod(low for low, _ in ranges)
+    largest = prod(high for _, high in ranges)
+    times: float = _WRONG ** len(ranges)
+    return smallest / times <= voxel <= largest * times
 
 
 def _range_text(ranges: Sequence[tuple[float, float]]) -> str:

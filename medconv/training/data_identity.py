@@ -1,6 +1,7 @@
 """The data of a run, as its identity: a run whose cases, images or labels changed is another run."""
 
 import json
+import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from medconv.data.preprocessing.store import BROKEN, Store
 from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import some
 
+log = logging.getLogger(__name__)
 FILE = "cases.json"  # in the run's folder
 DataIdentity = Mapping[str, Mapping[str, int]]  # `train` or `val` to case id to a digest of its content
 
@@ -44,7 +46,7 @@ def read(folder: Path) -> DataIdentity | None:
 
 def differences(earlier: DataIdentity, current: DataIdentity) -> list[str]:
     """One line for each kind of difference, with the first few cases; empty: the same data."""
-    return [*_moves(earlier, current), *_changes(earlier, current)]
+    return [*_moves(earlier, current), *changes(earlier, current)]
 
 
 def _moves(earlier: DataIdentity, current: DataIdentity) -> Iterator[str]:
@@ -58,7 +60,30 @@ def _moves(earlier: DataIdentity, current: DataIdentity) -> Iterator[str]:
             yield f"now {word}: {some(added)}"
 
 
-def _changes(earlier: DataIdentity, current: DataIdentity) -> Iterator[str]:
+def warn_of_other_data(checkpoint: Path, current: DataIdentity) -> None:
+    """Say in what the data differs from that of the checkpoint's run, which is continued on purpose."""
+    earlier = read(checkpoint.resolve().parent.parent)
+    if earlier is None:
+        return
+    lines = differences(earlier, current)
+    if lines:
+        log.warning("run.resume=%s: its run had other data: %s", checkpoint, "; ".join(lines))
+    leaked = leaks(earlier, current)
+    if leaked:
+        log.warning(
+            "run.resume=%s: trained on cases that are validated now, so their scores are too high: %s",
+            checkpoint,
+            some(leaked),
+        )
+
+
+def leaks(earlier: DataIdentity, current: DataIdentity) -> list[str]:
+    """Cases that are validated now and were trained on earlier."""
+    return [case for case in current["val"] if case in earlier["train"]]
+
+
+def changes(earlier: DataIdentity, current: DataIdentity) -> Iterator[str]:
+    """A line that names cases in both whose content differs; none if they are the same."""
     before = {**earlier["val"], **earlier["train"]}
     now = {**current["val"], **current["train"]}
     changed = [case for case in now if case in before and now[case] != before[case]]

@@ -15,6 +15,7 @@ from medconv.training.checkpoint import BEST, LAST, PREVIOUS
 from medconv.utils import checkpoint_io
 
 log = logging.getLogger(__name__)
+_MAX_BYTES = 16 * 2**20  # of a config; ours have some kilobytes, and a few megabytes with a key for each case
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,7 @@ def read_config(path: Path, last: Path) -> dict[str, Any]:
     if path.is_file():
         problem = "empty, or not a config"
         try:
-            text = path.read_text(encoding="utf-8")
-            _check_no_aliases(text)
-            content = OmegaConf.to_container(OmegaConf.create(text))
+            content = OmegaConf.to_container(OmegaConf.create(config_text(path)))
         except (OSError, ValueError, YAMLError, OmegaConfBaseException, RecursionError) as error:
             problem = f"damaged ({' '.join(str(error).split())})"
     if not isinstance(content, dict) or not isinstance(content.get("derived"), dict):
@@ -106,6 +105,21 @@ def read_config(path: Path, last: Path) -> dict[str, Any]:
             "starts a new run"
         )
     return content
+
+
+def config_text(path: Path) -> str:
+    """The text of a run's `config.yaml`, which is safe to parse.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: too large, no text, or with aliases.
+    """
+    size = path.stat().st_size
+    if size > _MAX_BYTES:
+        raise ValueError(f"{size / 2**20:.0f} MB, a config has at most {_MAX_BYTES // 2**20}")
+    text = path.read_text(encoding="utf-8")
+    _check_no_aliases(text)
+    return text
 
 
 def _check_no_aliases(text: str) -> None:

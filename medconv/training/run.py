@@ -23,7 +23,7 @@ from medconv.models.pretrained.load import load as load_pretrained
 from medconv.performance import bottleneck
 from medconv.performance.step_profiler import StepProfiler
 from medconv.targets import Targets
-from medconv.training import pretrained_nnunet, report, score_test_cases
+from medconv.training import data_identity, pretrained_nnunet, report, score_test_cases
 from medconv.training.autotune import cache
 from medconv.training.build import build_task, may_grow, record_of
 from medconv.training.callbacks import early_stopping
@@ -120,6 +120,7 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
     )
     if folder.resume not in ("auto", "never"):
         _check_checkpoint(folder.resume, run)
+        data_identity.warn_of_other_data(Path(folder.resume), prepared.identity)
     if not finished:
         _fit(run)
     if resolved.test:

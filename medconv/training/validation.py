@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +22,8 @@ from medconv.models.outputs import full_resolution
 from medconv.targets.dice_scores import ValidatedCase
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,9 @@ class LabelMapValidation:
             annotated=annotated,
         )
         row = self.targets.row(validated)
+        loss = on_prepared_grid.cross_entropy
+        if loss is not None and not math.isfinite(loss):
+            _warn_of_nonfinite(case)
         return Validated(
             rows={case: row},
             predicted={
@@ -92,7 +99,7 @@ class LabelMapValidation:
                 "prediction": on_prepared_grid.prediction.movedim(0, axis),
                 "dice": self.targets.summary({case: row})["dice"],
             },
-            losses={case: on_prepared_grid.cross_entropy},
+            losses={case: loss},
         )
 
 
@@ -166,6 +173,10 @@ class _Planes:
         return _Planes(self.logits.cpu(), self.label.cpu())
 
 
+def _warn_of_nonfinite(case: str) -> None:
+    log.warning("case %s: the network's outputs are not finite, so its scores say nothing", case)
+
+
 def _in_whole_batches(network: Callable[[Tensor], Any], batch_size: int, images: Tensor) -> Tensor:
     """The network's logits of fewer images than its batch size, to which images of zeros are added."""
     missing = batch_size - len(images)
@@ -186,5 +197,7 @@ class ImageLevelValidation:
         label_rows = batch["label"].float().tolist()
         rows = {}
         for case, case_outputs, values in zip(batch["case"], output_rows, label_rows, strict=True):
+            if not all(map(math.isfinite, case_outputs)):
+                _warn_of_nonfinite(case)
             rows[case] = {"outputs": case_outputs, "values": values}
         return Validated(rows, {"case": batch["case"], "outputs": outputs})

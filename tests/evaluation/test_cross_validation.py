@@ -63,7 +63,7 @@ def test_folds_with_different_preprocessing_give_a_warning(sweep_folder: Path) -
     path.write_text(path.read_text().replace("  num_channels: 1\n", "  num_channels: 2\n"))
     (crossval,) = cross_validation.read(sweep_folder)
     assert crossval.warnings == (
-        "fold 0 and fold 1: the data was preprocessed differently: derived.num_channels=1 and 2",
+        "fold 0 and fold 1: the data differs, or was preprocessed differently: derived.num_channels=1 and 2",
     )
 
 

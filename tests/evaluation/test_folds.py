@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from medconv.evaluation.folds import read_folds
+from medconv.training import data_identity
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,19 @@ def test_an_unusable_config_is_an_error_with_its_path(content: bytes, expected: 
     with pytest.raises(ValueError) as error:
         list(read_folds(tmp_path))
     assert str(error.value).startswith(f"{tmp_path}/run/config.yaml: ") and expected in str(error.value)
+
+
+def test_folds_of_changed_cases_differ(tmp_path: Path) -> None:
+    digests = {"a": 1, "b": 2, "c": 3}
+    for number, changed in (("0", {}), ("1", {"b": 7}), ("2", {})):
+        folder = tmp_path / number
+        folder.mkdir()
+        (folder / "config.yaml").write_text(f"data: {{fold: {number}, num_folds: 3}}")
+        content = {**digests, **changed}
+        val = {"abc"[int(number)]: content.pop("abc"[int(number)])}
+        data_identity.write(folder, {"train": content, "val": val})
+    first, second, third = read_folds(tmp_path)
+    assert first.differences(second) == ["other image, label or values: b"]
+    assert first.differences(third) == []
+    (tmp_path / "2" / data_identity.FILE).unlink()  # as of earlier versions
+    assert list(read_folds(tmp_path))[2].differences(second) == []

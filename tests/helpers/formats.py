@@ -59,6 +59,29 @@ def nrrd_in_ras(path: Path, array: np.ndarray) -> Path:
     return nrrd(path, array, "right-anterior-superior")
 
 
+def mha(path: Path, array: np.ndarray, as_vectors: bool = True) -> Path:
+    """As SimpleITK writes it, in left, posterior, superior; channels as vectors, or as a fourth axis."""
+    sitk = pytest.importorskip("SimpleITK", reason="the extra `itk`")
+    matrix = np.diag([-1.0, -1.0, 1.0, 1.0]) @ OBLIQUE
+    spacing_mm = np.linalg.norm(matrix[:3, :3], axis=0)
+    direction = np.eye(4)
+    direction[:3, :3] = matrix[:3, :3] / spacing_mm
+    num_axes = 3 if as_vectors else array.ndim
+    axes = [*range(num_axes)[::-1], *range(num_axes, array.ndim)]
+    image = sitk.GetImageFromArray(
+        np.ascontiguousarray(array.transpose(axes)), isVector=array.ndim > num_axes
+    )
+    image.SetSpacing([*spacing_mm, 1.0][:num_axes])
+    image.SetOrigin([*matrix[:3, 3], 0.0][:num_axes])
+    image.SetDirection(direction[:num_axes, :num_axes].ravel().tolist())
+    sitk.WriteImage(image, str(path.with_suffix(".mha")), True)
+    return path.with_suffix(".mha")
+
+
+def mha_of_four_axes(path: Path, array: np.ndarray) -> Path:
+    return mha(path, array, as_vectors=False)
+
+
 def set_fields(**fields: object) -> Callable[[np.ndarray], None]:
     """For `volumes.save_raw`: sets fields of a NIfTI header."""
 

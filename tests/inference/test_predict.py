@@ -270,6 +270,24 @@ def test_a_header_that_must_be_wrong_costs_its_own_case_alone(
     assert call(monkeypatch, exported.checkpoint, images, "--output", tmp_path / "stated", *spacing) == 0
 
 
+def test_metaimage_is_read_and_written(
+    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sitk = pytest.importorskip("SimpleITK", reason="the extra `itk`")
+    source = exported.images / "case_0.nii.gz"
+    images = {}
+    for suffix in (".nii.gz", ".mha"):
+        folder = tmp_path / suffix
+        folder.mkdir()
+        sitk.WriteImage(sitk.ReadImage(str(source)), str(folder / f"case_0{suffix}"))
+        assert call(monkeypatch, exported.checkpoint, folder, "--output", folder / "out") == 0
+        images[suffix] = sitk.ReadImage(str(folder / f"out/case_0{suffix}"))
+    assert (sitk.GetArrayFromImage(images[".mha"]) == sitk.GetArrayFromImage(images[".nii.gz"])).all()
+    assert images[".mha"].GetOrigin() == pytest.approx(images[".nii.gz"].GetOrigin())
+    assert images[".mha"].GetDirection() == pytest.approx(images[".nii.gz"].GetDirection())
+    assert not list((tmp_path / ".mha/out").glob("*.nii.gz"))
+
+
 class Brightness(nn.Module):
     """Two classes by mean brightness; runs out of memory on a batch with a white image."""
 

@@ -25,7 +25,18 @@ def test_an_image_has_one_array_for_each_preprocessing() -> None:
     ("shape", "message"),
     [
         ((2, 4, 5, 6), "trained on 1 channels .*, found 2"),
-        ((4, 5, 1), r"the network is 3D, the image has shape \(4, 5, 1\)"),
+        (
+            (4, 5, 1),
+            r"the network is 3D, the image has shape \(4, 5, 1\); expected several slices along each",
+        ),
+        (
+            (1, 5, 6),
+            r"the network is 3D, the image has shape \(1, 5, 6\); expected several slices along each",
+        ),
+        (
+            (4, 1, 6),
+            r"the network is 3D, the image has shape \(4, 1, 6\); expected several slices along each",
+        ),
     ],
 )
 def test_images_of_another_kind_are_refused(shape: tuple[int, ...], message: str) -> None:

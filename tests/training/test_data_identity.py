@@ -34,6 +34,12 @@ def test_changes_are_named_by_case(tmp_path: Path) -> None:
     ]
 
 
+def test_cases_that_another_run_trained_on_are_named_where_they_are_validated() -> None:
+    earlier = {"train": {"a": 1, "b": 1}, "val": {"c": 1}}
+    assert data_identity.leaks(earlier, {"train": {"a": 1, "c": 1}, "val": {"b": 2}}) == ["b"]
+    assert data_identity.leaks(earlier, earlier) == []
+
+
 def test_only_the_first_cases_are_named() -> None:
     many = {f"case_{number}": number for number in range(9)}
     (line,) = data_identity.differences({"train": many, "val": {}}, {"train": {}, "val": {}})
@@ -55,7 +61,9 @@ def change(dataset: Path, name: str) -> None:
     nib.save(nib.Nifti1Image(np.asarray(image.dataobj)[::-1].copy(), image.affine), path)
 
 
-def test_a_stopped_or_finished_run_refuses_other_images(dataset: Path, tmp_path: Path) -> None:
+def test_a_stopped_or_finished_run_refuses_other_images(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     data = shutil.copytree(dataset, tmp_path / "data")
     folder = tmp_path / "run"
     tiny.train(data, folder)
@@ -69,3 +77,5 @@ def test_a_stopped_or_finished_run_refuses_other_images(dataset: Path, tmp_path:
     assert (folder / "checkpoints/last.ckpt").read_bytes() == trained
     resume = f"run.resume={folder / 'checkpoints/last.ckpt'}"
     assert tiny.train(data, tmp_path / "new", resume, "trainer.max_steps=5")["status"] == "done"
+    assert "its run had other data: other image, label or values: case_1" in caplog.text
+    assert "trained on cases that are validated now" not in caplog.text

@@ -12,7 +12,7 @@ from helpers.preprocess_command import overrides, run_preprocess
 
 from medconv.data.case import Case, Dataset
 from medconv.data.io.images import UNORIENTED
-from medconv.data.preprocessing import examined
+from medconv.data.preprocessing import examined, pipeline
 from medconv.data.preprocessing.fingerprint import CaseReport
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.multiclass import MulticlassTargets
@@ -45,6 +45,7 @@ def test_the_last_lines_name_the_store_and_the_plan_and_verify_finds_a_damaged_f
     content[-1] ^= 1
     (store / "case_3.image.npy").write_bytes(content)
     os.utime(store / "case_3.image.npy", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    monkeypatch.setattr(pipeline, "_VERIFIED_AT_START", 0)  # as if the store were large
     assert "preparing 1" not in run_preprocess(arguments, tmp_path, monkeypatch, capsys)[0]
     assert (
         "preparing 1 of 7 cases" in run_preprocess([*arguments, "--verify"], tmp_path, monkeypatch, capsys)[0]

@@ -1,5 +1,6 @@
 """medconv/training/resume_source.py: which checkpoint a run continues, and the config that it needs."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ def test_logs_of_another_folder_are_not_continued(tmp_path: Path) -> None:
     inside, outside = write(tmp_path / "own/best.ckpt", 7), write(tmp_path / "other/last.ckpt", 7)
     assert find_source(tmp_path / "own", str(inside)) == ResumeSource(inside, {"metrics.csv": 7})
     assert find_source(tmp_path / "own", str(outside)) == ResumeSource(outside, {})
+
+
+def test_a_huge_config_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.touch()
+    os.truncate(path, 2**40)  # a hole, which takes no disk
+    with pytest.raises(ConfigError, match="damaged .*1048576 MB, a config has at most 16"):
+        read_config(path, Path("last.ckpt"))
 
 
 @pytest.mark.parametrize(

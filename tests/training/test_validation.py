@@ -171,6 +171,21 @@ def test_a_slab_is_scored_on_the_cpu_if_the_gpu_has_no_memory_left(monkeypatch: 
     assert validated.losses == validate(nn.Identity(), batch).losses and validated.losses["a"] is not None
 
 
+def test_outputs_that_are_not_finite_are_said_with_their_case(caplog: pytest.LogCaptureFixture) -> None:
+    validate = LabelMapValidation(
+        SlidingWindow((8, 8, 8)),
+        LabelMapTargets(("box",), ((1,),)),
+        lambda case: as_it_is((8, 8, 8)),
+    )
+    image = torch.randn(1, 2, 8, 8, 8, generator=torch.Generator().manual_seed(0))
+    label = image.argmax(1, keepdim=True).to(torch.uint8)
+    validate(nn.Identity(), {"case": "a", "image": image, "label": label, "reference": label[0, 0]})
+    assert not caplog.records
+    image[0, 0, 1, 2, 3] = torch.nan
+    validate(nn.Identity(), {"case": "b", "image": image, "label": label, "reference": label[0, 0]})
+    assert "case b: the network's outputs are not finite, so its scores say nothing" in caplog.text
+
+
 def test_mirroring_averages_probabilities() -> None:
     module = task(FINDINGS, mirror_axes=(0, 1)).eval()
     batch = default_collate([Images(FINDINGS, 5, named=True)[i] for i in range(5)])

@@ -19,6 +19,7 @@ from medconv.utils.errors import Argument, ArgumentError, explained
 
 # Of a case id; most file systems allow names of 255 bytes, and temporary files have longer ones
 _MAX_ID_BYTES = 200
+_MAX_BYTES = 256 * 2**20  # of a JSON file; a dataset.json of 100,000 cases has some 20 MB
 _MAX_NAMED = 20  # cases named in one line
 _NOT_JSON = (ValueError, RecursionError)  # with numbers of thousands of digits, and nested lists
 
@@ -181,8 +182,12 @@ def read_json(path: Path) -> Any:
     """The content of a JSON file.
 
     Raises:
-        ValueError: not readable, or not JSON.
+        ValueError: not readable, too large, or not JSON.
     """
+    with explained(f"{path}: cannot be read", OSError):
+        size = path.stat().st_size
+    if size > _MAX_BYTES:
+        raise ValueError(f"{path}: {size / 2**20:.0f} MB, expected JSON of at most {_MAX_BYTES // 2**20} MB")
     with explained(f"{path}: cannot be read", OSError), explained(f"{path}: not valid JSON", *_NOT_JSON):
         return json.loads(path.read_text(encoding="utf-8-sig"))  # some programs write a BOM
 

@@ -16,6 +16,7 @@ import numpy as np
 from medconv.data.io.dicom_files import choice_of
 from medconv.data.io.dicom_headers import MARKS, Frame
 from medconv.data.io.dicom_series import frames_at
+from medconv.data.io.nifti import check_memory
 from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 
@@ -110,6 +111,7 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """
     series = volumes(path)
     matrix = affine(series[0])
+    check_memory(series[0][0].path, (*shape(series[0]), len(series)))
     # In the order of the slices, each of which is then one block of memory
     array = np.empty((*shape(series[0]), len(series)), np.float32, order="F")
     # Each file is decoded once; an enhanced one has many frames

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from math import prod
 from pathlib import Path
 
 import nibabel as nib
@@ -17,12 +18,17 @@ from nibabel.nifti1 import Nifti1Pair
 from nibabel.openers import ImageOpener
 from nibabel.spatialimages import HeaderDataError, SpatialImage
 
+from medconv.performance.memory_budget import total_memory
 from medconv.utils.errors import explained
 
 PAIR = {".hdr": ".img", ".img": ".hdr"}
 _NOT_MM = {1: "metres", 3: "microns"}  # by the code in `xyzt_units`
 _SPATIAL_UNIT_BITS = 7  # of `xyzt_units`; the other bits are the unit of time
 _CHUNK_BYTES = 1 << 20
+_LOADING = 12  # bytes a voxel, measured: three times the float32 image
+_GZIP = b"\x1f\x8b"
+_COMPRESSED = {".nii": ".nii.gz", ".mgh": ".mgz"}  # suffix of plain files to that of compressed ones
+_UNCOMPRESSED = {".gz": "", ".mgz": ".mgh"}  # of `.nii.gz`, the stem has `.nii` already
 
 # What nibabel raises for damaged files
 _DAMAGED = (
@@ -30,6 +36,7 @@ _DAMAGED = (
     HeaderDataError,
     OSError,
     EOFError,
+    TypeError,  # a header that is cut off
     ValueError,
     zlib.error,
 )
@@ -76,6 +83,7 @@ def read_header(path: Path) -> SpatialImage:
         ValueError: missing, empty, or of another format.
     """
     check_readable(path)
+    _check_compression(path)
     with explained(f"{path}: not a readable NIfTI file", *_DAMAGED), _logging_path(path):
         image = nib.load(path)
     if not isinstance(image, (Nifti1Pair, MGHImage)):
@@ -93,6 +101,7 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """
     image = read_header(path)
     check_shape(path, image.shape)
+    check_memory(path, image.shape)
     problem = f"{path}: damaged or truncated, its voxels cannot be read"
     with explained(problem, *_DAMAGED, MemoryError), _logging_path(path):
         array = _voxels(path, image)
@@ -127,6 +136,36 @@ def check_shape(path: Path, shape: Sequence[int]) -> None:
     """
     if not 2 <= len(shape) <= 4 or min(shape) < 1:
         raise ValueError(f"{path}: expected 2, 3 or 4 axes of at least one voxel, got shape {tuple(shape)}")
+
+
+def check_memory(path: Path, shape: Sequence[int]) -> None:
+    """Check that an image fits this machine, before memory is reserved for what a damaged header declares.
+
+    Raises:
+        ValueError: it takes more than the memory of the machine, or of its container.
+    """
+    needed_bytes = _LOADING * prod(int(size) for size in shape)
+    memory = total_memory()
+    if needed_bytes > memory:
+        size = " x ".join(map(str, shape))
+        raise ValueError(
+            f"{path}: its header declares {size} voxels, which take about {needed_bytes / 2**30:.0f} GB to "
+            f"read; this machine has {memory / 2**30:.0f} GB"
+        )
+
+
+def _check_compression(path: Path) -> None:
+    """Raises: ValueError: compressed or not, unlike its suffix says."""
+    with path.open("rb") as file:
+        is_compressed = file.read(len(_GZIP)) == _GZIP
+    plain_name = _UNCOMPRESSED.get(path.suffix)
+    if is_compressed and path.suffix in _COMPRESSED:
+        raise ValueError(f"{path}: is compressed (gzip); rename it to {path.stem}{_COMPRESSED[path.suffix]}")
+    if not is_compressed and plain_name is not None:
+        raise ValueError(
+            f"{path}: is not compressed, as {path.suffix} promises; rename it to {path.stem}{plain_name}, or "
+            "copy it again if it is damaged"
+        )
 
 
 def _voxels(path: Path, image: SpatialImage) -> np.ndarray:

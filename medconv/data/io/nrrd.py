@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from medconv.data.io.formats import register
+from medconv.data.io.nifti import check_memory
 from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 
@@ -25,7 +26,8 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         ValueError: damaged, or in an unknown space.
     """
-    _read_header(path)  # refuses what pynrrd would read from another file
+    header = _read_header(path)  # refuses what pynrrd would read from another file
+    check_memory(path, header["sizes"])
     with explained(_unreadable(path)):
         array, header = _pynrrd(path).read(str(path))
     return _spatial_axes_first(path, array, header)

@@ -1,9 +1,10 @@
 """Label maps from RTSTRUCT, the contours of radiotherapy: `rs.dcm#roi=heart;lung` are the labels 1 and 2."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,12 +12,29 @@ from medconv.data.case import Grid
 from medconv.data.io import dicom
 from medconv.data.io.dicom_files import choice_of, is_dicom
 from medconv.utils.errors import explained
+from medconv.utils.logging import some
 from medconv.utils.optional_imports import needed
 
 _ROI = "#roi="
 _MAX_OFF_PLANE = 0.1  # slices by which a contour may lie beside the middle of its slice
 _DIGITS = 4  # of a position in voxels; headers give positions as decimals
 _CLOSED = ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR")
+
+
+class _Structure(NamedTuple):
+    """A structure on the grid of its image.
+
+    Args:
+        value: in the label map.
+        location: file and name, for messages.
+        slice_axis: along which no contour has an extent.
+        polygons: slice to its contours, (points, 2) each, in voxels.
+    """
+
+    value: int
+    location: str
+    slice_axis: int
+    polygons: dict[int, list[np.ndarray]]
 
 
 def structures_of(path: str | Path) -> list[str]:
@@ -63,6 +81,40 @@ def read(path: Path, image: Path, grid: Grid) -> np.ndarray:
         ValueError: no RTSTRUCT, or one of another patient space; a structure that is not there, that has no
             closed contours, or whose contours are not in the slices of the image. Names file and structure.
     """
+    label = np.zeros(grid.shape, np.int16)
+    for structure in _structures(path, image, grid):
+        mask = _mask(structure, grid)
+        if not mask.any():
+            raise ValueError(f"{structure.location}: no voxel of {image} has its centre inside the contours")
+        label[mask] = structure.value
+    return label
+
+
+def missing_slices(path: Path, image: Path, grid: Grid) -> list[str]:
+    """A warning for each structure that lacks the contour of a slice between two that have one.
+
+    It may have been forgotten; or the structure has two parts.
+
+    Args:
+        path, image, grid: as for `read`.
+
+    Raises:
+        ValueError: as `read`.
+    """
+    warnings = []
+    for structure in _structures(path, image, grid):
+        drawn = sorted(structure.polygons)
+        missing = [str(first + 1) for first, second in pairwise(drawn) if second == first + 2]
+        if missing:
+            warnings.append(
+                f"{structure.location} has no contour on slice {some(missing)} (from 0) of {image}, but on "
+                "both beside it; if it was forgotten, draw it: its voxels are background"
+            )
+    return warnings
+
+
+def _structures(path: Path, image: Path, grid: Grid) -> Iterator[_Structure]:
+    """The structures that a path takes. Raises: ValueError: as `read`."""
     file, _ = choice_of(path)
     pydicom = needed("pydicom", "dicom", "reading RTSTRUCT", file)
     with explained(f"{file}: cannot be read as RTSTRUCT"):
@@ -72,7 +124,6 @@ def read(path: Path, image: Path, grid: Grid) -> np.ndarray:
         contours_by_roi = {int(contours.ReferencedROINumber): contours for contours in contour_sets}
     if content.get("Modality") != "RTSTRUCT":
         raise ValueError(f"{file}: expected RTSTRUCT for {_ROI}, got {content.get('Modality')}")
-    label = np.zeros(grid.shape, np.int16)
     image_space = _frame_of_reference(pydicom, image)
     for value, names in enumerate(structures_of(path), 1):
         if not names:
@@ -81,11 +132,7 @@ def read(path: Path, image: Path, grid: Grid) -> np.ndarray:
         location = f"{file}: structure {rois[number].get('ROIName')!r}"
         _check_space(location, rois[number], image, image_space)
         contours = _contour_points(location, contours_by_roi.get(number))
-        mask = _mask(location, contours, grid, image)
-        if not mask.any():
-            raise ValueError(f"{location}: no voxel of {image} has its centre inside the contours")
-        label[mask] = value
-    return label
+        yield _in_slices(value, location, contours, grid, image)
 
 
 def _roi_number(file: Path, names: str, rois: dict[int, Any]) -> int:
@@ -151,8 +198,14 @@ def _contour_points(location: str, roi_contours: Any) -> list[np.ndarray]:
     return list(unique.values())
 
 
-def _mask(location: str, contours: list[np.ndarray], grid: Grid, image: Path) -> np.ndarray:
-    """Voxels of a structure. Shape: (points, 3) each, in mm -> (X, Y, Z) bool."""
+def _in_slices(
+    value: int,
+    location: str,
+    contours: list[np.ndarray],
+    grid: Grid,
+    image: Path,
+) -> _Structure:
+    """A structure in voxels. Shape: contours (points, 3) each, in mm."""
     to_voxels = np.linalg.inv(grid.matrix).T
     contours_in_voxels = []
     for points in contours:
@@ -161,20 +214,26 @@ def _mask(location: str, contours: list[np.ndarray], grid: Grid, image: Path) ->
     # Contours are planar, so along the slice axis none has an extent
     extents = [np.ptp(points, axis=0) for points in contours_in_voxels]
     slice_axis = int(np.argmin(np.max(extents, axis=0)))
-    mask = np.zeros(grid.shape, bool)
-    slices = np.moveaxis(mask, slice_axis, 0)  # a view
+    num_slices = grid.shape[slice_axis]
+    last_voxel = np.delete(grid.shape, slice_axis) - 1
     polygons_by_slice: dict[int, list[np.ndarray]] = defaultdict(list)
     for points in contours_in_voxels:
         slice_index = _slice_index(location, points[:, slice_axis], image)
         polygon = np.delete(points, slice_axis, axis=1)
-        last_voxel = np.array(slices.shape[1:]) - 1
         # A voxel reaches half a voxel beyond its centre
         is_beside = (polygon.max(0) < -0.5).any() or (polygon.min(0) > last_voxel + 0.5).any()
-        if not 0 <= slice_index < len(slices) or is_beside:
+        if not 0 <= slice_index < num_slices or is_beside:
             raise ValueError(f"{location} has a contour outside {image}")
         polygons_by_slice[slice_index].append(polygon)
     _check_no_gaps(location, sorted(polygons_by_slice), image)
-    for slice_index, polygons in polygons_by_slice.items():
+    return _Structure(value, location, slice_axis, polygons_by_slice)
+
+
+def _mask(structure: _Structure, grid: Grid) -> np.ndarray:
+    """Voxels of a structure. Shape: (X, Y, Z) bool."""
+    mask = np.zeros(grid.shape, bool)
+    slices = np.moveaxis(mask, structure.slice_axis, 0)  # a view
+    for slice_index, polygons in structure.polygons.items():
         slices[slice_index] = _filled(polygons, slices.shape[1:])
     return mask
 

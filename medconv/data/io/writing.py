@@ -14,6 +14,7 @@ from nibabel.openers import ImageOpener
 
 from medconv.data.case import Grid
 from medconv.data.io import raster
+from medconv.data.io.formats import FORMATS
 from medconv.data.io.images import nifti_image, shape_and_affine
 from medconv.utils.atomic_io import replacing
 
@@ -21,7 +22,7 @@ _MAX_SHEAR_OF_QFORM = 0.01  # degrees; a qform has no shear
 
 
 def write_label(path: Path, label: np.ndarray, like: Path) -> None:
-    """Write a label map atomically: a picture if the path ends in .png, else NIfTI.
+    """Write a label map atomically: a picture if the path ends in .png, else by the format of its suffix.
 
     NIfTI gets affine and header of the image `like`; if that has another format, sform and qform are set from
     its grid.
@@ -44,6 +45,10 @@ def write_label(path: Path, label: np.ndarray, like: Path) -> None:
         source = _template(like)
         dtype = np.uint8 if label.max(initial=0) < 256 else np.int16
         array = label.reshape(source.shape[:3]).astype(dtype)
+        volume_format = FORMATS.get(path.suffix)
+        if volume_format is not None and volume_format.write is not None:
+            volume_format.write(partial, array, source.affine)
+            return
         image = Nifti1Image(array, source.affine, _header_like(source, dtype))
         nib.save(image, partial)
 

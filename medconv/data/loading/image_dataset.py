@@ -48,7 +48,7 @@ class ImageCases(monai.data.Dataset):
         label = self.values[case_index]
         if self.images is not None:
             return {"image": self.images[case_index], "label": label}
-        image = self.store.read(str(self.data[case_index])).image
+        image = self.store.read(str(self.data[case_index]), verify=True).image
         return {"image": torch.from_numpy(np.array(image)), "label": label}
 
     def describe(self, index: int) -> tuple[str, str]:
@@ -58,7 +58,7 @@ class ImageCases(monai.data.Dataset):
     def _read_all(self, image_shape: tuple[int, ...]) -> np.ndarray:
         images = np.empty((len(self.data), *image_shape), np.float32)
         for case_index, case_id in enumerate(self.data):
-            image = self.store.read(str(case_id)).image
+            image = self.store.read(str(case_id), verify=True).image
             if image.shape != image_shape:
                 raise ValueError(
                     f"case {case_id}: its prepared image has shape {image.shape}, expected {image_shape}"

@@ -144,7 +144,7 @@ class CaseDataset(monai.data.Dataset):
     def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
         case: Case = self.data[index]
         assert case.label is not None
-        entry = self.store.read(case.id)
+        entry = self.store.read(case.id, verify=True)  # all of it is read anyway
         native_label, label_grid = label_of(case)
         reference = on_grid(native_label, case.images[0], entry.crop_info.grid, case.label, label_grid)
         item: Sample = {

@@ -10,6 +10,7 @@ import numpy as np
 
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.case_files import image_of, label_of
+from medconv.data.io import rtstruct
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import UNORIENTED, lacks_orientation
 from medconv.data.io.raster import are_picture_channels
@@ -331,6 +332,11 @@ def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     report.no_data = tuple(low for low, high in ranges if is_no_data(low, high))
     report.low = min(low for low, _ in ranges)
     report.high = max(high for _, high in ranges)
+    if grid.shape[2] > 1 == min(grid.shape):
+        report.errors.append(
+            f"{path}: shape {grid.shape}, expected several slices along each axis; a 2D image has its one "
+            "slice along the third axis"
+        )
     report.grid = grid
     report.channels = len(image)
     for image_path in case.images:
@@ -346,6 +352,8 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     """The label map of a case. Raises: ValueError: it cannot be read, or is not on the image's grid."""
     label, grid = label_of(case)
     assert case.label is not None
+    if rtstruct.structures_of(case.label):
+        report.warnings += rtstruct.missing_slices(case.label, case.images[0], grid)
     num_classes = len(dataset.class_names)
     ignore = dataset.targets.ignore
     labelled = label if ignore is None else label[label != ignore]

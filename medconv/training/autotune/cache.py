@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 
 from medconv import config as configs
 from medconv.config import Node, RunConfig, TrainerConfig
@@ -20,6 +19,7 @@ from medconv.training.autotune import search
 from medconv.training.autotune.trial import Choice, Work
 from medconv.training.build import build_task
 from medconv.training.measured_once import measured_once, measuring
+from medconv.training.resume_source import read_config
 from medconv.training.run_dir import RunDir
 from medconv.utils import hardware
 
@@ -49,7 +49,7 @@ def settle(config: RunConfig, folder: RunDir) -> RunConfig:
         return config
     earlier_config = folder.path / "config.yaml"
     if folder.resume != "never" and folder.has_own() and earlier_config.is_file():
-        earlier = OmegaConf.to_container(OmegaConf.load(earlier_config))
+        earlier = read_config(earlier_config, folder.last)
         return _with(config, _recorded(earlier, config, unsettled))
     result, path = measured_once(config, "autotune", _key(config), lambda: _measure(config), _complete)
     log.info("perf=autotune: %s (%s)", _describe(result), path)

@@ -1,5 +1,6 @@
 """medconv/data/datasets/common.py: errors of dataset.json and of case ids, class names."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from helpers.volumes import CLASSES, edit_json, write_msd, write_nnunet
 
 from medconv.data.datasets.auto import auto
-from medconv.data.datasets.common import targets_of
+from medconv.data.datasets.common import read_json, targets_of
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.nnunet import nnunet
 
@@ -60,3 +61,11 @@ def test_repeated_case_ids_are_named(tmp_path: Path) -> None:
 def test_class_names_are_read_from_both_layouts(tmp_path: Path) -> None:
     targets = targets_of(write_msd(tmp_path / "a", 1))
     assert targets == targets_of(write_nnunet(tmp_path / "b", 1)) and targets.names == CLASSES[1:]
+
+
+def test_huge_json_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "plans.json"
+    path.touch()
+    os.truncate(path, 2**40)  # a hole, which takes no disk
+    with pytest.raises(ValueError, match=r"plans\.json: 1048576 MB, expected JSON of at most 256 MB"):
+        read_json(path)

@@ -237,6 +237,10 @@ BAD_SERIES: dict[str, tuple[Callable[[Path], Path], str]] = {
         cut,
         r"damaged or truncated, its pixels cannot be read \(.*(66 vs.* 126|fewer|less)",
     ),
+    "a size that its pixels lack": (
+        lambda f: names(everywhere(f, Rows=65535, Columns=65535).parent)[0],
+        r"declares 65535 x 65535 x 5 x 1 voxels, which take about 240 GB to read; this machine|less than",
+    ),
     "other size": (
         lambda f: change_one(f, Rows=9, Columns=7, PixelData=bytes(126)),
         r"columns and rows \(7, 9\), but \(9, 7\) in IM.*expected one value in a series",

@@ -35,6 +35,8 @@ WRITERS: dict[str, Callable[[Path, np.ndarray], Path]] = {
     "mgz": formats.mgz,
     "nrrd": formats.nrrd,
     "nrrd in RAS": formats.nrrd_in_ras,
+    "mha": formats.mha,
+    "mha of four axes": formats.mha_of_four_axes,
 }
 
 

@@ -48,10 +48,21 @@ def voxels_in_another_file(path: Path) -> Path:
     return file
 
 
+def too_large(path: Path) -> Path:
+    file = nrrd(path, image_array(0), encoding="gzip")
+    sizes = " ".join(map(str, SHAPE)).encode()
+    file.write_bytes(file.read_bytes().replace(b"sizes: " + sizes, b"sizes: 30000 30000 30000"))
+    return file
+
+
 BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "missing": (lambda p: p.with_suffix(".nrrd"), "no such file"),
     "empty": (empty, r"the file is empty \(0 bytes\)"),
     "text": (text, r"not a readable NRRD file \(.*\)"),
+    "promises too much": (
+        too_large,
+        "declares 30000 x 30000 x 30000 voxels, which take about 301749 GB to read; this machine has",
+    ),
     "cut": (lambda p: truncate(nrrd(p, image_array(0))), r"not a readable NRRD file \(.*\)"),
     "no space": (
         lambda p: nrrd(p, image_array(0), **{"space": None, "space dimension": 3}),

@@ -14,7 +14,7 @@ from helpers.volumes import preprocessing_config
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.folder import folder as folder_layout
 from medconv.data.io.images import read_label
-from medconv.data.io.rtstruct import structures_of
+from medconv.data.io.rtstruct import missing_slices, structures_of
 from medconv.data.io.writing import write_label
 from medconv.data.per_case import with_annotated
 from medconv.data.preprocessing.fingerprint import check
@@ -60,6 +60,25 @@ def box(z: slice, ring: bool = False) -> np.ndarray:
     if ring:
         mask[3:5, 3:5, z] = 0
     return mask
+
+
+def test_a_slice_without_a_contour_between_two_that_have_one_is_named(tmp_path: Path) -> None:
+    scan = series(tmp_path / "scan", array())
+    contours: Contours = {
+        "heart": [(z, OUTER) for z in (0, 1, 3, 4)],
+        "lung": [(z, OUTER) for z in (1, 2, 3)],
+        "nodes": [(z, INNER) for z in (0, 1, 4)],
+    }
+    path = Path(f"{rtstruct(tmp_path / 'rs.dcm', contours, dicoms.affine())}#roi=heart;lung;nodes")
+    _, grid = read_label(path, scan)
+    warning = (
+        f"{tmp_path / 'rs.dcm'}: structure 'heart' has no contour on slice 2 (from 0) of {scan}, but on both "
+        "beside it; if it was forgotten, draw it: its voxels are background"
+    )
+    assert missing_slices(path, scan, grid) == [warning]
+    case = Case("a", (scan,), path)
+    dataset = Dataset("x", (case,), ("background", "heart", "lung", "nodes"), ("MR",))
+    assert f"case a: {warning}" in check(dataset, 1).warnings
 
 
 @pytest.mark.parametrize("orientation", [AXIAL, OBLIQUE])

@@ -62,7 +62,7 @@ FAULTS: dict[str, tuple[Make, str, str]] = {
     "label_cut": (lambda i, m: truncate(m), "label", "damaged or truncated|not a readable NIfTI"),
     "image_empty": (lambda i, m: i.write_bytes(b""), "image", r"empty \(0 bytes\)"),
     "label_empty": (lambda i, m: m.write_bytes(b""), "label", r"empty \(0 bytes\)"),
-    "image_text": (lambda i, m: i.write_text("no image\n" * 90), "image", "not a readable NIfTI file"),
+    "image_text": (lambda i, m: i.write_text("no image\n" * 90), "image", "is not compressed, as .gz"),
     "wrong_magic": (image_header(magic=b"no!", sizeof_hdr=1), "image", "not a readable NIfTI file"),
     "promises_more": (
         image_header(dim=[3, 12, 14, 40, 1, 1, 1, 1]),
@@ -282,6 +282,15 @@ def test_constant_image_is_a_warning(tmp_path: Path, value: float) -> None:
     fingerprint, warnings, _ = check(dataset, 1)
     assert warnings == [f"case case_2: {path}: a channel is constant"]
     assert fingerprint.shapes[2] == SHAPE
+
+
+@pytest.mark.parametrize("shape", [(1, 14, 10), (12, 1, 10)])
+def test_one_slice_along_another_axis_is_an_error(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    dataset = tiny(tmp_path)
+    path = save(dataset.cases[2].images[0], image_array(2, shape))
+    save(dataset.cases[2].label, label_array(2, shape))
+    error = f"{path}: shape {shape}, expected several slices along each axis; a 2D image has its one slice "
+    assert check(dataset, 1, skip=True).errors == {"case_2": [error + "along the third axis"]}
 
 
 def two_forms(path: Path, qform: np.ndarray, seed: int) -> Path:

@@ -25,6 +25,8 @@ from helpers.volumes import (
 from torch.nn.functional import one_hot
 
 from medconv.data.datasets.decathlon import msd
+from medconv.data.loading.patch_dataset import CaseDataset
+from medconv.data.preprocessing import pipeline
 from medconv.data.preprocessing.pipeline import prepare, prepare_case
 from medconv.data.preprocessing.store import Store, _save
 
@@ -187,16 +189,40 @@ def test_a_damaged_entry_is_prepared_again(
 
 
 @pytest.mark.parametrize("name", ["image.npy", "label.npy", "foreground.npy"])
-def test_verify_finds_damage_that_keeps_size_and_time(tmp_path: Path, name: str) -> None:
+def test_damage_that_keeps_size_and_time_is_found_in_a_small_store_and_by_verify(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
     store = prepare(dataset, preprocessing_config(), cache, 1)
     before = times(store)
     change_a_byte_unnoticed(store.folder / f"case_2.{name}")
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "_VERIFIED_AT_START", 0)  # as if the store were large
+        prepare(dataset, preprocessing_config(), cache, 1)
+        assert rewritten(store, before) == set()
+        prepare(dataset, preprocessing_config(), cache, 1, verify=True)
+        assert rewritten(store, before) == {"case_2"}
+    before = times(store)
+    change_a_byte_unnoticed(store.folder / f"case_1.{name}")
     prepare(dataset, preprocessing_config(), cache, 1)
-    assert rewritten(store, before) == set()
-    prepare(dataset, preprocessing_config(), cache, 1, verify=True)
-    assert rewritten(store, before) == {"case_2"}
+    assert rewritten(store, before) == {"case_1"}
     assert_complete(store, dataset)
+
+
+@pytest.mark.parametrize("name", ["image", "label"])
+def test_validation_finds_damage_that_keeps_size_and_time(tmp_path: Path, name: str) -> None:
+    dataset = tiny(tmp_path)
+    store = prepare(dataset, preprocessing_config(), tmp_path / "store", 1)
+    case = dataset.cases[1]
+    change_a_byte_unnoticed(store.folder / f"{case.id}.{name}.npy")
+    assert store.has(case)
+    cases = CaseDataset(store, dataset.cases)
+    assert cases[0]["case"] == dataset.cases[0].id
+    with pytest.raises(ValueError, match=f"case {case.id}: .*the checksum of {name} is wrong"):
+        cases[1]
+    assert not store.has(case)  # the next start prepares it anew
+    prepare(dataset, preprocessing_config(), tmp_path / "store", 1)
+    assert CaseDataset(store, dataset.cases)[1]["case"] == case.id
 
 
 def test_a_copied_store_is_read_once_and_not_prepared_again(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """medconv/evaluation/segmentation_report.py: a self-contained page with the scores and the worst cases."""
 
 import base64
+import gzip
 import io
 import json
 import re
@@ -96,7 +97,7 @@ def test_missing_and_damaged_images_are_left_out(tmp_path: Path) -> None:
     assert "image, reference" not in Page(evaluate(predictions, references).page()).text
     for case in "ab":
         save(tmp_path / "mine" / f"{case}.nii.gz", np.ones((12, 14, 10), np.float32))
-    (tmp_path / "mine/b.nii.gz").write_bytes(b"no image")
+    (tmp_path / "mine/b.nii.gz").write_bytes(gzip.compress(b"no image"))
     text = Page(evaluate(predictions, references, images=tmp_path / "mine").page()).text
     assert "image, reference, prediction" in text
     assert (

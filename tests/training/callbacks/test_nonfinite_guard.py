@@ -2,6 +2,7 @@
 
 import copy
 import os
+import zlib
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from helpers.nonfinite import EXPLODES, Line, Point, line_trainer, traces
 from lightning import Callback
 from lightning.pytorch.plugins import MixedPrecision
 
+from medconv.data.preprocessing.store import Store
 from medconv.training.callbacks import nonfinite_guard
 from medconv.training.callbacks.nonfinite_guard import NonfiniteError, NonfiniteGuard
 from medconv.training.checkpoint import resumable_loop
@@ -26,7 +28,7 @@ ONE_EACH = ["data.batch_size=1", "data.samples_per_epoch=8", "trainer.max_steps=
 
 @pytest.fixture(scope="module")
 def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset whose preprocessed case_2 is infinite; time and size of the file do not show it."""
+    """A dataset whose preprocessed case_2 is infinite; time, size and checksum of the file do not show it."""
     root = tiny.write_dataset(tmp_path_factory.mktemp("poisoned") / "tiny")
     tiny.train(root, root.parent / "first", "trainer.max_steps=1")
     (image,) = (root.parent / "prepared").rglob("case_2.image.npy")
@@ -34,6 +36,10 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     array[:] = np.inf
     array.flush()
     os.utime(image, ns=(before.st_atime_ns, before.st_mtime_ns))
+    store = Store(image.parent)
+    record = store._record("case_2")
+    record["arrays"]["image"]["crc32"] = zlib.crc32(image.read_bytes())
+    store._commit("case_2", record)
     return root
 
 

@@ -208,7 +208,6 @@ def _has_intensities(row: Any) -> bool:
     return isinstance(row, Mapping) and set(row) == set(INTENSITIES)
 
 
-@configs.arguments_as_keys("data")
 def split_warning(split: DataSplit, data: DataConfig) -> str | None:
     """Why the scores of a split may be too high; None: nothing is known against it."""
     patient = None if data.splits_file is not None else splits.split_patient(split)
@@ -221,6 +220,7 @@ def split_warning(split: DataSplit, data: DataConfig) -> str | None:
     )
 
 
+@configs.arguments_as_keys("data")
 def split_cases(dataset: Dataset, data: DataConfig) -> DataSplit:
     """The split that the dataset or `data.fold` defines. Raises: ValueError: see `splits.split_cases`."""
     splits_file = Path(data.splits_file) if data.splits_file else None

@@ -124,6 +124,14 @@ def test_copies_of_validation_images_are_named_and_training_skips_them(
     assert "images are in training and also in validation or test; skipped in training: case_" in err + out
 
 
+def test_check_only_names_the_key_of_a_wrong_fold(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*overrides(dataset, tmp_path / "cache"), "--check-only", "data.fold=9"]
+    err = run_preprocess(arguments, tmp_path, monkeypatch, capsys, USER)[1]
+    assert err.startswith("error: data.fold")
+
+
 def test_check_only_lists_every_error_and_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

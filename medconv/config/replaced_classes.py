@@ -13,20 +13,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from medconv.config.classes import arguments_of, class_of
-from medconv.config.schema import conf_dir
+from medconv.config.schema import GROUPS_WITH_CLASS, conf_dir
 
 _CONV_OF_OUR_NETWORKS = "smooth"  # of conf/model/customconv.yaml
-_GROUPS = (
-    "model",
-    "conv",
-    "loss",
-    "optimizer",
-    "scheduler",
-    "weight_averaging",
-    "early_stopping",
-    "sampler",
-    "augmentation",
-)
 # keys that are no arguments of the class
 _READ_ELSEWHERE = {"conv": ("where", "share")}
 # planned for our networks: MONAI's have arguments of these names and other forms
@@ -51,7 +40,7 @@ def fit_classes(composed: DictConfig, settings: Any) -> None:
         typed[key] = value
     choices = settings.runtime.choices
     with open_dict(composed), read_write(settings):
-        for group in _GROUPS:
+        for group in GROUPS_WITH_CLASS:
             if group in composed and group in choices:
                 _leave_out(composed[group], group, choices[group], typed)
         # smooth kernels have first weights of their own, with which other networks were not tried

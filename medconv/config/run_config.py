@@ -11,23 +11,10 @@ from medconv.config.classes import check_importable
 from medconv.config.data_config import DataConfig
 from medconv.config.instantiate import check_no_interpolation, check_types, iter_targets
 from medconv.config.keys import Key, Node, declared_keys
-from medconv.config.schema import Derived, RunConfig
+from medconv.config.schema import GROUPS_WITH_CLASS, Derived, RunConfig
 from medconv.config.trainer_config import TrainerConfig, trainer_schema
 from medconv.config.unknown_keys import check_names
 from medconv.config.values import ConfigError
-
-_GROUPS_WITH_CLASSES = (
-    "model",
-    "conv",
-    "loss",
-    "optimizer",
-    "scheduler",
-    "weight_averaging",
-    "early_stopping",
-    "sampler",
-    "augmentation",
-    "trainer",
-)
 
 
 def validate(composed: DictConfig) -> RunConfig:
@@ -47,7 +34,7 @@ def validate(composed: DictConfig) -> RunConfig:
     problems = wrong_types + _out_of_range(config)
     if problems:
         raise ConfigError.of_all(problems)
-    for group in _GROUPS_WITH_CLASSES:
+    for group in (*GROUPS_WITH_CLASS, "trainer"):
         node = OmegaConf.to_container(typed[group], resolve=False)
         for key, target in iter_targets(node, group):
             check_importable(key, target)

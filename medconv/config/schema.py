@@ -22,6 +22,18 @@ from medconv.config.trainer_config import TrainerConfig
 from medconv.utils.precisions import MATMUL_PRECISIONS
 
 PACKAGE = Path(__file__).parents[1]
+# Groups of the config that are one class and its arguments
+GROUPS_WITH_CLASS = (
+    "model",
+    "conv",
+    "loss",
+    "optimizer",
+    "scheduler",
+    "weight_averaging",
+    "early_stopping",
+    "sampler",
+    "augmentation",
+)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from medconv.targets.segmentation import ABSENT, SegmentationTargets
+from medconv.targets.segmentation import ABSENT, SegmentationTargets, over_voxels
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,7 @@ class LabelMapTargets(SegmentationTargets):
     @staticmethod
     def _merged(outputs: Tensor, annotated: Tensor) -> Tensor:
         """Logits whose background has the probability of all classes that are not annotated."""
-        spatial_ones = (1,) * (outputs.ndim - 2)
-        is_annotated = annotated.view(*annotated.shape, *spatial_ones)
-        is_annotated_class = is_annotated[:, 1:]
+        is_annotated_class = over_voxels(annotated, outputs)[:, 1:]
         outputs = outputs.float()
         background = outputs[:, :1]
         classes = outputs[:, 1:]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medconv.targets.base import label_values
-from medconv.targets.segmentation import ABSENT, SegmentationTargets
+from medconv.targets.segmentation import ABSENT, SegmentationTargets, over_voxels
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ class RegionTargets(SegmentationTargets):
         reference: Tensor,
         annotated: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        spatial_ones = (1,) * (outputs.ndim - 2)
-        is_annotated = annotated.view(*annotated.shape, *spatial_ones)
+        is_annotated = over_voxels(annotated, outputs)
         outputs = torch.where(is_annotated, outputs, ABSENT)
         reference = torch.where(is_annotated, reference, 0)
         return outputs, reference

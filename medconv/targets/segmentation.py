@@ -317,6 +317,14 @@ def _takes_mask(loss: Any) -> bool:
     return _has_mask_argument(function)
 
 
+def over_voxels(flags: Tensor, outputs: Tensor) -> Tensor:
+    """Flags of each sample's outputs, for all of their voxels.
+
+    Shape: (batch, outputs), outputs (batch, outputs, *spatial) -> (batch, outputs, 1, ...).
+    """
+    return flags.view(*flags.shape, *(1,) * (outputs.ndim - 2))
+
+
 @lru_cache(maxsize=16)
 def _has_mask_argument(function: Callable[..., Any]) -> bool:
     """Cached, since every step asks."""

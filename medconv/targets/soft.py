@@ -18,6 +18,7 @@ from medconv.metrics.dice import ClassScores
 from medconv.targets.base import NamedScore
 from medconv.targets.dice_scores import ValidatedCase
 from medconv.targets.label_map import LabelMapTargets, highest
+from medconv.targets.segmentation import over_voxels
 
 _BY_CLASS = ("dice", "brier", "calibration_error")  # in a row, a list each
 
@@ -74,7 +75,7 @@ class SoftTargets(LabelMapTargets):
         reference: Tensor,
         annotated: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        is_annotated = annotated.view(*annotated.shape, *(1,) * (outputs.ndim - 2))
+        is_annotated = over_voxels(annotated, outputs)
         # What other classes had becomes background again
         classes = torch.where(is_annotated, reference, 0)[:, 1:]
         return self._merged(outputs, annotated), self.reference(classes)

@@ -12,6 +12,7 @@ from torch import nn
 
 from medconv import config as configs
 from medconv.config import PerfConfig, RunConfig, TrainerConfig
+from medconv.models.layers.fast_norm_swap import SWAPPED
 from medconv.planning.planner import Plan
 from medconv.planning.report import table
 from medconv.targets import monitor
@@ -92,8 +93,7 @@ def _growth(growing: GrowingPatch, patch: Sequence[int]) -> str:
 
 def _has_fast_norms(network: nn.Module) -> bool:
     """Whether there are norms that `perf.fast_norm` is about."""
-    kinds = (nn.InstanceNorm2d, nn.InstanceNorm3d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
-    return any(isinstance(layer, kinds) for layer in network.modules())
+    return any(isinstance(layer, SWAPPED) for layer in network.modules())
 
 
 def without_effect(

@@ -25,7 +25,6 @@ _NO_MEMORY = re.compile(
     "(can't|[Cc]annot) allocate memory|allocate shared memory|CUDA (error: )?out of memory"
     "|_STATUS_ALLOC_FAILED"
 )
-# All of Lightning's, and `auto`.
 # Parameters of glibc's `mallopt`: sizes from which an array has pages of its own, and from which free memory
 # goes back to the system.
 _MMAP_THRESHOLD = -3

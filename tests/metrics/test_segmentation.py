@@ -4,8 +4,8 @@ single slices.
 
 import numpy as np
 import pytest
+from helpers.three_classes import MM, SPACING, TARGETS, grid, labels
 from reference import surfaces as oracle
-from scipy.ndimage import gaussian_filter
 
 from medconv.data.case import Grid
 from medconv.metrics.dice import dice
@@ -14,22 +14,7 @@ from medconv.metrics.segmentation_metrics import METRICS
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 
-SPACING = (1.0, 1.5, 2.0)
-TARGETS = LabelMapTargets.of_classes(("background", "one", "two", "three"))
-MM = {"one": 1.0, "two": 2.0, "three": 1.0}
 DIAGONAL = np.sqrt(12**2 + 15**2 + 16**2)  # of 12 x 10 x 8 voxels
-
-
-def grid(label: np.ndarray, *spacing_mm: float) -> Grid:
-    return Grid.of(label.shape, np.diag([*(spacing_mm or SPACING), 1]))
-
-
-def labels(seed: int, shape: tuple[int, ...] = (12, 10, 8)) -> np.ndarray:
-    """Three classes and background, in pieces."""
-    rng = np.random.default_rng(seed)
-    return (
-        np.stack([gaussian_filter(rng.normal(size=shape), 1.2) for _ in range(4)]).argmax(0).astype(np.int16)
-    )
 
 
 def test_metrics_equal_the_slow_implementation() -> None:

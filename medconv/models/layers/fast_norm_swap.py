@@ -22,6 +22,7 @@ _SWAPS: dict[type, type] = {
     nn.InstanceNorm2d: ChannelsLastInstanceNorm2d,
     nn.InstanceNorm3d: ChannelsLastInstanceNorm3d,
 }
+SWAPPED = tuple(_SWAPS)
 _BATCH_NORMS = (nn.BatchNorm2d, nn.BatchNorm3d)
 _INSTANCE_NORMS = (nn.InstanceNorm2d, nn.InstanceNorm3d)
 

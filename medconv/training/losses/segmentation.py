@@ -119,6 +119,26 @@ def foreground(logits: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     return logits.softmax(1)[:, 1:], torch.stack(masks, 1).float()
 
 
+def counted(
+    entropy: Tensor,
+    probability: Tensor,
+    reference: Tensor,
+    labelled: Tensor | None,
+    weights: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The first three, the entropy times the weight of each output; 0 where nothing is labelled.
+
+    Shape: each (batch, outputs, *spatial); labelled (batch, 1, *spatial) bool, weights (outputs,).
+    """
+    if weights is not None:
+        entropy = entropy * weights.view(1, -1, *(1,) * (entropy.ndim - 2))
+    if labelled is not None:
+        entropy = torch.where(labelled, entropy, 0)
+        probability = torch.where(labelled, probability, 0)
+        reference = torch.where(labelled, reference, 0)
+    return entropy, probability, reference
+
+
 def _region_sums(
     logits: Tensor,
     reference: Tensor,
@@ -129,12 +149,7 @@ def _region_sums(
     mask = reference.float()
     entropy = F.binary_cross_entropy_with_logits(logits, mask, reduction="none")
     probability = logits.sigmoid()
-    if weights is not None:
-        entropy = entropy * weights.view(1, -1, *(1,) * (logits.ndim - 2))
-    if labelled is not None:
-        entropy = torch.where(labelled, entropy, 0)
-        probability = torch.where(labelled, probability, 0)
-        mask = torch.where(labelled, mask, 0)
+    entropy, probability, mask = counted(entropy, probability, mask, labelled, weights)
     axes = [0, *range(2, logits.ndim)]
     intersection = (probability * mask).sum(axes)
     sizes = (probability + mask).sum(axes)

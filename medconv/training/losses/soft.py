@@ -1,9 +1,8 @@
 """Cross-entropy and Dice of labels that are probabilities, such as the mean of several raters."""
 
-import torch
 from torch import Tensor
 
-from medconv.training.losses.segmentation import DiceCrossEntropy
+from medconv.training.losses.segmentation import DiceCrossEntropy, counted
 
 
 class SoftDiceCrossEntropy(DiceCrossEntropy):
@@ -31,12 +30,7 @@ class SoftDiceCrossEntropy(DiceCrossEntropy):
         log_probability = logits.log_softmax(1)
         probability = log_probability.exp()
         entropy = -log_probability * reference
-        if weights is not None:
-            entropy = entropy * weights.view(1, -1, *(1,) * (logits.ndim - 2))
-        if labelled is not None:
-            entropy = torch.where(labelled, entropy, 0)
-            probability = torch.where(labelled, probability, 0)
-            reference = torch.where(labelled, reference, 0)
+        entropy, probability, reference = counted(entropy, probability, reference, labelled, weights)
         axes = [0, *range(2, logits.ndim)]
         # The background has no Dice
         total = (probability + reference)[:, 1:]

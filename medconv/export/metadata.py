@@ -133,7 +133,7 @@ def _windows(model: LoadedModel) -> Metadata:
     return {
         "patch_size": window.patch_size,
         "overlap": window.overlap,
-        "weights": "gaussian" if not window.even else "gaussian, windows at even distances as nnU-Net's",
+        "weights": window.placement.description,
         "batch_size": window.batch_size,
         "mirror_axes": window.mirror_axes,
         "seen_axes": model.seen_axes,

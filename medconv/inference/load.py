@@ -21,6 +21,7 @@ from medconv.data.datasets import patterns
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.sliding_window import SlidingWindow, check_batch_size, check_overlap
 from medconv.inference.tta import training_axes, usable_axes
+from medconv.inference.window_placement import EVEN_DISTANCE, FIXED_DISTANCE
 from medconv.models.build import build_network, check_folding
 from medconv.performance import switches
 from medconv.performance.switches import apply_switches
@@ -288,7 +289,7 @@ def window_of(
         mirror_axes=axes,
         slice_axis=derived.slice_axis,
         flip_label_pairs=configs.lists_to_tuples(derived.flip_label_pairs or []),
-        even=convention is not None,
+        placement=FIXED_DISTANCE if convention is None else EVEN_DISTANCE,
     )
 
 

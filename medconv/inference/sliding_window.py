@@ -13,7 +13,7 @@ from medconv.data.augmentation.axes import check_axes
 from medconv.data.preprocessing.preprocess import left_right_axis
 from medconv.inference.logit_stream import LogitStream, Window
 from medconv.inference.tta import swapped
-from medconv.inference.window_placement import EVEN_DISTANCE, FIXED_DISTANCE, WindowPlacement
+from medconv.inference.window_placement import FIXED_DISTANCE, WindowPlacement
 from medconv.models.outputs import full_resolution
 from medconv.utils.errors import ArgumentError
 from medconv.utils.progress import track
@@ -32,7 +32,7 @@ class SlidingWindow:
         mirror_axes: spatial axes of test-time augmentation: logits are the mean over all flips along them.
         slice_axis: the axis of a volume that a 2D network takes slice by slice, else None.
         flip_label_pairs: channels, such as of left and right kidney, that a left-right flip exchanges.
-        even: windows are placed and weighted as in nnU-Net, not as in MONAI.
+        placement: where windows begin and how they are weighted; by default as in MONAI.
         progress: a bar counts the forward passes of an image.
     Raises:
         ValueError: overlap, batch_size or mirror_axes are out of range.
@@ -44,7 +44,7 @@ class SlidingWindow:
     mirror_axes: tuple[int, ...] = ()
     slice_axis: int | None = None
     flip_label_pairs: tuple[tuple[int, int], ...] = ()
-    even: bool = False
+    placement: WindowPlacement = FIXED_DISTANCE
     progress: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -91,17 +91,16 @@ class SlidingWindow:
             size = (1, *self.patch_size)
         padded, content = _padded(volume, size)
         cut = _Cut(padded, size, axis, takes_slices=self.slice_axis is not None)
-        placement = EVEN_DISTANCE if self.even else FIXED_DISTANCE
-        weights = placement.weights(self.patch_size, image.device)
+        weights = self.placement.weights(self.patch_size, image.device)
         depth_first = weights.movedim(axis, 0) if self.slice_axis is None else weights[None]
 
         @torch.no_grad()
         def logits_of(windows: Sequence[Window]) -> Tensor:
             logits = cut.planes_first(self._mean_over_flips(network, cut.patches(windows)))
-            return logits.float() if placement.sums_in_fp32 else logits
+            return logits.float() if self.placement.sums_in_fp32 else logits
 
         return LogitStream(
-            cut.with_constants(_windows(padded.shape[1:], size, self.overlap, placement)),
+            cut.with_constants(_windows(padded.shape[1:], size, self.overlap, self.placement)),
             _OncePerConstant(logits_of),
             depth_first,
             padded.shape[1:],

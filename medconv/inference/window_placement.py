@@ -22,11 +22,13 @@ class WindowPlacement:
     """How windows are placed and weighted.
 
     Args:
+        description: as an exported model states it.
         starts: (axis length, window size, overlap) -> first voxels of the windows, in voxels.
         weights: (window size of each axis, device) -> weights, (*window size) float32.
         sums_in_fp32: whether outputs are converted to float32 before they are weighted.
     """
 
+    description: str
     starts: Callable[[int, int, float], list[int]]
     weights: Callable[[Sequence[int], torch.device], Tensor]
     sums_in_fp32: bool
@@ -95,5 +97,15 @@ def _nnunet_weights(window_size: tuple[int, ...]) -> Tensor:
     return weights.clamp(min=float(smallest))
 
 
-FIXED_DISTANCE = WindowPlacement(fixed_starts, monai_weights, sums_in_fp32=False)
-EVEN_DISTANCE = WindowPlacement(even_starts, nnunet_weights, sums_in_fp32=True)
+FIXED_DISTANCE = WindowPlacement(
+    description="gaussian",
+    starts=fixed_starts,
+    weights=monai_weights,
+    sums_in_fp32=False,
+)
+EVEN_DISTANCE = WindowPlacement(
+    description="gaussian, windows at even distances as nnU-Net's",
+    starts=even_starts,
+    weights=nnunet_weights,
+    sums_in_fp32=True,
+)

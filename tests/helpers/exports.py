@@ -20,6 +20,7 @@ from medconv.export.formats import read_written
 from medconv.export.metadata import metadata_path
 from medconv.inference.load import LoadedModel
 from medconv.inference.sliding_window import SlidingWindow
+from medconv.inference.window_placement import EVEN_DISTANCE, FIXED_DISTANCE
 from medconv.models.unet import UNet
 from medconv.targets import Targets
 
@@ -93,7 +94,7 @@ def read_back(path: Path, format: str) -> LoadedModel:
         mirror_axes=tuple(windows["mirror_axes"]),
         slice_axis=preprocessing.slice_axis,
         flip_label_pairs=config.lists_to_tuples(windows["flip_label_pairs"]),
-        even=preprocessing.convention is not None,
+        placement=FIXED_DISTANCE if preprocessing.convention is None else EVEN_DISTANCE,
     )
     return LoadedModel(
         network=read_written(path, format),

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from medconv.inference.sliding_window import SlidingWindow
+from medconv.inference.window_placement import EVEN_DISTANCE, FIXED_DISTANCE, WindowPlacement
 
 PATCH = (6, 4, 4)
 
@@ -21,13 +22,13 @@ def volume(*size: int) -> Tensor:
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("size", [(13, 9, 7), (5, 20, 9), (30, 4, 3)])
 @pytest.mark.parametrize("batch_size", [1, 5])
-@pytest.mark.parametrize("even", [False, True])
+@pytest.mark.parametrize("placement", [FIXED_DISTANCE, EVEN_DISTANCE])
 def test_planes_are_those_of_the_whole_image(
-    axis: int, size: tuple[int, ...], batch_size: int, even: bool
+    axis: int, size: tuple[int, ...], batch_size: int, placement: WindowPlacement
 ) -> None:
     """Also those of an image that is padded, and asked for with overlap, as interpolation does."""
     image = volume(*size)
-    window = SlidingWindow(PATCH, 0.5, batch_size, even=even)
+    window = SlidingWindow(PATCH, 0.5, batch_size, placement=placement)
     whole = window(network, image[None])[0].movedim(1 + axis, 1)
     stream = window.stream(network, image, axis, planes_at_once=3)
     assert stream.length == size[axis]

@@ -10,7 +10,13 @@ from monai.inferers import sliding_window_inference
 from torch import Tensor
 
 from medconv.inference.sliding_window import SlidingWindow
-from medconv.inference.window_placement import even_starts, fixed_starts, monai_weights, nnunet_weights
+from medconv.inference.window_placement import (
+    EVEN_DISTANCE,
+    even_starts,
+    fixed_starts,
+    monai_weights,
+    nnunet_weights,
+)
 
 CPU = torch.device("cpu")
 
@@ -80,5 +86,5 @@ def test_the_result_is_the_weighted_mean_of_all_windows(size: tuple[int, int]) -
         box = (..., *(slice(c, c + p) for c, p in zip(corner, patch, strict=True)))
         total[box] += network(padded[box]) * nnunet_weights(patch, CPU)
         count[box] += nnunet_weights(patch, CPU)
-    result = SlidingWindow(patch, 0.5, 3, even=True)(network, images)
+    result = SlidingWindow(patch, 0.5, 3, placement=EVEN_DISTANCE)(network, images)
     torch.testing.assert_close(result, (total / count)[(..., *inside)], atol=1e-5, rtol=1e-4)

@@ -24,6 +24,7 @@ from medconv.targets import KINDS
 TEXT = (tiny.ROOT / "CONTRIBUTING.md").read_text()
 EXAMPLES = dict(re.findall(r"```(?:python|yaml)\n# mine/(\S+)\n(.*?)```", TEXT, flags=re.DOTALL))
 OPTIONS = ["sampler=middle", "augmentation=slope", "model=dilated", "model.width=4", "conv=zero_mean"]
+RECIPE = ["loss=top_k", "scheduler=square_root", "callbacks=weight_norm"]
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
         del sys.modules[name]
 
 
-def test_data_sampler_augmentation_network_convolution_loss_and_callback(home: Home) -> None:
-    rows = home.train("doors", *OPTIONS, "loss=top_k", "callbacks=weight_norm")
+def test_an_example_of_each_group_in_one_training(home: Home) -> None:
+    rows = home.train("doors", *OPTIONS, *RECIPE)
     assert [float(row["train/weight_norm"]) > 0 for row in rows if row["train/loss"]] == [True, True]
     best, scan = home.path / "runs/doors/checkpoints/best.ckpt", home.path / "scans/case_0.image.npz"
     arguments = ["--checkpoint", best, "--input", scan, "--output", home.path / "out"]

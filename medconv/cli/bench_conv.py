@@ -1,11 +1,14 @@
 """`medconv bench-conv`: what a convolution costs beside `nn.Conv`, at the sizes of a network."""
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from medconv.cli.flags import arguments_as_flags
 from medconv.cli.parsers import Parser
+from medconv.utils.atomic_io import write_text
+from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
 
 
@@ -13,10 +16,16 @@ def main(arguments: Sequence[str]) -> int:
     options, overrides = parser().parse_known_args(arguments)
     start_logging()
     # Imported here, since it loads torch, which takes seconds.
-    from medconv.training.bench_conv import run_command
+    from medconv.training import bench_conv
 
     with arguments_as_flags(options):
-        return run_command(options, overrides)
+        sizes = bench_conv.Sizes(options.inputs, options.outputs, options.batch)
+        for config in bench_conv.configs_with(options.conv, overrides):
+            rows = bench_conv.measure(config, sizes, options.pairs, options.compile)
+            print(bench_conv.table(rows))
+            if options.json is not None:
+                write_text(options.json, json.dumps(rows, indent=1) + "\n")
+    return DONE
 
 
 def parser() -> Parser:

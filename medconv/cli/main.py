@@ -27,10 +27,10 @@ COMMANDS = {
 # The work of the commands without overrides; imported when it begins, since it loads torch.
 _WORK = {
     "predict": "medconv.cli.predict_command",
-    "evaluate": "medconv.evaluation.evaluate",
+    "evaluate": "medconv.cli.evaluate_command",
     "export": "medconv.cli.export_command",
-    "find-postprocessing": "medconv.evaluation.find_postprocessing",
-    "import-nnunet": "medconv.training.import_nnunet",
+    "find-postprocessing": "medconv.cli.find_postprocessing_command",
+    "import-nnunet": "medconv.cli.import_nnunet_command",
 }
 # Hydra's flags.
 COMPLETION = ("-sc", "--shell-completion")

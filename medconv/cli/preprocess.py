@@ -13,14 +13,15 @@ from medconv.utils.logging import start_logging
 def main(arguments: Sequence[str]) -> int:
     options, hydra_arguments = parser().parse_known_args(arguments)
     flags = compose.hydra_flags(hydra_arguments, "medconv preprocess")
+    start_logging()
     if compose.only_shows(flags):
-        start_logging()
         compose.show(flags, hydra_arguments)
         return DONE
     # Imported here, since it loads torch, which takes seconds.
-    from medconv.training.preprocess import run_command
+    from medconv.training.preprocess import preprocess
 
-    return run_command(options, hydra_arguments)
+    preprocess(hydra_arguments, checks_only=options.check_only, verifies=options.verify)
+    return DONE
 
 
 def parser() -> Parser:

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from medconv.convs import filter_banks
-from medconv.convs.parametrization import Conv, UnsuitableLayerError, WeightPrior, check_free, install
+from medconv.convs.parametrization import (
+    Conv,
+    UnsuitableLayerError,
+    WeightPrior,
+    check_free,
+    for_volumes,
+    install,
+)
 
 _MAX_TAPS = 10_000  # of a resampled kernel; 21 x 21 x 21 has 9261
 
@@ -182,6 +189,7 @@ def spacing(
     return conv
 
 
+@for_volumes
 def acs(
     conv: Conv,
     *,

@@ -5,8 +5,8 @@ A prior is a parametrization (`torch.nn.utils.parametrize`) of a convolution's w
 given dense one is a projection.
 """
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 # by the number of axes of an image batch, channels included
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+Option = TypeVar("Option", bound=Callable[..., nn.Module])
 
 
 class UnsuitableLayerError(ValueError):
@@ -25,6 +26,12 @@ class UnsuitableLayerError(ValueError):
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+def for_volumes(option: Option) -> Option:
+    """Mark a convolution that is for 3D images alone, so that a plan does not take their slices."""
+    option.spatial_dims = 3  # type: ignore[attr-defined]
+    return option
 
 
 class Prior(nn.Module):

@@ -1,35 +1,34 @@
-"""`medconv find-postprocessing`: find by cross-validation which post-processing improves the predictions."""
+"""Find by cross-validation which post-processing improves the predictions."""
 
-import argparse
 import json
 import logging
 import re
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from medconv.data.case import Case
 from medconv.data.case_files import label_of
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_label
-from medconv.evaluation import cross_validation, cross_validation_report
+from medconv.evaluation import cross_validation
 from medconv.evaluation.cross_validation import CrossValidation
 from medconv.evaluation.folds import Fold
-from medconv.evaluation.postprocessing_decision import Decision, table
+from medconv.evaluation.postprocessing_decision import Decision
 from medconv.evaluation.postprocessing_search import LabelledCase, Load, candidates, decide, volumes
 from medconv.evaluation.stated_spacing import stated_grid, stated_spacing
 from medconv.evaluation.validated_cases import validated_cases
 from medconv.inference.output_dir import OutputDir
-from medconv.inference.predict import output_in, predict, usable_device
+from medconv.inference.predict import output_in, predict
 from medconv.inference.predictor import Predictor
 from medconv.metrics.dice import dice
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import signals
 from medconv.utils.atomic_io import write_text
 from medconv.utils.digests import digest
-from medconv.utils.exit_codes import DONE
-from medconv.utils.logging import shown, some, start_logging
+from medconv.utils.errors import Argument, ArgumentError
+from medconv.utils.logging import some
 from medconv.utils.progress import track
 
 _CACHE_BYTES = 2**31  # of label maps that stay in memory
@@ -38,37 +37,94 @@ _TOLERANCE = 0.02  # Dice; differences that another device may cause
 log = logging.getLogger(__name__)
 
 
-def run_command(options: argparse.Namespace) -> int:
-    """`medconv find-postprocessing` with these options. Returns: the exit code."""
-    start_logging()
-    device = usable_device(options.device)
-    crossvals = cross_validation.read(options.runs)
-    crossval = _selected(crossvals, options.runs, options.select)
-    if not crossval.targets.per_voxel:
-        raise ValueError(
-            f"{options.runs}: post-processing is for segmentation, these runs have {crossval.targets.kind} "
-            "targets"
-        )
-    ending = f"-{crossval.key}" if len(crossvals) > 1 else ""
-    cases = validated_cases(crossval, options.runs, options.trust_package)
+@dataclass(frozen=True)
+class Selection:
+    """A complete cross-validation to search on.
+
+    Args:
+        runs: its folder.
+        suffix: of its files, where the folder holds several.
+    """
+
+    crossval: CrossValidation
+    runs: Path
+    suffix: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """Args: path: of the file of steps. num_cases: that were predicted."""
+
+    decision: Decision
+    path: Path
+    num_cases: int
+
+
+def find(selection: Selection, trusted: Sequence[str], device: str) -> Result:
+    """Predict the validation cases of every fold, choose the steps, and write them.
+
+    Args:
+        trusted: packages whose classes a checkpoint may name.
+    Raises:
+        ValueError: an incomplete cross-validation, or one without label maps.
+    """
+    crossval = selection.crossval
+    runs = selection.runs
+    _check(crossval, runs)
+    cases = validated_cases(crossval, runs, trusted)
     # predictions of finished cases stay, so that a stopped command goes on where it was
     with signals.raising():
-        folder = options.runs / f"validation{ending}"
-        predictions, targets = _predict_folds(
-            crossval,
-            cases,
-            folder,
-            options.trust_package,
-            device,
-        )
+        folder = runs / f"validation{selection.suffix}"
+        predictions, targets = _predict_folds(crossval, cases, folder, trusted, device)
         load = _loader(predictions, cases)
         _compare_with_training(crossval, load, targets)
         decision = _search(load, list(predictions), targets)
-    path = options.runs / f"postprocessing{ending}.json"
-    _print_decision(decision, len(predictions))
+    path = runs / f"postprocessing{selection.suffix}.json"
     _write(path, decision, targets, crossval)
-    _print_next_steps(decision, path, crossval)
-    return DONE
+    return Result(decision, path, len(predictions))
+
+
+def select(runs: Path, name: str | None) -> Selection:
+    """The cross-validation of a folder.
+
+    Args:
+        name: its label or key, if the folder holds several.
+    Raises:
+        ArgumentError: no cross-validation there, or more than one.
+    """
+    crossvals = cross_validation.read(runs)
+    if not crossvals:
+        raise ArgumentError(
+            "runs",
+            f" {runs}: no folds of a cross-validation there; train them by medconv train -m "
+            "data.fold=0,1,2,3,4",
+        )
+    selected = [crossval for crossval in crossvals if name in (None, crossval.label, crossval.key)]
+    if len(selected) != 1:
+        names = " or ".join(repr(crossval.label or crossval.key) for crossval in crossvals)
+        problem = "more than one cross-validation there" if selected else f"none of them is {name!r}"
+        raise ArgumentError("runs", f" {runs}: {problem}; ", Argument("select"), f" {names}")
+    (crossval,) = selected
+    suffix = f"-{crossval.key}" if len(crossvals) > 1 else ""
+    return Selection(crossval, runs, suffix)
+
+
+def _check(crossval: CrossValidation, runs: Path) -> None:
+    """Raises: ValueError: no label maps, or a fold that is not complete."""
+    if crossval.missing:
+        missing = ", ".join(f"{number} ({state})" for number, state in crossval.missing.items())
+        raise ArgumentError(
+            "runs",
+            f" {runs}: fold {missing} is missing; each must be trained to its end, on the same classes",
+        )
+    for fold in crossval.folds:
+        checkpoint = fold.folder.best
+        if not checkpoint.is_file():
+            raise ValueError(f"{checkpoint}: no such checkpoint; it is needed to predict fold {fold.number}")
+    if not crossval.targets.per_voxel:
+        raise ValueError(
+            f"{runs}: post-processing is for segmentation, these runs have {crossval.targets.kind} targets"
+        )
 
 
 def _search(
@@ -79,29 +135,6 @@ def _search(
     component_volumes = volumes(load, cases, targets, track)
     steps = candidates(component_volumes, targets)
     return decide(load, cases, targets, steps, track)
-
-
-def _print_decision(decision: Decision, cases: int) -> None:
-    print(f"Dice over {cases} cases, each predicted by the network that was not trained on it")
-    print(f"(1 where neither prediction nor reference has the class)\n\n{shown(table(decision))}\n")
-    for name, before in decision.before.items():
-        print(shown(f"  {name:<20} {before:.4f} -> {decision.after[name]:.4f}"))
-
-
-def _print_next_steps(
-    decision: Decision,
-    path: Path,
-    crossval: CrossValidation,
-) -> None:
-    """The command that predicts with the steps. Args: path: of the file of steps."""
-    print(f"\nsteps kept: {len(decision.accepted)}, in {path}")
-    checkpoints = [str(fold.folder.best) for fold in crossval.folds]
-    files = shlex.join([*checkpoints, "--postprocess", str(path)])
-    print(
-        f"to predict with all folds:\nmedconv predict --checkpoint {shown(files)} ",
-        end="",
-    )
-    print("--input IMAGES --output PREDICTIONS")
 
 
 def _loader(predictions: Mapping[str, Path], cases: Mapping[str, Case]) -> Load:
@@ -143,40 +176,6 @@ def _read_case(
 
 def _num_bytes(sample: LabelledCase) -> int:
     return sample.prediction.nbytes + sample.reference.nbytes
-
-
-def _selected(
-    crossvals: Sequence[CrossValidation],
-    runs: Path,
-    select: str | None,
-) -> CrossValidation:
-    """The cross-validation to use; prints its table.
-
-    Raises:
-        ValueError: no cross-validation there, more than one, or one that is not complete.
-    """
-    if not crossvals:
-        raise ValueError(
-            f"runs {runs}: no folds of a cross-validation there; train them by medconv train -m "
-            "data.fold=0,1,2,3,4"
-        )
-    selected = [crossval for crossval in crossvals if select in (None, crossval.label, crossval.key)]
-    if len(selected) != 1:
-        names = " or ".join(repr(crossval.label or crossval.key) for crossval in crossvals)
-        problem = "more than one cross-validation there" if selected else f"none of them is {select!r}"
-        raise ValueError(f"runs {runs}: {problem}; select {names}")
-    (crossval,) = selected
-    print(shown(cross_validation_report.table(crossval)) + "\n")
-    if crossval.missing:
-        missing = ", ".join(f"{number} ({state})" for number, state in crossval.missing.items())
-        raise ValueError(
-            f"runs {runs}: fold {missing} is missing; each must be trained to its end, on the same classes"
-        )
-    for fold in crossval.folds:
-        checkpoint = fold.folder.best
-        if not checkpoint.is_file():
-            raise ValueError(f"{checkpoint}: no such checkpoint; it is needed to predict fold {fold.number}")
-    return crossval
 
 
 def _predict_folds(

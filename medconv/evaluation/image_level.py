@@ -16,6 +16,7 @@ from medconv.evaluation.rendering import plain_number
 from medconv.evaluation.tables import PredictionTable, Truth, read_predictions, read_truth, targets_of
 from medconv.metrics import bootstrap
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import some
 
 
@@ -173,11 +174,13 @@ def _common_cases(
     cases = [case for case in predictions.outputs if case in truth.values]
     unlabelled = [case for case in predictions.outputs if case not in truth.values]
     if not cases:
-        raise ValueError(f"labels {labels}: none of the cases of {predictions.path}, such as {unlabelled[0]}")
+        raise ArgumentError(
+            "labels", f" {labels}: none of the cases of {predictions.path}, such as {unlabelled[0]}"
+        )
     without_row = [case for case in unlabelled if case not in truth.unlabelled]
     # with a split, cases of the other splits have no row here
     if without_row and split is None:
-        raise ValueError(f"labels {labels}: no row for {some(without_row, 20)}")
+        raise ArgumentError("labels", f" {labels}: no row for {some(without_row, 20)}")
     return cases
 
 
@@ -202,12 +205,12 @@ def _comparison(
     """The keys `compare` and `comparison`. Args: path: of the other predictions."""
     compared = read_predictions(path, "compare")
     if compared.names != predictions.names:
-        raise ValueError(
-            f"compare {path}: its names differ from those of {predictions.path}: {some(compared.names)}"
+        raise ArgumentError(
+            "compare", f" {path}: its names differ from those of {predictions.path}: {some(compared.names)}"
         )
     shared = [case for case in cases if case in compared.outputs]
     if not shared:
-        raise ValueError(f"compare {path}: no case that {predictions.path} has too")
+        raise ArgumentError("compare", f" {path}: no case that {predictions.path} has too")
     outputs, values = _arrays(predictions, truth, shared)
     compared_outputs, _ = _arrays(compared, truth, shared)
     return {

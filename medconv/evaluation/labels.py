@@ -17,6 +17,7 @@ from medconv.inference.manifest import MANIFEST
 from medconv.targets.base import names_of
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
+from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import some
 
 _MAX_BYTES = 100_000_000  # of a manifest; a larger file is something else
@@ -136,7 +137,9 @@ def tolerances(options: Sequence[str]) -> dict[str | None, float]:
         is_valid = math.isfinite(mm) and mm >= 0
         lacks_name = equals and not name
         if not is_valid or lacks_name:
-            raise ValueError(f"tolerance {option}: expected millimetres, such as 2, or NAME=MM for one class")
+            raise ArgumentError(
+                "tolerance_mm", f" {option}: expected millimetres, such as 2, or NAME=MM for one class"
+            )
         by_class[name if equals else None] = mm
     return by_class
 
@@ -161,7 +164,9 @@ def check_tolerances(
     """Check that each tolerance is for one of these names. Raises: ValueError: it is not."""
     unknown = [name for name in by_class if name is not None and name not in names]
     if unknown:
-        raise ValueError(f"tolerance: no class {', '.join(map(repr, unknown))}; there are {', '.join(names)}")
+        raise ArgumentError(
+            "tolerance_mm", f": no class {', '.join(map(repr, unknown))}; there are {', '.join(names)}"
+        )
 
 
 def annotated(
@@ -180,14 +185,18 @@ def annotated(
         classes = text.split(",")
         for name in classes:
             if name not in names:
-                raise ValueError(f"annotated {option}: no class {name!r}; there are {', '.join(names)}")
+                raise ArgumentError(
+                    "annotated", f" {option}: no class {name!r}; there are {', '.join(names)}"
+                )
         # shell patterns with `*` and `?`; upper and lower case differ
         matching_cases = [case for case in cases if fnmatchcase(case, pattern)]
         if not matching_cases:
-            raise ValueError(f"annotated {option}: no case matches; the cases are {some(sorted(cases))}")
+            raise ArgumentError(
+                "annotated", f" {option}: no case matches; the cases are {some(sorted(cases))}"
+            )
         for case in matching_cases:
             if case in names_by_case:
-                raise ValueError(f"annotated {option}: another pattern matches case {case}, too")
+                raise ArgumentError("annotated", f" {option}: another pattern matches case {case}, too")
         names_by_case |= dict.fromkeys(matching_cases, classes)
     return names_by_case
 

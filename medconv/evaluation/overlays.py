@@ -13,6 +13,7 @@ from medconv.data.preprocessing.orientation import to_canonical
 from medconv.data.preprocessing.preprocess import content_box
 from medconv.evaluation.labels import case_files, recorded_images
 from medconv.metrics import visualization
+from medconv.utils.errors import ArgumentError
 
 _MARGIN_MM = 10.0  # around the foreground
 
@@ -99,7 +100,7 @@ def images_of(
     if folder is not None:
         images = _images_of_cases(case_files(folder, "images"), cases)
         if not images:
-            raise ValueError(f"images {folder}: no image of any case there, such as {cases[0]}.nii.gz")
+            raise ArgumentError("images", f" {folder}: no image of any case there, such as {cases[0]}.nii.gz")
         return images
     recorded = recorded_images(predictions)
     if recorded:

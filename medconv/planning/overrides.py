@@ -1,7 +1,7 @@
 """The values of a plan that the config sets itself."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from medconv.utils.errors import Argument, ArgumentError
@@ -9,19 +9,20 @@ from medconv.utils.errors import Argument, ArgumentError
 
 @dataclass(frozen=True)
 class PlanOverrides:
-    """The values of a plan that the config sets itself, by their keys; None: the planner decides.
+    """The values of a plan that the caller sets itself; None: the planner decides.
 
     Args:
-        dims_origin: what set `spatial_dims`, for the plan's table.
+        dims_origin: what set `spatial_dims`, for the plan's table; None: the caller.
         divisible_by: what the network divides each axis of the patch by, beside the strides.
         thick_as_slices: thick slices are taken one by one, unless `spatial_dims` says otherwise.
         residual_blocks: per stage of the encoder, of two convolutions each.
         decoder_convs: convolutions in each stage of the decoder.
+        names: argument to what the plan's table calls it, such as a config key; others have their own name.
     """
 
     spatial_dims: int | None = None
     slice_axis: int | None = None
-    dims_origin: str = "data.spatial_dims"
+    dims_origin: str | None = None
     thick_as_slices: bool = False
     spacing_mm: Sequence[float] | None = None
     patch_size: Sequence[int] | None = None
@@ -37,6 +38,7 @@ class PlanOverrides:
     residual_blocks: Sequence[int] | None = None
     decoder_convs: int = 2
     image_level: bool = False  # the network takes whole images of one size and predicts values
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("max_stages", "max_batch_size"):
@@ -57,3 +59,7 @@ class PlanOverrides:
             raise ArgumentError("resize", f" needs positive numbers of voxels, got {list(self.resize)}")
         if self.batch_size is not None and self.batch_size < 1:
             raise ArgumentError("batch_size", f" must be at least 1, got {self.batch_size}")
+
+    def name(self, argument: str) -> str:
+        """What the plan's table calls an argument."""
+        return self.names.get(argument, argument)

@@ -178,7 +178,7 @@ class PatchSearch:
             voxels: of all cases.
         """
         if self.overrides.batch_size is not None:
-            return self.overrides.batch_size, "data.batch_size"
+            return self.overrides.batch_size, self.overrides.name("batch_size")
         first_gb = self.gb(network, patch, 1)
         sample_gb = self.gb(network, patch, 2) - first_gb  # of each further sample
         limits = {
@@ -186,7 +186,7 @@ class PatchSearch:
             f"{100 * _DATA_SHARE:g} % of all voxels": round(_DATA_SHARE * voxels / prod(patch)),
         }
         if self.overrides.max_batch_size is not None:
-            limits["plan.max_batch_size"] = self.overrides.max_batch_size
+            limits[self.overrides.name("max_batch_size")] = self.overrides.max_batch_size
         elif self.overrides.image_level:
             limits["short runs need many steps"] = _image_level_batch(patch)
         else:

@@ -63,9 +63,9 @@ def patch_reason(
     multiple = overrides.divisible_by
     up_to = "to what the strides divide" if multiple == 1 else f"to multiples of {multiple}, for the network"
     if overrides.patch_size is not None:
-        return f"data.patch_size; the median image is {median_size}{hint}"
+        return f"{overrides.name('patch_size')}; the median image is {median_size}{hint}"
     if overrides.resize is not None:
-        return f"data.resize, {median_size}, padded {up_to}"
+        return f"{overrides.name('resize')}, {median_size}, padded {up_to}"
     whole = f"the median image, {median_size}, rounded up {up_to}"
     if overrides.image_level:
         return f"{whole}; others are cut or padded at their borders"
@@ -83,21 +83,25 @@ def _view_hint(grid: Grid, overrides: PlanOverrides) -> str:
     share = f"; {_percent(grid.view_share)} % of it"
     factor = (SMALL_VIEW / grid.view_share) ** (1 / len(grid.spacing_mm))
     spacing = ",".join(f"{mm * factor:.2g}" for mm in grid.spacing_mm)
+    coarser_grid = f"{overrides.name('spacing_mm')}=[{spacing}]"
     if grid.is_bounded:
         return (
             f"{share}, but on a coarser grid the thinnest structure would have fewer than {FEWEST_VOXELS} "
-            f"voxels; if that is not needed, data.spacing_mm=[{spacing}] shows more"
+            f"voxels; if that is not needed, {coarser_grid} shows more"
         )
-    fewer = "a smaller data.batch_size or " if (overrides.batch_size or 1) > 1 else ""
-    return f"{share}: {fewer}data.spacing_mm=[{spacing}] would show more"
+    fewer = f"a smaller {overrides.name('batch_size')} or " if (overrides.batch_size or 1) > 1 else ""
+    return f"{share}: {fewer}{coarser_grid} would show more"
 
 
 def dims_reason(fingerprint: Fingerprint, axis: int | None, overrides: PlanOverrides) -> str:
     if overrides.spatial_dims is not None:
-        return overrides.dims_origin
+        return overrides.dims_origin or overrides.name("spatial_dims")
     if axis is not None:
         few = "so few slices give a 3D kernel nothing to see"
-        fast = "thick slices are learned faster so, and time is limited; data.spatial_dims=3 takes volumes"
+        fast = (
+            "thick slices are learned faster so, and time is limited; "
+            f"{overrides.name('spatial_dims')}=3 takes volumes"
+        )
         why = fast if slice_axis(fingerprint, None) is None else few
         return f"slice by slice across the {_AXES[axis]} axis: {why}"
     flat = "pictures or single slices" if overrides.image_level else "single slices"
@@ -106,9 +110,9 @@ def dims_reason(fingerprint: Fingerprint, axis: int | None, overrides: PlanOverr
 
 def spacing_reason(images: Fingerprint, overrides: PlanOverrides, grid: Grid) -> str:
     if overrides.spacing_mm is not None:
-        return "data.spacing_mm"
+        return overrides.name("spacing_mm")
     if overrides.resize is not None:
-        return f"the median of {len(images.shapes)} cases, scaled by data.resize"
+        return f"the median of {len(images.shapes)} cases, scaled by {overrides.name('resize')}"
     if grid.spacing_mm != grid.native_spacing_mm:
         return _coarser_reason(images, grid)
     axis = thick_axis(images)
@@ -149,7 +153,7 @@ def network_rows(
         "kernel_sizes": _kernels_reason(network, spacing),
         "channels": "twice as many in each stage, up to nnU-Net's limit",
     }
-    reasons |= {key: f"plan.{key}" for key in reasons if getattr(overrides, key, None) is not None}
+    reasons |= {name: overrides.name(name) for name in reasons if getattr(overrides, name, None) is not None}
     return [
         ("stages", str(len(network.channels)), reasons["stages"]),
         ("strides", _each(network.strides), reasons["strides"]),
@@ -159,17 +163,17 @@ def network_rows(
 
 
 def _stages_reason(num_stages: int, overrides: PlanOverrides) -> str:
-    """The key that sets their number or limits it, where one does."""
+    """The argument that sets their number or limits it, where one does."""
     if overrides.strides is not None:
-        return "plan.strides"
+        return overrides.name("strides")
     lists = {
-        "plan.channels": overrides.channels,
-        "plan.kernel_sizes": overrides.kernel_sizes,
-        "model.residual_blocks": overrides.residual_blocks,
+        "channels": overrides.channels,
+        "kernel_sizes": overrides.kernel_sizes,
+        "residual_blocks": overrides.residual_blocks,
     }
-    lengths = {key: len(value) for key, value in lists.items() if isinstance(value, (list, tuple))}
-    limits = {"plan.max_stages": overrides.max_stages, **lengths}
-    reached = [key for key, limit in limits.items() if limit == num_stages]
+    lengths = {name: len(value) for name, value in lists.items() if isinstance(value, (list, tuple))}
+    limits = {"max_stages": overrides.max_stages, **lengths}
+    reached = [overrides.name(name) for name, limit in limits.items() if limit == num_stages]
     even = "" if overrides.patch_size is None else "it is even and "
     halved = f"halved while {even}{MIN_EDGE} voxels are left along an axis"
     return f"{halved}, up to {' and '.join(reached)}" if reached else halved
@@ -195,7 +199,7 @@ def _each(rows: Sequence[Sequence[int]]) -> str:
 
 def normalisation_reason(modalities: Sequence[str] | None, overrides: PlanOverrides) -> str:
     if overrides.normalisation is not None:
-        return "data.normalisation"
+        return overrides.name("normalisation")
     return f"modality {', '.join(modalities or ['MRI'])}"
 
 

@@ -1,7 +1,5 @@
-"""`medconv bench-conv`: times a convolution against `nn.Conv` at the sizes that a network has."""
+"""Times a convolution against `nn.Conv` at the sizes that a network has."""
 
-import argparse
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +19,7 @@ from medconv.performance import conv_cost
 from medconv.performance.conv_cost import Layer
 from medconv.planning.sizes import SIZES
 from medconv.planning.topology import halvings, kernels, widths
-from medconv.utils.atomic_io import write_text
 from medconv.utils.errors import ArgumentError
-from medconv.utils.exit_codes import DONE
 from medconv.utils.hardware import resolve_precision, uses_gpu
 
 _PLAIN = {"_target_": "medconv.convs.plain", "_partial_": True}
@@ -35,18 +31,17 @@ _BUSY = 0.25  # share of a ratio beyond which its spread makes it no basis for a
 _HEAD = ("layer", "times", "nn.Conv", "this", "ratio", "kept MB", "operators")
 
 
-def run_command(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    """`medconv bench-conv`. Args: overrides: for Hydra. Returns: the exit code."""
+def configs_with(conv: str, overrides: Sequence[str]) -> list[RunConfig]:
+    """The configs of a convolution; several for the overrides of a sweep.
+
+    Args:
+        conv: an option, or the dotted path of a class.
+        overrides: for Hydra.
+    """
     composed: list[RunConfig] = []
-    arguments = _with_conv(options.conv, overrides)
+    arguments = _with_conv(conv, overrides)
     compose.run_with_config(lambda config, _: composed.append(configs.validate(config)), arguments)
-    for config in composed:
-        sizes = Sizes(options.inputs, options.outputs, options.batch)
-        rows = measure(config, sizes, options.pairs, options.compile)
-        print(table(rows))
-        if options.json is not None:
-            write_text(options.json, json.dumps(rows, indent=1) + "\n")
-    return DONE
+    return composed
 
 
 def _with_conv(conv: str, overrides: Sequence[str]) -> list[str]:
@@ -125,7 +120,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         *map(_remedy_line, helped),
     ]
     if any(map(_spreads, rows)):
-        lines.append("\nspreads are large: the machine is busy, so repeat it with larger --pairs")
+        lines.append("\nspreads are large: the machine is busy, so repeat it with more pairs")
     return "\n".join(lines)
 
 

@@ -1,6 +1,5 @@
-"""`medconv import-nnunet`: a trained nnU-Net v2 model becomes a run folder for each of its folds."""
+"""A trained nnU-Net v2 model becomes a run folder for each of its folds."""
 
-import argparse
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,17 +25,9 @@ from medconv.training.nnunet_plans import DAMAGED, NnUNetModel, TrainedFold, rea
 from medconv.training.run_dir import RunDir
 from medconv.utils.atomic_io import replacing, write_text
 from medconv.utils.errors import explained
-from medconv.utils.exit_codes import DONE
-from medconv.utils.logging import some, start_logging
+from medconv.utils.logging import some
 
 log = logging.getLogger(__name__)
-
-
-def run_command(options: argparse.Namespace) -> int:
-    """`medconv import-nnunet` with these options. Returns: the exit code."""
-    start_logging()
-    import_model(options.folder, options.output, options.folds, options.checkpoint)
-    return DONE
 
 
 def import_model(

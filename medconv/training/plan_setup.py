@@ -7,6 +7,7 @@ from typing import Any
 
 from medconv import config as configs
 from medconv.config import Derived, Node, RunConfig
+from medconv.config.classes import class_of
 from medconv.data import splits
 from medconv.data.case import Dataset
 from medconv.data.preprocessing.fingerprint import Fingerprint
@@ -20,7 +21,6 @@ from medconv.training import plan_for_time
 from medconv.training.derived_values import derived_values
 from medconv.utils.hardware import resolve_precision, uses_gpu
 
-_NEED_3D = ("medconv.convs.acs",)
 _DATA_KEYS = (
     "spatial_dims",
     "slice_axis",
@@ -30,6 +30,7 @@ _DATA_KEYS = (
     "normalisation",
     "resize",
 )
+_MODEL_KEYS = ("divisible_by", "residual_blocks")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -65,7 +66,7 @@ def make_plan(
         # weights fit slices across any axis
         settings["slice_axis"] = None if from_weights else recorded["slice_axis"]
         settings["dims_origin"] = recorded_origin
-    overrides = PlanOverrides(**settings, image_level=image_level)
+    overrides = PlanOverrides(**settings, image_level=image_level, names=_key_names(config))
     budget = _memory_budget(config, recorded.get("memory_gb"))
 
     def planned(size: str, origin: str) -> Plan:
@@ -99,7 +100,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     for key in _DATA_KEYS:
         settings[key] = getattr(config.data, key)
     model = config.model
-    for key in ("divisible_by", "residual_blocks"):
+    for key in _MODEL_KEYS:
         if key in model:
             settings[key] = model[key]
     if model.get("residual_blocks"):
@@ -107,9 +108,17 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return settings
 
 
+def _key_names(config: RunConfig) -> dict[str, str]:
+    """Arguments of `PlanOverrides` to the keys that set them."""
+    plan_keys = {key: f"plan.{key}" for key in vars(config.plan)}
+    data_keys = {key: f"data.{key}" for key in _DATA_KEYS}
+    model_keys = {key: f"model.{key}" for key in _MODEL_KEYS}
+    return {**plan_keys, **data_keys, **model_keys}
+
+
 def _as_used(size_plan: Plan, model: Node) -> Plan:
     """The plan, which says so where a network has channels of its own."""
-    if "derived.channels" in str(model):
+    if _has_planned_channels(model):
         return size_plan
     note = "of our own network, by which memory is estimated; the model has others"
     rows = []
@@ -122,8 +131,13 @@ def may_take_slices(config: RunConfig) -> bool:
     """Whether time decides about the network, and nothing in the config needs three axes or its weights."""
     time_decides = config.trainer.max_time is not None and config.plan.size is None
     has_weights = config.init.pretrained is not None
-    is_own_network = str(config.model.get("_target_")).startswith("medconv.")
-    return time_decides and not has_weights and is_own_network and _suits_slices(config)
+    fits = _has_planned_channels(config.model) and _suits_slices(config)
+    return time_decides and not has_weights and fits
+
+
+def _has_planned_channels(model: Node) -> bool:
+    """Whether the network is as wide as the plan says, by an interpolation anywhere in its node."""
+    return "derived.channels" in str(model)
 
 
 def _keeps_slices(config: RunConfig, recorded: Mapping[str, Any], has_weights: bool) -> bool:
@@ -147,7 +161,7 @@ def _suits_slices(config: RunConfig) -> bool:
     )
     if any(value is not None for value in values_per_axis):
         return False
-    return config.conv["_target_"] not in _NEED_3D
+    return getattr(class_of(config.conv["_target_"]), "spatial_dims", None) != 3
 
 
 def _memory_budget(config: RunConfig, earlier_gb: float | None) -> Budget:

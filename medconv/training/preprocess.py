@@ -1,6 +1,5 @@
-"""`medconv preprocess`: checks and preprocesses a dataset before training."""
+"""Checks and preprocesses a dataset before training."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,26 +28,29 @@ from medconv.training.data_setup import (
 )
 from medconv.training.plan_setup import make_plan
 from medconv.training.pretrained_nnunet import with_plans
-from medconv.utils.exit_codes import DONE
-from medconv.utils.logging import size_text, start_logging
+from medconv.utils.logging import size_text
 
 
-def run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """`medconv preprocess`. Args: arguments: for Hydra. Returns: the exit code."""
-    start_logging()
+def preprocess(arguments: Sequence[str], *, checks_only: bool = False, verifies: bool = False) -> None:
+    """Prepare or check the dataset of each config, and print what is there.
+
+    Args:
+        arguments: for Hydra; those of a sweep make several configs.
+        checks_only: prepare nothing.
+        verifies: compare prepared files with their checksums.
+    Raises:
+        ValueError: of the checks: some cases are invalid; lists all errors.
+    """
     configs: list[RunConfig] = []
-    # Several configs if the arguments are those of a sweep
     compose.run_with_config(lambda composed, _: configs.append(config.validate(composed)), arguments)
-    codes = []
     for run_config in configs:
-        if options.check_only:
-            codes.append(_check(with_plans(run_config)))
+        if checks_only:
+            _check(with_plans(run_config))
         else:
-            codes.append(_prepare(with_plans(run_config), options.verify))
-    return max(codes, default=DONE)
+            _prepare(with_plans(run_config), verifies)
 
 
-def _prepare(run_config: RunConfig, verify: bool) -> int:
+def _prepare(run_config: RunConfig, verify: bool) -> None:
     prepared = prepare_data(run_config, verify)
     store = prepared.store
     verb = "verified" if verify else "prepared"
@@ -58,10 +60,9 @@ def _prepare(run_config: RunConfig, verify: bool) -> int:
     print(f"store     {store.folder}, {store.size() / 1e6:.1f} MB")
     print(f"findings  {store.folder.parent / 'fingerprint.json'}")
     print(f"plan      spacing {spacing} mm, patch {patch_size} voxels")
-    return DONE
 
 
-def _check(run_config: RunConfig) -> int:
+def _check(run_config: RunConfig) -> None:
     """Checks all cases; those that were read before and have not changed are not read again.
 
     Raises:
@@ -83,7 +84,6 @@ def _check(run_config: RunConfig) -> int:
     if warning:
         print(f"\nwarning: {warning}")
     print(f"\nno errors in {len(reports)} cases of {dataset.name}")
-    return DONE
 
 
 def _print_warnings(dataset: Dataset, reports: Sequence[CaseReport]) -> None:

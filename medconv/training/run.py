@@ -20,10 +20,9 @@ from medconv.models.build import check_conv, model_of
 from medconv.models.layers.depthwise import has_depthwise
 from medconv.models.pretrained.adapt import layers_of
 from medconv.models.pretrained.load import load as load_pretrained
-from medconv.performance import bottleneck
 from medconv.performance.step_profiler import StepProfiler
 from medconv.targets import Targets
-from medconv.training import data_identity, pretrained_nnunet, report, score_test_cases
+from medconv.training import bottleneck, data_identity, pretrained_nnunet, report, score_test_cases
 from medconv.training.autotune import cache
 from medconv.training.build import build_task, may_grow, record_of
 from medconv.training.callbacks import early_stopping

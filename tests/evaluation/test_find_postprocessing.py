@@ -162,8 +162,8 @@ def test_incomplete_cross_validations_are_refused_with_the_reason(
     for number, path in runs.items():
         other = Path(shutil.copytree(path, sweep_folder / f"other{number}")) / "config.yaml"
         other.write_text(other.read_text().replace("seed: 0", "seed: 7"))
-    assert "more than one cross-validation there; select " in fails("--runs", str(sweep_folder))
-    assert "none of them is 'seed=8'; select " in fails("--runs", str(sweep_folder), "--select", "seed=8")
+    assert "more than one cross-validation there; --select " in fails("--runs", str(sweep_folder))
+    assert "none of them is 'seed=8'; --select " in fails("--runs", str(sweep_folder), "--select", "seed=8")
 
 
 def test_predictions_of_pictures_are_found(

@@ -98,13 +98,12 @@ CONFIGURED: dict[str, tuple[Any, Any, str]] = {  # key: value of the config, pla
 
 
 @pytest.mark.parametrize("key", CONFIGURED)
-def test_values_of_the_config_are_kept_and_their_row_names_the_key(key: str) -> None:
+def test_values_of_the_config_are_kept_and_their_row_names_the_argument(key: str) -> None:
     value, default, row = CONFIGURED[key]
     planned = plan(published("hippocampus"), PlanOverrides(**{key: value}), NNUNET)
     attribute = {"max_batch_size": "batch_size"}.get(key, key)
     assert getattr(planned, attribute) == (("rescale",) if key == "normalisation" else value)
-    group = "plan" if key in ("max_batch_size", "strides", "kernel_sizes", "channels") else "data"
-    assert reason(planned, row).startswith(f"{group}.{key}")
+    assert reason(planned, row).startswith(key)
     without = plan(published("hippocampus"), budget=NNUNET)
     assert reason(without, row) != reason(planned, row) and default in (None, getattr(without, attribute))
 

@@ -34,10 +34,16 @@ def test_the_table_has_every_value_with_its_reason() -> None:
 
 def test_a_small_patch_names_the_spacing_that_would_show_more() -> None:
     liver = plan(published("liver"), budget=NNUNET)
-    assert "1.9 % of it: data.spacing_mm=[1.8,1.8,2.4] would show more" in reason(liver, "patch")
+    assert "1.9 % of it: spacing_mm=[1.8,1.8,2.4] would show more" in reason(liver, "patch")
     many = plan(published("liver"), PlanOverrides(batch_size=9), NNUNET)
-    assert "of it: a smaller data.batch_size or data.spacing_mm=[" in reason(many, "patch")
+    assert "of it: a smaller batch_size or spacing_mm=[" in reason(many, "patch")
     assert "would show" not in reason(plan(published("prostate"), budget=NNUNET), "patch")
+
+
+def test_the_table_names_a_value_as_its_caller_does() -> None:
+    names = {"spacing_mm": "data.spacing_mm", "max_stages": "plan.max_stages"}
+    liver = plan(published("liver"), PlanOverrides(max_stages=2, names=names), NNUNET)
+    assert "data.spacing_mm=[" in reason(liver, "patch") and "plan.max_stages" in reason(liver, "stages")
 
 
 def test_the_reason_of_the_strides_fits_them() -> None:
@@ -71,15 +77,15 @@ def test_an_axis_of_an_odd_patch_is_said_to_rest() -> None:
     ("values", "expected"),
     [
         ({}, "halved while 4 voxels are left along an axis"),
-        ({"max_stages": 2}, "halved while 4 voxels are left along an axis, up to plan.max_stages"),
-        ({"channels": [8, 16]}, "halved while 4 voxels are left along an axis, up to plan.channels"),
+        ({"max_stages": 2}, "halved while 4 voxels are left along an axis, up to max_stages"),
+        ({"channels": [8, 16]}, "halved while 4 voxels are left along an axis, up to channels"),
         (
             {"residual_blocks": [1, 1]},
-            "halved while 4 voxels are left along an axis, up to model.residual_blocks",
+            "halved while 4 voxels are left along an axis, up to residual_blocks",
         ),
         ({"max_stages": 20}, "halved while 4 voxels are left along an axis"),
         ({"patch_size": [50] * 3}, "halved while it is even and 4 voxels are left along an axis"),
-        ({"strides": [2]}, "plan.strides"),
+        ({"strides": [2]}, "strides"),
     ],
 )
 def test_the_reason_of_the_stages_names_what_limits_them(values: dict[str, Any], expected: str) -> None:

@@ -77,6 +77,7 @@ def test_a_run_that_goes_on_keeps_slices_or_volumes(
     [
         ([], True),
         (["conv=none", "model=resenc"], True),
+        (["model=dynunet"], True),
         (["trainer.max_time=null"], False),
         (["data.spacing_mm=[1,1,4]"], False),
         (["data.patch_size=[16,16,16]"], False),

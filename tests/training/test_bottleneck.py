@@ -1,12 +1,12 @@
-"""medconv/performance/bottleneck.py: the sentence names the worst limit and a switch that addresses it."""
+"""medconv/training/bottleneck.py: the sentence names the worst limit and a switch that addresses it."""
 
 from typing import Any
 
 import pytest
 
 from medconv.config import DataConfig, PerfConfig, RunConfig, TrainerConfig
-from medconv.performance.bottleneck import verdict
 from medconv.performance.step_profiler import PHASES
+from medconv.training.bottleneck import verdict
 
 
 def shares(**measured: float) -> dict[str, float]:

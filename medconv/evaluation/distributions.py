@@ -1,23 +1,13 @@
 """Box plots of a metric over cases, a row per class, as inline SVG in the colours of the page around it."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 
-# CSS variable of report.css: the colour that matplotlib draws; `_svg` replaces it by the variable, for
-# dark mode.
-_THEME = {
-    "a": "#0072b2",
-    "b": "#d55e00",
-    "ink": "#1b1f24",
-    "soft": "#5b6470",
-    "line": "#d8dde3",
-}
+from medconv.evaluation.svg import THEME, Tooltips, svg
+
 # points of 1/72 inch; the foot holds the axis' numbers
 _WIDTH = 645
 _ROW_HEIGHT = 25
@@ -28,8 +18,6 @@ _MAX_DOTS = 200  # with more cases than this, only those beyond the whiskers are
 _MAX_TOOLTIP_CASES = 20
 _MAX_LETTERS = 24  # of a class name
 _GOLDEN_RATIO = 0.618034
-
-Tooltips = dict[str, list[str]]  # id of an SVG group to a text for each mark in it
 
 
 @dataclass(frozen=True)
@@ -66,12 +54,12 @@ def distribution(rows: Sequence[Series], unit: str) -> str:
     axes = _axes(len(rows), marks, unit)
     tooltips = _label_rows(axes, rows)
     bottom, top = axes.get_ylim()
-    axes.vlines(marks, top, bottom, color=_THEME["line"], linewidth=_THIN_LINE)
+    axes.vlines(marks, top, bottom, color=THEME["line"], linewidth=_THIN_LINE)
     for y, box in boxes.items():
         tooltips |= _draw_row(axes, y, rows[y], box)
     for artist in axes.get_children():
         artist.set_clip_on(False)
-    return _svg(axes.figure, tooltips)
+    return svg(axes.figure, tooltips)
 
 
 def _axes(rows: int, marks: np.ndarray, unit: str) -> Any:
@@ -89,7 +77,7 @@ def _axes(rows: int, marks: np.ndarray, unit: str) -> Any:
     axes.set_xticks(
         marks,
         [f"{mark:.6g} {unit}".strip() for mark in marks],
-        color=_THEME["soft"],
+        color=THEME["soft"],
     )
     return axes
 
@@ -100,7 +88,7 @@ def _label_rows(axes: Any, rows: Sequence[Series]) -> Tooltips:
         range(len(rows)),
         [_short(row.title) for row in rows],
         parse_math=False,
-        color=_THEME["ink"],
+        color=THEME["ink"],
     )
     for y, tick in enumerate(ticks):
         tick.label1.set_gid(f"name{y}")
@@ -136,7 +124,7 @@ def _draw_row(
     box: Mapping[str, Any],
 ) -> Tooltips:
     """The box, a dot for each case, and at the edges the number of cases beyond the axis."""
-    colour = _THEME[row.style]
+    colour = THEME[row.style]
     left, right = axes.get_xlim()
     _draw_box(axes, y, box, colour)
     in_range = {case: value for case, value in row.values.items() if left <= value <= right}
@@ -260,62 +248,10 @@ def _draw_edge(
         ha=edge.align,
         va="center",
         fontsize=_FONT_SIZE,
-        color=_THEME["soft"],
+        color=THEME["soft"],
     )
     cases = [f"{case}: {value:.4g}" for case, value in beyond.items()]
     return {gid: [", ".join(cases[:_MAX_TOOLTIP_CASES])]}
-
-
-def _svg(figure: Any, tooltips: Mapping[str, Sequence[str]]) -> str:
-    """The figure as SVG for an HTML page, reproducible.
-
-    Args:
-        figure: matplotlib's.
-        tooltips: group id to a text for each mark.
-    """
-    root = ElementTree.fromstring(_plain_svg(figure))
-    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img"}
-    for element in list(root.iter()):
-        # without XML namespaces, as inside HTML
-        element.tag = element.tag.rpartition("}")[2]
-        element.attrib = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
-        if "style" in element.attrib:
-            element.attrib["style"] = _with_variables(element.attrib["style"])
-    for group in root.findall(".//g[@id]"):
-        marks = [element for element in group.iter() if _is_mark(element)]
-        texts = tooltips.get(group.attrib.pop("id"), ())
-        for mark, tooltip in zip(marks, texts, strict=False):
-            ElementTree.SubElement(mark, "title").text = tooltip
-    return ElementTree.tostring(root, "unicode")
-
-
-def _plain_svg(figure: Any) -> str:
-    """As matplotlib writes it, without date and random ids."""
-    from matplotlib import rc_context
-
-    text = StringIO()
-    settings: Any = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "medconv",
-        "font.sans-serif": ["DejaVu Sans"],
-    }
-    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with rc_context(settings), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # letters that matplotlib's font lacks; the browser has them
-        figure.savefig(text, format="svg", dpi=72, metadata=metadata)
-    return text.getvalue()
-
-
-def _with_variables(style: str) -> str:
-    """A CSS style with the page's variables instead of colours."""
-    for name, colour in _THEME.items():
-        style = style.replace(colour, f"var(--{name})")
-    return style
-
-
-def _is_mark(element: ElementTree.Element) -> bool:
-    """Not a definition, which has an id."""
-    return element.tag in ("use", "path", "text") and "id" not in element.attrib
 
 
 def _short(name: str) -> str:

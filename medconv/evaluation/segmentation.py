@@ -1,76 +1,25 @@
 """Predicted against reference label maps: the metrics of every case, and their statistics per class."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from medconv.data.case import Grid
-from medconv.data.datasets.patterns import home
-from medconv.data.io.grids import on_grid
-from medconv.data.io.images import read_label
-from medconv.data.io.label_values import Relabel, relabel_of
+from medconv.data.io.label_values import relabel_of
 from medconv.data.io.raster import check_ignored
 from medconv.evaluation import labels, predicted_quality, segmentation_summary
+from medconv.evaluation.case_measurement import CaseMeasurement, LabelMaps, Settings, measure_cases
 from medconv.evaluation.overlays import images_of
 from medconv.evaluation.raters import (
     RATER_DICE,
-    Raters,
-    checked,
-    numbered_of,
-    rater_dice,
     raters_of,
     summarize_raters,
 )
 from medconv.evaluation.segmentation_results import LabelMapEvaluation
 from medconv.evaluation.segmentation_summary import CaseRow, columns_of
-from medconv.evaluation.stated_spacing import agreed_spacing, stated_grid
-from medconv.metrics.segmentation import measure
+from medconv.evaluation.stated_spacing import agreed_spacing
 from medconv.metrics.segmentation_metrics import MetricSelection
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.utils.threads import each
-
-
-@dataclass(frozen=True)
-class _LabelMaps:
-    """Predictions of one network, or references.
-
-    Args:
-        path: folder, or pattern with `{id}`.
-        files: case to label map.
-        relabel: see `label_values.relabel_of`.
-    """
-
-    path: Path
-    files: Mapping[str, Path]
-    relabel: Relabel | None = None
-
-    def read(self, case: str, like: Path | None = None) -> tuple[np.ndarray, Grid]:
-        """A label map and its grid. Raises: ValueError: as `read_label`, or a value that is not declared."""
-        return read_label(self.files[case], like, self.relabel)
-
-    @property
-    def folder(self) -> Path:
-        return home(self.path)
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """What is measured.
-
-    Args:
-        tolerances: of the surface Dice in mm, by class; None stands for all other classes.
-        selection: further metrics.
-        annotated: such as `siteA_*=liver`: other classes are undefined in these cases.
-        raters: of the references.
-    """
-
-    tolerances: Mapping[str | None, float]
-    selection: MetricSelection
-    annotated: Sequence[str]
-    raters: Raters
 
 
 def evaluate(
@@ -109,7 +58,7 @@ def evaluate(
         reference_set.folder,
     )
     num_values = targets.num_values if targets else None
-    settings = _Settings(
+    settings = Settings(
         tolerance_mm or {},
         selection or MetricSelection(),
         annotated,
@@ -139,31 +88,31 @@ def evaluate(
     )
 
 
-def _prediction_sets(predictions: Path, compare: Path | None) -> list[_LabelMaps]:
-    sets = [_LabelMaps(predictions, labels.case_files(predictions, "predictions"))]
+def _prediction_sets(predictions: Path, compare: Path | None) -> list[LabelMaps]:
+    sets = [LabelMaps(predictions, labels.case_files(predictions, "predictions"))]
     if compare:
-        sets.append(_LabelMaps(compare, labels.case_files(compare, "compare")))
+        sets.append(LabelMaps(compare, labels.case_files(compare, "compare")))
     return sets
 
 
 def _reference_set(
     references: Path,
-    prediction_sets: Sequence[_LabelMaps],
-) -> _LabelMaps:
+    prediction_sets: Sequence[LabelMaps],
+) -> LabelMaps:
     """The references. Raises: ValueError: predictions without a reference."""
     files = labels.case_files(references, "references")
     predicted_cases = {case for predictions in prediction_sets for case in predictions.files}
     missing = sorted(predicted_cases - set(files))
     if missing:
         raise ValueError(f"references {references}: no label map there for {', '.join(missing[:20])}")
-    return _LabelMaps(references, files)
+    return LabelMaps(references, files)
 
 
 def _with_annotated_structures(
-    references: _LabelMaps,
+    references: LabelMaps,
     targets: SegmentationTargets | None,
-    settings: _Settings,
-) -> _LabelMaps:
+    settings: Settings,
+) -> LabelMaps:
     files = labels.with_annotated_structures(
         references.files,
         settings.annotated,
@@ -172,14 +121,14 @@ def _with_annotated_structures(
     return replace(references, files=files)
 
 
-def _with_relabel(maps: _LabelMaps, num_values: int | None) -> _LabelMaps:
+def _with_relabel(maps: LabelMaps, num_values: int | None) -> LabelMaps:
     return replace(maps, relabel=relabel_of(maps.files.values(), num_values))
 
 
 def _check_targets(
     targets: SegmentationTargets,
-    references: _LabelMaps,
-    settings: _Settings,
+    references: LabelMaps,
+    settings: Settings,
 ) -> None:
     """Fail before the work, not after it."""
     labels.check_tolerances(settings.tolerances, targets.names)
@@ -188,10 +137,10 @@ def _check_targets(
 
 
 def _measure_sets(
-    prediction_sets: Sequence[_LabelMaps],
-    references: _LabelMaps,
+    prediction_sets: Sequence[LabelMaps],
+    references: LabelMaps,
     targets: SegmentationTargets | None,
-    settings: _Settings,
+    settings: Settings,
     workers: int,
 ) -> list[list[CaseRow]]:
     """A row per case, for each set of predictions."""
@@ -200,82 +149,15 @@ def _measure_sets(
     # the same reference is measured with one spacing in both sets
     rows_of_sets = []
     for predictions, spacing in zip(prediction_sets, agreed_spacing(folders, cases), strict=True):
-        measurement = _CaseMeasurement(
+        measurement = CaseMeasurement(
             predictions,
             references,
             targets,
             settings,
             spacing,
         )
-        rows_of_sets.append(_measure_cases(measurement, workers))
+        rows_of_sets.append(measure_cases(measurement, workers))
     return rows_of_sets
-
-
-@dataclass(frozen=True)
-class _CaseMeasurement:
-    """Measures cases of one set of predictions.
-
-    Args:
-        targets: None: the label values of each case are its classes.
-        stated_spacing: what `data.source_spacing_mm` stated of the images.
-    """
-
-    predictions: _LabelMaps
-    references: _LabelMaps
-    targets: SegmentationTargets | None
-    settings: _Settings
-    stated_spacing: Any
-
-    def row(self, case: str) -> CaseRow:
-        """Metric to class to value. Raises: ValueError: the case cannot be measured."""
-        prediction_file = self.predictions.files[case]
-        reference_file = self.references.files[case]
-        prediction, prediction_grid = self.predictions.read(case)
-        reference, grid = self.references.read(case, prediction_file)
-        # In one order, as `on_grid` gives the prediction: voxels that lie apart in memory take longer.
-        reference = np.ascontiguousarray(reference)
-        prediction = on_grid(
-            prediction,
-            reference_file,
-            grid,
-            prediction_file,
-            prediction_grid,
-        )
-        references = {str(self.references.path): (reference_file, reference)}
-        references |= self.settings.raters.label_maps(case, prediction_file, reference_file, grid)
-        targets = self.targets or numbered_of([prediction, *(label for _, label in references.values())])
-        labels.check_declared(prediction_file, prediction, targets)
-        label_maps = checked(references, targets)
-        reference = self.settings.raters.reference(list(label_maps.values()), targets.ignore)
-        scores = measure(
-            prediction,
-            reference,
-            stated_grid(grid, self.stated_spacing, case),
-            targets,
-            tolerance_mm=labels.tolerance_of(self.settings.tolerances, targets.names),
-            selection=self.settings.selection,
-        )
-        if len(label_maps) > 1:
-            scores |= rater_dice(prediction, label_maps, targets)
-        return {"case": case, **scores}
-
-
-def _measure_cases(measurement: _CaseMeasurement, workers: int) -> list[CaseRow]:
-    """A row per case. Raises: ValueError: all cases that cannot be measured."""
-
-    def row_or_error(case: str) -> CaseRow | str:
-        try:
-            return measurement.row(case)
-        except ValueError as error:
-            return f"  case {case}: {error}"
-
-    # collect the errors of all cases, so that a user can mend all files at once
-    cases = list(measurement.predictions.files)
-    results = list(each(row_or_error, cases, workers, "evaluating"))
-    errors = [result for result in results if isinstance(result, str)]
-    if errors:
-        raise ValueError(f"{len(errors)} of {len(cases)} cases cannot be evaluated\n" + "\n".join(errors))
-    return [result for result in results if not isinstance(result, str)]
 
 
 def _numbered_targets(rows_of_sets: Sequence[Sequence[CaseRow]]) -> SegmentationTargets:
@@ -289,9 +171,9 @@ def _numbered_targets(rows_of_sets: Sequence[Sequence[CaseRow]]) -> Segmentation
 
 def _drop_not_annotated(
     rows_of_sets: Sequence[Sequence[CaseRow]],
-    references: _LabelMaps,
+    references: LabelMaps,
     targets: SegmentationTargets,
-    settings: _Settings,
+    settings: Settings,
 ) -> None:
     """Make the values of classes that are not annotated in a case's reference undefined."""
     annotated = labels.annotated(settings.annotated, references.files, targets.names)
@@ -310,11 +192,11 @@ def _drop_not_annotated(
 
 
 def _result(
-    prediction_sets: Sequence[_LabelMaps],
-    references: _LabelMaps,
+    prediction_sets: Sequence[LabelMaps],
+    references: LabelMaps,
     rows_of_sets: Sequence[Sequence[CaseRow]],
     targets: SegmentationTargets,
-    settings: _Settings,
+    settings: Settings,
 ) -> dict[str, Any]:
     """The content of the JSON file."""
     summaries = [
@@ -344,7 +226,7 @@ def _result(
 
 
 def _quality(
-    predictions: _LabelMaps,
+    predictions: LabelMaps,
     cases: Sequence[CaseRow],
     names: Sequence[str],
 ) -> dict[str, Any]:
@@ -363,8 +245,8 @@ def _quality(
 
 
 def _files_of_cases(
-    prediction_sets: Sequence[_LabelMaps],
-    references: _LabelMaps,
+    prediction_sets: Sequence[LabelMaps],
+    references: LabelMaps,
 ) -> dict[str, tuple[Path, ...]]:
     """Case to its reference and its predictions."""
     files = {}

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from medconv.metrics import image_level
-from medconv.metrics.image_level import Columns, ScoredTargets
+from medconv.metrics.image_level import ScoredTargets
 from medconv.metrics.segmentation import MetricValues
+from medconv.metrics.weighted import Columns
 
 _WEIGHTS_PER_CHUNK = 4_000_000  # 32 MB
 

@@ -1,8 +1,4 @@
-"""Metrics of image-level predictions (classification, regression).
-
-Each metric is a function of weights of cases: 1, or how often a bootstrap sample drew the case. So a thousand
-samples are a few matrix products, and a metric and its interval (`bootstrap`) come from the same code.
-"""
+"""Metrics of image-level predictions (classification, regression), of all cases or of samples of them."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,20 +6,9 @@ from typing import Protocol
 import numpy as np
 
 from medconv.metrics.segmentation import MetricValues
+from medconv.metrics.weighted import Columns, auc_of_samples, bin_membership, mean_of_defined, ratio
 
-BINS = 15  # of the calibration error
-THRESHOLD = 0.5  # multilabel: a label with a probability above it is predicted
-OF_CLASSES = (
-    "auc",
-    "accuracy",
-    "balanced_accuracy",
-    "f1",
-    "calibration_error",
-)
-OF_NUMBERS = ("mae", "rmse", "r2", "pearson")
 _SMALLEST_PROBABILITY = 1e-7  # so that its logarithm is finite
-_CONSTANT = 1e-12  # a spread below this share of the largest value is rounding error
-Columns = dict[str, np.ndarray]  # metric to one value for each sample
 
 
 class ScoredTargets(Protocol):
@@ -85,10 +70,10 @@ def _class_metrics(
     true_positives = float((is_predicted & is_positive).sum())
     true_negatives = (~is_predicted & ~is_positive).sum()
     columns = {
-        "auc": _auc(scores, is_positive, np.ones((1, len(is_positive)))),
-        "sensitivity": _ratio(true_positives, is_positive.sum()),
-        "specificity": _ratio(true_negatives, (~is_positive).sum()),
-        "precision": _ratio(true_positives, is_predicted.sum()),
+        "auc": auc_of_samples(scores, is_positive, np.ones((1, len(is_positive)))),
+        "sensitivity": ratio(true_positives, is_positive.sum()),
+        "specificity": ratio(true_negatives, (~is_positive).sum()),
+        "precision": ratio(true_positives, is_predicted.sum()),
     }
     return {**_first_sample(columns), "cases": int(is_positive.sum())}
 
@@ -116,17 +101,17 @@ def bins(
     right: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean probability, share of correct predictions and number of cases per bin; NaN in empty bins."""
-    membership = _bin_membership(probabilities)
+    membership = bin_membership(probabilities)
     counts = membership.sum(0)
-    mean_probabilities = _ratio(probabilities @ membership, counts)
-    shares_correct = _ratio(right @ membership, counts)
+    mean_probabilities = ratio(probabilities @ membership, counts)
+    shares_correct = ratio(right @ membership, counts)
     return mean_probabilities, shares_correct, counts
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
     """Area under the ROC curve: the share of ordered (positive, negative) pairs; ties count 1/2."""
     each_case_once = np.ones((1, len(scores)))
-    return _first_sample({"auc": _auc(scores, positive, each_case_once)})["auc"]
+    return _first_sample({"auc": auc_of_samples(scores, positive, each_case_once)})["auc"]
 
 
 def checked_arrays(
@@ -170,160 +155,5 @@ def mean_of(rows: Sequence[Columns]) -> Columns:
     means: Columns = {}
     for metric in rows[0]:
         values = np.stack([row[metric] for row in rows], 1)
-        means[metric] = _mean_of_defined(values)
+        means[metric] = mean_of_defined(values)
     return means
-
-
-def multiclass_metrics(
-    outputs: np.ndarray,
-    predicted: np.ndarray,
-    positive: np.ndarray,
-    counts: np.ndarray,
-) -> Columns:
-    """Metrics of exclusive classes.
-
-    `auc`: one class against all others, mean over classes (with two classes, that of the second);
-    `accuracy`; `balanced_accuracy`: the mean sensitivity of the classes; `f1`: the mean over classes;
-    `calibration_error`: the expected one of the highest probability, in 15 bins. Means skip classes without a
-    case (`f1`: without a case or a prediction); `auc` needs cases of two classes.
-    Shape: outputs, predicted, positive (true): (cases, classes); counts (samples, cases).
-    Source: Naeini et al. 2015, doi:10.1609/aaai.v29i1.9602; Guo et al. 2017, arXiv:1706.04599 (calibration).
-    """
-    num_classes = outputs.shape[1]
-    # the AUC of the first of two classes equals that of the second
-    scored_classes = range(1, 2) if num_classes == 2 else range(num_classes)
-    class_aucs = [_auc(outputs[:, index], positive[:, index], counts) for index in scored_classes]
-    is_right = (predicted & positive).any(1)
-    # weighted numbers of cases: (samples, classes)
-    true_positives = counts @ (predicted & positive).astype(float)
-    num_predicted = counts @ predicted.astype(float)
-    num_positive = counts @ positive.astype(float)
-    return {
-        "auc": _mean_of_defined(np.stack(class_aucs, 1)),
-        "accuracy": counts @ is_right / counts.sum(1),
-        "balanced_accuracy": _mean_of_defined(_ratio(true_positives, num_positive)),
-        "f1": _mean_of_defined(_ratio(2 * true_positives, num_predicted + num_positive)),
-        "calibration_error": _calibration_error(outputs.max(1), is_right, counts),
-    }
-
-
-def multilabel_metrics(
-    scores: np.ndarray,
-    positive: np.ndarray,
-    counts: np.ndarray,
-) -> Columns:
-    """The same metrics of one label, predicted above 0.5. Shape: scores, positive (cases,)."""
-    predicted = scores > THRESHOLD
-    is_right = predicted == positive
-    true_positives = counts @ (predicted & positive)
-    num_predicted = counts @ predicted
-    num_positive = counts @ positive
-    sensitivity = _ratio(counts @ (positive & is_right), num_positive)
-    specificity = _ratio(counts @ (~positive & is_right), counts @ ~positive)
-    return {
-        "auc": _auc(scores, positive, counts),
-        "accuracy": counts @ is_right / counts.sum(1),
-        "balanced_accuracy": _mean_of_defined(np.stack([sensitivity, specificity], 1)),
-        "f1": _ratio(2 * true_positives, num_predicted + num_positive),
-        "calibration_error": _calibration_error(scores, positive, counts),
-    }
-
-
-def regression_metrics(
-    output: np.ndarray,
-    truth: np.ndarray,
-    counts: np.ndarray,
-) -> Columns:
-    """`mae`, `rmse`, `r2` and `pearson` of one number. Shape: output, truth (cases,)."""
-    total = counts.sum(1)
-    errors = output - truth
-    mean_squared_error = counts @ errors**2 / total
-    # centred over all cases first, so that variances do not drown in rounding errors of large means
-    x = output - output.mean()
-    y = truth - truth.mean()
-    mean_x = counts @ x / total
-    mean_y = counts @ y / total
-    covariance = counts @ (x * y) / total - mean_x * mean_y
-    variance_x = _without_rounding_error(counts @ x**2 / total - mean_x**2, output)
-    variance_y = _without_rounding_error(counts @ y**2 / total - mean_y**2, truth)
-    correlation = _ratio(covariance, np.sqrt(variance_x * variance_y))
-    return {
-        "mae": counts @ np.abs(errors) / total,
-        "rmse": np.sqrt(mean_squared_error),
-        "r2": 1 - _ratio(mean_squared_error, variance_y),
-        "pearson": correlation.clip(-1, 1),
-    }
-
-
-def _without_rounding_error(
-    variance: np.ndarray,
-    values: np.ndarray,
-) -> np.ndarray:
-    """The variance; 0 if it is only rounding error."""
-    smallest_std = _CONSTANT * np.abs(values).max()
-    return np.where(variance <= smallest_std**2, 0, variance)
-
-
-def _auc(
-    scores: np.ndarray,
-    positive: np.ndarray,
-    counts: np.ndarray,
-) -> np.ndarray:
-    """Sort cases by score: a pair counts 1 if the negative has the lower score, 1/2 if both are equal.
-
-    Shape: scores, positive (cases,), counts (samples, cases) -> (samples,).
-    """
-    if not len(scores):
-        return np.full(len(counts), np.nan)
-    order = np.argsort(scores, kind="stable")
-    ordered = scores[order]
-    is_new_score = np.concatenate([[True], ordered[1:] != ordered[:-1]])
-    starts = np.flatnonzero(is_new_score)  # the first case of each distinct score
-    # (samples, distinct scores)
-    positives = np.add.reduceat(counts[:, order] * positive[order], starts, axis=1)
-    negatives = np.add.reduceat(counts[:, order] * ~positive[order], starts, axis=1)
-    lower_negatives = np.cumsum(negatives, axis=1) - negatives / 2
-    ordered_pairs = (positives * lower_negatives).sum(1)
-    return _ratio(ordered_pairs, positives.sum(1) * negatives.sum(1))
-
-
-def _calibration_error(
-    probabilities: np.ndarray,
-    right: np.ndarray,
-    counts: np.ndarray,
-) -> np.ndarray:
-    """Mean over cases of |mean probability - share of correct predictions| of their bin."""
-    # |sum of differences| of a bin is its number of cases times |difference of the means|
-    membership = _bin_membership(probabilities)
-    differences = (right - probabilities)[:, None]
-    bin_sums = counts @ (membership * differences)  # (samples, bins)
-    errors: np.ndarray = np.abs(bin_sums).sum(1) / counts.sum(1)
-    return errors
-
-
-def _bin_membership(probabilities: np.ndarray) -> np.ndarray:
-    """(cases,) -> (cases, 15), one-hot over bins of equal width; the last includes its upper edge."""
-    # "right": a probability on an edge belongs to the bin above it
-    edges = np.linspace(0, 1, BINS + 1)
-    bin_index = np.searchsorted(edges, probabilities, side="right") - 1
-    membership: np.ndarray = bin_index.clip(0, BINS - 1)[:, None] == np.arange(BINS)
-    return membership.astype(float)
-
-
-def _ratio(
-    numerator: np.ndarray | float,
-    denominator: np.ndarray | float,
-) -> np.ndarray:
-    """numerator / denominator; NaN if the denominator is 0."""
-    numerator = np.atleast_1d(numerator).astype(float)
-    denominator = np.atleast_1d(denominator).astype(float)
-    ratio: np.ndarray = np.full(np.broadcast(numerator, denominator).shape, np.nan)
-    np.divide(numerator, denominator, out=ratio, where=denominator != 0)
-    return ratio
-
-
-def _mean_of_defined(values: np.ndarray) -> np.ndarray:
-    """Mean over the second axis, without NaN; (samples, names) -> (samples,)."""
-    is_defined = ~np.isnan(values)
-    sums = np.where(is_defined, values, 0).sum(1)
-    return _ratio(sums, is_defined.sum(1))

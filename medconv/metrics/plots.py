@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from medconv.metrics import figures, image_level, threshold_curves
+from medconv.metrics import figures, image_level, threshold_curves, weighted
 
 _MAX_CURVES = 10  # in one picture
 _MAX_COUNTED_NAMES = 15  # names up to which a matrix has its counts written in it
@@ -43,7 +43,7 @@ def right_and_wrong(
         "true negative": ~predicted & ~positive,
     }
     table = np.stack([mask.sum(0) for mask in masks.values()], 1)
-    title = f"predicted above {image_level.THRESHOLD}"
+    title = f"predicted above {weighted.THRESHOLD}"
     return _count_matrix(
         table,
         rows=names,
@@ -191,7 +191,7 @@ def reliability(curves: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> np.ndar
     all_probabilities = [probabilities for _, probabilities, _ in drawn_curves]
     histogram.hist(
         all_probabilities,
-        bins=image_level.BINS,
+        bins=weighted.BINS,
         range=(0, 1),
         stacked=True,
     )

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from medconv.metrics import bootstrap, image_level
-from medconv.metrics.image_level import Columns
 from medconv.metrics.segmentation import MetricValues
 from medconv.metrics.statistics import describe
+from medconv.metrics.weighted import Columns
 from medconv.targets.base import NamedScore, Targets
 
 # a row of `validation`: `outputs`, decoded, and `values`, the case's label

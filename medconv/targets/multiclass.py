@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from medconv.metrics import image_level, plots
-from medconv.metrics.image_level import Columns
+from medconv.metrics import image_level, plots, weighted
 from medconv.metrics.segmentation import MetricValues
+from medconv.metrics.weighted import Columns
 from medconv.targets.base import finite_number
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.monitor import CROSS_ENTROPY, MonitoredMetric
@@ -29,7 +29,7 @@ class MulticlassTargets(ImageLevelTargets):
     exclusive: ClassVar[bool] = True
     default_loss: ClassVar[str] = "cross_entropy"
     monitored: ClassVar[MonitoredMetric] = CROSS_ENTROPY
-    metric_names: ClassVar[tuple[str, ...]] = image_level.OF_CLASSES
+    metric_names: ClassVar[tuple[str, ...]] = weighted.OF_CLASSES
     output_meaning: ClassVar[str] = (
         "softmax over the outputs: probabilities of classes that exclude each other"
     )
@@ -114,7 +114,7 @@ class MulticlassTargets(ImageLevelTargets):
         truth: np.ndarray,
         counts: np.ndarray,
     ) -> Columns:
-        return image_level.multiclass_metrics(
+        return weighted.multiclass_metrics(
             outputs,
             predicted=self._predicted(outputs),
             positive=self.members(truth),

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.metrics import image_level, plots
-from medconv.metrics.image_level import Columns
+from medconv.metrics import image_level, plots, weighted
 from medconv.metrics.segmentation import MetricValues
+from medconv.metrics.weighted import Columns
 from medconv.targets.monitor import CROSS_ENTROPY, MonitoredMetric
 from medconv.targets.numbers import NumberTargets
 
@@ -25,7 +25,7 @@ class MultilabelTargets(NumberTargets):
     exclusive: ClassVar[bool] = False
     default_loss: ClassVar[str] = "bce"
     monitored: ClassVar[MonitoredMetric] = CROSS_ENTROPY
-    metric_names: ClassVar[tuple[str, ...]] = image_level.OF_CLASSES
+    metric_names: ClassVar[tuple[str, ...]] = weighted.OF_CLASSES
     name_word: ClassVar[str] = "label"
     output_meaning: ClassVar[str] = (
         "a sigmoid of each output: probabilities of labels that may occur together"
@@ -80,7 +80,7 @@ class MultilabelTargets(NumberTargets):
     ) -> Columns:
         rows = []
         for scores, positive in zip(outputs.T, self.members(truth).T, strict=True):
-            rows.append(image_level.multilabel_metrics(scores, positive, counts))
+            rows.append(weighted.multilabel_metrics(scores, positive, counts))
         return image_level.mean_of(rows)
 
     def per_name(
@@ -138,4 +138,4 @@ class MultilabelTargets(NumberTargets):
         return ", ".join(texts) or "nothing"
 
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
-        return outputs > image_level.THRESHOLD
+        return outputs > weighted.THRESHOLD

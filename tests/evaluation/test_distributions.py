@@ -71,14 +71,6 @@ def test_without_values_there_is_no_chart() -> None:
     assert distribution([Series("liver", {}, "a")], "mm") == ""
 
 
-def test_the_same_values_give_the_same_text_in_the_colours_of_the_page() -> None:
-    rows = [Series("one", {"x": 1.0, "y": 2.0}, "a"), Series("none", {}, "a"), Series("one", {"x": 3.0}, "b")]
-    text = distribution(rows, "%")
-    assert text == distribution(rows, "%")
-    assert set(re.findall(r"var\(--(\w+)\)", text)) == {"a", "b", "ink", "soft", "line"}
-    assert not re.findall(r"(?:fill|stroke): #|https?:|url\(|\bid=\"(?!m)", text)
-
-
 @pytest.mark.parametrize("name", ["$x_1$ <b>", "肺炎", "a\x01\nb", "very long " * 9 + "A"])
 def test_names_are_escaped_and_shortened(name: str) -> None:
     """`$` starts no formula, and characters that XML forbids are left out."""

@@ -7,6 +7,7 @@ import pytest
 from helpers.image_level_outputs import FINDINGS, FOUR, NUMBERS, TWO, drawn, slow_metrics
 
 from medconv.metrics import bootstrap, image_level
+from medconv.metrics.weighted import Columns
 from medconv.targets.image_level import ImageLevelTargets
 
 
@@ -42,7 +43,7 @@ def test_intervals_cover_the_true_value() -> None:
 def test_a_thousand_samples_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     columns, sizes = image_level.sample_columns, []
 
-    def counted(*args: Any) -> image_level.Columns:
+    def counted(*args: Any) -> Columns:
         sizes.append(len(args[-1]))
         return columns(*args)
 

@@ -1,0 +1,134 @@
+"""The metrics of each case of a folder of predicted label maps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medconv.data.case import Grid
+from medconv.data.datasets.patterns import home
+from medconv.data.io.grids import on_grid
+from medconv.data.io.images import read_label
+from medconv.data.io.label_values import Relabel
+from medconv.evaluation import labels
+from medconv.evaluation.raters import (
+    Raters,
+    checked,
+    numbered_of,
+    rater_dice,
+)
+from medconv.evaluation.segmentation_summary import CaseRow
+from medconv.evaluation.stated_spacing import stated_grid
+from medconv.metrics.segmentation import measure
+from medconv.metrics.segmentation_metrics import MetricSelection
+from medconv.targets.segmentation import SegmentationTargets
+from medconv.utils.threads import each
+
+
+@dataclass(frozen=True)
+class LabelMaps:
+    """Predictions of one network, or references.
+
+    Args:
+        path: folder, or pattern with `{id}`.
+        files: case to label map.
+        relabel: see `label_values.relabel_of`.
+    """
+
+    path: Path
+    files: Mapping[str, Path]
+    relabel: Relabel | None = None
+
+    def read(self, case: str, like: Path | None = None) -> tuple[np.ndarray, Grid]:
+        """A label map and its grid. Raises: ValueError: as `read_label`, or a value that is not declared."""
+        return read_label(self.files[case], like, self.relabel)
+
+    @property
+    def folder(self) -> Path:
+        return home(self.path)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured.
+
+    Args:
+        tolerances: of the surface Dice in mm, by class; None stands for all other classes.
+        selection: further metrics.
+        annotated: such as `siteA_*=liver`: other classes are undefined in these cases.
+        raters: of the references.
+    """
+
+    tolerances: Mapping[str | None, float]
+    selection: MetricSelection
+    annotated: Sequence[str]
+    raters: Raters
+
+
+@dataclass(frozen=True)
+class CaseMeasurement:
+    """Measures cases of one set of predictions.
+
+    Args:
+        targets: None: the label values of each case are its classes.
+        stated_spacing: what `data.source_spacing_mm` stated of the images.
+    """
+
+    predictions: LabelMaps
+    references: LabelMaps
+    targets: SegmentationTargets | None
+    settings: Settings
+    stated_spacing: Any
+
+    def row(self, case: str) -> CaseRow:
+        """Metric to class to value. Raises: ValueError: the case cannot be measured."""
+        prediction_file = self.predictions.files[case]
+        reference_file = self.references.files[case]
+        prediction, prediction_grid = self.predictions.read(case)
+        reference, grid = self.references.read(case, prediction_file)
+        # In one order, as `on_grid` gives the prediction: voxels that lie apart in memory take longer.
+        reference = np.ascontiguousarray(reference)
+        prediction = on_grid(
+            prediction,
+            reference_file,
+            grid,
+            prediction_file,
+            prediction_grid,
+        )
+        references = {str(self.references.path): (reference_file, reference)}
+        references |= self.settings.raters.label_maps(case, prediction_file, reference_file, grid)
+        targets = self.targets or numbered_of([prediction, *(label for _, label in references.values())])
+        labels.check_declared(prediction_file, prediction, targets)
+        label_maps = checked(references, targets)
+        reference = self.settings.raters.reference(list(label_maps.values()), targets.ignore)
+        scores = measure(
+            prediction,
+            reference,
+            stated_grid(grid, self.stated_spacing, case),
+            targets,
+            tolerance_mm=labels.tolerance_of(self.settings.tolerances, targets.names),
+            selection=self.settings.selection,
+        )
+        if len(label_maps) > 1:
+            scores |= rater_dice(prediction, label_maps, targets)
+        return {"case": case, **scores}
+
+
+def measure_cases(measurement: CaseMeasurement, workers: int) -> list[CaseRow]:
+    """A row per case. Raises: ValueError: all cases that cannot be measured."""
+
+    def row_or_error(case: str) -> CaseRow | str:
+        try:
+            return measurement.row(case)
+        except ValueError as error:
+            return f"  case {case}: {error}"
+
+    # collect the errors of all cases, so that a user can mend all files at once
+    cases = list(measurement.predictions.files)
+    results = list(each(row_or_error, cases, workers, "evaluating"))
+    errors = [result for result in results if isinstance(result, str)]
+    if errors:
+        raise ValueError(f"{len(errors)} of {len(cases)} cases cannot be evaluated\n" + "\n".join(errors))
+    return [result for result in results if not isinstance(result, str)]

@@ -14,6 +14,7 @@ from medconv.data.io.images import in_folder
 from medconv.data.io.rtstruct import structures_of, without
 from medconv.inference import manifest
 from medconv.inference.manifest import MANIFEST
+from medconv.metrics.dice import pieces
 from medconv.targets.base import names_of
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
@@ -22,7 +23,6 @@ from medconv.utils.logging import some
 
 _MAX_BYTES = 100_000_000  # of a manifest; a larger file is something else
 _DEFAULT_TOLERANCE_MM = 1.0
-_VOXELS_AT_ONCE = 2**20
 
 
 def case_files(path: Path, argument: str) -> dict[str, Path]:
@@ -87,10 +87,9 @@ def numbered(values: Collection[int] | Collection[str]) -> SegmentationTargets:
 
 def values_in(label: np.ndarray) -> set[int]:
     """The values of a label map, counted some voxels at a time: sorting those of a CT takes long."""
-    voxels = label.ravel(order="K")
     values: set[int] = set()
-    for first in range(0, len(voxels), _VOXELS_AT_ONCE):
-        counts = np.bincount(voxels[first : first + _VOXELS_AT_ONCE])
+    for voxels in pieces(label, order="K"):
+        counts = np.bincount(voxels)
         values.update(np.flatnonzero(counts).tolist())
     return values
 

@@ -14,24 +14,18 @@ from torch import Tensor
 
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.slabs import SlabGrid, slab_axis
-from medconv.inference import saliency
 from medconv.inference.load import LoadedModel
 from medconv.inference.logit_file import LogitFile
 from medconv.inference.logit_stream import LogitSource, WholeLogits
 from medconv.inference.prepare import Input
-from medconv.inference.scores import ImageLevelScores, KeptLogits, LabelMapScores
+from medconv.inference.scores import KeptLogits, LabelMapScores
 from medconv.inference.slab_answer import Group, Source, WeightedGrid, answer_of, mean_logits
 from medconv.inference.sliding_window import SlidingWindow
-from medconv.inference.tta import flips, mean_over_flips
 from medconv.models.outputs import full_resolution
 from medconv.performance.switches import to_memory_format
-from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.hardware import autocast_dtype
 
-# Of whole images, in one forward pass.
-_MAX_VOXELS = 2**21
-_MAX_IMAGES = 64
 # Of label maps, in one forward pass on a CPU: 64 MiB in fp32.
 _BATCH_LOGITS = 2**24
 # Of a prepared image; float16 ends at 65504.
@@ -117,7 +111,7 @@ class LabelMapForward(Forward):
             grid = SlabGrid(crop, axis, array.shape[1 + axis])
             sources = self._sources(sharing, array, grid, keeps_logits)
             weight = len(sharing) / len(self.members)
-            check = partial(_check_finite, "logits", sharing[0], array)
+            check = partial(check_finite, "logits", sharing[0], array)
             groups.append(Group(grid, weight, sources, check))
         files: list[LogitFile] = []
         kept = None
@@ -196,67 +190,6 @@ def _grids(groups: Sequence[Group]) -> list[WeightedGrid]:
     return [WeightedGrid(group.grid, group.weight) for group in groups]
 
 
-class ImageLevelForward(Forward):
-    """A batch of whole images. All members' probabilities, or numbers, give a mean.
-
-    Args:
-        batch_size: whole images in one forward pass; None: by their size.
-    """
-
-    def __init__(
-        self,
-        members: Sequence[LoadedModel],
-        device: str,
-        batch_size: int | None = None,
-    ) -> None:
-        super().__init__(members, device)
-        largest = max(prod(member.window.patch_size) for member in members)
-        fitting = max(1, min(_MAX_IMAGES, _MAX_VOXELS // largest))
-        self.batch_size = batch_size or fitting
-
-    def __call__(
-        self,
-        inputs: Sequence[Input],
-        keeps_logits: bool = False,
-        logit_folder: Path | None = None,
-    ) -> list[ImageLevelScores]:
-        outputs: list[Tensor] = []
-        for member in self.members:
-            images = self._images(member, inputs)
-            outputs.append(self._outputs(member, images))
-        # (members, cases, names) -> (cases, names)
-        means = torch.stack(outputs).mean(0).cpu().numpy()
-        return [ImageLevelScores(case_input, mean) for case_input, mean in zip(inputs, means, strict=True)]
-
-    def overlay(self, scores: ImageLevelScores) -> np.ndarray:
-        """A Grad-CAM picture from the first network.
-
-        It is for the highest class or label, or for the first number of a regression.
-        Shape: (height, width, 3) uint8.
-        """
-        member = self.members[0]
-        assert isinstance(member.targets, ImageLevelTargets)
-        target = member.targets.shown_output(scores.outputs)
-        image = self._images(member, [scores.case_input])[0]
-        spacing_mm = member.preprocessing.spacing_mm
-        if member.preprocessing.resize is not None:
-            spacing_mm = scores.crop.spacing_mm(member.window.patch_size)
-        return saliency.overlay(member.network, image, spacing_mm, target)
-
-    def _images(self, member: LoadedModel, inputs: Sequence[Input]) -> Tensor:
-        index = self.preprocessings.index(member.preprocessing)
-        batch = np.stack([case_input.arrays[index] for case_input in inputs])
-        return torch.from_numpy(batch).to(self.device)
-
-    def _outputs(self, member: LoadedModel, images: Tensor) -> Tensor:
-        assert isinstance(member.targets, ImageLevelTargets)
-        axes_sets = flips(member.window.mirror_axes)
-        with autocast(member.precision, self.device):
-            outputs = mean_over_flips(_network(member), images, member.targets, axes_sets)
-        _check_finite("outputs", member, images, outputs)
-        return outputs
-
-
 def autocast(precision: str, device: str) -> torch.autocast:
     """The autocast that Lightning uses for this `trainer.precision`."""
     dtype = autocast_dtype(precision)
@@ -268,7 +201,7 @@ def _mean_network(members: Sequence[LoadedModel], device: str) -> Callable[[Tens
 
     def logits_of(member: LoadedModel, windows: Tensor) -> Tensor:
         with autocast(member.precision, device):
-            return full_resolution(_network(member)(windows))
+            return full_resolution(network_of(member)(windows))
 
     def mean(windows: Tensor) -> Tensor:
         total = logits_of(members[0], windows)
@@ -282,11 +215,11 @@ def _mean_network(members: Sequence[LoadedModel], device: str) -> Callable[[Tens
     return mean
 
 
-def _network(member: LoadedModel) -> Callable[[Tensor], Any]:
+def network_of(member: LoadedModel) -> Callable[[Tensor], Any]:
     return lambda images: member.network(to_memory_format(images, member.memory_format))
 
 
-def _check_finite(
+def check_finite(
     kind: str,
     member: LoadedModel,
     images: np.ndarray | Tensor,

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
-import medconv
 from medconv import config as configs
 from medconv.config import DataConfig, Derived, PerfConfig, RunConfig, TaskConfig
 from medconv.config import trusted as config_trusted
@@ -19,6 +17,7 @@ from medconv.convs import fold_convs
 from medconv.convs import mirror_axes as mirror_axes_of
 from medconv.data.datasets import patterns
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
+from medconv.inference.damaged import explaining_damage
 from medconv.inference.sliding_window import SlidingWindow, check_batch_size, check_overlap
 from medconv.inference.tta import training_axes, usable_axes
 from medconv.inference.window_placement import EVEN_DISTANCE, FIXED_DISTANCE
@@ -27,19 +26,6 @@ from medconv.performance import switches
 from medconv.performance.switches import apply_switches
 from medconv.targets import Targets
 from medconv.utils import checkpoint_io
-from medconv.utils.errors import with_class
-
-# Errors that a damaged or forged file can cause in the objects that are built from it.
-DAMAGED = (
-    LookupError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    ArithmeticError,
-    AssertionError,
-    MemoryError,
-    OmegaConfBaseException,
-)
 
 
 @dataclass(frozen=True)
@@ -109,7 +95,7 @@ def load(
             allowed, or axes along which the network never saw a mirrored image.
     """
     content = checkpoint_io.read(path)
-    try:
+    with explaining_damage(path, content["medconv"]):
         targets = _targets(content["medconv"], path)
         config_trusted.check_size(content["medconv"]["config"], f"{path}: config")
         config = configs.from_plain(content["medconv"]["config"])
@@ -117,28 +103,8 @@ def load(
             config = replace(config, perf=_plain(config.perf))
         model = _build_model(content, config, targets, path, trusted)
         model = _with_mirror_axes(model, config, mirror_axes)
-    except DAMAGED as error:
-        raise ValueError(
-            f"{path}: damaged, or of another version{_version(content)}: "
-            f"its metadata cannot be read ({_damage(error)})"
-        ) from error
     model.network.to(device)
     return model
-
-
-def _damage(error: BaseException) -> str:
-    """An error of `DAMAGED` on one line, with the key of the config that it is about."""
-    key = getattr(error, "full_key", None)
-    return f"config.{key}: {with_class(error)}" if key else with_class(error)
-
-
-def _version(content: dict[str, Any]) -> str:
-    """The version that wrote a checkpoint, in words; empty if it does not say."""
-    metadata = content["medconv"]
-    written_by = metadata.get("version") if isinstance(metadata, dict) else None
-    if not isinstance(written_by, str):
-        return ""
-    return f" (written by medconv {written_by[:20]}, this is {medconv.__version__})"
 
 
 def _plain(perf: PerfConfig) -> PerfConfig:

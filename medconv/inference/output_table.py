@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from medconv.data.case import Case
-from medconv.inference.forward import ImageLevelForward
+from medconv.inference.image_level_forward import ImageLevelForward
 from medconv.inference.manifest import Entry, OutputState
 from medconv.inference.output import Claim, Output
 from medconv.inference.predictor import Predictor

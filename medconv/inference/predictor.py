@@ -14,7 +14,8 @@ from nibabel.spatialimages import SpatialImage
 
 from medconv.data.case import Case, Grid
 from medconv.data.per_case import check_source_spacing, source_spacing
-from medconv.inference.forward import Forward, ImageLevelForward, LabelMapForward
+from medconv.inference.forward import Forward, LabelMapForward
+from medconv.inference.image_level_forward import ImageLevelForward
 from medconv.inference.images import ImageLike, NamedImage, from_array, from_files, from_nibabel
 from medconv.inference.inputs import name_of
 from medconv.inference.load import LoadedModel, load, with_window

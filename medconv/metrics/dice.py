@@ -1,7 +1,7 @@
 """Dice of label maps in validation, and means that skip undefined classes; `segmentation` has all metrics."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -74,15 +74,15 @@ def _contingency_table(
     size = 1 + int(highest)
     counts = np.zeros(size**2, np.int64)
     # 64-bit codes of a whole CT would take gigabytes
-    for predicted_voxels, reference_voxels in zip(_pieces(prediction), _pieces(reference), strict=True):
+    for predicted_voxels, reference_voxels in zip(pieces(prediction), pieces(reference), strict=True):
         codes = predicted_voxels.astype(np.int64) * size + reference_voxels
         counts += np.bincount(codes, minlength=size**2)
     return counts.reshape(size, size)
 
 
-def _pieces(label: np.ndarray) -> list[np.ndarray]:
-    """Voxels in a row, some at a time."""
-    voxels = label.ravel()
+def pieces(label: np.ndarray, order: Literal["C", "K"] = "C") -> list[np.ndarray]:
+    """Voxels in a row, some at a time. Args: order: "K", as they lie in memory, which copies nothing."""
+    voxels = label.ravel(order=order)
     return [voxels[first : first + _VOXELS_AT_ONCE] for first in range(0, len(voxels), _VOXELS_AT_ONCE)]
 
 

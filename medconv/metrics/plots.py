@@ -5,7 +5,7 @@ Each picture is (height, width, 3) uint8.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,28 +110,9 @@ def roc(
 ) -> np.ndarray:
     """A curve per class (against all others) or label, at most ten. Shape: (cases, names)."""
     figure, axes = figures.one_panel()
-    curves = list(zip(names, outputs.T, positive.T, strict=True))
-    undefined = []
-    for name, scores, is_positive in curves[:_MAX_CURVES]:
-        area = image_level.auc(scores, is_positive)
-        if area is None:
-            undefined.append(name)
-            continue
-        false_positive_rate, true_positive_rate = threshold_curves.roc(scores, is_positive)
-        axes.plot(
-            false_positive_rate,
-            true_positive_rate,
-            label=f" {figures.text(name)}, AUC {area:.3f}",
-        )
+    _draw_curves(axes, _roc_curve, names, outputs, positive)
     _plot_diagonal(axes, 0, 1)
-    axes.set(
-        xlabel="1 - specificity",
-        ylabel="sensitivity",
-        xlim=_UNIT_RANGE,
-        ylim=_UNIT_RANGE,
-        title="ROC",
-    )
-    figures.add_legend(axes, len(curves) - _MAX_CURVES, undefined)
+    axes.set(xlabel="1 - specificity", ylabel="sensitivity", title="ROC")
     return figures.pixels(figure)
 
 
@@ -146,27 +127,52 @@ def precision_recall(
     Shape: (cases, names).
     """
     figure, axes = figures.one_panel()
-    curves = list(zip(names, outputs.T, positive.T, strict=True))
-    undefined = []
-    for name, scores, is_positive in curves[:_MAX_CURVES]:
-        if not is_positive.any() or not np.isfinite(scores).all():
-            undefined.append(name)
-            continue
-        precision, recall = threshold_curves.precision_recall(scores, is_positive)
-        # the area of the steps, as in scikit-learn
-        average_precision = float((np.diff(recall, prepend=0) * precision).sum())
-        label = f" {figures.text(name)}, AP {average_precision:.3f}"
-        (line,) = axes.step([0, *recall], [precision[0], *precision], where="pre", label=label)
-        axes.axhline(is_positive.mean(), color=line.get_color(), linestyle=":", linewidth=1)
-    axes.set(
-        xlabel="recall (sensitivity)",
-        ylabel="precision",
-        xlim=_UNIT_RANGE,
-        ylim=_UNIT_RANGE,
-        title="Precision and recall",
-    )
-    figures.add_legend(axes, len(curves) - _MAX_CURVES, undefined)
+    _draw_curves(axes, _precision_recall_curve, names, outputs, positive)
+    axes.set(xlabel="recall (sensitivity)", ylabel="precision", title="Precision and recall")
     return figures.pixels(figure)
+
+
+def _draw_curves(
+    axes: Any,
+    draw: Callable[[Any, str, np.ndarray, np.ndarray], bool],
+    names: Sequence[str],
+    outputs: np.ndarray,
+    positive: np.ndarray,
+) -> None:
+    """Curves over all thresholds, and a legend, which also names those that are undefined.
+
+    Args:
+        draw: one curve, of a name, its scores (cases,) and which cases are positive; False: it is undefined.
+    """
+    curves = list(zip(names, outputs.T, positive.T, strict=True))
+    drawn_curves = curves[:_MAX_CURVES]
+    undefined = [
+        name for name, scores, is_positive in drawn_curves if not draw(axes, name, scores, is_positive)
+    ]
+    axes.set(xlim=_UNIT_RANGE, ylim=_UNIT_RANGE)
+    figures.add_legend(axes, len(curves) - _MAX_CURVES, undefined)
+
+
+def _roc_curve(axes: Any, name: str, scores: np.ndarray, is_positive: np.ndarray) -> bool:
+    area = image_level.auc(scores, is_positive)
+    if area is None:
+        return False
+    false_positive_rate, true_positive_rate = threshold_curves.roc(scores, is_positive)
+    label = f" {figures.text(name)}, AUC {area:.3f}"
+    axes.plot(false_positive_rate, true_positive_rate, label=label)
+    return True
+
+
+def _precision_recall_curve(axes: Any, name: str, scores: np.ndarray, is_positive: np.ndarray) -> bool:
+    if not is_positive.any() or not np.isfinite(scores).all():
+        return False
+    precision, recall = threshold_curves.precision_recall(scores, is_positive)
+    # the area of the steps, as in scikit-learn
+    average_precision = float((np.diff(recall, prepend=0) * precision).sum())
+    label = f" {figures.text(name)}, AP {average_precision:.3f}"
+    (line,) = axes.step([0, *recall], [precision[0], *precision], where="pre", label=label)
+    axes.axhline(is_positive.mean(), color=line.get_color(), linestyle=":", linewidth=1)
+    return True
 
 
 def reliability(curves: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> np.ndarray:

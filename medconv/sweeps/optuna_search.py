@@ -5,20 +5,24 @@ that were running.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import OmegaConf
 
 from medconv.config import ConfigError, data_of
 from medconv.sweeps import run as sweeps_run
 from medconv.sweeps.job import Job, home, key
+from medconv.sweeps.search_space import (
+    COMPOSE_ERRORS,
+    Compose,
+    SearchSpace,
+    chosen,
+    first_config,
+    parsed,
+    search_space,
+)
 from medconv.targets import monitor
 from medconv.training.config_identity import FREE
 from medconv.training.data_setup import find_data
@@ -26,32 +30,11 @@ from medconv.utils.exit_codes import DONE, PREEMPTED
 from medconv.utils.logging import message, shown
 
 STUDY = "optuna.journal"
-Compose = Callable[[list[str]], DictConfig]
 # Attributes of a trial.
 _OVERRIDES = "overrides"
 _CODE = "exit_code"
 _LOST = "lost"  # a process of its job was lost
 _SETTINGS = "settings"  # attribute of the study
-_COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ConfigError)
-# Random points of the space: if none of them composes, the mistake is not in a combination.
-_MAX_COMPOSED = 10
-
-
-@dataclass(frozen=True)
-class SearchSpace:
-    """What a search varies, and what it does not.
-
-    Args:
-        distributions: Optuna's, by key.
-        fixed: overrides that are the same in all trials.
-    """
-
-    distributions: Mapping[str, Any]
-    fixed: Sequence[str]
-
-    def overrides(self, trial: Any) -> list[str]:
-        """All overrides of a trial of Optuna."""
-        return [*self.fixed, *_chosen(trial.params)]
 
 
 def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose) -> int:
@@ -69,9 +52,9 @@ def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose)
     sweeps_run.check_no_launcher()
     _check_settings(settings)
     params = [f"{name}={values}" for name, values in (settings.get("params") or {}).items()]
-    overrides = _parsed([*params, *arguments])
-    space = _search_space(overrides, optuna)
-    composed = _first_config(space, compose, optuna)
+    overrides = parsed([*params, *arguments])
+    space = search_space(overrides, optuna)
+    composed = first_config(space, compose, optuna)
     folder = home(composed)
     monitored = find_data(data_of(composed))[0].targets.monitored
     if composed.run.dry_run:
@@ -108,51 +91,6 @@ def _search(
         for trial in trials:
             if trial.number in jobs:
                 _tell(study, trial, jobs[trial.number], optuna)
-
-
-def _search_space(overrides: Sequence[Override], optuna: Any) -> SearchSpace:
-    """Raises: ConfigError: no override has several values, or the trials could not be compared."""
-    distributions = {}
-    fixed = []
-    for override in overrides:
-        if override.is_sweep_override():
-            distributions[override.get_key_element()] = _distribution(override, optuna)
-        else:
-            fixed.append(str(override.input_line))
-    if not distributions:
-        raise ConfigError(
-            "hydra/sweeper=optuna has no search space: give hparams_search=NAME, or KEY=choice(A,B)"
-        )
-    if "data.fold" in distributions:
-        raise ConfigError(
-            "hydra/sweeper=optuna: data.fold in the space would find the easiest fold; search on one fold"
-        )
-    return SearchSpace(distributions, fixed)
-
-
-def _first_config(space: SearchSpace, compose: Compose, optuna: Any) -> DictConfig:
-    """The first random point of the space that composes.
-
-    Raises:
-        Exception: the error of the last point, if none composes.
-        ConfigError: the trials have no score.
-    """
-    random_study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    last_error: Exception | None = None
-    for _ in range(_MAX_COMPOSED):
-        trial = random_study.ask(dict(space.distributions))
-        try:
-            composed = compose(space.overrides(trial))
-        except _COMPOSE_ERRORS as error:
-            last_error = error
-            continue
-        if composed.data.fold == "all":
-            raise ConfigError(
-                "hydra/sweeper=optuna: data.fold=all leaves no cases to validate, and no score to compare"
-            )
-        return composed
-    assert last_error is not None
-    raise last_error
 
 
 def _check_same_search(study: Any, folder: Path, space: SearchSpace) -> None:
@@ -193,18 +131,14 @@ def _next(study: Any, space: SearchSpace, settings: Mapping[str, Any], optuna: A
     return new_trials
 
 
-def _chosen(params: Mapping[str, Any]) -> list[str]:
-    return [f"{name}={value}" for name, value in params.items()]
-
-
 def _jobs(study: Any, trials: Sequence[Any], compose: Compose, optuna: Any) -> dict[int, Job]:
     """Trial number to job. Trials whose values do not compose have failed."""
     jobs = {}
     for trial in trials:
         try:
             jobs[trial.number] = _job(trial, compose)
-        except _COMPOSE_ERRORS as error:
-            values = " ".join(_chosen(trial.params))
+        except COMPOSE_ERRORS as error:
+            values = " ".join(chosen(trial.params))
             reason = shown(f"{values}: does not compose: {message(error)}")
             print(f"\n[trial {trial.number + 1}] {reason}", flush=True)
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
@@ -268,33 +202,6 @@ def _cut_unfinished_line(path: Path) -> None:
     if content and not content.endswith(b"\n"):
         with path.open("ab") as file:
             file.truncate(content.rfind(b"\n") + 1)
-
-
-def _parsed(arguments: Sequence[str]) -> list[Override]:
-    """The overrides without `hparams_search`; of each key only the last one, which counts."""
-    arguments = [argument for argument in arguments if key(argument) != "hparams_search"]
-    overrides = OverridesParser.create().parse_overrides(arguments)
-    return list({override.get_key_element(): override for override in overrides}.values())
-
-
-def _distribution(override: Override, optuna: Any) -> Any:
-    """Hydra's choice, range or interval as an Optuna distribution.
-
-    Raises:
-        ConfigError: it is empty.
-    """
-    distributions = optuna.distributions
-    values = override.value()
-    try:
-        if isinstance(values, IntervalSweep):
-            has_integers = isinstance(values.start, int) and isinstance(values.end, int)
-            kind = distributions.IntDistribution if has_integers else distributions.FloatDistribution
-            return kind(values.start, values.end, log="log" in values.tags)
-        if isinstance(values, RangeSweep) and not values.shuffle:
-            return distributions.CategoricalDistribution(list(values.range()))
-        return distributions.CategoricalDistribution(list(override.sweep_string_iterator()))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"hydra/sweeper=optuna: {override.input_line}: {error}") from error
 
 
 def _optuna() -> Any:

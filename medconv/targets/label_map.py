@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from medconv.targets.segmentation import ABSENT, SegmentationTargets, over_voxels
+from medconv.targets.masking import over_voxels
+from medconv.targets.segmentation import ABSENT, SegmentationTargets
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medconv.targets.base import label_values
-from medconv.targets.segmentation import ABSENT, SegmentationTargets, over_voxels
+from medconv.targets.masking import over_voxels
+from medconv.targets.segmentation import ABSENT, SegmentationTargets
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,15 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from inspect import signature
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from medconv.targets.base import label_values, list_of, names_of
 from medconv.targets.dice_scores import DiceScoredTargets
+from medconv.targets.masking import ignored_values, labelled_row, takes_mask
 
 ABSENT = -1e4  # a logit whose probability is 0 beside any other, within the range of fp16
 _TOLERANCE = 1e-4  # relative; a loss that changes by less when voxels are shuffled ignores their positions
@@ -47,7 +46,7 @@ class SegmentationTargets(DiceScoredTargets):
         values = tuple(tuple(label_values(group)) for group in list_of(content["values"]))
         if len(values) != len(names) or not all(values):
             raise ValueError("each name needs its label values")
-        ignore, also_ignored = _ignored_values(content, values)
+        ignore, also_ignored = ignored_values(content, values)
         further_fields = cls._further_fields(content)
         targets = cls(names, values, ignore, also_ignored=also_ignored, **further_fields)
         # else a label map could not tell two names apart
@@ -223,17 +222,17 @@ class SegmentationTargets(DiceScoredTargets):
             outputs, reference = self.marginal(outputs, reference, annotated)
         if labelled is None:
             return loss(outputs, reference)
-        if _takes_mask(loss):
+        if takes_mask(loss):
             return loss(outputs, reference, labelled=labelled)
         if not labelled.any():
             return outputs[:0].sum()  # 0, with a gradient of 0
-        return loss(_labelled_row(outputs, labelled), _labelled_row(reference, labelled))
+        return loss(labelled_row(outputs, labelled), labelled_row(reference, labelled))
 
     def try_loss(self, loss: Any, spatial_dims: int) -> str | None:
         """A loss without an argument `labelled` must not depend on the positions of voxels, if some are
         ignored.
         """
-        shuffles = self.ignore is not None and not _takes_mask(loss)
+        shuffles = self.ignore is not None and not takes_mask(loss)
         edge = _SHUFFLED_TRIAL_EDGE if shuffles else _TRIAL_EDGE
         size = (edge,) * spatial_dims
         generator = torch.Generator().manual_seed(0)
@@ -246,8 +245,8 @@ class SegmentationTargets(DiceScoredTargets):
         shuffled = value
         if shuffles:
             everywhere = torch.ones_like(label, dtype=torch.bool)
-            shuffled_logits = _labelled_row(logits, everywhere)[:, :, order]
-            shuffled_reference = _labelled_row(reference, everywhere)[:, :, order]
+            shuffled_logits = labelled_row(logits, everywhere)[:, :, order]
+            shuffled_reference = labelled_row(reference, everywhere)[:, :, order]
             shuffled = float(loss(shuffled_logits, shuffled_reference))
         return self._trial_verdict(value, shuffled)
 
@@ -286,54 +285,9 @@ class SegmentationTargets(DiceScoredTargets):
         if labelled is not None:
             if not labelled.any():
                 return None
-            logits = _labelled_row(logits, labelled)
-            reference = _labelled_row(reference, labelled)
+            logits = labelled_row(logits, labelled)
+            reference = labelled_row(reference, labelled)
         return float(self._entropy(logits, reference))
 
     @abstractmethod
     def _entropy(self, logits: Tensor, reference: Tensor) -> Tensor: ...
-
-
-def _ignored_values(
-    content: Mapping[str, Any],
-    values: Sequence[Sequence[int]],
-) -> tuple[int | None, tuple[int, ...]]:
-    """`ignore` and `also_ignored` of an untrusted file.
-
-    Raises:
-        ValueError: not label values, or those of a class.
-    """
-    ignore = content["ignore"]
-    also_ignored = tuple(label_values(content.get("also_ignored", ())))
-    ignored = label_values([] if ignore is None else [ignore, *also_ignored])
-    of_classes = {value for group in values for value in group}
-    if of_classes & set(ignored) or (also_ignored and ignore is None):
-        raise ValueError("the label value to ignore must not be a class")
-    return ignore, also_ignored
-
-
-def _takes_mask(loss: Any) -> bool:
-    function = type(loss).forward if isinstance(loss, nn.Module) else loss
-    return _has_mask_argument(function)
-
-
-def over_voxels(flags: Tensor, outputs: Tensor) -> Tensor:
-    """Flags of each sample's outputs, for all of their voxels.
-
-    Shape: (batch, outputs), outputs (batch, outputs, *spatial) -> (batch, outputs, 1, ...).
-    """
-    return flags.view(*flags.shape, *(1,) * (outputs.ndim - 2))
-
-
-@lru_cache(maxsize=16)
-def _has_mask_argument(function: Callable[..., Any]) -> bool:
-    """Cached, since every step asks."""
-    return "labelled" in signature(function).parameters
-
-
-def _labelled_row(values: Tensor, labelled: Tensor) -> Tensor:
-    """The labelled voxels of all samples: (batch, channels, *spatial) -> (1, channels, voxels, 1, ...)."""
-    # channels last, so that the mask takes whole voxels
-    row = values.movedim(1, -1)[labelled[:, 0]].T
-    trailing_ones = (1,) * (values.ndim - 3)
-    return row.reshape(1, *row.shape, *trailing_ones)

@@ -18,8 +18,9 @@ from medconv.targets import Targets
 from medconv.targets.monitor import metric_of_summary
 from medconv.training import run
 from medconv.training.build import build_task, record_of
-from medconv.training.data_setup import build_data
+from medconv.training.build_data import build_data
 from medconv.training.run_dir import RunDir, default_name
+from medconv.training.settings import with_devices
 from medconv.training.task import Task
 from medconv.utils import cluster
 from medconv.utils.exit_codes import PREEMPTED
@@ -211,7 +212,7 @@ def _config_of(
 
 def _check_one_device(config: RunConfig) -> None:
     """Raises: ConfigError: several processes would be needed, which only the command starts."""
-    trainer = run.with_devices(config).trainer
+    trainer = with_devices(config).trainer
     devices = cluster.device_count(trainer.devices)
     if devices is None:
         devices = torch.cuda.device_count()  # all of the machine's

@@ -2,9 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,12 @@ from medconv.config import ConfigError, DataConfig, Derived, RunConfig
 from medconv.data import left_right, per_case, splits
 from medconv.data.case import Case, Dataset
 from medconv.data.io.raster import check_ignored
-from medconv.data.loading.annotated import annotated_classes
-from medconv.data.loading.channel_dropout import ChannelDropout
-from medconv.data.loading.datamodule import DataModule, LoaderSettings, TrainingSamples
-from medconv.data.loading.patch_shape import PatchShape
-from medconv.data.loading.samplers.balanced import class_indices
-from medconv.data.loading.samplers.base import TrainingCases
 from medconv.data.preprocessing.fingerprint import INTENSITIES, Fingerprint
 from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare
-from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_right_axis
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.store import Store
 from medconv.data.raters import with_soft_labels
 from medconv.data.splits import DataSplit
-from medconv.performance.step_profiler import StepProfiler
 from medconv.planning.planner import Plan
 from medconv.targets import Targets
 from medconv.training import data_identity, report, sampling
@@ -34,11 +27,8 @@ from medconv.training.derived_values import derived_values
 from medconv.training.plan_setup import NOTHING, make_plan
 from medconv.utils import signals
 from medconv.utils.cores import num_cores
-from medconv.utils.signals import StopRequest
 
 log = logging.getLogger(__name__)
-
-_CHANNEL_DROPOUT = 0.25  # the default of `data.channel_dropout` where channels may be missing
 
 
 @dataclass(frozen=True)
@@ -251,71 +241,3 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
             "them to it"
         )
     return split
-
-
-def _channel_dropout(
-    data: DataConfig,
-    num_channels: int,
-    train: Sequence[Case],
-    seed: int,
-) -> ChannelDropout | None:
-    """Raises: ConfigError: a probability where no channel may be missing."""
-    if data.missing is None:
-        if data.channel_dropout is not None:
-            raise ConfigError(f"data.channel_dropout={data.channel_dropout} needs data.missing=allow")
-        return None
-    probability = _CHANNEL_DROPOUT if data.channel_dropout is None else data.channel_dropout
-    missing = {case.id: case.missing_channels for case in train if case.missing_channels}
-    return ChannelDropout(probability, num_channels, missing, seed)
-
-
-@configs.arguments_as_keys("data")
-def build_data(
-    config: RunConfig,
-    prepared: PreparedData,
-    profiler: StepProfiler | None = None,
-    stop_request: StopRequest | None = None,
-) -> DataModule:
-    """The loaders of a resolved config. Args: profiler, stop_request: of a run."""
-    data = config.data
-    derived = config.derived
-    assert data.batch_size is not None  # resolved
-    patch = PatchShape(derived.patch_size, derived.slice_axis)
-    augment = configs.build(
-        config.augmentation,
-        "augmentation",
-        seed=config.seed,
-        spacing_mm=derived.spacing_mm,
-        patch_size=derived.patch_size,
-        flip_label_pairs=configs.lists_to_tuples(derived.flip_label_pairs or []),
-        left_right_axis=left_right_axis(derived.slice_axis),
-    )
-    class_names = prepared.dataset.class_names
-    training_cases = TrainingCases(
-        cases=prepared.train,
-        patch=patch if prepared.targets.per_voxel else None,
-        class_indices=partial(class_indices, prepared.train, prepared.targets, class_names, prepared.store),
-    )
-    split = DataSplit(prepared.train, prepared.val, prepared.test)
-    all_cases = [*split.train, *split.val, *split.test]
-    return DataModule(
-        prepared.store,
-        split,
-        TrainingSamples(
-            sampler=sampling.build_sampler(config.sampler, data, training_cases),
-            patch=patch,
-            augment=augment,
-            seed=config.seed,
-            channel_dropout=_channel_dropout(data, derived.num_channels, prepared.train, config.seed),
-        ),
-        LoaderSettings(
-            batch_size=data.batch_size,
-            samples_per_epoch=data.samples_per_epoch,
-            num_workers=data.num_workers,
-            prefetch_factor=data.prefetch_factor,
-            persistent_workers=data.persistent_workers,
-        ),
-        annotated=annotated_classes(all_cases, prepared.targets, class_names),
-        profiler=profiler,
-        stop_request=stop_request,
-    )

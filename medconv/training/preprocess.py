@@ -19,13 +19,7 @@ from medconv.data.preprocessing.fingerprint import (
 from medconv.data.preprocessing.pipeline import dataset_folder
 from medconv.planning import report as planning_report
 from medconv.targets.image_level import ImageLevelTargets
-from medconv.training.data_setup import (
-    check_split,
-    find_data,
-    prepare_data,
-    split_cases,
-    split_warning,
-)
+from medconv.training.data_setup import check_split, find_data, prepare_data, split_cases, split_warning
 from medconv.training.plan_setup import make_plan
 from medconv.training.pretrained_nnunet import with_plans
 from medconv.utils.logging import size_text

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from omegaconf import OmegaConf
 
 from medconv import config as configs
 from medconv.config import Node, RunConfig
@@ -21,10 +20,10 @@ from medconv.models.layers.depthwise import has_depthwise
 from medconv.models.pretrained.adapt import layers_of
 from medconv.models.pretrained.load import load as load_pretrained
 from medconv.performance.step_profiler import StepProfiler
-from medconv.targets import Targets
 from medconv.training import bottleneck, data_identity, pretrained_nnunet, report, score_test_cases
 from medconv.training.autotune import cache
 from medconv.training.build import build_task, may_grow, record_of
+from medconv.training.build_data import build_data
 from medconv.training.callbacks import early_stopping
 from medconv.training.checkpoint.compatibility import (
     check_has_training_state,
@@ -35,16 +34,17 @@ from medconv.training.checkpoint.compatibility import (
     check_weights_fit,
 )
 from medconv.training.class_checks import check_classes
-from medconv.training.data_setup import PreparedData, build_data, prepare_data
+from medconv.training.data_setup import PreparedData, prepare_data
 from medconv.training.memory_errors import naming_memory
 from medconv.training.optim.build import knows_progress, with_epochs
 from medconv.training.run_dir import RunDir, is_rank_zero
+from medconv.training.settings import check_settings, with_devices, with_loss
 from medconv.training.task import Task
 from medconv.training.trainer import build_trainer, epochs_of
 from medconv.utils import allocator, checkpoint_io, cluster, signals
 from medconv.utils.cores import num_cores
 from medconv.utils.exit_codes import DONE
-from medconv.utils.hardware import apply_backends, check_devices, resolve_precision, uses_gpu
+from medconv.utils.hardware import apply_backends, uses_gpu
 
 # Seconds of training; the bottleneck of a shorter run means little.
 _LONG_ENOUGH = 10.0
@@ -81,7 +81,7 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
     Raises:
         ValueError: the user's data or configuration is wrong.
     """
-    _check_settings(config)
+    check_settings(config)
     if config.trainer.deterministic:
         # cuBLAS reads it once, at the first matrix product, which may be one of a measurement
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -93,7 +93,7 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
     L.seed_everything(config.seed, workers=True, verbose=False)
     config = with_devices(pretrained_nnunet.with_plans(config))
     prepared = prepare_data(config, recorded=folder.planned())
-    return _with_loss(config, prepared.targets), prepared
+    return with_loss(config, prepared.targets), prepared
 
 
 def _train(config: RunConfig, folder: RunDir) -> Node:
@@ -125,20 +125,6 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
     if resolved.test:
         score_test_cases.score(run.trainer, run.task, run.data, folder)
     return folder.summary()
-
-
-def _check_settings(config: RunConfig) -> None:
-    """Raises: ConfigError: a value is out of range, or two contradict each other."""
-    if config.seed < 0:
-        raise configs.ConfigError(f"seed must be 0 or more, got {config.seed}")
-    accumulated = config.trainer.accumulate_grad_batches
-    if accumulated < 1:
-        raise configs.ConfigError(f"trainer.accumulate_grad_batches must be at least 1, got {accumulated}")
-    if config.perf.cuda_graphs and accumulated > 1:
-        raise configs.ConfigError(
-            f"perf.cuda_graphs=true: gradients lie in the graph's memory, which its next run overwrites, so "
-            f"trainer.accumulate_grad_batches must be 1, got {accumulated}"
-        )
 
 
 @dataclass(frozen=True)
@@ -274,28 +260,3 @@ def pretrained_weights(
         layers=layers,
         inflate_2d=init.inflate_2d,
     )
-
-
-def _with_loss(config: RunConfig, targets: Targets) -> RunConfig:
-    """The config with the targets' default loss for `loss=auto`."""
-    if config.loss.get("_target_") is not None:
-        return config
-    path = configs.conf_dir() / "loss" / f"{targets.default_loss}.yaml"
-    loss: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    set_by_user = {key: value for key, value in config.loss.items() if key != "_target_"}
-    return replace(config, loss={**loss, **set_by_user})
-
-
-@configs.arguments_as_keys("trainer")
-def with_devices(config: RunConfig) -> RunConfig:
-    """The config with the number of machines and devices that the run was launched with, and its precision.
-
-    Raises:
-        ValueError: this machine lacks the devices, or they lack the precision.
-    """
-    trainer = config.trainer
-    num_nodes, devices = cluster.processes(trainer.num_nodes, trainer.devices)
-    devices = check_devices(devices, trainer.accelerator, cluster.launcher() is not None)
-    precision = resolve_precision(trainer.precision, trainer.accelerator)
-    trainer = replace(trainer, num_nodes=num_nodes, devices=devices, precision=precision)
-    return replace(config, trainer=trainer)

@@ -14,10 +14,11 @@ from benchmarks import datasets, dice_curves
 from benchmarks.peers import training
 from benchmarks.results import Row, conditions, table
 from benchmarks.trainings import Entry, Processes
-from medconv.data import splits
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.auto import auto
+from medconv.data.folds import split_fold
 from medconv.data.io.images import read_label
+from medconv.data.splits import grouped
 from medconv.metrics import dice
 from medconv.metrics.dice import mean, mean_per_class
 from medconv.targets.segmentation import SegmentationTargets
@@ -149,8 +150,8 @@ class _Bench:
         _check(options)
         dataset = auto(options.root)
         pattern = options.group_pattern
-        cases = splits.grouped(dataset.cases, pattern) if pattern else dataset.cases
-        train, val = splits.split_fold(cases, options.fold, FOLDS)
+        cases = grouped(dataset.cases, pattern) if pattern else dataset.cases
+        train, val = split_fold(cases, options.fold, FOLDS)
         output = options.output.resolve()
         output.mkdir(parents=True, exist_ok=True)
         raw = (

@@ -24,6 +24,7 @@ from medconv.models.unet import UNet
 from medconv.performance.alternating import alternate
 from medconv.targets.label_map import LabelMapTargets
 from medconv.training.autotune import search
+from medconv.training.autotune.candidates import choices
 from medconv.training.autotune.trial import Choice, Trial, Work
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
@@ -63,7 +64,7 @@ def run(options: argparse.Namespace) -> list[Row]:
         trials["peers' network, perf=fast"] = Trial(peers_work, _fast())
     chosen = search.measure(
         fused,
-        search.choices({}, fused.network, device.type == "cuda"),
+        choices({}, fused.network, device.type == "cuda"),
         30,
         try_compile=lambda _: options.compile,
     )

@@ -12,7 +12,7 @@ from helpers.preprocess_command import overrides, run_preprocess
 from helpers.processes import Forked
 
 from medconv.data.datasets.decathlon import msd
-from medconv.data.splits import split_fold
+from medconv.data.folds import split_fold
 from medconv.utils.exit_codes import DONE, PREEMPTED, USER
 
 COUNT = 10  # cases, so that the command can be stopped before its end

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from medconv.data.case import Case
 from medconv.inference import predict
-from medconv.inference.forward import ImageLevelForward
+from medconv.inference.image_level_forward import ImageLevelForward
 from medconv.inference.inputs import find_cases
 from medconv.inference.postprocessing import Step, Steps
 from medconv.inference.predictor import Predictor

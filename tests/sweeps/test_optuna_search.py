@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from medconv.config import ConfigError, conf_dir
 from medconv.sweeps import optuna_search, run
 from medconv.sweeps.job import Job
-from medconv.sweeps.optuna_search import SearchSpace
+from medconv.sweeps.search_space import SearchSpace
 from medconv.targets.monitor import DICE
 from medconv.utils.exit_codes import DONE, PREEMPTED, USER
 
@@ -101,32 +101,6 @@ def storage(home: Path) -> object:
     return optuna.storages.JournalStorage(
         optuna.storages.journal.JournalFileBackend(str(home / optuna_search.STUDY))
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "values"),
-    [
-        ("x=choice(a,b)", "CategoricalDistribution", {"choices": ("a", "b")}),
-        ("x=a,b", "CategoricalDistribution", {"choices": ("a", "b")}),
-        ("x=choice([4,8],[8])", "CategoricalDistribution", {"choices": ("[4,8]", "[8]")}),
-        ("x=range(1,9,3)", "CategoricalDistribution", {"choices": (1, 4, 7)}),
-        ("x=interval(0.2,0.8)", "FloatDistribution", {"low": 0.2, "high": 0.8, "log": False}),
-        ("x=int(interval(1,8))", "IntDistribution", {"low": 1, "high": 8, "log": False}),
-        ("x=tag(log,interval(1e-4,1e-2))", "FloatDistribution", {"low": 1e-4, "high": 1e-2, "log": True}),
-    ],
-)
-def test_hydras_ranges_become_distributions_of_optuna(
-    text: str, kind: str, values: dict[str, object]
-) -> None:
-    (override,) = optuna_search._parsed(["x=1", text, "hparams_search=mine"])
-    distribution = optuna_search._distribution(override, optuna)
-    assert type(distribution).__name__ == kind
-    assert {name: getattr(distribution, name) for name in values} == values
-
-
-def test_the_last_override_of_a_key_counts() -> None:
-    overrides = optuna_search._parsed(["a=choice(1,2)", "b=3", "a=4"])
-    assert sorted(o.input_line for o in overrides) == ["a=4", "b=3"]
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,15 @@ from helpers.picture_tables import SIZE, checked, pixels, write
 
 from medconv import config
 from medconv.data.io.raster import write_picture
-from medconv.training import data_setup
+from medconv.training.build_data import build_data
+from medconv.training.data_setup import prepare_data
 
 
 def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = write(tmp_path / "data", 20)
     write_picture(tmp_path / "data/1.png", pixels(2))  # a copy of 2
     settings = checked(table, "data.balanced_sampling=true", "data.fold=1")
-    prepared = data_setup.prepare_data(settings)
+    prepared = prepare_data(settings)
     derived = prepared.derived()
     expected = {
         "targets": {"kind": "multiclass", "names": ["a", "b"]},
@@ -35,9 +36,9 @@ def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.Lo
     assert derived.monitor == "val/cross_entropy" and derived.num_train_cases == len(prepared.train)
     resolved = config.resolve(settings, derived)
     resolved = replace(resolved, data=replace(resolved.data, batch_size=4))
-    batch = next(iter(data_setup.build_data(resolved, prepared).train_dataloader()))
+    batch = next(iter(build_data(resolved, prepared).train_dataloader()))
     assert sorted(batch["label"].flatten().tolist()) == [0, 0, 1, 1]
-    numbers = data_setup.prepare_data(
+    numbers = prepare_data(
         checked(table, "data.target_type=regression", "data.label_columns=age", "data.fold=all")
     )
     derived = numbers.derived()

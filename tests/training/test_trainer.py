@@ -25,6 +25,7 @@ from medconv.training.checkpoint.writer import CheckpointWriter
 from medconv.training.data_setup import prepare_data
 from medconv.training.distributed.strategy import BroadcastBuffers, StopSync, UnshardForValidation
 from medconv.training.run_dir import RunDir
+from medconv.training.settings import with_devices
 from medconv.training.trainer import build_trainer
 from medconv.utils.signals import StopRequest
 
@@ -33,7 +34,7 @@ def trainer_of(dataset: Path, folder: Path, *overrides: str) -> Any:
     """The trainer of a run that does not begin."""
     with tiny.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         composed = tiny.compose("train", tiny.overrides(dataset, *overrides))
-    checked = run.with_devices(config.validate(composed))
+    checked = with_devices(config.validate(composed))
     prepared = prepare_data(checked)
     resolved = run.resolve(checked, prepared, RunDir(folder))
     return build_trainer(resolved, RunDir(folder), StepProfiler(), bool(prepared.val), StopRequest())

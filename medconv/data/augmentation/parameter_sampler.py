@@ -1,6 +1,6 @@
 """Samples the augmentation parameters of each sample from (seed, sample number) alone."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import combinations
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 
 from medconv.data.augmentation.axes import mirrored_axes
 from medconv.data.augmentation.blocks import Blocks, visible, whole
+from medconv.data.augmentation.draws import Draw, between, factor, plane_rotation
 from medconv.data.augmentation.parameters import INTENSITY, PER_CHANNEL, SPATIAL, Parameters
 from medconv.data.augmentation.read_size import rotated_half, size_that_holds
 from medconv.data.augmentation.spatial import control_points, reach
@@ -30,7 +31,6 @@ _LOWEST = {  # of the ranges [low, high]
     "gamma": 0.01,
     "additive_brightness": -np.inf,
 }
-Draw = Callable[[], float]  # returns the next random number of a sample, from 0 to 1
 
 
 @dataclass(eq=False, repr=False)
@@ -116,7 +116,7 @@ class ParameterSampler:
     def _draw(self, number: int, num_channels: int) -> dict[str, Any]:
         """The fields of `Parameters` for one sample."""
         draw = self._random_numbers(RandomStream.VALUES, number)
-        noise_std = self._chosen(draw, "noise", _between(draw, self.noise_std), 0.0)
+        noise_std = self._chosen(draw, "noise", between(draw, self.noise_std), 0.0)
         noise_seed = int(2**62 * draw())
         channels = [self._draw_channel(draw) for _ in range(num_channels)]
         return {
@@ -166,7 +166,7 @@ class ParameterSampler:
         draw = self._random_numbers(RandomStream.PLACE, number)
         is_drawn = {name: draw() < self.p[name] for name in SPATIAL}
         rotation = self._draw_rotation(draw, is_drawn["rotation"])
-        zoom = _between(draw, self.scale)
+        zoom = between(draw, self.scale)
         shift = [self._draw_shift(draw, axis, is_drawn["shift"]) for axis in range(axes)]
         flips = [draw() < 0.5 and axis in self.mirror_axes for axis in range(axes)]
         matrix = rotation
@@ -188,7 +188,7 @@ class ParameterSampler:
         for first, second in combinations(range(axes), 2):
             angle = np.deg2rad(self.rotation_deg) * (2 * draw() - 1)
             if is_drawn and self.thin[first] and self.thin[second]:
-                rotation = rotation @ _plane_rotation(axes, first, second, angle)
+                rotation = rotation @ plane_rotation(axes, first, second, angle)
         return rotation
 
     def _draw_shift(self, draw: Draw, axis: int, is_drawn: bool) -> float:
@@ -213,8 +213,8 @@ class ParameterSampler:
     def _draw_channel(self, draw: Draw) -> dict[str, Any]:
         """The values of `PER_CHANNEL`, of one channel."""
         axes = len(self.spacing_mm)
-        blur = [_between(draw, self.blur_sigma) * thin for thin in self.thin]
-        resolution = _between(draw, self.simulate_low_resolution)
+        blur = [between(draw, self.blur_sigma) * thin for thin in self.thin]
+        resolution = between(draw, self.simulate_low_resolution)
         resolutions = [resolution if thin else 1.0 for thin in self.thin]
         # The order is that of the random numbers: another one would change every seeded run.
         return {
@@ -222,13 +222,13 @@ class ParameterSampler:
             "simulate_low_resolution": self._chosen(
                 draw, "simulate_low_resolution", resolutions, [1.0] * axes
             ),
-            "brightness": self._chosen(draw, "brightness", _factor(draw, self.brightness), 1.0),
+            "brightness": self._chosen(draw, "brightness", factor(draw, self.brightness), 1.0),
             "additive_brightness": self._chosen(
-                draw, "additive_brightness", _between(draw, self.additive_brightness), 0.0
+                draw, "additive_brightness", between(draw, self.additive_brightness), 0.0
             ),
-            "contrast": self._chosen(draw, "contrast", _factor(draw, self.contrast), 1.0),
-            "gamma_inverted": self._chosen(draw, "gamma_inverted", _factor(draw, self.gamma), 1.0),
-            "gamma": self._chosen(draw, "gamma", _factor(draw, self.gamma), 1.0),
+            "contrast": self._chosen(draw, "contrast", factor(draw, self.contrast), 1.0),
+            "gamma_inverted": self._chosen(draw, "gamma_inverted", factor(draw, self.gamma), 1.0),
+            "gamma": self._chosen(draw, "gamma", factor(draw, self.gamma), 1.0),
         }
 
     def _chosen(self, draw: Draw, name: str, value: Any, neutral: Any) -> Any:
@@ -286,27 +286,3 @@ def _check_range(name: str, value: Any, lowest: float) -> None:
     are_two_numbers = len(limits) == 2 and all(isinstance(limit, (int, float)) for limit in limits)
     if not are_two_numbers or not lowest <= limits[0] <= limits[1] < np.inf:
         raise ArgumentError(name, f" must be a range [low, high] from {lowest:g} upwards, got {limits}")
-
-
-def _plane_rotation(axes: int, first: int, second: int, angle: float) -> np.ndarray:
-    """A rotation in the plane of two axes. Shape: (axes, axes)."""
-    rotation = np.eye(axes)
-    rotation[first, first] = np.cos(angle)
-    rotation[second, second] = np.cos(angle)
-    rotation[first, second] = -np.sin(angle)
-    rotation[second, first] = np.sin(angle)
-    return rotation
-
-
-def _factor(draw: Draw, limits: Sequence[float]) -> float:
-    """As often below 1 as above, if the range contains 1."""
-    low, high = limits
-    is_below = draw() < 0.5
-    if low < 1 < high:
-        low, high = (low, 1.0) if is_below else (1.0, high)
-    return _between(draw, (low, high))
-
-
-def _between(draw: Draw, limits: Sequence[float]) -> float:
-    low, high = limits
-    return low + draw() * (high - low)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from medconv.data.random_streams import RandomStream, generator
+from medconv.targets.masking import over_voxels
 from medconv.utils.errors import ArgumentError
 
 
@@ -54,5 +55,5 @@ def without_dropped(batch: dict[str, Any]) -> dict[str, Any]:
     Shape: image (batch, channels, *spatial), kept (batch, channels) bool.
     """
     image = batch["image"]
-    kept = batch["kept"].view(*batch["kept"].shape, *(1,) * (image.ndim - 2))
+    kept = over_voxels(batch["kept"], image)
     return {**batch, "image": torch.where(kept, image, 0)}

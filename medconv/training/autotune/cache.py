@@ -16,6 +16,7 @@ from medconv import config as configs
 from medconv.config import Node, RunConfig, TrainerConfig
 from medconv.models.deep_supervision import Supervised
 from medconv.training.autotune import search
+from medconv.training.autotune.candidates import Candidate, choices
 from medconv.training.autotune.trial import Choice, Work
 from medconv.training.build import build_task
 from medconv.training.measured_once import measured_once, measuring
@@ -81,7 +82,7 @@ def _measure(config: RunConfig) -> dict[str, Any]:
     return {"choice": choice, "rows": [candidate.row() for candidate in candidates]}
 
 
-def _time_candidates(config: RunConfig) -> list[search.Candidate]:
+def _time_candidates(config: RunConfig) -> list[Candidate]:
     """The best first."""
     uses_gpu = hardware.uses_gpu(config.trainer.accelerator)
     work = _work(config, torch.device("cuda" if uses_gpu else "cpu"))
@@ -94,7 +95,7 @@ def _time_candidates(config: RunConfig) -> list[search.Candidate]:
 
     return search.measure(
         work,
-        search.choices(set_by_user, work.network, uses_gpu),
+        choices(set_by_user, work.network, uses_gpu),
         config.perf.auto_seconds,
         try_checkpointing=set_by_user["activation_checkpointing"] is None,
         try_compile=try_compile,
@@ -102,7 +103,7 @@ def _time_candidates(config: RunConfig) -> list[search.Candidate]:
     )
 
 
-def table(candidates: Sequence[search.Candidate]) -> str:
+def table(candidates: Sequence[Candidate]) -> str:
     """The candidates as text, the chosen one first, then by speed."""
     width = max(len(str(candidate.choice)) for candidate in candidates)
     lines = ["perf=autotune takes the first of these", f"  {'':{width}}  batch  seconds a step"]

@@ -31,7 +31,7 @@ def main() -> None:
     torch.set_num_threads(1)
     name = f"medconv {medconv.__version__}"
     if options.mode == "prepare":
-        from medconv.training import data_setup  # noqa: F401 - before the clock runs
+        from medconv.training import build_data  # noqa: F401 - before the clock runs
 
         serving.serve(channel, name, lambda: _prepare_anew(options))
         return
@@ -76,19 +76,20 @@ def composed(options: argparse.Namespace, cache: Path) -> Any:
 def data_module(options: argparse.Namespace, cache: Path) -> Any:
     """The DataModule of that training; prepares the dataset if necessary."""
     from medconv import config
-    from medconv.training import data_setup
+    from medconv.training.build_data import build_data
+    from medconv.training.data_setup import prepare_data
 
     settings = composed(options, cache)
-    prepared = data_setup.prepare_data(settings)
-    return data_setup.build_data(config.resolve(settings, prepared.derived()), prepared)
+    prepared = prepare_data(settings)
+    return build_data(config.resolve(settings, prepared.derived()), prepared)
 
 
 def _prepare_anew(options: argparse.Namespace) -> int:
-    from medconv.training import data_setup
+    from medconv.training.data_setup import prepare_data
 
     options.scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
-        return len(data_setup.prepare_data(composed(options, Path(folder))).dataset.cases)
+        return len(prepare_data(composed(options, Path(folder))).dataset.cases)
 
 
 class _Untouched:

@@ -26,11 +26,12 @@ from medconv.data.augmentation.augment import Augment
 from medconv.data.augmentation.sample_transforms import SampleTransforms
 from medconv.data.case import Case, Dataset
 from medconv.data.loading import packed
-from medconv.data.loading.datamodule import Batch, DataModule
+from medconv.data.loading.datamodule import DataModule
 from medconv.data.loading.packed import PackedReading
 from medconv.data.loading.patch_dataset import PatchDataset
 from medconv.data.loading.patch_shape import PatchShape
 from medconv.data.loading.samplers.foreground import ForegroundSampler
+from medconv.data.loading.settings import Batch
 from medconv.data.preprocessing.pipeline import prepare
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.utils.errors import ArgumentError
@@ -80,25 +81,6 @@ def pretend_trainer(
         training=training,
         precision=precision,
     )
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"train": []}, "no case is left to train on"),
-        ({"batch_size": 0}, r"batch_size must be at least 1, got 0"),
-        ({"samples_per_epoch": 0}, r"samples_per_epoch must be at least 1, got 0"),
-        ({"prefetch_factor": 0}, r"prefetch_factor must be at least 1, got 0"),
-        ({"num_workers": -1}, r"num_workers must be 0 or more, got -1"),
-        (
-            {"num_workers": 0, "persistent_workers": True},
-            r"persistent_workers=true.*got num_workers=0",
-        ),
-    ],
-)
-def test_invalid_values_are_errors(prepared: PreparedData, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        module(prepared, **changes)
 
 
 def test_cases_are_drawn_by_their_weights(prepared: PreparedData) -> None:
@@ -463,3 +445,8 @@ def test_worker_memory_does_not_grow_with_the_dataset(prepared: PreparedData) ->
 def test_worker_memory_does_not_grow_with_the_number_of_workers(prepared: PreparedData) -> None:
     one, four = private_megabytes(prepared, 4, 1), private_megabytes(prepared, 4, 4)
     assert four < one + SLACK_MB, f"{one:.0f} MB alone, {four:.0f} MB among four"
+
+
+def test_data_without_a_training_case_is_refused(prepared: PreparedData) -> None:
+    with pytest.raises(ValueError, match="no case is left to train on"):
+        module(prepared, train=[])

@@ -1,0 +1,82 @@
+"""Whole images through the networks, in batches."""
+
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medconv.inference import saliency
+from medconv.inference.forward import Forward, autocast, check_finite, network_of
+from medconv.inference.load import LoadedModel
+from medconv.inference.prepare import Input
+from medconv.inference.scores import ImageLevelScores
+from medconv.inference.tta import flips, mean_over_flips
+from medconv.targets.image_level import ImageLevelTargets
+
+# Of whole images, in one forward pass.
+_MAX_VOXELS = 2**21
+_MAX_IMAGES = 64
+
+
+class ImageLevelForward(Forward):
+    """A batch of whole images. All members' probabilities, or numbers, give a mean.
+
+    Args:
+        batch_size: whole images in one forward pass; None: by their size.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[LoadedModel],
+        device: str,
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__(members, device)
+        largest = max(prod(member.window.patch_size) for member in members)
+        fitting = max(1, min(_MAX_IMAGES, _MAX_VOXELS // largest))
+        self.batch_size = batch_size or fitting
+
+    def __call__(
+        self,
+        inputs: Sequence[Input],
+        keeps_logits: bool = False,
+        logit_folder: Path | None = None,
+    ) -> list[ImageLevelScores]:
+        outputs: list[Tensor] = []
+        for member in self.members:
+            images = self._images(member, inputs)
+            outputs.append(self._outputs(member, images))
+        # (members, cases, names) -> (cases, names)
+        means = torch.stack(outputs).mean(0).cpu().numpy()
+        return [ImageLevelScores(case_input, mean) for case_input, mean in zip(inputs, means, strict=True)]
+
+    def overlay(self, scores: ImageLevelScores) -> np.ndarray:
+        """A Grad-CAM picture from the first network.
+
+        It is for the highest class or label, or for the first number of a regression.
+        Shape: (height, width, 3) uint8.
+        """
+        member = self.members[0]
+        assert isinstance(member.targets, ImageLevelTargets)
+        target = member.targets.shown_output(scores.outputs)
+        image = self._images(member, [scores.case_input])[0]
+        spacing_mm = member.preprocessing.spacing_mm
+        if member.preprocessing.resize is not None:
+            spacing_mm = scores.crop.spacing_mm(member.window.patch_size)
+        return saliency.overlay(member.network, image, spacing_mm, target)
+
+    def _images(self, member: LoadedModel, inputs: Sequence[Input]) -> Tensor:
+        index = self.preprocessings.index(member.preprocessing)
+        batch = np.stack([case_input.arrays[index] for case_input in inputs])
+        return torch.from_numpy(batch).to(self.device)
+
+    def _outputs(self, member: LoadedModel, images: Tensor) -> Tensor:
+        assert isinstance(member.targets, ImageLevelTargets)
+        axes_sets = flips(member.window.mirror_axes)
+        with autocast(member.precision, self.device):
+            outputs = mean_over_flips(network_of(member), images, member.targets, axes_sets)
+        check_finite("outputs", member, images, outputs)
+        return outputs

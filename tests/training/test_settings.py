@@ -1,0 +1,24 @@
+"""medconv/training/settings.py: the loss of the targets, and settings that contradict each other."""
+
+from pathlib import Path
+
+import pytest
+from helpers.picture_tables import checked
+
+from medconv.config import ConfigError
+from medconv.targets.label_map import LabelMapTargets
+from medconv.training.settings import check_settings, with_loss
+
+
+def test_an_open_loss_is_that_of_the_targets_with_the_keys_of_the_user() -> None:
+    targets = LabelMapTargets.of_classes(["background", "a"])
+    config = with_loss(checked(Path("labels.csv")), targets)
+    assert config.loss["_target_"].endswith("DiceCrossEntropy")
+    chosen = checked(Path("labels.csv"), "loss=tversky")
+    assert with_loss(chosen, targets).loss == chosen.loss
+
+
+def test_graphs_overwrite_gradients_that_accumulate() -> None:
+    settings = checked(Path("labels.csv"), "perf.cuda_graphs=true", "trainer.accumulate_grad_batches=2")
+    with pytest.raises(ConfigError, match="accumulate_grad_batches must be 1, got 2"):
+        check_settings(settings)

@@ -1,45 +1,24 @@
 """The cases to predict: a file, a folder of images or of DICOM, a pattern, or a list of files."""
 
-import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from medconv.data.case import Case
 from medconv.data.datasets import patterns
 from medconv.data.datasets.common import id_error
-from medconv.data.datasets.csv_table import read_rows, row_ids
 from medconv.data.datasets.nnunet import group_channels, missing_numbers
 from medconv.data.io import dicom_series
 from medconv.data.io.dicom_files import choice_of, is_dicom, list_files
 from medconv.data.io.images import in_folder, stem, suffix_list, suffixes, volume_suffixes
+from medconv.inference.case_lists import Entry, Source, read_json, read_table, read_text_list
 from medconv.utils.errors import explained
 from medconv.utils.logging import some
 
 # The ending of the first channel's name.
 _FIRST_CHANNEL = "_0000"
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Where the cases come from; in messages `name path`."""
-
-    path: Path
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.path}"
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A case of a list. Args: case_id: None: by the name of its first file. paths: None: missing channels."""
-
-    case_id: str | None
-    paths: tuple[str | None, ...]
 
 
 def find_cases(
@@ -76,7 +55,7 @@ def find_cases(
     """
     check_source(source, name)
     path, choice = choice_of(source)
-    location = _Source(path, name)
+    location = Source(path, name)
     cases = _by_patterns(location, image_patterns, takes_missing) if path.is_dir() else []
     cases = cases or _cases(location, num_channels, answers, takes_missing)
     if choice:
@@ -95,7 +74,7 @@ def check_source(source: Path, name: str = "source") -> None:
 
 
 def _cases(
-    source: _Source,
+    source: Source,
     num_channels: int,
     answers: Sequence[str],
     takes_missing: bool,
@@ -107,15 +86,15 @@ def _cases(
     if path.is_dir():
         return _in_folder(source, num_channels, takes_missing)
     if path.suffix == ".txt":
-        return _named(source, _read_text_list(source))
+        return _named(source, read_text_list(source))
     if path.suffix == ".json":
-        return _named(source, _read_json(source))
+        return _named(source, read_json(source))
     if path.suffix == ".csv":
-        return _named(source, _read_table(source, answers))
+        return _named(source, read_table(source, answers))
     return [_single(source, num_channels, takes_missing)]
 
 
-def _by_patterns(source: _Source, image_patterns: Sequence[str], takes_missing: bool) -> list[Case]:
+def _by_patterns(source: Source, image_patterns: Sequence[str], takes_missing: bool) -> list[Case]:
     """The cases of a folder by the patterns of the training images; none if no file matches.
 
     Raises: ValueError: a channel of a case is missing.
@@ -136,7 +115,7 @@ def _by_patterns(source: _Source, image_patterns: Sequence[str], takes_missing: 
     return cases
 
 
-def _note_skipped(source: _Source, image_patterns: Sequence[str], taken: Sequence[Path]) -> None:
+def _note_skipped(source: Source, image_patterns: Sequence[str], taken: Sequence[Path]) -> None:
     names = ", ".join(image_patterns)
     log.info("%s: %d images by the names of the training's, %s", source, len(taken), names)
     taken_names = {path.name for path in taken}
@@ -156,7 +135,7 @@ def _with_choice(case: Case, choice: str, name: str) -> Case:
     return replace(case, images=tuple(Path(f"{path}{choice}") for path in case.images))
 
 
-def _in_folder(source: _Source, num_channels: int, takes_missing: bool) -> list[Case]:
+def _in_folder(source: Source, num_channels: int, takes_missing: bool) -> list[Case]:
     names = [path.name for path in source.path.iterdir()]
     if not any(name.endswith(volume_suffixes()) for name in names):
         cases = _in_dicom(source)
@@ -172,20 +151,20 @@ def _in_folder(source: _Source, num_channels: int, takes_missing: bool) -> list[
     return [Case(_checked_id(stem(path), source), (path,)) for path in files]
 
 
-def _of_channels(case_id: str, paths: Sequence[Path], num_channels: int, source: _Source) -> Case:
+def _of_channels(case_id: str, paths: Sequence[Path], num_channels: int, source: Source) -> Case:
     """The case with these channels, of which some may be missing."""
     # By the numbers in their names
     missing_channels = missing_numbers(paths, num_channels)
     return Case(_checked_id(case_id, source), tuple(paths), missing_channels=missing_channels)
 
 
-def _in_dicom(source: _Source) -> list[Case]:
+def _in_dicom(source: Source) -> list[Case]:
     """A case for each series, named after its folder below `source`, and by number and description if needed.
 
     Localizers, colour images and files that are not images are skipped.
     Raises: ValueError: series of several modalities, two with the same name, or a folder that cannot be read.
     """
-    entries: list[_Entry] = []
+    entries: list[Entry] = []
     # By modality.
     first_case_of: dict[str, str] = {}
     without_dicom: list[Path] = []
@@ -199,7 +178,7 @@ def _in_dicom(source: _Source) -> list[Case]:
             log.info("%s %s: skipped %s", source.name, folder, dicom_series.summarize(series.skipped))
         for series_name, path, modality in dicom_series.cases(series, folder):
             case_id = "_".join(filter(None, (*subfolders, series_name))) or source.path.resolve().name
-            entries.append(_Entry(case_id, (str(path.absolute()),)))
+            entries.append(Entry(case_id, (str(path.absolute()),)))
             if modality:
                 first_case_of.setdefault(modality, case_id)
     if not entries:
@@ -224,7 +203,7 @@ def _visible_folders(root: Path) -> list[Path]:
     ]
 
 
-def _warn_of_unreadable(source: _Source, folders: Sequence[Path]) -> None:
+def _warn_of_unreadable(source: Source, folders: Sequence[Path]) -> None:
     for folder in folders:
         with explained(f"{source}: {folder} cannot be read", OSError):
             files = list_files(folder)
@@ -234,7 +213,7 @@ def _warn_of_unreadable(source: _Source, folders: Sequence[Path]) -> None:
             )
 
 
-def _single(source: _Source, num_channels: int, takes_missing: bool) -> Case:
+def _single(source: Source, num_channels: int, takes_missing: bool) -> Case:
     """The case of one file; for `CASE_0000`, with the other channels beside it."""
     path = source.path
     case_id = _checked_id(name_of(path), source)
@@ -252,56 +231,7 @@ def _single(source: _Source, num_channels: int, takes_missing: bool) -> Case:
     return Case(case_id, channels)
 
 
-def _read_text_list(source: _Source) -> list[_Entry]:
-    entries: list[_Entry] = []
-    for line in _text(source).splitlines():
-        line = line.strip()
-        if line and not line.startswith("#"):
-            entries.append(_Entry(None, tuple(line.split("\t"))))
-    return entries
-
-
-def _read_table(source: _Source, answers: Sequence[str]) -> list[_Entry]:
-    """A row for each image, as `data=csv` reads them."""
-    header, numbered_rows = read_rows(source.path)
-    if "path" not in header:
-        raise ValueError(f"{source}: no column 'path', it has {', '.join(header)}")
-    for number, row in numbered_rows:
-        if not row["path"]:
-            raise ValueError(f"{source}, row {number}: column 'path' is empty, expected an image file")
-    rows = [row for _, row in numbered_rows]
-    case_ids = row_ids(source.path, header, rows, used_columns=answers)
-    return [_Entry(case_id, (row["path"],)) for case_id, row in zip(case_ids, rows, strict=True)]
-
-
-def _read_json(source: _Source) -> list[_Entry]:
-    text = _text(source)
-    with explained(f"{source}: not JSON", ValueError, RecursionError):
-        # Tuples of pairs, since a dict would lose a key that occurs twice.
-        content = json.loads(text, object_pairs_hook=tuple)
-    if isinstance(content, list):
-        return [_Entry(None, _paths(item, source)) for item in content]
-    if isinstance(content, tuple):
-        return [_Entry(case_id, _paths(item, source)) for case_id, item in content]
-    raise ValueError(f"{source}: expected an array of cases, or an object of case id to files")
-
-
-def _paths(item: Any, source: _Source) -> tuple[str | None, ...]:
-    paths = [item] if isinstance(item, str) else item
-    is_list = isinstance(paths, list) and any(paths)
-    if not is_list or not all(path is None or (isinstance(path, str) and path) for path in paths):
-        raise ValueError(
-            f"{source}: a case is a path, or an array of paths, one per channel; got {item!r:.80}"
-        )
-    return tuple(paths)
-
-
-def _text(source: _Source) -> str:
-    with explained(f"{source}: cannot be read as text", OSError, UnicodeDecodeError):
-        return source.path.read_text(encoding="utf-8-sig")
-
-
-def _named(source: _Source, entries: Sequence[_Entry]) -> list[Case]:
+def _named(source: Source, entries: Sequence[Entry]) -> list[Case]:
     """The cases of a list; paths are relative to its folder."""
     folder = source.path.parent
     cases: dict[str, Case] = {}
@@ -325,7 +255,7 @@ def name_of(first: Path) -> str:
     return stem(first).removesuffix(_FIRST_CHANNEL)
 
 
-def _checked_id(case_id: str, source: _Source) -> str:
+def _checked_id(case_id: str, source: Source) -> str:
     error = id_error(case_id)
     if error:
         raise ValueError(f"{source}: {error}")

@@ -171,31 +171,6 @@ def test_a_case_has_the_same_id_in_a_folder_a_file_and_a_list(tmp_path: Path) ->
     assert [case.id for case in find_cases(tmp_path, 1)] == ["p_0001"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.json", "{", "a.json: not JSON"),
-        ("a.json", "3", "a.json: expected an array of cases, or an object of case id to files"),
-        ("a.json", "[[]]", "a case is a path, or an array of paths, one per channel; got []"),
-        ("a.json", '{"a": 3}', "a case is a path, or an array of paths, one per channel; got 3"),
-        ("a.json", '{"../a": "x.nii"}', "a case id names a file, of at most 200 bytes, and cannot be '../a'"),
-        ("a.json", '{"": "x.nii"}', "and cannot be ''"),
-        ("a.json", '["/"]', "and cannot be ''"),
-        ("a.json", r'{"a\u0000": "x.nii"}', r"and cannot be 'a\x00'"),
-        ("a.json", r'{"\ud800": "x.nii"}', r"and cannot be '\ud800'"),
-        ("a.json", json.dumps({"é" * 150: "x.nii"}), "and cannot be 'éé"),
-        ("a.json", '{"a": "x.nii", "a": "y.nii"}', "a.json: two cases are called a"),
-        ("a.json", '["x/a.nii", "y/a.nii"]', "two cases are called a; a JSON object gives them ids"),
-        ("a.txt", "# nothing\n", "a.txt: no cases found"),
-    ],
-)
-def test_bad_lists_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError) as error:
-        find_cases(tmp_path / name, 1)
-    assert message in str(error.value)
-
-
 @pytest.fixture
 def dicoms() -> ModuleType:
     """The helpers that write DICOM; skips a test where pydicom is not installed."""

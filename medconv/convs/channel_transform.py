@@ -68,6 +68,7 @@ class TransformPrior(WeightPrior):
     def nearest(self, taps: Tensor) -> Tensor:
         in_channels = taps.shape[2]
         dense = taps.reshape(self.groups, -1, in_channels)
+        # least squares in double precision: banks of nearly equal filters are ill-conditioned
         inverse: Tensor = torch.linalg.pinv(self._blocks.double())
         return (inverse @ dense).reshape(-1, in_channels)
 

@@ -132,9 +132,11 @@ def convolution(
     group_in = in_channels // groups
     group_out = out_channels // groups
     tile_in, tile_out = machine.tile
+    # matrix units compute whole tiles, also for the channels that are not there
     padded_in = ceil(group_in / tile_in) * tile_in
     padded_out = ceil(group_out / tile_out) * tile_out
     weights = out_channels * group_in * taps
+    # image in, image out and weights, each once: caches hold the taps' overlap
     moved_elements = in_channels * in_voxels + out_channels * out_voxels + weights
     return Launch(
         operations=float(out_voxels * weights),

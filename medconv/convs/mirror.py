@@ -143,6 +143,7 @@ def _convert_affine(norm: Any, copies: int) -> None:
     """Tie scale and shift of an instance or group norm."""
     _check_copies(norm.weight.shape[0], copies)
     if isinstance(norm, nn.GroupNorm):
+        # a flip swaps the copies of a field, which must not leave their group
         group_channels = norm.num_channels // norm.num_groups
         if group_channels % copies:
             raise ValueError(f"groups of {group_channels} channels split fields of {copies} copies")
@@ -157,6 +158,7 @@ def _convert_conv(layer: Any, regular: Regular, mirror: Mirror) -> None:
         _check_copies(layer.in_channels, mirror.copies)
     if regular.output:
         _check_copies(layer.out_channels, mirror.copies)
+    # rows of the prior are the weight's output channels, columns its input channels
     rows = regular.output
     columns = regular.input
     if isinstance(layer, TRANSPOSED):  # its weight is (in, out, *kernel_size)
@@ -168,6 +170,7 @@ def _convert_conv(layer: Any, regular: Regular, mirror: Mirror) -> None:
         columns = False  # depthwise: each channel filters itself
     prior = MirrorPrior(layer.kernel_size, mirror.axes, rows, columns)
     install(layer, prior, mirror.init_from_weights)
+    # the copies of a field differ by flips alone, which leave a bias as it is
     if regular.output and layer.bias is not None:
         _tie(layer, "bias", mirror.copies)
 

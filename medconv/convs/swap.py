@@ -133,6 +133,7 @@ def _swap_layers(
         if not isinstance(layer, CONVS + TRANSPOSED):
             continue
         reason = _reason_to_keep(name, layer, where)
+        # None where a parametrization computes it
         weight = layer._parameters.get("weight")
         if reason is None and users[id(weight)] > 1:
             reason = "sharing its weight"
@@ -226,6 +227,7 @@ def _grids(
 
 def _input_sizes(network: nn.Module, example: Tensor) -> dict[str, torch.Size]:
     """The spatial size of each convolution's input in its first call."""
+    # a copy in evaluation mode: the batch norms must not count the example
     copy = deepcopy(network).eval()
     sizes: dict[str, torch.Size] = {}
 

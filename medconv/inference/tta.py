@@ -39,6 +39,7 @@ def usable_axes(
         requested = range(spatial_dims)
     axes = check_axes("mirror_axes", requested, spatial_dims)
 
+    # averaging over flips that a network never saw makes its predictions worse
     unseen = [axis for axis in axes if axis not in trained_axes and axis not in equivariant_axes]
     if unseen:
         problem = (
@@ -90,6 +91,7 @@ def mean_over_flips(
     """
     outputs: list[Tensor] = []
     for axes in axes_sets:
+        # after the axes of batch and channels; answers have no spatial axes to flip back
         dims = [2 + axis for axis in axes]
         flipped = image.flip(dims) if dims else image
         outputs.append(targets.decode(network(flipped)))

@@ -82,6 +82,7 @@ def _comparison(
     if value is None or compared is None or limits is None:
         return row
     low, high = limits
+    # undefined where a sample has no case of a class
     differences = differences[~np.isnan(differences)]
     fewer = min(np.sum(differences <= 0), np.sum(differences >= 0))
     # + 1: the observed difference counts as one sample, so that p is never 0

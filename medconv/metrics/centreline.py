@@ -41,8 +41,10 @@ def _deleted(mask: np.ndarray, line: np.ndarray) -> np.ndarray:
     """The voxels of a mask that are farther from the line than the mask is thick there."""
     if not line.any():
         return mask
+    # half of the mask's width at each voxel, in voxels; beyond the array is background
     radius = distance_transform_edt(np.pad(mask, 1))[(slice(1, -1),) * mask.ndim]
     distance, nearest = distance_transform_edt(~line, return_indices=True)
+    # a voxel is about as far from its own line as that line is from the surface, or less
     deleted: np.ndarray = mask & (distance > radius[tuple(nearest)] + _MARGIN)
     return deleted
 
@@ -53,6 +55,7 @@ def _with_odd_widths(mask: np.ndarray) -> np.ndarray:
     for axis in range(mask.ndim):
         doubled = doubled.repeat(2, axis)
     wider = np.zeros([voxels + 1 for voxels in doubled.shape], bool)
+    # each fine voxel also fills its next neighbour along every axis
     for offsets in product((0, 1), repeat=mask.ndim):
         shifted = [slice(start, start + voxels) for start, voxels in zip(offsets, doubled.shape, strict=True)]
         wider[tuple(shifted)] |= doubled
@@ -63,6 +66,7 @@ def _on_coarse_grid(fine_line: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """The line on the grid that `_with_odd_widths` had. Args: shape: of that grid."""
     line = np.zeros(shape, bool)
     voxels = np.argwhere(fine_line) // 2
+    # the fine voxel that was added at the far end belongs to the last coarse one
     line[tuple(np.minimum(voxels, np.array(shape) - 1).T)] = True
     return line
 

@@ -95,6 +95,7 @@ def _performance(given: np.ndarray, weights: np.ndarray, counts: np.ndarray) -> 
 
 def _weights(given: np.ndarray, performance: np.ndarray, prior: np.ndarray) -> np.ndarray:
     """The probability of each true class. Shape: as of `_performance` -> (votes, classes)."""
+    # raters are independent given the truth, so their probabilities multiply
     likelihood = np.einsum("rvg,rtg->rvt", given, performance).prod(0) * prior
     return _shares_of_sum(likelihood, axis=1)
 

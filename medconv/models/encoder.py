@@ -92,6 +92,7 @@ class Stages(nn.Module):
             if strided:
                 down.append(nn.Identity())
             else:
+                # kernel and stride are equal: windows do not overlap, so a flip of the image flips them
                 fine, coarse = self.channels[stage : stage + 2]
                 down.append(conv(fine, coarse, stride, stride=stride))
         return down

@@ -68,6 +68,7 @@ def limit(layer: Layer, ratio: float, pairs: int) -> str:
     """What makes the custom layer slower than `nn.Conv`, by measurement. Args: ratio: of their seconds."""
     if ratio < _SAME:
         return "nothing: it costs what nn.Conv costs"
+    # work that does not depend on the image is what stays when the image is tiny
     small = layer.image
     for axis in range(2, small.ndim):
         small = small.narrow(axis, 0, min(_SMALL_EDGE, small.shape[axis]))
@@ -140,6 +141,7 @@ def _step(layer: nn.Module, image: Tensor) -> Run:
     """Forward and backward, to the image and all parameters that learn."""
     leaf = image.detach().requires_grad_()
     with torch.no_grad():
+        # a fixed gradient, so that no loss is timed
         gradient = torch.randn_like(layer(leaf))
     leaves = [leaf, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
     return lambda: torch.autograd.grad(layer(leaf), leaves, gradient, allow_unused=True)
@@ -148,6 +150,7 @@ def _step(layer: nn.Module, image: Tensor) -> Run:
 def kept_bytes(layer: nn.Module, image: Tensor) -> int:
     """Bytes that the forward pass keeps for backward, without the image and the parameters themselves."""
     leaf = image.detach().requires_grad_()
+    # storages, not tensors: a view keeps the memory of what it views
     known = {tensor.untyped_storage().data_ptr() for tensor in (leaf, *layer.parameters())}
     kept: dict[int, int] = {}
     tensors = []  # alive, so that no two have one address
@@ -178,6 +181,7 @@ class Counter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self.operators += not func.is_view
         flops_of = flop_registry.get(func.overloadpacket)
+        # operators that are not registered, such as additions, cost memory traffic, not arithmetic
         if flops_of is not None:
             self.flops += flops_of(*args, **(kwargs or {}), out_val=result)
         return result

@@ -27,6 +27,7 @@ def target_spacing(fingerprint: Fingerprint) -> tuple[float, ...]:
     axis = thick_axis(fingerprint)
     if axis is not None:
         thin_mm = float(np.percentile(spacings[:, axis], 10))
+        # thin slices of a few cases must not make the grid finer across slices than within them
         in_plane_mm = np.delete(target, axis).max()
         target[axis] = max(thin_mm, in_plane_mm)
     return tuple(_rounded(float(mm)) for mm in target)
@@ -84,6 +85,7 @@ def slice_axis(
     if takes_images or axis is not None:
         return axis
     spacing = target_spacing(fingerprint)
+    # of equal spacings the last axis (superior), across which most scanners take slices
     coarsest_axis = max(range(3), key=lambda index: (spacing[index], index))
     if spatial_dims == 2:
         return coarsest_axis

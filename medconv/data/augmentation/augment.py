@@ -123,6 +123,7 @@ class Augment(ParameterSampler):
     ) -> None:
         """Write all samples into `out`: resampled where they move, else at most mirrored."""
         moved = moves["moved"]
+        # parameters are on the CPU, so this waits for no device
         if bool(moved.any()):
             self._resample(image, label, moves, out, out_label)
         flips = moves["flips"]

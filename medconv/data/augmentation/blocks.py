@@ -87,6 +87,7 @@ def _rows(
 
     Shape: (*box_size without its last axis) each.
     """
+    # from positions in the box back to positions in the patch, whose limits are known
     inverse = np.linalg.inv(matrix)
     # A neighbour that is interpolated from is less than a voxel away along each axis.
     margin = 1 + _ROUNDING + displacement
@@ -98,6 +99,7 @@ def _rows(
         # The patch's position along this axis, of the row's point next to the centre
         along = _sum_along(inverse[axis, :-1], centre[:-1], box_size[:-1])
         slope = inverse[axis, -1]
+        # the row runs parallel to this face of the patch: all of it is inside, or none
         if abs(slope) * box_size[-1] < _ROUNDING:
             ends[abs(along) > far + _ROUNDING] = 0
             continue

@@ -23,6 +23,7 @@ def add_noise(image: Tensor, std: Tensor, seeds: Tensor) -> None:
     """
     generator = torch.Generator(image.device)
     for i in std.nonzero().flatten().tolist():
+        # by sample, so that noise does not depend on the rest of the batch
         generator.manual_seed(int(seeds[i]))
         noise = torch.empty_like(image[i]).normal_(generator=generator)
         image[i].add_(noise, alpha=float(std[i]))
@@ -106,6 +107,7 @@ def bend_(rows: Tensor, gamma: Tensor, inverted: bool) -> None:
         rows.sub_(high).div_(-width)
     else:
         rows.sub_(low).div_(width)
+    # rounding may leave values just below 0, of which a power is NaN
     rows.clamp_(min=0)
     rows.pow_(_like(rows, gamma))
     # Back to the mean and standard deviation from before.
@@ -175,6 +177,7 @@ def _blur(num_voxels: int, sigma: Tensor) -> Tensor:
     """Gaussian weights between voxels, cut at three standard deviations and normalised to sum 1."""
     positions = torch.arange(num_voxels)
     distance = (positions[:, None] - positions[None]).abs()[None]
+    # rows without blur have sigma 0: so narrow a Gaussian leaves them as they are
     width = sigma[:, None, None].clamp(min=1e-3)
     weights = torch.exp(-0.5 * (distance / width) ** 2)
     weights = weights * (distance <= _TAIL * width + 0.5)

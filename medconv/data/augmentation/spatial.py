@@ -43,6 +43,7 @@ def resample(
         return _resample_one_by_one(image, label, matrix, shift, field, size)
     # `grid_sample` counts from -1 to 1, and its axes begin with the last.
     half = torch.tensor(image.shape[2:]) / 2
+    # from voxels to units of half an edge, of the output on the right and of the input on the left
     linear = matrix * (torch.tensor(size) / 2) / half[:, None]
     offset = (shift / half).flip(1)[:, :, None]
     theta = torch.cat([linear.flip(1, 2), offset], dim=2)
@@ -133,6 +134,7 @@ def _spline_basis(voxels: int, spacing: float) -> Tensor:
     (num_points,) = control_points((voxels,), (spacing,))
     position = torch.arange(voxels)[:, None] / spacing + 1  # counted in control points
     distance = (position - torch.arange(num_points)[None]).abs()
+    # the two pieces of the cubic B-spline: up to one control point away, and up to two
     inner = 2 / 3 - distance**2 + distance**3 / 2
     outer = (2 - distance).clamp(min=0) ** 3 / 6
     return torch.where(distance < 1, inner, outer)
@@ -204,6 +206,7 @@ def _gather(
     for first in range(0, size[0], rows_per_piece):
         stop = min(size[0], first + rows_per_piece)
         piece = slice(first * voxels_per_row, stop * voxels_per_row)
+        # positions of an affine map are sums of one number for each output axis: no product for each voxel
         positions = [along_first[first:stop] + along_others for along_first, along_others in lines]
         if field is not None:
             positions = [position + field[axis, first:stop] for axis, position in enumerate(positions)]
@@ -225,6 +228,7 @@ def _reaches_outside(
     distance = reach(matrix, shift, size)
     if field is not None:
         distance = distance + field.abs().flatten(1).amax(1)
+    # a thousandth of a voxel for rounding
     limits = [(voxels - 1) / 2 - 1e-3 for voxels in source]
     return any(far > limit for far, limit in zip(distance.tolist(), limits, strict=True))
 
@@ -267,6 +271,7 @@ def _neighbours(
         index = index + lower.reshape(-1).to(index_dtype).mul_(stride)
     corner = index.to(torch.int64 if index_dtype == torch.float64 else torch.int32)
     for weight, stride in zip(weights, strides, strict=True):
+        # the nearest voxel is the corner, or one further where more than half of the way is gone
         index.add_(weight.round(), alpha=stride)
     return corner, index.to(corner.dtype), weights
 
@@ -286,5 +291,6 @@ def _blend(
     if not weights:
         return values.index_select(0, corner)
     lower = _blend(values, corner, strides[1:], weights[1:])
+    # the same indices into values that begin one stride later are the upper neighbours
     upper = _blend(values[strides[0] :], corner, strides[1:], weights[1:])
     return lower.lerp_(upper, weights[0])

@@ -53,8 +53,10 @@ def unpack(packed: Tensor, blocks: Tensor, box_size: Sequence[int], batch_size: 
     channels, voxels = packed.shape
     begin, end = blocks.to(packed.device).unbind(1)
     size = end - begin
+    # `output_size` is told, since asking the device for the sum would wait for it
     block_of_voxel = torch.repeat_interleave(size.prod(1), output_size=voxels)
     first_voxel = size.prod(1).cumsum(0) - size.prod(1)
+    # a voxel's number within its block; dividing it by the block's edges, the last first, gives its position
     remainder = torch.arange(voxels, device=packed.device) - first_voxel[block_of_voxel]
     index = torch.zeros_like(remainder)
     stride = 1

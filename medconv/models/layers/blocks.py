@@ -71,6 +71,7 @@ class ConvBlock(nn.Sequential):
         conv = conv_nd(spatial_dims)
         padding = tuple(size // 2 for size in kernel_size)
         layers: list[nn.Module] = []
+        # only the first convolution has the stride
         for in_channels, out_channels in pairwise(channels):
             layers.append(
                 conv(

@@ -67,10 +67,12 @@ def _fuse(parent: nn.Sequential, registrations: Counter[int]) -> None:
     for (_, norm), (name, activation) in pairwise(list(parent._modules.items())):
         if not isinstance(norm, ChannelsLastNorm) or norm.negative_slope is not None:
             continue
+        # not subclasses, which may compute something else
         if type(activation) not in (nn.LeakyReLU, nn.ReLU):
             continue
         is_used_once = registrations[id(norm)] == 1 and registrations[id(activation)] == 1
         if is_used_once and _is_bare(norm) and _is_bare(activation):
+            # a ReLU has no slope attribute: it is a leaky one of slope 0
             slope = float(getattr(activation, "negative_slope", 0.0))
             norm.negative_slope = slope
             # in its place, so that the names of the layers after it stay

@@ -69,6 +69,7 @@ class CrossEntropy(nn.Module):
             )
         if self.exclusive:
             return F.cross_entropy(logits, target, self.weights, label_smoothing=self.label_smoothing)
+        # for each label, presence and absence share what is taken from the true one
         target = target * (1 - self.label_smoothing) + 0.5 * self.label_smoothing
         return F.binary_cross_entropy_with_logits(logits, target, pos_weight=self.weights)
 

@@ -67,6 +67,7 @@ class ProgressSchedule(LRScheduler):
 
     def get_lr(self) -> list[Any]:
         warmup_steps = max(1.0, min(float(self.warmup_steps), self.total_steps / 5))
+        # + 1: the first step has a share of the learning rate, not 0
         warmup = min(1.0, (self.last_epoch + 1 - self.warmed_up_from) / warmup_steps)
         factor = warmup * self.shape(min(1.0, self.progress))
         factor_for_length = getattr(self.optimizer, "lr_factor", None)

@@ -63,7 +63,7 @@ def shared(
     """
     check_plain_groups(layer, "share")
     if layer.out_channels < 2:
-        raise UnsuitableLayerError("conv.share needs two output channels", "one output channel")
+        raise UnsuitableLayerError("share needs two output channels", "one output channel")
     # at least one output of each kind
     outputs = round(share * layer.out_channels)
     outputs = min(max(1, outputs), layer.out_channels - 1)
@@ -115,5 +115,5 @@ def _only_prior(converted: Any, first_outputs: Any, layer: Conv) -> WeightPrior 
     if is_same_layer and len(priors) == 1 and isinstance(priors[0], WeightPrior):
         return priors[0]
     raise ValueError(
-        "conv.share needs kernels of the layer's own size: conv=acs, ball, basis, masked or smooth"
+        "share needs kernels of the layer's own size, as those of acs, ball, basis, masked or smooth"
     )

@@ -91,9 +91,8 @@ def _fold_of_file(cases: Sequence[Case], fold: int | str, path: Path) -> tuple[l
     left_out = sorted(set(by_id) - {*train_ids, *val_ids})
     if left_out:
         log.warning(
-            "%s: %d cases are neither in train nor in val of fold %d: %s",
+            "%s: cases that are neither in train nor in val of fold %d: %s",
             path,
-            len(left_out),
             fold_index,
             some(left_out, _MAX_NAMED),
         )

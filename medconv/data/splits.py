@@ -169,8 +169,7 @@ def drop_duplicates(data_split: DataSplit, contents: Mapping[str, str]) -> DataS
         return data_split
     pairs = [f"{train_id} ({held_out_id})" for train_id, held_out_id in copies.items()]
     log.warning(
-        "%d images are in training and also in validation or test; skipped in training: %s",
-        len(copies),
+        "images of training cases are also in validation or test; skipped in training: %s",
         some(pairs, _MAX_NAMED),
     )
     train = [case for case in data_split.train if case.id not in copies]

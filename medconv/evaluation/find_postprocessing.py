@@ -237,8 +237,7 @@ def _compare_with_training(
                 break
     if differing:
         log.warning(
-            "Dice of %d cases differs from that in training: %s; have their files changed since?",
-            len(differing),
+            "Dice differs from that in training: %s; have the files of these cases changed since?",
             some(differing),
         )
 

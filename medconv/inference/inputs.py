@@ -117,7 +117,7 @@ def _by_patterns(source: Source, image_patterns: Sequence[str], takes_missing: b
 
 def _note_skipped(source: Source, image_patterns: Sequence[str], taken: Sequence[Path]) -> None:
     names = ", ".join(image_patterns)
-    log.info("%s: %d images by the names of the training's, %s", source, len(taken), names)
+    log.info("%s: %d images named as in training, %s", source, len(taken), names)
     taken_names = {path.name for path in taken}
     skipped = [
         path.name

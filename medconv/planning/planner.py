@@ -95,21 +95,7 @@ def plan(
         view_share=view,
         is_bounded=coarsens and view < 1,
     )
-    rows = [
-        ("size", budget.size, budget.size_origin),
-        ("dimensions", f"{images.spatial_dims}D", report.dims_reason(fingerprint, axis, overrides)),
-        ("spacing", f"{size_text(grid.spacing_mm, 4)} mm", report.spacing_reason(images, overrides, grid)),
-        (
-            "patch",
-            f"{size_text(patch, 4)} voxels",
-            report.patch_reason(network, patch, search.median, grid, overrides),
-        ),
-        ("batch", str(batch), batch_reason),
-        *report.network_rows(network, patch, grid.spacing_mm, overrides),
-        ("normalisation", ", ".join(names), report.normalisation_reason(modalities, overrides)),
-        report.memory_row(search.gb(network, patch, batch), budget),
-    ]
-    return Plan(
+    planned = Plan(
         spatial_dims=images.spatial_dims,
         slice_axis=axis,
         spacing_mm=search.spacing,
@@ -121,8 +107,33 @@ def plan(
         normalisation=names,
         memory_gb=float(budget.memory_gb),
         size=budget.size,
-        rows=tuple(rows),
     )
+    rows = [
+        ("size", budget.size, budget.size_origin),
+        ("dimensions", f"{images.spatial_dims}D", report.dims_reason(fingerprint, axis, overrides)),
+        *_grid_rows(images, search, network, patch, grid),
+        ("batch", str(batch), batch_reason),
+        *report.network_rows(network, patch, grid.spacing_mm, overrides),
+        ("normalisation", ", ".join(names), report.normalisation_reason(modalities, overrides)),
+        report.memory_row(search.gb(network, patch, batch), budget),
+    ]
+    return replace(planned, rows=tuple(rows))
+
+
+def _grid_rows(
+    images: Fingerprint,
+    search: PatchSearch,
+    network: Network,
+    patch: tuple[int, ...],
+    grid: report.Grid,
+) -> list[ReportRow]:
+    """The rows of spacing and patch."""
+    spacing_reason = report.spacing_reason(images, search.overrides, grid)
+    patch_reason = report.patch_reason(network, patch, search.median, grid, search.overrides)
+    return [
+        ("spacing", f"{size_text(grid.spacing_mm, 4)} mm", spacing_reason),
+        ("patch", f"{size_text(patch, 4)} voxels", patch_reason),
+    ]
 
 
 def _slice_axis(fingerprint: Fingerprint, overrides: PlanOverrides) -> int | None:

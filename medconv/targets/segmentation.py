@@ -257,7 +257,7 @@ class SegmentationTargets(DiceScoredTargets):
             return None
         return (
             f"changes when the voxels of a batch are shuffled ({value:.4g}, {shuffled:.4g}), so ignored "
-            "voxels cannot be excluded from it; use loss.batch=true if it has that argument, or loss=dice_ce"
+            "voxels cannot be excluded from it; use its argument batch=true, if it has one, or dice_ce"
         )
 
     def cross_entropy(

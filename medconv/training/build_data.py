@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from medconv import config as configs
 from medconv.config import ConfigError, DataConfig, RunConfig
@@ -23,6 +24,42 @@ from medconv.utils.signals import StopRequest
 _CHANNEL_DROPOUT = 0.25  # the default of `data.channel_dropout` where channels may be missing
 
 
+@configs.arguments_as_keys("data")
+def build_data(
+    config: RunConfig,
+    prepared: PreparedData,
+    profiler: StepProfiler | None = None,
+    stop_request: StopRequest | None = None,
+) -> DataModule:
+    """The loaders of a resolved config. Args: profiler, stop_request: of a run."""
+    data = config.data
+    derived = config.derived
+    patch = PatchShape(derived.patch_size, derived.slice_axis)
+    class_names = prepared.dataset.class_names
+    training_cases = TrainingCases(
+        cases=prepared.train,
+        patch=patch if prepared.targets.per_voxel else None,
+        class_indices=partial(class_indices, prepared.train, prepared.targets, class_names, prepared.store),
+    )
+    split = DataSplit(prepared.train, prepared.val, prepared.test)
+    all_cases = [*split.train, *split.val, *split.test]
+    return DataModule(
+        prepared.store,
+        split,
+        TrainingSamples(
+            sampler=sampling.build_sampler(config.sampler, data, training_cases),
+            patch=patch,
+            augment=_augmentation(config),
+            seed=config.seed,
+            channel_dropout=_channel_dropout(data, derived.num_channels, prepared.train, config.seed),
+        ),
+        _loader_settings(data),
+        annotated=annotated_classes(all_cases, prepared.targets, class_names),
+        profiler=profiler,
+        stop_request=stop_request,
+    )
+
+
 def _channel_dropout(
     data: DataConfig,
     num_channels: int,
@@ -39,19 +76,10 @@ def _channel_dropout(
     return ChannelDropout(probability, num_channels, missing, seed)
 
 
-@configs.arguments_as_keys("data")
-def build_data(
-    config: RunConfig,
-    prepared: PreparedData,
-    profiler: StepProfiler | None = None,
-    stop_request: StopRequest | None = None,
-) -> DataModule:
-    """The loaders of a resolved config. Args: profiler, stop_request: of a run."""
-    data = config.data
+def _augmentation(config: RunConfig) -> Any:
+    """The configured augmentation, for the patches of this run."""
     derived = config.derived
-    assert data.batch_size is not None  # resolved
-    patch = PatchShape(derived.patch_size, derived.slice_axis)
-    augment = configs.build(
+    return configs.build(
         config.augmentation,
         "augmentation",
         seed=config.seed,
@@ -60,32 +88,14 @@ def build_data(
         flip_label_pairs=configs.lists_to_tuples(derived.flip_label_pairs or []),
         left_right_axis=left_right_axis(derived.slice_axis),
     )
-    class_names = prepared.dataset.class_names
-    training_cases = TrainingCases(
-        cases=prepared.train,
-        patch=patch if prepared.targets.per_voxel else None,
-        class_indices=partial(class_indices, prepared.train, prepared.targets, class_names, prepared.store),
-    )
-    split = DataSplit(prepared.train, prepared.val, prepared.test)
-    all_cases = [*split.train, *split.val, *split.test]
-    return DataModule(
-        prepared.store,
-        split,
-        TrainingSamples(
-            sampler=sampling.build_sampler(config.sampler, data, training_cases),
-            patch=patch,
-            augment=augment,
-            seed=config.seed,
-            channel_dropout=_channel_dropout(data, derived.num_channels, prepared.train, config.seed),
-        ),
-        LoaderSettings(
-            batch_size=data.batch_size,
-            samples_per_epoch=data.samples_per_epoch,
-            num_workers=data.num_workers,
-            prefetch_factor=data.prefetch_factor,
-            persistent_workers=data.persistent_workers,
-        ),
-        annotated=annotated_classes(all_cases, prepared.targets, class_names),
-        profiler=profiler,
-        stop_request=stop_request,
+
+
+def _loader_settings(data: DataConfig) -> LoaderSettings:
+    assert data.batch_size is not None  # resolved
+    return LoaderSettings(
+        batch_size=data.batch_size,
+        samples_per_epoch=data.samples_per_epoch,
+        num_workers=data.num_workers,
+        prefetch_factor=data.prefetch_factor,
+        persistent_workers=data.persistent_workers,
     )

@@ -110,13 +110,7 @@ def prepare_data(
     home = dataset_folder(Path(data.cache_dir), dataset)
     with signals.raising():
         measured, skipped = fingerprint(dataset, home, workers, skip=data.on_invalid_case == "skip")
-    split = splits.drop_cases(split, skipped)
-    if skipped:
-        report.skipped_cases(skipped, len(dataset.cases))
-        valid_cases = tuple(case for case in dataset.cases if case.id not in skipped)
-        dataset = replace(dataset, cases=valid_cases)
-        if not split.train:
-            raise ConfigError(f"data.fold={data.fold}: no case is left to train on, all cases are invalid")
+    dataset, split = _without_skipped(dataset, split, skipped, data)
     split = check_split(split, dataset, measured, data)
     warning = split_warning(split, data)
     if warning:
@@ -142,6 +136,20 @@ def prepare_data(
         test=split.test,
         split_warning=warning,
     )
+
+
+def _without_skipped(
+    dataset: Dataset, split: DataSplit, skipped: Mapping[str, str], data: DataConfig
+) -> tuple[Dataset, DataSplit]:
+    """Dataset and split without invalid cases. Raises: ConfigError: no training case is left."""
+    if not skipped:
+        return dataset, split
+    report.skipped_cases(skipped, len(dataset.cases))
+    valid_cases = tuple(case for case in dataset.cases if case.id not in skipped)
+    split = splits.drop_cases(split, skipped)
+    if not split.train:
+        raise ConfigError(f"data.fold={data.fold}: no case is left to train on, all cases are invalid")
+    return replace(dataset, cases=valid_cases), split
 
 
 def _check_flip_label_pairs(dataset: Dataset, data: DataConfig) -> None:

@@ -42,7 +42,7 @@ def test_both_parts_learn() -> None:
 )
 def test_what_cannot_be_shared_is_refused_by_the_layer_s_name(conv) -> None:
     network = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1))
-    with pytest.raises(ValueError, match=r"layer 0: conv.share needs kernels of the layer's own size"):
+    with pytest.raises(ValueError, match=r"layer 0: share needs kernels of the layer's own size"):
         swap_convs(network, conv, share=0.5)
 
 
@@ -57,7 +57,7 @@ def negative(conv: nn.Conv2d) -> nn.Conv2d:
 
 
 def test_what_changes_the_class_is_refused() -> None:
-    with pytest.raises(ValueError, match="conv.share needs kernels of the layer's own size"):
+    with pytest.raises(ValueError, match="share needs kernels of the layer's own size"):
         shared(nn.Conv2d(2, 4, 3), negative, 0.5)
 
 

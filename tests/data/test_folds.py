@@ -147,7 +147,7 @@ def test_cases_that_a_splits_file_leaves_out_are_named(
     split_fold(some_cases(3), 0, 5, path)
     assert not caplog.text
     split_fold(some_cases(5), 0, 5, path)
-    assert "2 cases are neither in train nor in val of fold 0: case_003, case_004" in caplog.text
+    assert "cases that are neither in train nor in val of fold 0: case_003, case_004" in caplog.text
 
 
 def test_a_splits_file_may_have_another_unicode_form(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_copies_of_validation_and_test_images_are_dropped_from_training(
     deduplicated = drop_duplicates(data_split, {"a": "1", "b": "2", "c": "3", "v": "2", "t": "3"})
     assert [ids(deduplicated.train), ids(deduplicated.val), ids(deduplicated.test)] == [["a"], ["v"], ["t"]]
     assert (
-        "2 images are in training and also in validation or test; skipped in training: b (v), c (t)"
+        "images of training cases are also in validation or test; skipped in training: b (v), c (t)"
         in caplog.text
     )
     assert drop_duplicates(data_split, {}) == data_split

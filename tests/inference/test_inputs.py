@@ -59,7 +59,7 @@ def test_files_with_the_names_of_the_training_are_cases_by_its_pattern(
         ("s1", ["s1_t1.nii.gz"]),
         ("s2", ["s2_t1.nii.gz"]),
     ]
-    assert "2 images by the names of the training's, *_t1.nii.gz" in caplog.text
+    assert "2 images named as in training, *_t1.nii.gz" in caplog.text
     assert "skipped images with other names: s1_seg.nii.gz" in caplog.text
 
 

@@ -136,7 +136,7 @@ def train(composed: DictConfig) -> int:
         ),
         (
             "data.ignore_label=9 loss=tversky loss.batch=false",
-            "use loss.batch=true if it has that argument, or loss=dice_ce",
+            "use its argument batch=true, if it has one, or dice_ce",
         ),
         (
             "data.regions={a:1,b:2} loss=tversky loss.to_onehot_y=true",

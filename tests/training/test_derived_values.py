@@ -30,7 +30,7 @@ def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.Lo
     assert {key: getattr(derived, key) for key in expected} == expected
     validation = {case.id for case in prepared.val}
     assert ("1" in validation) != ("2" in validation), "else the next line tests nothing"
-    assert "1 images are in training and also in validation" in caplog.text
+    assert "images of training cases are also in validation" in caplog.text
     assert len(prepared.train) + len(prepared.val) == 19
     assert derived.class_counts == [sum(c.values == (v,) for c in prepared.train) for v in (0.0, 1.0)]
     assert derived.monitor == "val/cross_entropy" and derived.num_train_cases == len(prepared.train)

@@ -120,8 +120,8 @@ def test_copies_of_validation_images_are_named_and_training_skips_them(
         (root / f"imagesTr/{name}.nii.gz").write_bytes(content)
     arguments = [*overrides(root, tmp_path / "cache"), "--check-only"]
     out, err = run_preprocess(arguments, tmp_path, monkeypatch, capsys)
-    assert "warning: 1 images are there more than once: case_0 = case_2 = case_4 = case_6; where" in out
-    assert "images are in training and also in validation or test; skipped in training: case_" in err + out
+    assert "warning: cases with the same image: case_0 = case_2 = case_4 = case_6; where" in out
+    assert "images of training cases are also in validation or test; skipped in training: case_" in err + out
 
 
 def test_check_only_names_the_key_of_a_wrong_fold(

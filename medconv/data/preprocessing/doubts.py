@@ -117,8 +117,8 @@ def same_images(contents: Mapping[str, str]) -> list[str]:
     if not groups:
         return []
     return [
-        f"{len(groups)} images are there more than once: {some(groups)}; where one of them is in validation "
-        "or test, training skips the others"
+        f"cases with the same image: {some(groups)}; where one of them is in validation or test, training "
+        "skips the others"
     ]
 
 

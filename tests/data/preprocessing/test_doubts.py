@@ -107,7 +107,7 @@ def test_one_image_under_two_ids_is_named_whatever_its_format_and_axes(tmp_path:
     ids = [case.id for case in dataset.cases]
     (warning,) = result.warnings
     assert warning == (
-        f"1 images are there more than once: {ids[0]} = {ids[2]} = {ids[3]} = {ids[4]}; where one of them is in "
+        f"cases with the same image: {ids[0]} = {ids[2]} = {ids[3]} = {ids[4]}; where one of them is in "
         "validation or test, training skips the others"
     )
     contents = result.fingerprint.contents

@@ -34,9 +34,9 @@ def arguments_as_keys(*groups: str, **keys: str) -> Iterator[None]:
 def _key_of(argument: str, groups: Sequence[str], keys: Mapping[str, str]) -> str:
     """The key of an argument; the argument itself if it has none."""
     # `images.t1` is a part of the argument `images`
-    name, dot, part = argument.partition(".")
+    name, dot, member = argument.partition(".")
     if name in keys:
-        return f"{keys[name]}{dot}{part}"
+        return f"{keys[name]}{dot}{member}"
     group_types = get_type_hints(RunConfig)
     for group in groups:
         if any(field.name == name for field in fields(group_types[group])):

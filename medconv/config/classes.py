@@ -104,8 +104,10 @@ def check_arguments(
     keys = [name for name in node if not name.startswith("_")]
     if not takes_any:
         _check_taken(keys, added, named, key, str(target))
-    given = {*keys, *added, *by_position}
-    missing = [name for name in named if name not in given and arguments[name].default is Parameter.empty]
+    set_arguments = {*keys, *added, *by_position}
+    missing = [
+        name for name in named if name not in set_arguments and arguments[name].default is Parameter.empty
+    ]
     if missing:
         raise ConfigError(
             f"{key}.{missing[0]} is missing: {target} needs it; ++{key}.{missing[0]}=... sets it"

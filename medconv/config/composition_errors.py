@@ -111,7 +111,9 @@ def _keys_with(arguments: Sequence[str]) -> list[str]:
     """All keys of the config with the options that the arguments choose."""
     choices = [argument for argument in arguments if re.match(r"[\w/]+=[\w-]+$", argument)]
     # only options in our folder: the user may have further ones
-    ours = [choice for choice in choices if (conf_dir() / f"{choice.replace('=', '/')}.yaml").is_file()]
+    our_choices = [
+        choice for choice in choices if (conf_dir() / f"{choice.replace('=', '/')}.yaml").is_file()
+    ]
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        composed = hydra.compose("train", ours)
+        composed = hydra.compose("train", our_choices)
     return list(dotted_keys(OmegaConf.to_container(composed, resolve=False)))

@@ -63,13 +63,13 @@ def _key_of(argument: str, node: Mapping[str, Any], key: str) -> str:
 def errors_with_key(key: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The same partial function, but its errors become a ConfigError with the key and the arguments."""
     bound = ", ".join(f"{name}={value}" for name, value in getattr(function, "keywords", {}).items())
-    given = f" (given {bound})" if bound else ""
+    settings_text = f" (given {bound})" if bound else ""
 
     def named(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ConfigError(f"{key}: {first_line(error)}{given}") from error
+            raise ConfigError(f"{key}: {first_line(error)}{settings_text}") from error
 
     return named
 

@@ -118,12 +118,14 @@ def _takes_the_same(target: str, option_target: str, option: Mapping[str, Any]) 
     original = class_of(option_target) if option_target else None
     if isclass(replacement) and isclass(original) and issubclass(replacement, original):
         return True
-    ours = arguments_of(option_target) if option_target else None
-    theirs = arguments_of(target)
-    if ours is None or theirs is None:
+    original_arguments = arguments_of(option_target) if option_target else None
+    arguments = arguments_of(target)
+    if original_arguments is None or arguments is None:
         return False
-    keys = [key for key in option if key in ours]
-    return all(key in theirs and theirs[key].annotation == ours[key].annotation for key in keys)
+    keys = [key for key in option if key in original_arguments]
+    return all(
+        key in arguments and arguments[key].annotation == original_arguments[key].annotation for key in keys
+    )
 
 
 def _target(node: Any) -> Any:

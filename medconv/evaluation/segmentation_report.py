@@ -146,13 +146,13 @@ def _case_card(
     dice = row["dice"]
     # undefined classes last
     worst_first = sorted(dice, key=lambda name: (dice[name] is None, dice[name]))
-    shown = set(worst_first[:_WORST_CLASSES])
+    worst_classes = set(worst_first[:_WORST_CLASSES])
     return {
         "name": row["case"],
         "row": row,
         "png": png,
         "caption": ", ".join(columns) + problem,
-        "classes": [name for name in dice if name in shown],  # in one order for all cases
+        "classes": [name for name in dice if name in worst_classes],  # in one order for all cases
     }
 
 

@@ -58,10 +58,10 @@ def _check_network(model: LoadedModel) -> None:
         )
     plain = _layers(_plain_unet(network, model))
     layers = _layers(network)
-    others = [f"{name} {layer}" for name, layer in layers.items() if plain.get(name) != layer]
-    if others or plain.keys() != layers.keys():
+    differing = [f"{name} {layer}" for name, layer in layers.items() if plain.get(name) != layer]
+    if differing or plain.keys() != layers.keys():
         raise ValueError(
-            f"{path}: its `conv` does not fold to the convolutions of nnU-Net ({some(others, 2)}); "
+            f"{path}: its `conv` does not fold to the convolutions of nnU-Net ({some(differing, 2)}); "
             "conv=none or smooth does"
         )
 

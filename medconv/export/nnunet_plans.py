@@ -133,10 +133,10 @@ def _configuration(
 def _resampling(convention: str | None) -> Content:
     """Our own convention interpolates along all axes; nnU-Net's takes the nearest of thick slices."""
     resampling: Content = {}
-    for what, order in _SPLINE_ORDERS.items():
-        resampling[f"resampling_fn_{what}"] = "resample_data_or_seg_to_shape"
-        resampling[f"resampling_fn_{what}_kwargs"] = {
-            "is_seg": what == "seg",
+    for kind, order in _SPLINE_ORDERS.items():
+        resampling[f"resampling_fn_{kind}"] = "resample_data_or_seg_to_shape"
+        resampling[f"resampling_fn_{kind}_kwargs"] = {
+            "is_seg": kind == "seg",
             "order": order,
             "order_z": 0,
             "force_separate_z": False if convention is None else None,

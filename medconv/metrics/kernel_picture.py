@@ -19,13 +19,13 @@ def kernel_picture(weight: np.ndarray) -> np.ndarray:
 
     Shape: weight (out_channels, in_channels, *kernel), 2 or 3 kernel axes -> (height, width, 3) uint8.
     """
-    shown = weight[_evenly_spaced(weight.shape[0], _MAX_ROWS)][
+    kernels = weight[_evenly_spaced(weight.shape[0], _MAX_ROWS)][
         :, _evenly_spaced(weight.shape[1], _MAX_COLUMNS)
     ]
-    largest = float(np.abs(shown).max()) or 1.0
+    largest = float(np.abs(kernels).max()) or 1.0
     rows = []
-    for kernels in shown / largest:
-        rows.append(np.concatenate([_framed(kernel) for kernel in kernels], 1))
+    for row in kernels / largest:
+        rows.append(np.concatenate([_framed(kernel) for kernel in row], 1))
     return np.concatenate(rows, 0)
 
 

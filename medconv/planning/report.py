@@ -66,11 +66,11 @@ def patch_reason(
         return f"{overrides.name('patch_size')}; the median image is {median_size}{hint}"
     if overrides.resize is not None:
         return f"{overrides.name('resize')}, {median_size}, padded {up_to}"
-    whole = f"the median image, {median_size}, rounded up {up_to}"
+    whole_image = f"the median image, {median_size}, rounded up {up_to}"
     if overrides.image_level:
-        return f"{whole}; others are cut or padded at their borders"
+        return f"{whole_image}; others are cut or padded at their borders"
     if all(p >= m for p, m in zip(patch, median, strict=True)):
-        return whole
+        return whole_image
     largest = rounded_up(largest_patch(median, grid.spacing_mm), network.divisor(len(patch)))
     limit = "what the memory holds of" if prod(patch) < prod(largest) else "as much as is ever taken of"
     return f"{limit} the median image, {median_size}{hint}"

@@ -149,8 +149,8 @@ def need_strides(strides: Sequence[Sequence[int]], spatial_dims: int) -> Steps:
     """
     steps = _per_axis(strides, spatial_dims)
     if steps is None or any(min(step) < 1 for step in steps):
-        what = f"{spatial_dims} whole numbers of 1 or more for each step between stages"
-        raise ArgumentError("strides", f" needs {what}, got {strides}")
+        needed = f"{spatial_dims} whole numbers of 1 or more for each step between stages"
+        raise ArgumentError("strides", f" needs {needed}, got {strides}")
     return steps
 
 
@@ -162,8 +162,8 @@ def need_kernels(kernel_sizes: Sequence[Sequence[int]], num_stages: int, spatial
     """
     sizes = _per_axis(kernel_sizes, spatial_dims)
     if sizes is None or len(sizes) != num_stages or not all(map(_is_odd, sizes)):
-        what = f"{spatial_dims} odd numbers for each of {num_stages} stages"
-        raise ArgumentError("kernel_sizes", f" needs {what}, got {kernel_sizes}")
+        needed = f"{spatial_dims} odd numbers for each of {num_stages} stages"
+        raise ArgumentError("kernel_sizes", f" needs {needed}, got {kernel_sizes}")
     return sizes
 
 
@@ -178,8 +178,8 @@ def need_channels(channels: Sequence[int], num_stages: int) -> tuple[int, ...]:
         ValueError: not one positive number per stage.
     """
     if len(channels) != num_stages or any(n < 1 for n in channels):
-        what = f"one number of 1 or more for each of {num_stages} stages"
-        raise ArgumentError("channels", f" needs {what}, got {list(channels)}")
+        needed = f"one number of 1 or more for each of {num_stages} stages"
+        raise ArgumentError("channels", f" needs {needed}, got {list(channels)}")
     return tuple(channels)
 
 
@@ -191,8 +191,8 @@ def encoder_convs(residual_blocks: Sequence[int], num_stages: int) -> tuple[int,
     """
     blocks = residual_blocks[:num_stages]
     if len(blocks) < num_stages or any(n < 1 for n in blocks):
-        what = f"a number of 1 or more for each of {num_stages} stages"
-        raise ArgumentError("residual_blocks", f" needs {what}, got {list(residual_blocks)}")
+        needed = f"a number of 1 or more for each of {num_stages} stages"
+        raise ArgumentError("residual_blocks", f" needs {needed}, got {list(residual_blocks)}")
     convs = [2 * num_blocks for num_blocks in blocks]
     convs[0] += 1  # the convolution before the first block
     return tuple(convs)

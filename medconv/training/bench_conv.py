@@ -225,10 +225,10 @@ def _derived(config: RunConfig, sizes: Sizes) -> Derived:
 
 def _build(node: Mapping[str, Any], key: str) -> Any:
     """As `config.build`; a convolution may also be a class with the arguments of `nn.ConvNd`."""
-    made = configs.build(node, key)
-    if key == "conv" and isinstance(made, partial) and _takes_sizes(made.func):
-        return partial(_of_the_sizes_of, conv_class=made)
-    return made
+    built = configs.build(node, key)
+    if key == "conv" and isinstance(built, partial) and _takes_sizes(built.func):
+        return partial(_of_the_sizes_of, conv_class=built)
+    return built
 
 
 def _takes_sizes(function: Callable[..., Any]) -> bool:
@@ -238,15 +238,15 @@ def _takes_sizes(function: Callable[..., Any]) -> bool:
 def _of_the_sizes_of(conv: Any, conv_class: partial[nn.Module]) -> nn.Module:
     """Raises: UnsuitableLayerError: the class has no argument for, say, the stride of this layer."""
     taken = signature(conv_class.func).parameters
-    given: dict[str, Any] = {"bias": conv.bias is not None} if "bias" in taken else {}
+    arguments: dict[str, Any] = {"bias": conv.bias is not None} if "bias" in taken else {}
     for name in ("kernel_size", "stride", "padding", "dilation", "groups"):
         value = _one_number(getattr(conv, name))
         if name in taken:
-            given[name] = value
+            arguments[name] = value
         elif name in _DEFAULTS and value != _DEFAULTS[name]:
             reason = f"{name} {value}"
             raise UnsuitableLayerError(f"{conv_class.func.__name__} takes no {name}, got {value}", reason)
-    return conv_class(conv.in_channels, conv.out_channels, **given)
+    return conv_class(conv.in_channels, conv.out_channels, **arguments)
 
 
 def _one_number(value: Any) -> Any:

@@ -197,8 +197,8 @@ def intensities_of(content: Any, channels: int) -> tuple[dict[str, float], ...]:
         return ()
     is_row_per_channel = isinstance(content, (list, tuple)) and len(content) == channels
     if not is_row_per_channel or not all(map(_has_intensities, content)):
-        what = f"{', '.join(INTENSITIES)} for each of {channels} channels"
-        raise ConfigError(f"data.intensities needs {what}, got {content}")
+        needed = f"{', '.join(INTENSITIES)} for each of {channels} channels"
+        raise ConfigError(f"data.intensities needs {needed}, got {content}")
     return tuple({key: float(value) for key, value in row.items()} for row in content)
 
 

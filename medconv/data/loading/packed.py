@@ -91,9 +91,9 @@ def collate(samples: list[Sample]) -> Batch:
         boxes = sample["blocks"]
         of_sample = torch.tensor([number, number + 1])
         blocks.append(torch.cat([of_sample.expand(len(boxes), 2)[..., None], boxes], 2))
-    rest = [_without_arrays(sample) for sample in samples]
+    without_arrays = [_without_arrays(sample) for sample in samples]
     return {
-        **default_collate(rest),
+        **default_collate(without_arrays),
         "image": torch.cat([sample["image"] for sample in samples], 1),
         "label": torch.cat([sample["label"] for sample in samples], 1),
         "blocks": torch.cat(blocks),

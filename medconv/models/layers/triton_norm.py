@@ -117,8 +117,8 @@ def _forward(
 
     if running_mean is None or running_var is None:
         return triton_norm_launch.forward(x, weight, bias, None, eps, negative_slope, over_batch, groups)
-    given = (running_mean, running_var)
-    y = triton_norm_launch.forward(x, weight, bias, given, eps, negative_slope, over_batch)[0]
+    running = (running_mean, running_var)
+    y = triton_norm_launch.forward(x, weight, bias, running, eps, negative_slope, over_batch)[0]
     # an operator must not return its inputs
     return y, running_mean.new_empty(0), running_mean.new_empty(0)
 

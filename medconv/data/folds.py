@@ -86,8 +86,12 @@ def _fold_of_file(cases: Sequence[Case], fold: int | str, path: Path) -> tuple[l
     by_id = {unicodedata.normalize("NFC", case.id): case for case in cases}
     unknown = sorted({*train_ids, *val_ids} - set(by_id))
     in_both = sorted(set(train_ids) & set(val_ids))
-    if unknown or in_both:
-        raise ValueError(f"{path}: unknown cases {unknown[:20]}, cases in both train and val {in_both[:20]}")
+    if unknown:
+        raise ValueError(
+            f"{path}: no such cases: {some(unknown, _MAX_NAMED)}; the dataset has {some(list(by_id), 3)}"
+        )
+    if in_both:
+        raise ValueError(f"{path}: cases in both train and val: {some(in_both, _MAX_NAMED)}")
     left_out = sorted(set(by_id) - {*train_ids, *val_ids})
     if left_out:
         log.warning(

@@ -1,15 +1,17 @@
 """Anatomy-aware convolutions for any network, also without the rest of medconv."""
 
+from medconv.convs.acs import acs, load_plane_weight
 from medconv.convs.autograd import Convolution, convolution
 from medconv.convs.channel_transform import TransformPrior, transform
 from medconv.convs.equivariance import NotEquivariantError, check_equivariance
-from medconv.convs.factorised import bottleneck, se, separable
+from medconv.convs.factorised import bottleneck, separable
 from medconv.convs.filter_banks import filter_bank, gabor, gaussian_jet, laplacian_of_gaussian, lines
 from medconv.convs.fold import fold_convs
-from medconv.convs.linear import acs, ball, basis, load_plane_weight, spacing
+from medconv.convs.linear import ball, basis, spacing
 from medconv.convs.masked import masked
 from medconv.convs.mirror import Mirror, equivariant_head, mirror_axes
 from medconv.convs.smooth import smooth
+from medconv.convs.squeeze_excitation import se
 from medconv.convs.swap import SwapReport, plain, swap_convs
 
 __all__ = [

@@ -1,26 +1,23 @@
-"""Convolutions with fewer operations in more launches: `bottleneck`, `separable`; and the wrapper `se`.
+"""Convolutions with fewer operations in more launches: `bottleneck` and `separable`.
 
 They are faster only if arithmetic is the limit, not memory traffic or launches; `medconv.convs.cost_model`
 predicts this from sizes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from medconv.convs.parametrization import (
     CONVS,
     Conv,
-    Foldable,
     check_replaceable,
     note_error,
     rms,
 )
-
-_ADAPTIVE_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 
 
 def bottleneck(
@@ -117,64 +114,6 @@ def separable(
         _assign(chain[1], pointwise)
     _finish(chain, conv, dense, init_from_weights)
     return chain
-
-
-class SqueezeExcitation(Foldable, fold_is_tested=True):
-    """Squeeze-and-excitation: scales each channel by a weight computed from the means over the whole image.
-
-    Shape:
-        (batch, channels, *spatial) -> the same.
-    Args:
-        spatial_dims: 1, 2 or 3.
-        channels: of input and output.
-        reduction: hidden channels are channels / reduction, at least 1.
-    Source: Hu et al. 2018, arXiv:1709.01507.
-    """
-
-    def __init__(self, spatial_dims: int, channels: int, reduction: int) -> None:
-        super().__init__()
-        conv = CONVS[spatial_dims - 1]
-        hidden_channels = max(1, channels // reduction)
-        self.pool = _ADAPTIVE_POOLS[spatial_dims - 1](1)
-        # The paper's linear layers, as 1x1 convolutions: no reshape between them and the image.
-        self.reduce = conv(channels, hidden_channels, 1)
-        self.activation = nn.ReLU()
-        self.expand = conv(hidden_channels, channels, 1)
-        self.gate = nn.Sigmoid()
-
-    def forward(self, x):  # type: ignore[no-untyped-def]  # fx copies annotations into code that `torch.save` cannot read
-        squeezed = self.pool(x)
-        hidden = self.activation(self.reduce(squeezed))
-        return x * self.gate(self.expand(hidden))
-
-    def folded(self) -> nn.Module:
-        """The same, of torch modules only."""
-        return fx.symbolic_trace(self)
-
-
-def se(
-    conv: Any,
-    *,
-    reduction: int = 8,
-    inner: Callable[[nn.Module], nn.Module] | None = None,
-) -> nn.Module:
-    """The convolution, then squeeze-and-excitation over its outputs.
-
-    Args:
-        conv: the convolution to wrap, kept as it is.
-        reduction: hidden channels are out / reduction, at least 1.
-        inner: another convolution of this package to put in its place first.
-    Returns:
-        `nn.Sequential` of the convolution and the excitation.
-    Raises:
-        ValueError: reduction below 1.
-    Weights: those of the convolution, and 2 * out^2 / reduction.
-    """
-    if reduction < 1:
-        raise ValueError(f"reduction must be at least 1, got {reduction}")
-    excitation: Any = SqueezeExcitation(len(conv.kernel_size), conv.out_channels, reduction)
-    excitation.to(conv.weight.device, conv.weight.dtype)
-    return nn.Sequential(conv if inner is None else inner(conv), excitation)
 
 
 def product_weight(chain: Any) -> Tensor:

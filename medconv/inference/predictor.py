@@ -19,6 +19,7 @@ from medconv.inference.image_level_forward import ImageLevelForward
 from medconv.inference.images import ImageLike, NamedImage, from_array, from_files, from_nibabel
 from medconv.inference.inputs import name_of
 from medconv.inference.load import LoadedModel, load, with_window
+from medconv.inference.members import check_same
 from medconv.inference.prepare import Input, prepare
 from medconv.inference.scores import LabelMapScores
 from medconv.inference.sliding_window import check_batch_size, check_overlap
@@ -60,7 +61,7 @@ class Predictor:
         self.finish = finish
         first = self.members[0]
         for member in self.members[1:]:
-            _check_same(first, member)
+            check_same(first, member)
         self.targets = first.targets
         self.class_names = first.class_names
         self.modalities = first.modalities
@@ -283,25 +284,3 @@ class Predictor:
         if case_input.warning:
             warning = f"{case_input.warning}; {warning}"
         return replace(case_input, warning=warning)
-
-
-def _check_same(first: LoadedModel, second: LoadedModel) -> None:
-    """Raises: ValueError: no mean can be taken over the two."""
-    values_of_first = _comparable(first)
-    for name, value in _comparable(second).items():
-        if value != values_of_first[name]:
-            raise ValueError(
-                f"{second.path}: cannot be averaged with {first.path}, its {name} differ: "
-                f"{value}; there {values_of_first[name]}"
-            )
-
-
-def _comparable(model: LoadedModel) -> dict[str, str]:
-    """What must be the same for a mean, by name, in words."""
-    return {
-        "targets": model.targets.description,
-        "classes": ", ".join(model.class_names),
-        "channels": f"{len(model.modalities)}: {', '.join(model.modalities)}",
-        "images": f"{model.preprocessing.image_dims}D",
-        "source_spacing_mm": str(model.source_spacing_mm),
-    }

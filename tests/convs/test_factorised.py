@@ -6,11 +6,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.conv_family import build, image
 from reference.convolution import convolve
 from torch import nn
 
-from medconv.convs import basis, bottleneck, fold_convs, se, separable
+from medconv.convs import basis, bottleneck, se, separable
 
 
 def test_bottleneck_is_three_convolutions_after_one_another() -> None:
@@ -89,30 +88,6 @@ def test_the_bias_stays_after_the_last_step() -> None:
         torch.testing.assert_close(module[-1].bias, plain.bias)
         assert all(part.bias is None for part in module[:-1])
     assert all(part.bias is None for part in bottleneck(nn.Conv2d(3, 4, 3, bias=False)))
-
-
-def test_se_wraps_any_convolution() -> None:
-    torch.manual_seed(0)
-    plain, image = nn.Conv3d(2, 8, 3), torch.randn(2, 2, 5, 5, 5)
-    module = se(plain, reduction=4, inner=basis)
-    assert module[0] is plain and hasattr(plain, "parametrizations")
-    folded = fold_convs(module)
-    assert type(folded[0]) is nn.Conv3d
-    torch.testing.assert_close(folded(image), module(image), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(deepcopy(folded)(image), folded(image))
-    assert set(folded.state_dict()) == {k.replace("parametrizations.weight.original", "weight") for k in module.state_dict()
-                                        if "mixtures" not in k}  # fmt: skip
-
-
-def test_se_scales_each_channel_by_a_gate_from_all_channel_means() -> None:
-    module = build("se", 2)
-    x = image(2)
-    features = module[0](x).detach().double().numpy()
-    w1, b1, w2, b2 = (p.detach().double().numpy() for p in module[1].parameters())
-    for sample, output in zip(features, module(x).detach().numpy(), strict=True):
-        hidden = np.maximum(w1[:, :, 0, 0] @ sample.mean((1, 2)) + b1, 0)
-        gate = 1 / (1 + np.exp(-(w2[:, :, 0, 0] @ hidden + b2)))
-        np.testing.assert_allclose(output, sample * gate[:, None, None], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from medconv.convs import fold_convs, smooth, transform
-from medconv.convs.factorised import SqueezeExcitation
 from medconv.convs.fold import check_folds, classes_that_stay
 from medconv.convs.parametrization import Foldable
+from medconv.convs.squeeze_excitation import SqueezeExcitation
 
 
 class Halved(nn.Module):

@@ -68,6 +68,29 @@ def _fold_index(fold: int | str) -> int:
 
 
 def _fold_of_file(cases: Sequence[Case], fold: int | str, path: Path) -> tuple[list[Case], list[Case]]:
+    train_ids, val_ids = _ids_of_file(fold, path)
+    by_id = {unicodedata.normalize("NFC", case.id): case for case in cases}
+    unknown = sorted({*train_ids, *val_ids} - set(by_id))
+    if unknown:
+        raise ValueError(
+            f"{path}: no such cases: {some(unknown, _MAX_NAMED)}; the dataset has {some(list(by_id), 3)}"
+        )
+    in_both = sorted(set(train_ids) & set(val_ids))
+    if in_both:
+        raise ValueError(f"{path}: cases in both train and val: {some(in_both, _MAX_NAMED)}")
+    left_out = sorted(set(by_id) - {*train_ids, *val_ids})
+    if left_out:
+        log.warning(
+            "%s: cases that are neither in train nor in val of fold %s: %s",
+            path,
+            fold,
+            some(left_out, _MAX_NAMED),
+        )
+    return [by_id[case_id] for case_id in train_ids], [by_id[case_id] for case_id in val_ids]
+
+
+def _ids_of_file(fold: int | str, path: Path) -> tuple[list[str], list[str]]:
+    """Ids for training and validation in a fold of a file, in one Unicode form."""
     fold_index = _fold_index(fold)
     folds = read_json(path)
     if not isinstance(folds, list) or not all(_has_fold_keys(fold) for fold in folds):
@@ -81,26 +104,8 @@ def _fold_of_file(cases: Sequence[Case], fold: int | str, path: Path) -> tuple[l
     _check_ids(val_ids, f"{path}: val of fold {fold_index}")
     if not val_ids:
         raise ValueError(f"{path}: val of fold {fold_index} names no case; fold=all trains on every case")
-    train_ids = [unicodedata.normalize("NFC", case_id) for case_id in train_ids]
-    val_ids = [unicodedata.normalize("NFC", case_id) for case_id in val_ids]
-    by_id = {unicodedata.normalize("NFC", case.id): case for case in cases}
-    unknown = sorted({*train_ids, *val_ids} - set(by_id))
-    in_both = sorted(set(train_ids) & set(val_ids))
-    if unknown:
-        raise ValueError(
-            f"{path}: no such cases: {some(unknown, _MAX_NAMED)}; the dataset has {some(list(by_id), 3)}"
-        )
-    if in_both:
-        raise ValueError(f"{path}: cases in both train and val: {some(in_both, _MAX_NAMED)}")
-    left_out = sorted(set(by_id) - {*train_ids, *val_ids})
-    if left_out:
-        log.warning(
-            "%s: cases that are neither in train nor in val of fold %d: %s",
-            path,
-            fold_index,
-            some(left_out, _MAX_NAMED),
-        )
-    return [by_id[case_id] for case_id in train_ids], [by_id[case_id] for case_id in val_ids]
+    normalised_train_ids = [unicodedata.normalize("NFC", case_id) for case_id in train_ids]
+    return normalised_train_ids, [unicodedata.normalize("NFC", case_id) for case_id in val_ids]
 
 
 def _has_fold_keys(fold: Any) -> bool:

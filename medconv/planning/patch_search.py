@@ -130,18 +130,20 @@ class PatchSearch:
             decoder_convs=overrides.decoder_convs,
             divisible_by=overrides.divisible_by,
         )
-        divisor = network.divisor(self.dims)
-        rounded = rounded_up(patch, divisor)
+        rounded = rounded_up(patch, network.divisor(self.dims))
         if exact and rounded != tuple(patch):
-            multiple = overrides.divisible_by
-            raise ArgumentError(
-                "patch_size",
-                f" must be divisible by {divisor} (",
-                Argument("strides" if multiple == 1 else "divisible_by"),
-                "" if multiple == 1 else f"={multiple}",
-                f"), got {list(patch)}",
-            )
+            raise self._indivisible(patch, network)
         return network, rounded
+
+    def _indivisible(self, patch: Sequence[int], network: Network) -> ArgumentError:
+        multiple = self.overrides.divisible_by
+        return ArgumentError(
+            "patch_size",
+            f" must be divisible by {network.divisor(self.dims)} (",
+            Argument("strides" if multiple == 1 else "divisible_by"),
+            "" if multiple == 1 else f"={multiple}",
+            f"), got {list(patch)}",
+        )
 
     def _strides(self, patch: Sequence[int], exact: bool) -> topology.Steps:
         """Those of the config, or else halvings for as many stages as its lists have values."""

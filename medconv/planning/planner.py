@@ -75,26 +75,16 @@ def plan(
     axis = _slice_axis(fingerprint, overrides)
     images = fingerprint if axis is None else across(fingerprint, axis)
     names = normalisation_for(overrides.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))
-    native_search = _search(images, overrides, budget, num_outputs or len(fingerprint.class_voxels[0]))
-    search = native_search
-    network, patch = search.network_and_patch()
-    is_fixed = overrides.spacing_mm or overrides.patch_size or overrides.resize or overrides.image_level
-    coarsens = budget.coarsens and not is_fixed
-    if coarsens:
-        search, network, patch = _coarsened(search, images, network, patch)
+    choice = _choose(images, overrides, budget, num_outputs or len(fingerprint.class_voxels[0]))
+    search = choice.search
+    network = choice.network
+    patch = choice.patch
     # slices keep their own spacing
     num_slices = 1 if axis is None else median(shape[axis] for shape in fingerprint.shapes)
     all_voxels = prod(search.median) * num_slices * len(fingerprint.shapes)
     batch, batch_reason = search.batch(network, patch, all_voxels)
     if warns:
         search.warn(network, patch, batch)
-    view = view_share(patch, search.median)
-    grid = report.Grid(
-        spacing_mm=search.spacing,
-        native_spacing_mm=native_search.spacing,
-        view_share=view,
-        is_bounded=coarsens and view < 1,
-    )
     planned = Plan(
         spatial_dims=images.spatial_dims,
         slice_axis=axis,
@@ -111,28 +101,52 @@ def plan(
     rows = [
         ("size", budget.size, budget.size_origin),
         ("dimensions", f"{images.spatial_dims}D", report.dims_reason(fingerprint, axis, overrides)),
-        *_grid_rows(images, search, network, patch, grid),
+        *_grid_rows(images, choice),
         ("batch", str(batch), batch_reason),
-        *report.network_rows(network, patch, grid.spacing_mm, overrides),
+        *report.network_rows(network, patch, search.spacing, overrides),
         ("normalisation", ", ".join(names), report.normalisation_reason(modalities, overrides)),
         report.memory_row(search.gb(network, patch, batch), budget),
     ]
     return replace(planned, rows=tuple(rows))
 
 
-def _grid_rows(
-    images: Fingerprint,
-    search: PatchSearch,
-    network: Network,
-    patch: tuple[int, ...],
-    grid: report.Grid,
-) -> list[ReportRow]:
+@dataclass(frozen=True)
+class _Choice:
+    """What is decided together: the grid, the patch on it, and the network for that patch."""
+
+    search: PatchSearch
+    network: Network
+    patch: tuple[int, ...]
+    grid: report.Grid
+
+
+def _choose(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_outputs: int) -> _Choice:
+    native_search = _search(images, overrides, budget, num_outputs)
+    search = native_search
+    network, patch = search.network_and_patch()
+    is_fixed = overrides.spacing_mm or overrides.patch_size or overrides.resize or overrides.image_level
+    coarsens = budget.coarsens and not is_fixed
+    if coarsens:
+        search, network, patch = _coarsened(search, images, network, patch)
+    view = view_share(patch, search.median)
+    grid = report.Grid(
+        spacing_mm=search.spacing,
+        native_spacing_mm=native_search.spacing,
+        view_share=view,
+        is_bounded=coarsens and view < 1,
+    )
+    return _Choice(search, network, patch, grid)
+
+
+def _grid_rows(images: Fingerprint, choice: _Choice) -> list[ReportRow]:
     """The rows of spacing and patch."""
+    search = choice.search
+    grid = choice.grid
+    patch_reason = report.patch_reason(choice.network, choice.patch, search.median, grid, search.overrides)
     spacing_reason = report.spacing_reason(images, search.overrides, grid)
-    patch_reason = report.patch_reason(network, patch, search.median, grid, search.overrides)
     return [
         ("spacing", f"{size_text(grid.spacing_mm, 4)} mm", spacing_reason),
-        ("patch", f"{size_text(patch, 4)} voxels", patch_reason),
+        ("patch", f"{size_text(choice.patch, 4)} voxels", patch_reason),
     ]
 
 

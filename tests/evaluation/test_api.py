@@ -55,7 +55,7 @@ def test_classes_have_names_and_tolerances_of_their_own() -> None:
         ({"references": "labels"}, "must both be files, or both be arrays"),
         ({"predictions": "out", "references": "labels", "spacing_mm": (1, 2, 3)}, "files have their own"),
         ({"spacing_mm": (1, 2, 3), "lesion_iou": 0}, "lesion_iou must be above 0"),
-        ({"spacing_mm": (1, 2, 3), "tolerance_mm": -1}, "tolerance -1: expected millimetres"),
+        ({"spacing_mm": (1, 2, 3), "tolerance_mm": -1}, "tolerance_mm -1: expected millimetres"),
     ],
 )
 def test_options_that_do_not_fit_each_other(options: dict[str, Any], error: str) -> None:

@@ -168,14 +168,14 @@ def test_undeclared_label_values_are_refused() -> None:
 def test_a_tolerance_is_for_all_classes_or_for_one() -> None:
     assert tolerance_of(tolerances([]), ["a", "b=c"]) == {"a": 1.0, "b=c": 1.0}
     assert tolerance_of(tolerances(["2", "b=c=0.5"]), ["a", "b=c"]) == {"a": 2.0, "b=c": 0.5}
-    with pytest.raises(ValueError, match=r"^tolerance: no class 'livr'; there are liver, spleen$"):
+    with pytest.raises(ValueError, match=r"^tolerance_mm: no class 'livr'; there are liver, spleen$"):
         check_tolerances(tolerances(["livr=3"]), ["liver", "spleen"])
 
 
 @pytest.mark.parametrize("option", ["", "wide", "liver=", "=3", "-1", "nan", "inf", "liver=-2"])
 def test_unusable_tolerances_are_refused(option: str) -> None:
     with pytest.raises(
-        ValueError, match=rf"^tolerance {option}: expected millimetres, such as 2, or NAME=MM"
+        ValueError, match=rf"^tolerance_mm {option}: expected millimetres, such as 2, or NAME=MM"
     ):
         tolerances([option])
 

@@ -18,6 +18,7 @@ from medconv.evaluation.labels import (
     tolerances,
 )
 from medconv.inference.manifest import MANIFEST
+from medconv.metrics import dice
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 from medconv.targets.soft import SoftTargets
@@ -54,7 +55,7 @@ def test_targets_come_from_the_manifest_then_from_the_dataset(tmp_path: Path) ->
 def test_the_values_of_a_label_map_are_found_in_every_piece(
     order: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation_labels, "_VOXELS_AT_ONCE", 7)
+    monkeypatch.setattr(dice, "_VOXELS_AT_ONCE", 7)
     label = np.random.default_rng(0).choice([0, 3, 105, 32767], (4, 5, 3)).astype(np.int16)
     label = np.asarray(label, order=order)
     assert evaluation_labels.values_in(label) == {0, 3, 105, 32767}

@@ -194,8 +194,9 @@ def opening(file: Path) -> str:
 def table(table_rows: list[Row]) -> list[str]:
     if not table_rows:
         return []
-    lines = ["| key | type and range | value | meaning |", "|---|---|---|---|"]
+    # the meaning beside the key: on a phone, the others are to the right of the screen
+    lines = ["| key | meaning | value | type and range |", "|---|---|---|---|"]
     for row in table_rows:
-        cells = [f"`{row.key}`", row.values, f"`{row.default}`", row.text]
+        cells = [f"`{row.key}`", row.text, f"`{row.default}`", row.values]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return [*lines, ""]

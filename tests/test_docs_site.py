@@ -29,11 +29,12 @@ def text_of(page: Path) -> str:
 @pytest.mark.parametrize(
     "row",
     [
-        "run.resume str auto auto resumes a stopped run",  # main config, a comment behind
-        "run.checkpoint_interval str 00:00:10:00 DD:HH:MM:SS between",  # a comment above
-        "data.batch_size int or null, at least 1 null per device; null plans it",  # of the schema
-        "perf.timeout_seconds float, more than 0 and finite 1800.0 how long to wait",  # a range
-        "conv.bank jet jet, laplacian, lines, gabor",  # of an option
+        "run.resume auto resumes a stopped run; never starts a new one; or a checkpoint to resume from auto",
+        "run.checkpoint_interval DD:HH:MM:SS between checkpoints; last.ckpt",  # a comment above
+        "data.batch_size per device; null plans it null int or null, at least 1",  # of the schema
+        "perf.timeout_seconds how long to wait",
+        "float, more than 0 and finite",  # a range
+        "conv.bank jet, laplacian, lines, gabor",  # of an option
     ],
 )
 def test_every_kind_of_config_key_has_its_row(site: Path, row: str) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,19 @@ def test_no_link_of_the_readme_is_relative_on_the_package_index(tmp_path: Path) 
     page = "https://github.com/owner/name/blob/v0.2.0/"
     assert len(before) > 15
     assert after == [(raw if link.startswith("docs/images/") else page) + link for link in before]
+
+
+def test_the_badges_say_what_is_true(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "docs/badges.py", tmp_path], check=True)
+    expected, drawn = (
+        {file.name: file.read_text() for file in folder.glob("badge-*.svg")}
+        for folder in (tmp_path, ROOT / "docs/images")
+    )
+    assert drawn == expected, "run `python docs/badges.py docs/images`"
+    readme = (ROOT / "README.md").read_text()
+    for name, svg in drawn.items():
+        (text,) = re.findall("<title>(.*)</title>", svg)
+        assert f"![{text}](docs/images/{name})".lower() in readme.lower()
 
 
 CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}

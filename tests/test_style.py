@@ -27,6 +27,13 @@ def test_lines_of_documents_have_at_most_100_characters_except_tables(path: Path
     assert not long, f"over 100 characters: {', '.join(long)}"
 
 
+def test_code_of_the_readme_fits_the_page() -> None:
+    """80 characters are the width of the site at 1280 pixels."""
+    blocks = re.findall(r"(?ms)^```\w+\n(.*?)^```", (ROOT / "README.md").read_text())
+    long = [line for block in blocks for line in block.splitlines() if len(line) > 80]
+    assert blocks and not long
+
+
 def test_written_pages_have_at_most_180_kilobytes() -> None:
     """Without the log of experiments, and the page that `scripts/gpu_check.py` writes."""
     pages = [path for path in (ROOT / "docs").rglob("*.md") if path.name not in ("log.md", "gpu-queue.md")]

@@ -66,7 +66,20 @@ def explained(error: ConfigCompositionException, arguments: Sequence[str]) -> Ex
         group = choice.partition("=")[0]
         if choice != argument and (conf_dir() / group).is_dir():
             return ConfigError(f"{argument}: {group} has an option already; write {choice} to choose another")
+    # Hydra's words for a key that stands in the config already: with a value, or with one of other keys
+    if re.match("Could not append to config|Error merging override \\+", text):
+        return _key_exists(text, arguments)
     return error
+
+
+def _key_exists(text: str, arguments: Sequence[str]) -> ConfigError:
+    known_keys = _keys_with(arguments)
+    for argument in arguments:
+        choice = argument.removeprefix("+")
+        key = choice.partition("=")[0]
+        if choice != argument and key in known_keys:
+            return ConfigError(f"{argument}: there is a {key} already; write {choice} to change it")
+    return ConfigError(text)
 
 
 def _no_option(group: str, name: str, options: Sequence[str]) -> ConfigError:

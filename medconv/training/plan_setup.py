@@ -85,7 +85,7 @@ def make_plan(
     if "size" in recorded:
         return planned(recorded["size"], recorded_origin)
     if config.trainer.max_time is None:
-        return planned("large", budget.size_origin)
+        return planned("large", f"{budget.size_origin}; with trainer.max_time the plan may be another one")
     fitted_targets = dataset.targets.fitted(splits.values_of(dataset.cases))
 
     def derive(size_plan: Plan) -> Derived:

@@ -17,6 +17,7 @@ from medconv.config.classes import class_of
 from medconv.config.schema import InitConfig, RunSettings
 from medconv.performance.step_profiler import StepProfiler
 from medconv.performance.trace import Trace
+from medconv.planning.sizes import need_size
 from medconv.training.callbacks import early_stopping
 from medconv.training.callbacks.final_validation import FinalValidation
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
@@ -63,7 +64,7 @@ def build_trainer(
     checkpoints = CheckpointWriter(folder.checkpoints, AtomicCheckpointIO(), interval)
     stops = strategy.StopSync(stop_request, config.perf.stop_sync_interval)
     max_seconds = config.trainer.max_seconds
-    budget = None if max_seconds is None else TimeBudget(max_seconds)
+    budget = None if max_seconds is None else TimeBudget(max_seconds, need_size(config.derived.size))
     callbacks = _callbacks(config, folder, checkpoints, profiler, stops, budget, validates)
     settings = _settings(config, callbacks, validates)
     user_plugins = settings.pop("plugins") or []

@@ -154,7 +154,7 @@ def test_the_split_equals_that_of_nnunet(tmp_path: Path) -> None:
 
 def test_excluded_time_does_not_count_against_the_budget() -> None:
     clock = ManualClock()
-    budget = TimeBudget(10.0, clock)
+    budget = TimeBudget(10.0, clock=clock)
     loops = SimpleNamespace(epoch_loop=None)
     trainer = SimpleNamespace(
         global_step=0, estimated_stepping_batches=9, lr_scheduler_configs=[], fit_loop=loops

@@ -71,6 +71,11 @@ def test_unknown_keys_and_options_are_refused_with_the_nearest_ones(override: st
             "+experiment=nnunet",
             "+experiment=nnunet: experiment has an option already; write experiment=nnunet to choose",
         ),
+        ("+seed=1", "+seed=1: there is a seed already; write seed=1 to change it"),
+        (
+            "+model.strides=[2,2]",
+            "+model.strides=[2,2]: there is a model.strides already; write model.strides=[2,2] to change it",
+        ),
     ],
 )
 def test_a_key_that_no_config_has_cannot_be_added(

@@ -11,6 +11,7 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
+from medconv.planning.sizes import Size
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ class TimeBudget(Callback):
 
     Args:
         seconds: from the start of training.
+        size: of the run's plan; a warning says if too few steps fit for it. None: no plan.
         clock: seconds that never run backwards.
     Attributes:
         total_steps: how many steps fit; None: not yet estimated.
@@ -42,11 +44,19 @@ class TimeBudget(Callback):
     # 190 x 142 x 88 voxels
     _VALIDATION_SHARE = 0.15
     _LONG_VALIDATION = 0.4  # share of the time from which the last validation is worth a warning
+    # With fewer, no network learns much: 5 steps on left atria end at Dice 0, 246 at 0.55 (docs/benchmarks.md)
+    _FEWEST_STEPS = 100
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        size: Size | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if not seconds > 0:
             raise ValueError(f"seconds must be positive, got {seconds}")
         self.seconds = seconds
+        self._size = size
         self.spent = 0.0
         self.total_steps: int | None = None
         self._clock = clock
@@ -210,6 +220,21 @@ class TimeBudget(Callback):
                 total_steps,
                 self.seconds,
                 ", and fewer as patches grow" if grows else "",
+            )
+            self._warn_of_few(total_steps)
+
+    def _warn_of_few(self, steps: int) -> None:
+        """The plan took the fastest of a few steps, maybe on an idle machine, or its size is the user's."""
+        if self._size is None:
+            return
+        needed = max(self._FEWEST_STEPS, self._size.enough_steps // 2)
+        if steps < needed:
+            log.warning(
+                "%d steps are few for plan.size=%s, which needs %d or more: give trainer.max_time more, set a "
+                "smaller plan.size or a coarser data.spacing_mm, or end other work on this machine",
+                steps,
+                self._size.name,
+                needed,
             )
 
     def _mean_step_seconds(self) -> float:

@@ -10,6 +10,7 @@ import torch
 from helpers import clock
 from torch import nn
 
+from medconv.planning.sizes import SIZES
 from medconv.training.callbacks.time_budget import TimeBudget, steps_between_validations
 from medconv.training.optim.lr_schedulers import ProgressSchedule, cosine
 
@@ -148,7 +149,7 @@ def test_validations_take_a_bounded_share_of_the_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Ten seconds each; every 20 seconds they would take a third."""
-    budget = TimeBudget(1000.0, clock.CLOCK)
+    budget = TimeBudget(1000.0, clock=clock.CLOCK)
     state = {"seconds": 1000.0, "spent": 0.0, "validation": 10.0, "total_steps": None}
     budget.load_state_dict(state)
     budget._began_at = clock.CLOCK()
@@ -157,7 +158,7 @@ def test_validations_take_a_bounded_share_of_the_time(
     assert 0.12 < 10.0 * len(times) / 1000.0 <= 0.15
     assert caplog.text.count("a validation takes 10 s; validations are put off") == 1
     # A resumed run goes on with the share of the time so far
-    resumed = TimeBudget(1000.0, clock.CLOCK)
+    resumed = TimeBudget(1000.0, clock=clock.CLOCK)
     resumed.load_state_dict({**state, **budget.state_dict()})
     assert resumed._validating == 10.0 * len(times)
 
@@ -165,13 +166,13 @@ def test_validations_take_a_bounded_share_of_the_time(
 def test_validations_that_take_little_time_are_done_when_they_are_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    budget = TimeBudget(1000.0, clock.CLOCK)
+    budget = TimeBudget(1000.0, clock=clock.CLOCK)
     budget._began_at = clock.CLOCK()
     assert len(due_validations(budget, 1000.0, 100.0, monkeypatch)) == 10
 
 
 def test_the_last_validation_is_never_put_off(caplog: pytest.LogCaptureFixture) -> None:
-    budget = TimeBudget(1000.0, clock.CLOCK)
+    budget = TimeBudget(1000.0, clock=clock.CLOCK)
     budget.load_state_dict({"seconds": 9.0, "spent": 0.0, "validation": 500.0, "total_steps": None})
     budget._began_at = clock.CLOCK()
     ending: Any = SimpleNamespace(should_stop=True)
@@ -179,3 +180,30 @@ def test_the_last_validation_is_never_put_off(caplog: pytest.LogCaptureFixture) 
     going_on: Any = SimpleNamespace(should_stop=False)
     assert budget.postpones_validation(going_on)
     assert "the last validation takes 500 of the 1000 s of trainer.max_time" in caplog.text
+
+
+@pytest.mark.parametrize(("size", "needed"), [("tiny", 100), ("small", 100), ("medium", 500), ("large", 1000)])
+def test_too_few_steps_for_the_size_of_the_plan_are_a_warning(
+    size: str, needed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One second a step, and no validation."""
+    expected = f"steps are few for plan.size={size}, which needs {needed} or more: give trainer.max_time more"
+    for seconds, is_warned in ((needed - 1, True), (needed, False)):
+        caplog.clear()
+        first_estimate(TimeBudget(float(seconds), SIZES[size], clock.CLOCK))
+        assert (f"{seconds} {expected}" in caplog.text) is is_warned
+
+
+def first_estimate(budget: TimeBudget) -> None:
+    """That of a run whose five first steps took a second each."""
+    strategy = SimpleNamespace(broadcast=lambda value: value)
+    settings = {"num_training_batches": 10_000, "accumulate_grad_batches": 1, "val_check_batch": 10_000}
+    limits = {"min_steps": None, "min_epochs": None, "check_val_every_n_epoch": 1}
+    trainer: Any = SimpleNamespace(
+        **settings, **limits, strategy=strategy, lightning_module=None, lr_scheduler_configs=[]
+    )
+    budget._began_at = clock.CLOCK()
+    clock.CLOCK.advance(5.0)
+    budget._step_seconds.extend([1.0] * 5)
+    budget._last_step = 5
+    budget._agree(trainer)

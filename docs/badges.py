@@ -1,6 +1,6 @@
 """Draws the README's badges from what they state: pyproject.toml and the workflow of the tests.
 
-`python docs/badges.py docs/images`; tests/test_release.py compares them. No badge is fetched from another site.
+`python docs/badges.py docs/images`; tests/test_release.py compares them. None is fetched from another site.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Draws the curves of a run that was killed and resumed over those of one that was not.
 
-`python docs/resumed_picture.py WHOLE RESUMED KILLED_AT OUTPUT.svg`: the folders of both runs, of one config and
-with trainer.log_every_n_steps=1, and the step at which the second was killed.
+`python docs/resumed_picture.py WHOLE RESUMED KILLED_AT OUTPUT.svg`: the folders of both runs, of one config
+and with trainer.log_every_n_steps=1, and the step at which the second was killed.
 """
 
 import csv

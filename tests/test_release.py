@@ -79,6 +79,13 @@ def test_the_conda_recipe_has_the_dependencies_of_the_wheel() -> None:
     assert recipe["build"]["python"]["entry_points"] == [command]
 
 
+def test_every_dependency_of_the_wheel_is_pinned() -> None:
+    pins = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {conda_name(need).split()[0] for need in needs} | {"torch", "matplotlib"}
+    assert names - set(CONDA_NAMES.values()) <= pins
+
+
 def conda_name(requirement: str) -> str:
     """`torch>=2.11` -> `pytorch >=2.11`."""
     name, bounds = re.fullmatch(r"([\w-]+)(.*)", requirement).groups()  # type: ignore[union-attr]

@@ -44,7 +44,8 @@ class TimeBudget(Callback):
     # 190 x 142 x 88 voxels
     _VALIDATION_SHARE = 0.15
     _LONG_VALIDATION = 0.4  # share of the time from which the last validation is worth a warning
-    # With fewer, no network learns much: 5 steps on left atria end at Dice 0, 246 at 0.55 (docs/benchmarks.md)
+    # With fewer, no network learns much: 5 steps on left atria end at Dice 0, 246 at 0.55
+    # (docs/benchmarks.md)
     _FEWEST_STEPS = 100
 
     def __init__(
@@ -230,7 +231,7 @@ class TimeBudget(Callback):
         needed = max(self._FEWEST_STEPS, self._size.enough_steps // 2)
         if steps < needed:
             log.warning(
-                "%d steps are few for plan.size=%s, which needs %d or more: give trainer.max_time more, set a "
+                "%d steps are few for plan.size=%s, which needs %d or more: set more trainer.max_time, a "
                 "smaller plan.size or a coarser data.spacing_mm, or end other work on this machine",
                 steps,
                 self._size.name,

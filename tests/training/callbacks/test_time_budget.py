@@ -182,12 +182,14 @@ def test_the_last_validation_is_never_put_off(caplog: pytest.LogCaptureFixture) 
     assert "the last validation takes 500 of the 1000 s of trainer.max_time" in caplog.text
 
 
-@pytest.mark.parametrize(("size", "needed"), [("tiny", 100), ("small", 100), ("medium", 500), ("large", 1000)])
+@pytest.mark.parametrize(
+    ("size", "needed"), [("tiny", 100), ("small", 100), ("medium", 500), ("large", 1000)]
+)
 def test_too_few_steps_for_the_size_of_the_plan_are_a_warning(
     size: str, needed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One second a step, and no validation."""
-    expected = f"steps are few for plan.size={size}, which needs {needed} or more: give trainer.max_time more"
+    expected = f"steps are few for plan.size={size}, which needs {needed} or more: set more trainer.max_time"
     for seconds, is_warned in ((needed - 1, True), (needed, False)):
         caplog.clear()
         first_estimate(TimeBudget(float(seconds), SIZES[size], clock.CLOCK))

@@ -14,12 +14,12 @@ from omegaconf import OmegaConf
 
 TEAL = "#009688"
 GREY = "0.75"
-TITLES = {"train/loss": "training loss", "train/lr": "learning rate", "val/dice": "validation Dice"}
+TITLES = {"train/loss": "training loss", "val/dice": "validation Dice"}
 
 
 def main(whole: Path, resumed: Path, killed_at: int, output: Path) -> None:
     plt.rcParams |= {"svg.hashsalt": "resumed", "svg.fonttype": "none", "font.size": 9}
-    figure, panels = plt.subplots(1, 3, figsize=(11, 3), layout="constrained")
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
     runs = {"never stopped": rows_of(whole), f"killed at step {killed_at}, resumed": rows_of(resumed)}
     styles = ((GREY, "-", 5), (TEAL, "-", 1.2))
     for panel, (key, title) in zip(panels, TITLES.items(), strict=True):

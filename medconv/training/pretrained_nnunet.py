@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from medconv.config import ConfigError, InitConfig, Node, RunConfig
-from medconv.models.pretrained.hub import local_file
+from medconv.models.pretrained.hub import is_remote, local_file
 from medconv.models.pretrained.load import Origin
 from medconv.models.unet import UNet
 from medconv.training import nnssl_plan, nnunet_plans
@@ -121,7 +121,7 @@ def with_plans(config: RunConfig) -> RunConfig:
         ValueError: as `find`, or the config has another kind of network.
     """
     path = config.init.pretrained
-    if path is not None and not Path(path).exists():
+    if path is not None and not is_remote(path) and not Path(path).exists():
         log.warning(
             "init.pretrained=%s: no such file or folder; a stopped run resumes without a file, but the "
             "folder of a trained nnU-Net also holds its plans",

@@ -35,7 +35,7 @@ def _dataset(root: Path, name: str, labels: dict[str, int]) -> Path:
     return root
 
 
-def _config(pretrained: Path, *more: str) -> config.RunConfig:
+def _config(pretrained: Path | str, *more: str) -> config.RunConfig:
     overrides = [
         "data=nnunet",
         f"init.pretrained={pretrained}",
@@ -147,6 +147,12 @@ def test_a_folder_that_is_gone_is_named(tmp_path: Path, caplog: pytest.LogCaptur
     gone = _config(tmp_path / "gone")
     assert with_plans(gone) is gone
     assert f"init.pretrained={tmp_path / 'gone'}: no such file or folder; a stopped run" in caplog.text
+
+
+def test_weights_of_the_hub_are_no_missing_folder(caplog: pytest.LogCaptureFixture) -> None:
+    remote = _config("hf://OWNER/NAME/model.safetensors")
+    assert with_plans(remote) is remote
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(

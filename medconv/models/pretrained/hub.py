@@ -10,6 +10,11 @@ PREFIX = "hf://"
 _SOURCE = re.compile(r"hf://(?P<repository>[^/@]+/[^/@]+)/(?P<file>[^@]+)(?:@(?P<revision>.+))?")
 
 
+def is_remote(source: str | Path) -> bool:
+    """Whether a source names a file of the Hub."""
+    return str(source).startswith(PREFIX)
+
+
 def local_file(source: str | Path) -> Path:
     """The file that a source names, downloaded if the cache does not have it.
 
@@ -19,7 +24,7 @@ def local_file(source: str | Path) -> Path:
         ValueError: another kind of file, since only safetensors cannot hold code; the package is missing; or
             the Hub does not have the file or cannot be reached.
     """
-    if not str(source).startswith(PREFIX):
+    if not is_remote(source):
         return Path(source)
     match = _SOURCE.fullmatch(str(source))
     if match is None or not match["file"].endswith(".safetensors"):

@@ -5,6 +5,7 @@ Hydra has one type of error for most of them, so that its text and the arguments
 
 import difflib
 import re
+import sys
 from collections.abc import Sequence
 
 import hydra
@@ -44,6 +45,11 @@ def _hydra_problem(argument: str) -> str:
         return (
             f"{argument}: Hydra's folders are not used; run.dir=FOLDER is a run's folder, run.name=NAME "
             "makes it runs/NAME"
+        )
+    # Hydra's parser calls functions in assertions (hydra issue 2570)
+    if sys.flags.optimize and re.search(r"[({]", value):
+        return (
+            f"{argument}: Hydra cannot read such a value under python -O or PYTHONOPTIMIZE; start without it"
         )
     return ""
 

@@ -1,11 +1,12 @@
 """medconv/config/composition_errors.py: a key or an option that does not exist is named before any work."""
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from medconv.config import ConfigError, compose
+from medconv.config import ConfigError, compose, composition_errors
 from medconv.utils.logging import message
 
 
@@ -84,6 +85,17 @@ def test_a_key_that_no_config_has_cannot_be_added(
     with pytest.raises(ConfigError, match=re.escape(expected)):
         compose.run_with_config(lambda *_: None, [override])
     assert "Error executing job" not in capsys.readouterr().err  # Hydra's own line
+
+
+def test_values_that_hydra_cannot_read_without_assertions_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    optimized = SimpleNamespace(flags=SimpleNamespace(optimize=1))
+    monkeypatch.setattr(composition_errors, "sys", optimized)
+    composition_errors.check_hydra_settings(["tags=[a]", "seed=1"])
+    for argument in ("plan={size: tiny}", "seed=range(0,2)"):
+        with pytest.raises(ConfigError, match=f"{re.escape(argument)}: Hydra cannot read such a value under"):
+            composition_errors.check_hydra_settings([argument])
 
 
 def test_all_keys_that_no_config_has_are_named_at_once() -> None:

@@ -29,9 +29,9 @@ def text_of(page: Path) -> str:
 @pytest.mark.parametrize(
     "row",
     [
-        "run.resume auto resumes a stopped run; never starts a new one; or a checkpoint to resume from auto",
-        "run.checkpoint_interval DD:HH:MM:SS between checkpoints; last.ckpt",  # a comment above
-        "data.batch_size per device; null plans it null int or null, at least 1",  # of the schema
+        "run.resume auto resumes a stopped run; never starts a new one; or a checkpoint auto str",
+        "run.checkpoint_interval DD:HH:MM:SS between checkpoints 00:00:10:00 str",  # of the schema
+        "data.batch_size per device; null plans it null int or null, at least 1",  # a range, and null
         "perf.timeout_seconds how long to wait",
         "float, more than 0 and finite",  # a range
         "conv.bank jet, laplacian, lines, gabor",  # of an option

@@ -24,5 +24,5 @@ def run_command(options: argparse.Namespace) -> int:
     )
     export(options.checkpoint, options.output, choices, options.trust_package)
     if options.case is None:
-        log.info("--case IMAGE compares the logits on a real case, too")
+        log.info("--case IMAGE also compares the logits on a real case")
     return DONE

@@ -96,7 +96,7 @@ def select(runs: Path, name: str | None) -> Selection:
     if not crossvals:
         raise ArgumentError(
             "runs",
-            f" {runs}: no folds of a cross-validation there; train them by medconv train -m "
+            f" {runs}: no folds of a cross-validation found; train them by medconv train -m "
             "data.fold=0,1,2,3,4",
         )
     selected = [crossval for crossval in crossvals if name in (None, crossval.label, crossval.key)]

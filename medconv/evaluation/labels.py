@@ -195,7 +195,7 @@ def annotated(
             )
         for case in matching_cases:
             if case in names_by_case:
-                raise ArgumentError("annotated", f" {option}: another pattern matches case {case}, too")
+                raise ArgumentError("annotated", f" {option}: another pattern also matches case {case}")
         names_by_case |= dict.fromkeys(matching_cases, classes)
     return names_by_case
 

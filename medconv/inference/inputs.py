@@ -131,7 +131,7 @@ def _note_skipped(source: Source, image_patterns: Sequence[str], taken: Sequence
 def _with_choice(case: Case, choice: str, name: str) -> Case:
     for path in case.images:
         if not is_dicom(path):
-            raise ValueError(f"{name}: {choice} takes a volume of a DICOM series, and {path} is none")
+            raise ValueError(f"{name}: {choice} takes a volume of a DICOM series, which {path} is not")
     return replace(case, images=tuple(Path(f"{path}{choice}") for path in case.images))
 
 
@@ -226,7 +226,7 @@ def _single(source: Source, num_channels: int, takes_missing: bool) -> Case:
         return _of_channels(case_id, [path for path in channels if path.is_file()], num_channels, source)
     if missing:
         raise ValueError(
-            f"{source}: the network takes {num_channels} channels, {', '.join(missing)} is not there"
+            f"{source}: the network takes {num_channels} channels, missing: {', '.join(missing)}"
         )
     return Case(case_id, channels)
 

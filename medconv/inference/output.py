@@ -168,7 +168,7 @@ class Output(ABC):
             )
         conflict = state.conflict(cases, replaced)
         if conflict and state.busy:
-            raise self._refusal(f"{conflict}; another process is at work there")
+            raise self._refusal(f"{conflict}; another process is writing there")
         if conflict and not overwrite:
             raise ReplaceableResultsError(self.path, conflict)
         kept = [case_id for case_id in state.existing if case_id not in cases]

@@ -129,7 +129,7 @@ def _submit(home: Path, jobs: Sequence[Job], content: str) -> str:
         answer = _slurm("sbatch", "--parsable", f"--job-name={name}", str(home / SCRIPT))
         number = re.match(r"\d+", answer)
         if number is None:
-            raise ConfigError(f"hydra/launcher=slurm: sbatch said {answer!r} instead of a job's number")
+            raise ConfigError(f"hydra/launcher=slurm: sbatch answered {answer!r}, expected a job number")
     except ConfigError as error:
         if not isinstance(error.__cause__, subprocess.TimeoutExpired):
             (home / SENT).unlink()

@@ -103,7 +103,7 @@ def _read(path: Path, name: str, complete: Callable[[Node], bool]) -> Node | Non
             return result
     except (ValueError, KeyError, TypeError):
         pass
-    log.warning("%s: %s cannot be read, so it is measured anew", name, path)
+    log.warning("%s: %s cannot be read, so it is measured again", name, path)
     if is_rank_zero():
         path.unlink(missing_ok=True)
     return None

@@ -149,7 +149,10 @@ class RunDir:
         checkpoint = self.resume_from()
         if checkpoint is None:
             if (self.path / "config.yaml").is_file():
-                log.info("%s: nothing to resume, its run left no checkpoint; it begins anew", self.path)
+                log.info(
+                    "%s: nothing to resume, its run left no checkpoint; it starts from the beginning",
+                    self.path,
+                )
             shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
         elif not is_inside(checkpoint, self.checkpoints):
             self.best.unlink(missing_ok=True)  # of an earlier attempt

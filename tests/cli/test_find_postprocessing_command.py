@@ -13,6 +13,6 @@ def test_errors_name_the_options(
 ) -> None:
     runs = tmp_path / "nowhere"
     assert tiny.call(monkeypatch, "find-postprocessing", "--runs", runs) == USER
-    assert capsys.readouterr().err.startswith(f"error: --runs {runs}: no folds of a cross-validation there")
+    assert capsys.readouterr().err.startswith(f"error: --runs {runs}: no folds of a cross-validation found")
     assert tiny.call(monkeypatch, "find-postprocessing", "--runs", runs, "--device", "quantum") == USER
     assert "error: --device quantum: cannot be used here" in capsys.readouterr().err

@@ -125,7 +125,7 @@ def test_incomplete_cross_validations_are_refused_with_the_reason(
         return error
 
     runs = by_fold(sweep_folder)
-    assert "no folds of a cross-validation there" in fails("--runs", str(tmp_path / "nowhere"))
+    assert "no folds of a cross-validation found" in fails("--runs", str(tmp_path / "nowhere"))
     best = runs["1"] / "checkpoints/best.ckpt"
     best.rename(best.with_suffix(".away"))
     assert f"{best}: no such checkpoint; it is needed to predict fold 1" in fails("--runs", str(sweep_folder))

@@ -222,7 +222,7 @@ def test_a_class_that_a_reference_lacks_does_not_count(tmp_path: Path) -> None:
     for option, words in (
         ("b_*=3", "no class '3'; there are 1, 2"),
         ("c=1", "no case matches; the cases are a_1"),
-        ("*_1=1", "another pattern matches case b_1, too"),
+        ("*_1=1", "another pattern also matches case b_1"),
     ):
         with pytest.raises(ValueError, match=f"^annotated .*: {words}"):
             evaluate(*folders_, annotated=["b_*=1", option])

@@ -152,7 +152,7 @@ def test_channels_are_listed_or_lie_beside_the_first_one(tmp_path: Path) -> None
         (tmp_path / f"a_{number:04d}.nii.gz").touch()
     (case,) = find_cases(tmp_path / "a_0000.nii.gz", 2)
     assert (case.id, len(case.images)) == ("a", 2)
-    with members.refused(r"the network takes 3 channels, a_0002\.nii\.gz is not there"):
+    with members.refused(r"the network takes 3 channels, missing: a_0002\.nii\.gz"):
         find_cases(tmp_path / "a_0000.nii.gz", 3)
 
 

@@ -153,9 +153,9 @@ def test_results_of_a_running_process_are_not_overwritten(tmp_path: Path) -> Non
         case, release = next(one.claims(cases("a", "b")))
         one.label(case.id).write_text("done")
         release()
-        with members.refused("overlap: 0.5 there, 0.25 now.*another process is at work there"):
+        with members.refused("overlap: 0.5 there, 0.25 now.*another process is writing there"):
             fill(folder(tmp_path, overlap=0.25), cases("a", "b"), overwrite=True)
-        with members.refused("holds results that would be overwritten; another process is at work there"):
+        with members.refused("holds results that would be overwritten; another process is writing there"):
             fill(folder(tmp_path), cases("a", "b"), overwrite=True)
     with one.open(cases("a", "b"), overwrite=True):
         case, release = next(one.claims(cases("a", "b")))

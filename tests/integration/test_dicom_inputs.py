@@ -185,7 +185,7 @@ def test_series_with_b_values_are_channels_of_a_dataset(tmp_path: Path) -> None:
     for source in ("dwi", "dwi/a", "dwi/*"):  # of medconv predict --input
         (case,) = find_cases(tmp_path / f"{source}#b=0", 1)
         assert (case.id, case.images) == ("a", (tmp_path / "dwi/a#b=0",))
-    with pytest.raises(ValueError, match=r"#2 takes a volume of a DICOM series, and .*a\.nii\.gz is none"):
+    with pytest.raises(ValueError, match=r"#2 takes a volume of a DICOM series, which .*a\.nii\.gz is not"):
         find_cases(tmp_path / "labels#2", 1)
 
 

@@ -204,7 +204,7 @@ def test_without_squeue_the_sweep_is_refused(tmp_path: Path, three: list[Job]) -
     [
         (None, "hydra/launcher=slurm: there is no sbatch on this machine"),
         ("echo no such partition >&2; exit 1", "hydra/launcher=slurm: sbatch failed: no such partition"),
-        ("echo hello", "hydra/launcher=slurm: sbatch said 'hello' instead of a job's number"),
+        ("echo hello", "hydra/launcher=slurm: sbatch answered 'hello', expected a job number"),
     ],
 )
 def test_errors_of_sbatch_are_reported(

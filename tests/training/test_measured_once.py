@@ -89,7 +89,7 @@ def test_a_damaged_file_is_measured_anew(
     _, path = measured(config(tmp_path))
     path.write_text(content)
     assert measured(config(tmp_path), 3.0)[0]["seconds"] == 3.0
-    assert f"{path} cannot be read, so it is measured anew" in caplog.text
+    assert f"{path} cannot be read, so it is measured again" in caplog.text
     assert json.loads(path.read_text())["seconds"] == 3.0
 
 

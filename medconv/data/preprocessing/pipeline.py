@@ -189,7 +189,7 @@ def prepare_case(
         highest_label = labelled.max(initial=0)
     if not np.isfinite(native).all() or highest_label >= num_classes:
         raise ValueError(
-            f"case {case.id}: its files were replaced after the check, and are invalid; start anew"
+            f"case {case.id}: its files were replaced after the check, and are invalid; start again"
         )
     try:
         image, crop_info = preprocess(native, grid, config, case.missing_channels)

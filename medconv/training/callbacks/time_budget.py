@@ -157,7 +157,7 @@ class TimeBudget(Callback):
 
     def _say_postponed(self, validation: float) -> None:
         log.info(
-            "a validation takes %.0f s; validations are put off while they would take more than %.0f %% of "
+            "a validation takes %.0f s; validations are postponed while they would take more than %.0f %% of "
             "the time",
             validation,
             100 * self._VALIDATION_SHARE,

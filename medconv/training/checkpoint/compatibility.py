@@ -74,7 +74,7 @@ def check_not_finished(
     if budget["spent"] >= max_seconds or (has_taken_all_steps and same_budget):
         raise ValueError(
             f"{setting}: was trained for {budget['spent']:.0f} of {budget['seconds']:.0f} seconds already; "
-            f"trainer.max_time must be more to train on from it, got {max_seconds:.0f} seconds"
+            f"trainer.max_time must be more to continue from it, got {max_seconds:.0f} seconds"
         )
 
 
@@ -82,7 +82,7 @@ def _check_below(reached: int, limit: int, unit: str, setting: str) -> None:
     if 0 <= limit <= reached:
         raise ValueError(
             f"{setting}: was trained for {reached} {unit} already; trainer.max_{unit} must be more than "
-            f"{reached} to train on from it, got {limit}"
+            f"{reached} to continue from it, got {limit}"
         )
 
 

@@ -265,7 +265,7 @@ def _check_not_finished(trainer: Trainer, epoch: int, batches_per_epoch: int) ->
     if 0 <= limit <= epoch:
         raise ValueError(
             f"run.resume={trainer.ckpt_path}: was trained for {epoch} epochs of {batches_per_epoch} batches, "
-            f"as this run's have; trainer.max_epochs must be more than {epoch} to train on from it, got "
+            f"as this run's have; trainer.max_epochs must be more than {epoch} to continue from it, got "
             f"{limit}"
         )
 

@@ -73,7 +73,7 @@ def with_epochs(node: Node, epochs: int | None) -> Node:
     if epochs is None:
         raise ConfigError(
             f"scheduler.T_max is missing: {target} needs the number of epochs, which "
-            "trainer.max_epochs would tell; scheduler=cosine fits steps and times, too"
+            "trainer.max_epochs would tell; scheduler=cosine also works with steps and times"
         )
     log.info("scheduler.T_max: %d epochs, the length of the run", epochs)
     return {**node, "T_max": epochs}

@@ -162,7 +162,7 @@ def test_a_damaged_cache_is_measured_anew(
 ) -> None:
     cache_file(measured).write_text("")
     assert tiny.train(measured, tmp_path / "second", *AUTO)["status"] == "done"
-    assert "cannot be read, so it is measured anew" in caplog.text
+    assert "cannot be read, so it is measured again" in caplog.text
     assert set(json.loads(cache_file(measured).read_text())["choice"]) == set(cache.OPEN)
 
 

@@ -114,3 +114,10 @@ def test_lines_of_the_product_hold_one_thought() -> None:
     assert counts.vague_names / counts.bound_names < 0.003
     assert counts.comments / counts.code_lines > 0.025
     assert counts.star_arguments == 0
+
+
+def test_few_files_of_the_product_have_more_than_300_lines() -> None:
+    """A ceiling, a little above what is there; a file with one subject that is longer may stay."""
+    files = [*ROOT.glob("medconv/**/*.py")]
+    long = sorted(name(path) for path in files if len(path.read_text().splitlines()) > 300)
+    assert len(long) <= 12, f"over 300 lines: {', '.join(long)}"

@@ -92,7 +92,7 @@ class TwoLaunches(ForwardMixin):
         prior = priors[0]
         # The user may have added others after ours, of which the two launches would know nothing.
         if len(priors) == 1 and prefers_two_launches(layer, prior, input):
-            return _two_launches(layer, prior, input)
+            return in_two_launches(layer, input)
         output: Tensor = super().forward(input)
         return output
 
@@ -237,7 +237,13 @@ def _blocks(out_channels: int, width: int, filters: Tensor) -> Tensor:
     return filters[index].expand(groups, *index.shape, *kernel_size)
 
 
-def _two_launches(conv: Any, prior: TransformPrior, x: Tensor) -> Tensor:
+def in_two_launches(conv: Any, x: Tensor) -> Tensor:
+    """What a convolution with `transform` computes, as a 1x1 convolution and one by the bank.
+
+    Shape:
+        x (batch, in, *spatial) -> (batch, out, *spatial').
+    """
+    prior = conv.parametrizations.weight[0]
     transform = conv.parametrizations.weight.original
     spatial_dims = len(conv.kernel_size)
     convolve = (F.conv1d, F.conv2d, F.conv3d)[spatial_dims - 1]
@@ -250,12 +256,17 @@ def _two_launches(conv: Any, prior: TransformPrior, x: Tensor) -> Tensor:
     if conv.padding_mode != "zeros":  # as torch's own forward: padded beforehand, since F.conv pads by zeros
         mixed = F.pad(mixed, conv._reversed_padding_repeated_twice, mode=conv.padding_mode)
         padding = 0
-    return convolve(
+    output = convolve(
         mixed,
         prior.dense_bank(),
-        conv.bias,
+        None,
         conv.stride,
         padding,
         conv.dilation,
         prior.groups,
     )
+    if conv.bias is None:
+        return output
+    # Inside the convolution, oneDNN computes the gradient of a bias with that of the weight, which is fixed.
+    bias: Tensor = conv.bias.to(output.dtype).view(-1, *[1] * spatial_dims)
+    return output.add_(bias)

@@ -39,12 +39,14 @@ def shard_convs(
               the second `in`, and what is between them stays sharded  (of the second) (of the first)
 
     Parameters become DTensors, so `torch.distributed.checkpoint.state_dict` gathers and scatters them; their
-    names stay. All other weights are copied from the first process. Create the optimizer afterwards, give all
-    processes the same batch and the same seed, and clip with `clip_grad_norm`.
+    names stay. All other weights are copied from the first process. Create the optimizer afterwards, without
+    `foreach` or `fused`, which refuse plain and sharded weights together. Give all processes the same batch
+    and the same seed, and clip with `clip_grad_norm`.
 
     Args:
         mesh: one-dimensional; its processes share the layers.
-        plan: regular expression (`re.search` in a module's name) to its way; the first match counts.
+        plan: regular expression (`re.search` in a module's name) to its way; the first match counts. For
+            `pair` it names the `nn.Sequential` that holds both layers, not one of them.
     Returns:
         Module name to `out`, `in` or `pair`, for each sharded module.
     Raises:

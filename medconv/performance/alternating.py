@@ -47,6 +47,16 @@ def alternate(
     return {name: compared(times, seconds[reference]) for name, times in seconds.items()}
 
 
+def computing_clock() -> Callable[[], float]:
+    """A clock for work that only computes, to which other work on the machine matters little if it can.
+
+    One thread: the time of the process, which is that of the wall on an idle core. More threads, or a GPU:
+    the time of the wall.
+    """
+    is_one_thread = torch.get_num_threads() == 1 and not torch.cuda.is_available()
+    return time.process_time if is_one_thread else time.perf_counter
+
+
 def compared(seconds: Sequence[float], reference: Sequence[float]) -> dict[str, float]:
     """`seconds`, `ratio` and `spread`, as of `alternate`, from times of two variants in the same rounds."""
     ratios = sorted(a / b for a, b in zip(seconds, reference, strict=True))

@@ -1,6 +1,7 @@
 """What a convolution costs beside `nn.Conv`: seconds, memory and operators, what limits it, what helps."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -12,16 +13,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
+from medconv.convs.channel_transform import TwoLaunches, in_two_launches
 from medconv.convs.fold import fold_convs
-from medconv.convs.parametrization import CHANNELS_LAST
-from medconv.performance.alternating import alternate
+from medconv.convs.parametrization import CONVS
+from medconv.performance.alternating import alternate, computing_clock
+from medconv.performance.switches import apply_switches, memory_format, to_memory_format
 
 LIBRARY = "nn.Conv"
 CUSTOM = "as it is"
 _SAME = 1.1  # times nn.Conv, below which nothing is to be gained
 _SMALL_EDGE = 4  # voxels of an image so small that only fixed work is left
-_FIXED = 0.5  # share of the time from which fixed work is called the limit
+_FIXED = 0.5  # share of the extra time from which fixed work is called the limit
 _ARITHMETIC = 0.8  # share of the ratio of seconds that more arithmetic must explain
+_MAX_ROUNDS = 9  # of `price`
 Run = Callable[[], Any]
 
 
@@ -35,6 +39,7 @@ class Layer:
         library: the `nn.ConvNd`.
         custom: the module in its place.
         image: (batch, channels, *spatial).
+        channels_last: the memory format of all three; else contiguous.
     """
 
     name: str
@@ -42,6 +47,7 @@ class Layer:
     library: nn.Module
     custom: nn.Module
     image: Tensor
+    channels_last: bool = False
 
     @property
     def case(self) -> str:
@@ -52,7 +58,7 @@ class Layer:
 def cost(layer: Layer, pairs: int) -> dict[str, Any]:
     """Forward and backward of both, in turn. Args: pairs: rounds."""
     steps = {LIBRARY: _step(layer.library, layer.image), CUSTOM: _step(layer.custom, layer.image)}
-    timed = alternate(steps, LIBRARY, pairs)
+    timed = _timed(steps, LIBRARY, pairs)
     return {
         "benchmark": "bench-conv",
         "case": layer.case,
@@ -64,25 +70,84 @@ def cost(layer: Layer, pairs: int) -> dict[str, Any]:
     }
 
 
+def price(layers: Sequence[Layer], seconds: float) -> dict[str, Any]:
+    """All layers of a network together beside `nn.Conv`, without spreads, for one line of a log.
+
+    Args:
+        layers: at least one.
+        seconds: to measure for; one step of each layer is timed in any case.
+    Returns:
+        `ratio` of the times; `layer`, the name of that which adds most.
+    """
+    library = 0.0
+    custom = 0.0
+    most = -math.inf
+    slowest = layers[0]
+    for layer in layers:
+        timed = _priced(layer, seconds / len(layers))
+        library += layer.count * timed[LIBRARY]["seconds"]
+        custom += layer.count * timed[CUSTOM]["seconds"]
+        extra = layer.count * (timed[CUSTOM]["seconds"] - timed[LIBRARY]["seconds"])
+        if extra > most:
+            most = extra
+            slowest = layer
+    return {"ratio": custom / library, "layer": slowest.name}
+
+
+def _priced(layer: Layer, seconds: float) -> dict[str, dict[str, float]]:
+    """Times of both, from as many rounds as fit into some seconds."""
+    steps = {LIBRARY: _step(layer.library, layer.image), CUSTOM: _step(layer.custom, layer.image)}
+    first = alternate(steps, LIBRARY, pairs=1, warm_up=0, clock=computing_clock())
+    # The first round warms up; it counts only where there is no time for another.
+    rounds = int(seconds / sum(timing["seconds"] for timing in first.values())) - 1
+    if rounds < 1:
+        return first
+    return alternate(steps, LIBRARY, pairs=min(rounds, _MAX_ROUNDS), warm_up=0, clock=computing_clock())
+
+
 def limit(layer: Layer, ratio: float, pairs: int) -> str:
     """What makes the custom layer slower than `nn.Conv`, by measurement. Args: ratio: of their seconds."""
     if ratio < _SAME:
         return "nothing: it costs what nn.Conv costs"
     # work that does not depend on the image is what stays when the image is tiny
-    small = layer.image
-    for axis in range(2, small.ndim):
-        small = small.narrow(axis, 0, min(_SMALL_EDGE, small.shape[axis]))
-    steps = {"whole": _step(layer.custom, layer.image), "small": _step(layer.custom, small)}
-    fixed = alternate(steps, "whole", pairs)["small"]["ratio"]
-    if fixed > _FIXED:
+    small = _cropped(layer.image, layer.library)
+    steps = {
+        LIBRARY: _step(layer.library, layer.image),
+        CUSTOM: _step(layer.custom, layer.image),
+        f"{LIBRARY}, small": _step(layer.library, small),
+        f"{CUSTOM}, small": _step(layer.custom, small),
+    }
+    timed = _timed(steps, LIBRARY, pairs)
+    extra = timed[CUSTOM]["seconds"] - timed[LIBRARY]["seconds"]
+    extra_small = timed[f"{CUSTOM}, small"]["seconds"] - timed[f"{LIBRARY}, small"]["seconds"]
+    if extra > 0 and extra_small > _FIXED * extra:
+        size = "x".join(map(str, small.shape[2:]))
         return (
-            f"fixed work: {fixed:.0%} of the time is left on an image of {_SMALL_EDGE} voxels an axis, for "
-            "launches and for computing the weight; larger patches and batches hide it"
+            f"fixed work: of the {_milliseconds(extra)} more than nn.Conv, {_milliseconds(extra_small)} are "
+            f"left on an image of {size}, for launches and for computing the weight; larger patches and "
+            "batches hide it"
         )
-    more = counted(steps["whole"]).flops / max(1, counted(_step(layer.library, layer.image)).flops)
-    if more >= _ARITHMETIC * ratio:
+    more = counted(steps[CUSTOM]).flops / max(1, counted(steps[LIBRARY]).flops)
+    if more >= max(_SAME, _ARITHMETIC * ratio):
         return f"arithmetic: {more:.2f} times the operations of nn.Conv"
     return f"memory traffic: {more:.2f} times the operations of nn.Conv take {ratio:.2f} times as long"
+
+
+def _timed(steps: Mapping[str, Run], reference: str, pairs: int) -> dict[str, dict[str, float]]:
+    return alternate(steps, reference, pairs, clock=computing_clock())
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.2g} ms"
+
+
+def _cropped(image: Tensor, conv: Any) -> Tensor:
+    """A corner so small that a convolution of it is fixed work, but not smaller than the kernel."""
+    for axis, (size, dilation) in enumerate(zip(conv.kernel_size, conv.dilation, strict=True), start=2):
+        extent = (size - 1) * dilation + 1
+        edge = min(max(_SMALL_EDGE, extent), image.shape[axis])
+        image = image.narrow(axis, 0, edge)
+    return image
 
 
 def remedies(layer: Layer, pairs: int, compiles: bool) -> list[dict[str, Any]]:
@@ -93,13 +158,18 @@ def remedies(layer: Layer, pairs: int, compiles: bool) -> list[dict[str, Any]]:
         compiles: also `torch.compile`, which takes up to a minute and needs a C++ compiler on a CPU.
     """
     custom: Any = layer.custom
-    contiguous = deepcopy(custom).to(memory_format=torch.contiguous_format)
+    other = not layer.channels_last
+    other_layout = in_layout(custom, other)
+    layout_name = "channels-last" if other else "contiguous, not channels-last"
     kept = kept_bytes(custom, layer.image)
     rows = [
         _remedy("folded, for prediction", fold_convs(custom), layer, pairs, forward=True),
-        _remedy("contiguous, not channels-last", contiguous, layer, pairs, contiguous=True),
+        _remedy(layout_name, other_layout, layer, pairs, channels_last=other),
         _remedy("checkpointed", _Checkpointed(custom), layer, pairs),
     ]
+    if isinstance(custom, TwoLaunches):  # it takes one of these by the cost model
+        rows.append(_remedy("in one launch", _OneLaunch(custom), layer, pairs))
+        rows.append(_remedy("in two launches", _TwoLaunches(custom), layer, pairs))
     if compiles:
         compiled: Any = torch.compile(deepcopy(custom))
         rows.append(_remedy("compiled", compiled, layer, pairs))
@@ -112,14 +182,29 @@ def _remedy(
     layer: Layer,
     pairs: int,
     forward: bool = False,
-    contiguous: bool = False,
+    channels_last: bool | None = None,
 ) -> dict[str, Any]:
     make = _forward if forward else _step
-    image = layer.image.contiguous() if contiguous else layer.image
+    image = layer.image if channels_last is None else image_in_layout(layer.image, channels_last)
     steps = {CUSTOM: make(layer.custom, layer.image), name: make(variant, image)}
-    timing = alternate(steps, CUSTOM, pairs)[name]
+    timing = _timed(steps, CUSTOM, pairs)[name]
     kept = None if forward else kept_bytes(variant, image)
     return {"benchmark": "bench-conv", "case": layer.case, "variant": name, **timing, "kept_bytes": kept}
+
+
+def in_layout(layer: nn.Module, channels_last: bool) -> nn.Module:
+    """A copy of a layer in a memory format, as `apply_switches` would make it."""
+    copy = deepcopy(layer)
+    for module in copy.modules():
+        if isinstance(module, CONVS):
+            conv: Any = module
+            conv.to(memory_format=torch.contiguous_format)
+    return apply_switches(copy, channels_last=channels_last)
+
+
+def image_in_layout(image: Tensor, channels_last: bool) -> Tensor:
+    """The image in a memory format, also if it has one channel."""
+    return to_memory_format(image, memory_format(channels_last, image.ndim - 2))
 
 
 class _Checkpointed(nn.Module):
@@ -131,6 +216,28 @@ class _Checkpointed(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return checkpoint(self.layer, x, use_reentrant=False)
+
+
+class _OneLaunch(nn.Module):
+    """A layer of `transform`, whose kernel is computed first."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer._conv_forward(x, self.layer.weight, self.layer.bias)
+
+
+class _TwoLaunches(nn.Module):
+    """A layer of `transform`, as a 1x1 convolution and its bank."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Any:
+        return in_two_launches(self.layer, x)
 
 
 def _forward(layer: nn.Module, image: Tensor) -> Run:
@@ -193,9 +300,3 @@ def counted(run: Run) -> Counter:
     with counter:
         run()
     return counter
-
-
-def in_channels_last(layer: Any, image: Tensor) -> tuple[nn.Module, Tensor]:
-    """A copy of the layer and the image in the layout that networks of medconv train in."""
-    layout = CHANNELS_LAST[image.ndim]
-    return deepcopy(layer).to(memory_format=layout), image.contiguous(memory_format=layout)

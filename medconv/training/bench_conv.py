@@ -1,6 +1,7 @@
 """Times a convolution against `nn.Conv` at the sizes that a network has."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -11,24 +12,24 @@ from torch import nn
 
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, RunConfig, compose
-from medconv.convs.parametrization import CONVS, UnsuitableLayerError
-from medconv.models.build import build_network, model_of
+from medconv.convs.parametrization import UnsuitableLayerError
+from medconv.models.build import model_of
 from medconv.models.monai_networks import stem_for
-from medconv.models.outputs import evaluating
 from medconv.performance import conv_cost
 from medconv.performance.conv_cost import Layer
 from medconv.planning.sizes import SIZES
 from medconv.planning.topology import halvings, kernels, widths
+from medconv.training.conv_price import NetworkSizes, computing_in, replaced_layers, switches_of
 from medconv.utils.errors import ArgumentError
-from medconv.utils.hardware import resolve_precision, uses_gpu
+from medconv.utils.hardware import autocast_dtype, resolve_precision, uses_gpu
 
-_PLAIN = {"_target_": "medconv.convs.plain", "_partial_": True}
 # Arguments of nn.ConvNd beside the sizes, and the values with which a class needs none.
 _DEFAULTS = {"stride": 1, "dilation": 1, "groups": 1}
-_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-_ROW = "{:<50} {:>5} {:>9} {:>9} {:>12} {:>13} {:>11}"
+_ROW = "{:<42} {:>5} {:>8} {:>8} {:>11} {:>11} {:>9}"
 _BUSY = 0.25  # share of a ratio beyond which its spread makes it no basis for a decision
 _HEAD = ("layer", "times", "nn.Conv", "this", "ratio", "kept MB", "operators")
+
+log = logging.getLogger(__name__)
 
 
 def configs_with(conv: str, overrides: Sequence[str]) -> list[RunConfig]:
@@ -89,14 +90,16 @@ def measure(config: RunConfig, sizes: Sizes, pairs: int, compiles: bool = False)
     accelerator = config.trainer.accelerator
     precision = resolve_precision(config.trainer.precision or "auto", accelerator)
     device = torch.device("cuda" if uses_gpu(accelerator) else "cpu")
-    dtype = _DTYPES.get(precision)
-    layers = list(_layers(config, sizes, device))
-    # Without the cache, which would cast a weight once for all rounds
-    with torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=False):
-        rows = [{**conv_cost.cost(layer, pairs), "precision": precision} for layer in layers]
+    layers = _layers(config, sizes, device)
+    rows = []
+    with computing_in(device, autocast_dtype(precision)):
+        for number, layer in enumerate(layers, start=1):
+            log.info("timing %s (%d of %d)", layer.case, number, len(layers))
+            rows.append({**conv_cost.cost(layer, pairs), "precision": precision})
         excess = [row["count"] * (row["seconds"] - row["library_seconds"]) for row in rows]
         worst = excess.index(max(excess))
         rows[worst]["limit"] = conv_cost.limit(layers[worst], rows[worst]["ratio"], pairs)
+        log.info("timing what helps %s", layers[worst].name)
         helped = conv_cost.remedies(layers[worst], pairs, compiles)
     by_excess = sorted(range(len(rows)), key=lambda index: excess[index], reverse=True)
     return [*(rows[index] for index in by_excess), *helped]
@@ -109,9 +112,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     library = sum(row["count"] * row["library_seconds"] for row in costs)
     custom = sum(row["count"] * row["seconds"] for row in costs)
     name = costs[0]["case"].partition(",")[0]
+    batch = costs[0]["case"].rpartition(", ")[2]  # the same for all
     limit = "cannot be told, its times spread too much" if _spreads(costs[0]) else costs[0]["limit"]
     lines = [
-        f"forward and backward, milliseconds, {costs[0]['precision']}",
+        f"forward and backward, milliseconds, {costs[0]['precision']}, {batch}",
         _ROW.format(*_HEAD).rstrip(),
         *map(_cost_line, costs),
         f"\nall layers together: {custom / library:.2f} times nn.Conv; {name} costs most",
@@ -134,7 +138,8 @@ def _cost_line(row: Mapping[str, Any]) -> str:
     operators = " / ".join(map(str, row["operators"]))
     ratio = f"{row['ratio']:.2f} ±{row['spread'] / 2:.2f}"
     milliseconds = [f"{1e3 * row[key]:.2f}" for key in ("library_seconds", "seconds")]
-    return _ROW.format(row["case"], row["count"], *milliseconds, ratio, kept, operators)
+    layer = row["case"].rpartition(", ")[0]
+    return _ROW.format(layer, row["count"], *milliseconds, ratio, kept, operators)
 
 
 def _remedy_line(row: Mapping[str, Any]) -> str:
@@ -146,43 +151,16 @@ def _remedy_line(row: Mapping[str, Any]) -> str:
     return f"  {row['variant']:<30} {row['ratio']:.2f} ±{row['spread'] / 2:.2f}{memory}"
 
 
-def _layers(config: RunConfig, sizes: Sizes, device: torch.device) -> Iterator[Layer]:
-    """One layer of each kind and size that the convolution replaces. Raises: ConfigError: there is none."""
+def _layers(config: RunConfig, sizes: Sizes, device: torch.device) -> list[Layer]:
+    """Raises: ConfigError: the convolution replaces none."""
     derived = _derived(config, sizes)
     resolved = configs.resolve(config, derived)
     model = model_of(resolved.model, per_voxel=True)
-    plain = build_network(model, _PLAIN, derived)
-    custom = dict(build_network(model, resolved.conv, derived, build=_build, quiet=True).named_modules())
-    image = torch.zeros(1, sizes.inputs, *derived.patch_size)
-    shapes = _input_shapes(plain, image)
-    replaced: dict[str, list[str]] = {}
-    for name, layer in plain.named_modules():
-        if name in shapes and name in custom and type(custom[name]) is not type(layer):
-            replaced.setdefault(f"{layer} {shapes[name]}", []).append(name)
-    if not replaced:
+    timed = NetworkSizes(model, derived, sizes.batch, device, switches_of(resolved.perf))
+    layers = list(replaced_layers(timed, resolved.conv, _build))
+    if not layers:
         raise ConfigError(f"conv={resolved.conv['_target_']} leaves every layer an nn.Conv: nothing to time")
-    library = dict(plain.named_modules())
-    for names in replaced.values():
-        name = names[0]
-        image = torch.randn(sizes.batch, *shapes[name], device=device)
-        library_layer, image = conv_cost.in_channels_last(library[name].to(device), image)
-        custom_layer, image = conv_cost.in_channels_last(custom[name].to(device), image)
-        yield Layer(name, len(names), library_layer, custom_layer, image)
-
-
-def _input_shapes(network: nn.Module, image: torch.Tensor) -> dict[str, tuple[int, ...]]:
-    """Channels and voxels of the input of each convolution in its first call."""
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def note(name: str, layer: nn.Module, args: tuple[torch.Tensor]) -> None:
-        shapes.setdefault(name, tuple(args[0].shape[1:]))
-
-    for name, layer in network.named_modules():
-        if isinstance(layer, CONVS):
-            layer.register_forward_pre_hook(partial(note, name))
-    with torch.no_grad(), evaluating(network):
-        network(image)
-    return shapes
+    return layers
 
 
 def _derived(config: RunConfig, sizes: Sizes) -> Derived:
@@ -191,6 +169,10 @@ def _derived(config: RunConfig, sizes: Sizes) -> Derived:
     if patch is None:
         raise ConfigError("data.patch_size is needed, such as data.patch_size=[64,64,64], got null")
     dims = len(patch)
+    if config.data.spatial_dims not in (None, dims):
+        raise ConfigError(
+            f"data.patch_size={list(patch)} has {dims} axes, but data.spatial_dims={config.data.spatial_dims}"
+        )
     spacing = list(config.data.spacing_mm or [1.0] * dims)
     strides = halvings(patch, spacing, exact=True, max_stages=None)
     size = SIZES[config.plan.size or "large"]

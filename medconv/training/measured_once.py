@@ -32,6 +32,7 @@ def measured_once(
     measure: Callable[[], Node],
     complete: Callable[[Node], bool],
     begin: Callable[[], None] = lambda: None,
+    shared: bool = True,
 ) -> tuple[Node, Path]:
     """The result of `measure`, or of an earlier run with the same key, and its file.
 
@@ -42,6 +43,7 @@ def measured_once(
         measure: returns plain values.
         complete: whether the content of a file is a result.
         begin: called before on each rank that finds no result; its errors must be those of all ranks.
+        shared: all ranks ask for it; else rank 0 alone does.
     Raises:
         ConfigError: the file of several ranks cannot be written, or waiting for rank 0 timed out.
     """
@@ -54,7 +56,7 @@ def measured_once(
     if not is_rank_zero():
         return _wait_for(path, name, complete), path
     result = {**measure(), "key": key}
-    _write(result, path, name, config)
+    _write(result, path, name, config, shared)
     return result, path
 
 
@@ -109,14 +111,14 @@ def _read(path: Path, name: str, complete: Callable[[Node], bool]) -> Node | Non
     return None
 
 
-def _write(result: Node, path: Path, name: str, config: RunConfig) -> None:
+def _write(result: Node, path: Path, name: str, config: RunConfig, shared: bool) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(result, indent=1) + "\n")
     except OSError as error:
         one_device = config.trainer.devices in (None, 1, "1")
         one_machine = config.trainer.num_nodes in (None, 1)
-        if not (one_device and one_machine):
+        if shared and not (one_device and one_machine):
             raise ConfigError(f"{name}: cannot tell the other ranks: data.cache_dir: {error}") from error
         log.warning("%s: the result cannot be kept for later runs: %s", name, error)
 

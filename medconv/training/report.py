@@ -12,6 +12,7 @@ from torch import nn
 
 from medconv import config as configs
 from medconv.config import PerfConfig, RunConfig, TrainerConfig
+from medconv.models.layers.depthwise import has_depthwise
 from medconv.models.layers.fast_norm_swap import SWAPPED
 from medconv.planning.planner import Plan
 from medconv.planning.report import table
@@ -116,6 +117,11 @@ def without_effect(
         reasons["perf.fast_norm=true"] = "it needs perf.channels_last=true"
     elif perf.fast_norm and not _has_fast_norms(network):
         reasons["perf.fast_norm=true"] = "this network has no instance, group or batch norms"
+    if not has_depthwise(network):
+        if not perf.fast_depthwise:  # true is the default
+            reasons["perf.fast_depthwise=false"] = "the network has no depthwise 3D convolutions"
+    elif perf.fast_depthwise and (not no_gpu or not str(trainer.precision).startswith("bf16")):
+        reasons["perf.fast_depthwise=true"] = "it is for bf16 on a CPU"
     if perf.activation_checkpointing == "pointwise" and perf.compile:
         setting = "perf.activation_checkpointing=pointwise"
         reasons[setting] = "the compiler itself chooses what to recompute"

@@ -16,11 +16,17 @@ from medconv import config as configs
 from medconv.config import Node, RunConfig
 from medconv.data.loading.datamodule import DataModule
 from medconv.models.build import check_conv, model_of
-from medconv.models.layers.depthwise import has_depthwise
 from medconv.models.pretrained.adapt import layers_of
 from medconv.models.pretrained.load import load as load_pretrained
 from medconv.performance.step_profiler import StepProfiler
-from medconv.training import bottleneck, data_identity, pretrained_nnunet, report, score_test_cases
+from medconv.training import (
+    bottleneck,
+    conv_price,
+    data_identity,
+    pretrained_nnunet,
+    report,
+    score_test_cases,
+)
 from medconv.training.autotune import cache
 from medconv.training.build import build_task, may_grow, record_of
 from medconv.training.build_data import build_data
@@ -151,8 +157,6 @@ def _build(
     with configs.arguments_as_keys("perf"):
         apply_backends(config.perf.matmul_precision)
     task = build_task(config, record_of(config, prepared), prepared.store, load_weights)
-    if not config.perf.fast_depthwise and not has_depthwise(task.network):
-        log.info("perf.fast_depthwise=false has no effect: the network has no depthwise 3D convolutions")
     profiler = StepProfiler(config.perf.profile, folder.started_at)
     return _Run(
         config=config,
@@ -170,7 +174,11 @@ def _fit(run: _Run) -> None:
     folder = run.folder
     trainer = run.trainer
     folder.begin(run.config, run.prepared.identity)
+    price = conv_price.price(run.config) if is_rank_zero() else None
+    if price is not None:
+        log.info("%s", conv_price.line(price))
     folder.write_summary(
+        conv_price=price,
         skipped_cases=run.prepared.skipped,
         split_warning=run.prepared.split_warning,
         score=run.prepared.targets.monitored.plain(),

@@ -19,6 +19,7 @@ _KEYS = (
     "data_wait_share",
     "step_shares",
     "verdict",
+    "conv_price",
     "peak_memory_bytes",
     "status",
     "versions",

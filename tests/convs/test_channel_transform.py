@@ -3,6 +3,7 @@ of them it takes.
 """
 
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from reference.convolution import convolve, dense_bank, fold, mix_channels, near
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from medconv.convs import TransformPrior, channel_transform, cost_model, fold_convs, gaussian_jet, transform
 
@@ -260,7 +262,7 @@ def test_the_two_launches_have_kernels_in_the_layers_memory_format(
         F, "conv3d", lambda x, weight, *more: kernels.append(weight) or convolve(x, weight, *more)
     )
     image = torch.rand(1, in_channels, 4, 4, 4)
-    channel_transform._two_launches(layer, layer.parametrizations.weight[0], image)
+    channel_transform.in_two_launches(layer, image)
     assert len(kernels) == 2
     assert all(kernel.stride()[1] == 1 for kernel in kernels)
     assert all(kernel.stride()[-1] == kernel.shape[1] for kernel in kernels)
@@ -271,3 +273,27 @@ def test_a_further_parametrization_of_the_weight_is_applied_too(monkeypatch: pyt
     parametrize.register_parametrization(conv, "weight", Double())
     monkeypatch.setattr(channel_transform, "prefers_two_launches", lambda *_: True)
     torch.testing.assert_close(conv(image), F.conv2d(image, conv.weight, conv.bias, padding=1))
+
+
+class BackwardCalls(TorchDispatchMode):
+    """The kernel size of each convolution's backward pass, and which gradients it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution_backward.default:
+            self.calls.append((*args[2].shape[2:], list(args[-1])))
+        return func(*args, **(kwargs or {}))
+
+
+def test_two_launches_compute_no_gradient_of_the_fixed_bank() -> None:
+    layer = transform(nn.Conv2d(2, 3, 3, bias=True))
+    image = torch.rand(1, 2, 6, 6, requires_grad=True)
+    output = channel_transform.in_two_launches(layer, image).sum()
+    with BackwardCalls() as backward:
+        output.backward()
+    # with a bias in the second one, oneDNN would compute the bank's gradient, too
+    assert backward.calls == [(3, 3, [True, False, False]), (1, 1, [True, True, False])]
+    assert layer.bias.grad.tolist() == [16.0, 16.0, 16.0]

@@ -1,7 +1,12 @@
 """medconv/performance/alternating.py: variants take turns, and results hold ratios."""
 
+import time
+
+import pytest
+import torch
 from helpers.benchmarks_harness import ManualClock
 
+from medconv.performance import alternating
 from medconv.performance.alternating import alternate
 
 
@@ -17,3 +22,12 @@ def test_variants_alternate_and_get_ratios_to_the_reference() -> None:
     assert len({tuple(order[i : i + 2]) for i in range(2, 22, 2)}) == 2  # both orders occur
     assert timings["a"] == {"seconds": 2.0, "ratio": 1.0, "spread": 0.0}
     assert timings["b"] == {"seconds": 6.0, "ratio": 3.0, "spread": 0.0}
+
+
+@pytest.mark.parametrize(("threads", "clock"), [(1, time.process_time), (2, time.perf_counter)])
+def test_other_work_on_the_machine_does_not_count_for_one_thread(
+    threads: int, clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert alternating.computing_clock() is clock

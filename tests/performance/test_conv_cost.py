@@ -1,10 +1,13 @@
 """medconv/performance/conv_cost.py: operators, memory and limits of layers whose costs are known."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from medconv.performance.conv_cost import Counter, Layer, cost, counted, kept_bytes, limit, remedies
+from medconv.convs import transform
+from medconv.performance.conv_cost import Counter, Layer, cost, counted, kept_bytes, limit, price, remedies
 
 
 class Twice(nn.Conv2d):
@@ -67,6 +70,28 @@ def test_more_arithmetic_explains_twice_the_time_but_not_nine_times(ratio: float
 
 def test_checkpointing_keeps_nothing_and_prediction_keeps_no_gradients() -> None:
     rows = {row["variant"]: row for row in remedies(layer(Twice), pairs=1, compiles=False)}
-    assert list(rows) == ["folded, for prediction", "contiguous, not channels-last", "checkpointed"]
+    assert list(rows) == ["folded, for prediction", "channels-last", "checkpointed"]
     assert rows["checkpointed"]["kept_bytes"] == 0 < rows["checkpointed"]["reference_kept_bytes"]
     assert rows["folded, for prediction"]["kept_bytes"] is None
+
+
+def test_the_two_ways_of_a_transform_are_timed() -> None:
+    own = transform(nn.Conv2d(4, 6, 3, padding=1))
+    both = Layer("a", 1, nn.Conv2d(4, 6, 3, padding=1), own, torch.randn(1, 4, 8, 8))
+    variants = [row["variant"] for row in remedies(both, pairs=1, compiles=False)]
+    assert variants[-2:] == ["in one launch", "in two launches"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+def test_the_price_of_a_network_names_the_layer_that_adds_most(seconds: float) -> None:
+    plain = layer(nn.Conv2d, size=64)
+    dear = replace(layer(Fixed), name="decoder.1")
+    result = price([plain, dear, plain], seconds)
+    assert result["ratio"] > 1 and result["layer"] == "decoder.1"
+
+
+def test_the_limit_of_a_large_kernel_is_measured() -> None:
+    wide = Layer("a", 1, nn.Conv2d(2, 3, 7), Fixed(2, 3, 7), torch.randn(1, 2, 16, 16))
+    assert limit(wide, 9.0, pairs=1).endswith(
+        "on an image of 7x7, for launches and for computing the weight; larger patches and batches hide it"
+    )

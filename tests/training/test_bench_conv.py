@@ -10,15 +10,17 @@ from medconv.training.bench_conv import table
 from medconv.utils.exit_codes import DONE, USER
 
 MINE = """
+import torch
 from torch import nn
 
 class OneStride(nn.Module):
     def __init__(self, in_channels, out_channels, kernel_size):
         super().__init__()
+        self.scale = nn.Parameter(torch.ones(1, out_channels, 1, 1, 1))  # no layout of a 2D weight
         self.conv = nn.Conv2d(in_channels, out_channels, kernel_size, padding="same", bias=False)
 
     def forward(self, x):
-        return self.conv(x) + self.conv(x)
+        return (self.conv(x) + self.conv(x)) * self.scale[..., 0]
 """
 SIZES = ["data.patch_size=[16,16]", "model.channels=[4,8]", "model.strides=[2]", "model.kernel_size=3"]
 
@@ -51,6 +53,10 @@ def test_a_class_in_the_current_folder_is_timed_layer_by_layer(
     ("arguments", "message"),
     [
         (["transform"], "data.patch_size is needed, such as data.patch_size=[64,64,64], got null"),
+        (
+            ["transform", *SIZES, "data.spatial_dims=3"],
+            "data.patch_size=[16, 16] has 2 axes, but data.spatial_dims=3",
+        ),
         (["transform", *SIZES, "--pairs", "0"], "--pairs must be at least 1, got 0"),
         (["transform", *SIZES, "--batch", "0"], "--batch must be at least 1, got 0"),
         (["smooth", *SIZES], "leaves every layer an nn.Conv: nothing to time"),

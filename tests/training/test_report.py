@@ -78,6 +78,32 @@ def test_fast_norm_without_such_norms_is_named() -> None:
     assert line == "perf.fast_norm=true has no effect: this network has no instance, group or batch norms"
 
 
+DEPTHWISE = nn.Sequential(nn.Conv3d(4, 4, 3, groups=4), nn.InstanceNorm3d(4))
+
+
+@pytest.mark.parametrize(
+    ("network", "setting", "precision", "line"),
+    [
+        (DEPTHWISE, True, "bf16-mixed", None),
+        (DEPTHWISE, True, "32-true", "perf.fast_depthwise=true has no effect: it is for bf16 on a CPU"),
+        (DEPTHWISE, False, "bf16-mixed", None),
+        (NORMS, True, "32-true", None),  # the default
+        (
+            NORMS,
+            False,
+            "32-true",
+            "perf.fast_depthwise=false has no effect: the network has no depthwise 3D convolutions",
+        ),
+    ],
+)
+def test_fast_depthwise_without_effect_is_named(
+    network: nn.Module, setting: bool, precision: str, line: str | None
+) -> None:
+    perf = replace(PLAIN, fast_depthwise=setting)
+    trainer = TrainerConfig(accelerator="cpu", precision=precision)
+    assert report.without_effect(perf, trainer, network) == ([] if line is None else [line])
+
+
 def test_switches_without_effect_are_named_with_the_reason() -> None:
     trainer = TrainerConfig(accelerator="cpu")
     assert report.without_effect(PLAIN, trainer, NORMS) == []

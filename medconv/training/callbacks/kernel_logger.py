@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 from lightning import Callback, Trainer
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from medconv.convs.parametrization import TRANSPOSED
 from medconv.metrics.kernel_picture import kernel_picture
 from medconv.training.loggers.tensorboard import boards
 
@@ -17,7 +18,8 @@ class KernelLogger(Callback):
     """Logs kernels of the first, a middle and the last spatial convolution, before training and at each
     validation, where weight averaging has put the averaged weights in place.
 
-    A kernel is that with which the layer convolves, also if `conv` computes it from other parameters.
+    A kernel is that with which the layer convolves, also if `conv` computes it from other parameters. A class
+    that is no `nn.Conv` is shown if its `weight` is such a kernel, (out, in, *kernel_size).
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -49,13 +51,20 @@ class KernelLogger(Callback):
                 )
 
 
-def _shown_convs(network: nn.Module) -> dict[str, nn.Conv2d | nn.Conv3d]:
+def _shown_convs(network: nn.Module) -> dict[str, Any]:
     """By name: the first, a middle and the last convolution with more than one tap."""
-    convs = {}
-    for name, module in network.named_modules():
-        is_spatial = isinstance(module, (nn.Conv2d, nn.Conv3d)) and max(module.kernel_size) > 1
-        if is_spatial:
-            convs[name.replace(_COMPILED, "")] = module
+    convs = {
+        name.replace(_COMPILED, ""): module
+        for name, module in network.named_modules()
+        if _is_spatial_conv(module)
+    }
     names = list(convs)
     indices = sorted({0, len(names) // 2, len(names) - 1}) if names else []
     return {names[index]: convs[names[index]] for index in indices}
+
+
+def _is_spatial_conv(module: nn.Module) -> bool:
+    if isinstance(module, (nn.Conv2d, nn.Conv3d)):  # not by its weight, which may have to be computed
+        return max(module.kernel_size) > 1
+    weight = None if isinstance(module, TRANSPOSED) else getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim in (4, 5) and max(weight.shape[2:]) > 1

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import tiny
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -19,6 +20,19 @@ def test_the_first_a_middle_and_the_last_convolution_with_several_taps_are_shown
     assert _shown_convs(network)["3"] is convs[2]
     assert _shown_convs(nn.Linear(1, 1)) == {}
     assert list(_shown_convs(nn.Sequential(convs[0]))) == ["0"]
+
+
+class Own(nn.Module):
+    """A convolution that is no nn.Conv2d; its kernel is its `weight`, (out, in, *kernel_size)."""
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return torch.ones(2, 1, 3, 3)
+
+
+def test_a_class_of_ones_own_is_shown_by_its_weight() -> None:
+    network = nn.Sequential(Own(), nn.Linear(2, 2), nn.ConvTranspose2d(1, 1, 2), nn.Conv1d(1, 1, 3))
+    assert list(_shown_convs(network)) == ["0"]
 
 
 @pytest.mark.parametrize("conv", ["none", "basis"])

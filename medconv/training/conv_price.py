@@ -1,0 +1,178 @@
+"""What the convolution of a run costs beside `nn.Conv`: one line of the log, and a key of `summary.json`."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from hydra.utils import get_object
+from torch import nn
+
+from medconv import config as configs
+from medconv.config import Derived, Node, PerfConfig, RunConfig
+from medconv.convs.parametrization import CONVS
+from medconv.convs.swap import is_plain, swap_convs
+from medconv.models.build import Builder, build_network
+from medconv.models.outputs import evaluating
+from medconv.performance import conv_cost
+from medconv.performance.conv_cost import Layer
+from medconv.performance.switches import apply_switches
+from medconv.training.measured_once import measured_once, measuring
+from medconv.utils.errors import first_line
+from medconv.utils.hardware import autocast_dtype, resolve_precision, uses_gpu
+
+_PLAIN = {"_target_": "medconv.convs.plain", "_partial_": True}
+_OF_SWAP_CONVS = ("where", "share", "spacing_mm")  # keys of `conv` that are no arguments of its function
+_SECONDS = 1.0  # for all layers; at least one step of each is timed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NetworkSizes:
+    """Where a convolution is timed: in a network, at the sizes of its layers.
+
+    Args:
+        model: resolved node of the config.
+        derived: patch, channels and classes.
+        batch: samples.
+        device: to compute on.
+        switches: arguments of `apply_switches`, with which the network trains.
+    """
+
+    model: Node
+    derived: Derived
+    batch: int
+    device: torch.device
+    switches: Mapping[str, Any]
+
+
+def switches_of(perf: PerfConfig) -> dict[str, Any]:
+    """Those that change how layers compute; what `perf=autotune` would choose is on."""
+    keys = ("channels_last", "fast_norm", "fast_depthwise")
+    return {key: getattr(perf, key) is not False for key in keys}
+
+
+def price(config: RunConfig) -> Node | None:
+    """`ratio` to the time of `nn.Conv`, of all layers together, and the `layer` that adds most, by name.
+
+    Forward and backward, without the compiler, are measured once on each machine. None: the network has
+    `nn.Conv` alone, or its layers cannot be timed, which is logged.
+
+    Args:
+        config: resolved.
+    """
+    batch = config.data.batch_size or 1
+    key = {
+        "model": config.model,
+        "conv": config.conv,
+        "image": [batch, config.derived.num_channels, *config.derived.patch_size],
+        "precision": config.trainer.precision,
+        "switches": switches_of(config.perf),
+    }
+    try:
+        if _leaves_plain(config.conv, config.derived.spatial_dims):
+            return None
+        result, _ = measured_once(
+            config, "conv_price", key, lambda: _measure(config, batch), _is_complete, shared=False
+        )
+    except Exception as error:  # of a user's layer: no reason to end a run that may train
+        log.warning("conv: cannot be timed beside nn.Conv: %s", first_line(error))
+        return None
+    return {"ratio": result["ratio"], "layer": result["layer"]}
+
+
+def line(price: Node) -> str:
+    """As the log has it."""
+    return (
+        f"conv: {price['ratio']:.2f} times nn.Conv's time, forward and backward; {price['layer']} adds most "
+        "(medconv bench-conv says why)"
+    )
+
+
+def _measure(config: RunConfig, batch: int) -> Node:
+    accelerator = config.trainer.accelerator
+    device = torch.device("cuda" if uses_gpu(accelerator) else "cpu")
+    dtype = autocast_dtype(resolve_precision(config.trainer.precision or "auto", accelerator))
+    sizes = NetworkSizes(config.model, config.derived, batch, device, switches_of(config.perf))
+    with measuring(config), computing_in(device, dtype):
+        layers = list(replaced_layers(sizes, config.conv))
+        return conv_cost.price(layers, _SECONDS)
+
+
+def _is_complete(result: Node) -> bool:
+    return result["ratio"] > 0 and isinstance(result["layer"], str)
+
+
+def _leaves_plain(node: Node, spatial_dims: int) -> bool:
+    """Whether a convolution leaves each layer an `nn.Conv`, with other weights at most, as `smooth` does.
+
+    Tried on one small layer, since nothing but the layer's class tells.
+    """
+    if is_plain(get_object(str(node["_target_"]))):
+        return True
+    settings = {key: value for key, value in node.items() if key not in _OF_SWAP_CONVS}
+    library = CONVS[spatial_dims - 1](4, 4, 3, padding=1)
+    network = nn.Sequential(library)
+    with torch.random.fork_rng(), suppress(ValueError, TypeError):
+        swap_convs(
+            network,
+            configs.build(settings, "conv"),
+            spacing_mm=node.get("spacing_mm"),
+            example=torch.zeros(2, 4, *[4] * spatial_dims),
+        )
+        return type(network[0]) is type(library)
+    return False  # it refuses this layer
+
+
+def replaced_layers(sizes: NetworkSizes, conv: Node, build: Builder = configs.build) -> Iterator[Layer]:
+    """One layer of each kind and size that a convolution replaces, and the input that it gets.
+
+    Args:
+        conv: resolved node of the config.
+        build: builds the convolution from its node.
+    """
+    plain = build_network(sizes.model, _PLAIN, sizes.derived)
+    network = build_network(sizes.model, conv, sizes.derived, build=build, quiet=True)
+    shapes = _input_shapes(plain, sizes.derived)
+    library = dict(apply_switches(plain, **sizes.switches).named_modules())
+    custom = dict(apply_switches(network, **sizes.switches).named_modules())
+    channels_last = sizes.switches["channels_last"]
+    alike: dict[str, list[str]] = {}
+    for name, shape in shapes.items():
+        if type(custom.get(name)) not in (type(library[name]), type(None)):
+            alike.setdefault(f"{library[name]} {shape}", []).append(name)
+    for names in alike.values():
+        name = names[0]
+        image = torch.randn(sizes.batch, *shapes[name], device=sizes.device)
+        yield Layer(
+            name=name,
+            count=len(names),
+            library=library[name].to(sizes.device),
+            custom=custom[name].to(sizes.device),
+            image=conv_cost.image_in_layout(image, channels_last),
+            channels_last=channels_last,
+        )
+
+
+def _input_shapes(network: nn.Module, derived: Derived) -> dict[str, tuple[int, ...]]:
+    """Channels and voxels of the input of each convolution in its first call, in the order of the calls."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def note(name: str, layer: nn.Module, args: tuple[torch.Tensor]) -> None:
+        shapes.setdefault(name, tuple(args[0].shape[1:]))
+
+    for name, layer in network.named_modules():
+        if isinstance(layer, CONVS):
+            layer.register_forward_pre_hook(partial(note, name))
+    with torch.no_grad(), evaluating(network):
+        network(torch.zeros(1, derived.num_channels, *derived.patch_size))
+    return shapes
+
+
+def computing_in(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    """Autocast as in training, but without its cache, which would cast a weight once for all rounds."""
+    return torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=False)

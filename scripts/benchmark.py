@@ -21,6 +21,7 @@ NAMES = (
     "step",
     "scaling",
     "data",
+    "preparing",
     "workers",
     "recipe",
     "zoo",

@@ -88,8 +88,6 @@ class CaseMeasurement:
         reference_file = self.references.files[case]
         prediction, prediction_grid = self.predictions.read(case)
         reference, grid = self.references.read(case, prediction_file)
-        # In one order, as `on_grid` gives the prediction: voxels that lie apart in memory take longer.
-        reference = np.ascontiguousarray(reference)
         prediction = on_grid(
             prediction,
             reference_file,

@@ -14,7 +14,7 @@ from medconv.data.io.images import in_folder
 from medconv.data.io.rtstruct import structures_of, without
 from medconv.inference import manifest
 from medconv.inference.manifest import MANIFEST
-from medconv.metrics.dice import pieces
+from medconv.metrics.label_counts import value_counts
 from medconv.targets.base import names_of
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
@@ -86,12 +86,8 @@ def numbered(values: Collection[int] | Collection[str]) -> SegmentationTargets:
 
 
 def values_in(label: np.ndarray) -> set[int]:
-    """The values of a label map, counted some voxels at a time: sorting those of a CT takes long."""
-    values: set[int] = set()
-    for voxels in pieces(label, order="K"):
-        counts = np.bincount(voxels)
-        values.update(np.flatnonzero(counts).tolist())
-    return values
+    """The values of a label map."""
+    return set(np.flatnonzero(value_counts(label)).tolist())
 
 
 def check_declared(

@@ -66,7 +66,7 @@ class LabelMapScores:
 
     def answer(self) -> np.ndarray:
         """The label map on the image's own grid, (X, Y, Z) int16; outside the crop it is background."""
-        return to_native(self.content.label, self.crop)
+        return to_native(self.content.label, self.crop).astype(np.int16)
 
     def uncertainty(self) -> np.ndarray:
         """As `quality.uncertainty`, on the image's own grid, (X, Y, Z) float32; 0 outside the crop."""

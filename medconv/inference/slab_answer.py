@@ -77,7 +77,7 @@ class ContentAnswer:
     """What follows for a case, in canonical axes.
 
     Args:
-        label: (R, A, S) int16.
+        label: (R, A, S) uint8, with label values above 255 int16.
         uncertainty: (R, A, S) float32, as `quality.uncertainty`; None: not asked for.
         source_labels: the label map of each network; empty: not asked for.
         soft_dice_sums: of one network, as `quality.soft_dice_sums`; None: several, or not asked for.
@@ -105,9 +105,11 @@ def answer_of(
         OSError: as `LogitSink.put`.
         ValueError: as `Group.check`.
     """
-    label = ContentArray(groups[0].grid, np.int16)
+    # One byte a voxel where that is enough: of 512 x 512 x 700 voxels two are 350 MB.
+    label_type = np.uint8 if max(targets.written) <= np.iinfo(np.uint8).max else np.int16
+    label = ContentArray(groups[0].grid, label_type)
     uncertainty = ContentArray(groups[0].grid, np.float32)
-    source_labels = [ContentArray(group.grid, np.int16) for group in groups for _ in group.sources]
+    source_labels = [ContentArray(group.grid, label_type) for group in groups for _ in group.sources]
     soft_dice_sums = np.zeros((len(targets.names), 2))
     # All groups have the same planes of the content in a slab, and each its own planes of the prediction.
     for slabs in zip(*(group.grid.slabs() for group in groups), strict=True):

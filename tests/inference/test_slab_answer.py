@@ -31,8 +31,8 @@ def thin_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slabs, "_VOXELS", 3 * SIZE[0] * SIZE[2])
 
 
-def image() -> NamedImage:
-    array = np.random.default_rng(0).normal(0, 1, SIZE).astype(np.float32)
+def image(size: tuple[int, ...] = SIZE) -> NamedImage:
+    array = np.random.default_rng(0).normal(0, 1, size).astype(np.float32)
     return from_array(array, 3, spacing_mm=(1, 1, 1))
 
 
@@ -62,10 +62,11 @@ def scores(
     keeps_logits: bool,
     with_quality: bool = False,
     logit_folder: Path | None = None,
+    size: tuple[int, ...] = SIZE,
 ) -> LabelMapScores:
     forward = LabelMapForward(models, "cpu", with_quality)
     with torch.inference_mode():
-        case_input = prepare(image(), models, forward.preprocessings)
+        case_input = prepare(image(size), models, forward.preprocessings)
         return forward([case_input], keeps_logits, logit_folder)[0]
 
 
@@ -104,6 +105,40 @@ def test_the_label_map_is_that_of_all_logits(name: str, monkeypatch: pytest.Monk
     probabilities = torch.from_numpy(np.stack(list(at_once.probabilities())))
     np.testing.assert_array_equal(label, models[0].targets.decode_mean(probabilities))
     assert len(np.unique(label)) >= 2
+
+
+@pytest.mark.parametrize("way", ["label map", "quality", "probabilities"])
+@pytest.mark.parametrize("name", ENSEMBLES)
+def test_logits_in_memory_do_not_grow_with_the_length(
+    name: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several networks, flips, regions and saved probabilities: values of the sums, and planes taken."""
+    taken: dict[LogitStream, int] = {}
+    take = LogitStream.take
+
+    def noted(stream: LogitStream, first: int, stop: int) -> torch.Tensor:
+        logits = take(stream, first, stop)
+        taken[stream] = max(logits.numel(), taken.get(stream, 0))
+        return logits
+
+    monkeypatch.setattr(LogitStream, "take", noted)
+    in_memory = []
+    for length in (34, 102):
+        taken.clear()
+        folder = tmp_path if way == "probabilities" else None
+        result = scores(ENSEMBLES[name](), False, way == "quality", folder, size=(SIZE[0], length, SIZE[2]))
+        assert result.content.label.shape[1] == length
+        in_memory.append([(stream.num_values, values) for stream, values in taken.items()])
+    assert in_memory[0] == in_memory[1] != []
+
+
+@pytest.mark.parametrize(("highest", "dtype"), [(255, np.uint8), (256, np.int16)])
+def test_a_label_map_in_work_has_one_byte_a_voxel_where_that_is_enough(highest: int, dtype: type) -> None:
+    targets = RegionTargets(("lesion", "core"), ((1, highest), (highest,)), None, (1, highest))
+    result = scores([model(3, 1.4, targets=targets)], False)
+    assert result.content.label.dtype == dtype
+    label = result.answer()
+    assert label.dtype == np.int16 and set(np.unique(label)) == {0, 1, highest}
 
 
 def test_components_are_those_of_the_whole_label_map() -> None:

@@ -158,3 +158,51 @@ def test_a_full_disk(flags: list[str], serial: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(
             probabilities.argmax(-1), np.asarray(nib.load(serial / path.name).dataobj)
         )
+
+
+def array_task(number: int, flags: list[str], output: Path) -> subprocess.Popen[str]:
+    """As Slurm starts a task of scripts/slurm/predict.sbatch; `scontrol` notes what it is asked for."""
+    tools = output.parent / "bin"
+    tools.mkdir(exist_ok=True)
+    (tools / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> "{output.parent}/asked"\n')
+    (tools / "scontrol").chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "PYTHON": sys.executable,
+        "SLURM_ARRAY_JOB_ID": "7",
+        "SLURM_ARRAY_TASK_ID": str(number),
+    }
+    command = ["bash", str(tiny.ROOT / "scripts/slurm/predict.sbatch"), *flags, "--output", str(output)]
+    return subprocess.Popen(
+        command, env=environment, start_new_session=True, text=True, stderr=subprocess.DEVNULL
+    )
+
+
+@pytest.mark.slow
+def test_a_task_of_an_array_is_killed_and_started_again(
+    flags: list[str], serial: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    first = array_task(0, flags, output)
+    second = array_task(1, flags, output)
+    wait_for(1, output)
+    os.killpg(second.pid, signal.SIGKILL)
+    assert second.wait() == -signal.SIGKILL
+    again = array_task(1, flags, output)
+    assert (first.wait(), again.wait()) == (0, 0)
+    assert_same(output, serial)
+    assert not (tmp_path / "asked").exists()
+
+
+@pytest.mark.slow
+def test_a_task_whose_time_is_up_goes_back_into_the_queue(flags: list[str], tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    task = array_task(3, [*flags, "--workers", "1"], output)
+    wait_for(1, output)
+    os.kill(task.pid, signal.SIGTERM)  # to the script alone, as `--signal=B:TERM` does
+    code = task.wait()
+    assert code in (75, 0)  # 0 if the last case was done by then
+    requeued = (tmp_path / "asked").exists()
+    assert requeued == (code == 75)
+    assert not requeued or (tmp_path / "asked").read_text() == "requeue 7_3\n"

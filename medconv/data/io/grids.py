@@ -7,6 +7,7 @@ import numpy as np
 
 from medconv.data.case import Grid
 from medconv.utils.logging import size_text
+from medconv.utils.memory_order import in_c_order
 
 _SAME_GRID = 0.01  # voxels by which the corners of one grid may differ
 
@@ -72,7 +73,7 @@ def on_grid(
         # The message describes both grids as stored in their files
         check_same_grid(path, grid, label_path, label_grid)
         return label
-    return np.ascontiguousarray(reoriented)
+    return in_c_order(reoriented)
 
 
 def _description(grid: Grid) -> str:

@@ -21,6 +21,7 @@ from medconv.data.io.grids import check_same_grid
 from medconv.data.io.label_values import Relabel, relabelled
 from medconv.data.io.nifti import read_header
 from medconv.utils.errors import ArgumentError
+from medconv.utils.memory_order import fill, in_c_order
 
 UNORIENTED = (
     "NIfTI files that do not say where left and right are (qform_code = sform_code = 0); read as if the axes "
@@ -219,7 +220,7 @@ def read_image(paths: Sequence[Path]) -> tuple[np.ndarray, Grid]:
     # Converted and put in order at once: a whole-body CT is 700 MB.
     image = np.empty((len(channels), *grids[0].shape), np.float32)
     for index, channel in enumerate(channels):
-        image[index] = channel
+        fill(image[index], channel)
     return image, grids[0]
 
 
@@ -258,7 +259,7 @@ def read_label(
         array = relabelled(array.astype(np.int64, copy=False), relabel, path)
     if lowest < 0 or array.max() > np.iinfo(np.int16).max:
         raise ValueError(f"{path}: label values must lie in 0..32767, found {lowest} to {array.max()}")
-    return array.reshape(grid.shape).astype(np.int16), grid
+    return in_c_order(array.reshape(grid.shape), np.int16), grid
 
 
 def _whole_numbers(path: Path, array: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 from medconv.data.case import Grid
 from medconv.data.io.images import nifti_header
 from medconv.utils.logging import some
+from medconv.utils.memory_order import in_c_order
 
 # Of the usual difference between neighbouring slices, each relative to the slices' own spread.
 _REPEATED = 0.1
@@ -18,6 +19,7 @@ _FAR_BELOW = 1000  # times farther below zero than the highest value is above: n
 _FEW = 5  # times fewer slices than rows in every case, at 1 x 1 x 1 mm
 _FAR_SPACING = 5  # times the median spacing of all cases, or a fifth of it
 _NAMED = 5  # cases in a message
+_SLICES_AT_ONCE = 16
 
 
 def repeated_slices(image: np.ndarray) -> Iterator[str]:
@@ -29,9 +31,7 @@ def repeated_slices(image: np.ndarray) -> Iterator[str]:
         return
     pairs: dict[int, str] = {}
     for channel in image:
-        slices = np.moveaxis(channel, 2, 0)
-        spread = np.array([s.std(dtype=np.float64) for s in slices])
-        apart = np.array([np.abs(b - a).mean(dtype=np.float64) for a, b in pairwise(slices)])
+        spread, apart = _spread_and_change(channel)
         usable = (spread[1:] > 0) & (spread[:-1] > 0)  # an empty slice repeats no other
         if usable.sum() < 2:
             continue
@@ -43,6 +43,21 @@ def repeated_slices(image: np.ndarray) -> Iterator[str]:
         text = ", ".join(f"{z} and {z + 1} ({how})" for z, how in sorted(pairs.items())[:_NAMED])
         more = f" and {len(pairs) - _NAMED} more pairs" if len(pairs) > _NAMED else ""
         yield f"of {image.shape[3]} slices (third axis, from 0), {text}{more} repeat each other"
+
+
+def _spread_and_change(channel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The standard deviation of each slice, and the mean difference from each to the next.
+
+    Shape: (X, Y, Z) -> (Z,), (Z - 1,).
+    """
+    spread = []
+    apart = []
+    for first in range(0, channel.shape[2], _SLICES_AT_ONCE):
+        # With the first of those after them; in memory the voxels of a slice lie far apart.
+        slices = in_c_order(channel[:, :, first : first + _SLICES_AT_ONCE + 1].T)
+        spread += [values.std(dtype=np.float64) for values in slices[:_SLICES_AT_ONCE]]
+        apart += [np.abs(after - before).mean(dtype=np.float64) for before, after in pairwise(slices)]
+    return np.array(spread), np.array(apart)
 
 
 def is_no_data(low: float, high: float) -> bool:

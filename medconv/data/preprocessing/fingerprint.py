@@ -26,9 +26,11 @@ from medconv.data.preprocessing.doubts import (
 from medconv.data.preprocessing.normalisation import range_error, wide
 from medconv.data.preprocessing.orientation import to_canonical
 from medconv.data.preprocessing.preprocess import content_box
+from medconv.metrics.label_counts import value_counts
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
+from medconv.utils.memory_order import in_c_order
 from medconv.utils.threads import each
 
 INTENSITIES = ("percentile_00_5", "percentile_99_5", "mean", "std")  # measured in each channel
@@ -320,7 +322,7 @@ def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
         names = ", ".join(dataset.modalities)
         report.errors.append(f"{path}: expected the channels {names}, found {len(image)} channels")
     present = np.delete(image, case.missing_channels, axis=0) if case.missing_channels else image
-    odd = int((~np.isfinite(present)).sum())
+    odd = sum(int((~np.isfinite(plane)).sum()) for channel in present for plane in channel)
     if odd:
         report.errors.append(f"{path}: {odd} voxels are NaN or infinite, expected finite numbers")
     ranges = [(float(channel.min()), float(channel.max())) for channel in present]
@@ -356,16 +358,21 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
         report.warnings += rtstruct.missing_slices(case.label, case.images[0], grid)
     num_classes = len(dataset.class_names)
     ignore = dataset.targets.ignore
-    labelled = label if ignore is None else label[label != ignore]
-    undeclared = np.unique(labelled[labelled >= num_classes]).tolist()
+    counts = value_counts(label)
+    if ignore is not None and ignore < len(counts):
+        report.ignored_voxels = int(counts[ignore])
+        counts[ignore] = 0
+    undeclared = (num_classes + np.flatnonzero(counts[num_classes:])).tolist()
     if undeclared:
         also = "" if ignore is None else f", and {ignore} to be ignored"
         expected = f"expected 0 to {num_classes - 1}{also}"
         report.errors.append(f"{case.label}: label values {undeclared} are not declared, {expected}")
-    if not labelled.size:
+    if not counts.any():
         report.warnings.append(f"{case.label}: every voxel has the value to ignore")
-    elif not labelled.any():
+    elif not counts[1:].any():
         report.warnings.append(f"{case.label}: no foreground, every voxel is background")
+    # Values that are not declared are an error of the case, and of no class.
+    report.class_voxels = tuple(np.pad(counts, (0, num_classes))[:num_classes].tolist())
     if report.grid is not None:
         label = on_grid(label, case.images[0], report.grid, case.label, grid)
     return label
@@ -379,24 +386,25 @@ def _describe(image: np.ndarray, label: np.ndarray, dataset: Dataset, report: Ca
     report.shape = tuple(s.stop - s.start for s in content_box(canonical))
     if are_picture_channels(dataset.modalities):
         report.intensities = _sample(image, samples_per_case(dataset))
-    stored = label.T.reshape(-1)  # in file order, the first axis fastest
-    num_classes = len(dataset.class_names)
-    ignored_value = -1 if dataset.targets.ignore is None else dataset.targets.ignore
-    is_labelled = stored != ignored_value
-    report.ignored_voxels = stored.size - int(is_labelled.sum())
-    # values that are not declared are an error of the case, and of no class
-    values = stored[is_labelled & (stored < num_classes)]
-    report.class_voxels = tuple(np.bincount(values, minlength=num_classes).tolist())
     canonical_label, _ = to_canonical(label[None], report.grid)
     report.thickness_mm = thickness_of(canonical_label[0], report.class_voxels, report.spacing_mm)
-    if report.intensities is not None:
-        return
+    if report.intensities is None:
+        report.intensities = _sample_foreground(image, label, dataset)
+
+
+def _sample_foreground(image: np.ndarray, label: np.ndarray, dataset: Dataset) -> np.ndarray:
+    """Voxels spread evenly over the foreground, of an empty label map over all labelled voxels.
+
+    Shape: (channels, X, Y, Z) -> (channels, about `samples_per_case`).
+    """
+    stored = in_c_order(label.T)  # in file order, the first axis fastest
+    is_labelled = np.True_ if dataset.targets.ignore is None else stored != dataset.targets.ignore
     voxel_indices = np.flatnonzero((stored > 0) & is_labelled)
-    if not len(voxel_indices):  # no foreground
-        voxel_indices = np.flatnonzero(is_labelled)
+    if not len(voxel_indices):
+        voxel_indices = np.flatnonzero(np.broadcast_to(is_labelled, stored.shape))
     step = max(1, len(voxel_indices) // samples_per_case(dataset))
-    sampled_indices = voxel_indices[::step]
-    report.intensities = np.stack([channel.T.reshape(-1)[sampled_indices] for channel in image])
+    z, y, x = np.unravel_index(voxel_indices[::step], stored.shape)
+    return np.stack([channel[x, y, z] for channel in image])
 
 
 def thickness_of(label: np.ndarray, class_voxels: Sequence[int], spacing_mm: Sequence[float]) -> np.ndarray:
@@ -412,10 +420,12 @@ def thickness_of(label: np.ndarray, class_voxels: Sequence[int], spacing_mm: Seq
     num_classes = len(class_voxels)
     thickness = np.zeros((num_classes, label.ndim))
     for axis, voxel_mm in enumerate(spacing_mm):
-        along_axis = np.moveaxis(label, axis, 0)
-        begins_run = along_axis[1:] != along_axis[:-1]
-        num_runs = np.bincount(along_axis[0].ravel(), minlength=num_classes)[:num_classes]
-        num_runs += np.bincount(along_axis[1:][begins_run], minlength=num_classes)[:num_classes]
+        num_runs = np.zeros(num_classes, np.int64)
+        before = (slice(None),) * axis
+        first_row = label[*before, :1]
+        begins_run = label[*before, 1:] != label[*before, :-1]
+        for values in (first_row.ravel(), label[*before, 1:][begins_run]):
+            num_runs += np.bincount(values, minlength=num_classes)[:num_classes]
         thickness[:, axis] = voxel_mm * np.array(class_voxels) / np.maximum(num_runs, 1)
     return thickness
 

@@ -23,7 +23,10 @@ _BY_MODALITY = {
 }
 _LARGEST = 1e12  # sums of squares of larger values may overflow in float32
 _SMALLEST_STD = 1e-8  # below, squares of differences vanish in float32
+_VALUES_AT_ONCE = 2**17
+_NO_LIMITS = (-np.inf, np.inf)
 _ROUNDING = 1e-6  # of a float32, relative, with some calculation before
+_STRIDE = 8  # along each axis, between voxels that are looked at first
 _NO_DATA = 1e6  # float32 has 7 digits: beside values this much farther away, all others become one value
 
 
@@ -74,8 +77,12 @@ def range_error(channel: np.ndarray) -> str:
     """A no-data value, such as -3.4e38, so far from all others that normalisation makes them one value; empty
     if there is none.
     """
-    low = float(channel.min())
-    high = float(channel.max())
+    return _range_error(channel, float(channel.min()), float(channel.max()))
+
+
+def _range_error(channel: np.ndarray, low: float, high: float) -> str:
+    if _spread_is_wide(channel, low, high):
+        return ""
     between = (channel > low) & (channel < high)
     inner_low = float(channel.min(where=between, initial=np.inf))
     inner_high = float(channel.max(where=between, initial=-np.inf))
@@ -101,6 +108,16 @@ def range_error(channel: np.ndarray) -> str:
         f"{inner_high:.4g}: {outlier:.4g} ({count} voxels) looks like a no-data value; replace it, for "
         "example by the value of the background"
     )
+
+
+def _spread_is_wide(channel: np.ndarray, low: float, high: float) -> bool:
+    """Whether some of the voxels already show that no value is far from all others; False: they do not."""
+    some_values = channel[tuple(slice(None, None, _STRIDE) for _ in channel.shape)]
+    between = some_values[(some_values > low) & (some_values < high)]
+    if not between.size or high - low > _LARGEST:
+        return False
+    spread = float(between.max()) - float(between.min())
+    return spread > 0 and high - low <= _NO_DATA * spread
 
 
 def _interpolated_error(inner: np.ndarray, low: float, high: float) -> str:
@@ -131,14 +148,14 @@ def normalise(
     Raises:
         ValueError: as `range_error`, or values that differ become one value or infinite.
     """
-    if error := range_error(channel):
+    low = float(channel.min())
+    high = float(channel.max())
+    if error := _range_error(channel, low, high):
         raise ValueError(error)
     if name == "zscore_nonzero" and mask is not None and not mask.all():
         normalised = channel.copy()
         normalised[mask] = normalise(channel[mask], "zscore", statistics) if mask.any() else 0
         return normalised
-    low = float(channel.min())
-    high = float(channel.max())
     if low == high and name in ("zscore", "zscore_nonzero", "rescale"):
         return np.zeros_like(channel)
     normalised = _by_name(channel, low, high, name, statistics)
@@ -163,7 +180,7 @@ def _by_name(
 ) -> np.ndarray:
     if name == "none":
         return channel
-    values = wide(channel)
+    values = channel if max(abs(low), abs(high)) < _LARGEST else channel.astype(np.float64)
     if name in ("zscore", "zscore_nonzero"):
         std = float(values.std())
         if std <= _SMALLEST_STD:
@@ -171,13 +188,27 @@ def _by_name(
         return _standardised(values, values.mean(), std)
     if name == "rescale":
         return _standardised(values, low, high - low)
+    limits = _NO_LIMITS
     if name == "ct":
-        values = values.clip(statistics["percentile_00_5"], statistics["percentile_99_5"])
-    return _standardised(values, statistics["mean"], statistics["std"] or 1.0)
+        limits = (statistics["percentile_00_5"], statistics["percentile_99_5"])
+    return _standardised(values, statistics["mean"], statistics["std"] or 1.0, limits)
 
 
-def _standardised(values: np.ndarray, centre: float, scale: float) -> np.ndarray:
-    """(values - centre) / scale, with one array of their size."""
-    centred: np.ndarray = values - centre
-    centred /= scale
-    return centred
+def _standardised(
+    values: np.ndarray,
+    centre: float,
+    scale: float,
+    limits: tuple[float, float] = _NO_LIMITS,
+) -> np.ndarray:
+    """(values - centre) / scale, of values that are clipped to limits first.
+
+    Some planes at a time, which stay in the cache between the three steps.
+    """
+    standardised = np.empty_like(values, order="C")
+    planes = max(1, _VALUES_AT_ONCE * len(values) // max(1, values.size))
+    for first in range(0, len(values), planes):
+        target = standardised[first : first + planes]
+        np.clip(values[first : first + planes], *limits, out=target)
+        target -= centre
+        target /= scale
+    return standardised

@@ -4,6 +4,7 @@ import nibabel as nib
 import numpy as np
 
 from medconv.data.case import Grid
+from medconv.utils.memory_order import fill, in_c_order
 
 # An orientation as nibabel has them: for each axis of the array, an anatomical axis and a direction.
 _RAS = np.array([[0, 1], [1, 1], [2, 1]], dtype=float)
@@ -33,7 +34,7 @@ def from_canonical(
     orientation = _orientation(grid, reoriented)
     back = nib.orientations.ornt_transform(_RAS, orientation)
     native = _reorient(volume[None], back)[0]
-    return np.ascontiguousarray(native)
+    return in_c_order(native)
 
 
 def _orientation(grid: Grid, reorient: bool) -> np.ndarray:
@@ -61,4 +62,7 @@ def _reorient(array: np.ndarray, orientation: np.ndarray) -> np.ndarray:
     if np.array_equal(orientation, _RAS):
         return array
     channels = [nib.orientations.apply_orientation(channel, orientation) for channel in array]
-    return np.stack(channels)
+    turned = np.empty((len(channels), *channels[0].shape), array.dtype)
+    for index, channel in enumerate(channels):
+        fill(turned[index], channel)
+    return turned

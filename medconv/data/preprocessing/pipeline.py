@@ -99,7 +99,7 @@ def prepare(
 ) -> Store:
     """Fill the store of this config; cases that are complete and unchanged are not prepared again.
 
-    At most `workers` cases are in memory at once, each about six times its float32 image. Several processes
+    At most `workers` cases are in memory at once, each about four times its float32 image. Several processes
     that call this share the cases; each returns when all are prepared.
     Args:
         verify: read every entry again and compare its checksums; of a small store, this is done anyway.
@@ -187,7 +187,9 @@ def prepare_case(
         native_label = on_grid(native_label, case.images[0], grid, case.label, label_grid)
         labelled = native_label if ignore is None else native_label[native_label != ignore]
         highest_label = labelled.max(initial=0)
-    if not np.isfinite(native).all() or highest_label >= num_classes:
+    # Plane by plane, since the answers for a whole CT are 80 MB.
+    is_finite = all(np.isfinite(plane).all() for channel in native for plane in channel)
+    if not is_finite or highest_label >= num_classes:
         raise ValueError(
             f"case {case.id}: its files were replaced after the check, and are invalid; start again"
         )

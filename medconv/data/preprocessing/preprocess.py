@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.ndimage import binary_fill_holes, find_objects, gaussian_filter
+from scipy.ndimage import binary_fill_holes, gaussian_filter
 
 from medconv.data.case import Grid
 from medconv.data.preprocessing.normalisation import check_normalisation, normalise
@@ -134,9 +134,19 @@ class CropInfo:
 
 def content_box(image: np.ndarray) -> Box:
     """Bounding box of the voxels that are not 0 in some channel; (channels, *spatial) -> slices."""
-    is_content = (image != 0).any(0)
-    boxes = find_objects(is_content.view(np.uint8))
-    return boxes[0] if boxes else _full_box(image)
+    box: list[slice] = []
+    for axis in range(1, image.ndim):
+        # From both ends: a CT has content in its outermost planes, and no more of it is read.
+        planes = np.moveaxis(image[:, *box], axis, 0)
+        with_content = (index for index, plane in enumerate(planes) if plane.any())
+        start = next(with_content, None)
+        if start is None:
+            return _full_box(image)
+        stop = len(planes)
+        while not planes[stop - 1].any():
+            stop -= 1
+        box.append(slice(start, stop))
+    return tuple(box)
 
 
 def _full_box(image: np.ndarray) -> Box:
@@ -256,7 +266,7 @@ def preprocess_label(
     axis = config.nearest_axis(spacing_mm, target_mm)
     if axis is not None:
         cropped = cropped.take(nearest(cropped.shape[axis], shape[axis]), axis)
-    resampled = zoom_label(cropped, shape, num_classes)
+    resampled = zoom_label(cropped, shape)
     dtype = np.uint8 if num_classes <= 256 else np.int16
     return _drop_slice(resampled, config.image_dims).astype(dtype)
 

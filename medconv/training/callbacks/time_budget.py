@@ -43,6 +43,7 @@ class TimeBudget(Callback):
     # Largest share of the time for validations before the last one; they took 24 % of a run on volumes of
     # 190 x 142 x 88 voxels
     _VALIDATION_SHARE = 0.15
+    _OVERRUN = 0.1  # share of the time from which an overrun is worth a warning
     _LONG_VALIDATION = 0.4  # share of the time from which the last validation is worth a warning
     # With fewer, no network learns much: 5 steps on left atria end at Dice 0, 246 at 0.55
     # (docs/benchmarks.md)
@@ -189,6 +190,17 @@ class TimeBudget(Callback):
         if is_due or (self.total_steps is None and self._are_slow(trainer)):
             self._agree(trainer)
         self._stop_at_the_end(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        elapsed = self._elapsed()
+        if elapsed > (1 + self._OVERRUN) * self.seconds:
+            log.warning(
+                "training took %.0f s, trainer.max_time is %.0f s; the last validation took %.0f s, and "
+                "trainer.limit_val_batches=N validates fewer cases",
+                elapsed,
+                self.seconds,
+                self._validation or 0.0,
+            )
 
     def _stop_at_the_end(self, trainer: Trainer) -> None:
         if self.total_steps is not None and self._last_step >= self.total_steps:

@@ -121,3 +121,11 @@ def test_constant_images_are_no_copies(tmp_path: Path) -> None:
     result = check(dataset, 1)
     assert not any("more than once" in warning for warning in result.warnings)
     assert not any(result.fingerprint.contents)
+
+
+def test_repeated_slices_are_found_where_a_piece_of_the_volume_ends() -> None:
+    image = np.random.default_rng(0).normal(100, 30, (12, 14, 40)).astype(np.float32)
+    for first in (15, 31):
+        image[:, :, first + 1] = image[:, :, first]
+    (warning,) = repeated_slices(image[None])
+    assert "15 and 16 (equal), 31 and 32 (equal) repeat" in warning

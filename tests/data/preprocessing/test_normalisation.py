@@ -12,6 +12,7 @@ from torch import nn
 from medconv.data.case import Grid
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.nnunet import nnunet
+from medconv.data.preprocessing import normalisation
 from medconv.data.preprocessing.fingerprint import check
 from medconv.data.preprocessing.normalisation import normalisation_for, normalise, range_error
 from medconv.data.preprocessing.pipeline import prepare
@@ -218,3 +219,25 @@ def test_the_modality_selects_the_normalisation() -> None:
         ValueError, match=r"normalisation needs one name, or one for each of 2 channels, got \('ct',\)"
     ):
         normalisation_for(["ct"], ("CT", "T1"))
+
+
+@pytest.mark.parametrize("name", ["ct", "dataset", "zscore", "rescale"])
+def test_pieces_are_normalised_as_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = image_array(0, (13, 6, 5))
+    whole = normalise(image, name, STATISTICS)
+    monkeypatch.setattr(normalisation, "_VALUES_AT_ONCE", 70)
+    np.testing.assert_array_equal(normalise(image, name, STATISTICS), whole)
+    if name == "ct":
+        low, high = STATISTICS["percentile_00_5"], STATISTICS["percentile_99_5"]
+        plain = (image.clip(low, high) - STATISTICS["mean"]) / STATISTICS["std"]
+        np.testing.assert_array_equal(whole, plain)
+
+
+def test_voxels_that_are_looked_at_first_decide_nothing_that_all_would_not() -> None:
+    """A no-data value lies between the voxels of the first look, and one of them is far from the others."""
+    image = image_array(0, (16, 16, 16))
+    image[3, 5, 7] = -3e30
+    assert "looks like a no-data value" in range_error(image)
+    image[3, 5, 7] = image[0, 0, 0]
+    image[8, 8, 8] = 1e9
+    assert "looks like a no-data value" in range_error(image)

@@ -325,3 +325,12 @@ def test_the_most_probable_class_is_that_of_a_resampled_label_map(convention: st
     assert probabilities.min() >= 0 and probabilities.sum(0).max() <= 1.001
     agreement = (most_probable(probabilities.astype(np.float32)) == expected).mean()
     assert agreement > 0.99
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_content_box_is_that_of_all_voxels_that_are_not_zero(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    image = np.where(rng.random((2, 6, 7, 5)) < 0.02, rng.normal(size=(2, 6, 7, 5)), 0)
+    image[0, 3, 2, 4] = np.nan
+    indices = np.nonzero((image != 0).any(0))
+    assert content_box(image) == tuple(slice(i.min(), i.max() + 1) for i in indices)

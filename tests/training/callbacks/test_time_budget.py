@@ -209,3 +209,14 @@ def first_estimate(budget: TimeBudget) -> None:
     budget._step_seconds.extend([1.0] * 5)
     budget._last_step = 5
     budget._agree(trainer)
+
+
+@pytest.mark.parametrize(("seconds", "warns"), [(105.0, False), (130.0, True)])
+def test_an_overrun_is_said(seconds: float, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+    budget = TimeBudget(100.0, clock=clock.CLOCK)
+    budget._began_at = clock.CLOCK()
+    budget._validation = 70.0
+    clock.CLOCK.advance(seconds)
+    budget.on_train_end(None, None)  # type: ignore[arg-type]
+    said = "training took 130 s, trainer.max_time is 100 s; the last validation took 70 s" in caplog.text
+    assert said == warns

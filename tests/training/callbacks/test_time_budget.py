@@ -156,7 +156,7 @@ def test_validations_take_a_bounded_share_of_the_time(
     with caplog.at_level("INFO"):
         times = due_validations(budget, 1000.0, 20.0, monkeypatch)
     assert 0.12 < 10.0 * len(times) / 1000.0 <= 0.15
-    assert caplog.text.count("a validation takes 10 s; validations are put off") == 1
+    assert caplog.text.count("a validation takes 10 s; validations are postponed") == 1
     # A resumed run goes on with the share of the time so far
     resumed = TimeBudget(1000.0, clock=clock.CLOCK)
     resumed.load_state_dict({**state, **budget.state_dict()})

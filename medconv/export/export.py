@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from glob import escape
 from pathlib import Path
 
 from medconv.export.formats import OPSETS, check_format, read_written, write_network
@@ -250,6 +251,8 @@ def _new_folder(path: Path) -> Iterator[Path]:
     Raises: ArgumentError: it exists in the end, and is not empty.
     """
     partial = path.with_name(f".{os.getpid()}.{path.name}")
+    for left in _left_behind(path):
+        log.warning("%s: left by an export that was killed, if none is running on another machine", left)
     try:
         partial.mkdir()
         yield partial
@@ -262,3 +265,12 @@ def _new_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _left_behind(path: Path) -> list[Path]:
+    """The partial folders of exports to this path that no process of this machine is writing."""
+    found = path.parent.glob(f".*.{escape(path.name)}")
+    numbers = {left: left.name.split(".")[1] for left in found}
+    return [
+        left for left, number in numbers.items() if number.isdecimal() and not Path("/proc", number).exists()
+    ]

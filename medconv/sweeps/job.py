@@ -44,6 +44,7 @@ class Job:
         home: the sweep's folder.
         code: its exit code; None until it has ended.
         config: a hash of what is trained.
+        data: the group `data` of its config, as JSON.
     """
 
     overrides: tuple[str, ...]
@@ -51,6 +52,7 @@ class Job:
     home: Path
     code: int | None = None
     config: str = ""
+    data: str = ""
 
     @classmethod
     def of(cls, composed: DictConfig, settings: Any) -> Self:
@@ -63,6 +65,7 @@ class Job:
             flags=_config_flags(settings),
             home=home(composed),
             config=short_hash(trained),
+            data=json.dumps(trained["data"], sort_keys=True),
         )
 
     @property

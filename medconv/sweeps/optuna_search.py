@@ -4,6 +4,7 @@ The study is in the sweep's folder, so the same command resumes a search that wa
 that were running.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from medconv.config import ConfigError, data_of
+from medconv.config import ConfigError, DataConfig, data_of
 from medconv.sweeps import run as sweeps_run
 from medconv.sweeps.job import Job, home, key
 from medconv.sweeps.search_space import (
@@ -25,7 +26,8 @@ from medconv.sweeps.search_space import (
 )
 from medconv.targets import monitor
 from medconv.training.config_identity import FREE
-from medconv.training.data_setup import find_data
+from medconv.training.data_setup import files_state, find_data
+from medconv.training.run_dir import short_hash
 from medconv.utils.exit_codes import DONE, PREEMPTED
 from medconv.utils.logging import message, shown
 
@@ -34,7 +36,11 @@ STUDY = "optuna.journal"
 _OVERRIDES = "overrides"
 _CODE = "exit_code"
 _LOST = "lost"  # a process of its job was lost
-_SETTINGS = "settings"  # attribute of the study
+# Attributes of the study.
+_SETTINGS = "settings"
+_FILES = "files"  # a hash of the state of the dataset's files
+
+log = logging.getLogger(__name__)
 
 
 def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose) -> int:
@@ -63,6 +69,7 @@ def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose)
         return DONE
     study = _study(folder, settings, monitored, optuna)
     _check_same_search(study, folder, space)
+    _warn_of_changed_files(study, data_of(composed))
     launcher: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
     _search(study, space, settings, launcher, compose, optuna)
     ended_trials = [trial for trial in study.get_trials() if _CODE in trial.user_attrs]
@@ -114,6 +121,17 @@ def _check_same_search(study: Any, folder: Path, space: SearchSpace) -> None:
         if before != now:
             lines.append(f"  {name}: {before} before, {now} now")
     raise ConfigError("\n".join(lines))
+
+
+def _warn_of_changed_files(study: Any, data: DataConfig) -> None:
+    """Finished trials are not run again, so that nothing else compares their data with that of new ones."""
+    state = short_hash(files_state(data))
+    if study.user_attrs.get(_FILES, state) != state:
+        log.warning(
+            "files of the dataset have changed since this search began; if images, labels or the split have, "
+            "earlier trials cannot be compared with new ones: another run.name begins a new search"
+        )
+    study.set_user_attr(_FILES, state)
 
 
 def _next(study: Any, space: SearchSpace, settings: Mapping[str, Any], optuna: Any) -> list[Any]:

@@ -16,10 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from hydra.utils import get_object
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from medconv.config import ConfigError
+from medconv.config import ConfigError, data_of
 from medconv.sweeps.job import Job, value
 from medconv.sweeps.slurm_script import script
+from medconv.training.data_setup import files_state
+from medconv.training.run_dir import short_hash
 from medconv.utils.atomic_io import write_text
 from medconv.utils.exit_codes import DONE, USER
 
@@ -27,7 +31,7 @@ from medconv.utils.exit_codes import DONE, USER
 SCRIPT = "sweep.sbatch"
 SENT = "slurm.json"
 # In a job's folder.
-_CONFIG_FILE = "sent"  # the hash of the config that was submitted
+_STATE_FILE = "sent"  # the state of the job when it was submitted
 _CODE_FILE = "exit_code"
 _ANSWER_SECONDS = 120.0  # until a Slurm command must have answered
 _VISIBLE_SECONDS = 30.0  # until files that other machines wrote must be visible here
@@ -45,18 +49,19 @@ def run(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]) -
     """Submit the jobs as one array and wait until it has left the queue; each job then has its exit code.
 
     An array of an earlier start that is still in the queue is waited for and not submitted again; neither is
-    a job that is already trained.
+    a job that is already trained on the same files.
 
     Raises:
         ConfigError: sbatch is missing or refuses.
     """
     home = jobs[0].home
     home.mkdir(parents=True, exist_ok=True)
-    jobs_to_run = [job for job in jobs if not _is_done(job)]
+    states = _states(jobs)
+    jobs_to_run = [job for job in jobs if not _is_done(job, states)]
     if jobs_to_run:
         array = _array_in_queue(home, jobs, jobs_to_run)
         if array is None:
-            array = _submit(home, jobs_to_run, script(jobs_to_run, launcher, keys))
+            array = _submit(home, jobs_to_run, states, script(jobs_to_run, launcher, keys))
         poll_seconds = float(launcher.get("poll_seconds") or 10)
         _wait(home, jobs_to_run, array, poll_seconds)
     for job in jobs:
@@ -113,13 +118,13 @@ class _SentArray:
         write_text(home / SENT, json.dumps(content) + "\n")
 
 
-def _submit(home: Path, jobs: Sequence[Job], content: str) -> str:
-    """Returns: the number of the array. Args: content: of the script."""
+def _submit(home: Path, jobs: Sequence[Job], states: Mapping[Path, str], content: str) -> str:
+    """Returns: the number of the array. Args: states: see `_states`. content: of the script."""
     for job in jobs:
         job.begin()
         job.folder.path.mkdir(parents=True, exist_ok=True)
         (job.folder.path / _CODE_FILE).unlink(missing_ok=True)
-        write_text(job.folder.path / _CONFIG_FILE, job.config)
+        write_text(job.folder.path / _STATE_FILE, states[job.folder.path])
     write_text(home / SCRIPT, content)
     name = f"medconv-{home.absolute().name}-{secrets.token_hex(4)}"
     folders = [job.folder.path.name for job in jobs]
@@ -217,12 +222,31 @@ def _exit_code(job: Job) -> int | None:
         return None
 
 
-def _is_done(job: Job) -> bool:
-    """Whether an array has trained exactly this config: the user's own YAML files may have changed since."""
+def _is_done(job: Job, states: Mapping[Path, str]) -> bool:
+    """Whether an array has trained exactly this config on these files.
+
+    A job that is submitted since the times of files have changed finds its run finished, if only they have;
+    if images have changed, it refuses and names the cases.
+    """
     if _exit_code(job) != 0 or not _is_trained(job):
         return False
-    path = job.folder.path / _CONFIG_FILE
-    return path.is_file() and path.read_text() == job.config
+    path = job.folder.path / _STATE_FILE
+    return path.is_file() and path.read_text() == states[job.folder.path]
+
+
+def _states(jobs: Sequence[Job]) -> dict[Path, str]:
+    """By run folder: hashes of the config, for YAML files may change, and of the files of the data."""
+    files = {data: _files_hash(data) for data in {job.data for job in jobs}}
+    return {job.folder.path: f"{job.config} {files[job.data]}" for job in jobs}
+
+
+def _files_hash(data: str) -> str:
+    """Args: data: see `Job`. Returns: empty if this machine has no such dataset."""
+    try:
+        composed = OmegaConf.create({"data": json.loads(data)})
+        return short_hash(files_state(data_of(composed)))
+    except (ValueError, OmegaConfBaseException):
+        return ""
 
 
 def _is_trained(job: Job) -> bool:

@@ -14,7 +14,7 @@ from medconv.data import left_right, per_case, splits
 from medconv.data.case import Case, Dataset
 from medconv.data.io.raster import check_ignored
 from medconv.data.preprocessing.fingerprint import INTENSITIES, Fingerprint
-from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare
+from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare, sources_of
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.store import Store
 from medconv.data.raters import with_soft_labels
@@ -90,6 +90,14 @@ def find_data(data: DataConfig) -> tuple[Dataset, int]:
     for value in ignored_values:
         check_ignored(value, (case.label for case in dataset.cases))
     return dataset, workers
+
+
+def files_state(data: DataConfig) -> list[Any]:
+    """Changes if a file of the dataset, even its time alone, or the split changes; reads no image."""
+    dataset, _ = find_data(data)
+    split = split_cases(dataset, data)
+    ids = [[case.id for case in cases] for cases in (split.train, split.val, split.test)]
+    return [*sources_of(dataset), ids]
 
 
 @configs.arguments_as_keys("data", "plan")

@@ -1,5 +1,6 @@
 """`medconv export`: the files it leaves, and errors that a user may see."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,18 @@ def test_bad_options_are_one_error_and_write_nothing(
     ):
         assert message in refusal(monkeypatch, capsys, "export", *arguments)
     assert {path.name for path in tmp_path.iterdir()} == {"b.ckpt"}
+
+
+def test_what_a_killed_export_left_behind_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Not what belongs to an export that is running, as this process is."""
+    killed = tmp_path / ".4194305.model"  # more than the kernel's highest process id
+    for folder in (killed, tmp_path / f".{os.getppid()}.model", tmp_path / ".notes.model"):
+        folder.mkdir()
+    with _new_folder(tmp_path / "model"):
+        pass
+    assert caplog.messages == [
+        f"{killed}: left by an export that was killed, if none is running on another machine"
+    ]
 
 
 def test_of_two_exports_into_one_folder_the_later_is_refused(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def nrrd_in_ras(path: Path, array: np.ndarray) -> Path:
     return nrrd(path, array, "right-anterior-superior")
 
 
-def mha(path: Path, array: np.ndarray, as_vectors: bool = True) -> Path:
+def mha(path: Path, array: np.ndarray, as_vectors: bool = True, suffix: str = ".mha") -> Path:
     """As SimpleITK writes it, in left, posterior, superior; channels as vectors, or as a fourth axis."""
     sitk = pytest.importorskip("SimpleITK", reason="the extra `itk`")
     matrix = np.diag([-1.0, -1.0, 1.0, 1.0]) @ OBLIQUE
@@ -74,12 +74,27 @@ def mha(path: Path, array: np.ndarray, as_vectors: bool = True) -> Path:
     image.SetSpacing([*spacing_mm, 1.0][:num_axes])
     image.SetOrigin([*matrix[:3, 3], 0.0][:num_axes])
     image.SetDirection(direction[:num_axes, :num_axes].ravel().tolist())
-    sitk.WriteImage(image, str(path.with_suffix(".mha")), True)
-    return path.with_suffix(".mha")
+    sitk.WriteImage(image, str(path.with_suffix(suffix)), suffix == ".mha")
+    return path.with_suffix(suffix)
 
 
 def mha_of_four_axes(path: Path, array: np.ndarray) -> Path:
     return mha(path, array, as_vectors=False)
+
+
+def mhd(path: Path, array: np.ndarray) -> Path:
+    """Voxels in a `.raw` file, without compression."""
+    return mha(path, array, suffix=".mhd")
+
+
+def mhd_compressed(path: Path, array: np.ndarray) -> Path:
+    """Voxels in a `.zraw` file."""
+    sitk = pytest.importorskip("SimpleITK", reason="the extra `itk`")
+    header = mhd(path, array)
+    image = sitk.ReadImage(str(header))
+    header.with_suffix(".raw").unlink()
+    sitk.WriteImage(image, str(header), True)
+    return header
 
 
 def set_fields(**fields: object) -> Callable[[np.ndarray], None]:

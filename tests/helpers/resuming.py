@@ -107,7 +107,7 @@ def train(dataset: Path, folder: Path, settings: Sequence[str], kills: int = 0, 
             wait_for(process, folder, rng.randint(1, 8))
             time.sleep(rng.random() * 0.05)
             process.kill()
-        process.join(120)
+        process.join()
         done += process.exitcode == KILLED
         if process.exitcode != KILLED:
             assert process.exitcode == DONE

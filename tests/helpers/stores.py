@@ -48,6 +48,19 @@ def touch(path: Path) -> None:
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1_000_000_000))
 
 
+def change_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+def change_a_byte_unnoticed(path: Path) -> None:
+    """Change a byte, but neither size nor time."""
+    stat = path.stat()
+    change_a_byte(path)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
 @contextmanager
 def before_each_file(act: Callable[[Path], None]) -> Iterator[None]:
     """Call `act` right before a file of the store is renamed into place."""

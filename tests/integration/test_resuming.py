@@ -83,7 +83,7 @@ def test_told_to_stop_while_it_validates(dataset: Path, whole: Path, tmp_path: P
     process = start(dataset, folder, [*STEPS, "+callbacks.beat.pause=1"], **environment)
     wait_for(process, folder, 7, "v")  # the first case of the third validation, after steps 7, 14 and 17
     os.kill(process.pid, signal.SIGUSR1)
-    process.join(60)
+    process.join()
     assert process.exitcode == PREEMPTED
     assert resuming.beats(folder).read_text().count("v") < 9  # the last validation was not completed
     assert requeued.read_text().split() == ["requeue", "4711"]
@@ -100,18 +100,19 @@ def test_ctrl_c_keeps_the_step_and_a_second_one_does_not_wait(
     once = start(dataset, folder, [*STEPS, "run.checkpoint_interval=00:01:00:00"])
     wait_for(once, folder, 3, "t")
     os.kill(once.pid, signal.SIGINT)
-    once.join(60)
+    once.join()
     assert (once.exitcode, status(folder)) == (INTERRUPTED, "interrupted")
     reached = last(folder)["global_step"]
     assert 3 <= reached <= 5  # no other checkpoint was due
     twice = start(
-        dataset, folder, [*STEPS, "run.checkpoint_interval=00:01:00:00", "+callbacks.beat.pause=300"]
+        dataset, folder, [*STEPS, "run.checkpoint_interval=00:01:00:00", "+callbacks.beat.pause=1e6"]
     )
     wait_for(twice, folder, 1, "v")
     os.kill(twice.pid, signal.SIGINT)
-    time.sleep(0.3)
+    log = folder / "train.log"
+    until(lambda: log.read_text().count("Stopping after this step") == 2)  # the first run's, and this one's
     os.kill(twice.pid, signal.SIGINT)
-    twice.join(60)  # less than the pause
+    twice.join()
     assert (twice.exitcode, status(folder)) == (INTERRUPTED, "interrupted")
     assert last(folder)["global_step"] == reached
     train(dataset, folder, STEPS)
@@ -159,7 +160,7 @@ def test_a_signal_ends_a_run_whose_worker_hangs(dataset: Path, whole: Path, tmp_
     process = start(dataset, folder, settings)
     wait_for(process, folder, 6, "t")
     os.kill(process.pid, signal.SIGTERM)
-    process.join(120)
+    process.join()
     assert (process.exitcode, status(folder)) == (PREEMPTED, "preempted")
     assert last(folder)["global_step"] == 6
     blocker.unlink()

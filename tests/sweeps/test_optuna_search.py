@@ -4,17 +4,18 @@ import csv
 import json
 import math
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import tiny
+from helpers import configs, tiny
 from helpers.processes import FORKED, Forked, until
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
-from medconv.config import ConfigError, conf_dir
+from medconv.config import ConfigError, conf_dir, data_of
 from medconv.sweeps import optuna_search, run
 from medconv.sweeps.job import Job
 from medconv.sweeps.search_space import SearchSpace
@@ -280,6 +281,19 @@ def test_one_folder_holds_one_search(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ):
             searched(tmp_path, monkeypatch, *other)
     assert len(states(tmp_path)) == 2
+
+
+def test_files_that_change_between_two_starts_are_warned_of(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = data_of(configs.composed(*tiny.overrides(shutil.copytree(dataset, tmp_path / "data"))))
+    study = optuna_search._study(tmp_path, {"n_jobs": 1, "seed": 0}, DICE, optuna)
+    for _ in range(2):
+        optuna_search._warn_of_changed_files(study, data)
+    assert "have changed" not in caplog.text
+    os.utime(tmp_path / "data/labelsTr/case_1.nii.gz", (1, 1))
+    optuna_search._warn_of_changed_files(study, data)
+    assert "files of the dataset have changed since this search began" in caplog.text
 
 
 def test_a_search_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

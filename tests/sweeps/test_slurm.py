@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from helpers import slurm_tools, tiny
+from helpers.configs import composed
 from helpers.processes import Forked, until
+from omegaconf import OmegaConf
 
 from medconv.config import ConfigError
 from medconv.sweeps import slurm, slurm_script
@@ -154,6 +157,25 @@ def test_trained_jobs_are_not_submitted_again(
         assert sent(tmp_path) == [anew.folder.path.name]
     slurm.run(three, {"poll_seconds": 0.1}, [])
     assert sent(tmp_path) == [third]
+
+
+def test_a_trained_job_is_submitted_again_if_its_files_changed(
+    dataset: Path, tmp_path: Path, three: list[Job]
+) -> None:
+    """The job then compares the images themselves, on a machine of the cluster."""
+    data = shutil.copytree(dataset, tmp_path / "data")
+    job = three[0]
+    job.data = json.dumps(OmegaConf.to_container(composed(*tiny.overrides(data)).data))
+    folder = job.folder.path.name
+    runs = []
+    for change in (lambda: None, lambda: os.utime(data / "imagesTr/case_1.nii.gz", (1, 1)), lambda: None):
+        change()
+        slurm.run([job], {"poll_seconds": 0.1}, [])
+        runs.append(sent(tmp_path))
+    assert runs == [[folder], [folder], []]
+    job.data = job.data.replace(str(data), str(tmp_path / "nowhere"))
+    slurm.run([job], {"poll_seconds": 0.1}, [])
+    assert sent(tmp_path) == [folder]
 
 
 def test_an_exit_code_that_appears_late_counts(

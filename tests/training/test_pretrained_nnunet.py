@@ -147,6 +147,9 @@ def test_a_folder_that_is_gone_is_named(tmp_path: Path, caplog: pytest.LogCaptur
     gone = _config(tmp_path / "gone")
     assert with_plans(gone) is gone
     assert f"init.pretrained={tmp_path / 'gone'}: no such file or folder; a stopped run" in caplog.text
+    caplog.clear()
+    with_plans(_config("hf://owner/name/weights.safetensors"))  # a file of the Hub is not here yet
+    assert "no such file" not in caplog.text
 
 
 def test_weights_of_the_hub_are_no_missing_folder(caplog: pytest.LogCaptureFixture) -> None:

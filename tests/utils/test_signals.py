@@ -9,7 +9,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,32 +57,64 @@ def _send_signals() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_signal_ends_a_wait_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "WAIT_SECONDS", 0.2)
+class WatchersTime:
+    """In the place of `time`: the thread that watches a wait looks only when a test lets it."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+        self._sleeps = threading.Semaphore(0)
+        self._may_look = threading.Semaphore(0)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self._sleeps.release()
+        self._may_look.acquire()
+
+    def let_look(self) -> None:
+        """Once; returns when the thread sleeps again."""
+        self._sleeps.acquire()
+        self._may_look.release()
+        self._sleeps.acquire()
+        self._sleeps.release()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> WatchersTime:
+    clock = WatchersTime()
+    monkeypatch.setattr(signals, "time", clock)
+    return clock
+
+
+@pytest.mark.parametrize("number", [*signals.PREEMPTING, signal.SIGINT])
+def test_a_signal_ends_a_wait_that_does_not_end(number: int, clock: WatchersTime) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        for number in (*signals.PREEMPTING, signal.SIGINT):
-            request = signals.StopRequest()
-            request.defer()
-            with pytest.raises(signals.RunInterrupted) as error, request.noted(), request.waiting():
-                os.kill(os.getpid(), number)
-                assert request.number == number  # it may still end
-                time.sleep(60)
-            assert error.value.number == number
+        request = signals.StopRequest()
+        request.defer()
+        with pytest.raises(signals.RunInterrupted) as error, request.noted(), request.waiting():
+            os.kill(os.getpid(), number)
+            clock.let_look()
+            assert request.number == number  # it may still end
+            clock.seconds += signals.WAIT_SECONDS + 1
+            clock.let_look()
+        assert error.value.number == number
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_signal_does_not_end_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "WAIT_SECONDS", 0.05)
+def test_a_signal_does_not_end_a_step(clock: WatchersTime) -> None:
     request = signals.StopRequest()
     request.defer()
     with request.noted():
         os.kill(os.getpid(), signal.SIGUSR1)
-        time.sleep(0.3)
+        clock.seconds += 1000  # a long step
+        clock.let_look()
         with request.waiting():
-            pass
+            clock.let_look()  # the wait has just begun
         os.kill(os.getpid(), signal.SIGTERM)
+        assert request.number == signal.SIGUSR1
 
 
 def test_what_ends_a_wait_ends_with_the_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +127,7 @@ def test_what_ends_a_wait_ends_with_the_handlers(monkeypatch: pytest.MonkeyPatch
         os.kill(os.getpid(), signal.SIGTERM)
         (watcher,) = set(threading.enumerate()) - before
     with request.waiting():
-        watcher.join(60)
-        assert not watcher.is_alive()
+        watcher.join()
 
 
 TRAINING = """

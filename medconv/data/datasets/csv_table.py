@@ -1,5 +1,6 @@
 """`data=csv`: a table with an image path, its labels, and optionally split and group in each row."""
 
+import codecs
 import csv as files
 import difflib
 import logging
@@ -165,7 +166,7 @@ def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
         ValueError: no table, or no rows.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with path.open(newline="", encoding=_encoding(path)) as file:
             first_line = next((line for line in file if line.strip()), "")
             delimiter = _delimiter(first_line)
             file.seek(0)
@@ -174,7 +175,9 @@ def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
             for row in reader:
                 if any(row):
                     lines.append((reader.line_num, [original(cell.strip()) for cell in row]))
-    except (OSError, UnicodeDecodeError, files.Error) as error:
+    except UnicodeError as error:
+        raise ValueError(f"{path}: expected text in UTF-8 or UTF-16 ({error})") from error
+    except (OSError, files.Error) as error:
         raise ValueError(f"{path}: cannot be read as a table ({error})") from error
     header = lines[0][1] if lines else []
     rows = lines[1:]
@@ -191,6 +194,12 @@ def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
             )
     column_names = [name for name in header if name]
     return column_names, [(line_number, _by_column(header, row)) for line_number, row in rows]
+
+
+def _encoding(path: Path) -> str:
+    """UTF-16 for Excel's "Unicode text", which begins with a byte order mark; else UTF-8."""
+    with path.open("rb") as file:
+        return "utf-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
 
 
 def _delimiter(header: str) -> str:

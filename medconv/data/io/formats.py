@@ -11,6 +11,7 @@ from medconv.data.io import raster
 Reader = Callable[[Path], tuple[np.ndarray, np.ndarray]]
 GridReader = Callable[[Path], tuple[tuple[int, ...], np.ndarray]]
 LabelWriter = Callable[[Path, np.ndarray, np.ndarray], None]
+VoxelFile = Callable[[Path], Path]
 
 NIBABEL = (".nii.gz", ".nii", ".hdr", ".mgz", ".mgh")  # .hdr: the header of a NIfTI pair
 
@@ -24,18 +25,26 @@ class VolumeFormat(NamedTuple):
         grid: path to shape and affine, without reading the voxels.
         write: writes a label map, (X, Y, Z), with its affine, to a path; None: label maps of such images are
             written as NIfTI.
+        voxel_file: path of a header to the file of its voxels; None: both are one file.
     """
 
     read: Reader
     grid: GridReader
     write: LabelWriter | None = None
+    voxel_file: VoxelFile | None = None
 
 
 # Formats by suffix, but for those of nibabel, Pillow and DICOM
 FORMATS: dict[str, VolumeFormat] = {}
 
 
-def register(suffix: str, read: Reader, grid: GridReader, write: LabelWriter | None = None) -> None:
+def register(
+    suffix: str,
+    read: Reader,
+    grid: GridReader,
+    write: LabelWriter | None = None,
+    voxel_file: VoxelFile | None = None,
+) -> None:
     """Make files that end in `suffix` readable everywhere.
 
     Args:
@@ -43,6 +52,7 @@ def register(suffix: str, read: Reader, grid: GridReader, write: LabelWriter | N
         read: see `VolumeFormat`.
         grid: see `VolumeFormat`.
         write: see `VolumeFormat`.
+        voxel_file: see `VolumeFormat`.
 
     Raises:
         ValueError: not a suffix, or that of another format.
@@ -50,7 +60,7 @@ def register(suffix: str, read: Reader, grid: GridReader, write: LabelWriter | N
     taken = (*NIBABEL, *raster.SUFFIXES, *FORMATS)
     if not suffix.startswith(".") or suffix in taken:
         raise ValueError(f"expected a suffix other than {', '.join(taken)}, got {suffix!r}")
-    FORMATS[suffix] = VolumeFormat(read, grid, write)
+    FORMATS[suffix] = VolumeFormat(read, grid, write, voxel_file)
 
 
 def written_as(paths: Sequence[Path]) -> str | None:

@@ -67,12 +67,12 @@ def stamp(path: Path) -> list[int]:
 
     Raises:
         OSError: absent.
-        ValueError: a DICOM file whose series cannot be determined.
+        ValueError: a DICOM file whose series cannot be determined, or a header without its voxels.
     """
     if not _suffix(path) and is_dicom(path):
         return dicom_series.stamp(path)
     status = path.stat()
-    partner = path.with_suffix(nifti.PAIR.get(path.suffix, path.suffix))
+    partner = _partner(path)
     if partner == path or not partner.exists():
         return [status.st_size, status.st_mtime_ns]
     partner_status = partner.stat()
@@ -84,6 +84,14 @@ def stamp(path: Path) -> list[int]:
     )
     total_bytes = status.st_size + partner_status.st_size
     return [total_bytes, zlib.crc32(repr(times).encode())]
+
+
+def _partner(path: Path) -> Path:
+    """The other file of an image of two files, a header and its voxels; the same path of other images."""
+    image_format = FORMATS.get(path.suffix)
+    if image_format is not None and image_format.voxel_file is not None:
+        return image_format.voxel_file(path)
+    return path.with_suffix(nifti.PAIR.get(path.suffix, path.suffix))
 
 
 def in_folder(folder: Path, argument: str) -> dict[str, Path]:

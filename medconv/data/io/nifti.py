@@ -1,5 +1,6 @@
 """NIfTI (one file or a pair) and MGH, by nibabel: headers, voxels and clear errors."""
 
+import errno
 import gzip
 import logging
 import stat
@@ -126,6 +127,10 @@ def check_readable(path: Path) -> None:
         raise ValueError(f"{path}: no such file") from error
     except PermissionError as error:
         raise ValueError(f"{path}: no permission to read it") from error
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ValueError(f"{path}: a link that leads back to itself") from error
 
 
 def check_shape(path: Path, shape: Sequence[int]) -> None:

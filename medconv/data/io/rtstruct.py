@@ -1,7 +1,7 @@
 """Label maps from RTSTRUCT, the contours of radiotherapy: `rs.dcm#roi=heart;lung` are the labels 1 and 2."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,9 +91,10 @@ def read(path: Path, image: Path, grid: Grid) -> np.ndarray:
 
 
 def missing_slices(path: Path, image: Path, grid: Grid) -> list[str]:
-    """A warning for each structure that lacks the contour of a slice between two that have one.
+    """A warning for each structure that lacks contours of slices between two that have some.
 
-    It may have been forgotten; or the structure has two parts.
+    They may have been forgotten; or the structure has two parts. Of several slices, it has if the contours
+    before and behind the gap lie beside each other.
 
     Args:
         path, image, grid: as for `read`.
@@ -103,14 +104,33 @@ def missing_slices(path: Path, image: Path, grid: Grid) -> list[str]:
     """
     warnings = []
     for structure in _structures(path, image, grid):
-        drawn = sorted(structure.polygons)
-        missing = [str(first + 1) for first, second in pairwise(drawn) if second == first + 2]
-        if missing:
+        gaps = list(_gaps(structure.polygons))
+        if gaps:
             warnings.append(
-                f"{structure.location} has no contour on slice {some(missing)} (from 0) of {image}, but on "
-                "both beside it; if it was forgotten, draw it: its voxels are background"
+                f"{structure.location} has no contour on slice {some(gaps)} (from 0) of {image}, but on both "
+                "beside it; if it was forgotten, draw it: its voxels are background"
             )
     return warnings
+
+
+def _gaps(polygons: Mapping[int, Sequence[np.ndarray]]) -> Iterator[str]:
+    """Such as `2` and `5 to 9`. Args: polygons: as in `_Structure`."""
+    for before, behind in pairwise(sorted(polygons)):
+        first = before + 1
+        last = behind - 1
+        if first == last:
+            yield str(first)
+        elif first < last and _overlap(polygons[before], polygons[behind]):
+            yield f"{first} to {last}"
+
+
+def _overlap(polygons: Sequence[np.ndarray], compared: Sequence[np.ndarray]) -> bool:
+    """Whether the boxes around the polygons of two slices overlap. Shape: (points, 2) each."""
+    points = np.concatenate(polygons)
+    compared_points = np.concatenate(compared)
+    begin = np.maximum(points.min(axis=0), compared_points.min(axis=0))
+    end = np.minimum(points.max(axis=0), compared_points.max(axis=0))
+    return bool((begin < end).all())
 
 
 def _structures(path: Path, image: Path, grid: Grid) -> Iterator[_Structure]:

@@ -24,6 +24,7 @@ from medconv.data.loading.loader import Loader, init_worker
 from medconv.data.loading.patch_dataset import CaseDataset, PatchDataset, Sample, SampleOrder
 from medconv.data.loading.settings import Batch, LoaderSettings, TrainingSamples
 from medconv.data.loading.shared_memory import check_room, largest_case_bytes, patch_bytes
+from medconv.data.loading.store_check import StoreCheck
 from medconv.data.loading.worker_errors import GuardedCollate, GuardedDataset
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.data.splits import DataSplit
@@ -77,6 +78,7 @@ class DataModule(LightningDataModule):
         self.transform = samples.augment if per_sample else None
         self.augment: Any = None if per_sample else samples.augment
         self._copies = DeviceCopies()
+        self._check = StoreCheck(store, [case.id for case in split.train])
 
     @property
     def image_level(self) -> bool:
@@ -87,6 +89,12 @@ class DataModule(LightningDataModule):
         """Raises: ArgumentError: the batches that workers keep ready do not fit into shared memory."""
         processes = self.trainer.num_devices if self.trainer is not None else 1
         check_room(self._worker_bytes(), self._num_workers, processes)
+
+    def teardown(self, stage: str) -> None:
+        self._check.stop()
+
+    def on_exception(self, exception: BaseException) -> None:
+        self._check.stop()
 
     def _worker_bytes(self) -> float:
         """Of the batches that a worker keeps ready: of training, and at the same time of validation."""
@@ -196,6 +204,9 @@ class DataModule(LightningDataModule):
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         if self.trainer is None or not self.trainer.training:
             return batch
+        # Whole images are compared when they are read; the processes of a machine share the store
+        if not self.image_level and self.trainer.local_rank == 0:
+            self._check.go_on(self.trainer.global_step)
         self.profiler.mark("copy_to_device")
         if self._on_gpu:
             if self._in_half_precision:

@@ -1,21 +1,28 @@
 """What the check of a dataset warns of: repeated slices and images, no-data values, doubtful headers."""
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from nibabel.nifti1 import Nifti1Pair
 
 from medconv.data.case import Grid
-from medconv.data.io.images import nifti_header
-from medconv.utils.logging import some
+from medconv.data.io.images import nifti_image
+from medconv.utils.logging import size_text, some
 from medconv.utils.memory_order import in_c_order
 
 # Of the usual difference between neighbouring slices, each relative to the slices' own spread.
 _REPEATED = 0.1
 _LEAST_INT16 = -32768  # what many programs write where there is no data
 _FAR_BELOW = 1000  # times farther below zero than the highest value is above: no image's own value
+_QUARTERS = (2**14, 2**15, 3 * 2**14, 2**16)  # of the range of uint16
+_SAME_FORM = 0.01  # voxels, by which corners may differ
+_SAME_SPACING = 0.01  # relative
 _FEW = 5  # times fewer slices than rows in every case, at 1 x 1 x 1 mm
 _FAR_SPACING = 5  # times the median spacing of all cases, or a fifth of it
 _NAMED = 5  # cases in a message
@@ -65,23 +72,67 @@ def is_no_data(low: float, high: float) -> bool:
     return low == _LEAST_INT16 or -low > _FAR_BELOW * high > 0
 
 
-def disagreeing_forms(path: Path) -> list[str]:
-    """A warning if sform and qform of a NIfTI file differ, or one cannot be read."""
-    header = nifti_header(path)
-    if header is None:
+def wrapped_negatives(channel: np.ndarray, low: float, high: float) -> bool:
+    """Whether negative int16 values, as those of CT, were stored as unsigned ones: 65536 too large.
+
+    Args:
+        low, high: lowest and highest value.
+    """
+    if low < 0 or not _QUARTERS[2] < high < _QUARTERS[3]:
+        return False
+    is_between = (channel > _QUARTERS[0]) & (channel < _QUARTERS[2])
+    if is_between.any():
+        return False
+    upper = channel[channel >= _QUARTERS[2]]
+    return bool(upper.min() < upper.max())  # one value alone is that of a saturated detector
+
+
+def header_doubts(path: Path) -> list[str]:
+    """Warnings about the header of a NIfTI file; none for other formats."""
+    image = nifti_image(path)
+    if image is None:
         return []
+    return [f"{path}: {doubt}" for doubt in (*_disagreeing_forms(image.header), *_surplus(path, image))]
+
+
+def _disagreeing_forms(header: Any) -> Iterator[str]:
+    """A warning if sform and qform, or sform and voxel size, differ, or one cannot be read."""
     try:
         sform, s_code = header.get_sform(coded=True)
         qform, q_code = header.get_qform(coded=True)
     except ValueError as error:  # not a valid quaternion
-        return [f"{path}: its qform cannot be read ({error}); the sform is used"]
-    if not (s_code and q_code):
-        return []
+        yield f"its qform cannot be read ({error}); the sform is used"
+        return
+    if not s_code:
+        return
     shape = header.get_data_shape()
-    distance = Grid.of(shape, sform).corner_distance(Grid.of(shape, qform))
-    if distance <= 0.01:
-        return []
-    return [f"{path}: sform and qform differ by {distance:.3g} voxels; the sform is used"]
+    distance = Grid.of(shape, sform).corner_distance(Grid.of(shape, qform)) if q_code else 0
+    if distance > _SAME_FORM:
+        yield f"sform and qform differ by {distance:.3g} voxels; the sform is used"
+        return
+    stated_mm = header["pixdim"][1:4]
+    spacing_mm = np.linalg.norm(sform[:3, :3], axis=0)
+    has_slices = np.array([*shape, 1, 1][:3]) > 1
+    if (np.abs(stated_mm / spacing_mm - 1) > _SAME_SPACING)[has_slices].any():
+        stated = size_text(stated_mm, 4)
+        yield f"pixdim states {stated} mm, sform {size_text(spacing_mm, 4)} mm, which is used"
+
+
+def _surplus(path: Path, image: Nifti1Pair) -> Iterator[str]:
+    """A warning if a file holds more bytes than its header describes: of further slices, or a larger type."""
+    proxy: Any = image.dataobj  # typed without the offset
+    expected = proxy.offset + prod(image.shape) * image.get_data_dtype().itemsize
+    if path.suffix == ".gz":
+        with path.open("rb") as file:
+            file.seek(-4, os.SEEK_END)
+            stored = int.from_bytes(file.read(), "little")  # the last member's bytes, modulo 4 GB
+    elif path.suffix == ".nii":
+        stored = path.stat().st_size
+    else:
+        return
+    if stored > expected:
+        described = f"{size_text(image.shape)} of {image.get_data_dtype()}"
+        yield f"{stored - expected} bytes follow the voxels that its header describes ({described})"
 
 
 def lost_spacing(shapes: Sequence[Sequence[int]], spacings_mm: Sequence[Sequence[float]]) -> list[str]:
@@ -104,6 +155,8 @@ def far_spacing(cases: Sequence[str], spacings_mm: Sequence[Sequence[float]]) ->
 
     Such headers are often wrong, in metres or pixels, and resampling makes those images huge or tiny.
     """
+    if not cases:
+        return []
     spacings = np.array(spacings_mm)
     median = np.median(spacings, axis=0)
     ratio = spacings / median

@@ -15,13 +15,14 @@ from medconv.data.io.grids import on_grid
 from medconv.data.io.images import UNORIENTED, lacks_orientation
 from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.doubts import (
-    disagreeing_forms,
     far_spacing,
+    header_doubts,
     is_no_data,
     lost_spacing,
     named,
     repeated_slices,
     same_images,
+    wrapped_negatives,
 )
 from medconv.data.preprocessing.normalisation import range_error, wide
 from medconv.data.preprocessing.orientation import to_canonical
@@ -35,7 +36,7 @@ from medconv.utils.threads import each
 
 INTENSITIES = ("percentile_00_5", "percentile_99_5", "mean", "std")  # measured in each channel
 _MAX_SHEAR = 0.5  # degrees; more is not rounding but a tilted gantry
-VERSION = 6  # raise it when a check measures more or otherwise
+VERSION = 7  # raise it when a check measures more or otherwise
 _MAX_SAMPLES = 5_000  # voxels per case whose intensities are sampled
 _MIN_SAMPLES = 100
 _ALL_SAMPLES = 20_000_000  # over all cases, if that leaves each the lowest number
@@ -329,6 +330,10 @@ def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     if not odd:
         report.errors += [f"{path}: {error}" for error in map(range_error, present) if error]
         report.warnings += [f"{path}: {pair}" for pair in repeated_slices(present)]
+    if any(wrapped_negatives(channel, *low_high) for channel, low_high in zip(present, ranges, strict=True)):
+        report.warnings.append(
+            f"{path}: values near 0 and near 65535, none between; negative values may be stored as unsigned"
+        )
     if any(low == high for low, high in ranges):
         report.warnings.append(f"{path}: a channel is constant")
     report.no_data = tuple(low for low, high in ranges if is_no_data(low, high))
@@ -342,7 +347,7 @@ def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     report.grid = grid
     report.channels = len(image)
     for image_path in case.images:
-        report.warnings += disagreeing_forms(image_path)
+        report.warnings += header_doubts(image_path)
     report.oriented = not any(map(lacks_orientation, case.images))
     if grid.shear > _MAX_SHEAR:
         shear = f"{grid.shear:.1f} degrees off a right angle"
@@ -354,6 +359,8 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     """The label map of a case. Raises: ValueError: it cannot be read, or is not on the image's grid."""
     label, grid = label_of(case)
     assert case.label is not None
+    for path in filter(None, case.label_files):
+        report.warnings += header_doubts(path)
     if rtstruct.structures_of(case.label):
         report.warnings += rtstruct.missing_slices(case.label, case.images[0], grid)
     num_classes = len(dataset.class_names)
@@ -371,6 +378,8 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
         report.warnings.append(f"{case.label}: every voxel has the value to ignore")
     elif not counts[1:].any():
         report.warnings.append(f"{case.label}: no foreground, every voxel is background")
+    elif not counts[0]:
+        report.warnings.append(f"{case.label}: no background, every voxel is foreground")
     # Values that are not declared are an error of the case, and of no class.
     report.class_voxels = tuple(np.pad(counts, (0, num_classes))[:num_classes].tolist())
     if report.grid is not None:

@@ -70,7 +70,7 @@ def fingerprint(
     """
     path = folder / "fingerprint.json"
     with _lock(folder):
-        sources = _sources(dataset)
+        sources = sources_of(dataset)
         result = _read_result(path, sources)
         if result is None or not _is_usable(result, dataset, skip):
             result = check(dataset, workers, skip, Examined(dataset, folder).examine)
@@ -284,7 +284,7 @@ def _voxels(mask: np.ndarray, label_value: int, corner: Sequence[int] = ()) -> n
     return np.column_stack([label_values, positions]).astype(np.int32)
 
 
-def _sources(dataset: Dataset) -> list[Any]:
+def sources_of(dataset: Dataset) -> list[Any]:
     """Everything the fingerprint depends on, as JSON reads it back; None for unreadable files."""
     content = [
         dataset.class_names,

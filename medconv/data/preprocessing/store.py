@@ -7,8 +7,10 @@ import json
 import mmap
 import re
 import shutil
+import time
 import zlib
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
@@ -27,6 +29,7 @@ _SOFT_LABEL = "soft_label"
 _LIGHT = 128 * 1024
 # What reading an absent or damaged record raises
 BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+_WRONG_CHECKSUM = "the checksum of {} is wrong, the disk or a copy changed it"
 _BLOCK = 4 * 2**20  # bytes that are read at once
 _DTYPES = ("<f4", "<f2", "|u1", "<i2", "<i4")
 NOTHING = np.empty(0, np.float32)
@@ -146,7 +149,7 @@ class Store:
         Raises:
             ValueError: the case is not in the store, or its files are damaged.
         """
-        try:
+        with self._explaining(case_id):
             record = self._record(case_id)
             recorded = record["arrays"]
             has_label = "label" in recorded
@@ -154,14 +157,37 @@ class Store:
             for name in _array_names(has_label, _SOFT_LABEL in recorded):
                 arrays[name], pages = _mapped(self._array_path(case_id, name), recorded[name])
                 if verify and zlib.crc32(pages) != recorded[name]["crc32"]:
-                    with suppress(OSError):  # a read-only store, which only another copy can mend
-                        self._path(case_id, "json").unlink()
-                    raise ValueError(f"the checksum of {name} is wrong, the disk or a copy changed it")
+                    self.discard(case_id)
+                    raise ValueError(_WRONG_CHECKSUM.format(name))
             entry = Entry(**arrays, crop_info=_crop_info(record))
             fit_together = entry.image.shape[1:] == entry.label.shape and entry.foreground.ndim == 2
             if has_label and not fit_together:
                 raise ValueError("image, label and foreground do not belong together")
             return entry
+
+    def verify(self, case_id: str, pause: Callable[[float], None]) -> None:
+        """Compare the checksums of a case, block by block; a damaged one stays, as others may be reading it.
+
+        Args:
+            pause: called with the seconds that a block took.
+        Raises:
+            ValueError: as `read`.
+        """
+        with self._explaining(case_id):
+            for name, recorded in self._record(case_id)["arrays"].items():
+                if _checksum(self._array_path(case_id, name), pause) != recorded["crc32"]:
+                    raise ValueError(_WRONG_CHECKSUM.format(name))
+
+    def discard(self, case_id: str) -> None:
+        """The next start prepares this case anew."""
+        with suppress(OSError):  # a read-only store, which only another copy can mend
+            self._path(case_id, "json").unlink()
+
+    @contextmanager
+    def _explaining(self, case_id: str) -> Iterator[None]:
+        """Raises: ValueError: names the case, for any error of reading it."""
+        try:
+            yield
         except BROKEN as error:
             raise ValueError(
                 f"case {case_id}: its prepared files in {self.folder} cannot be read ({error}); run again "
@@ -293,11 +319,16 @@ def _state(path: Path, recorded: dict[str, Any], verify: bool) -> dict[str, Any]
     return state
 
 
-def _checksum(path: Path) -> int:
+def _checksum(path: Path, pause: Callable[[float], None] | None = None) -> int:
+    """Args: pause: called after each block with the seconds that it took."""
     crc = 0
+    begin = time.monotonic()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             crc = zlib.crc32(block, crc)
+            if pause is not None:
+                pause(time.monotonic() - begin)
+                begin = time.monotonic()
     return crc
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from medconv.targets.monitor import DICE, MonitoredMetric
 from medconv.training.checkpoint import BEST, LAST, PREVIOUS, log_rewind
-from medconv.utils.atomic_io import replacing
+from medconv.utils.atomic_io import flush_folder, replacing
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -215,6 +215,7 @@ def _write(content: dict[str, Any], path: Path, second_name: Path | None) -> Non
                 _link(path, path.with_name(PREVIOUS))
             if second_name is not None:
                 _link(partial, second_name)
+        flush_folder(path.parent)
     except OSError as error:
         error.filename = str(path)
         raise

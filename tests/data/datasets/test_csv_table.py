@@ -218,6 +218,16 @@ def test_invalid_settings_and_tables_are_errors(
         csv(table(tmp_path, text), **settings)
 
 
+def test_a_table_that_excel_saved_as_unicode_text_is_read(tmp_path: Path) -> None:
+    """In UTF-16, with tabs."""
+    path = table(tmp_path, "")
+    path.write_bytes(GOOD.replace(",", "\t").encode("utf-16"))
+    assert csv(path, group_column="patient").targets == MulticlassTargets(("a", "b"))
+    path.write_bytes(GOOD.replace("b", "gut\u00e4").encode("latin-1"))
+    with pytest.raises(ValueError, match="labels.csv: expected text in UTF-8 or UTF-16"):
+        csv(path)
+
+
 def test_missing_root_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"root is not set"):
         csv(None)
@@ -227,7 +237,7 @@ def test_missing_root_is_an_error(tmp_path: Path) -> None:
 
 def test_binary_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"\x89PNG\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"t\.csv: cannot be read as a table"):
+    with pytest.raises(ValueError, match=r"t\.csv: expected text in UTF-8 or UTF-16"):
         csv(tmp_path / "t.csv")
 
 

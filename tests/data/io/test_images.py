@@ -37,6 +37,8 @@ WRITERS: dict[str, Callable[[Path, np.ndarray], Path]] = {
     "nrrd in RAS": formats.nrrd_in_ras,
     "mha": formats.mha,
     "mha of four axes": formats.mha_of_four_axes,
+    "mhd": formats.mhd,
+    "mhd, compressed": formats.mhd_compressed,
 }
 
 
@@ -75,6 +77,14 @@ def test_a_pair_is_one_image_and_its_stamp_covers_both_files(tmp_path: Path) -> 
     before = stamp(path)
     assert stamp(path.with_suffix(".img")) == before
     os.utime(path.with_suffix(".img"), ns=(1, 1))  # the voxels are in the other file
+    assert stamp(path) != before
+
+
+def test_mhd_is_one_image_and_its_stamp_covers_its_voxels(tmp_path: Path) -> None:
+    path = formats.mhd(tmp_path / "a", image_array(0))
+    assert in_folder(tmp_path, "--input") == {"a": path}
+    before = stamp(path)
+    os.utime(path.with_suffix(".raw"), ns=(1, 1))
     assert stamp(path) != before
 
 

@@ -24,6 +24,7 @@ from medconv.inference.inputs import find_cases
 
 OUTER = [(1.5, 1.5), (6.5, 1.5), (6.5, 5.5), (1.5, 5.5)]  # columns and rows, in voxels
 INNER = [(2.5, 2.5), (4.5, 2.5), (4.5, 4.5), (2.5, 4.5)]
+CORNER = [(6.6, 4.6), (7.5, 4.6), (7.5, 5.5), (6.6, 5.5)]
 KEYHOLE = [*OUTER, OUTER[0], *INNER[::-1], INNER[-1], OUTER[0]]  # its seam passes middles of voxels
 Contours = dict[str, list[tuple[float, list[tuple[float, float]]]]]
 
@@ -67,17 +68,19 @@ def test_a_slice_without_a_contour_between_two_that_have_one_is_named(tmp_path: 
     contours: Contours = {
         "heart": [(z, OUTER) for z in (0, 1, 3, 4)],
         "lung": [(z, OUTER) for z in (1, 2, 3)],
-        "nodes": [(z, INNER) for z in (0, 1, 4)],
+        "nodes": [(0, INNER), (1, INNER), (4, CORNER)],  # two parts
+        "cord": [(z, INNER) for z in (0, 1, 4)],
     }
-    path = Path(f"{rtstruct(tmp_path / 'rs.dcm', contours, dicoms.affine())}#roi=heart;lung;nodes")
+    path = Path(f"{rtstruct(tmp_path / 'rs.dcm', contours, dicoms.affine())}#roi=heart;lung;nodes;cord")
     _, grid = read_label(path, scan)
     warning = (
         f"{tmp_path / 'rs.dcm'}: structure 'heart' has no contour on slice 2 (from 0) of {scan}, but on both "
         "beside it; if it was forgotten, draw it: its voxels are background"
     )
-    assert missing_slices(path, scan, grid) == [warning]
+    longer = warning.replace("heart", "cord").replace("slice 2 ", "slice 2 to 3 ")
+    assert missing_slices(path, scan, grid) == [warning, longer]
     case = Case("a", (scan,), path)
-    dataset = Dataset("x", (case,), ("background", "heart", "lung", "nodes"), ("MR",))
+    dataset = Dataset("x", (case,), ("background", "heart", "lung", "nodes", "cord"), ("MR",))
     assert f"case a: {warning}" in check(dataset, 1).warnings
 
 

@@ -75,6 +75,8 @@ def pretend_trainer(
 ) -> Any:
     return SimpleNamespace(
         strategy=SimpleNamespace(root_device=torch.device(device)),
+        local_rank=0,
+        global_step=0,
         global_rank=rank,
         world_size=world_size,
         num_devices=world_size,

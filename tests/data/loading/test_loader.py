@@ -89,12 +89,20 @@ class Stopping(Dataset[torch.Tensor]):
         return torch.ones(1)
 
 
+class StoppingAsTheRunIs(Stopping):
+    """The run gets SIGTERM while it waits for this worker."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        os.kill(os.getppid(), signal.SIGTERM)
+        return super().__getitem__(index)
+
+
 def test_a_signal_ends_the_wait_for_a_stopped_worker_and_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "WAIT_SECONDS", 0.2)
     request = signals.StopRequest()
     request.defer()
     batches = loader.Loader(
-        Stopping(),
+        StoppingAsTheRunIs(),
         num_workers=1,
         multiprocessing_context="fork",
         worker_init_fn=loader.init_worker,
@@ -102,10 +110,9 @@ def test_a_signal_ends_the_wait_for_a_stopped_worker_and_the_worker(monkeypatch:
         stop_request=request,
     )
     with pytest.raises(signals.RunInterrupted), request.noted():
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
         list(batches)
     (worker,) = batches._iterator._workers
-    until(lambda: not is_running(worker.pid), 60)
+    until(lambda: not is_running(worker.pid))
 
 
 def test_a_batch_that_does_not_come_is_a_warning_that_names_the_worker(
@@ -117,7 +124,7 @@ def test_a_batch_that_does_not_come_is_a_warning_that_names_the_worker(
     )
     waiting = batches._get_iterator()
     (worker,) = waiting._workers
-    until(lambda: "\nState:\tT" in Path(f"/proc/{worker.pid}/status").read_text(), 60)
+    until(lambda: "\nState:\tT" in Path(f"/proc/{worker.pid}/status").read_text())
     for _ in range(30):
         assert waiting._try_get_data(timeout=0.001) == (False, None)
     waiting._shutdown_workers()
@@ -200,7 +207,7 @@ def test_stopped_workers_delay_neither_a_signal_between_epochs_nor_the_end(
         os.kill(os.getpid(), signal.SIGTERM)
         list(batches)
     (worker,) = batches._iterator._workers
-    until(lambda: not is_running(worker.pid), 60)
+    until(lambda: not is_running(worker.pid))
     batches._iterator._shutdown_workers()  # a second time
 
     ended = _with_stopped_worker(signals.StopRequest())._iterator

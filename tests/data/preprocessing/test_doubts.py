@@ -11,7 +11,14 @@ from torch import nn
 
 from medconv.data.case import Case
 from medconv.data.datasets.decathlon import msd
-from medconv.data.preprocessing.doubts import far_spacing, is_no_data, lost_spacing, repeated_slices
+from medconv.data.preprocessing.doubts import (
+    far_spacing,
+    header_doubts,
+    is_no_data,
+    lost_spacing,
+    repeated_slices,
+    wrapped_negatives,
+)
 from medconv.data.preprocessing.fingerprint import check
 from medconv.inference.predictor import Predictor
 
@@ -66,9 +73,7 @@ def test_values_of_images_are_no_no_data_values(low_high: tuple[float, float]) -
 def test_nifti_without_orientation_is_named_once_per_dataset(tmp_path: Path) -> None:
     dataset = msd(write_msd(tmp_path))
     for number, case in enumerate(dataset.cases[:2]):
-        for path, array in zip(
-            case.files, (image_array(number), np.ones((12, 14, 10), np.uint8)), strict=True
-        ):
+        for path, array in zip(case.files, (image_array(number), label_array(number)), strict=True):
             save_raw(path, set_fields(sform_code=0, qform_code=0), array)
     (warning,) = check(dataset, 1).warnings
     first, second = (case.id for case in dataset.cases[:2])
@@ -87,6 +92,7 @@ def test_spacing_far_from_all_others_is_named() -> None:
     assert warning.startswith("2 cases (case_8, case_9): spacing 62.5 x 62.5 x 500 mm, where the median")
     assert "of all 10 cases is 0.6 x 0.7 x 5 mm" in warning
     assert far_spacing(cases[:8], usual) == []
+    assert far_spacing([], []) == []  # every case has errors, which are what must be said
     assert far_spacing(cases[:3], [(1.0, 1.0), (2.0, 1.5), (0.5, 1.0)]) == []
 
 
@@ -129,3 +135,32 @@ def test_repeated_slices_are_found_where_a_piece_of_the_volume_ends() -> None:
         image[:, :, first + 1] = image[:, :, first]
     (warning,) = repeated_slices(image[None])
     assert "15 and 16 (equal), 31 and 32 (equal) repeat" in warning
+
+
+def test_a_voxel_size_that_differs_from_the_sform_is_named(tmp_path: Path) -> None:
+    """Programs by ITK take the spacing from it, others from the sform."""
+    path = save_raw(tmp_path / "a.nii", set_fields(pixdim=[1, 5, 5, 5, 0, 0, 0, 0]), image_array(0))
+    assert header_doubts(path) == [f"{path}: pixdim states 5 x 5 x 5 mm, sform 1 x 1.5 x 2 mm, which is used"]
+    assert header_doubts(save(tmp_path / "b.nii.gz", image_array(0))) == []
+
+
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
+def test_bytes_that_the_header_does_not_describe_are_named(tmp_path: Path, suffix: str) -> None:
+    """A header of half the slices makes half an image, and one of int8 an image of the bytes of int16."""
+    path = save_raw(tmp_path / f"a{suffix}", set_fields(dim=[3, 12, 14, 5, 1, 1, 1, 1]), image_array(0))
+    (doubt,) = header_doubts(path)
+    assert doubt.startswith(
+        f"{path}: 3360 bytes follow the voxels that its header describes (12 x 14 x 5 of "
+    )
+
+
+def are_wrapped(values: np.ndarray) -> bool:
+    return wrapped_negatives(values, values.min(), values.max())
+
+
+def test_negative_values_stored_as_unsigned_ones_are_found() -> None:
+    ct = np.array([-1000, -900, 0, 40, 300], np.int16)
+    assert are_wrapped(ct.view(np.uint16).astype(np.float32))
+    assert not are_wrapped(ct.astype(np.float32))
+    assert not are_wrapped(np.array([0, 100, 65535, 65535], np.float32))  # a saturated detector
+    assert not are_wrapped(np.linspace(0, 65535, 100, dtype=np.float32))

@@ -275,6 +275,12 @@ def test_label_without_foreground_is_a_warning(tmp_path: Path) -> None:
     assert fingerprint.class_voxels[1] == (np.prod(SHAPE), 0, 0)
 
 
+def test_label_without_background_is_a_warning(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path)
+    path = save(dataset.cases[1].files[-1], np.ones(SHAPE, np.uint8))
+    assert check(dataset, 1).warnings == [f"case case_1: {path}: no background, every voxel is foreground"]
+
+
 @pytest.mark.parametrize("value", [0, 5])
 def test_constant_image_is_a_warning(tmp_path: Path, value: float) -> None:
     dataset = tiny(tmp_path)

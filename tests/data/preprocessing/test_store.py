@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 import torch
 from helpers.restoring import restore
-from helpers.stores import ARRAYS, assert_complete, before_each_file, rewritten, times, touch
+from helpers.stores import (
+    ARRAYS,
+    assert_complete,
+    before_each_file,
+    change_a_byte,
+    change_a_byte_unnoticed,
+    rewritten,
+    times,
+    touch,
+)
 from helpers.volumes import (
     image_array,
     label_array,
@@ -156,19 +165,6 @@ def test_only_the_case_of_a_changed_file_is_prepared_again(tmp_path: Path, which
     prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     assert rewritten(store, before) == {"case_1"}
     assert_complete(store, dataset)
-
-
-def change_a_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
-
-
-def change_a_byte_unnoticed(path: Path) -> None:
-    """Change a byte, but neither size nor time."""
-    stat = path.stat()
-    change_a_byte(path)
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
 @pytest.mark.parametrize("name", ["image.npy", "label.npy", "foreground.npy", "json"])

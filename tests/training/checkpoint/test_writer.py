@@ -46,6 +46,19 @@ def test_the_previous_checkpoint_is_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in last.parent.iterdir()) == ["last.ckpt", "previous.ckpt"]
 
 
+def test_the_name_of_a_checkpoint_is_on_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power cut, or a disk that becomes read-only, undoes the rename of the last seconds."""
+    flushed: list[tuple[str, list[str]]] = []
+
+    def fsync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        flushed.append((path.name, sorted(file.name for file in tmp_path.glob("**/*.ckpt"))))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    last = saved(tmp_path, 1)
+    assert flushed[-1] == (last.parent.name, ["last.ckpt"])
+
+
 def test_the_copy_is_made_before_training_continues(tmp_path: Path) -> None:
     """The values at the time of the call are written, with strides and the versions of a module's state."""
     io, gate = AtomicCheckpointIO(), threading.Event()

@@ -1,11 +1,11 @@
-"""medconv/data/io/mha.py: written label maps, slices and faults; `test_images.py` compares it with others."""
+"""medconv/data/io/metaimage.py: written label maps, slices and faults; `test_images.py` compares it with others."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.formats import OBLIQUE, assert_error_names, mha
+from helpers.formats import OBLIQUE, assert_error_names, mha, mhd, mhd_compressed
 from helpers.volumes import image_array, label_array, truncate
 
 from medconv.data.io.formats import written_as
@@ -62,28 +62,37 @@ def uncompressed(path: Path, old: bytes, new: bytes) -> Path:
     return file
 
 
+def without_voxels(path: Path) -> Path:
+    file = mhd(path, image_array(0))
+    file.with_suffix(".raw").unlink()
+    return file
+
+
 BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "missing": (lambda p: p.with_suffix(".mha"), "no such file"),
     "cut": (lambda p: truncate(mha(p, image_array(0))), "not a readable MetaImage file"),
-    "cut in the header": (
-        lambda p: truncate(mha(p, image_array(0)), 0.005),
-        "its voxels are not in this file",
-    ),
-    "voxels in another file": (
+    "cut in the header": (lambda p: truncate(mha(p, image_array(0)), 0.005), "has no ElementDataFile"),
+    "voxels elsewhere": (
         lambda p: edited(p, b"= LOCAL", b"= /etc/passwd"),
-        "its voxels are not in this file",
+        "its voxels must be in it .*, or in one file beside it, got /etc/passwd",
     ),
+    "voxels in the folder above": (
+        lambda p: edited(p, b"= LOCAL", b"= ../scan.raw"),
+        "its voxels must be in it .*, or in one file beside it, got ../scan.raw",
+    ),
+    "voxels in many files": (lambda p: edited(p, b"= LOCAL", b"= LIST"), "in one file beside it, got LIST"),
+    "without its voxels": (without_voxels, "in one file beside it, got scan.raw"),
     "promises too much": (
         lambda p: edited(p, b"DimSize = 12 14 10", b"DimSize = 30000 30000 30000"),
         "declares 30000 x 30000 x 30000 voxels, which take about 301749 GB to read; this machine has",
     ),
     "promises more": (
         lambda p: edited(p, b"DimSize = 12 14 10", b"DimSize = 12 14 50"),
-        r"not a readable MetaImage file \(6720 bytes of voxels, its header declares 33600\)",
+        r"not a readable MetaImage file \(6720 bytes of voxels, the header of scan.mha declares 33600\)",
     ),
     "promises less": (
         lambda p: edited(p, b"DimSize = 12 14 10", b"DimSize = 12 14 5"),
-        r"not a readable MetaImage file \(6720 bytes of voxels, its header declares 3360\)",
+        r"not a readable MetaImage file \(6720 bytes of voxels, the header of scan.mha declares 3360\)",
     ),
     "promises more, not compressed": (
         lambda p: uncompressed(p, b"DimSize = 12 14 10", b"DimSize = 12 14 50"),
@@ -96,3 +105,21 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
 def test_an_error_names_the_file_and_its_fault(tmp_path: Path, fault: str) -> None:
     make, message = BAD_FILES[fault]
     assert_error_names(make(tmp_path / "scan"), message)
+
+
+def test_voxels_of_another_size_than_the_header_says_are_refused(tmp_path: Path) -> None:
+    """SimpleITK would read the first of them: half of a file of int16, taken for int8, is an image too."""
+    path = mhd(tmp_path / "scan", image_array(0).astype(np.int16))
+    path.write_text(path.read_text().replace("MET_SHORT", "MET_CHAR"))
+    voxels = path.with_suffix(".raw")
+    with pytest.raises(
+        ValueError, match=r"3360 bytes of voxels, the header of scan.mhd declares 1680"
+    ) as error:
+        read_array(path)
+    assert str(error.value).startswith(f"{voxels}: ")
+
+
+def test_compressed_voxels_beside_a_header_that_are_cut_off_are_refused(tmp_path: Path) -> None:
+    path = mhd_compressed(tmp_path / "scan", image_array(0))
+    truncate(path.with_suffix(".zraw"))
+    assert_error_names(path, "not a readable MetaImage file")

@@ -1,4 +1,4 @@
-"""MetaImage files (`.mha`, as on grand-challenge.org), by SimpleITK: voxels, affine, and label maps.
+"""MetaImage files (grand-challenge.org), by SimpleITK: `.mha`, and `.mhd` with a file of voxels beside it.
 
 Format: https://itk.org/Wiki/ITK/MetaIO/Documentation
 """
@@ -15,7 +15,10 @@ from medconv.data.io.nifti import check_memory, check_readable
 from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 
-_HEADER_BYTES = 64 * 1024  # in which `ElementDataFile`, the last line of a header, must stand
+_MAX_NAME = 100  # letters of a file name in a message
+_HEADER_BYTES = 1 << 20  # in which `ElementDataFile`, the last line of a header, must stand
+_LOCAL = "LOCAL"  # the voxels follow the header
+_FALSE = ("F", "f", "0")  # first letters, as ITK reads them
 _BLOCK_BYTES = 1 << 18  # that are decompressed at once
 _LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
@@ -24,7 +27,7 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Voxels, the channel axis last, and the affine to mm (right, anterior, superior).
 
     Raises:
-        ValueError: damaged, larger than memory, or with its voxels in another file.
+        ValueError: damaged, larger than memory, or with its voxels in a file that is not beside it.
     """
     header = _read_header(path)
     check_memory(path, header.GetSize())
@@ -74,15 +77,47 @@ def _unreadable(path: Path) -> str:
     return f"{path}: not a readable MetaImage file"
 
 
-def _read_header(path: Path) -> Any:
-    """Raises: ValueError: no MetaImage, or one whose voxels are in another file."""
-    reader = _sitk(path).ImageFileReader()
+def voxel_file(path: Path) -> Path:
+    """The file of an image's voxels: the same one, or one in the same folder.
+
+    Raises:
+        ValueError: no MetaImage, or one whose voxels are elsewhere, or in several files.
+    """
+    name = _fields(path)["ElementDataFile"]
+    if name.upper() == _LOCAL:
+        return path
+    voxels = path.parent / name
+    if Path(name).name != name or "%" in name or not voxels.is_file():
+        raise ValueError(
+            f"{path}: its voxels must be in it (`ElementDataFile = {_LOCAL}`), or in one file beside it, got "
+            f"{name[:_MAX_NAME]}"
+        )
+    return voxels
+
+
+def _fields(path: Path) -> dict[str, str]:
+    """The fields of a header, of which `ElementDataFile` is the last. Raises: ValueError: no MetaImage."""
     check_readable(path)
+    text = _header_bytes(path).decode("latin-1")
+    pairs = [line.partition("=") for line in text.splitlines()]
+    fields = {key.strip(): value.strip() for key, _, value in pairs}
+    if not fields.get("ElementDataFile"):
+        raise ValueError(f"{_unreadable(path)} (its header has no ElementDataFile)")
+    return fields
+
+
+def _header_bytes(path: Path) -> bytes:
+    """The lines until `ElementDataFile`, where the voxels begin if they are in the same file."""
     with path.open("rb") as file:
-        _, _, voxels = file.read(_HEADER_BYTES).partition(b"ElementDataFile")
-    data_file = voxels.partition(b"\n")[0].strip(b" =\r")
-    if data_file != b"LOCAL":
-        raise ValueError(f"{path}: its voxels are not in this file (`ElementDataFile = LOCAL`)")
+        start = file.read(_HEADER_BYTES)
+    header = re.match(rb"(?s).*?^[ \t]*ElementDataFile[ \t]*=[^\n]*\n?", start, re.MULTILINE)
+    return header[0] if header else b""
+
+
+def _read_header(path: Path) -> Any:
+    """Raises: ValueError: as `voxel_file`."""
+    reader = _sitk(path).ImageFileReader()
+    voxel_file(path)
     with explained(_unreadable(path)):
         reader.SetImageIO("MetaImageIO")
         reader.SetFileName(str(path))
@@ -96,21 +131,35 @@ def _check_complete(path: Path, num_bytes: int) -> None:
     Raises:
         ValueError: fewer or more bytes than the header declares.
     """
-    with path.open("rb") as file:
-        start = file.read(_HEADER_BYTES)
-        header = start[: start.index(b"LOCAL", start.index(b"ElementDataFile"))]
-        if not re.search(rb"^CompressedData *= *True", header, re.MULTILINE):
-            return
-        file.seek(start.index(b"\n", len(header)) + 1)
-        decompressor = zlib.decompressobj()
-        stored_bytes = 0
-        with explained(_unreadable(path)):
-            while block := file.read(_BLOCK_BYTES):
-                stored_bytes += len(decompressor.decompress(block))
-    if stored_bytes != num_bytes or not decompressor.eof:
+    fields = _fields(path)
+    voxels = voxel_file(path)
+    skipped = fields.get("HeaderSize", "0")
+    is_text = fields.get("BinaryData", "True")[:1] in _FALSE
+    if is_text or not skipped.isdecimal():  # -1: the voxels are the end of their file
+        return
+    begin = int(skipped) if voxels != path else len(_header_bytes(path))
+    if fields.get("CompressedData", "False")[:1] not in _FALSE:
+        stored_bytes = _decompressed_bytes(voxels, begin)
+    else:
+        stored_bytes = voxels.stat().st_size - begin
+    if stored_bytes != num_bytes:
         raise ValueError(
-            f"{_unreadable(path)} ({stored_bytes} bytes of voxels, its header declares {num_bytes})"
+            f"{_unreadable(voxels)} ({stored_bytes} bytes of voxels, the header of {path.name} declares "
+            f"{num_bytes})"
         )
+
+
+def _decompressed_bytes(path: Path, begin: int) -> int:
+    """Raises: ValueError: damaged, or cut off."""
+    decompressor = zlib.decompressobj()
+    num_bytes = 0
+    with path.open("rb") as file, explained(_unreadable(path)):
+        file.seek(begin)
+        while block := file.read(_BLOCK_BYTES):
+            num_bytes += len(decompressor.decompress(block))
+    if not decompressor.eof:
+        raise ValueError(f"{_unreadable(path)} (it is cut off after {num_bytes} bytes of voxels)")
+    return num_bytes
 
 
 def _affine(header: Any) -> np.ndarray:
@@ -126,3 +175,4 @@ def _affine(header: Any) -> np.ndarray:
 
 
 register(".mha", read, grid, write)
+register(".mhd", read, grid, voxel_file=voxel_file)

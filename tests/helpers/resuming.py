@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import multiprocessing
 import os
 import random
@@ -75,6 +76,7 @@ def start(dataset: Path, folder: Path, settings: Sequence[str], **environment: s
 
 def _train(dataset: Path, folder: Path, settings: Sequence[str], environment: dict[str, str]) -> None:
     os.environ.update(environment)
+    logging.basicConfig(filename=messages(folder), level=logging.INFO)
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # of the loaders' workers, as in the command
     signal.signal(signal.SIGINT, signal.default_int_handler)  # multiprocessing's server ignores it
@@ -84,6 +86,11 @@ def _train(dataset: Path, folder: Path, settings: Sequence[str], environment: di
 
 def beats(folder: Path) -> Path:
     return folder.with_suffix(".beats")
+
+
+def messages(folder: Path) -> Path:
+    """What the log of all processes of a run says."""
+    return folder.with_suffix(".messages")
 
 
 def wait_for(process: Any, folder: Path, number: int, kind: str = "tv") -> None:

@@ -109,8 +109,8 @@ def test_ctrl_c_keeps_the_step_and_a_second_one_does_not_wait(
     )
     wait_for(twice, folder, 1, "v")
     os.kill(twice.pid, signal.SIGINT)
-    log = folder / "train.log"
-    until(lambda: log.read_text().count("Stopping after this step") == 2)  # the first run's, and this one's
+    stopping = "Stopping after this step"
+    until(lambda: resuming.messages(folder).read_text().count(stopping) == 2)  # once in each process
     os.kill(twice.pid, signal.SIGINT)
     twice.join()
     assert (twice.exitcode, status(folder)) == (INTERRUPTED, "interrupted")

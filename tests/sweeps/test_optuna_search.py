@@ -191,8 +191,9 @@ def composed(folder: Path, overrides: list[str]) -> DictConfig:
     settings = {"launcher": {}, "runtime": {"config_sources": []}, "job": {"config_name": "train"}}
     commands = {"overrides": {"task": overrides, "hydra": []}}
     run = {"dir": str(folder), "name": None, "dry_run": False}
-    cases = {"name": "boxes", "cases": [], "class_names": ["background", "box"], "modalities": ["MRI"]}
-    layout = {"_target_": "medconv.data.case.Dataset", **cases}
+    cases = [{"_target_": "medconv.data.case.Case", "id": name, "images": []} for name in "abcde"]
+    names = {"name": "boxes", "class_names": ["background", "box"], "modalities": ["MRI"]}
+    layout = {"_target_": "medconv.data.case.Dataset", "cases": cases, **names}
     data = OmegaConf.merge(OmegaConf.load(conf_dir() / "data/base.yaml"), {"layout": layout})
     return OmegaConf.create({"run": run, "data": data, "hydra": {**settings, **commands}})
 

@@ -13,6 +13,10 @@ _SHARE = 0.02  # of a core's time, and of the disk's
 _WAITS_PER_READ = (1 - _SHARE) / _SHARE
 
 
+class _Stopped(Exception):
+    """Nobody waits for the check any more."""
+
+
 class StoreCheck:
     """Reads all training cases once, in a thread that is idle most of the time.
 
@@ -46,20 +50,22 @@ class StoreCheck:
             raise ValueError(f"{self._error}; since its start, this run may have trained on the damage")
 
     def stop(self) -> None:
+        """End the check after the block that is being read; does not wait for a disk that never answers."""
         self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()
 
     def _verify(self, cases: Sequence[str]) -> None:
         for case in cases:
             try:
                 self._store.verify(case, self._pause)
+            except _Stopped:
+                return
             except ValueError as error:
                 self._damaged = case
                 self._error = error
                 return
-            if self._stopped.is_set():
-                return
 
     def _pause(self, read_seconds: float) -> None:
+        """Raises: _Stopped."""
         self._stopped.wait(read_seconds * _WAITS_PER_READ)
+        if self._stopped.is_set():
+            raise _Stopped

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,9 +31,13 @@ def checked(store: Store, step: int = 0) -> StoreCheck:
     """A check that has read all cases."""
     check = StoreCheck(store, CASES)
     check.go_on(step)
+    end_of(check)
+    return check
+
+
+def end_of(check: StoreCheck) -> None:
     assert check._thread is not None
     check._thread.join()
-    return check
 
 
 @pytest.mark.parametrize("name", ["image", "label", "foreground"])
@@ -52,22 +58,42 @@ def test_the_step_decides_the_first_case(store: Store, monkeypatch: pytest.Monke
 
 
 def test_it_takes_a_small_share_of_the_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits 49 times as long as each block took, and a stop ends the wait."""
+    """It waits 49 times as long as each block took."""
     waits: list[float] = []
     check = StoreCheck(store, CASES)
     monkeypatch.setattr(check._stopped, "wait", waits.append)
     monkeypatch.setattr(store_check.Store, "verify", lambda self, case, pause: pause(2.0))
     check.go_on(0)
-    check.stop()
+    end_of(check)
     assert waits == pytest.approx([98.0] * 3)
 
 
 def test_a_stop_ends_the_check_within_a_case(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[str] = []
+
+    def verify(self: Store, case: str, pause: Callable[[float], None]) -> None:
+        cases.append(case)
+        pause(1e6)
+
     check = StoreCheck(store, CASES)
-    monkeypatch.setattr(store_check.Store, "verify", lambda self, case, pause: pause(1e6))
+    monkeypatch.setattr(store_check.Store, "verify", verify)
     check.go_on(0)
     check.stop()
+    end_of(check)
+    assert cases == ["case_0"]
     check.go_on(1)
+
+
+def test_a_stop_does_not_wait_for_a_disk_that_never_answers(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+    check = StoreCheck(store, CASES)
+    monkeypatch.setattr(store_check.Store, "verify", lambda self, case, pause: answer.wait())
+    check.go_on(0)
+    check.stop()
+    answer.set()
+    end_of(check)
 
 
 class AfterTheCheck(Callback):

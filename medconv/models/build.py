@@ -21,6 +21,8 @@ from medconv.utils.errors import first_line, reason
 log = logging.getLogger(__name__)
 Builder = Callable[[Node, str], Any]
 _ENCODER = "medconv.models.Encoder"  # takes the arguments of our U-Net
+_KEYS_OF_SWAP_CONVS = ("where", "share", "spacing_mm")
+PLAIN_CONV = {"_target_": "medconv.convs.plain", "_partial_": True}  # as conv=none
 _ROUND_UP = "; +model.divisible_by=32 would have patches planned in multiples of 32"
 
 
@@ -36,7 +38,7 @@ def build_network(
 
     Args:
         model: its key `divisible_by` is for the plan alone.
-        conv: with the keys `where`, `share` and `spacing_mm` of `swap_convs`.
+        conv: also has the keys `where`, `share` and `spacing_mm` of `swap_convs`.
         derived: sizes of patch, inputs and outputs.
         build: `trusted.build_trusted` for the config of a checkpoint.
         load: loads pretrained weights; before the convolutions are swapped if `conv.init_from_weights`
@@ -77,11 +79,8 @@ def _swap(
     quiet: bool,
 ) -> None:
     """Put the convolution of a config into a network."""
-    settings = dict(conv)
-    where = settings.pop("where", None)
-    spacing_mm = settings.pop("spacing_mm", None)
-    share = settings.pop("share", None)
-    swap = build(settings, "conv")
+    share = conv.get("share")
+    swap = build(conv_arguments(conv), "conv")
     if is_plain(swap):
         return
     # two samples: batch norm in training mode needs more than one value per channel
@@ -90,9 +89,9 @@ def _swap(
         report = swap_convs(
             network,
             swap,
-            where,
+            conv.get("where"),
             share=1.0 if share is None else share,
-            spacing_mm=spacing_mm,
+            spacing_mm=conv.get("spacing_mm"),
             example=example,
         )
     except (TypeError, ValueError) as error:
@@ -105,6 +104,11 @@ def _swap(
     check_folding(network, derived)
     if not quiet:
         _name_what_stays(network, report.swapped)
+
+
+def conv_arguments(conv: Node) -> Node:
+    """The keys of `conv` that its own class or function takes, without those of `swap_convs`."""
+    return {key: value for key, value in conv.items() if key not in _KEYS_OF_SWAP_CONVS}
 
 
 def _name_what_stays(network: nn.Module, swapped: Sequence[str]) -> None:

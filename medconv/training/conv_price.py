@@ -15,7 +15,7 @@ from medconv import config as configs
 from medconv.config import Derived, Node, PerfConfig, RunConfig
 from medconv.convs.parametrization import CONVS
 from medconv.convs.swap import is_plain, swap_convs
-from medconv.models.build import Builder, build_network
+from medconv.models.build import PLAIN_CONV, Builder, build_network, conv_arguments
 from medconv.models.outputs import evaluating
 from medconv.performance import conv_cost
 from medconv.performance.conv_cost import Layer
@@ -24,8 +24,6 @@ from medconv.training.measured_once import measured_once, measuring
 from medconv.utils.errors import first_line
 from medconv.utils.hardware import autocast_dtype, resolve_precision, uses_gpu
 
-_PLAIN = {"_target_": "medconv.convs.plain", "_partial_": True}
-_OF_SWAP_CONVS = ("where", "share", "spacing_mm")  # keys of `conv` that are no arguments of its function
 _SECONDS = 1.0  # for all layers; at least one step of each is timed
 
 log = logging.getLogger(__name__)
@@ -114,13 +112,12 @@ def _leaves_plain(node: Node, spatial_dims: int) -> bool:
     """
     if is_plain(get_object(str(node["_target_"]))):
         return True
-    settings = {key: value for key, value in node.items() if key not in _OF_SWAP_CONVS}
     library = CONVS[spatial_dims - 1](4, 4, 3, padding=1)
     network = nn.Sequential(library)
     with torch.random.fork_rng(), suppress(ValueError, TypeError):
         swap_convs(
             network,
-            configs.build(settings, "conv"),
+            configs.build(conv_arguments(node), "conv"),
             spacing_mm=node.get("spacing_mm"),
             example=torch.zeros(2, 4, *[4] * spatial_dims),
         )
@@ -135,7 +132,7 @@ def replaced_layers(sizes: NetworkSizes, conv: Node, build: Builder = configs.bu
         conv: resolved node of the config.
         build: builds the convolution from its node.
     """
-    plain = build_network(sizes.model, _PLAIN, sizes.derived)
+    plain = build_network(sizes.model, PLAIN_CONV, sizes.derived)
     network = build_network(sizes.model, conv, sizes.derived, build=build, quiet=True)
     shapes = _input_shapes(plain, sizes.derived)
     library = dict(apply_switches(plain, **sizes.switches).named_modules())

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node, RunConfig
-from medconv.models.build import build_network, model_of
+from medconv.models.build import PLAIN_CONV, build_network, model_of
 from medconv.models.outputs import heads
 from medconv.planning.memory_model import Budget
 from medconv.planning.planner import Plan
@@ -25,7 +25,6 @@ from medconv.utils.logging import size_text
 
 _TRAINING = 0.85  # share of the time for steps; the rest is for validation
 _QUICK = 0.5  # seconds in which a third step is timed
-_PLAIN = {"_target_": "medconv.convs.plain", "_partial_": True}
 
 log = logging.getLogger(__name__)
 Planned = Callable[[str, str], Plan]  # from a size and the reason for it; without one it is only compared
@@ -137,7 +136,7 @@ def _step_seconds(config: RunConfig, plan: Plan, derived: Derived, budget: Budge
 
     def build() -> None:  # on all ranks, which so have the same errors
         with torch.random.fork_rng():
-            networks.append(build_network(model, _PLAIN, derived))
+            networks.append(build_network(model, PLAIN_CONV, derived))
 
     def measure() -> Node:
         log.info("plan.size: measuring a step of size %s", plan.size)

@@ -17,10 +17,9 @@ from medconv import config as configs
 from medconv.config import ConfigError, Node
 from medconv.convs.parametrization import Foldable
 from medconv.models import Encoder, UNet
-from medconv.models.build import build_network, check_conv, model_of
+from medconv.models.build import PLAIN_CONV, build_network, check_conv, model_of
 
 NETWORK = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2, "channels": [4, 8], "strides": [2]}
-PLAIN = {"_target_": "medconv.convs.plain", "_partial_": True}
 CONV = {"_target_": "medconv.convs.basis", "_partial_": True, "where": "encoder"}
 LABEL_MAPS = derived(spatial_dims=2, num_classes=2, patch_size=[8, 8])
 
@@ -83,11 +82,11 @@ def test_a_network_that_needs_another_package_names_it(monkeypatch: pytest.Monke
     assert not found
     monkeypatch.setattr("monai.networks.nets.swin_unetr.rearrange", absent)
     sizes = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2, "feature_size": 12}
-    target, conv = "monai.networks.nets.SwinUNETR", {"_target_": "medconv.convs.plain", "_partial_": True}
+    target = "monai.networks.nets.SwinUNETR"
     with pytest.raises(
         ConfigError, match=rf"^model: {target} needs the package no_such_package: pip install no_such_pa"
     ):
-        build_network({"_target_": target, **sizes}, conv, replace(LABEL_MAPS, patch_size=[64, 64]))
+        build_network({"_target_": target, **sizes}, PLAIN_CONV, replace(LABEL_MAPS, patch_size=[64, 64]))
 
 
 def test_image_level_targets_replace_our_unet_with_its_encoder() -> None:
@@ -121,16 +120,13 @@ def test_the_report_is_logged_by_whatever_function_builds(
 
 def test_a_patch_that_another_network_cannot_take_is_refused_with_what_helps() -> None:
     segresnet = {"_target_": "monai.networks.nets.SegResNet", "spatial_dims": 2, "out_channels": 2}
-    values, conv = (
-        replace(LABEL_MAPS, patch_size=[12, 12]),
-        {"_target_": "medconv.convs.plain", "_partial_": True},
-    )
+    values = replace(LABEL_MAPS, patch_size=[12, 12])
     with pytest.raises(
         ConfigError, match=r"\[12, 12\]: .*; \+model\.divisible_by=32 would have patches planned"
     ):
-        build_network(segresnet, conv, values)
+        build_network(segresnet, PLAIN_CONV, values)
     with pytest.raises(ConfigError, match=r"^model cannot take data\.patch_size=\[12, 12\]: [^;]*$"):
-        build_network({**segresnet, "divisible_by": 8}, conv, values)
+        build_network({**segresnet, "divisible_by": 8}, PLAIN_CONV, values)
 
 
 class Half(UNet):
@@ -159,10 +155,10 @@ class Wrong(Foldable):
 
 def test_faults_of_own_networks_and_layers_are_named() -> None:
     own = {**model(f"{__name__}.Half"), "dtype": "float32"}
-    network: Any = build_network(own, PLAIN, LABEL_MAPS)
+    network: Any = build_network(own, PLAIN_CONV, LABEL_MAPS)
     assert network.training and not network.encoder[0][1].training  # frozen by its author
     with pytest.raises(ConfigError, match=r"logits in floating point, it returns torch\.int64"):
-        build_network({**own, "dtype": "int64"}, PLAIN, LABEL_MAPS)
+        build_network({**own, "dtype": "int64"}, PLAIN_CONV, LABEL_MAPS)
     conv = {"_target_": f"{__name__}.Wrong", "_partial_": True}
     with pytest.raises(
         ConfigError, match=r"^conv: layer encoder\.0\.0: what folded\(\) of Wrong returns computes"
@@ -182,5 +178,5 @@ def test_a_key_without_effect_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"^conv\.where=encoder: conv=none changes no layer and has no keys"
     ):
-        check_conv({**PLAIN, "where": "encoder"})
-    check_conv(PLAIN)
+        check_conv({**PLAIN_CONV, "where": "encoder"})
+    check_conv(PLAIN_CONV)

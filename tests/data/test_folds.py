@@ -1,13 +1,14 @@
 """medconv/data/folds.py: folds are those of nnU-Net, or those of a splits file."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.cases import ids, some_cases
 
 from medconv.data.case import Case
+from medconv.data.datasets.auto import auto
 from medconv.data.folds import split_fold
 
 # The validation indices of `sklearn.model_selection.KFold(5, shuffle=True,
@@ -27,18 +28,7 @@ KFOLD_208 = [
     [1, 7, 11, 23, 29, 31, 34, 36, 43, 59, 64, 75, 77, 81, 87, 91, 97, 101, 105, 113, 114, 115, 118, 119, 124, 126, 129,
      131, 133, 138, 142, 143, 164, 166, 169, 187, 193, 195, 198, 200, 207],
 ]
-
-
-def some_cases(count: int) -> list[Case]:
-    return [Case(f"case_{i:03d}", (Path(f"case_{i:03d}.nii.gz"),)) for i in range(count)]
-
-
-def ids(cases: Sequence[Case]) -> list[str]:
-    return [case.id for case in cases]
-
-
-def case(name: str, value: float = 0, split: str = "", group: str = "") -> Case:
-    return Case(name, (Path(name),), values=(value,), group=group, split=split)
+# fmt: on
 
 
 @pytest.mark.parametrize("folds", [KFOLD_13, KFOLD_208], ids=["13", "208"])
@@ -48,6 +38,18 @@ def test_folds_are_those_of_nnunet(folds: list[list[int]]) -> None:
         train, val = split_fold(cases[::-1], fold, 5)
         assert ids(val) == [f"case_{i:03d}" for i in held_out]
         assert ids(train) == [case.id for i, case in enumerate(cases) if i not in held_out]
+
+
+@pytest.mark.realdata
+def test_real_decathlon_dataset_has_the_folds_of_nnunet(realdata: Path) -> None:
+    root = realdata / "Task04_Hippocampus"
+    if not root.is_dir():
+        pytest.skip(f"{root} is absent")
+    dataset = auto(root)
+    assert dataset.class_names == ("background", "Anterior", "Posterior")
+    assert all(path.is_file() for case in dataset.cases for path in case.files)
+    if len(dataset.cases) == 208:
+        assert ids(split_fold(dataset.cases, 0, 5)[1]) == [dataset.cases[i].id for i in KFOLD_208[0]]
 
 
 @pytest.mark.parametrize(("count", "num_folds"), [(13, 5), (10, 3), (5, 5), (2, 2)])
@@ -105,7 +107,10 @@ def test_splits_file_replaces_the_random_folds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([{"train": ["case_000", "gone"], "val": ["absent"]}], "no such cases: absent, gone; the dataset has case_000, case_001, case_002"),
+        (
+            [{"train": ["case_000", "gone"], "val": ["absent"]}],
+            "no such cases: absent, gone; the dataset has case_000, case_001, case_002",
+        ),
         (
             [{"train": ["case_000", "case_001"], "val": ["case_001"]}],
             "cases in both train and val: case_001",

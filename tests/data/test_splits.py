@@ -1,14 +1,13 @@
 """medconv/data/splits.py: folds as in nnU-Net, the dataset's own splits, groups, duplicates, rare classes."""
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from helpers.cases import ids, some_cases
 
 from medconv.data.case import Case
 from medconv.data.datasets.auto import auto
-from medconv.data.folds import split_fold
 from medconv.data.splits import (
     DataSplit,
     check_examples,
@@ -21,44 +20,9 @@ from medconv.targets.multiclass import MulticlassTargets
 from medconv.targets.multilabel import MultilabelTargets
 from medconv.utils.errors import ArgumentError
 
-# fmt: off
-KFOLD_208 = [
-    [14, 16, 17, 19, 20, 27, 30, 33, 47, 49, 52, 54, 56, 67, 68, 70, 78, 89, 92, 94, 99, 103, 110, 116, 132, 141, 147,
-     148, 151, 152, 159, 175, 177, 178, 179, 180, 188, 192, 194, 202, 203, 205],
-    [2, 10, 24, 26, 35, 40, 42, 44, 48, 50, 51, 55, 57, 61, 66, 73, 85, 93, 98, 106, 109, 111, 120, 121, 122, 135, 137,
-     140, 144, 146, 149, 153, 157, 163, 171, 172, 181, 182, 186, 190, 197, 199],
-    [4, 8, 9, 13, 15, 18, 25, 28, 39, 45, 60, 65, 69, 71, 79, 84, 90, 95, 96, 100, 102, 104, 112, 117, 125, 127, 128,
-     130, 134, 136, 139, 150, 154, 156, 161, 162, 165, 170, 176, 189, 191, 206],
-    [0, 3, 5, 6, 12, 21, 22, 32, 37, 38, 41, 46, 53, 58, 62, 63, 72, 74, 76, 80, 82, 83, 86, 88, 107, 108, 123, 145,
-     155, 158, 160, 167, 168, 173, 174, 183, 184, 185, 196, 201, 204],
-    [1, 7, 11, 23, 29, 31, 34, 36, 43, 59, 64, 75, 77, 81, 87, 91, 97, 101, 105, 113, 114, 115, 118, 119, 124, 126, 129,
-     131, 133, 138, 142, 143, 164, 166, 169, 187, 193, 195, 198, 200, 207],
-]
-# fmt: on
-
-
-def some_cases(count: int) -> list[Case]:
-    return [Case(f"case_{i:03d}", (Path(f"case_{i:03d}.nii.gz"),)) for i in range(count)]
-
-
-def ids(cases: Sequence[Case]) -> list[str]:
-    return [case.id for case in cases]
-
 
 def case(name: str, value: float = 0, split: str = "", group: str = "") -> Case:
     return Case(name, (Path(name),), values=(value,), group=group, split=split)
-
-
-@pytest.mark.realdata
-def test_real_decathlon_dataset_has_the_folds_of_nnunet(realdata: Path) -> None:
-    root = realdata / "Task04_Hippocampus"
-    if not root.is_dir():
-        pytest.skip(f"{root} is absent")
-    dataset = auto(root)
-    assert dataset.class_names == ("background", "Anterior", "Posterior")
-    assert all(path.is_file() for case in dataset.cases for path in case.files)
-    if len(dataset.cases) == 208:
-        assert ids(split_fold(dataset.cases, 0, 5)[1]) == [dataset.cases[i].id for i in KFOLD_208[0]]
 
 
 def test_splits_of_the_dataset_replace_folds(caplog: pytest.LogCaptureFixture) -> None:

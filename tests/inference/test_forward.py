@@ -9,20 +9,9 @@ import pytest
 import torch
 from helpers import loaded_models
 from helpers.members import refused
-from PIL import Image
 from torch import nn
 
 from medconv.inference.predictor import Predictor
-
-
-def save(path: Path, pixels: np.ndarray) -> Path:
-    Image.fromarray(np.ascontiguousarray(pixels)).save(path)
-    return path
-
-
-@pytest.fixture
-def pixels() -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
 
 
 def test_logits_that_are_not_finite_are_an_error(tmp_path: Path) -> None:

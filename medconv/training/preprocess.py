@@ -8,14 +8,10 @@ import numpy as np
 from medconv import config
 from medconv.config import RunConfig, compose
 from medconv.data.case import Dataset
+from medconv.data.preprocessing.check import dataset_warnings, error_report, examine_all
+from medconv.data.preprocessing.examine import CaseReport
 from medconv.data.preprocessing.examined import Examined
-from medconv.data.preprocessing.fingerprint import (
-    CaseReport,
-    dataset_warnings,
-    error_report,
-    examine_all,
-    measure,
-)
+from medconv.data.preprocessing.fingerprint import measure
 from medconv.data.preprocessing.pipeline import dataset_folder
 from medconv.planning import report as planning_report
 from medconv.targets.image_level import ImageLevelTargets

@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 from benchmarks import ct_phantom, results
 from medconv.data.case_files import image_of, label_of
 from medconv.data.datasets.decathlon import msd
-from medconv.data.preprocessing.fingerprint import examine
+from medconv.data.preprocessing.examine import examine
 from medconv.data.preprocessing.pipeline import prepare_case
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.resampling import zoom

@@ -15,7 +15,7 @@ from medconv.data.case_files import image_of, label_of
 from medconv.data.io.writing import write_label
 from medconv.data.loading.patch_dataset import CaseDataset
 from medconv.data.per_case import with_source_spacing
-from medconv.data.preprocessing.fingerprint import check
+from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.pipeline import fingerprint, prepare
 from medconv.inference.predictor import Predictor
 

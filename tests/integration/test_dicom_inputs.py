@@ -22,7 +22,7 @@ from medconv.data.datasets.folder import folder as folder_layout
 from medconv.data.io.dicom_files import is_dicom
 from medconv.data.io.images import read_array
 from medconv.data.io.writing import write_label
-from medconv.data.preprocessing.fingerprint import check
+from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.pipeline import prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.store import Store

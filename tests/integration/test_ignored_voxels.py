@@ -11,7 +11,8 @@ from helpers.volumes import AFFINE, edit_json, label_array, preprocessing_config
 
 from medconv.data.augmentation.augment import Augment
 from medconv.data.datasets.decathlon import msd
-from medconv.data.preprocessing.fingerprint import check, examine
+from medconv.data.preprocessing.check import check
+from medconv.data.preprocessing.examine import examine
 from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare
 
 

@@ -23,7 +23,7 @@ from helpers.volumes import preprocessing_config, write_msd
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.decathlon import msd
 from medconv.data.preprocessing import pipeline
-from medconv.data.preprocessing.fingerprint import CheckResult
+from medconv.data.preprocessing.check import CheckResult
 from medconv.data.preprocessing.pipeline import fingerprint, prepare
 from medconv.data.preprocessing.store import Entry, Store
 

@@ -11,7 +11,8 @@ import pytest
 from helpers.plans import NNUNET, PUBLISHED, fingerprint, published, reason, single_case
 
 from medconv.data.case import Case, Dataset
-from medconv.data.preprocessing.fingerprint import Fingerprint, check
+from medconv.data.preprocessing.check import check
+from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import Plan, plan

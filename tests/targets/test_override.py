@@ -17,7 +17,7 @@ from helpers.volumes import (
 from medconv.data.case_files import label_of
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.nnunet import nnunet
-from medconv.data.preprocessing.fingerprint import examine
+from medconv.data.preprocessing.examine import examine
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 from medconv.targets.segmentation import SegmentationTargets

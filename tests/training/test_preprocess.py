@@ -13,7 +13,7 @@ from helpers.preprocess_command import overrides, run_preprocess
 from medconv.data.case import Case, Dataset
 from medconv.data.io.images import UNORIENTED
 from medconv.data.preprocessing import examined, pipeline
-from medconv.data.preprocessing.fingerprint import CaseReport
+from medconv.data.preprocessing.examine import CaseReport
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.multiclass import MulticlassTargets
 from medconv.targets.regression import RegressionTargets

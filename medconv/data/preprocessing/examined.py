@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from medconv.data.case import Case, Dataset, Grid
-from medconv.data.preprocessing.fingerprint import VERSION, CaseReport, examine, samples_per_case
+from medconv.data.preprocessing.examine import VERSION, CaseReport, examine, samples_per_case
 from medconv.data.preprocessing.store import signature
 
 _FILE = "examined.jsonl"
@@ -39,7 +39,7 @@ class Examined:
         self._lines = _lines_of(self._path)
 
     def examine(self, case: Case) -> CaseReport:
-        """As `fingerprint.examine`."""
+        """As `examine`."""
         # Before reading: if the files change meanwhile, they are read again next time.
         key = self._key(case)
         if key in self._lines and case.id not in self._dataset.errors:

@@ -20,8 +20,10 @@ from scipy.ndimage import find_objects
 from medconv.data.case import Case, Dataset
 from medconv.data.case_files import image_of, label_of, probabilities_on
 from medconv.data.io.grids import on_grid
+from medconv.data.preprocessing.check import CheckResult, check, still_invalid
+from medconv.data.preprocessing.examine import VERSION
 from medconv.data.preprocessing.examined import Examined
-from medconv.data.preprocessing.fingerprint import VERSION, CheckResult, Fingerprint, check, still_invalid
+from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.normalisation import DATASET_NORMALISATIONS
 from medconv.data.preprocessing.preprocess import (
     PreprocessingConfig,

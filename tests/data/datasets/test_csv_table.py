@@ -9,7 +9,7 @@ from helpers.volumes import save as save_volume
 
 from medconv.data.datasets.csv_table import csv
 from medconv.data.io.raster import write_picture
-from medconv.data.preprocessing.fingerprint import check
+from medconv.data.preprocessing.check import check
 from medconv.targets.multiclass import MulticlassTargets
 from medconv.targets.multilabel import MultilabelTargets
 from medconv.targets.regression import RegressionTargets

@@ -8,7 +8,7 @@ from helpers.volumes import CLASSES, image_array, label_array, pixels, save
 
 from medconv.data.datasets.folder import folder
 from medconv.data.io.raster import write_picture
-from medconv.data.preprocessing.fingerprint import check
+from medconv.data.preprocessing.check import check
 
 
 def write_pairs(root: Path, images: str, labels: str, names: str) -> None:

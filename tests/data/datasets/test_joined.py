@@ -18,7 +18,8 @@ from helpers.volumes import (
 
 from medconv.data.case_files import label_of
 from medconv.data.datasets.joined import joined
-from medconv.data.preprocessing.fingerprint import check, examine
+from medconv.data.preprocessing.check import check
+from medconv.data.preprocessing.examine import examine
 from medconv.data.preprocessing.pipeline import prepare
 from medconv.data.splits import grouped, split_cases
 

@@ -10,7 +10,7 @@ from helpers.volumes import pixels
 
 from medconv.data.datasets.medmnist import medmnist
 from medconv.data.io.images import read_image
-from medconv.data.preprocessing.fingerprint import check
+from medconv.data.preprocessing.check import check
 from medconv.targets.multiclass import MulticlassTargets
 from medconv.targets.multilabel import MultilabelTargets
 from medconv.targets.regression import RegressionTargets

@@ -22,7 +22,7 @@ from medconv.data.datasets.auto import auto
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.nnunet import group_channels, nnunet
 from medconv.data.io.raster import write_picture
-from medconv.data.preprocessing.fingerprint import check
+from medconv.data.preprocessing.check import check
 
 
 def ids(cases: tuple[Case, ...]) -> list[str]:

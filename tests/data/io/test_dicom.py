@@ -21,7 +21,7 @@ from medconv.data.io import dicom, images
 from medconv.data.io.dicom_files import is_dicom
 from medconv.data.io.images import read_array, read_image
 from medconv.data.io.writing import write_channels, write_label
-from medconv.data.preprocessing.fingerprint import check
+from medconv.data.preprocessing.check import check
 from medconv.inference.inputs import find_cases
 
 

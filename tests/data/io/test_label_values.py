@@ -9,7 +9,7 @@ from PIL import Image
 from medconv.data.case_files import label_of
 from medconv.data.datasets.folder import folder
 from medconv.data.io.label_values import relabel_of
-from medconv.data.preprocessing.fingerprint import check
+from medconv.data.preprocessing.check import check
 
 
 def write_mask(path: Path, *values: int) -> Path:

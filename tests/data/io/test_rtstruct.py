@@ -17,7 +17,7 @@ from medconv.data.io.images import read_label
 from medconv.data.io.rtstruct import missing_slices, structures_of
 from medconv.data.io.writing import write_label
 from medconv.data.per_case import with_annotated
-from medconv.data.preprocessing.fingerprint import check
+from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.pipeline import prepare
 from medconv.evaluation import segmentation
 from medconv.inference.inputs import find_cases

@@ -11,6 +11,7 @@ from torch import nn
 
 from medconv.data.case import Case
 from medconv.data.datasets.decathlon import msd
+from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.doubts import (
     far_spacing,
     header_doubts,
@@ -19,7 +20,6 @@ from medconv.data.preprocessing.doubts import (
     repeated_slices,
     wrapped_negatives,
 )
-from medconv.data.preprocessing.fingerprint import check
 from medconv.inference.predictor import Predictor
 
 

@@ -12,8 +12,8 @@ from helpers import tiny
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.decathlon import msd
 from medconv.data.preprocessing import examined
+from medconv.data.preprocessing.examine import CaseReport, examine
 from medconv.data.preprocessing.examined import Examined
-from medconv.data.preprocessing.fingerprint import CaseReport, examine
 
 FILE = "examined.jsonl"
 

@@ -13,7 +13,7 @@ from medconv.data.case import Grid
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.nnunet import nnunet
 from medconv.data.preprocessing import normalisation
-from medconv.data.preprocessing.fingerprint import check
+from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.normalisation import normalisation_for, normalise, range_error
 from medconv.data.preprocessing.pipeline import prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess

@@ -1,0 +1,274 @@
+"""Read the files of one case: its errors, its warnings, and what the fingerprint needs of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+
+from medconv.data.case import Case, Dataset, Grid
+from medconv.data.case_files import image_of, label_of
+from medconv.data.io import rtstruct
+from medconv.data.io.grids import on_grid
+from medconv.data.io.images import lacks_orientation
+from medconv.data.io.raster import are_picture_channels
+from medconv.data.preprocessing.doubts import (
+    header_doubts,
+    is_no_data,
+    repeated_slices,
+    wrapped_negatives,
+)
+from medconv.data.preprocessing.normalisation import range_error
+from medconv.data.preprocessing.orientation import to_canonical
+from medconv.data.preprocessing.preprocess import content_box
+from medconv.metrics.label_counts import value_counts
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.utils.memory_order import in_c_order
+
+VERSION = 7  # raise it when a report measures more or otherwise
+_MAX_SHEAR = 0.5  # degrees; more is not rounding but a tilted gantry
+_MAX_SAMPLES = 5_000  # voxels per case whose intensities are sampled
+_MIN_SAMPLES = 100
+_ALL_SAMPLES = 20_000_000  # over all cases, if that leaves each the lowest number
+
+
+@dataclass
+class CaseReport:
+    """The content of one case, its errors and warnings.
+
+    Args:
+        grid, channels, low, high: of its files; lowest and highest intensity of all channels.
+        no_data: lowest values of channels that probably stand for no data.
+        shape, spacing_mm: of the content, in canonical (RAS) axis order.
+        oriented: every file says where left and right are.
+        class_voxels: one count per class, without voxels to ignore.
+        ignored_voxels: their number.
+        intensities: (channels, sampled voxels), NaN of missing channels.
+        thickness_mm: (classes, axes), see `thickness_of`; None for image-level targets.
+        content: hash of the image's voxels, see `_content`.
+    """
+
+    case: str
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    grid: Grid | None = None
+    channels: int = 0
+    low: float = 0.0
+    high: float = 0.0
+    no_data: tuple[float, ...] = ()
+    shape: tuple[int, ...] = ()
+    spacing_mm: tuple[float, ...] = ()
+    flat: bool = False
+    oriented: bool = True
+    class_voxels: tuple[int, ...] = ()
+    ignored_voxels: int = 0
+    intensities: np.ndarray | None = None
+    thickness_mm: np.ndarray | None = None
+    content: str = ""
+
+
+def samples_per_case(dataset: Dataset) -> int:
+    """Voxels of a case whose intensities are sampled."""
+    fair_share = _ALL_SAMPLES // max(1, len(dataset.cases))
+    return max(_MIN_SAMPLES, min(_MAX_SAMPLES, fair_share))
+
+
+def examine(case: Case, dataset: Dataset) -> CaseReport:
+    """Examine the files of one case; errors go into the report, none is raised."""
+    report = CaseReport(case.id)
+    if case.id in dataset.errors:
+        report.errors.append(dataset.errors[case.id])
+        return report
+    if isinstance(dataset.targets, ImageLevelTargets):
+        _examine_image_level(case, dataset.targets, dataset, report)
+        return report
+    image = _read(_image, case, dataset, report)
+    label = _read(_label, case, dataset, report)
+    if image is not None and label is not None:
+        _describe(image, label, dataset, report)
+    if report.intensities is not None and case.missing_channels:
+        report.intensities[list(case.missing_channels)] = np.nan
+    return report
+
+
+def _examine_image_level(
+    case: Case,
+    targets: ImageLevelTargets,
+    dataset: Dataset,
+    report: CaseReport,
+) -> None:
+    image = _read(_image, case, dataset, report)
+    error_text = "has no values" if case.values is None else targets.invalid_reason(case.values)
+    if error_text:
+        report.errors.append(error_text)
+    if image is not None:
+        _describe_image_level(case, image, dataset, report)
+
+
+def _read(
+    read: Callable[[Case, Dataset, CaseReport], np.ndarray],
+    case: Case,
+    dataset: Dataset,
+    report: CaseReport,
+) -> np.ndarray | None:
+    """The voxels of a file; None if it cannot be read, with the error in the report."""
+    try:
+        return read(case, dataset, report)
+    except ValueError as error:
+        report.errors.append(str(error))
+        return None
+
+
+def _describe_image_level(case: Case, voxels: np.ndarray, dataset: Dataset, report: CaseReport) -> None:
+    assert report.grid is not None
+    canonical, report.spacing_mm = to_canonical(voxels, report.grid)
+    report.flat = report.grid.shape[2] == 1
+    report.shape = canonical.shape[1:]
+    report.content = _content(canonical, report)
+    if case.split != "test":  # nothing may be learned from test cases
+        report.intensities = _sample(voxels, samples_per_case(dataset))
+
+
+def _content(canonical: np.ndarray, report: CaseReport) -> str:
+    """A hash by which the same image is found under two ids, whatever its format, type and axis order.
+
+    Empty if the image is constant: many such images may be equal by chance.
+    Shape: (channels, R, A, S).
+    """
+    if report.low == report.high:
+        return ""
+    digest = blake2b(digest_size=8, key=repr(canonical.shape).encode())
+    for channel in canonical:
+        digest.update(np.ascontiguousarray(channel).data)  # a copy of turned axes alone
+    return digest.hexdigest()
+
+
+def _sample(image: np.ndarray, count: int) -> np.ndarray:
+    """Voxels spread evenly over the image: (channels, X, Y, Z) -> (channels, about `count`)."""
+    flat = image.reshape(len(image), -1)
+    step = max(1, flat.shape[1] // count)
+    return flat[:, ::step].copy()
+
+
+def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
+    """The image of a case. Raises: ValueError: it cannot be read."""
+    image, grid = image_of(case)
+    path = case.images[0]
+    if len(image) != len(dataset.modalities):
+        names = ", ".join(dataset.modalities)
+        report.errors.append(f"{path}: expected the channels {names}, found {len(image)} channels")
+    present = np.delete(image, case.missing_channels, axis=0) if case.missing_channels else image
+    odd = sum(int((~np.isfinite(plane)).sum()) for channel in present for plane in channel)
+    if odd:
+        report.errors.append(f"{path}: {odd} voxels are NaN or infinite, expected finite numbers")
+    ranges = [(float(channel.min()), float(channel.max())) for channel in present]
+    if not odd:
+        report.errors += [f"{path}: {error}" for error in map(range_error, present) if error]
+        report.warnings += [f"{path}: {pair}" for pair in repeated_slices(present)]
+    if any(wrapped_negatives(channel, *low_high) for channel, low_high in zip(present, ranges, strict=True)):
+        report.warnings.append(
+            f"{path}: values near 0 and near 65535, none between; negative values may be stored as unsigned"
+        )
+    if any(low == high for low, high in ranges):
+        report.warnings.append(f"{path}: a channel is constant")
+    report.no_data = tuple(low for low, high in ranges if is_no_data(low, high))
+    report.low = min(low for low, _ in ranges)
+    report.high = max(high for _, high in ranges)
+    if grid.shape[2] > 1 == min(grid.shape):
+        report.errors.append(
+            f"{path}: shape {grid.shape}, expected several slices along each axis; a 2D image has its one "
+            "slice along the third axis"
+        )
+    report.grid = grid
+    report.channels = len(image)
+    for image_path in case.images:
+        report.warnings += header_doubts(image_path)
+    report.oriented = not any(map(lacks_orientation, case.images))
+    if grid.shear > _MAX_SHEAR:
+        shear = f"{grid.shear:.1f} degrees off a right angle"
+        report.warnings.append(f"{path}: its axes are {shear}; it is used as it is")
+    return image
+
+
+def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
+    """The label map of a case. Raises: ValueError: it cannot be read, or is not on the image's grid."""
+    label, grid = label_of(case)
+    assert case.label is not None
+    for path in filter(None, case.label_files):
+        report.warnings += header_doubts(path)
+    if rtstruct.structures_of(case.label):
+        report.warnings += rtstruct.missing_slices(case.label, case.images[0], grid)
+    num_classes = len(dataset.class_names)
+    ignore = dataset.targets.ignore
+    counts = value_counts(label)
+    if ignore is not None and ignore < len(counts):
+        report.ignored_voxels = int(counts[ignore])
+        counts[ignore] = 0
+    undeclared = (num_classes + np.flatnonzero(counts[num_classes:])).tolist()
+    if undeclared:
+        also = "" if ignore is None else f", and {ignore} to be ignored"
+        expected = f"expected 0 to {num_classes - 1}{also}"
+        report.errors.append(f"{case.label}: label values {undeclared} are not declared, {expected}")
+    if not counts.any():
+        report.warnings.append(f"{case.label}: every voxel has the value to ignore")
+    elif not counts[1:].any():
+        report.warnings.append(f"{case.label}: no foreground, every voxel is background")
+    elif not counts[0]:
+        report.warnings.append(f"{case.label}: no background, every voxel is foreground")
+    # Values that are not declared are an error of the case, and of no class.
+    report.class_voxels = tuple(np.pad(counts, (0, num_classes))[:num_classes].tolist())
+    if report.grid is not None:
+        label = on_grid(label, case.images[0], report.grid, case.label, grid)
+    return label
+
+
+def _describe(image: np.ndarray, label: np.ndarray, dataset: Dataset, report: CaseReport) -> None:
+    assert report.grid is not None
+    report.flat = report.grid.shape[2] == 1
+    canonical, report.spacing_mm = to_canonical(image, report.grid)
+    report.content = _content(canonical, report)
+    report.shape = tuple(s.stop - s.start for s in content_box(canonical))
+    if are_picture_channels(dataset.modalities):
+        report.intensities = _sample(image, samples_per_case(dataset))
+    canonical_label, _ = to_canonical(label[None], report.grid)
+    report.thickness_mm = thickness_of(canonical_label[0], report.class_voxels, report.spacing_mm)
+    if report.intensities is None:
+        report.intensities = _sample_foreground(image, label, dataset)
+
+
+def _sample_foreground(image: np.ndarray, label: np.ndarray, dataset: Dataset) -> np.ndarray:
+    """Voxels spread evenly over the foreground, of an empty label map over all labelled voxels.
+
+    Shape: (channels, X, Y, Z) -> (channels, about `samples_per_case`).
+    """
+    stored = in_c_order(label.T)  # in file order, the first axis fastest
+    is_labelled = np.True_ if dataset.targets.ignore is None else stored != dataset.targets.ignore
+    voxel_indices = np.flatnonzero((stored > 0) & is_labelled)
+    if not len(voxel_indices):
+        voxel_indices = np.flatnonzero(np.broadcast_to(is_labelled, stored.shape))
+    step = max(1, len(voxel_indices) // samples_per_case(dataset))
+    z, y, x = np.unravel_index(voxel_indices[::step], stored.shape)
+    return np.stack([channel[x, y, z] for channel in image])
+
+
+def thickness_of(label: np.ndarray, class_voxels: Sequence[int], spacing_mm: Sequence[float]) -> np.ndarray:
+    """How thick the structures of each class are along each axis: the mean length of their runs of voxels.
+
+    A ball of diameter d has 2/3 d, a plate across an axis its thickness. Components count by their number of
+    runs, so many small lesions are not hidden by a large one.
+
+    Shape: label (X, Y, Z) -> (classes, axes), in mm; 0 for a class without voxels.
+    Args:
+        class_voxels: one count per class, the background's first. Higher label values do not count.
+    """
+    num_classes = len(class_voxels)
+    thickness = np.zeros((num_classes, label.ndim))
+    for axis, voxel_mm in enumerate(spacing_mm):
+        num_runs = np.zeros(num_classes, np.int64)
+        before = (slice(None),) * axis
+        first_row = label[*before, :1]
+        begins_run = label[*before, 1:] != label[*before, :-1]
+        for values in (first_row.ravel(), label[*before, 1:][begins_run]):
+            num_runs += np.bincount(values, minlength=num_classes)[:num_classes]
+        thickness[:, axis] = voxel_mm * np.array(class_voxels) / np.maximum(num_runs, 1)
+    return thickness

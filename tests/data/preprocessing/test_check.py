@@ -1,0 +1,341 @@
+"""medconv/data/preprocessing/check.py: faults and warnings of a dataset, all at once."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers.formats import flip_a_bit, set_fields
+from helpers.volumes import (
+    AFFINE,
+    SHAPE,
+    edit_json,
+    image_array,
+    label_array,
+    rotation,
+    save,
+    save_raw,
+    tiny,
+    truncate,
+    unprivileged,
+    write_msd,
+    write_nnunet,
+)
+
+from medconv.data.case import Case, Dataset
+from medconv.data.datasets.auto import auto
+from medconv.data.datasets.decathlon import msd
+from medconv.data.preprocessing.check import check
+from medconv.data.preprocessing.examine import examine
+
+Make = Callable[[Path, Path], object]  # damages a case, given the paths of its image and label
+
+
+def with_value(array: np.ndarray, value: float, count: int = 1) -> np.ndarray:
+    changed = array.astype(np.float32)
+    changed.flat[:count] = value
+    return changed
+
+
+def image_voxels(array: np.ndarray) -> Make:
+    return lambda image, label: save(image, array)
+
+
+def label_voxels(array: np.ndarray, affine: np.ndarray = AFFINE) -> Make:
+    return lambda image, label: save(label, array, affine)
+
+
+def image_header(**fields: object) -> Make:
+    return lambda image, label: save_raw(image, set_fields(**fields))
+
+
+def label_header(**fields: object) -> Make:
+    return lambda image, label: save_raw(label, set_fields(**fields), label_array(0))
+
+
+# How to damage the files of a case, which file is then named, and a pattern of the message
+FAULTS: dict[str, tuple[Make, str, str]] = {
+    "image_cut": (lambda i, m: truncate(i), "image", "damaged or truncated"),
+    "label_cut": (lambda i, m: truncate(m), "label", "damaged or truncated|not a readable NIfTI"),
+    "image_empty": (lambda i, m: i.write_bytes(b""), "image", r"empty \(0 bytes\)"),
+    "label_empty": (lambda i, m: m.write_bytes(b""), "label", r"empty \(0 bytes\)"),
+    "image_text": (lambda i, m: i.write_text("no image\n" * 90), "image", "is not compressed, as .gz"),
+    "wrong_magic": (image_header(magic=b"no!", sizeof_hdr=1), "image", "not a readable NIfTI file"),
+    "promises_more": (
+        image_header(dim=[3, 12, 14, 40, 1, 1, 1, 1]),
+        "image",
+        "damaged or truncated.*Expected 26880 bytes, got 6720",
+    ),
+    "other_shape": (
+        label_voxels(label_array(0, (12, 14, 9))),
+        "label",
+        r"shape \(12, 14, 9\) differs from that of .*/other_shape\.nii\.gz, \(12, 14, 10\)",
+    ),
+    "other_affine": (
+        label_voxels(label_array(0), AFFINE + np.outer([0, 0, 1, 0], [0, 0, 0, 1])),
+        "label",
+        r"corners 0\.5 voxels from where .*/other_affine\.nii\.gz has them \(at most 0\.01 is allowed\)",
+    ),
+    "other_orientation": (
+        label_voxels(label_array(0), np.diag([-1, 1.5, 2, 1])),
+        "label",
+        r"LAS 1 x 1.5 x 2 mm from \(0, 0, 0\) against RAS 1 x 1.5 x 2 mm from \(",
+    ),
+    "undeclared": (
+        label_voxels(with_value(label_array(0), 7)),
+        "label",
+        r"label values \[7\] are not declared, expected 0 to 2",
+    ),
+    "fractional": (label_voxels(with_value(label_array(0), 1.5)), "label", r"whole numbers, found 1\.5"),
+    "negative": (label_voxels(with_value(label_array(0), -1)), "label", r"must lie in 0\.\.32767, found -1"),
+    "label_nan": (
+        label_voxels(with_value(label_array(0), np.nan, 4)),
+        "label",
+        "4 label values are not finite",
+    ),
+    "image_nan": (
+        image_voxels(with_value(image_array(0), np.nan, 3)),
+        "image",
+        "3 voxels are NaN or infinite, expected finite numbers",
+    ),
+    "image_inf": (
+        image_voxels(with_value(image_array(0), -np.inf, 2)),
+        "image",
+        "2 voxels are NaN or infinite",
+    ),
+    "complex": (image_voxels(image_array(0).astype(np.complex64)), "image", "real numbers, got complex64"),
+    "colour": (
+        image_voxels(np.zeros(SHAPE, [(c, "u1") for c in "RGB"])),
+        "image",
+        "expected voxels that are real",
+    ),
+    "four_axes": (
+        image_voxels(np.stack([image_array(0)] * 3, axis=-1)),
+        "image",
+        "expected the channels MRI, found 3 channels",
+    ),
+    "label_gone": (lambda i, m: m.unlink(), "label", "no such file"),
+    "image_gone": (lambda i, m: i.unlink(), "image", "no such file"),
+    "singular": (image_header(srow_y=[0] * 4), "image", "affine is singular, so it has no spacing"),
+    "zero_spacing": (
+        image_header(sform_code=0, qform_code=1, pixdim=[1, 0, 1, 1, 0, 0, 0, 0]),
+        "image",
+        "spacing is 0 mm along axis 0, expected more than 0",
+    ),
+    "negative_spacing": (
+        image_header(sform_code=0, qform_code=1, pixdim=[1, 1, -1.5, 2, 0, 0, 0, 0]),
+        "image",
+        "spacing is -1.5 mm along axis 1, expected more than 0",
+    ),
+    "other_spacing": (
+        label_voxels(label_array(0), AFFINE @ np.diag([1, 1, 1.1, 1])),
+        "label",
+        r"RAS 1 x 1.5 x 2.2 mm from \(0, 0, 0\) against RAS 1 x 1.5 x 2 mm from \(",
+    ),
+    "label_promises_more": (
+        label_header(dim=[3, 12, 14, 40, 1, 1, 1, 1]),
+        "label",
+        "damaged or truncated.*Expected 6720 bytes, got 1680",
+    ),
+    "label_complex": (
+        label_voxels(label_array(0).astype(np.complex64)),
+        "label",
+        "real numbers, got complex64",
+    ),
+    "label_colour": (
+        label_voxels(np.zeros(SHAPE, [(c, "u1") for c in "RGB"])),
+        "label",
+        "expected voxels that are real",
+    ),
+    "label_four_axes": (
+        label_voxels(np.stack([label_array(0)] * 3, axis=-1)),
+        "label",
+        r"one value per voxel, got shape \(12, 14, 10, 3\)",
+    ),
+    "label_singular": (label_header(srow_x=[0] * 4), "label", "affine is singular, so it has no spacing"),
+    "bit": (lambda i, m: flip_a_bit(i), "image", r"damaged or truncated.*CRC check failed"),
+}
+GOOD = ("good_a", "good_b")
+
+
+def write_faulty(root: Path, names: tuple[str, ...]) -> Dataset:
+    cases = []
+    for name in names:
+        image = save(root / "imagesTr" / f"{name}.nii.gz", image_array(0))
+        label = save(root / "labelsTr" / f"{name}.nii.gz", label_array(0))
+        if name in FAULTS:
+            FAULTS[name][0](image, label)
+        cases.append(Case(name, (image,), label))
+    return Dataset("Faulty", tuple(cases), ("background", "big", "small"), ("MRI",))
+
+
+@pytest.fixture(scope="module")
+def error_report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The error of `check` for a dataset with every fault, in a folder with spaces and non-ASCII letters."""
+    dataset = write_faulty(tmp_path_factory.mktemp("data") / "Größe 患者", (GOOD[0], *FAULTS, GOOD[1]))
+    with pytest.raises(ValueError) as error:
+        check(dataset, 2)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_is_named_with_case_and_file(error_report: str, fault: str) -> None:
+    _, file, message = FAULTS[fault]
+    (line,) = [line for line in error_report.splitlines() if line.startswith(f"  case {fault}: ")]
+    folder = {"image": "imagesTr", "label": "labelsTr"}[file]
+    assert re.search(rf"Größe 患者/{folder}/{fault}\.nii\.gz: .*({message})", line), line
+
+
+def test_all_faults_are_reported_at_once(error_report: str) -> None:
+    first, *lines = error_report.splitlines()
+    assert first == f"dataset Faulty: {len(FAULTS)} errors in {len(FAULTS) + 2} cases"
+    assert len(lines) == len(FAULTS)
+    assert "good" not in error_report
+
+
+def test_a_label_without_permission_is_a_fault(open_folder: Path) -> None:
+    dataset = write_faulty(open_folder, GOOD)
+    assert dataset.cases[0].label is not None
+    dataset.cases[0].label.chmod(0)
+    error = unprivileged(check, dataset, 1)
+    message = r"1 error in 2 cases\n  case good_a: .*labelsTr/good_a\.nii\.gz: no permission to read it$"
+    assert re.search(message, error), error
+
+
+def test_all_faults_of_a_case_are_listed(tmp_path: Path) -> None:
+    dataset = write_faulty(tmp_path, ("case",))
+    image, label = dataset.cases[0].files
+    save(image, np.stack([with_value(image_array(0), np.nan)] * 2, axis=-1))
+    save(label, with_value(label_array(0), 9))
+    assert [fault.split(": ", 1)[1] for fault in examine(dataset.cases[0], dataset).errors] == [
+        "expected the channels MRI, found 2 channels",
+        "2 voxels are NaN or infinite, expected finite numbers",
+        "label values [9] are not declared, expected 0 to 2",
+    ]
+
+
+def test_channels_on_different_grids_are_a_fault(tmp_path: Path) -> None:
+    dataset = auto(write_nnunet(tmp_path, 1))
+    save(dataset.cases[0].images[1], image_array(0), AFFINE @ np.diag([1, 1, 1.5, 1]))
+    message = r"case case_0: .*case_0_0001\.nii\.gz: its affine .*case_0_0000\.nii\.gz"
+    with pytest.raises(ValueError, match=message):
+        check(dataset, 1)
+
+
+def test_a_case_without_a_label_is_a_fault(tmp_path: Path) -> None:
+    image = save(tmp_path / "a.nii.gz", image_array(0))
+    dataset = Dataset("x", (Case("a", (image,)),), ("background", "one"), ("MRI",))
+    with pytest.raises(ValueError, match="case a: has no label, but training needs one"):
+        check(dataset, 1)
+
+
+def test_a_slice_among_volumes_is_a_fault(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path)
+    image, label = dataset.cases[1].files
+    save(image, image_array(0)[..., :1])
+    save(label, label_array(0)[..., 1:2])
+    message = r"1 error in 3 cases\n  case case_1: one slice only, while most cases are volumes"
+    with pytest.raises(ValueError, match=message):
+        check(dataset, 1)
+
+
+def test_a_damaged_file_does_not_make_slices_a_fault(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path, shape=(12, 14, 1))
+    truncate(dataset.cases[2].images[0])
+    with pytest.raises(ValueError, match=r"1 error in 3 cases\n  case case_2: ") as error:
+        check(dataset, 1)
+    assert "one slice only" not in str(error.value)
+
+
+def test_good_datasets_have_neither_faults_nor_warnings(tmp_path: Path) -> None:
+    volumes, channels = write_msd(tmp_path / "a"), write_nnunet(tmp_path / "b")
+    slices = write_msd(tmp_path / "c", shape=(12, 14, 1))
+    for root in (volumes, channels):
+        assert check(auto(root), 2)[1] == []
+    assert check(auto(slices), 2)[1] == [
+        "no label map has a voxel of big, which nothing can be learned about"
+    ]
+
+
+def test_a_class_in_no_label_map_is_a_warning(tmp_path: Path) -> None:
+    root = edit_json(write_msd(tmp_path), labels={"0": "background", "1": "a", "2": "b", "3": "c"})
+    assert check(auto(root), 1).warnings == [
+        "no label map has a voxel of c, which nothing can be learned about"
+    ]
+
+
+def test_label_without_foreground_is_a_warning(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path)
+    path = save(dataset.cases[1].files[-1], np.zeros(SHAPE, np.uint8))
+    fingerprint, warnings, _ = check(dataset, 1)
+    assert warnings == [f"case case_1: {path}: no foreground, every voxel is background"]
+    assert fingerprint.class_voxels[1] == (np.prod(SHAPE), 0, 0)
+
+
+def test_label_without_background_is_a_warning(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path)
+    path = save(dataset.cases[1].files[-1], np.ones(SHAPE, np.uint8))
+    assert check(dataset, 1).warnings == [f"case case_1: {path}: no background, every voxel is foreground"]
+
+
+@pytest.mark.parametrize("value", [0, 5])
+def test_constant_image_is_a_warning(tmp_path: Path, value: float) -> None:
+    dataset = tiny(tmp_path)
+    path = save(dataset.cases[2].images[0], np.full(SHAPE, value, np.float32))
+    fingerprint, warnings, _ = check(dataset, 1)
+    assert warnings == [f"case case_2: {path}: a channel is constant"]
+    assert fingerprint.shapes[2] == SHAPE
+
+
+@pytest.mark.parametrize("shape", [(1, 14, 10), (12, 1, 10)])
+def test_one_slice_along_another_axis_is_an_error(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    dataset = tiny(tmp_path)
+    path = save(dataset.cases[2].images[0], image_array(2, shape))
+    save(dataset.cases[2].label, label_array(2, shape))
+    error = f"{path}: shape {shape}, expected several slices along each axis; a 2D image has its one slice "
+    assert check(dataset, 1, skip=True).errors == {"case_2": [error + "along the third axis"]}
+
+
+def two_forms(path: Path, qform: np.ndarray, seed: int) -> Path:
+    image = nib.Nifti1Image(image_array(seed), AFFINE)
+    image.set_sform(AFFINE, code=1)
+    image.set_qform(qform, code=1)
+    nib.save(image, path)
+    return path
+
+
+def test_sform_and_qform_that_disagree_are_a_warning(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path)
+    qform = AFFINE.copy()
+    qform[1, 3] = 3
+    path = two_forms(dataset.cases[0].images[0], qform, seed=10)
+    two_forms(dataset.cases[1].images[0], AFFINE, seed=11)
+    _, warnings, _ = check(dataset, 1)
+    assert warnings == [f"case case_0: {path}: sform and qform differ by 2 voxels; the sform is used"]
+
+
+def test_qform_that_cannot_be_read_is_a_warning(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path)
+    path = save_raw(dataset.cases[0].images[0], set_fields(sform_code=1, qform_code=1, quatern_b=5))
+    _, (warning,), _ = check(dataset, 1)
+    assert warning.startswith(f"case case_0: {path}: its qform cannot be read")
+
+
+def test_oblique_files_agree_in_spite_of_single_precision(tmp_path: Path) -> None:
+    """NIfTI stores the affine in float32; a label written from the image's is the same grid."""
+    affine = np.eye(4)
+    affine[:3, :3] = rotation((20, -35, 10)) @ np.diag([0.7, 0.7, 3.3])
+    affine[:3, 3] = (-12345.678, 9876.543, 1e5)
+    check(tiny(tmp_path, 2, affine=affine), 1)
+
+
+def test_a_volume_among_slices_is_a_fault(tmp_path: Path) -> None:
+    root = write_msd(tmp_path / "data", 4, shape=SHAPE[:2], affine=AFFINE)
+    save(root / "imagesTr/case_2.nii.gz", image_array(2))
+    save(root / "labelsTr/case_2.nii.gz", label_array(2))
+    message = r"1 error in 4 cases\n  case case_2: a volume, while most cases are one slice"
+    with pytest.raises(ValueError, match=message):
+        check(msd(root), 1)
+    assert list(check(msd(root), 1, skip=True).errors) == ["case_2"]

@@ -19,8 +19,8 @@ from threadpoolctl import threadpool_limits
 from benchmarks import ct_phantom, results
 from medconv.data.case_files import image_of, label_of
 from medconv.data.datasets.decathlon import msd
+from medconv.data.preprocessing.entry import prepare_case
 from medconv.data.preprocessing.examine import examine
-from medconv.data.preprocessing.pipeline import prepare_case
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.resampling import zoom
 from medconv.data.preprocessing.store import Store

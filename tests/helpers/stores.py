@@ -12,7 +12,7 @@ from helpers.volumes import preprocessing_config
 
 from medconv.data.case import Dataset
 from medconv.data.preprocessing import store as store_module
-from medconv.data.preprocessing.pipeline import prepare_case
+from medconv.data.preprocessing.entry import prepare_case
 from medconv.data.preprocessing.store import Store
 from medconv.utils import atomic_io
 

@@ -36,7 +36,8 @@ from torch.nn.functional import one_hot
 from medconv.data.datasets.decathlon import msd
 from medconv.data.loading.patch_dataset import CaseDataset
 from medconv.data.preprocessing import pipeline
-from medconv.data.preprocessing.pipeline import prepare, prepare_case
+from medconv.data.preprocessing.entry import prepare_case
+from medconv.data.preprocessing.pipeline import prepare
 from medconv.data.preprocessing.store import Store, _save
 
 

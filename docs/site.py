@@ -147,41 +147,47 @@ def flow(text: str) -> str:
 
 
 def rows(file: Path) -> list[Row]:
-    """A row for each leaf of a YAML file, with the comment of the file where it has one."""
+    """A row for each leaf of a YAML file, with its comment, or else that behind the key above it."""
     source = file.read_text()
     lines = source.splitlines()
     leaves: list[Row] = []
 
-    def walk(node: yaml.Node, prefix: str) -> None:
+    def walk(node: yaml.Node, prefix: str, comment_above: str) -> None:
         for key, value in node.value:
             name = f"{prefix}{key.value}"
             if isinstance(value, yaml.MappingNode) and value.value and not value.flow_style:
-                walk(value, f"{name}.")
+                walk(value, f"{name}.", comment_behind(lines, key))
             elif key.value not in ("defaults", "_partial_"):
                 plain = value.value if isinstance(value, yaml.ScalarNode) else flow(yaml.serialize(value))
                 comment = comment_of(lines, key, value)
                 declared = KEYS.get(name)
                 values = values_of(declared) if declared else ""
-                text = comment or (declared.text if declared else "")
+                text = comment or (declared.text if declared else comment_above)
                 leaves.append(Row(name, values, plain, text))
 
     root = yaml.compose(source)
     if isinstance(root, yaml.MappingNode):
         of_group = file.parent != conf_dir() and "# @package" not in source
-        walk(root, f"{file.parent.name}." if of_group else "")
+        walk(root, f"{file.parent.name}." if of_group else "", "")
     return leaves
 
 
 def comment_of(lines: list[str], key: yaml.Node, value: yaml.Node) -> str:
     """What stands behind a value, or in the lines above its key, but for the file's opening."""
     if value.start_mark.line == value.end_mark.line:
-        behind = re.search(r"\s#\s*(.*)", lines[value.end_mark.line][value.end_mark.column :])
+        behind = comment_behind(lines, value)
         if behind:
-            return behind[1]
+            return behind
     start = key.start_mark.line
     while start and lines[start - 1].lstrip().startswith("#"):
         start -= 1
     return "" if start == 0 else " ".join(line.lstrip(" #") for line in lines[start : key.start_mark.line])
+
+
+def comment_behind(lines: list[str], node: yaml.Node) -> str:
+    """What stands behind a key or value on its line."""
+    comment = re.search(r"\s#\s*(.*)", lines[node.end_mark.line][node.end_mark.column :])
+    return comment[1] if comment else ""
 
 
 def opening(file: Path) -> str:

@@ -35,6 +35,7 @@ def text_of(page: Path) -> str:
         "perf.timeout_seconds how long to wait",
         "float, more than 0 and finite",  # a range
         "conv.bank jet, laplacian, lines, gabor",  # of an option
+        "augmentation.p.rotation probability of each transform 1",  # the comment of the keys above
     ],
 )
 def test_every_kind_of_config_key_has_its_row(site: Path, row: str) -> None:

@@ -1,7 +1,8 @@
 """Keys that no config has: one error that names the nearest ones."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from inspect import signature
 from typing import Any
@@ -9,17 +10,18 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from medconv.config.keys import Node, declared_keys
-from medconv.config.schema import RunConfig, conf_dir
+from medconv.config.schema import Derived, RunConfig, conf_dir
 from medconv.config.template_words import same_here
 from medconv.config.trainer_config import set_elsewhere
 from medconv.config.value_types import as_text
 from medconv.config.values import ConfigError
 
 _OF_THE_COMMAND = "ckpt_path"  # the same as run.resume
+_DERIVED = re.compile(r"\$\{derived\.(\w+)")  # such as ${derived.num_channels}
 
 
 def check_names(values: Mapping[str, Any]) -> None:
-    """Check the names in a composed config: groups, keys at the top, and keys of typed groups.
+    """Check the names in a composed config: groups, keys at the top, keys of typed groups, and of `derived`.
 
     Args: values: as plain values, with their interpolations.
     Raises: ConfigError: unknown names, all in one message; a single value in place of a group; an argument
@@ -35,8 +37,31 @@ def check_names(values: Mapping[str, Any]) -> None:
                 problems += _unknown_in_group(name, value, typed_groups[name])
         elif name not in _single_keys() and name != _OF_THE_COMMAND:
             problems.append(unknown_key(name))
+    problems += _unknown_derived(values)
     if problems:
         raise ConfigError.of_all(problems)
+
+
+def _unknown_derived(values: Mapping[str, Any]) -> list[str]:
+    known = [entry.name for entry in fields(Derived)]
+    return [
+        f"{key}: there is no derived.{name}; derived has {', '.join(known)}"
+        for key, text in _texts(values, "")
+        for name in _DERIVED.findall(text)
+        if name not in known
+    ]
+
+
+def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Every text in nested values, with its key."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, member in value.items():
+            yield from _texts(member, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, Sequence):
+        for position, member in enumerate(value):
+            yield from _texts(member, f"{key}[{position}]")
 
 
 def _check_group(name: str, value: Any) -> None:

@@ -20,6 +20,10 @@ from medconv.config.unknown_keys import check_names, nearest, takes_new_keys
         ({"trainer": {"max_stepz": 1}}, "there is no key trainer.max_stepz; did you mean trainer.max_steps"),
         ({"trainer": {"gradient_clip": 1}}, "did you mean trainer.gradient_clip_"),
         ({"derived": {"size_of": 1}}, "there is no key derived.size_of"),
+        (
+            {"model": {"stages": [{"width": "${derived.in_channels}"}]}},
+            "model.stages[0].width: there is no derived.in_channels; derived has num_channels, num_classes,",
+        ),
     ],
 )
 def test_unknown_names_are_refused(values: dict[str, Any], expected: str) -> None:
@@ -39,7 +43,7 @@ def test_names_of_typed_groups_and_any_name_of_a_class_are_known() -> None:
             "seed": 1,
             "ckpt_path": None,
             "data": {"batch_size": 2},
-            "model": {"any": 1},
+            "model": {"any": 1, "in_channels": "${derived.num_channels}"},
             "conv": "${other}",
             "trainer": {"detect_anomaly": True, "overfit_batches": 1},
         }

@@ -46,3 +46,7 @@ def test_commands_and_python_have_their_pages(site: Path) -> None:
     assert "--save-probabilities also write" in text_of(site / "reference/cli/index.html")
     assert "Kernels that are even or odd" in text_of(site / "notebooks/own_convolution/index.html")
     assert "Replace, in place, every spatial convolution" in text_of(site / "reference/api/index.html")
+
+
+def test_code_has_its_language_by_which_the_style_sheet_wraps_it(site: Path) -> None:
+    assert "language-bash highlight" in (site / "index.html").read_text()

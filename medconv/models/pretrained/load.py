@@ -15,6 +15,7 @@ from medconv.models.pretrained.adapt import Layers, module_of
 from medconv.models.pretrained.fit import Fit, Pair, Pairs, convolution_of
 from medconv.models.pretrained.match import COUNTER, Match, matched
 from medconv.models.pretrained.report import Report
+from medconv.models.pretrained.rescale import kernel_sizes, rescale
 from medconv.utils.checkpoint_io import output_names
 from medconv.utils.logging import shown, some
 
@@ -90,9 +91,12 @@ def load(
     values = _fitted(fit, pairs, tensors, report)
     _check_any_kernel(values, pairs, kernels, network, source)
     _check_finite(values, file_names, source)
+    random_sizes = kernel_sizes(network)
     with torch.no_grad():
         for name, value in values.items():
             tensors[name].copy_(value)
+    factors = rescale(network, random_sizes)
+    report.rescaled = {name: f"times {factor:g}" for name, factor in factors.items()}
     _add_unused(report, file_tensors, file_names, values)
     report.share = _loaded_share(values, tensors, layers)
     _log(report, source, path)

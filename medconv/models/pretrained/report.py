@@ -16,6 +16,7 @@ class Report:
         reshaped: name in the network to what was done.
         random: name of a randomly initialised tensor to the reason.
         unused: name in the file to the reason.
+        rescaled: name of a convolution to the factor of its kernel (`rescale`).
         share: of the network's weights, without its head, that came from the file.
     """
 
@@ -23,12 +24,15 @@ class Report:
     reshaped: dict[str, str] = field(default_factory=dict)
     random: dict[str, str] = field(default_factory=dict)
     unused: dict[str, str] = field(default_factory=dict)
+    rescaled: dict[str, str] = field(default_factory=dict)
     share: float = 0.0
 
     def __str__(self) -> str:
         line = f"{len(self.loaded)} of {len(self.loaded) + len(self.random)} tensors loaded"
         if self.reshaped:
             line += f", {len(self.reshaped)} of them reshaped"
+        if self.rescaled:
+            line += f", {len(self.rescaled)} kernels rescaled"
         if self.random:
             line += f"; {len(self.random)} randomly initialised ({some(list(self.random), 3)})"
         if self.unused:
@@ -39,6 +43,7 @@ class Report:
         """One line per tensor, with what was done to it or why not."""
         kinds = {
             "reshaped": self.reshaped,
+            "rescaled": self.rescaled,
             "random": self.random,
             "not used": self.unused,
             "loaded": dict.fromkeys(self.loaded, ""),

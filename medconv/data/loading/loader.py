@@ -125,6 +125,9 @@ class _Batches(_MultiProcessingDataLoaderIter):
     def _shutdown_workers(self) -> None:
         if not self._shutdown:
             _kill_workers(self)
+            # A worker that was killed as it looked at torch's event holds its lock for ever, and torch would
+            # wait for that lock to tell workers that are gone
+            self._workers_done_event = threading.Event()
         super()._shutdown_workers()
 
 

@@ -9,6 +9,7 @@ import threading
 from multiprocessing import reduction, resource_sharer
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -193,6 +194,38 @@ class Ones(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.ones(1)
+
+
+class Looking(Ones):
+    """The worker is in the middle of a look at torch's event for its end, whose lock it holds."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        frame: Any = sys._getframe()
+        while "done_event" not in frame.f_locals:
+            frame = frame.f_back
+        if index:
+            frame.f_locals["done_event"]._cond.acquire()
+        return super().__getitem__(index)
+
+
+def test_a_worker_that_is_killed_with_a_lock_does_not_hold_up_the_end() -> None:
+    """A test stood still for ten minutes, until its timeout raised an error within `__del__`, unseen."""
+    batches: Any = iter(loader.Loader(Looking(), num_workers=1, multiprocessing_context="fork"))
+    next(batches)
+    workers = batches.gi_frame.f_locals["batches"]
+    event = workers._workers_done_event
+    until(lambda: _is_held(event._cond))
+    end = threading.Thread(target=workers._shutdown_workers, daemon=True)
+    end.start()
+    end.join(60)
+    assert not end.is_alive() and not any(worker.is_alive() for worker in workers._workers)
+
+
+def _is_held(lock: Any) -> bool:
+    if lock.acquire(False):
+        lock.release()
+        return False
+    return True
 
 
 def test_stopped_workers_delay_neither_a_signal_between_epochs_nor_the_end(

@@ -16,6 +16,7 @@ from helpers import resuming, tiny
 from helpers.processes import until
 from helpers.resuming import STEPS, assert_the_same_run, last, start, status, train, wait_for
 from lightning import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from medconv.data.augmentation.augment import Augment
 from medconv.utils import signals
@@ -68,6 +69,44 @@ def test_runs_that_were_killed_often(dataset: Path, tmp_path: Path, how: str) ->
     train(dataset, tmp_path / "whole", settings)
     assert train(dataset, tmp_path / "run", settings, kills=10, seed=len(how)) == 10
     assert_the_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+class KilledOnce(Callback):
+    """Kills this process in a hook, with all that it has logged on disk, unless a file says that it was killed."""
+
+    def __init__(self, hook: str, path: str) -> None:
+        self.path = Path(path)
+        setattr(self, hook, self._kill)
+
+    def _kill(self, trainer: Any, *_: Any) -> None:
+        if self.path.exists():
+            return
+        self.path.touch()
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.flush()
+        trainer.strategy.checkpoint_io.wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_end"])
+def test_what_is_logged_before_or_after_all_steps_is_logged_once(
+    dataset: Path, whole: Path, tmp_path: Path, hook: str
+) -> None:
+    """Kernels before the first step, of which there is a checkpoint, and pictures of the worst cases."""
+    settings = [
+        *STEPS,
+        "+callbacks.killed._target_=tests.integration.test_resuming.KilledOnce",
+        f"+callbacks.killed.hook={hook}",
+        f"+callbacks.killed.path={tmp_path / 'killed'}",
+    ]
+    killed = start(dataset, tmp_path / "run", settings)
+    killed.join()
+    assert killed.exitcode == resuming.KILLED
+    assert last(tmp_path / "run")["global_step"] == (0 if hook == "on_train_batch_start" else 16)
+    train(dataset, tmp_path / "run", settings)
+    assert_the_same_run(whole, tmp_path / "run")
+    assert sum(tag.startswith("images/worst/") for tag in resuming.events(whole)) == 3
 
 
 def test_told_to_stop_while_it_validates(dataset: Path, whole: Path, tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ class KernelLogger(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        if trainer.global_step == 0:
+        # Step 0 alone does not say so: a run may resume from a checkpoint of its first batch
+        if trainer.ckpt_path is None:
             self._log(trainer, pl_module.network)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:

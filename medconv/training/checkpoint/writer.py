@@ -5,8 +5,10 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +31,32 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """
 
     def __init__(self) -> None:
+        self._curves: Callable[[], dict[str, int]] | None = None  # of checkpoints that are held back
+        self._held: Callable[[], None] | None = None  # writes such a checkpoint
         self._second_name: Path | None = None  # of the next checkpoint
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: list[Future[None]] = []
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         self.wait()  # only one copy in memory at a time
-        second_name = self._second_name
+        write = partial(_write, copied(checkpoint), Path(path), self._second_name, self._curves)
         self._second_name = None
-        self._submit(_write, copied(checkpoint), Path(path), second_name)
+        if self._curves is None:
+            self._submit(write)
+        else:
+            self._held = write
+
+    @contextmanager
+    def holding_back(self, curves: Callable[[], dict[str, int]]) -> Iterator[None]:
+        """A checkpoint that is saved inside waits in memory until `teardown`, the end of `fit`.
+
+        Args: curves: called then: sizes of the logs, as from `log_rewind.measure`.
+        """
+        self._curves = curves
+        try:
+            yield
+        finally:
+            self._curves = None
 
     def link_next(self, path: Path) -> None:
         """Gives the next checkpoint a second name, by a hard link; FSDP passes no `storage_options`.
@@ -59,10 +78,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             future.result()
 
     def teardown(self) -> None:
-        self._thread.shutdown(wait=True)
+        write = self._held
+        self._held = None
+        try:
+            if write is not None:
+                write()
+        finally:
+            self._thread.shutdown(wait=True)
 
-    def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
-        self._pending.append(self._thread.submit(work, *arguments))
+    def _submit(self, work: Callable[[], object]) -> None:
+        self._pending.append(self._thread.submit(work))
 
 
 class CheckpointWriter(Callback):
@@ -125,8 +150,13 @@ class CheckpointWriter(Callback):
                 logger.log_metrics({monitored.best_name: self.best}, step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves before weight averaging replaces the weights, so this callback comes first."""
-        self._save_if_new(trainer)
+        """Takes the state before weight averaging replaces the weights, so this callback comes first.
+
+        It is written once all callbacks have ended the training: if the run is killed before, it resumes from
+        the checkpoint before it, and what they log at the end is logged then.
+        """
+        with self.io.holding_back(lambda: self._measured(trainer)):
+            self._save_if_new(trainer)
         self.io.wait()
 
     def on_save_checkpoint(
@@ -202,8 +232,15 @@ def copied(value: Any) -> Any:
     return value
 
 
-def _write(content: dict[str, Any], path: Path, second_name: Path | None) -> None:
+def _write(
+    content: dict[str, Any],
+    path: Path,
+    second_name: Path | None,
+    curves: Callable[[], dict[str, int]] | None,
+) -> None:
     """Raises: OSError: names the path."""
+    if curves is not None:
+        content["curves"] = curves()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial:

@@ -269,8 +269,23 @@ def _new_folder(path: Path) -> Iterator[Path]:
 
 def _left_behind(path: Path) -> list[Path]:
     """The partial folders of exports to this path that no process of this machine is writing."""
-    found = path.parent.glob(f".*.{escape(path.name)}")
-    numbers = {left: left.name.split(".")[1] for left in found}
+    partials = path.parent.glob(f".*.{escape(path.name)}")
+    process_ids = {partial: partial.name.split(".")[1] for partial in partials}
     return [
-        left for left, number in numbers.items() if number.isdecimal() and not Path("/proc", number).exists()
+        partial
+        for partial, process_id in process_ids.items()
+        if process_id.isdecimal() and not _is_running(int(process_id))
     ]
+
+
+def _is_running(process_id: int) -> bool:
+    """Whether this machine has such a process; on Windows, where a process cannot be asked, it may have."""
+    if os.name == "nt":
+        return True  # os.kill would end it
+    try:
+        os.kill(process_id, 0)  # sends nothing
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True

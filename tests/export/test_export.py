@@ -71,8 +71,11 @@ def test_bad_options_are_one_error_and_write_nothing(
     assert {path.name for path in tmp_path.iterdir()} == {"b.ckpt"}
 
 
-def test_what_a_killed_export_left_behind_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Not what belongs to an export that is running, as this process is."""
+def test_what_a_killed_export_left_behind_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not what belongs to an export that is running, as this process is; also where there is no /proc."""
+    monkeypatch.setattr(Path, "exists", lambda path: False)
     killed = tmp_path / ".4194305.model"  # more than the kernel's highest process id
     for folder in (killed, tmp_path / f".{os.getppid()}.model", tmp_path / ".notes.model"):
         folder.mkdir()

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from medconv import config as configs
-from medconv.config import Derived, Node, RunConfig
+from medconv.config import ConfigError, Derived, Node, RunConfig
 from medconv.config.classes import class_of
 from medconv.data import splits
 from medconv.data.case import Dataset
@@ -17,6 +17,7 @@ from medconv.performance.memory_budget import measured_gb
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import Plan, plan
+from medconv.planning.sizes import SIZES
 from medconv.training import plan_for_time
 from medconv.training.derived_values import derived_values
 from medconv.utils.hardware import resolve_precision, uses_gpu
@@ -56,6 +57,11 @@ def make_plan(
     if weights is not None:
         recorded = planned_as(local_file(weights))
         recorded_origin = "that of the weights to begin from"
+        if recorded and recorded["size"] not in SIZES:
+            raise ConfigError(
+                f"init.pretrained={weights}: is of a network of size {recorded['size']}, expected one of "
+                f"{', '.join(SIZES)}"
+            )
     from_weights = weights is not None
     settings = _settings(config)
     image_level = not dataset.targets.per_voxel

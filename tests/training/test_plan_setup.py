@@ -8,6 +8,7 @@ from helpers import tiny
 from helpers.picture_tables import checked, write
 from helpers.plans import fingerprint
 
+from medconv.config import ConfigError
 from medconv.data.datasets.auto import auto
 from medconv.training import plan_setup
 from medconv.training.data_setup import prepare_data
@@ -26,6 +27,15 @@ def test_a_network_has_the_size_of_the_weights_that_it_begins_from(tmp_path: Pat
         assert prepare_data(settings, recorded={"size": "tiny"}).plan.size == "tiny"
     chosen = checked(table, f"init.pretrained={file}", "plan.size=medium", *more)
     assert prepare_data(chosen).plan.size == "medium"
+    torch.save(
+        {
+            "medconv": {"config": {"derived": {"size": "huge"}}},
+            "state_dict": {"network.head.weight": torch.ones(2)},
+        },
+        file,
+    )
+    with pytest.raises(ConfigError, match=r"init\.pretrained=.*first\.ckpt: is of a network of size huge"):
+        prepare_data(checked(table, f"init.pretrained={file}", *more))
 
 
 THICK = fingerprint([(48, 48, 9)] * 9, [(1.0, 1.0, 8.0)] * 9, classes=3)

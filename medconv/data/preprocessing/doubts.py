@@ -32,6 +32,7 @@ _SLICES_AT_ONCE = 16
 def repeated_slices(image: np.ndarray) -> Iterator[str]:
     """Neighbouring slices along the third axis that are equal, or nearly so: one was probably copied.
 
+    Slices of two values, as of a shape, are left out: they are equal by chance.
     Shape: (channels, X, Y, Z).
     """
     if image.shape[3] < 3:
@@ -45,11 +46,17 @@ def repeated_slices(image: np.ndarray) -> Iterator[str]:
         share = apart / np.maximum(spread[1:] + spread[:-1], np.finfo(np.float64).tiny)
         is_repeated = usable & (share <= _REPEATED * np.median(share[usable]))
         for z in np.flatnonzero(is_repeated):
+            if _has_two_values(channel[:, :, z]) and _has_two_values(channel[:, :, z + 1]):
+                continue
             pairs[int(z)] = "equal" if apart[z] == 0 else "nearly equal"
     if pairs:
         text = ", ".join(f"{z} and {z + 1} ({how})" for z, how in sorted(pairs.items())[:_NAMED])
         more = f" and {len(pairs) - _NAMED} more pairs" if len(pairs) > _NAMED else ""
         yield f"of {image.shape[3]} slices (third axis, from 0), {text}{more} repeat each other"
+
+
+def _has_two_values(plane: np.ndarray) -> bool:
+    return bool(((plane == plane.min()) | (plane == plane.max())).all())
 
 
 def _spread_and_change(channel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -40,6 +40,16 @@ def test_smooth_and_empty_slices_are_no_repetition() -> None:
     assert not list(repeated_slices(image_array(0, (12, 14, 1))[None]))
 
 
+def test_slices_of_a_shape_are_no_repetition() -> None:
+    """Of the 1584 masks of AdrenalMNIST3D, one in eight has two slices that are equal or nearly so."""
+    ball = np.stack([np.hypot(*np.mgrid[-8:9, -8:9]) < radius for radius in (3, 5, 6, 6, 5, 3)], axis=2)
+    assert not list(repeated_slices(255 * ball[None].astype(np.float32)))
+    shaded = 255 * ball + np.arange(17)[:, None, None].astype(np.float32)
+    assert list(repeated_slices(shaded[None])) == [
+        "of 6 slices (third axis, from 0), 2 and 3 (equal) repeat each other"
+    ]
+
+
 def test_unit_spacing_of_thin_volumes_is_suspicious(tmp_path: Path) -> None:
     unit = (1.0, 1.0, 1.0)
     (warning,) = check(msd(write_msd(tmp_path, shape=(20, 60, 12), affine=np.eye(4))), 1).warnings

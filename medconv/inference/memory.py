@@ -68,19 +68,24 @@ def fitting_workers(
     if saves_probabilities:
         needs = [replace(need, writing=_PROBABILITIES * prod(need.shape)) for need in needs]
     largest = max(needs, key=lambda need: need.total(workers))
-    usable = _USABLE * (total_memory() if available is None else available)
+    machine = total_memory() if available is None else available
+    usable = _USABLE * machine
     fitting = workers
     while fitting > 1 and largest.total(fitting) > usable:
         fitting -= 1
     if fitting < workers or largest.total(fitting) > _WORTH_SAYING:
         fewer = f", instead of {workers}" if fitting < workers else ""
-        log.info(
-            "memory: about %.1f GB for %s voxels, the largest of the first %d cases; %d loaded at once%s",
+        too_large = f"; this machine has {machine / 2**30:.1f} GB, and may kill the process"
+        is_too_large = largest.total(fitting) > usable
+        log.log(
+            logging.WARNING if is_too_large else logging.INFO,
+            "memory: about %.1f GB for %s voxels, the largest of the first %d cases; %d loaded at once%s%s",
             largest.total(fitting) / 2**30,
             size_text(largest.shape),
             len(needs),
             fitting,
             fewer,
+            too_large if is_too_large else "",
         )
     return fitting
 

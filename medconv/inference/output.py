@@ -81,6 +81,7 @@ class Output(ABC):
         self.skipped: list[str] = []
         self.claimed_by_others: list[str] = []
         self.logit_folder: Path | None = None
+        self._entries: dict[str, Entry] = {}  # of the cases to predict, when the prediction began
         self._lock = FileLock(path / ".lock")
         self._claims = Claims(path / ".claims")
 
@@ -114,8 +115,8 @@ class Output(ABC):
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with held(self._lock):
-                entries = {case.id: entry(case.images) for case in cases}
-                self._begin(entries, overwrite)
+                self._entries = {case.id: entry(case.images) for case in cases}
+                self._begin(self._entries, overwrite)
         # NotImplementedError: a file system without locks.
         except (OSError, NotImplementedError) as error:
             cause = getattr(error, "strerror", None) or error
@@ -127,6 +128,16 @@ class Output(ABC):
         finally:
             with held(self._lock):
                 self._end(completed)
+
+    def check_unchanged(self, case: Case) -> None:
+        """Check that a case's images are those of the beginning: its result gets the grid of the file now.
+
+        Raises: ValueError: one was replaced or removed since `open`.
+        """
+        stamps = entry(case.images)["stamps"]
+        for path, before, now in zip(case.images, self._entries[case.id]["stamps"], stamps, strict=True):
+            if now != before:
+                raise ValueError(f"{path}: was replaced or removed while it was predicted; predict it again")
 
     @abstractmethod
     def _existing(self, manifest: Mapping[str, Any]) -> list[str]:

@@ -134,6 +134,7 @@ class _Stages:
         """Raises: ValueError: the disk is full, or no permission."""
         for case, scores in predicted:
             try:
+                self.output.check_unchanged(case)
                 self.output.write(self.predictor, case, scores)
             except OSError as error:
                 raise unwritable(self.output.path, case.id, error) from error

@@ -68,7 +68,10 @@ def test_fewer_cases_are_loaded_at_once_where_memory_is_small(
         "for 32 x 40 x 64 voxels, the largest of the first 1 cases; 2 loaded at once, instead of 4"
         in caplog.text
     )
-    assert fitting_workers([case], [member()], 4, available=1.0) == 1
+    assert "may kill" not in caplog.text
+    assert fitting_workers([case], [member()], 4, available=GB / 1024) == 1
+    assert caplog.records[-1].levelname == "WARNING"
+    assert "1 loaded at once, instead of 4; this machine has 0.0 GB, and may kill" in caplog.text
 
 
 def test_probabilities_that_are_written_take_memory(case: Case) -> None:

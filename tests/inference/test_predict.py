@@ -344,6 +344,28 @@ def test_a_batch_that_fails_is_predicted_one_by_one(tmp_path: Path) -> None:
     assert rows(tmp_path / "out") == ["0", "2"]
 
 
+class Replacing(Brightness):
+    """Another program replaces an image while it is predicted."""
+
+    file = Path()
+
+    def forward(self, images: Tensor) -> Tensor:
+        Image.fromarray(np.full((9, 9), 30, np.uint8)).save(self.file)
+        return super().forward(images)
+
+
+def test_a_file_that_is_replaced_meanwhile_fails_its_case(tmp_path: Path) -> None:
+    """Else the result of one image would get the grid of another."""
+    listed = pictures(tmp_path, 10, 20)
+    network = Replacing()
+    network.file = listed[1].images[0]
+    model = loaded_models.image_level(network, MulticlassTargets(("dark", "bright")))
+    predictor = Predictor([model], batch_size=2)
+    with members.refused(rf"case 1: {network.file}: was replaced or removed while it was predicted"):
+        predict.predict(predictor, listed, predict.output_in(tmp_path / "out", predictor))
+    assert rows(tmp_path / "out") == ["0"]
+
+
 def test_processes_of_a_launcher_take_different_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)

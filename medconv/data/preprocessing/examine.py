@@ -25,7 +25,7 @@ from medconv.metrics.label_counts import value_counts
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.memory_order import in_c_order
 
-VERSION = 7  # raise it when a report measures more or otherwise
+VERSION = 8  # raise it when a report measures more or otherwise
 _MAX_SHEAR = 0.5  # degrees; more is not rounding but a tilted gantry
 _MAX_SAMPLES = 5_000  # voxels per case whose intensities are sampled
 _MIN_SAMPLES = 100

@@ -227,7 +227,7 @@ def _lacks_rows(path: Path, image: Image.Image) -> bool:
         return False
     width, height, bits, colour_type = struct.unpack_from(">IIBB", content, len(_PNG) + 8)
     # Each row begins with the number of its filter; an interlaced picture has as many rows
-    missing = height + width * height * bits * _PNG_CHANNELS[colour_type] // 8
+    missing: int = height + width * height * bits * _PNG_CHANNELS[colour_type] // 8
     decompressor = zlib.decompressobj()
     start = len(_PNG)
     while missing > 0 and start < len(content):

@@ -127,7 +127,7 @@ class _Batches(_MultiProcessingDataLoaderIter):
             _kill_workers(self)
             # A worker that was killed as it looked at torch's event holds its lock for ever, and torch would
             # wait for that lock to tell workers that are gone
-            self._workers_done_event = threading.Event()
+            self._workers_done_event = threading.Event()  # type: ignore[assignment]
         super()._shutdown_workers()
 
 

@@ -86,7 +86,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         finally:
             self._thread.shutdown(wait=True)
 
-    def _submit(self, work: Callable[[], object]) -> None:
+    def _submit(self, work: Callable[[], Any]) -> None:
         self._pending.append(self._thread.submit(work))
 
 

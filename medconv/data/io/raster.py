@@ -199,6 +199,7 @@ def _upright(path: Path) -> Image.Image:
         if num_pages == 1:
             has_lost_bits = _loses_bits(image)  # before loading: Pillow then forgets the tiles
             image.load()
+            lacks_rows = _lacks_rows(path, image)
             upright = ImageOps.exif_transpose(image)
             changed = "16 bits in colour or with alpha" if has_lost_bits else _changed_values(image)
             if image.mode.startswith("I;16") and _is_white_zero(image):
@@ -208,7 +209,7 @@ def _upright(path: Path) -> Image.Image:
         raise ValueError(
             f"{path}: {num_pages} pages, expected one picture; save each page, or a volume as NIfTI"
         )
-    if _lacks_rows(path, upright):
+    if lacks_rows:
         raise ValueError(f"{path}: damaged or truncated, it holds fewer pixels than its header says")
     if changed:
         allowed = "8 or 16 bits without a sign, 32 bits with one, or floating-point; in colour 8 bits"
@@ -230,7 +231,7 @@ def _lacks_rows(path: Path, image: Image.Image) -> bool:
     missing: int = height + width * height * bits * _PNG_CHANNELS[colour_type] // 8
     decompressor = zlib.decompressobj()
     start = len(_PNG)
-    while missing > 0 and start < len(content):
+    while missing > 0 and start + 8 <= len(content):
         (length,) = struct.unpack_from(">I", content, start)
         if content[start + 4 : start + 8] == b"IDAT":
             missing -= len(decompressor.decompress(content[start + 8 : start + 8 + length], missing))

@@ -47,8 +47,6 @@ _SAMPLE_FORMAT = 339  # TIFF tag: 1 unsigned, 2 signed
 _SIGNED = 2
 _PHOTOMETRIC = 262  # TIFF tag: 0 where the lowest value is white
 _WHITE_IS_ZERO = 0
-_PNG = b"\x89PNG\r\n\x1a\n"
-_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 # Masks that all hold 0 and the same value from here on, for example 255, have one class
 MIN_SINGLE_VALUE = 100
 _MAX_CLASSES = 64  # a mask with more values is a photograph
@@ -199,7 +197,6 @@ def _upright(path: Path) -> Image.Image:
         if num_pages == 1:
             has_lost_bits = _loses_bits(image)  # before loading: Pillow then forgets the tiles
             image.load()
-            lacks_rows = _lacks_rows(path, image)
             upright = ImageOps.exif_transpose(image)
             changed = "16 bits in colour or with alpha" if has_lost_bits else _changed_values(image)
             if image.mode.startswith("I;16") and _is_white_zero(image):
@@ -209,34 +206,10 @@ def _upright(path: Path) -> Image.Image:
         raise ValueError(
             f"{path}: {num_pages} pages, expected one picture; save each page, or a volume as NIfTI"
         )
-    if lacks_rows:
-        raise ValueError(f"{path}: damaged or truncated, it holds fewer pixels than its header says")
     if changed:
         allowed = "8 or 16 bits without a sign, 32 bits with one, or floating-point; in colour 8 bits"
         raise ValueError(f"{path}: values of {changed}, which cannot be read; expected {allowed}")
     return upright
-
-
-def _lacks_rows(path: Path, image: Image.Image) -> bool:
-    """Whether a PNG ends before its last row, which Pillow then fills with 0 without an error.
-
-    Args: image: loaded; only if its last row is 0, the file is read once more.
-    """
-    last_row = image.crop((0, image.height - 1, image.width, image.height))
-    content = b"" if last_row.getbbox() else path.read_bytes()
-    if not content.startswith(_PNG):
-        return False
-    width, height, bits, colour_type = struct.unpack_from(">IIBB", content, len(_PNG) + 8)
-    # Each row begins with the number of its filter; an interlaced picture has as many rows
-    missing: int = height + width * height * bits * _PNG_CHANNELS[colour_type] // 8
-    decompressor = zlib.decompressobj()
-    start = len(_PNG)
-    while missing > 0 and start + 8 <= len(content):
-        (length,) = struct.unpack_from(">I", content, start)
-        if content[start + 4 : start + 8] == b"IDAT":
-            missing -= len(decompressor.decompress(content[start + 8 : start + 8 + length], missing))
-        start += length + 12  # with length, type and checksum
-    return missing > 0
 
 
 def _is_white_zero(image: Image.Image) -> bool:

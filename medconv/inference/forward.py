@@ -24,10 +24,12 @@ from medconv.inference.sliding_window import SlidingWindow
 from medconv.models.outputs import full_resolution
 from medconv.performance.switches import to_memory_format
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.utils.hardware import autocast_dtype
+from medconv.utils.hardware import autocast_dtype, release_freed_memory
 
 # Of label maps, in one forward pass on a CPU: 64 MiB in fp32.
 _BATCH_LOGITS = 2**24
+# Voxels. Loading a CT of 512 x 512 x 150 leaves 400 MB free, which the sum of its logits cannot use.
+_LARGE = 2**24
 # Of a prepared image; float16 ends at 65504.
 _FAR_VALUE = 1e4
 
@@ -101,6 +103,8 @@ class LabelMapForward(Forward):
     ) -> LabelMapScores:
         targets = self.members[0].targets
         assert isinstance(targets, SegmentationTargets)
+        if prod(case_input.crop.content_shape) > _LARGE:
+            release_freed_memory()
         slice_axes = [preprocessing.slice_axis for preprocessing in self.preprocessings]
         slice_axis = next((axis for axis in slice_axes if axis is not None), None)
         axis = slab_axis(case_input.crop.content_shape, slice_axis)
@@ -226,7 +230,8 @@ def check_finite(
     values: Tensor,
 ) -> None:
     """Raises: ValueError: not finite; it blames the images where they are far from what a network is fed."""
-    if bool(values.isfinite().all()):
+    # A finite sum has finite terms only. `isfinite` copies, but huge terms may overflow the sum.
+    if bool(values.sum().isfinite()) or bool(values.isfinite().all()):
         return
     cause = f"the network's {kind} are not finite (precision={member.precision})"
     low = float(images.min())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 log = logging.getLogger(__name__)
+_VALUES_AT_ONCE = 2**22  # of a window's logits that are weighted; all of 105 classes in 64^3 are 110 MB
 
 
 class LogitSource(Protocol):
@@ -152,19 +153,26 @@ class LogitStream:
             self._sum = torch.zeros((len(logits[0]), *ring), dtype=dtype, device=self._device)
             self._weight_sum = torch.zeros(ring, dtype=dtype, device=self._device)
             self._weights = self._weights.to(self._device, dtype)
-        moved = [each.to(self._device) for each in logits]
-        # Apart from the logits: a network may return its input. One for all windows, since fresh memory
-        # costs more than the multiplication.
-        if self._weighted.shape != moved[0].shape or self._weighted.device != self._device:
-            self._weighted = torch.empty_like(moved[0])
-        return moved
+            # Of some classes, apart from the logits: a network may return its input. One for all windows,
+            # since fresh memory costs more than the multiplication.
+            classes_at_once = max(1, _VALUES_AT_ONCE // logits[0][0].numel())
+            weighted_shape = (min(classes_at_once, len(logits[0])), *logits[0].shape[1:])
+            self._weighted = torch.empty(weighted_shape, dtype=logits[0].dtype)
+        self._weighted = self._weighted.to(self._device)
+        return [each.to(self._device) for each in logits]
 
     def _add(self, window: Window, logits: Tensor) -> None:
         """Shape: logits (classes, depth, *in_plane)."""
-        torch.mul(logits, self._weights, out=self._weighted)
         last = window.first_plane + len(self._weights)
-        for planes, part in self._pieces(window.first_plane, last):
-            self._sum[:, planes][:, :, *window.box] += self._weighted[:, part]
+        pieces = list(self._pieces(window.first_plane, last))
+        classes_at_once = len(self._weighted)
+        for first in range(0, len(logits), classes_at_once):
+            some_logits = logits[first : first + classes_at_once]
+            weighted = torch.mul(some_logits, self._weights, out=self._weighted[: len(some_logits)])
+            some_sums = self._sum[first : first + classes_at_once]
+            for planes, part in pieces:
+                some_sums[:, planes][:, :, *window.box] += weighted[:, part]
+        for planes, part in pieces:
             self._weight_sum[planes][:, *window.box] += self._weights[part]
 
     def _pieces(self, first: int, stop: int) -> Iterator[tuple[slice, slice]]:

@@ -64,7 +64,14 @@ def build_trainer(
     checkpoints = CheckpointWriter(folder.checkpoints, AtomicCheckpointIO(), interval)
     stops = strategy.StopSync(stop_request, config.perf.stop_sync_interval)
     max_seconds = config.trainer.max_seconds
-    budget = None if max_seconds is None else TimeBudget(max_seconds, need_size(config.derived.size))
+    budget = None
+    if max_seconds is not None:
+        budget = TimeBudget(
+            max_seconds,
+            need_size(config.derived.size),
+            # The number that the user sets holds
+            validates_all=config.trainer.limit_val_batches is not None,
+        )
     callbacks = _callbacks(config, folder, checkpoints, profiler, stops, budget, validates)
     settings = _settings(config, callbacks, validates)
     user_plugins = settings.pop("plugins") or []

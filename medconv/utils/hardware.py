@@ -45,6 +45,13 @@ def keep_freed_memory() -> None:
         mallopt(_TRIM_THRESHOLD, 2**29)
 
 
+def release_freed_memory() -> None:
+    """Give what `keep_freed_memory` has kept back to the system, before arrays that cannot use it."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
 def uses_gpu(accelerator: str) -> bool:
     return accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
 

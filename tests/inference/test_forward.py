@@ -1,5 +1,6 @@
 """Prepared images through networks: means over flips and members, and outputs that are not finite."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from helpers import loaded_models
 from helpers.members import refused
 from torch import nn
 
+from medconv.inference.forward import check_finite
 from medconv.inference.predictor import Predictor
 
 
@@ -49,6 +51,15 @@ def test_windows_of_one_channel_are_channels_last(tmp_path: Path) -> None:
     nib.save(nib.Nifti1Image(np.ones((8, 8, 8), np.float32), np.eye(4)), tmp_path / "a.nii.gz")
     Predictor([member])(tmp_path / "a.nii.gz")
     assert network.seen == (512, 1, 64, 8, 1)
+
+
+@pytest.mark.parametrize("values", [[3e38, 3e38, 3e38], [3e38, -1e38]])
+def test_large_logits_are_finite_even_if_their_sum_is_not(values: list[float]) -> None:
+    member = loaded_models.segmentation(nn.Conv3d(1, 2, 1))
+    check_finite("logits", member, np.zeros(1), torch.tensor(values))
+    for bad in (math.inf, -math.inf, math.nan):
+        with pytest.raises(ValueError, match="logits are not finite"):
+            check_finite("logits", member, np.zeros(1), torch.tensor([*values, bad]))
 
 
 def test_logits_that_overflow_by_the_image_blame_the_image(tmp_path: Path) -> None:

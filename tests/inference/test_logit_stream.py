@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from medconv.inference import logit_stream
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.inference.window_placement import EVEN_DISTANCE, FIXED_DISTANCE, WindowPlacement
 
@@ -35,6 +36,19 @@ def test_planes_are_those_of_the_whole_image(
     for first in range(0, stream.length, 2):
         stop = min(first + 3, stream.length)
         torch.testing.assert_close(stream.take(first, stop), whole[:, first:stop], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("classes_at_once", [1, 2, 3, 5])
+def test_logits_are_weighted_a_few_classes_at_a_time(
+    classes_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of all would be as large as the window's logits."""
+    window = SlidingWindow(PATCH, 0.5, batch_size=2)
+    expected = window(network, volume(13, 9, 7)[None])
+    monkeypatch.setattr(logit_stream, "_VALUES_AT_ONCE", classes_at_once * 6 * 4 * 4)
+    stream = window.stream(network, volume(13, 9, 7), 0)
+    assert torch.equal(stream.take(0, stream.length), expected[0])
+    assert len(stream._weighted) == min(classes_at_once, 3)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

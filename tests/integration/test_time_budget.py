@@ -104,3 +104,23 @@ def test_validations_but_the_last_are_put_off_where_they_would_take_too_long(
     assert len(scores) == 3  # the last one included
     assert summary["steps"] == pytest.approx((30 - 3 * 1.5) / 0.1, abs=15)
     assert summary["status"] == "done"
+
+
+def test_a_validation_that_would_take_most_of_the_time_takes_the_first_cases(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three cases take 15 of 30 seconds; two take 10. A resumed run has the same two."""
+    timed = ["trainer.max_time=00:00:00:30", "data.samples_per_epoch=1000000", clock.ticks(0.1, 5.0)]
+    first = tiny.train(dataset, tmp_path / "run", *timed, "trainer.max_steps=10")
+    expected = (
+        "a validation of all 3 batches would take 15 of the 30 s of trainer.max_time, so only the first 2"
+    )
+    assert expected in caplog.text
+    last = f"run.resume={tmp_path / 'run/checkpoints/last.ckpt'}"
+    summary = tiny.train(dataset, tmp_path / "resumed", *timed, "trainer.max_steps=-1", last)
+    assert len(summary["val/cases"]) == 2 and set(summary["val/cases"]) == set(first["val/cases"])
+    assert summary["steps"] == pytest.approx((30 - 2 * 10) / 0.1, abs=15)
+    caplog.clear()
+    all_cases = ["trainer.max_steps=10", "trainer.limit_val_batches=1.0"]
+    assert len(tiny.train(dataset, tmp_path / "all", *timed, *all_cases)["val/cases"]) == 3
+    assert "so only the first" not in caplog.text

@@ -221,3 +221,26 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
         command = [sys.executable, "-c", code, choice]
         faults[choice] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert faults["keep"] < 0.5 * faults["free"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc alone can")
+def test_freed_memory_that_was_kept_goes_back_to_the_system() -> None:
+    code = """
+from pathlib import Path
+import numpy as np
+from medconv.utils.hardware import keep_freed_memory, release_freed_memory
+
+def resident_mb():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 // 10**6
+
+keep_freed_memory()
+before = resident_mb()
+np.ones(25_000_000)
+kept = resident_mb() - before
+release_freed_memory()
+print(kept, resident_mb() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    kept_mb, released_mb = map(int, done.stdout.split())
+    assert kept_mb > 150  # of 200
+    assert released_mb < 50

@@ -15,7 +15,7 @@ def stored(kind: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.array(values, order=kind)  # type: ignore[call-overload, no-any-return]
 
 
-@pytest.mark.parametrize("shape", [(5, 6, 7), (5, 6, 1), (1, 6, 7), (5, 6), (0, 3, 4)])
+@pytest.mark.parametrize("shape", [(5, 6, 7), (3, 9, 35), (5, 6, 1), (1, 6, 7), (5, 6), (0, 3, 4)])
 @pytest.mark.parametrize("kind", ["C", "F", "flipped", "turned"])
 def test_a_copy_has_the_same_values_in_c_order(kind: str, shape: tuple[int, ...]) -> None:
     source = stored(kind, shape)

@@ -23,11 +23,13 @@ class TimeBudget(Callback):
     Rank 0 estimates from the steps and validations so far how many steps fit, and repeats this while the
     run trains. It tells the other ranks, so that all stop at the same step. The checkpoint holds the
     estimate and the time spent. Validations but the last one are put off until all of them together
-    take at most 15 % of the time so far.
+    take at most 15 % of the time so far. If a validation of all batches would take more than 40 % of
+    the time, by the batches before training, all validations take only the first ones.
 
     Args:
         seconds: from the start of training.
         size: of the run's plan; a warning says if too few steps fit for it. None: no plan.
+        validates_all: all batches in any case.
         clock: seconds that never run backwards.
     Attributes:
         total_steps: how many steps fit; None: not yet estimated.
@@ -44,7 +46,7 @@ class TimeBudget(Callback):
     # 190 x 142 x 88 voxels
     _VALIDATION_SHARE = 0.15
     _OVERRUN = 0.1  # share of the time from which an overrun is worth a warning
-    _LONG_VALIDATION = 0.4  # share of the time from which the last validation is worth a warning
+    _LONG_VALIDATION = 0.4  # largest share of the time for the last validation
     # With fewer, no network learns much: 5 steps on left atria end at Dice 0, 246 at 0.55
     # (docs/benchmarks.md)
     _FEWEST_STEPS = 100
@@ -54,11 +56,13 @@ class TimeBudget(Callback):
         seconds: float,
         size: Size | None = None,
         clock: Callable[[], float] = time.monotonic,
+        validates_all: bool = False,
     ) -> None:
         if not seconds > 0:
             raise ValueError(f"seconds must be positive, got {seconds}")
         self.seconds = seconds
         self._size = size
+        self._validates_all = validates_all
         self.spent = 0.0
         self.total_steps: int | None = None
         self._clock = clock
@@ -67,6 +71,7 @@ class TimeBudget(Callback):
         # Of recent optimizer steps
         self._step_seconds: deque[float] = deque(maxlen=100)
         self._validation: float | None = None  # seconds a validation takes
+        self._val_batches: int | None = None  # that fit; None: all
         self._validating = 0.0  # seconds of all validations so far
         self._validated_at = 0  # step of the last validation
         self._said = False  # that validations are put off; said once
@@ -84,6 +89,7 @@ class TimeBudget(Callback):
             "seconds": self.seconds,
             "spent": self._elapsed(),
             "validation": self._validation,
+            "val_batches": self._val_batches,
             "validating": self._validating,
             "validated_at": self._validated_at,
             "limit": self._max_steps,
@@ -94,6 +100,8 @@ class TimeBudget(Callback):
         self.spent = state["spent"]
         self._validation = state["validation"]
         # Earlier versions have not recorded these
+        if not self._validates_all:
+            self._val_batches = state.get("val_batches")
         self._validating = state.get("validating", 0.0)
         self._validated_at = state.get("validated_at", 0)
         self.total_steps = state["total_steps"]
@@ -113,6 +121,7 @@ class TimeBudget(Callback):
         budget = {"seconds": self.seconds, "limit": self._max_steps}
         if not self._earlier.items() <= budget.items():
             self._begin_other_budget(trainer)
+        self._limit_validation(trainer)
         validates_first = getattr(trainer.fit_loop.epoch_loop, "owed", False)
         if not validates_first:
             self._stop_at_the_end(trainer)
@@ -136,13 +145,44 @@ class TimeBudget(Callback):
             cases = [end - begin for begin, end in pairwise(self._case_times)]
             # The first case starts workers and may compile, so it says little about the others
             representative = cases[1:] or cases or [0.0]
-            seconds = statistics.fmean(representative) * sum(trainer.num_val_batches)
+            batch_seconds = statistics.fmean(representative)
+            self._bound_validation(trainer, batch_seconds)
+            self._limit_validation(trainer)
+            seconds = batch_seconds * sum(trainer.num_val_batches)
         else:
             self._step_began_at += seconds
             self._validating += seconds
             self._validated_at = trainer.global_step
             self._stop_at_the_end(trainer)
         self._validation = seconds
+
+    def _bound_validation(self, trainer: Trainer, batch_seconds: float) -> None:
+        """Decides how many batches a validation takes; rank 0's answer counts."""
+        # A resumed run validates as many as before, so that its scores can be compared
+        if self._validates_all or self._val_batches is not None:
+            return
+        (all_batches,) = trainer.num_val_batches
+        fitting = max(1, int(self._LONG_VALIDATION * self.seconds / max(batch_seconds, 1e-6)))
+        fitting = trainer.strategy.broadcast(fitting)
+        if fitting >= all_batches:
+            return
+        self._val_batches = fitting
+        log.warning(
+            "a validation of all %d batches would take %.0f of the %.0f s of trainer.max_time, so only the "
+            "first %d are validated; set more trainer.max_time, or trainer.limit_val_batches=1.0 for all",
+            all_batches,
+            batch_seconds * all_batches,
+            self.seconds,
+            fitting,
+        )
+
+    def _limit_validation(self, trainer: Trainer) -> None:
+        if self._val_batches is None:
+            return
+        # Lightning's loop reads it when it makes its loader, which may have been before
+        trainer.limit_val_batches = self._val_batches
+        loop = trainer.fit_loop.epoch_loop.val_loop
+        loop._max_batches = [self._val_batches for _ in loop._max_batches]
 
     def postpones_validation(self, trainer: Trainer) -> bool:
         """Whether a validation that is due would take too large a share of the time; never the last one."""

@@ -14,7 +14,6 @@ class PlanOverrides:
     Args:
         dims_origin: what set `spatial_dims`, for the plan's table; None: the caller.
         divisible_by: what the network divides each axis of the patch by, beside the strides.
-        thick_as_slices: thick slices are taken one by one, unless `spatial_dims` says otherwise.
         residual_blocks: per stage of the encoder, of two convolutions each.
         decoder_convs: convolutions in each stage of the decoder.
         names: argument to what the plan's table calls it, such as a config key; others have their own name.
@@ -23,7 +22,6 @@ class PlanOverrides:
     spatial_dims: int | None = None
     slice_axis: int | None = None
     dims_origin: str | None = None
-    thick_as_slices: bool = False
     spacing_mm: Sequence[float] | None = None
     patch_size: Sequence[int] | None = None
     batch_size: int | None = None

@@ -156,12 +156,7 @@ def _slice_axis(fingerprint: Fingerprint, overrides: PlanOverrides) -> int | Non
     Raises: ArgumentError: dimensions that the images do not have.
     """
     if not overrides.image_level:
-        return slice_axis(
-            fingerprint,
-            overrides.spatial_dims,
-            axis=overrides.slice_axis,
-            thick_as_slices=overrides.thick_as_slices,
-        )
+        return slice_axis(fingerprint, overrides.spatial_dims, overrides.slice_axis)
     if overrides.spatial_dims not in (None, fingerprint.spatial_dims):
         raise ArgumentError(
             "spatial_dims",

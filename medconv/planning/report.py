@@ -10,7 +10,7 @@ from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.resolution import FEWEST_VOXELS, SMALL_VIEW
-from medconv.planning.spacing import slice_axis, thick_axis
+from medconv.planning.spacing import thick_axis
 from medconv.planning.topology import EVEN, MIN_EDGE, Network, coarsest, largest_patch, rounded_up
 from medconv.utils.logging import size_text
 
@@ -97,12 +97,7 @@ def dims_reason(fingerprint: Fingerprint, axis: int | None, overrides: PlanOverr
     if overrides.spatial_dims is not None:
         return overrides.dims_origin or overrides.name("spatial_dims")
     if axis is not None:
-        few = "so few slices give a 3D kernel nothing to see"
-        fast = (
-            "thick slices are learned faster so, and time is limited; "
-            f"{overrides.name('spatial_dims')}=3 takes volumes"
-        )
-        why = fast if slice_axis(fingerprint, None) is None else few
+        why = "so few slices give a 3D kernel nothing to see"
         return f"slice by slice across the {_AXES[axis]} axis: {why}"
     flat = "pictures or single slices" if overrides.image_level else "single slices"
     return f"the images are {'volumes' if fingerprint.spatial_dims == 3 else flat}"

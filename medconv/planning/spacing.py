@@ -11,7 +11,6 @@ from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.utils.errors import Argument, ArgumentError
 
 _THICK = 3  # anisotropic: slices this many times thicker than other voxels, and this many times fewer
-_VERY_THICK = 5  # times, from which on a 2D network learns them faster
 _DECIMALS = 4  # of a spacing in mm
 _FEWEST_SLICES = 4  # with fewer, a 3D kernel sees mostly padding
 
@@ -38,15 +37,15 @@ def _rounded(mm: float) -> float:
     return round(mm, max(_DECIMALS, _DECIMALS - 1 - math.floor(math.log10(mm))))
 
 
-def thick_axis(fingerprint: Fingerprint, times: float = _THICK) -> int | None:
-    """The axis across slices that are thicker than `times` the longer edge of their voxels in the slice.
+def thick_axis(fingerprint: Fingerprint) -> int | None:
+    """The axis across slices that are thicker than three times the longer edge of their voxels in the slice.
 
     None if voxels are closer to cubes, or the slices are not a third as many as the voxels of other axes.
     """
     spacing = np.median(fingerprint.spacings_mm, axis=0)
     shape = np.median(fingerprint.shapes, axis=0)
     axis = int(np.argmax(spacing))
-    is_thick = spacing[axis] > times * np.delete(spacing, axis).max()
+    is_thick = spacing[axis] > _THICK * np.delete(spacing, axis).max()
     is_short = shape[axis] * _THICK < np.delete(shape, axis).min()
     return axis if is_thick and is_short else None
 
@@ -55,14 +54,12 @@ def slice_axis(
     fingerprint: Fingerprint,
     spatial_dims: int | None,
     axis: int | None = None,
-    thick_as_slices: bool = False,
 ) -> int | None:
     """The axis across the slices that a network takes from volumes: the last of those of coarsest spacing.
 
     Args:
         spatial_dims: of the network; None takes slices of volumes of fewer than 4.
         axis: this one instead.
-        thick_as_slices: `spatial_dims=None` also takes slices over 5 times as thick as their voxels are long.
     Returns:
         None where the network takes the images as they are.
     Raises:
@@ -90,11 +87,7 @@ def slice_axis(
     if spatial_dims == 2:
         return coarsest_axis
     median_slices = np.median([shape[coarsest_axis] for shape in fingerprint.shapes])
-    if median_slices < _FEWEST_SLICES:
-        return coarsest_axis
-    if thick_as_slices and thick_axis(fingerprint, _VERY_THICK) is not None:
-        return coarsest_axis
-    return None
+    return coarsest_axis if median_slices < _FEWEST_SLICES else None
 
 
 def across(fingerprint: Fingerprint, axis: int) -> Fingerprint:

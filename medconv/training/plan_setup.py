@@ -65,7 +65,6 @@ def make_plan(
     from_weights = weights is not None
     settings = _settings(config)
     image_level = not dataset.targets.per_voxel
-    settings["thick_as_slices"] = not image_level and not recorded and may_take_slices(config)
     keeps_slices = _keeps_slices(config, recorded, from_weights)
     if measured.spatial_dims == 3 and not image_level and keeps_slices:
         settings["spatial_dims"] = 2
@@ -131,14 +130,6 @@ def _as_used(size_plan: Plan, model: Node) -> Plan:
     for name, value, reason in size_plan.rows:
         rows.append((name, value, f"{reason}; {note}" if name == "channels" else reason))
     return replace(size_plan, rows=tuple(rows))
-
-
-def may_take_slices(config: RunConfig) -> bool:
-    """Whether time decides about the network, and nothing in the config needs three axes or its weights."""
-    time_decides = config.trainer.max_time is not None and config.plan.size is None
-    has_weights = config.init.pretrained is not None
-    fits = _has_planned_channels(config.model) and _suits_slices(config)
-    return time_decides and not has_weights and fits
 
 
 def _has_planned_channels(model: Node) -> bool:

@@ -76,17 +76,10 @@ def test_volumes_of_very_few_slices_get_a_2d_network(thin_axis: int) -> None:
     assert plan(three_slices, PlanOverrides(spatial_dims=3)).spatial_dims == 3
 
 
-def test_thick_slices_are_taken_one_by_one_if_that_is_asked_for() -> None:
-    thick = fingerprint([(9, 60, 64)] * 9, [(6.1, 1.0, 1.2)] * 9)
-    less_thick = fingerprint([(9, 60, 64)] * 9, [(5.9, 1.0, 1.2)] * 9)
-    cubes = fingerprint([(40, 60, 64)] * 9, [(1.0, 1.0, 1.2)] * 9)
-    assert slice_axis(thick, None, None, True) == 0
-    assert slice_axis(thick, None) is slice_axis(thick, 3, None, True) is None
-    assert slice_axis(cubes, None, None, True) is slice_axis(less_thick, None, None, True) is None
-    planned = plan(thick, PlanOverrides(thick_as_slices=True))
-    assert planned.spatial_dims == 2 and "thick slices are learned faster so" in reason(planned, "dimensions")
-    few = fingerprint([(3, 60, 64)] * 9, [(1.5, 1.0, 1.2)] * 9)
-    assert "so few slices" in reason(plan(few, PlanOverrides(thick_as_slices=True)), "dimensions")
+def test_thick_slices_stay_volumes() -> None:
+    thick = fingerprint([(9, 60, 64)] * 9, [(10.0, 1.0, 1.2)] * 9)
+    assert slice_axis(thick, None) is slice_axis(thick, 3) is None
+    assert plan(thick).spatial_dims == 3
 
 
 def test_the_plan_of_slices_has_the_two_axes_of_their_plane() -> None:

@@ -49,7 +49,7 @@ SLICES = {"size": "tiny", "slice_axis": 2}
 @pytest.mark.parametrize(
     ("recorded", "overrides", "dims"),
     [
-        ({}, ["trainer.max_time=00:00:05:00"], 2),
+        ({}, ["trainer.max_time=00:00:05:00"], 3),
         (SLICES, [], 2),
         (SLICES, ["trainer.max_time=00:00:05:00", "plan.size=small"], 2),
         (SLICES, ["data.spatial_dims=3"], 3),
@@ -59,7 +59,7 @@ SLICES = {"size": "tiny", "slice_axis": 2}
 def test_a_run_that_goes_on_keeps_slices_or_volumes(
     recorded: dict[str, object], overrides: list[str], dims: int, tmp_path: Path, dataset: Path
 ) -> None:
-    """Also with another limit of time, which would decide otherwise for a new run. So do its weights."""
+    """Also if its network was 2D, which these images would not get anew. So do its weights."""
     file = tmp_path / "earlier.ckpt"
     settings = [*OPEN, *overrides]
     settings = [f"data.cache_dir={tmp_path}", *settings]
@@ -80,29 +80,6 @@ def test_a_run_that_goes_on_keeps_slices_or_volumes(
     for three_axes in ("init.inflate_2d=inflate", "data.spacing_mm=[1,1,1]"):
         config = tiny.checked(dataset, *settings, f"init.pretrained={file}", three_axes)
         assert plan_setup.make_plan(config, found, THICK).spatial_dims == 3
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ([], True),
-        (["conv=none", "model=resenc"], True),
-        (["model=dynunet"], True),
-        (["trainer.max_time=null"], False),
-        (["data.spacing_mm=[1,1,4]"], False),
-        (["data.patch_size=[16,16,16]"], False),
-        (["plan.strides=[[2,2,1]]"], False),
-        (["plan.kernel_sizes=[3,3]"], False),
-        (["plan.size=large"], False),
-        (["init.pretrained=weights.pth"], False),
-        (["conv=acs"], False),
-        (["model=segresnet"], False),
-    ],
-)
-def test_thick_slices_are_for_runs_whose_network_time_decides(overrides: list[str], expected: bool) -> None:
-    """And in which nothing needs three axes."""
-    settings = checked(Path("labels.csv"), "trainer.max_time=00:00:05:00", *overrides)
-    assert plan_setup.may_take_slices(settings) == expected
 
 
 @pytest.mark.parametrize(("model", "others"), [("resnet", True), ("encoder", False)])

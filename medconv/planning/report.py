@@ -124,10 +124,10 @@ def _coarser_reason(images: Fingerprint, grid: Grid) -> str:
     present = [row for row in images.thickness_mm if any(row)]
     if not present:
         return reason
-    voxels_across = min(
-        mm / voxel_mm for row in present for mm, voxel_mm in zip(row, grid.spacing_mm, strict=True)
-    )
-    return f"{reason}; the thinnest structure keeps {voxels_across:.2g} voxels"
+    pairs = enumerate(zip(grid.spacing_mm, grid.native_spacing_mm, strict=True))
+    coarser_axes = [axis for axis, (voxel_mm, native_mm) in pairs if voxel_mm > native_mm]
+    voxels_across = min(row[axis] / grid.spacing_mm[axis] for row in present for axis in coarser_axes)
+    return f"{reason}; along coarser axes the thinnest structure keeps {voxels_across:.2g} voxels"
 
 
 def _percent(share: float) -> str:

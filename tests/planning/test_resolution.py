@@ -65,6 +65,14 @@ def test_with_little_time_the_grid_becomes_coarse_enough_to_see_the_whole_image(
     assert f"keeps {13 / made.spacing_mm[2]:.2g} voxels" in text
 
 
+def test_voxels_are_counted_along_the_axes_that_became_coarser() -> None:
+    """Across thick slices a structure may have two voxels, but not because of the grid."""
+    heart = fingerprint([(216, 256, 10)] * 20, [(1.5, 1.5, 10.0)] * 20)
+    made = plan(replace(heart, thickness_mm=((20.0, 20.0, 25.0),)), budget=LITTLE_TIME)
+    assert made.spacing_mm[2] == 10.0
+    assert f"keeps {20 / made.spacing_mm[0]:.2g} voxels" in reason(made, "spacing")
+
+
 def test_larger_sizes_see_as_much_on_finer_grids() -> None:
     grids = [plan(ATRIA, budget=replace(LITTLE_TIME, size=size)).spacing_mm for size in ("large", "small")]
     assert grids[0] < grids[1]

@@ -48,7 +48,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     @contextmanager
     def holding_back(self, curves: Callable[[], dict[str, int]]) -> Iterator[None]:
-        """A checkpoint that is saved inside waits in memory until `teardown`, the end of `fit`.
+        """A checkpoint that is saved inside waits in memory until `write_held`.
 
         Args: curves: called then: sizes of the logs, as from `log_rewind.measure`.
         """
@@ -77,14 +77,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         for future in pending:
             future.result()
 
-    def teardown(self) -> None:
+    def write_held(self) -> None:
         write = self._held
         self._held = None
-        try:
-            if write is not None:
-                write()
-        finally:
-            self._thread.shutdown(wait=True)
+        if write is not None:
+            write()
+
+    def teardown(self) -> None:
+        """The end of training, which Lightning does not tell with every strategy."""
+        self._thread.shutdown(wait=True)
 
     def _submit(self, work: Callable[[], Any]) -> None:
         self._pending.append(self._thread.submit(work))
@@ -158,6 +159,10 @@ class CheckpointWriter(Callback):
         with self.io.holding_back(lambda: self._measured(trainer)):
             self._save_if_new(trainer)
         self.io.wait()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.io.write_held()
+        trainer.strategy.barrier("checkpoint")  # all ranks may read it, to test the best one
 
     def on_save_checkpoint(
         self,

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,32 +30,30 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """
 
     def __init__(self) -> None:
-        self._curves: Callable[[], dict[str, int]] | None = None  # of checkpoints that are held back
-        self._held: Callable[[], None] | None = None  # writes such a checkpoint
+        self._holds_back = False
+        self._held: tuple[dict[str, Any], Path, Path | None] | None = None  # as the arguments of `_write`
         self._second_name: Path | None = None  # of the next checkpoint
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: list[Future[None]] = []
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         self.wait()  # only one copy in memory at a time
-        write = partial(_write, copied(checkpoint), Path(path), self._second_name, self._curves)
+        content = copied(checkpoint)
+        second_name = self._second_name
         self._second_name = None
-        if self._curves is None:
-            self._submit(write)
+        if self._holds_back:
+            self._held = (content, Path(path), second_name)
         else:
-            self._held = write
+            self._submit(_write, content, Path(path), second_name)
 
     @contextmanager
-    def holding_back(self, curves: Callable[[], dict[str, int]]) -> Iterator[None]:
-        """A checkpoint that is saved inside waits in memory until `write_held`.
-
-        Args: curves: called then: sizes of the logs, as from `log_rewind.measure`.
-        """
-        self._curves = curves
+    def holding_back(self) -> Iterator[None]:
+        """A checkpoint that is saved inside waits in memory until `write_held`."""
+        self._holds_back = True
         try:
             yield
         finally:
-            self._curves = None
+            self._holds_back = False
 
     def link_next(self, path: Path) -> None:
         """Gives the next checkpoint a second name, by a hard link; FSDP passes no `storage_options`.
@@ -77,18 +74,20 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         for future in pending:
             future.result()
 
-    def write_held(self) -> None:
-        write = self._held
+    def write_held(self, curves: dict[str, int]) -> None:
+        """Args: curves: sizes of the logs, as from `log_rewind.measure`."""
+        if self._held is None:
+            return
+        content, path, second_name = self._held
         self._held = None
-        if write is not None:
-            write()
+        _write({**content, "curves": curves}, path, second_name)
 
     def teardown(self) -> None:
-        """The end of training, which Lightning does not tell with every strategy."""
+        """Not the place for `write_held`: not every strategy of Lightning calls it."""
         self._thread.shutdown(wait=True)
 
-    def _submit(self, work: Callable[[], Any]) -> None:
-        self._pending.append(self._thread.submit(work))
+    def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
+        self._pending.append(self._thread.submit(work, *arguments))
 
 
 class CheckpointWriter(Callback):
@@ -156,12 +155,13 @@ class CheckpointWriter(Callback):
         It is written once all callbacks have ended the training: if the run is killed before, it resumes from
         the checkpoint before it, and what they log at the end is logged then.
         """
-        with self.io.holding_back(lambda: self._measured(trainer)):
+        with self.io.holding_back():
             self._save_if_new(trainer)
         self.io.wait()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.io.write_held()
+        if trainer.is_global_zero:
+            self.io.write_held(self._curves(trainer))
         trainer.strategy.barrier("checkpoint")  # all ranks may read it, to test the best one
 
     def on_save_checkpoint(
@@ -172,9 +172,7 @@ class CheckpointWriter(Callback):
     ) -> None:
         if not trainer.is_global_zero:
             return
-        # An aborted validation will be repeated, so its log entries are cut off
-        validation_aborted = getattr(trainer.fit_loop.epoch_loop, "owed", False)
-        checkpoint["curves"] = self._log_sizes if validation_aborted else self._measured(trainer)
+        checkpoint["curves"] = self._curves(trainer)
 
     @property
     def validated(self) -> bool:
@@ -209,6 +207,12 @@ class CheckpointWriter(Callback):
         self._saved_at = time.monotonic()
         self._saved_batches = _batches(trainer)
 
+    def _curves(self, trainer: Trainer) -> dict[str, int]:
+        """Sizes of the logs, to which a run that resumes cuts them."""
+        # An aborted validation will be repeated, so its log entries are cut off
+        validation_aborted = getattr(trainer.fit_loop.epoch_loop, "owed", False)
+        return self._log_sizes if validation_aborted else self._measured(trainer)
+
     def _measured(self, trainer: Trainer) -> dict[str, int]:
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
@@ -237,15 +241,8 @@ def copied(value: Any) -> Any:
     return value
 
 
-def _write(
-    content: dict[str, Any],
-    path: Path,
-    second_name: Path | None,
-    curves: Callable[[], dict[str, int]] | None,
-) -> None:
+def _write(content: dict[str, Any], path: Path, second_name: Path | None) -> None:
     """Raises: OSError: names the path."""
-    if curves is not None:
-        content["curves"] = curves()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial:

@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from medconv.config.classes import arguments_of
 from medconv.config.data_config import DataConfig
 from medconv.config.value_types import as_text, fits, in_words, is_plain
-from medconv.config.values import ConfigError
+from medconv.config.values import ConfigError, texts
 from medconv.utils.errors import ArgumentError, first_line
 
 
@@ -119,23 +119,9 @@ def _check_type(value: Any, argument: Parameter, key: str) -> None:
 
 def check_no_interpolation(node: Any, key: str) -> None:
     """Raises: ConfigError: a string of a node from a file is an interpolation, which may compute anything."""
-    for text_key, text in _texts(node, key):
+    for text_key, text in texts(node, key):
         if "${" in text:
             raise ConfigError(
                 f"{text_key} is refused: a checkpoint's config holds values, and this is an interpolation, "
                 f"{text!r}"
             )
-
-
-def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Every string in a nested node, including the names of keys, with its full key."""
-    if isinstance(node, Mapping):
-        for name, child in node.items():
-            if isinstance(name, str):
-                yield key, name
-            yield from _texts(child, f"{key}.{name}")
-    elif isinstance(node, (list, tuple)):
-        for index, child in enumerate(node):
-            yield from _texts(child, f"{key}[{index}]")
-    elif isinstance(node, str):
-        yield key, node

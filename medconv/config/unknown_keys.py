@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from inspect import signature
 from typing import Any
@@ -14,7 +14,7 @@ from medconv.config.schema import Derived, RunConfig, conf_dir
 from medconv.config.template_words import same_here
 from medconv.config.trainer_config import set_elsewhere
 from medconv.config.value_types import as_text
-from medconv.config.values import ConfigError
+from medconv.config.values import ConfigError, texts
 
 _OF_THE_COMMAND = "ckpt_path"  # the same as run.resume
 _DERIVED = re.compile(r"\$\{derived\.(\w+)")  # such as ${derived.num_channels}
@@ -46,22 +46,11 @@ def _unknown_derived(values: Mapping[str, Any]) -> list[str]:
     known = [entry.name for entry in fields(Derived)]
     return [
         f"{key}: there is no derived.{name}; derived has {', '.join(known)}"
-        for key, text in _texts(values, "")
+        for group, value in values.items()
+        for key, text in texts(value, group)
         for name in _DERIVED.findall(text)
         if name not in known
     ]
-
-
-def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Every text in nested values, with its key."""
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, Mapping):
-        for name, member in value.items():
-            yield from _texts(member, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, Sequence):
-        for position, member in enumerate(value):
-            yield from _texts(member, f"{key}[{position}]")
 
 
 def _check_group(name: str, value: Any) -> None:

@@ -56,3 +56,17 @@ def duration_seconds(duration: str, key: str) -> float:
         )
     days, hours, minutes, seconds = (int(number) for number in duration.split(":"))
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Every string in a nested node, including the names of keys, with its full key."""
+    if isinstance(node, Mapping):
+        for name, child in node.items():
+            if isinstance(name, str):
+                yield key, name
+            yield from texts(child, f"{key}.{name}")
+    elif isinstance(node, (list, tuple)):
+        for index, child in enumerate(node):
+            yield from texts(child, f"{key}[{index}]")
+    elif isinstance(node, str):
+        yield key, node

@@ -39,7 +39,7 @@ def keep_freed_memory() -> None:
     Predicting 105 classes on a CPU, where each window's logits are 110 MB, spent 4 of 14 s on that. Only
     glibc has this setting; it holds for the process, in which at most 512 MiB then wait for use.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    mallopt = _glibc("mallopt")
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, 2**28)
         mallopt(_TRIM_THRESHOLD, 2**29)
@@ -47,9 +47,14 @@ def keep_freed_memory() -> None:
 
 def release_freed_memory() -> None:
     """Give what `keep_freed_memory` has kept back to the system, before arrays that cannot use it."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    malloc_trim = _glibc("malloc_trim")
     if malloc_trim is not None:
         malloc_trim(0)
+
+
+def _glibc(name: str) -> Any:
+    """A function of glibc; None on other systems."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def uses_gpu(accelerator: str) -> bool:

@@ -23,9 +23,7 @@ from medconv.data.preprocessing.examine import VERSION
 from medconv.data.preprocessing.examined import Examined
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.normalisation import DATASET_NORMALISATIONS
-from medconv.data.preprocessing.preprocess import (
-    PreprocessingConfig,
-)
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.store import BROKEN, Store, signature
 from medconv.utils import locks
 from medconv.utils.atomic_io import NO_ACCESS, write_text

@@ -5,11 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.volumes import (
-    image_array,
-    save,
-    tiny,
-)
+from helpers.volumes import image_array, save, tiny
 
 from medconv.data.preprocessing.examine import examine, thickness_of
 

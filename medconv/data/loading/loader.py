@@ -7,10 +7,9 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import process, queues, resource_tracker
+from multiprocessing import connection, process, queues, resource_tracker
 from typing import Any
 
 from monai.data import DataLoader
@@ -27,7 +26,7 @@ from medconv.utils.signals import PREEMPTING, RunInterrupted, StopRequest
 # What a terminal and Slurm send to all processes of a run
 _RUN_SIGNALS = {signal.SIGINT, *PREEMPTING}
 _LONG_WAIT = 60 // MP_STATUS_CHECK_INTERVAL  # torch looks for a batch every 5 seconds
-_DEATH_SECONDS = 2.0  # from the loss of a worker's connection to the signal that names the worker
+_DEATH_SECONDS = 10.0  # at most, from the loss of a worker's connection to the end of its process
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +72,8 @@ class Loader(DataLoader):
             except RunInterrupted:
                 _kill_workers(batches)
                 raise
-            except (ConnectionError, EOFError) as error:  # a worker ended while it sent a batch
-                time.sleep(_DEATH_SECONDS)  # torch's signal handler raises an error that names the worker
+            except (ConnectionError, EOFError) as error:
+                _raise_end_of_worker(batches)
                 raise WorkerError.lost(error).error() from error
             self.profiler.mark("data_wait")
             if isinstance(batch, WorkerError):
@@ -129,6 +128,26 @@ class _Batches(_MultiProcessingDataLoaderIter):
             # wait for that lock to tell workers that are gone
             self._workers_done_event = threading.Event()  # type: ignore[assignment]
         super()._shutdown_workers()
+
+
+def _raise_end_of_worker(batches: Any) -> None:
+    """Raise torch's error of an ended worker, if one ended while it sent a batch.
+
+    torch raises it from the handler of a signal, which comes late on a busy machine, or is lost where an
+    exception is ignored.
+
+    Args:
+        batches: torch's iterator over batches.
+    Raises:
+        RuntimeError: a worker ended.
+    """
+    if not isinstance(batches, _Batches):  # the main process reads itself
+        return
+    ended = connection.wait([worker.sentinel for worker in batches._workers], _DEATH_SECONDS)
+    for worker in batches._workers:
+        if worker.sentinel in ended:
+            worker.join()  # a moment, until its exit code is known
+            raise RuntimeError(f"DataLoader worker (pid(s) {worker.pid}) exited unexpectedly")
 
 
 def _kill_workers(batches: Any) -> None:

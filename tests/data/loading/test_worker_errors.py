@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,38 @@ class Small(FailingRead):
     def read_size(self, sample: int) -> tuple[int, ...]:
         super().read_size(sample)
         return (6, 5, 4)
+
+
+class EndingWhileSent:
+    """An image whose worker ends after the main process lost the connection to it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return end_soon, (os.getpid(),)
+
+
+def end_soon(pid: int) -> None:
+    threading.Timer(0.1, os.kill, (pid, signal.SIGKILL)).start()
+    raise ConnectionResetError
+
+
+class Ending:
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return batch if 0 in batch["sample"].tolist() else {**batch, "image": EndingWhileSent()}
+
+
+def test_a_worker_that_ends_while_it_sends_a_batch_is_named_without_torchs_signal(tmp_path: Path) -> None:
+    """The signal comes late on a busy machine, and its error is lost where Python ignores exceptions."""
+    loader = module(tmp_path, Ending(), 1).train_dataloader()
+    batches = iter(loader)
+    next(batches)  # torch sets its handler with the first workers of the process
+    torchs_handler = signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    try:
+        with pytest.raises(RuntimeError) as raised:
+            next(batches)
+    finally:
+        signal.signal(signal.SIGCHLD, torchs_handler)
+    (worker,) = loader.dataset.processes
+    assert worker_errors.ended_worker(raised.value) == (worker.pid, "SIGKILL")
 
 
 class FullSharedMemory:

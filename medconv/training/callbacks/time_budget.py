@@ -6,12 +6,12 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
 from medconv.planning.sizes import Size
+from medconv.training.callbacks.validation_budget import ValidationBudget
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 
 log = logging.getLogger(__name__)
@@ -22,14 +22,12 @@ class TimeBudget(Callback):
 
     Rank 0 estimates from the steps and validations so far how many steps fit, and repeats this while the
     run trains. It tells the other ranks, so that all stop at the same step. The checkpoint holds the
-    estimate and the time spent. Validations but the last one are put off until all of them together
-    take at most 15 % of the time so far. If a validation of all batches would take more than 40 % of
-    the time, by the batches before training, all validations take only the first ones.
+    estimate and the time spent. `ValidationBudget` keeps validations short.
 
     Args:
         seconds: from the start of training.
         size: of the run's plan; a warning says if too few steps fit for it. None: no plan.
-        validates_all: all batches in any case.
+        validates_all: every validation takes all batches, however long.
         clock: seconds that never run backwards.
     Attributes:
         total_steps: how many steps fit; None: not yet estimated.
@@ -42,11 +40,7 @@ class TimeBudget(Callback):
     # Share of the time; if the first steps take more, the last of them is the estimate
     _SLOW = 0.2
     _FEW = 50  # below so many steps, the first ones are left out of the mean
-    # Largest share of the time for validations before the last one; they took 24 % of a run on volumes of
-    # 190 x 142 x 88 voxels
-    _VALIDATION_SHARE = 0.15
     _OVERRUN = 0.1  # share of the time from which an overrun is worth a warning
-    _LONG_VALIDATION = 0.4  # largest share of the time for the last validation
     # With fewer, no network learns much: 5 steps on left atria end at Dice 0, 246 at 0.55
     # (docs/benchmarks.md)
     _FEWEST_STEPS = 100
@@ -62,7 +56,7 @@ class TimeBudget(Callback):
             raise ValueError(f"seconds must be positive, got {seconds}")
         self.seconds = seconds
         self._size = size
-        self._validates_all = validates_all
+        self._validations = ValidationBudget(seconds, validates_all, clock)
         self.spent = 0.0
         self.total_steps: int | None = None
         self._clock = clock
@@ -70,13 +64,6 @@ class TimeBudget(Callback):
         self._next_estimate = self._WARMUP + 2  # step
         # Of recent optimizer steps
         self._step_seconds: deque[float] = deque(maxlen=100)
-        self._validation: float | None = None  # seconds a validation takes
-        self._val_batches: int | None = None  # that fit; None: all
-        self._validating = 0.0  # seconds of all validations so far
-        self._validated_at = 0  # step of the last validation
-        self._said = False  # that validations are put off; said once
-        # When a validation began, and when each of its cases ended
-        self._case_times: list[float] = []
         self._began_at = 0.0
         self._step_began_at = 0.0
         self._max_steps = math.inf  # by the config
@@ -88,22 +75,14 @@ class TimeBudget(Callback):
         return {
             "seconds": self.seconds,
             "spent": self._elapsed(),
-            "validation": self._validation,
-            "val_batches": self._val_batches,
-            "validating": self._validating,
-            "validated_at": self._validated_at,
+            **self._validations.state_dict(),
             "limit": self._max_steps,
             "total_steps": self.total_steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.spent = state["spent"]
-        self._validation = state["validation"]
-        # Earlier versions have not recorded these
-        if not self._validates_all:
-            self._val_batches = state.get("val_batches")
-        self._validating = state.get("validating", 0.0)
-        self._validated_at = state.get("validated_at", 0)
+        self._validations.load_state_dict(state)
         self.total_steps = state["total_steps"]
         self._earlier = {key: state[key] for key in ("seconds", "limit") if key in state}
 
@@ -121,7 +100,7 @@ class TimeBudget(Callback):
         budget = {"seconds": self.seconds, "limit": self._max_steps}
         if not self._earlier.items() <= budget.items():
             self._begin_other_budget(trainer)
-        self._limit_validation(trainer)
+        self._validations.limit_batches(trainer)
         validates_first = getattr(trainer.fit_loop.epoch_loop, "owed", False)
         if not validates_first:
             self._stop_at_the_end(trainer)
@@ -134,82 +113,21 @@ class TimeBudget(Callback):
             schedule.move_end(self._max_steps, progress=min(1.0, progress))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._case_times = [self._clock()]
+        self._validations.begin()
 
     def on_validation_batch_end(self, *_: Any) -> None:
-        self._case_times.append(self._clock())
+        self._validations.end_batch()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        seconds = self._clock() - self._case_times[0]
         if trainer.sanity_checking:
-            cases = [end - begin for begin, end in pairwise(self._case_times)]
-            # The first case starts workers and may compile, so it says little about the others
-            representative = cases[1:] or cases or [0.0]
-            batch_seconds = statistics.fmean(representative)
-            self._bound_validation(trainer, batch_seconds)
-            self._limit_validation(trainer)
-            seconds = batch_seconds * sum(trainer.num_val_batches)
-        else:
-            self._step_began_at += seconds
-            self._validating += seconds
-            self._validated_at = trainer.global_step
-            self._stop_at_the_end(trainer)
-        self._validation = seconds
-
-    def _bound_validation(self, trainer: Trainer, batch_seconds: float) -> None:
-        """Decides how many batches a validation takes; rank 0's answer counts."""
-        # A resumed run validates as many as before, so that its scores can be compared
-        if self._validates_all or self._val_batches is not None:
+            self._validations.end_trial(trainer)
             return
-        (all_batches,) = trainer.num_val_batches
-        fitting = max(1, int(self._LONG_VALIDATION * self.seconds / max(batch_seconds, 1e-6)))
-        fitting = trainer.strategy.broadcast(fitting)
-        if fitting >= all_batches:
-            return
-        self._val_batches = fitting
-        log.warning(
-            "a validation of all %d batches would take %.0f of the %.0f s of trainer.max_time, so only the "
-            "first %d are validated; set more trainer.max_time, or trainer.limit_val_batches=1.0 for all",
-            all_batches,
-            batch_seconds * all_batches,
-            self.seconds,
-            fitting,
-        )
-
-    def _limit_validation(self, trainer: Trainer) -> None:
-        if self._val_batches is None:
-            return
-        # Lightning's loop reads it when it makes its loader, which may have been before
-        trainer.limit_val_batches = self._val_batches
-        loop = trainer.fit_loop.epoch_loop.val_loop
-        loop._max_batches = [self._val_batches for _ in loop._max_batches]
+        self._step_began_at += self._validations.end(trainer.global_step)
+        self._stop_at_the_end(trainer)
 
     def postpones_validation(self, trainer: Trainer) -> bool:
         """Whether a validation that is due would take too large a share of the time; never the last one."""
-        if trainer.should_stop or self._validation is None:
-            return False
-        validating = self._validating + self._validation
-        elapsed = self._elapsed() + self._validation
-        postpones = validating > self._VALIDATION_SHARE * elapsed
-        if postpones and not self._said:
-            self._said = True
-            self._say_postponed(self._validation)
-        return postpones
-
-    def _say_postponed(self, validation: float) -> None:
-        log.info(
-            "a validation takes %.0f s; validations are postponed while they would take more than %.0f %% of "
-            "the time",
-            validation,
-            100 * self._VALIDATION_SHARE,
-        )
-        if validation > self._LONG_VALIDATION * self.seconds:
-            log.warning(
-                "the last validation takes %.0f of the %.0f s of trainer.max_time; "
-                "trainer.limit_val_batches=N validates fewer cases",
-                validation,
-                self.seconds,
-            )
+        return not trainer.should_stop and self._validations.postpones(self._elapsed())
 
     def on_train_batch_end(
         self,
@@ -239,7 +157,7 @@ class TimeBudget(Callback):
                 "trainer.limit_val_batches=N validates fewer cases",
                 elapsed,
                 self.seconds,
-                self._validation or 0.0,
+                self._validations.seconds_each or 0.0,
             )
 
     def _stop_at_the_end(self, trainer: Trainer) -> None:
@@ -302,9 +220,9 @@ class TimeBudget(Callback):
         seconds_left = self.seconds - self._elapsed()
         if seconds_left <= 0:
             return 0
-        validation = self._validation or 0.0
-        interval = self._interval(trainer, validation / step_seconds)
-        since_validation = min(self._last_step - self._validated_at, interval)
+        validation = self._validations.seconds_each or 0.0
+        interval = self._validations.steps_between(trainer, step_seconds)
+        since_validation = min(self._last_step - self._validations.last_step, interval)
         # Time in units of a step: an interval is its steps and one validation
         time_left = since_validation + seconds_left / step_seconds
         time_of_interval = interval + validation / step_seconds
@@ -313,12 +231,6 @@ class TimeBudget(Callback):
         # Up to the validation before the last one, which fits in any case
         steps_with_one_less = int((validations - 1) * interval - since_validation)
         return max(0, steps_with_one_less, steps)
-
-    def _interval(self, trainer: Trainer, validation: float) -> float:
-        """Steps between validations, with those put off. Args: validation: its time in units of a step."""
-        interval = steps_between_validations(trainer)
-        least_steps = validation * (1 / self._VALIDATION_SHARE - 1)
-        return interval * max(1, math.ceil(least_steps / interval))
 
     @staticmethod
     def _min_steps(trainer: Trainer) -> int:
@@ -331,18 +243,6 @@ class TimeBudget(Callback):
         if not self._began_at:
             return self.spent
         return self.spent + (self._clock() - self._began_at)
-
-
-def steps_between_validations(trainer: Trainer) -> float:
-    """Mean number of optimizer steps from one validation to the next, from Lightning's two settings."""
-    batches_between = float(trainer.val_check_batch or math.inf)
-    epochs = trainer.check_val_every_n_epoch
-    if epochs is None:  # batches are counted across epochs
-        return max(1.0, batches_between / trainer.accumulate_grad_batches)
-    batches = trainer.num_training_batches
-    steps_per_epoch = max(1.0, math.ceil(batches / trainer.accumulate_grad_batches))
-    validations_per_epoch = max(1, batches // batches_between)
-    return max(1.0, steps_per_epoch * epochs / validations_per_epoch)
 
 
 def _schedules(trainer: Trainer) -> list[ProgressSchedule]:

@@ -1,0 +1,117 @@
+"""medconv/training/callbacks/validation_budget.py: validations take a bounded share of a run's time."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers import clock
+
+from medconv.training.callbacks.validation_budget import ValidationBudget, steps_between_validations
+
+
+@pytest.mark.parametrize(
+    ("batches", "accumulate", "within", "epochs", "expected"),
+    [
+        (250, 1, 250, 1, 250),
+        (250, 1, 250, 10, 2500),
+        (100, 4, 100, 1, 25),
+        (100, 1, 20, 1, 20),
+        (100, 1, 30, None, 30),
+    ],
+)
+def test_steps_between_validations(
+    batches: int, accumulate: int, within: int, epochs: int | None, expected: float
+) -> None:
+    settings = {
+        "num_training_batches": batches,
+        "accumulate_grad_batches": accumulate,
+        "val_check_batch": within,
+    }
+    trainer = SimpleNamespace(**settings, check_val_every_n_epoch=epochs)
+    assert steps_between_validations(trainer) == expected
+
+
+def budget_with(validation: float | None) -> ValidationBudget:
+    """Of a run of 1000 s, by the tests' clock. Args: validation: seconds that each is known to take."""
+    budget = ValidationBudget(1000.0, clock=clock.CLOCK)
+    budget.seconds_each = validation
+    return budget
+
+
+def due_validations(budget: ValidationBudget, between: float) -> list[float]:
+    """The times of a run at which validations of 10 s, due every `between` seconds, are done."""
+    start = clock.CLOCK()
+    times = []
+    while clock.CLOCK() - start < 1000.0:
+        clock.CLOCK.advance(between)
+        elapsed = clock.CLOCK() - start
+        if budget.postpones(elapsed):
+            continue
+        times.append(elapsed)
+        budget.begin()
+        clock.CLOCK.advance(10.0)
+        assert budget.end(len(times)) == 10.0
+    return times
+
+
+def test_validations_take_a_bounded_share_of_the_time(caplog: pytest.LogCaptureFixture) -> None:
+    """Ten seconds each; every 20 seconds they would take a third."""
+    budget = budget_with(10.0)
+    with caplog.at_level("INFO"):
+        times = due_validations(budget, 20.0)
+    assert 0.12 < 10.0 * len(times) / 1000.0 <= 0.15
+    assert caplog.text.count("a validation takes 10 s; validations are postponed") == 1
+    # A resumed run goes on with the share of the time so far
+    resumed = budget_with(None)
+    resumed.load_state_dict(budget.state_dict())
+    assert resumed.state_dict() == budget.state_dict()
+    assert resumed._spent == 10.0 * len(times)
+
+
+def test_validations_that_take_little_time_are_done_when_they_are_due() -> None:
+    assert len(due_validations(budget_with(None), 100.0)) == 10
+
+
+def test_a_last_validation_that_takes_long_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert budget_with(500.0).postpones(9.0)
+    assert "the last validation takes 500 of the 1000 s of trainer.max_time" in caplog.text
+
+
+def trial(budget: ValidationBudget, cases: int) -> SimpleNamespace:
+    """The trainer after a trial of three batches: 60 s, then 10 s each."""
+    val_loop = SimpleNamespace(_max_batches=[cases])
+    trainer: Any = SimpleNamespace(
+        num_val_batches=[cases],
+        limit_val_batches=1.0,
+        strategy=SimpleNamespace(broadcast=lambda value: value),
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(val_loop=val_loop)),
+    )
+    budget.begin()
+    for seconds in (60.0, 10.0, 10.0):
+        clock.CLOCK.advance(seconds)
+        budget.end_batch()
+    budget.end_trial(trainer)
+    return trainer
+
+
+def test_a_validation_that_would_take_too_long_takes_the_first_batches(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of 10 s each 40 fit into 40 % of 1000 s; the first batch, which starts workers, does not count."""
+    trainer = trial(budget_with(None), 100)
+    assert trainer.limit_val_batches == 40
+    assert trainer.fit_loop.epoch_loop.val_loop._max_batches == [40]
+    assert "all 100 batches would take 1000 of the 1000 s of trainer.max_time" in caplog.text
+
+
+def test_a_validation_that_fits_takes_all_batches(caplog: pytest.LogCaptureFixture) -> None:
+    assert trial(budget_with(None), 30).limit_val_batches == 1.0
+    all_in_any_case = ValidationBudget(1000.0, validates_all=True, clock=clock.CLOCK)
+    assert trial(all_in_any_case, 100).limit_val_batches == 1.0
+    assert not caplog.text
+
+
+def test_a_resumed_run_validates_as_many_batches_as_before() -> None:
+    budget = budget_with(None)
+    budget.load_state_dict({**budget.state_dict(), "val_batches": 3})
+    assert trial(budget, 100).limit_val_batches == 3

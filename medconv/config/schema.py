@@ -66,8 +66,8 @@ class PlanConfig:
 
     size: str | None = key(
         None,
-        "of network, patch and batch; null: large, or what fits into trainer.max_time",
-        choices=("large", "medium", "small", "tiny"),
+        "of network, patch and batch; null: full (on a CPU large), or what fits into trainer.max_time",
+        choices=("full", "large", "medium", "small", "tiny"),
     )
     memory_gb: float | None = key(
         None,
@@ -233,7 +233,7 @@ class Derived:
     channels: list[int] = MISSING
     normalisation: list[str] = MISSING
     memory_gb: float = MISSING
-    size: str = "large"  # of runs before there were sizes
+    size: str = "full"  # of runs before there were sizes
     stage_strides: list[list[int]] = MISSING
     monitor: str = MISSING
     monitor_mode: str = MISSING

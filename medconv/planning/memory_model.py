@@ -27,17 +27,14 @@ class Budget:
         activation_checkpointing: none, blocks or pointwise.
         size: of `sizes.SIZES`.
         size_origin: why this size, in words.
-        coarsens: the grid becomes coarser until a patch covers the median image; else it is that of the
-            images, as nnU-Net has it.
     """
 
     memory_gb: float = 8.0
     origin: str = "memory_gb"
     precision: str = "32-true"
     activation_checkpointing: str = "none"
-    size: str = "large"
+    size: str = "full"
     size_origin: str = "no limit of time"
-    coarsens: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.memory_gb < float("inf"):

@@ -13,7 +13,8 @@ from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.patch_search import PatchSearch, need_axes
 from medconv.planning.report import ReportRow
-from medconv.planning.resolution import coarser, keeps_structures, view_share
+from medconv.planning.resolution import coarser, view_share
+from medconv.planning.sizes import need_size
 from medconv.planning.spacing import across, median_shape, slice_axis, target_spacing
 from medconv.planning.topology import Network
 from medconv.utils.errors import ArgumentError
@@ -125,7 +126,7 @@ def _choose(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_o
     search = native_search
     network, patch = search.network_and_patch()
     is_fixed = overrides.spacing_mm or overrides.patch_size or overrides.resize or overrides.image_level
-    coarsens = budget.coarsens and not is_fixed
+    coarsens = need_size(budget.size).coarsens and not is_fixed
     if coarsens:
         search, network, patch = _coarsened(search, images, network, patch)
     view = view_share(patch, search.median)
@@ -195,8 +196,8 @@ def _coarsened(
     """The finest grid on which a patch covers the median image, as far as the thinnest structure allows."""
     view = view_share(patch, search.median)
     while view < 1:
-        spacing = coarser(search.spacing)
-        if not keeps_structures(spacing, search.spacing, images.thickness_mm, view):
+        spacing = coarser(search.spacing, images.thickness_mm, view)
+        if spacing is None:
             break
         search = replace(search, spacing=spacing, median=median_shape(images, spacing))
         network, patch = search.network_and_patch()

@@ -6,7 +6,7 @@ must still hold the thinnest structure.
 """
 
 from collections.abc import Sequence
-from math import prod
+from math import inf, prod
 
 from medconv.planning.topology import EVEN
 
@@ -27,34 +27,29 @@ def view_share(patch: Sequence[int], median: Sequence[int]) -> float:
     return prod(min(1.0, patch_edge / median_edge) for patch_edge, median_edge in edges)
 
 
-def coarser(spacing_mm: Sequence[float]) -> tuple[float, ...]:
-    """The next coarser spacing.
+def coarser(
+    spacing_mm: Sequence[float], thickness_mm: Sequence[Sequence[float]], view: float
+) -> tuple[float, ...] | None:
+    """The next coarser spacing that keeps the thinnest structure; None if there is none.
 
     The finest axes, and those less than twice as coarse, become coarser together, so thick slices stay as
-    they are until the other axes are nearly as coarse.
-    """
-    finest = min(spacing_mm)
-    return tuple(
-        float(f"{mm * _STEP:.{_DIGITS}g}") if mm < EVEN * finest else mm  # 3 digits: 1.07, not 1.071875
-        for mm in spacing_mm
-    )
-
-
-def keeps_structures(
-    coarser_mm: Sequence[float],
-    spacing_mm: Sequence[float],
-    thickness_mm: Sequence[Sequence[float]],
-    view: float,
-) -> bool:
-    """Whether the thinnest structure keeps enough voxels along every axis that becomes coarser.
+    they are until the other axes are nearly as coarse. An axis along which a structure would have too few
+    voxels stays, and the others become as coarse as it.
 
     Args:
         spacing_mm: of the present grid, whose patch sees the share `view` of the median image.
         thickness_mm: per foreground class, along each axis; 0 where a class is absent.
     """
     num_voxels = FEWEST_VOXELS if view < VERY_SMALL_VIEW else ENOUGH_VOXELS
-    for axis, voxel_mm in enumerate(coarser_mm):
-        thinnest = min((row[axis] for row in thickness_mm if row[axis] > 0), default=float("inf"))
-        if voxel_mm > spacing_mm[axis] and thinnest < num_voxels * voxel_mm:
-            return False
-    return True
+    finest = min(spacing_mm)
+    # 3 digits: 1.07, not 1.071875
+    next_mm = [float(f"{mm * _STEP:.{_DIGITS}g}") if mm < EVEN * finest else mm for mm in spacing_mm]
+    coarsest = inf
+    for axis, (mm, new_mm) in enumerate(zip(spacing_mm, next_mm, strict=True)):
+        thinnest = min((row[axis] for row in thickness_mm if row[axis] > 0), default=inf)
+        if new_mm > mm and thinnest < num_voxels * new_mm:
+            coarsest = min(coarsest, mm)
+    coarsened = tuple(
+        new_mm if new_mm <= coarsest else mm for mm, new_mm in zip(spacing_mm, next_mm, strict=True)
+    )
+    return None if coarsened == tuple(spacing_mm) else coarsened

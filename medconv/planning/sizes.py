@@ -14,6 +14,8 @@ class Size:
         base_channels: of the finest stage. max_channels: of any stage; both by spatial dimensions.
         max_batch: of patches; by spatial dimensions.
         enough_steps: a run takes the size if so many of its steps fit into the run's time.
+        coarsens: the grid becomes coarser until a patch covers the median image; else it is that of the
+            images, as nnU-Net has it.
     """
 
     name: str
@@ -22,13 +24,23 @@ class Size:
     max_channels: dict[int, int]
     max_batch: dict[int, int]
     enough_steps: int
+    coarsens: bool = True
 
 
-# Largest first. `large` has nnU-Net's channels; its batch is smaller, for short runs. `enough_steps` is a
-# first guess for medium and large: docs/planning.md has what was measured.
+# Largest first. `full` and `large` have nnU-Net's channels; their batch is smaller, for short runs.
+# `enough_steps` is a first guess from medium on: docs/planning.md has what was measured.
 SIZES = {
     size.name: size
     for size in (
+        Size(
+            name="full",
+            memory_share=1.0,
+            base_channels=32,
+            max_channels={2: 512, 3: 320},
+            max_batch={2: 12, 3: 4},
+            enough_steps=20_000,
+            coarsens=False,
+        ),
         Size(
             name="large",
             memory_share=1.0,

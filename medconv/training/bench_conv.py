@@ -175,7 +175,7 @@ def _derived(config: RunConfig, sizes: Sizes) -> Derived:
         )
     spacing = list(config.data.spacing_mm or [1.0] * dims)
     strides = halvings(patch, spacing, exact=True, max_stages=None)
-    size = SIZES[config.plan.size or "large"]
+    size = SIZES[config.plan.size or "full"]
     return Derived(
         num_channels=sizes.inputs,
         num_classes=sizes.outputs,

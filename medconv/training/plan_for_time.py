@@ -4,7 +4,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -44,24 +43,25 @@ def fitting(config: RunConfig, planned: Planned, derive: Callable[[Plan], Derive
         ValueError: as `planned`, of the smallest size.
         ConfigError: as `build_network`.
     """
-    plans = _plans(planned)
+    plans = _plans(planned, _sizes_for(config.trainer.accelerator))
+    if len(plans) == 1:
+        return planned(next(iter(plans)), "the config sets all that a size decides")
     refused = {}  # size to the error of its network
-    if len(plans) == len(SIZES) and _same(plans.values()):
-        return planned(next(iter(SIZES)), "the config sets all that a size decides")
     seconds = _TRAINING * (config.trainer.max_seconds or math.inf)
 
     def step_seconds(name: str) -> float | None:
-        if name not in plans:
+        size_plan = plans[name]
+        if size_plan is None:
             return math.inf
         try:
-            batch_seconds = _step_seconds(config, plans[name], derive(plans[name]), budget)
+            batch_seconds = _step_seconds(config, size_plan, derive(size_plan), budget)
         except ConfigError as error:
             refused[name] = error
             return None
         return batch_seconds * config.trainer.accumulate_grad_batches
 
-    grids = {name: f"{size_text(plan.spacing_mm, 3)} mm" for name, plan in plans.items()}
-    name, reason = largest(step_seconds, seconds, grids)
+    grids = {name: f"{size_text(plan.spacing_mm, 3)} mm" for name, plan in plans.items() if plan is not None}
+    name, reason = largest(plans, step_seconds, seconds, grids)
     if not name:
         tried, error = next(iter(refused.items()))
         raise ConfigError(f"{error} (plan.size={tried}, and so for the others)") from error
@@ -69,6 +69,7 @@ def fitting(config: RunConfig, planned: Planned, derive: Callable[[Plan], Derive
 
 
 def largest(
+    names: Iterable[str],
     step_seconds: Callable[[str], float | None],
     seconds: float,
     grids: Mapping[str, str] | None = None,
@@ -76,6 +77,7 @@ def largest(
     """The largest size of which enough steps fit, or the smallest, and the reason; empty if there is none.
 
     Args:
+        names: of sizes, smallest first.
         step_seconds: of a size; asked from the smallest up, until one has too few steps. None: the network
             cannot have this size.
         seconds: for all steps.
@@ -85,11 +87,11 @@ def largest(
     chosen = ""
     steps = 0.0
     larger = ""
-    for name, size in reversed(SIZES.items()):
+    for name in names:
         step = step_seconds(name)
         if step is None:
             continue
-        needed_seconds = size.enough_steps * step
+        needed_seconds = SIZES[name].enough_steps * step
         if chosen and seconds < needed_seconds:
             larger = f"; {name} does not fit into memory"
             if math.isfinite(step):
@@ -108,20 +110,26 @@ def _rounded_up(minutes: float) -> str:
     return f"{math.ceil(10 * minutes) / 10:g}"
 
 
-def _plans(planned: Planned) -> dict[str, Plan]:
-    """The plans of all sizes, smallest first; without the larger ones that fit into no memory."""
-    smallest, *larger = reversed(SIZES)
-    plans = {smallest: planned(smallest, "")}
+def _sizes_for(accelerator: str) -> list[str]:
+    """Smallest first; a CPU has no memory for patches that see enough on the images' own grid."""
+    return [name for name, size in reversed(SIZES.items()) if size.coarsens or uses_gpu(accelerator)]
+
+
+def _plans(planned: Planned, sizes: Sequence[str]) -> dict[str, Plan | None]:
+    """The plans of the sizes that differ from that of the next smaller one; None: fits into no memory."""
+    smallest, *larger = sizes
+    previous = planned(smallest, "")
+    plans: dict[str, Plan | None] = {smallest: previous}
     for name in larger:
-        with suppress(ValueError):
-            plans[name] = planned(name, "")
+        try:
+            size_plan = planned(name, "")
+        except ValueError:
+            plans[name] = None
+            continue
+        if {**size_plan.values(), "size": ""} != {**previous.values(), "size": ""}:
+            plans[name] = size_plan
+            previous = size_plan
     return plans
-
-
-def _same(plans: Iterable[Plan]) -> bool:
-    """Whether the plans differ in nothing but the name of their size."""
-    texts = {str({**plan.values(), "size": ""}) for plan in plans}
-    return len(texts) == 1
 
 
 def _step_seconds(config: RunConfig, plan: Plan, derived: Derived, budget: Budget) -> float:

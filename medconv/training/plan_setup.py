@@ -90,7 +90,8 @@ def make_plan(
     if "size" in recorded:
         return planned(recorded["size"], recorded_origin)
     if config.trainer.max_time is None:
-        return planned("large", f"{budget.size_origin}; with trainer.max_time the plan may be another one")
+        size = "full" if uses_gpu(config.trainer.accelerator) else "large"
+        return planned(size, f"{budget.size_origin}; with trainer.max_time the plan may be another one")
     fitted_targets = dataset.targets.fitted(splits.values_of(dataset.cases))
 
     def derive(size_plan: Plan) -> Derived:
@@ -182,5 +183,4 @@ def _memory_budget(config: RunConfig, earlier_gb: float | None) -> Budget:
         origin=origin,
         precision=precision,
         activation_checkpointing=config.perf.activation_checkpointing or "none",
-        coarsens=config.trainer.max_time is not None or not uses_gpu(accelerator),
     )

@@ -197,7 +197,7 @@ class RunDir:
         else:
             config = checkpoint_io.read(checkpoint)["medconv"]["config"]
         # Runs before there were sizes have no `size`
-        recorded = {"size": "large", **config["derived"]}
+        recorded = {"size": "full", **config["derived"]}
         return {key: recorded[key] for key in _PLANNED if recorded.get(key) is not None}
 
     def summary(self) -> dict[str, Any]:

@@ -68,7 +68,8 @@ def build_trainer(
     if max_seconds is not None:
         budget = TimeBudget(
             max_seconds,
-            need_size(config.derived.size),
+            # Fine-tuning needs fewer steps than a size does
+            None if config.init.pretrained else need_size(config.derived.size),
             # The number that the user sets holds
             validates_all=config.trainer.limit_val_batches is not None,
         )

@@ -62,5 +62,5 @@ def test_a_run_that_begins_from_a_checkpoint_takes_its_memory(done: Path, tmp_pa
     for key in ("memory_gb", "size"):  # of before there were such things
         del content["medconv"]["config"]["derived"][key]
     torch.save(content, path)
-    assert RunDir(tmp_path / "new", str(path)).planned() == {"size": "large"}
+    assert RunDir(tmp_path / "new", str(path)).planned() == {"size": "full"}
     assert RunDir(tmp_path / "new").planned() == RunDir(done, "never").planned() == {}

@@ -127,7 +127,7 @@ def test_nnunets_recipe(dataset: Path, tmp_path: Path, data: str) -> None:
     config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert config["optimizer"]["_target_"] == "torch.optim.SGD" and config["scheduler"]["power"] == 0.9
     assert config["trainer"]["gradient_clip_val"] == 12 and config["model"]["norm"] == "instance"
-    assert config["schedule"]["patch"] == "whole" and config["plan"]["size"] == "large"
+    assert config["schedule"]["patch"] == "whole" and config["plan"]["size"] == "full"
     assert load(tmp_path / "run/checkpoints/last.ckpt").window.mirror_axes == (
         (0, 1, 2) if data == "3d" else (0, 1)
     )

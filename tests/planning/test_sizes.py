@@ -1,5 +1,6 @@
 """medconv/planning/sizes.py: smaller sizes cost less in every way, and need fewer steps."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,10 @@ from medconv.planning.sizes import SIZES, need_size
 
 
 def test_sizes_fall_in_every_limit() -> None:
-    for larger, smaller in pairwise(SIZES.values()):
+    full, *coarsening = SIZES.values()
+    assert full == replace(coarsening[0], name="full", enough_steps=full.enough_steps, coarsens=False)
+    assert full.enough_steps > coarsening[0].enough_steps
+    for larger, smaller in pairwise(coarsening):
         assert larger.memory_share > smaller.memory_share and larger.enough_steps > smaller.enough_steps
         assert larger.base_channels > smaller.base_channels
         for dims in (2, 3):
@@ -21,7 +25,7 @@ def test_sizes_fall_in_every_limit() -> None:
 
 @pytest.mark.parametrize("name", ["hippocampus", "prostate", "liver"])
 def test_a_smaller_size_plans_a_narrower_network_and_no_larger_patch(name: str) -> None:
-    plans = [plan(published(name), budget=Budget(1, size=size)) for size in SIZES]
+    plans = [plan(published(name), budget=Budget(1, size=size)) for size in SIZES if size != "full"]
     for larger, smaller in pairwise(plans):
         assert smaller.channels[0] < larger.channels[0] and smaller.batch_size <= larger.batch_size
         assert all(a <= b for a, b in zip(smaller.patch_size, larger.patch_size, strict=True))
@@ -29,5 +33,5 @@ def test_a_smaller_size_plans_a_narrower_network_and_no_larger_patch(name: str) 
 
 
 def test_a_size_that_does_not_exist_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"size must be large, medium, small, tiny or None, got huge"):
+    with pytest.raises(ValueError, match=r"size must be full, large, medium, small, tiny or None, got huge"):
         need_size("huge")

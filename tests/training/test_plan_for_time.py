@@ -27,18 +27,18 @@ from medconv.training.autotune.trial import Trial
 from medconv.training.plan_for_time import largest
 from medconv.training.plan_setup import make_plan
 
-SECONDS = {"tiny": 0.1, "small": 0.4, "medium": 1.0, "large": 4.0}
+SECONDS = {"tiny": 0.1, "small": 0.4, "medium": 1.0, "large": 4.0, "full": 4.0}
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_the_largest_size_with_enough_steps_is_taken(name: str) -> None:
     needed = SIZES[name].enough_steps * SECONDS[name]
-    assert largest(SECONDS.__getitem__, 1.01 * needed + 1)[0] == name
+    assert largest(SECONDS, SECONDS.__getitem__, 1.01 * needed + 1)[0] == name
 
 
 def test_a_size_is_not_measured_where_the_smaller_one_has_too_few_steps() -> None:
     asked = []
-    name, why = largest(lambda name: asked.append(name) or SECONDS[name], 60.0)
+    name, why = largest(SECONDS, lambda name: asked.append(name) or SECONDS[name], 60.0)
     assert (name, asked) == ("tiny", ["tiny", "small"])
     assert why == (  # 80 s of 85 % of them
         "some 600 steps on whole patches fit into trainer.max_time; small, 0.4 s a step, from 1.6 minutes on"
@@ -47,21 +47,21 @@ def test_a_size_is_not_measured_where_the_smaller_one_has_too_few_steps() -> Non
 
 def test_the_finer_grid_that_more_time_buys_is_named() -> None:
     grids = {"tiny": "2 x 2 x 2 mm", "small": "1.6 x 1.6 x 1.6 mm"}
-    _, why = largest(SECONDS.__getitem__, 60.0, grids)
+    _, why = largest(SECONDS, SECONDS.__getitem__, 60.0, grids)
     assert why.endswith("; small with 1.6 x 1.6 x 1.6 mm, 0.4 s a step, from 1.6 minutes on")
-    _, why = largest(SECONDS.__getitem__, 60.0, {**grids, "small": grids["tiny"]})
+    _, why = largest(SECONDS, SECONDS.__getitem__, 60.0, {**grids, "small": grids["tiny"]})
     assert why.endswith("; small, 0.4 s a step, from 1.6 minutes on")
 
 
 @pytest.mark.parametrize("step", [0.31, 0.77, 3.3, 12.0])
 def test_the_time_for_a_larger_size_suffices_for_it(step: float) -> None:
     seconds = {**SECONDS, "medium": step}
-    minutes = float(largest(seconds.__getitem__, 100.0)[1].split()[-3])
-    assert largest({**seconds, "large": math.inf}.__getitem__, 0.85 * 60 * minutes)[0] == "medium"
+    minutes = float(largest(SECONDS, seconds.__getitem__, 100.0)[1].split()[-3])
+    assert largest(SECONDS, {**seconds, "large": math.inf}.__getitem__, 0.85 * 60 * minutes)[0] == "medium"
 
 
 def test_a_size_that_does_not_fit_into_memory_is_not_taken() -> None:
-    name, why = largest({**SECONDS, "medium": math.inf}.__getitem__, 1e6)
+    name, why = largest(SECONDS, {**SECONDS, "medium": math.inf}.__getitem__, 1e6)
     assert name == "small" and why.endswith("; medium does not fit into memory")
 
 
@@ -125,7 +125,8 @@ def test_the_network_of_the_config_is_timed(
 
 def test_a_size_whose_network_cannot_be_built_is_passed_over(dataset: Path, tmp_path: Path) -> None:
     def planned(*overrides: str) -> Plan:
-        config = tiny_config(dataset, tmp_path, "trainer.max_time=00:08:00:00", *overrides)
+        keys = ("trainer.max_time=00:08:00:00", "trainer.precision=32-true", "plan.memory_gb=2")
+        config = tiny_config(dataset, tmp_path, *keys, *overrides)
         return make_plan(config, auto(dataset), single_case((96, 96, 96), (1.0, 1.0, 1.0)))
 
     smallest = planned("plan.size=tiny")

@@ -18,7 +18,7 @@ from medconv.training.data_setup import prepare_data
 def test_a_network_has_the_size_of_the_weights_that_it_begins_from(tmp_path: Path, more: list[str]) -> None:
     """Else they would not fit: an earlier run with a limit of time has another size than one without."""
     table, file = write(tmp_path / "data", 20), tmp_path / "first.ckpt"
-    sizes = {"small": "small", None: "large"}  # without one: of a version that had no sizes
+    sizes = {"small": "small", None: "full"}  # without one: of a version that had no sizes
     for recorded, expected in sizes.items():
         record = {"config": {"derived": {"size": recorded}}}
         torch.save({"medconv": record, "state_dict": {"network.head.weight": torch.ones(2)}}, file)

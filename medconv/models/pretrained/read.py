@@ -55,7 +55,7 @@ def planned_as(path: Path) -> dict[str, Any]:
     if derived is None:
         return {}
     # before there were sizes all networks were large
-    size = str(derived.get("size") or "large")
+    size = str(derived.get("size") or "full")
     return {"size": size, "slice_axis": derived.get("slice_axis")}
 
 

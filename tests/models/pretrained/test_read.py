@@ -38,7 +38,7 @@ def test_pth_and_safetensors_files_give_all_tensors(
 def test_only_checkpoints_of_ours_tell_the_size_and_the_slices_of_a_plan(tmp_path: Path) -> None:
     state = unet().state_dict()
     assert planned_as(save(tmp_path / "others.pth", state)) == {}
-    for derived, size, axis in (({"size": "tiny", "slice_axis": 2}, "tiny", 2), ({}, "large", None)):
+    for derived, size, axis in (({"size": "tiny", "slice_axis": 2}, "tiny", 2), ({}, "full", None)):
         content = {"state_dict": state, "medconv": {"config": {"derived": derived}}}
         assert planned_as(save(tmp_path / "ours.ckpt", content)) == {"size": size, "slice_axis": axis}
 

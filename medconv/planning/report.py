@@ -9,7 +9,7 @@ from math import prod
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
-from medconv.planning.resolution import FEWEST_VOXELS, SMALL_VIEW
+from medconv.planning.resolution import SMALL_VIEW, voxels_to_keep
 from medconv.planning.spacing import thick_axis
 from medconv.planning.topology import EVEN, MIN_EDGE, Network, coarsest, largest_patch, rounded_up
 from medconv.utils.logging import size_text
@@ -86,8 +86,8 @@ def _view_hint(grid: Grid, overrides: PlanOverrides) -> str:
     coarser_grid = f"{overrides.name('spacing_mm')}=[{spacing}]"
     if grid.is_bounded:
         return (
-            f"{share}, but on a coarser grid the thinnest structure would have fewer than {FEWEST_VOXELS} "
-            f"voxels; if that is not needed, {coarser_grid} shows more"
+            f"{share}, but on a coarser grid the thinnest structure would have fewer than "
+            f"{voxels_to_keep(grid.view_share)} voxels; if that is not needed, {coarser_grid} shows more"
         )
     fewer = f"a smaller {overrides.name('batch_size')} or " if (overrides.batch_size or 1) > 1 else ""
     return f"{share}: {fewer}{coarser_grid} would show more"

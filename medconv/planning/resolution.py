@@ -11,11 +11,11 @@ from math import inf, prod
 from medconv.planning.topology import EVEN
 
 # Voxels across the mean thickness of the thinnest structure that a coarser grid keeps; a ball then has half
-# as many again. From 6 voxels to 4, generated vessels lose 1.3 points of Dice (docs/log.md), so fewer are
-# allowed only as long as a patch sees very little.
-ENOUGH_VOXELS = 6
-FEWEST_VOXELS = 4
-VERY_SMALL_VIEW = 0.125  # of the median image's voxels: half of each edge of a volume
+# as many again. From 6 voxels to 5 or 4, generated vessels and a heart's wall lose up to 1.3 points of Dice
+# (docs/log.md), so fewer are allowed only as long as a patch sees very little.
+_ENOUGH_VOXELS = 6
+_FEWEST_VOXELS = 4
+_VERY_SMALL_VIEW = 0.125  # of the median image's voxels: half of each edge of a volume
 SMALL_VIEW = 0.25  # with less, nnU-Net trains a low-resolution network, too
 _STEP = 1.05  # factor between the spacings that are tried
 _DIGITS = 3  # of a coarser spacing
@@ -25,6 +25,11 @@ def view_share(patch: Sequence[int], median: Sequence[int]) -> float:
     """The share of the median image's voxels that a patch covers, 0 to 1."""
     edges = zip(patch, median, strict=True)
     return prod(min(1.0, patch_edge / median_edge) for patch_edge, median_edge in edges)
+
+
+def voxels_to_keep(view: float) -> int:
+    """Voxels across the thinnest structure, on a grid whose patch sees the share `view` of the image."""
+    return _FEWEST_VOXELS if view < _VERY_SMALL_VIEW else _ENOUGH_VOXELS
 
 
 def coarser(
@@ -40,7 +45,7 @@ def coarser(
         spacing_mm: of the present grid, whose patch sees the share `view` of the median image.
         thickness_mm: per foreground class, along each axis; 0 where a class is absent.
     """
-    num_voxels = FEWEST_VOXELS if view < VERY_SMALL_VIEW else ENOUGH_VOXELS
+    num_voxels = voxels_to_keep(view)
     finest = min(spacing_mm)
     # 3 digits: 1.07, not 1.071875
     next_mm = [float(f"{mm * _STEP:.{_DIGITS}g}") if mm < EVEN * finest else mm for mm in spacing_mm]

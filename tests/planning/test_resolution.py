@@ -11,11 +11,9 @@ from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import plan
 from medconv.planning.resolution import (
-    ENOUGH_VOXELS,
-    FEWEST_VOXELS,
-    VERY_SMALL_VIEW,
     coarser,
     view_share,
+    voxels_to_keep,
 )
 
 # As of `LA2018`: 80 volumes with a left atrium, of which a small patch on the images' grid shows a twentieth
@@ -50,7 +48,7 @@ def coarsest(
     return spacing
 
 
-@pytest.mark.parametrize(("view", "num_voxels"), [(0.1, FEWEST_VOXELS), (0.2, ENOUGH_VOXELS)])
+@pytest.mark.parametrize(("view", "num_voxels"), [(0.1, 4), (0.2, 6)])
 def test_the_thinnest_structure_keeps_its_voxels(view: float, num_voxels: int) -> None:
     spacing = coarsest((0.5, 0.5, 0.5), [(30.0, 30.0, 30.0), (4.0, 12.0, 12.0)], view)
     assert 4.0 / num_voxels / 1.06 < spacing[0] <= 4.0 / num_voxels
@@ -60,7 +58,7 @@ def test_the_thinnest_structure_keeps_its_voxels(view: float, num_voxels: int) -
 def test_thick_slices_do_not_thin_out_what_lies_in_their_plane() -> None:
     """Nor do they keep the other axes from becoming coarser, however thin a structure is across them."""
     in_plane, _, across = coarsest((1.5, 1.5, 10.0), [(12.0, 12.0, 24.0)])
-    assert 12.0 / ENOUGH_VOXELS / 1.06 < in_plane <= 12.0 / ENOUGH_VOXELS and across == 10.0
+    assert 12.0 / 6 / 1.06 < in_plane <= 12.0 / 6 and across == 10.0
 
 
 def test_finer_axes_become_as_coarse_as_one_that_stays() -> None:
@@ -111,7 +109,7 @@ def test_a_full_size_has_the_grid_of_the_images() -> None:
 def test_a_small_structure_bounds_the_grid() -> None:
     small = with_structure(ATRIA, 3.0, 3.0, 3.0)
     made = plan(small, budget=LITTLE_TIME)
-    assert made.spacing_mm[0] == pytest.approx(3 / FEWEST_VOXELS, rel=0.05)
+    assert made.spacing_mm[0] == pytest.approx(3 / 4, rel=0.05)
     thin = with_structure(ATRIA, 2.0, 2.0, 2.0)
     made = plan(thin, budget=LITTLE_TIME)
     assert made.spacing_mm == (0.625,) * 3
@@ -125,7 +123,9 @@ def test_a_patch_that_sees_enough_does_not_thin_structures_out() -> None:
     )
     made = plan(vessels, budget=LITTLE_TIME)
     assert made.spacing_mm == (1.0, 1.0)
-    assert view_share(made.patch_size, (565, 584)) > VERY_SMALL_VIEW
+    view = view_share(made.patch_size, (565, 584))
+    assert voxels_to_keep(view) == 6
+    assert view < 0.25 and "would have fewer than 6 voxels" in reason(made, "patch")
 
 
 @pytest.mark.parametrize("name", ["hippocampus", "heart", "liver", "prostate"])
@@ -155,5 +155,5 @@ def test_slices_of_volumes_are_bounded_by_what_lies_in_their_plane() -> None:
     made = plan(volumes, budget=LITTLE_TIME)
     assert made.slice_axis == 0
     assert made.spacing_mm[0] == made.spacing_mm[1]
-    assert 0.85 < made.spacing_mm[0] <= 5.4 / ENOUGH_VOXELS
+    assert 0.85 < made.spacing_mm[0] <= 5.4 / 6
     assert "thinnest structure keeps 6" in reason(made, "spacing")

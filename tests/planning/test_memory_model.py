@@ -26,9 +26,10 @@ RESIDUAL = (1, 2, 3)
         ((64, 64), (16, 32, 64), 4, 3, HALF(), RESIDUAL),
         ((24, 32, 16), (16, 32), 3, 9, Choice(), None),
         ((24, 32, 16), (16, 32), 3, 65, Choice(), None),
-        ((24, 32, 16), (16, 32), 3, 65, HALF(), None),
-        ((32, 32, 32), (16, 32, 64), 2, 3, HALF(), None),
-        ((32, 32, 32), (16, 32, 64), 2, 3, HALF(activation_checkpointing="pointwise"), None),
+        # Half precision is slow on a CPU that emulates it
+        ((24, 16, 16), (16, 32), 2, 65, HALF(), None),
+        ((16, 24, 16), (16, 32), 2, 3, HALF(), None),
+        ((16, 24, 16), (16, 32), 2, 3, HALF(activation_checkpointing="pointwise"), None),
         ((32, 32, 32), (16, 32, 64), 2, 3, FULL(activation_checkpointing="blocks"), None),
         ((96, 96), (16, 32, 64, 128), 4, 2, Choice(), None),
     ],

@@ -99,6 +99,20 @@ def test_a_stopped_sweep_leaves_its_array_and_finds_it_again(
     assert code == DONE and output.count("  -     runs/array/") == 2, output
 
 
+def test_ctrl_c_as_the_array_is_named_leaves_it_in_the_queue(
+    three: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(text: str, **settings: Any) -> None:
+        print(text, **settings)
+        if "logs are" in text:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(slurm, "print", interrupted, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        slurm.run(three, {"poll_seconds": 0.1}, [])
+    assert "array 7 stays in the queue" in capsys.readouterr().out
+
+
 def test_a_job_ended_by_slurm_has_failed_with_that_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: dict[str, str]
 ) -> None:

@@ -4,6 +4,7 @@ That this file is here also puts `tests/` on the import path.
 
 import logging
 import os
+import resource
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,6 +15,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests fork processes, which han
 
 import pytest
 from helpers import cross_validations, exports, launchers, tiny
+
+# Tests crash processes, each of which would write gigabytes
+resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from helpers.waiting import PATIENCE_S
 
 import medconv
 
@@ -124,7 +125,7 @@ print(*{"torch", "lightning", "monai", "scipy"} & set(sys.modules))
 """
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     command = [sys.executable, "-c", code]
-    output = subprocess.run(command, check=True, timeout=120, env=environment, stdout=subprocess.PIPE)
+    output = subprocess.run(command, check=True, timeout=PATIENCE_S, env=environment, stdout=subprocess.PIPE)
     assert output.stdout == b"\n"
 
 

@@ -138,6 +138,7 @@ def _run_process(command: list[str], values: str = "") -> int:
     """Run a command in its own process, pass signals on to it, and wait for it. Returns: its exit code."""
     process: subprocess.Popen[bytes] | None = None
     stopped_by = 0
+    interrupted = False
 
     def stop(number: int, frame: object) -> None:
         nonlocal stopped_by
@@ -145,11 +146,16 @@ def _run_process(command: list[str], values: str = "") -> int:
         if process is not None:
             process.send_signal(number)
 
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+
     with signals.handled(stop, *signals.PREEMPTING):
-        process = subprocess.Popen(command, env=_environment(values))
+        with signals.handled(interrupt, signal.SIGINT):  # else the process would be left behind
+            process = subprocess.Popen(command, env=_environment(values))
         if stopped_by:  # the signal came before there was a process
             process.send_signal(stopped_by)
-        code = _wait(process)
+        code = _wait(process, interrupted)
     if stopped_by:
         raise signals.RunInterrupted(stopped_by)
     return code
@@ -164,13 +170,17 @@ def _environment(values: str) -> dict[str, str]:
     return environment
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
+def _wait(process: subprocess.Popen[bytes], interrupted: bool) -> int:
     """Wait for the end of a process.
 
+    Args:
+        interrupted: Ctrl-C came while it was started.
     Raises:
         KeyboardInterrupt: Ctrl-C. A second Ctrl-C would abort the job's step, so SIGTERM follows.
     """
     try:
+        if interrupted:
+            raise KeyboardInterrupt
         return process.wait()
     except KeyboardInterrupt:
         try:

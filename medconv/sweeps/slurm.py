@@ -69,8 +69,8 @@ def run(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]) -
 
 
 def _wait(home: Path, jobs: Sequence[Job], array: str, poll_seconds: float) -> None:
-    print(f"array {array} with {len(jobs)} jobs: logs are {home / f'slurm-{array}_*.log'}", flush=True)
     try:
+        print(f"array {array} with {len(jobs)} jobs: logs are {home / f'slurm-{array}_*.log'}", flush=True)
         while _is_in_queue(array):
             time.sleep(poll_seconds)
     except (KeyboardInterrupt, SystemExit):

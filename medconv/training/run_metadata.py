@@ -54,7 +54,7 @@ def git_commit() -> str | None:
         return None
     command = ["git", "-C", str(PACKAGE.parent), "rev-parse", "HEAD"]
     try:
-        git = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        git = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return git.stdout.strip()

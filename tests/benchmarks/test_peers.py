@@ -72,7 +72,7 @@ def test_dynunet_takes_a_step_on_request(
         assert peer.about["torch"] == torch.__version__ and math.isnan(peer.loss)
         losses = []
         for _ in range(12):
-            assert 0 < peer.step() < 60
+            assert peer.step() > 0
             losses.append(peer.loss)
     assert all(map(math.isfinite, losses)) and losses[-1] < losses[0]  # the same batch: it learns
     assert peer._process.returncode == 0
@@ -91,7 +91,7 @@ def test_nnunet_takes_its_own_training_step(patch: list[str]) -> None:
             False,
         )
         for _ in range(3):
-            assert 0 < peer.step() < 60 and math.isfinite(peer.loss)
+            assert peer.step() > 0 and math.isfinite(peer.loss)
     assert peer._process.returncode == 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.benchmarks_harness import ROW_KEYS, benchmark
+from helpers.waiting import PATIENCE_S
 
 from benchmark import main
 from benchmarks import whole_body
@@ -30,7 +31,7 @@ def test_nnunet_predicts_the_same(tmp_path: Path) -> None:
     ours = whole_body._with_medconv(image, 5, 0.5)
     labels = tmp_path / "labels.npy"
     command = [python, str(whole_body._NNUNET_SCRIPT), str(image), "5", "0.5", str(labels)]
-    subprocess.run(command, check=True, timeout=300)
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
     assert (ours == np.load(labels)).mean() > 0.7
 
 

@@ -3,19 +3,28 @@
 import json
 import os
 import signal
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from helpers import tiny
 from helpers.preprocess_command import overrides, run_preprocess
 from helpers.processes import Forked
+from helpers.stores import before_each_file
 
 from medconv.data.datasets.decathlon import msd
 from medconv.data.folds import split_fold
 from medconv.utils.exit_codes import DONE, PREEMPTED, USER
 
-COUNT = 10  # cases, so that the command can be stopped before its end
+COUNT = 10  # cases
+
+
+@contextmanager
+def signalled_before(name: str, number: int) -> Iterator[None]:
+    """A process that is started inside sends itself a signal before a file of the store is in place."""
+    with before_each_file(lambda path: os.kill(os.getpid(), number) if path.name == name else None):
+        yield
 
 
 def test_help_and_config_are_printed(
@@ -53,13 +62,11 @@ def test_a_killed_command_resumes(tmp_path: Path) -> None:
     """It gets SIGKILL before its last cases."""
     root, cache = tiny.write_dataset(tmp_path / "data", cases=COUNT, shape=(64, 64, 64)), tmp_path / "cache"
     arguments = [*overrides(root, cache), "data.spacing_mm=[0.9,1.3,1.9]", "data.prepare_workers=1"]
-    first = Forked(*arguments, cwd=tmp_path, command="preprocess")
-    while len(list(cache.glob("*/*/case_*.json"))) < 2 and not first.ended():
-        time.sleep(0.002)
-    os.kill(first.pid, signal.SIGKILL)
+    with signalled_before("case_2.json", signal.SIGKILL):
+        first = Forked(*arguments, cwd=tmp_path, command="preprocess")
     assert first.wait()[0] == -signal.SIGKILL
     prepared = list(cache.glob("*/*/case_*.json"))
-    assert 2 <= len(prepared) < COUNT
+    assert len(prepared) == 2
     before = {path: path.stat().st_mtime_ns for path in prepared}
     code, output = Forked(*arguments, cwd=tmp_path, command="preprocess").wait()
     assert code == DONE, output
@@ -130,10 +137,9 @@ def test_training_without_a_valid_case_is_an_error(tmp_path: Path) -> None:
 def test_sigterm_ends_preprocessing_with_the_exit_code_of_training(tmp_path: Path) -> None:
     root = tiny.write_dataset(tmp_path / "data", cases=COUNT, shape=(64, 64, 64))
     arguments = [*overrides(root, tmp_path / "cache"), "data.prepare_workers=1"]
-    process = Forked(*arguments, cwd=tmp_path, command="preprocess")
-    while not list((tmp_path / "cache").glob("*/.lock")) and not process.ended():
-        time.sleep(0.001)
-    os.kill(process.pid, signal.SIGTERM)
+    with signalled_before("case_2.json", signal.SIGTERM):
+        process = Forked(*arguments, cwd=tmp_path, command="preprocess")
     code, output = process.wait()
     assert code == PREEMPTED, output
     assert "stopped by SIGTERM" in output and "Traceback" not in output
+    assert len(list((tmp_path / "cache").glob("*/*/case_*.json"))) < COUNT

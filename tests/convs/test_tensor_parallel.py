@@ -3,7 +3,6 @@ they send.
 """
 
 import os
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import ranks
+from helpers.waiting import PATIENCE_S
 from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -260,7 +260,7 @@ TESTS: dict[str, Callable[[Any], None]] = {
 def _work(rank: int, port: int, folder: Path) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_S))
     mesh = init_device_mesh("cpu", (2,))
     failed = {}
     for name, test in TESTS.items():
@@ -276,10 +276,7 @@ def _work(rank: int, port: int, folder: Path) -> None:
 def failed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """The failed tests of each of two processes, which are started once."""
     folder = tmp_path_factory.mktemp("sharded")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks.call(_work, port, folder)
+    ranks.call(_work, ranks.port(), folder)
     return [torch.load(folder / f"failed{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers import exports
 from helpers.exports import Exported
+from helpers.waiting import PATIENCE_S
 from monai.bundle import ConfigParser, verify_net_in_out
 
 from medconv.data.case import Grid
@@ -37,7 +38,9 @@ def run(bundle: Path, images: Path, output: Path) -> None:
     configs = ("--config_file", "configs/inference.json", "--meta_file", "configs/metadata.json")
     folders = ("--bundle_root", ".", "--dataset_dir", str(images), "--output_dir", str(output))
     command = [sys.executable, "-m", "monai.bundle", "run", *configs, *folders]
-    process = subprocess.run(command, cwd=bundle, capture_output=True, text=True, timeout=300, check=False)
+    process = subprocess.run(
+        command, cwd=bundle, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert process.returncode == 0, process.stdout + process.stderr
 
 

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from helpers import tiny
-from helpers.processes import FORKED, Forked, is_running, until
+from helpers.processes import FORKED, Forked, is_running
+from helpers.stopped import stopped
 
 from medconv.evaluation.folds import read_folds
 from medconv.sweeps import run
 from medconv.utils.exit_codes import DONE, PREEMPTED
 
 STEPS = 8
-SLOW = [
-    f"trainer.max_steps={STEPS}",
-    "augmentation._target_=helpers.tiny.SlowAugment",  # a tenth of a second for each step
-    "callbacks=none",
-]
 
 
 class Sweep(NamedTuple):
@@ -48,31 +43,30 @@ def _stopped_and_resumed(dataset: Path, cwd: Path) -> str:
     order. Returns: the output of the second start.
     """
     home = cwd / "runs/cv"
+    for fold in (0, 2):  # these do not stop the sweep
+        (cwd / f"stopped{fold}").touch()
     # No key twice: in another order another one would be the last, which counts.
     small = [o for o in tiny.overrides(dataset) if not o.startswith("trainer.max_steps=")]
-    arguments = [*small, *SLOW, "run.name=cv", "data.fold=0,1,2"]
+    stop = stopped(f"{cwd}/stopped${{data.fold}}", number=signal.SIGTERM, step=6, to_parent=True)
+    steps = f"trainer.max_steps={STEPS}"
+    arguments = [*small, steps, "callbacks=none", stop, "run.name=cv", "data.fold=0,1,2"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "subprocess", FORKED)
-        first = Forked("-m", *arguments, cwd=cwd)
-        until(lambda: len(list(home.glob("*/checkpoints/last.ckpt"))) == 2 or first.ended())
-        os.kill(first.pid, signal.SIGTERM)
-        code, output = first.wait()
+        code, output = Forked("-m", *arguments, cwd=cwd).wait()
         assert code == PREEMPTED, output
         assert "stopped by SIGTERM" in output
         jobs = (cwd / "job_pids").read_text().split()
         assert len(jobs) == 2 and not any(is_running(int(pid)) for pid in jobs)  # the third has not begun
-        done, stopped = by_fold(home)["0"], by_fold(home)["1"]
+        run_0, run_1 = by_fold(home)["0"], by_fold(home)["1"]
         assert set(by_fold(home)) == {"0", "1"}
-        assert json.loads((stopped / "summary.json").read_text())["status"] == "preempted"
-        before = (done / "checkpoints/last.ckpt").stat().st_mtime_ns
-        steps = len(tiny.losses(stopped))
-        assert steps > 0
+        assert json.loads((run_1 / "summary.json").read_text())["status"] == "preempted"
+        before = (run_0 / "checkpoints/last.ckpt").stat().st_mtime_ns
+        assert len(tiny.losses(run_1)) == 7  # the step was kept
         code, output = Forked("-m", *arguments[::-1], cwd=cwd).wait()
     assert code == DONE, output
-    assert (done / "checkpoints/last.ckpt").stat().st_mtime_ns == before
-    assert by_fold(home)["1"] == stopped
-    # It resumed from its checkpoint, in the same metrics.csv.
-    assert STEPS <= len(tiny.losses(stopped)) <= STEPS + steps
+    assert (run_0 / "checkpoints/last.ckpt").stat().st_mtime_ns == before
+    assert by_fold(home)["1"] == run_1
+    assert len(tiny.losses(run_1)) == STEPS  # it resumed from its checkpoint, in the same metrics.csv
     return output
 
 

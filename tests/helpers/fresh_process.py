@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from helpers.waiting import PATIENCE_S
+
 HEAVY = ("torch", "lightning", "monai", "scipy", "matplotlib")
 CODE = f"""
 import sys
@@ -21,5 +23,5 @@ def run_medconv(*arguments: str, **environment: str) -> subprocess.CompletedProc
     """The last line on standard error is `loaded`, followed by the heavy libraries that were imported."""
     command = [sys.executable, "-c", CODE, *arguments]
     return subprocess.run(
-        command, env=environment or None, text=True, capture_output=True, timeout=120, check=False
+        command, env=environment or None, text=True, capture_output=True, timeout=PATIENCE_S, check=False
     )

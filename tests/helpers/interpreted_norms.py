@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from helpers.waiting import PATIENCE_S
 from monai.networks.nets import SegResNet
 from torch import Tensor, nn
 from torch.library import opcheck
@@ -58,7 +59,7 @@ def run(checks: Sequence[str], folder: Path) -> None:
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)]),
     }
     command = [sys.executable, "-m", "helpers.interpreted_norms", *checks]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert process.returncode == 0, process.stderr[-3000:]
 
 

@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from helpers import tiny
+from helpers.waiting import until
 from hydra.core.global_hydra import GlobalHydra
 
 from medconv.cli.entrypoint import guard
@@ -106,11 +105,3 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def until(condition: Callable[[], Any], seconds: float = 400, pause: float = 0.05) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()) and time.monotonic() < deadline:
-        time.sleep(pause)
-    assert value
-    return value

@@ -5,16 +5,19 @@ One test in tests/training/distributed and those in test_two_machines.py start p
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from helpers.waiting import PATIENCE_S
 
 from medconv.cli import train
 from medconv.cli.entrypoint import guard
@@ -32,6 +35,10 @@ SERVER.set_forkserver_preload(
         "torch.utils.tensorboard",
     ]
 )
+
+
+# Linux gives those from 32768 to whoever asks for any; processes that run tests begin at different ones
+_PORTS = itertools.count(10_000 + 100 * (os.getpid() % 200))
 
 
 class Ended(NamedTuple):
@@ -65,21 +72,27 @@ def start(*arguments: str, cwd: Path, number: int = 2, launcher: str = "torchrun
     return processes
 
 
+def port() -> int:
+    """A port that is free, and still is when processes meet there some seconds later."""
+    while True:
+        number = next(_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", number))
+            return number
+
+
 def _torchrun(number: int) -> dict[str, Any]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test", "NODE_RANK": 0}
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port(), "TORCHELASTIC_RUN_ID": "test", "NODE_RANK": 0}
     sizes = {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "GROUP_WORLD_SIZE": 1, "GROUP_RANK": 0}
     return {**group, **sizes, "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def run(*arguments: str, cwd: Path, number: int = 2, timeout: float = 300) -> Ended:
+def run(*arguments: str, cwd: Path, number: int = 2, timeout: float = PATIENCE_S) -> Ended:
     """`start`, until all processes have ended."""
     return wait(start(*arguments, cwd=cwd, number=number), cwd, timeout)
 
 
-def wait(processes: list[Any], cwd: Path, timeout: float = 300) -> Ended:
+def wait(processes: list[Any], cwd: Path, timeout: float = PATIENCE_S) -> Ended:
     for process in processes:
         process.join(timeout)
     codes = [process.exitcode for process in processes]

@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,12 +41,22 @@ KILLED = -signal.SIGKILL
 
 
 class Beat(Callback):
-    """Adds a byte to a file for each training batch, and for each case that is validated. Args: pause:
-    seconds for a case.
+    """Adds a byte to a file for each training batch, `t`, and for each case that is validated, `v`.
+
+    The process can send itself a signal, which no other process sends so exactly.
+
+    Args:
+        at: after which beat: `t3` is the third training batch of this process, `tv3` the third of both.
+        delay: seconds until then; SIGKILL comes before the next beat.
+        pause: seconds for a case.
     """
 
-    def __init__(self, path: str, pause: float = 0.0) -> None:
-        self.path, self.pause = path, pause
+    def __init__(
+        self, path: str, at: str = "", signal: str = "SIGKILL", delay: float = 0.0, pause: float = 0.0
+    ) -> None:
+        self.path, self.signal, self.delay, self.pause = path, signal, delay, pause
+        self.kinds, self.left = at.rstrip("0123456789"), int(at.lstrip("tv") or 0)
+        self.killer: threading.Timer | None = None
 
     def on_train_batch_start(self, *args: Any) -> None:
         self._beat("t")
@@ -55,9 +66,30 @@ class Beat(Callback):
             self._beat("v")
             time.sleep(self.pause)
 
-    def _beat(self, what: str) -> None:
+    def on_fit_end(self, *args: Any) -> None:
+        self._wait_for_the_end()
+
+    def _beat(self, kind: str) -> None:
+        self._wait_for_the_end()
         with Path(self.path).open("a") as file:
-            file.write(what)
+            file.write(kind)
+        if kind not in self.kinds:
+            return
+        self.left -= 1
+        if self.left == 0:
+            self._send()
+
+    def _send(self) -> None:
+        number = signal.Signals[self.signal]
+        if number != signal.SIGKILL:
+            os.kill(os.getpid(), number)
+            return
+        self.killer = threading.Timer(self.delay, os.kill, (os.getpid(), number))
+        self.killer.start()
+
+    def _wait_for_the_end(self) -> None:
+        if self.killer is not None:
+            self.killer.join()
 
 
 class Dropping(tiny.Net):
@@ -94,9 +126,8 @@ def messages(folder: Path) -> Path:
 
 
 def wait_for(process: Any, folder: Path, number: int, kind: str = "tv") -> None:
-    """Until the process has done so many more batches of a kind, or ended."""
-    before = _counted(folder, kind)
-    while process.is_alive() and _counted(folder, kind) < before + number:
+    """Until so many batches of a kind were done in this folder, or the process has ended."""
+    while process.is_alive() and _counted(folder, kind) < number:
         time.sleep(0.005)
 
 
@@ -109,11 +140,8 @@ def train(dataset: Path, folder: Path, settings: Sequence[str], kills: int = 0, 
     """One run to its end, killed up to so many times; returns how often it was."""
     rng, done = random.Random(seed), 0
     while True:
-        process = start(dataset, folder, settings)
-        if done < kills:
-            wait_for(process, folder, rng.randint(1, 8))
-            time.sleep(rng.random() * 0.05)
-            process.kill()
+        killed = [f"+callbacks.beat.at=tv{rng.randint(1, 8)}", f"+callbacks.beat.delay={0.05 * rng.random()}"]
+        process = start(dataset, folder, [*settings, *(killed if done < kills else ())])
         process.join()
         done += process.exitcode == KILLED
         if process.exitcode != KILLED:

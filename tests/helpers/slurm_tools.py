@@ -17,7 +17,7 @@ output=$(sed -n 's/^#SBATCH --output=//p' "$script" | sed 's/%A/7/')
 ) > /dev/null 2>&1 &
 echo $! > "$QUEUE"
 sed 's/--job-name=//' <<< "$2" > "$QUEUE.name"
-exec ${SLOW:-echo "7;cluster"}
+echo "7;cluster"
 """
 SQUEUE = """#!/usr/bin/env bash
 # a process that has ended counts as ended before its parent has asked for its exit code

@@ -17,12 +17,12 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from helpers.waiting import PATIENCE_S
 from hydra import compose, initialize_config_dir
 from lightning import Callback
 
 from medconv import config
 from medconv.cli.main import main
-from medconv.data.augmentation.augment import Augment
 from medconv.models.unet import UNet
 from medconv.training import run
 from medconv.training.run_dir import RunDir
@@ -99,7 +99,7 @@ def checked(dataset: Path, *more: str) -> config.RunConfig:
 
 
 def command(
-    name: str, *arguments: str, cwd: Path, timeout: float = 300, **settings: Any
+    name: str, *arguments: str, cwd: Path, timeout: float = PATIENCE_S, **settings: Any
 ) -> subprocess.CompletedProcess[str]:
     """`train.py`, or a command of `medconv`, in a process of its own, as a user starts it."""
     return subprocess.run(
@@ -166,14 +166,6 @@ class Sizes(Callback):
         if network.training:
             with self.path.open("a") as file:
                 file.write(json.dumps(inputs[0].shape[2:]) + "\n")
-
-
-class SlowAugment(Augment):
-    """As slow as a loader without enough workers."""
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        time.sleep(0.1)
-        return super().__call__(batch)
 
 
 class OutOfMemory(Callback):

@@ -13,6 +13,7 @@ from typing import Any
 
 import nibabel as nib
 import numpy as np
+from helpers.waiting import PATIENCE_S
 
 from medconv.data.case import Dataset
 from medconv.data.datasets.decathlon import msd
@@ -173,8 +174,8 @@ def unprivileged(function: Callable[..., Any], *arguments: Any) -> str:
 
     process = fork.Process(target=run)
     process.start()
-    message = answers.get(timeout=60)
-    process.join(timeout=60)
+    message = answers.get(timeout=PATIENCE_S)
+    process.join(timeout=PATIENCE_S)
     return str(message)
 
 

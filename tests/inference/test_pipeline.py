@@ -7,10 +7,9 @@ from itertools import count
 from typing import ClassVar
 
 import pytest
+from helpers.waiting import PATIENCE_S
 
 from medconv.inference.pipeline import stream
-
-TIMEOUT = 60  # seconds until a deadlock fails the test
 
 
 class Big:
@@ -45,7 +44,7 @@ def test_items_in_memory_are_bounded(workers: int) -> None:
 
     def write(item: int, predicted: Big) -> None:
         if item == 0:  # while it is being written, the next ones are loaded
-            assert loaded[workers + 1].wait(TIMEOUT)
+            assert loaded[workers + 1].wait(PATIENCE_S)
 
     finished = dict(stream(range(12), load, predict, write, workers))
     assert sorted(finished) == list(range(12))
@@ -59,7 +58,7 @@ def test_loading_prediction_and_writing_overlap() -> None:
     began = {stage: [threading.Event() for _ in range(10)] for stage in ("load", "predict")}
 
     def wait(event: threading.Event) -> None:
-        assert event.wait(TIMEOUT)
+        assert event.wait(PATIENCE_S)
 
     def load(item: int) -> int:
         began["load"][item].set()
@@ -134,7 +133,7 @@ def test_a_loaded_item_is_freed_once_it_is_predicted() -> None:
             predicted_is_dropped.set()
 
     def write(item: int, predicted: str) -> None:
-        predicted_is_dropped.wait(TIMEOUT)
+        predicted_is_dropped.wait(PATIENCE_S)
         alive.append(len(Big.alive))
 
     assert list(stream([0], lambda item: Content(), lambda loaded: "scores", write)) == [(0, None)]

@@ -112,10 +112,9 @@ def test_a_run_that_was_killed_keeps_them_and_needs_the_file_no_more(
     file.write_bytes(first.read_bytes())
     settings = [*resuming.STEPS, *MORE, *TUNED, f"init.pretrained={file}", "trainer.max_steps=9"]
     resuming.train(dataset, tmp_path / "whole", settings)
-    process = resuming.start(dataset, tmp_path / "run", settings)
-    resuming.wait_for(process, tmp_path / "run", 5, "t")
-    process.kill()
-    process.join(60)
+    process = resuming.start(dataset, tmp_path / "run", [*settings, "+callbacks.beat.at=t5"])
+    process.join()
+    assert process.exitcode == resuming.KILLED
     assert last(tmp_path / "run")["global_step"] < 9
     file.unlink()
     resuming.train(dataset, tmp_path / "run", settings)

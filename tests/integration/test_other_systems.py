@@ -10,6 +10,7 @@ from pathlib import Path
 
 from helpers import tiny
 from helpers.exports import Exported
+from helpers.waiting import PATIENCE_S
 
 # Third-party packages choose their way by the system's name, which stays; they are imported first.
 WITHOUT_LINUX = """
@@ -32,7 +33,9 @@ main()
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", WITHOUT_LINUX, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(tiny.ROOT)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
 
 
 def test_prediction_and_evaluation_need_nothing_that_only_linux_has(

@@ -10,13 +10,21 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
 import pytest
 from helpers import members, tiny
-from helpers.processes import Forked, until
+from helpers.processes import Forked
+from helpers.waiting import PATIENCE_S, until
+from nibabel.openers import ImageOpener
+
+from medconv.inference.output_dir import OutputDir
 
 NUMBER = 5
 WHOLE = "[!.]*.nii.gz"  # and not what is being written
@@ -24,7 +32,7 @@ WHOLE = "[!.]*.nii.gz"  # and not what is being written
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Of a command that takes long enough, 0.1 s a case, to be interrupted."""
+    """Of a command that takes 0.1 s a case: long enough for the slow tests to interrupt it."""
     home = tmp_path_factory.mktemp("processes")
     images, checkpoint = members.train(home)
     for i in range(NUMBER):
@@ -63,14 +71,32 @@ def assert_same(output: Path, serial: Path) -> None:
         np.testing.assert_array_equal(image.affine, expected.affine)
 
 
+@contextmanager
+def signalled(owner: Any, name: str, number: int, at: int = 1) -> Iterator[None]:
+    """A process that is started inside sends itself a signal before it calls a function for the n-th time.
+
+    Args: at: which call.
+    """
+    function: Callable[..., Any] = getattr(owner, name)
+    calls = count(1)
+
+    def signals(*arguments: Any) -> Any:
+        if next(calls) == at:
+            os.kill(os.getpid(), number)
+        return function(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, signals)
+        yield
+
+
 def test_killed_and_continued(flags: list[str], serial: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    process = start(flags, output)
-    wait_for(2, output)
-    os.kill(process.pid, signal.SIGKILL)
+    with signalled(OutputDir, "write", signal.SIGKILL, at=3):
+        process = start(flags, output)
     assert process.wait()[0] == -signal.SIGKILL
     before = {path: path.stat().st_mtime_ns for path in output.glob(WHOLE)}
-    assert 2 <= len(before) < NUMBER and (output / ".claims").is_dir()
+    assert len(before) == 2 and (output / ".claims").is_dir()
     code, messages = start(flags, output).wait()
     assert code == 0, messages
     assert f"{NUMBER - len(before)} made now, {len(before)} before" in messages
@@ -82,12 +108,14 @@ def test_killed_while_it_writes_probabilities(flags: list[str], tmp_path: Path) 
     """A case whose probabilities are half written has no label map, so it is done again."""
     output = tmp_path / "out"
     with_probabilities = [*flags, "--save-probabilities"]
-    process = start(with_probabilities, output)
-    until(lambda: any(output.glob("probabilities/.*.nii.gz")), pause=0.001)
-    os.kill(process.pid, signal.SIGKILL)
+    with signalled(
+        ImageOpener, "write", signal.SIGKILL, at=130
+    ):  # each case writes 72 planes and a label map
+        process = start(with_probabilities, output)
     assert process.wait()[0] == -signal.SIGKILL
+    assert len(list(output.glob("probabilities/.*.nii.gz"))) == 1
     done = {path.name for path in output.glob(WHOLE)}
-    assert len(done) < NUMBER and done <= {path.name for path in output.glob(f"probabilities/{WHOLE}")}
+    assert len(done) == 1 and done == {path.name for path in output.glob(f"probabilities/{WHOLE}")}
     code, messages = start(with_probabilities, output).wait()
     assert code == 0, messages
     assert f"{NUMBER - len(done)} made now" in messages
@@ -111,9 +139,8 @@ def test_three_processes_share_a_list(flags: list[str], serial: Path, tmp_path: 
 
 def test_stopped(flags: list[str], tmp_path: Path) -> None:
     output = tmp_path / "out"
-    process = start(flags, output)
-    wait_for(1, output)
-    os.kill(process.pid, signal.SIGTERM)
+    with signalled(OutputDir, "write", signal.SIGTERM, at=2):
+        process = start(flags, output)
     code, messages = process.wait()
     assert code == 75, messages
     assert (
@@ -140,7 +167,7 @@ def test_a_full_disk(flags: list[str], serial: Path, tmp_path: Path) -> None:
         ["unshare", "-rm", "sh", "-c", mount, "sh", *command, "--output", str(disk / "out")],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
     errors = done.stderr

@@ -19,6 +19,7 @@ import pytest
 from helpers.stores import assert_complete, before_each_file, rewritten, times
 from helpers.tiny import ROOT
 from helpers.volumes import preprocessing_config, write_msd
+from helpers.waiting import PATIENCE_S
 
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.decathlon import msd
@@ -55,7 +56,7 @@ def error_of(call: str, root: Path, before: str = "", launcher: tuple[str, ...] 
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE_S,
         cwd=root.parent,
     )
     assert done.returncode == 0, done.stderr
@@ -96,7 +97,7 @@ def _prepare_and_report(root: Path, cache: Path, log: Path, start: Barrier, answ
 
     pipeline.check, Store.write = slow_check, slow_write  # type: ignore[assignment,method-assign]
     dataset = msd(root)
-    start.wait(timeout=60)
+    start.wait(timeout=PATIENCE_S)
     measured = fingerprint(dataset, cache, 1)
     store = prepare(dataset, preprocessing_config(), cache, 1)
     answers.put((measured, all(store.has(case) for case in dataset.cases)))
@@ -116,9 +117,9 @@ def test_concurrent_processes_do_the_work_once(
     processes = [FORK.Process(target=_prepare_and_report, args=arguments) for _ in range(3)]
     for process in processes:
         process.start()
-    fingerprints, complete = zip(*[answers.get(timeout=120) for _ in processes], strict=True)
+    fingerprints, complete = zip(*[answers.get(timeout=PATIENCE_S) for _ in processes], strict=True)
     for process in processes:
-        process.join(timeout=60)
+        process.join(timeout=PATIENCE_S)
         assert process.exitcode == 0
     assert sorted(log.read_text().split()) == ["case_0", "case_1", "case_2", "check"]
     assert all(complete)
@@ -138,7 +139,7 @@ def test_a_killed_preparation_is_resumed(tmp_path: Path, fatal: str) -> None:
     root, cache = write_msd(tmp_path / "data"), tmp_path / "cache"
     process = FORK.Process(target=_prepare_until, args=(root, cache, fatal))
     process.start()
-    process.join(timeout=60)
+    process.join(timeout=PATIENCE_S)
     assert process.exitcode == -signal.SIGKILL
     dataset = msd(root)
     (store,) = stores(cache)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from helpers import resuming, tiny
-from helpers.processes import until
 from helpers.resuming import STEPS, assert_the_same_run, last, start, status, train, wait_for
+from helpers.waiting import until
 from lightning import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 
@@ -119,9 +119,9 @@ def test_told_to_stop_while_it_validates(dataset: Path, whole: Path, tmp_path: P
     scontrol.write_text(f'#!/bin/sh\necho "$@" > {requeued}; cp {folder}/summary.json {tmp_path}/then.json\n')
     scontrol.chmod(0o755)
     environment = {"SLURM_JOB_ID": "4711", "PATH": f"{scontrol.parent}:{os.environ['PATH']}"}
-    process = start(dataset, folder, [*STEPS, "+callbacks.beat.pause=1"], **environment)
-    wait_for(process, folder, 7, "v")  # the first case of the third validation, after steps 7, 14 and 17
-    os.kill(process.pid, signal.SIGUSR1)
+    # at the first case of the third validation, after steps 7, 14 and 17
+    told = ["+callbacks.beat.at=v7", "+callbacks.beat.signal=SIGUSR1"]
+    process = start(dataset, folder, [*STEPS, *told], **environment)
     process.join()
     assert process.exitcode == PREEMPTED
     assert resuming.beats(folder).read_text().count("v") < 9  # the last validation was not completed
@@ -136,24 +136,18 @@ def test_ctrl_c_keeps_the_step_and_a_second_one_does_not_wait(
     dataset: Path, whole: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    once = start(dataset, folder, [*STEPS, "run.checkpoint_interval=00:01:00:00"])
-    wait_for(once, folder, 3, "t")
-    os.kill(once.pid, signal.SIGINT)
+    settings = [*STEPS, "run.checkpoint_interval=00:01:00:00", "+callbacks.beat.signal=SIGINT"]
+    once = start(dataset, folder, [*settings, "+callbacks.beat.at=t3"])
     once.join()
     assert (once.exitcode, status(folder)) == (INTERRUPTED, "interrupted")
-    reached = last(folder)["global_step"]
-    assert 3 <= reached <= 5  # no other checkpoint was due
-    twice = start(
-        dataset, folder, [*STEPS, "run.checkpoint_interval=00:01:00:00", "+callbacks.beat.pause=1e6"]
-    )
-    wait_for(twice, folder, 1, "v")
-    os.kill(twice.pid, signal.SIGINT)
+    assert last(folder)["global_step"] == 3  # no other checkpoint was due
+    twice = start(dataset, folder, [*settings, "+callbacks.beat.at=v1", "+callbacks.beat.pause=1e6"])
     stopping = "Stopping after this step"
     until(lambda: resuming.messages(folder).read_text().count(stopping) == 2)  # once in each process
     os.kill(twice.pid, signal.SIGINT)
     twice.join()
     assert (twice.exitcode, status(folder)) == (INTERRUPTED, "interrupted")
-    assert last(folder)["global_step"] == reached
+    assert last(folder)["global_step"] == 3
     train(dataset, folder, STEPS)
     assert_the_same_run(whole, folder)
 

@@ -10,7 +10,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,8 @@ from typing import Any
 import pytest
 import torch
 from helpers import ranks, tiny
+from helpers.stopped import stopped
+from helpers.waiting import PATIENCE_S
 
 from medconv.training.data_setup import prepare_data
 from medconv.utils.exit_codes import DONE, PREEMPTED
@@ -48,13 +49,7 @@ sys.exit(max(code if code >= 0 else 128 - code for code in [task.wait() for task
 """
 
 
-def port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
-def awaited(condition: Any, process: subprocess.Popen[Any], seconds: float = 120) -> None:
+def awaited(condition: Any, process: subprocess.Popen[Any], seconds: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline and process.poll() is None, process.returncode
@@ -64,7 +59,7 @@ def awaited(condition: Any, process: subprocess.Popen[Any], seconds: float = 120
 @contextmanager
 def two_machines(tmp_path: Path, *arguments: str) -> Iterator[list[subprocess.Popen[Any]]]:
     """Each with a torchrun, in a working copy of its own; inside, they run."""
-    where = port()
+    where = str(ranks.port())
     nodes = [torchrun(node, where, tmp_path / f"node{node}", *arguments) for node in (0, 1)]
     try:
         yield nodes
@@ -126,7 +121,13 @@ def slurm(
         ["bash", str(SBATCH), *arguments],
         cwd=tmp_path,
         start_new_session=True,
-        env={**os.environ, **path, "MASTER_PORT": port(), "SLURM_SUBMIT_DIR": str(tmp_path), **variables},
+        env={
+            **os.environ,
+            **path,
+            "MASTER_PORT": str(ranks.port()),
+            "SLURM_SUBMIT_DIR": str(tmp_path),
+            **variables,
+        },
     )
     try:
         yield process
@@ -153,7 +154,7 @@ def test_all_processes_that_share_a_cache_find_all_cases(tmp_path: Path) -> None
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(PATIENCE_S)
     assert [process.exitcode for process in processes] == [0] * 4
     logs = "".join((tmp_path / f"log{number}").read_text() for number in range(4))
     assert "preparing 7 of 7 cases" in logs
@@ -169,11 +170,8 @@ def test_a_process_that_is_lost_ends_the_other_and_the_same_command_resumes(
 ) -> None:
     arguments = tiny.overrides(dataset, *LONG)
     last = tmp_path / "run/checkpoints/last.ckpt"
-    processes = ranks.start(*arguments, cwd=tmp_path)
-    while processes[0].is_alive() and not last.is_file():
-        time.sleep(0.02)
-    processes[1].kill()
-    ended = ranks.wait(processes, tmp_path)
+    killed = stopped(tmp_path / "killed", step=35, rank=1)
+    ended = ranks.run(*arguments, killed, cwd=tmp_path)
     assert ended.codes == [PREEMPTED, -signal.SIGKILL]
     assert ended.stderr[0].startswith(LOST) and ended.stderr[0].count("\n") == 1
     assert _summary(tmp_path)["status"] == "preempted"
@@ -195,7 +193,7 @@ def test_a_machine_that_is_lost_ends_the_job_and_the_same_command_goes_on(
         awaited(last.is_file, job)
         os.kill(int((tmp_path / "task1").read_text()), signal.SIGKILL)
         killed = time.monotonic()
-        assert job.wait(timeout=60) == 128 + signal.SIGKILL  # srun's: the highest
+        assert job.wait(timeout=PATIENCE_S) == 128 + signal.SIGKILL  # srun's: the highest
         assert time.monotonic() - killed < 20
     errors = (tmp_path / "err0").read_text()
     assert errors.startswith(LOST)
@@ -204,7 +202,7 @@ def test_a_machine_that_is_lost_ends_the_job_and_the_same_command_goes_on(
     reached = torch.load(last, weights_only=True)["global_step"]
     assert 0 < reached < 60
     with slurm(tmp_path, *arguments, RESTART_COUNT="1") as job:
-        assert job.wait(timeout=120) == DONE, (tmp_path / "err0").read_text()
+        assert job.wait(timeout=PATIENCE_S) == DONE, (tmp_path / "err0").read_text()
     assert (_summary(tmp_path)["status"], _summary(tmp_path)["steps"]) == ("done", 60)
     with (tmp_path / "run/metrics.csv").open(newline="") as file:
         assert {int(row["step"]) for row in csv.DictReader(file)} >= set(range(60))
@@ -223,7 +221,7 @@ def test_a_job_that_may_go_on_is_requeued(tmp_path: Path, code: int, restarts: s
     python.write_text(f'#!/bin/sh\necho "$@"; exit {code}\n')
     python.chmod(0o755)
     with slurm(tmp_path, "a=1 2", "b", RESTART_COUNT=restarts, python=str(python), limit="2") as job:
-        assert job.wait(timeout=60) == code
+        assert job.wait(timeout=PATIENCE_S) == code
     assert (tmp_path / "out1").read_text() == "-m medconv.cli train data.num_workers=0 a=1 2 b\n"
     assert (tmp_path / "requeued").exists() == requeued
     assert not requeued or (tmp_path / "requeued").read_text() == "requeue 4711\n"
@@ -248,7 +246,7 @@ def test_a_process_that_a_watchdog_ends_is_one_that_lost_another(
     python.chmod(0o755)
     (tmp_path / ".medconv-error-4711").write_text("of an earlier start\n")
     with slurm(tmp_path, RESTART_COUNT="1", JOB_NUM_NODES=nodes, python=str(python)) as job:
-        assert job.wait(timeout=60) == code
+        assert job.wait(timeout=PATIENCE_S) == code
     assert (tmp_path / "requeued").exists() == requeued
     assert not (tmp_path / ".medconv-error-4711").exists()
 
@@ -260,7 +258,7 @@ def test_two_machines_give_the_result_of_one_and_the_first_alone_writes(
     same = [*SAME, "data.samples_per_epoch=12", "trainer.max_steps=6"]
     one = tiny.train(dataset, tmp_path / "one", *same, "data.batch_size=4")  # prepares for them, too
     with two_machines(tmp_path, *tiny.overrides(dataset, *same, "run.dir=run")) as nodes:
-        (output, errors), _ = [node.communicate(timeout=120) for node in nodes]
+        (output, errors), _ = [node.communicate(timeout=PATIENCE_S) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], errors
     assert "global batch 4" in output
     assert list((tmp_path / "node1").iterdir()) == []
@@ -283,12 +281,12 @@ def test_torchrun_ends_too_and_only_a_shared_folder_goes_on(dataset: Path, tmp_p
         awaited((tmp_path / "node0/run/checkpoints/last.ckpt").is_file, nodes[0])
         power_off(nodes[1])
         killed = time.monotonic()
-        errors = nodes[0].communicate(timeout=60)[1]
+        errors = nodes[0].communicate(timeout=PATIENCE_S)[1]
     print(f"ended after {time.monotonic() - killed:.1f} s")
     assert nodes[0].returncode == 1 and LOST in errors and "exitcode  : 75" in errors
     assert time.monotonic() - killed < 30
     with two_machines(tmp_path, *arguments) as nodes:
-        messages = [node.communicate(timeout=120)[1] for node in nodes]
+        messages = [node.communicate(timeout=PATIENCE_S)[1] for node in nodes]
     for message in messages:
         assert re.search(
             r"error: run: not the same folder for all processes, they would resume at steps \[\d+, 0\]; it ",
@@ -304,11 +302,11 @@ def test_a_machine_that_does_not_answer_is_waited_for_in_bounds(dataset: Path, t
         tasks = [int((tmp_path / f"task{rank}").read_text()) for rank in (0, 1)]
         os.kill(tasks[1], signal.SIGSTOP)
         stopped = time.monotonic()
-        awaited((tmp_path / "err0").read_text, job, 60)
+        awaited((tmp_path / "err0").read_text, job)
         print(f"noticed after {time.monotonic() - stopped:.1f} s")
         assert 5 < time.monotonic() - stopped < 30
         os.kill(tasks[1], signal.SIGKILL)
-        assert job.wait(timeout=60) == 128 + signal.SIGKILL
+        assert job.wait(timeout=PATIENCE_S) == 128 + signal.SIGKILL
     assert (tmp_path / "err0").read_text().startswith(LOST)
 
 
@@ -330,7 +328,7 @@ def test_machines_lost_again_and_again(dataset: Path, tmp_path: Path) -> None:
                 time.sleep(times.uniform(0, 1))
             os.kill(int(tasks[number % 2].read_text()), signal.SIGKILL)
             killed = time.monotonic()
-            assert job.wait(timeout=90) == 128 + signal.SIGKILL
+            assert job.wait(timeout=PATIENCE_S) == 128 + signal.SIGKILL
             seen.append(round(time.monotonic() - killed, 1))
             errors = (tmp_path / f"err{1 - number % 2}").read_text()
             assert errors.splitlines()[-1].startswith(LOST), (
@@ -339,7 +337,7 @@ def test_machines_lost_again_and_again(dataset: Path, tmp_path: Path) -> None:
             for task in tasks:
                 task.unlink()
     with slurm(tmp_path, *arguments) as job:
-        assert job.wait(timeout=300) == DONE, (tmp_path / "err0").read_text()
+        assert job.wait(timeout=PATIENCE_S) == DONE, (tmp_path / "err0").read_text()
     print(f"the other ended after {seen} s")
     assert max(seen) < 2 * 20 + 25  # to meet is tried twice
     assert (_summary(tmp_path)["status"], _summary(tmp_path)["steps"]) == ("done", 600)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers import tiny
+from helpers.waiting import PATIENCE_S
 
 import medconv
 
@@ -25,10 +26,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(folder / "dist"),
         str(tiny.ROOT),
     ]
-    subprocess.run([*pip, *build], check=True, timeout=300)
+    subprocess.run([*pip, *build], check=True, timeout=PATIENCE_S)
     (wheel,) = (folder / "dist").glob("medconv-*.whl")
     subprocess.run(
-        [*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True, timeout=300
+        [*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)],
+        check=True,
+        timeout=PATIENCE_S,
     )
     return folder / "site"
 
@@ -55,7 +58,7 @@ def start(installed: Path, cwd: Path, *words: str) -> subprocess.CompletedProces
         env={**os.environ, "PYTHONPATH": str(installed)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from helpers import configs, tiny
-from helpers.processes import FORKED, Forked, until
+from helpers.processes import FORKED, Forked
+from helpers.stopped import stopped
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
@@ -45,12 +46,11 @@ def test_a_stopped_search_resumes_with_the_unfinished_trial(
     dataset: Path, tmp_path: Path, space: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "subprocess", FORKED)
-    arguments = [*space, *tiny.overrides(dataset), "callbacks=none", "model.norm=choice(batch,instance)"]
+    stop = stopped(tmp_path / "stopped", number=signal.SIGTERM, to_parent=True)
+    choice = "model.norm=choice(batch,instance)"
+    arguments = [*space, *tiny.overrides(dataset), "callbacks=none", stop, choice]
     home = tmp_path / "runs/search"
-    first = Forked(*arguments, cwd=tmp_path)
-    until(lambda: "[trial 1]" in first.output.read_text() or first.ended())
-    os.kill(first.pid, signal.SIGTERM)
-    code, output = first.wait()
+    code, output = Forked(*arguments, cwd=tmp_path).wait()
     assert code == PREEMPTED, output
     first_title = output[output.index("[trial 1]") :].splitlines()[0]
     code, output = Forked(*arguments, cwd=tmp_path).wait()

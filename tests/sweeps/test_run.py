@@ -3,13 +3,16 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from helpers.cross_validations import Sweep, by_fold
-from helpers.processes import until
+from helpers.waiting import until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -71,6 +74,28 @@ def test_a_stopped_sweep_stops_its_job_and_waits_for_it(
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == code
     assert signals.read_text() == " ".join(str(int(signum)) for signum in received)
+
+
+class InterruptedStart(subprocess.Popen):  # type: ignore[type-arg]
+    """Ctrl-C comes after the process has begun, and before anybody waits for it."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        until(Path("signals.begun").exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_sweep_that_is_stopped_as_it_starts_a_job_stops_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    started = SimpleNamespace(Popen=InterruptedStart, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(run, "subprocess", started)
+    monkeypatch.setattr(run, "_CTRL_C_SECONDS", 0.2)
+    pid = forked(lambda: run._run_process([sys.executable, "-c", JOB, "signals", "1"]))
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == INTERRUPTED
+    assert Path("signals").read_text() == str(int(signal.SIGTERM))
 
 
 class Short(run.Job):

@@ -6,13 +6,15 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import slurm_tools, tiny
 from helpers.configs import composed
-from helpers.processes import Forked, until
+from helpers.processes import Forked
+from helpers.waiting import PATIENCE_S, until
 from omegaconf import OmegaConf
 
 from medconv.config import ConfigError
@@ -95,6 +97,20 @@ def test_a_stopped_sweep_leaves_its_array_and_finds_it_again(
     code, output = third.wait()
     assert (tmp_path / "queue").read_text() == queued  # nothing was submitted again
     assert code == DONE and output.count("  -     runs/array/") == 2, output
+
+
+def test_ctrl_c_as_the_array_is_named_leaves_it_in_the_queue(
+    three: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(text: str, **settings: Any) -> None:
+        print(text, **settings)
+        if "logs are" in text:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(slurm, "print", interrupted, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        slurm.run(three, {"poll_seconds": 0.1}, [])
+    assert "array 7 stays in the queue" in capsys.readouterr().out
 
 
 def test_a_job_ended_by_slurm_has_failed_with_that_reason(
@@ -183,7 +199,7 @@ def test_an_exit_code_that_appears_late_counts(
 ) -> None:
     """A shared file system may show files of other machines late; without the code, the summary counts."""
     script = slurm_script._TEMPLATE
-    monkeypatch.setattr(slurm, "_VISIBLE_SECONDS", 20)
+    monkeypatch.setattr(slurm, "_VISIBLE_SECONDS", PATIENCE_S)
     monkeypatch.setattr(
         slurm_script,
         "_TEMPLATE",
@@ -199,17 +215,29 @@ def test_an_exit_code_that_appears_late_counts(
     assert three[0].code == 0
 
 
+class Unanswered:
+    """In the place of the module `subprocess`: a command does what it is to do, and its answer is too late."""
+
+    TimeoutExpired = subprocess.TimeoutExpired
+
+    @staticmethod
+    def run(command: Sequence[str], *, timeout: float, **settings: Any) -> None:
+        subprocess.run(command, **settings)
+        raise subprocess.TimeoutExpired(command, timeout)
+
+
 def test_an_array_is_found_by_its_name_if_sbatch_did_not_answer(
     tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "_ANSWER_SECONDS", 1)
-    monkeypatch.setenv("SLOW", "sleep 60")
+    """The jobs begin once the array was found."""
+    monkeypatch.setattr(slurm, "subprocess", Unanswered)
     waits = f"#!/usr/bin/env bash\nwhile [ ! -e {tmp_path}/go ]; do sleep 0.1; done\n"
     (tmp_path / "bin/srun").write_text(ENDED.replace("#!/usr/bin/env bash\n", waits))
     with pytest.raises(ConfigError, match="sbatch did not answer"):
         slurm.run(three, {"poll_seconds": 0.1}, [])
-    monkeypatch.delenv("SLOW")
-    threading.Timer(1, (tmp_path / "go").touch).start()
+    monkeypatch.setattr(slurm, "subprocess", subprocess)
+    wait = slurm._wait
+    monkeypatch.setattr(slurm, "_wait", lambda *about: ((tmp_path / "go").touch(), wait(*about)))
     slurm.run(three, {"poll_seconds": 0.1}, [])
     assert [job.code for job in three] == [0, 1, 0]
     assert len(sent(tmp_path)) == 3  # nothing was submitted twice

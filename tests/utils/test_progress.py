@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.waiting import PATIENCE_S
 
 PROGRAM = """
 import logging
@@ -27,7 +28,7 @@ def terminal(tmp_path: Path, *, output_too: bool, term: str = "xterm") -> tuple[
     with (tmp_path / "out").open("w") as file:
         out = theirs if output_too else file
         settings = {"stdout": out, "stderr": theirs, "env": {**os.environ, "TERM": term, "COLUMNS": "80"}}
-        subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=60, **settings)
+        subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=PATIENCE_S, **settings)
     os.close(theirs)
     shown = b""
     try:
@@ -61,5 +62,7 @@ def test_without_a_cursor_there_is_no_bar(tmp_path: Path) -> None:
 
 def test_a_pipe_gets_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on build servers
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert (ended.stdout, ended.stderr) == ("item a\nitem b\nitem c\nFalse\n", "")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.processes import until
+from helpers.waiting import PATIENCE_S, until
 
 from medconv.utils import signals
 
@@ -163,12 +163,12 @@ def noted_as_its_terminal_closes(folder: Path, seconds: float, *prefix: str) -> 
     os.close(of_process)
     until(begun.exists)
     os.close(ours)
-    assert process.wait(60) == 0
+    assert process.wait(PATIENCE_S) == 0
     return number.read_text()
 
 
 def test_a_closed_terminal_requests_a_stop_and_output_to_it_raises_nothing(tmp_path: Path) -> None:
-    assert noted_as_its_terminal_closes(tmp_path, 60) == str(int(signal.SIGHUP))
+    assert noted_as_its_terminal_closes(tmp_path, PATIENCE_S) == str(int(signal.SIGHUP))
 
 
 def test_with_nohup_a_closed_terminal_stops_nothing(tmp_path: Path) -> None:

@@ -3,30 +3,32 @@
 import threading
 
 import pytest
+from helpers.waiting import PATIENCE_S
 
 from medconv.utils.threads import each
 
 
 def test_each_runs_as_many_threads_as_there_are_workers() -> None:
     """Each thread holds one case, so this also limits the memory."""
-    running, most, lock = 0, 0, threading.Lock()
+    running, most, lock, all_run = 0, 0, threading.Lock(), threading.Barrier(3)
 
     def work(item: int) -> int:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
-        threading.Event().wait(0.01)
+        all_run.wait(PATIENCE_S)
         with lock:
             running -= 1
         return -item
 
-    assert list(each(work, range(20), 3, "work")) == [-n for n in range(20)]
+    assert list(each(work, range(21), 3, "work")) == [-n for n in range(21)]
     assert most == 3
 
 
 def test_the_first_error_ends_the_work() -> None:
-    done = []
+    """To do all items would take 100 seconds; the error is seen long before."""
+    done, items = [], range(20_000)
 
     def work(item: int) -> None:
         if item == 1:
@@ -35,5 +37,5 @@ def test_the_first_error_ends_the_work() -> None:
         done.append(item)
 
     with pytest.raises(ValueError, match="of item 1"):
-        list(each(work, range(200), 2, "work"))
-    assert len(done) < 20
+        list(each(work, items, 2, "work"))
+    assert len(done) < len(items) - 1

@@ -4,12 +4,11 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from helpers.waiting import PATIENCE_S, until
 
 from benchmarks.peers.process import NNUNET, NNUNET_DATA, TORCHIO_DATA, PeerProcess
 
@@ -34,13 +33,13 @@ for line in sys.stdin:
         pass
     print('{{"seconds": 1, "asked": "' + line.strip() + '"}}', flush=True)
 """
-    with PeerProcess(sys.executable, ["-c", code], 60, frozen=True) as peer:
+    with PeerProcess(sys.executable, ["-c", code], PATIENCE_S, frozen=True) as peer:
         group = peer._process.pid
         for request in ("run 3", "run 4"):
-            wait_until(lambda: {state(group), state(peer.about["worker"])} == {"T"})
+            until(lambda: {state(group), state(peer.about["worker"])} == {"T"})
             assert peer.ask(request)["asked"] == request
-        wait_until(lambda: {state(group), state(peer.about["worker"])} == {"T"})
-    wait_until(lambda: not alive(group))  # the worker, too
+        until(lambda: {state(group), state(peer.about["worker"])} == {"T"})
+    until(lambda: not alive(group))  # the worker, too
 
 
 def state(process: int) -> str:
@@ -56,12 +55,6 @@ def alive(group: int) -> bool:
     return True
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Signals take effect soon after they are sent; pytest's timeout ends an endless wait."""
-    while not condition():
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("script", [NNUNET_DATA, TORCHIO_DATA])
 def test_data_scripts_import_neither_medconv_nor_torch_and_say_what_to_install(
     script: tuple[str, ...], tmp_path: Path
@@ -69,14 +62,14 @@ def test_data_scripts_import_neither_medconv_nor_torch_and_say_what_to_install(
     code = "import runpy, sys; sys.path.insert(0, sys.argv[2]); runpy.run_path(sys.argv[1])"
     code += "; assert not {'medconv', 'torch'} & set(sys.modules)"
     subprocess.run(
-        [sys.executable, "-c", code, *script, str(Path(script[0]).parent)], check=True, timeout=120
+        [sys.executable, "-c", code, *script, str(Path(script[0]).parent)], check=True, timeout=PATIENCE_S
     )
     if script is TORCHIO_DATA and find_spec("torchio"):
         return  # nothing to install
     sizes = ["--raw", "r", "--scratch", str(tmp_path), "--patch", "8", "8", "8", "--spacing", "1", "1", "1"]
     with (
         pytest.raises(ValueError) as error,
-        PeerProcess(sys.executable, [*script, "--mode", "loader", *sizes], 300),
+        PeerProcess(sys.executable, [*script, "--mode", "loader", *sizes], PATIENCE_S),
     ):
         pass
     message = str(error.value)
@@ -84,7 +77,7 @@ def test_data_scripts_import_neither_medconv_nor_torch_and_say_what_to_install(
 
 
 def test_an_environment_without_nnunet_is_told_what_to_install() -> None:
-    with pytest.raises(ValueError) as error, PeerProcess(sys.executable, NNUNET, limit_s=300):
+    with pytest.raises(ValueError) as error, PeerProcess(sys.executable, NNUNET, limit_s=PATIENCE_S):
         pass
     message = str(error.value)
     assert (
@@ -97,7 +90,7 @@ def test_the_nnunet_script_imports_neither_medconv_nor_torch() -> None:
     code = "import runpy, sys; sys.path.insert(0, sys.argv[2]); runpy.run_path(sys.argv[1])"
     code += "; assert not {'medconv', 'torch'} & set(sys.modules)"
     subprocess.run(
-        [sys.executable, "-c", code, *NNUNET, str(Path(NNUNET[0]).parent)], check=True, timeout=120
+        [sys.executable, "-c", code, *NNUNET, str(Path(NNUNET[0]).parent)], check=True, timeout=PATIENCE_S
     )
 
 
@@ -115,7 +108,7 @@ def test_the_nnunet_script_imports_neither_medconv_nor_torch() -> None:
 def test_a_failed_peer_is_named_with_its_output(code: str, message: str) -> None:
     with (
         pytest.raises(ValueError, match=re.escape(sys.executable) + "(?s:.*)" + message),
-        PeerProcess(sys.executable, ["-c", code], 60),
+        PeerProcess(sys.executable, ["-c", code], PATIENCE_S),
     ):
         pass
 
@@ -131,7 +124,7 @@ def test_a_silent_peer_times_out() -> None:
 def test_a_peer_that_fails_in_a_step_is_an_error_with_its_reason() -> None:
     code = "print('{\"ready\": true}', flush=True); input(); raise MemoryError('full')"
     with (
-        PeerProcess(sys.executable, ["-c", code], 30) as peer,
+        PeerProcess(sys.executable, ["-c", code], PATIENCE_S) as peer,
         pytest.raises(ValueError, match="(?s)code 1.*MemoryError: full"),
     ):
         peer.step()

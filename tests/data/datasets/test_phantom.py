@@ -10,6 +10,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+from helpers.waiting import PATIENCE_S
 
 from medconv.data.datasets import phantom as phantom_module
 from medconv.data.datasets.phantom import LABELS, phantom, write_phantom
@@ -251,7 +252,7 @@ def test_concurrent_writers_leave_one_complete_dataset(
     barrier, publish, errors = threading.Barrier(3), phantom_module._publish, []
 
     def publish_together(partial: Path, root: Path) -> None:
-        barrier.wait(timeout=60)
+        barrier.wait(timeout=PATIENCE_S)
         publish(partial, root)
 
     def write() -> None:

@@ -16,6 +16,7 @@ import pytest
 from helpers import dicoms
 from helpers.dicoms import array, change, names, one, save, series
 from helpers.formats import assert_error_names
+from helpers.waiting import PATIENCE_S
 from pydicom.dataset import FileDataset
 
 from medconv.data.case import Case
@@ -174,7 +175,11 @@ def test_a_folder_of_many_radiographs_is_not_examined_for_each_of_them(
 def test_threads_read_the_headers_of_a_folder_once(
     tmp_path: Path, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths, listing, together = radiographs(tmp_path, 6), dicom_series.list_files, Barrier(6, timeout=60)
+    paths, listing, together = (
+        radiographs(tmp_path, 6),
+        dicom_series.list_files,
+        Barrier(6, timeout=PATIENCE_S),
+    )
 
     def listed(folder: Path) -> Any:
         together.wait()

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.processes import is_running, until
+from helpers.processes import is_running
+from helpers.waiting import PATIENCE_S, until
 from torch.utils.data import Dataset
 
 from medconv.data.loading import loader
@@ -66,7 +67,7 @@ def _worker_that_shares(pipe: Connection) -> None:
     heard, hook = threading.Event(), sys.excepthook
     sys.excepthook = lambda *error: (hook(*error), heard.set())
     pipe.send(resource_sharer.DupFd(0)._id)
-    pipe.send(heard.wait(60))
+    pipe.send(heard.wait(PATIENCE_S))
     pipe.recv()
 
 
@@ -217,7 +218,7 @@ def test_a_worker_that_is_killed_with_a_lock_does_not_hold_up_the_end() -> None:
     until(lambda: _is_held(event._cond))
     end = threading.Thread(target=workers._shutdown_workers, daemon=True)
     end.start()
-    end.join(60)
+    end.join(PATIENCE_S)
     assert not end.is_alive() and not any(worker.is_alive() for worker in workers._workers)
 
 
@@ -246,6 +247,7 @@ def test_stopped_workers_delay_neither_a_signal_between_epochs_nor_the_end(
     ended = _with_stopped_worker(signals.StopRequest())._iterator
     ended._shutdown_workers()  # as Lightning does
     (worker,) = ended._workers
+    worker.join()  # torch does so for 5 seconds at most
     assert worker.exitcode == -signal.SIGKILL
     assert worker not in multiprocessing.active_children()  # for which Python waits when it exits
 

@@ -15,8 +15,10 @@ from helpers import ranks, tiny
 from helpers.loading import data_module
 from helpers.volumes import preprocessing_config
 from helpers.volumes import tiny as tiny_dataset
+from helpers.waiting import PATIENCE_S
 from threadpoolctl import threadpool_limits
 
+from medconv.data.loading import loader as loader_module
 from medconv.data.loading import worker_errors
 from medconv.data.loading.datamodule import DataModule
 from medconv.data.preprocessing.pipeline import prepare
@@ -190,8 +192,11 @@ class Ending:
         return batch if 0 in batch["sample"].tolist() else {**batch, "image": EndingWhileSent()}
 
 
-def test_a_worker_that_ends_while_it_sends_a_batch_is_named_without_torchs_signal(tmp_path: Path) -> None:
+def test_a_worker_that_ends_while_it_sends_a_batch_is_named_without_torchs_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The signal comes late on a busy machine, and its error is lost where Python ignores exceptions."""
+    monkeypatch.setattr(loader_module, "_DEATH_SECONDS", PATIENCE_S)
     loader = module(tmp_path, Ending(), 1).train_dataloader()
     batches = iter(loader)
     next(batches)  # torch sets its handler with the first workers of the process

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.restoring import restore
+from helpers.waiting import PATIENCE_S
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -128,7 +129,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert int(done.stdout) < 30_000  # KB

@@ -12,6 +12,7 @@ from medconv.training.autotune.candidates import Candidate, choices
 from medconv.training.autotune.search import measure
 from medconv.training.autotune.trial import Choice
 
+AMPLE_S = 600  # more than a few steps take on any machine
 OPEN = dict.fromkeys(("precision", "channels_last", "fast_norm", "activation_checkpointing", "compile"))
 
 
@@ -22,7 +23,7 @@ def test_the_fastest_is_first_and_the_network_is_unchanged() -> None:
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
-    candidates = measure(work(network), choices(OPEN, network, gpu=False), seconds=5)
+    candidates = measure(work(network), choices(OPEN, network, gpu=False), seconds=AMPLE_S)
     torch.manual_seed(3)
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
@@ -38,7 +39,7 @@ def test_measuring_draws_no_random_numbers_of_the_caller() -> None:
     torch.manual_seed(3)
     job = work(unet("instance"))
     torch.manual_seed(3)
-    measure(job, [Choice()], seconds=1)
+    measure(job, [Choice()], seconds=AMPLE_S)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -56,7 +57,7 @@ class _WrongInHalf(nn.Module):
 
 def test_a_candidate_with_a_wrong_loss_is_rejected_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        candidates = measure(work(_WrongInHalf()), [Choice(), Choice("bf16-mixed")], seconds=2)
+        candidates = measure(work(_WrongInHalf()), [Choice(), Choice("bf16-mixed")], seconds=AMPLE_S)
     assert candidates[0].choice == Choice() and not candidates[0].remark
     assert candidates[1].remark.startswith("wrong loss")
     assert "perf=autotune discards bf16-mixed: its losses differ from plain fp32's" in caplog.text
@@ -76,16 +77,16 @@ class _Hungry(nn.Module):
 
 
 def test_checkpointing_is_tried_if_nothing_else_fits_into_memory() -> None:
-    candidates = measure(work(_Hungry()), [Choice()], seconds=2)
+    candidates = measure(work(_Hungry()), [Choice()], seconds=AMPLE_S)
     assert candidates[0].choice == Choice(activation_checkpointing="pointwise") and not candidates[0].remark
     assert candidates[1].remark == "does not fit into memory"
-    without = measure(work(_Hungry()), [Choice()], seconds=2, try_checkpointing=False)
+    without = measure(work(_Hungry()), [Choice()], seconds=AMPLE_S, try_checkpointing=False)
     assert without[0].remark == "does not fit into memory" and without[0].row()["seconds"] is None
 
 
 def test_other_errors_are_raised() -> None:
     with pytest.raises(RuntimeError, match="size"):
-        measure(work(nn.Conv2d(3, 2, 3)), [Choice()], seconds=1)
+        measure(work(nn.Conv2d(3, 2, 3)), [Choice()], seconds=AMPLE_S)
 
 
 def test_no_candidate_is_tried_after_the_time_limit() -> None:
@@ -99,11 +100,12 @@ def test_no_candidate_is_tried_after_the_time_limit() -> None:
 def test_a_larger_batch_is_chosen_if_it_is_cheaper_per_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     cost = {2: 1.0, 4: 1.2, 8: 1.6, 16: 3.2}
     monkeypatch.setattr(search, "_timed", lambda trial: (cost[len(trial.image)] / 1000, float(trial.step())))
-    candidates = measure(work(unet("instance")), [Choice()], seconds=10, try_batch_size=True)
+    candidates = measure(work(unet("instance")), [Choice()], seconds=AMPLE_S, try_batch_size=True)
     assert candidates[0].batch_size == 8
     assert candidates[-1].batch_size == 16 and candidates[-1].remark == "a sample is not 5 % cheaper"
     assert all(
-        candidate.batch_size == 2 for candidate in measure(work(unet("instance")), [Choice()], seconds=1)
+        candidate.batch_size == 2
+        for candidate in measure(work(unet("instance")), [Choice()], seconds=AMPLE_S)
     )
 
 
@@ -126,7 +128,7 @@ class _Random(nn.Module):
 
 def test_a_random_loss_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        candidates = measure(work(_Random()), [Choice(), Choice(channels_last=True)], seconds=2)
+        candidates = measure(work(_Random()), [Choice(), Choice(channels_last=True)], seconds=AMPLE_S)
     assert not any(candidate.remark for candidate in candidates)
     assert "loss is random, so losses are not compared" in caplog.text
 
@@ -140,5 +142,5 @@ class _NotInHalf(_Random):
 
 
 def test_a_candidate_that_fails_is_rejected_and_the_others_stay() -> None:
-    candidates = measure(work(_NotInHalf()), [Choice(), Choice("bf16-mixed")], seconds=2)
+    candidates = measure(work(_NotInHalf()), [Choice(), Choice("bf16-mixed")], seconds=AMPLE_S)
     assert candidates[0].choice == Choice() and candidates[1].remark == "fails: no such kernel"

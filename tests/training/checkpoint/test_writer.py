@@ -25,6 +25,7 @@ import pytest
 import torch
 from helpers import tiny
 from helpers.checkpoints import CONTENT, first, saved
+from helpers.waiting import PATIENCE_S
 from lightning import Callback
 
 from medconv.cli import train
@@ -314,7 +315,7 @@ def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path, resume: str) -> None:
     ready = fork.Event()
     other = fork.Process(target=_holds, args=(tmp_path / "run", "auto", ready), daemon=True)
     other.start()
-    assert ready.wait(60)
+    assert ready.wait(PATIENCE_S)
     with pytest.raises(
         ConfigError, match=r"run: another process is training there; .*choose another run\.name"
     ):

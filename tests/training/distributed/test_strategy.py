@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import ranks, tiny
+from helpers.waiting import PATIENCE_S, until
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from medconv.config import PerfConfig, TrainerConfig
@@ -111,26 +111,15 @@ def test_a_first_process_that_ends_late_is_not_killed(dataset: Path, tmp_path: P
     try:
         pids = [_number(tmp_path / f"pid{rank}") for rank in (0, 1)]
         os.kill(pids[1], signal.SIGTERM)
-        assert process.wait(timeout=60) == PREEMPTED
-        _gone(pids[1])
+        assert process.wait(timeout=PATIENCE_S) == PREEMPTED
+        until(lambda: not Path(f"/proc/{pids[1]}").is_dir())
     finally:
         process.kill()
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "preempted"
 
 
 def _number(path: Path) -> int:
-    deadline = time.monotonic() + 120
-    while not path.is_file() or not path.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return int(path.read_text())
-
-
-def _gone(pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{pid}").is_dir():
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.05)
+    return int(until(lambda: path.is_file() and path.read_text()))
 
 
 def test_an_interval_below_1_is_an_error() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import tiny
-from helpers.processes import until
+from helpers.waiting import until
 
 from medconv.config import ConfigError
 
@@ -40,7 +40,7 @@ def test_wandb_writes_offline_into_the_run_s_folder(dataset: Path, tmp_path: Pat
     assert wandb.run.config["optimizer.weight_decay"] == 0.01 and wandb.run.tags == ("a", "b")
     wandb.finish()
     (written,) = (tmp_path / "run/wandb").glob("offline-run-*/run-*.wandb")
-    until(lambda: b"val/dice/box" in written.read_bytes(), seconds=60)
+    until(lambda: b"val/dice/box" in written.read_bytes())
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])

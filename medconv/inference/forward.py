@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.data.preprocessing.slabs import SlabGrid, slab_axis
+from medconv.data.preprocessing.slabs import SlabGrid
 from medconv.inference.load import LoadedModel
 from medconv.inference.logit_file import LogitFile
 from medconv.inference.logit_stream import LogitSource, WholeLogits
 from medconv.inference.prepare import Input
 from medconv.inference.scores import KeptLogits, LabelMapScores
 from medconv.inference.slab_answer import Group, Source, WeightedGrid, answer_of, mean_logits
-from medconv.inference.sliding_window import SlidingWindow
+from medconv.inference.sliding_window import SlidingWindow, slab_axis
 from medconv.models.outputs import full_resolution
 from medconv.performance.switches import to_memory_format
 from medconv.targets.segmentation import SegmentationTargets
@@ -105,15 +105,16 @@ class LabelMapForward(Forward):
         assert isinstance(targets, SegmentationTargets)
         if prod(case_input.crop.content_shape) > _LARGE:
             release_freed_memory()
-        slice_axes = [preprocessing.slice_axis for preprocessing in self.preprocessings]
-        slice_axis = next((axis for axis in slice_axes if axis is not None), None)
-        axis = slab_axis(case_input.crop.content_shape, slice_axis)
+        # One image for each preprocessing.
+        images = [case_input.arrays[self.preprocessings.index(each.preprocessing)] for each in self.members]
+        axis = slab_axis([each.window for each in self.members], [image.shape[1:] for image in images])
+        only_labels = not (keeps_logits or self.with_quality or logit_folder)
         groups: list[Group] = []
         prepared = zip(self.preprocessings, case_input.arrays, case_input.crops, strict=True)
         for preprocessing, array, crop in prepared:
             sharing = [member for member in self.members if member.preprocessing == preprocessing]
             grid = SlabGrid(crop, axis, array.shape[1 + axis])
-            sources = self._sources(sharing, array, grid, keeps_logits)
+            sources = self._sources(sharing, array, grid, keeps_logits, only_labels)
             weight = len(sharing) / len(self.members)
             check = partial(check_finite, "logits", sharing[0], array)
             groups.append(Group(grid, weight, sources, check))
@@ -133,6 +134,7 @@ class LabelMapForward(Forward):
         array: np.ndarray,
         grid: SlabGrid,
         keeps_logits: bool,
+        only_labels: bool,
     ) -> list[Source]:
         """Of members with one preprocessing; those with the same windows share a sum."""
         image = torch.from_numpy(array).to(self.device)
@@ -146,7 +148,7 @@ class LabelMapForward(Forward):
                 group.append(member)
         sources: list[Source] = []
         for group in sharing:
-            logits = self._stream(group, image, grid, keeps_logits)
+            logits = self._stream(group, image, grid, keeps_logits, only_labels)
             sources.append(Source(logits, share=len(group) / len(members)))
         return sources
 
@@ -156,6 +158,7 @@ class LabelMapForward(Forward):
         image: Tensor,
         grid: SlabGrid,
         keeps_logits: bool,
+        only_labels: bool,
     ) -> LogitSource:
         """The mean of members with the same windows."""
         window = self._window(members[0])
@@ -165,7 +168,7 @@ class LabelMapForward(Forward):
             logits = window(network, image[None])[0]
             return WholeLogits(logits.movedim(1 + grid.axis, 1))
         planes_at_once = None if keeps_logits else grid.planes_at_once
-        return window.stream(network, image, grid.axis, planes_at_once)
+        return window.stream(network, image, grid.axis, planes_at_once, only_labels)
 
     def _window(self, member: LoadedModel) -> SlidingWindow:
         """On a CPU large batches save no time, and the logits of a batch with many classes are large."""
@@ -231,7 +234,7 @@ def check_finite(
 ) -> None:
     """Raises: ValueError: not finite; it blames the images where they are far from what a network is fed."""
     # A finite sum has finite terms only. `isfinite` copies, but huge terms may overflow the sum.
-    if bool(values.sum().isfinite()) or bool(values.isfinite().all()):
+    if bool(values.sum(dtype=torch.float32).isfinite()) or bool(values.isfinite().all()):
         return
     cause = f"the network's {kind} are not finite (precision={member.precision})"
     low = float(images.min())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -14,6 +14,7 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 _VALUES_AT_ONCE = 2**22  # of a window's logits that are weighted; all of 105 classes in 64^3 are 110 MB
+_HALF_ABOVE = 2**30  # bytes of the planes in fp32; more have fp16, where only labels follow from them
 
 
 class LogitSource(Protocol):
@@ -22,7 +23,8 @@ class LogitSource(Protocol):
     def take(self, first: int, stop: int) -> Tensor:
         """The planes from `first` to `stop`; those before `first` are never asked for again.
 
-        Shape: (classes, stop - first, *in_plane), float32 or float64.
+        They may lie in memory that the next call changes.
+        Shape: (classes, stop - first, *in_plane), float16, float32 or float64.
         """
 
 
@@ -43,9 +45,12 @@ class Window:
 class LogitStream:
     """The mean of overlapping windows' logits, weighted, along one axis of the image.
 
-    A ring holds the planes from the first that may be asked for to the last of the windows at hand, so
-    memory does not grow with the length of the axis. If the sum does not fit into a GPU, it goes on in the
-    computer's memory.
+    In memory are the planes from the first that may be asked for to the last of the windows at hand, so it
+    does not grow with the length of the axis. They are no ring: planes that are asked for would wrap around
+    it, and be copied. If they do not fit into a GPU, they go on in the computer's memory.
+
+    They are weighted sums, divided in the end, in fp32. In fp16 they are the mean of the windows so far: it
+    has the size of logits, where sums may overflow, and products with a corner's small weights lose digits.
 
     Args:
         windows: ordered by their first plane.
@@ -55,7 +60,8 @@ class LogitStream:
         content: the box of the image in its padding, planes first.
         batch_size: windows in one call of the network.
         planes_at_once: at most so many planes are taken at once; None: all of them.
-        device: of the sum.
+        only_labels: only label maps follow from the logits, which may have fp16 where fp32 takes much memory.
+        device: of the planes.
         track: wraps the batches, such as with a progress bar.
     """
 
@@ -69,6 +75,7 @@ class LogitStream:
         *,
         batch_size: int,
         planes_at_once: int | None,
+        only_labels: bool,
         device: torch.device,
         track: Callable[[Iterable[Sequence[Window]]], Iterable[Sequence[Window]]] = iter,
     ) -> None:
@@ -88,48 +95,52 @@ class LogitStream:
             batch[-1].first_plane + len(weights) - first
             for batch, (first, _) in zip(batches, pairwise(first_planes), strict=True)
         ]
-        self._capacity = min(shape[0], max(spans) + (planes_at_once or shape[0]))
-        self._first = 0  # plane in the ring
+        # When the next windows are added, at least one of the planes that are asked for is theirs.
+        self._capacity = min(shape[0], max(spans) + (planes_at_once or shape[0]) - 1)
+        self._start = 0  # first plane in memory
+        self._first = 0  # first plane that may be asked for
         self._complete = 0  # planes before this one have all their windows
+        self._only_labels = only_labels
         self._sum = torch.empty(0)
         self._weight_sum = torch.empty(0)
         self._weighted = torch.empty(0)
 
     @property
     def num_values(self) -> int:
-        """Values of the ring per class."""
+        """Values of the planes in memory, per class."""
         return self._capacity * prod(self._shape[1:])
 
     def take(self, first: int, stop: int) -> Tensor:
-        first += self._offset
-        stop += self._offset
-        self._free(first)
-        while self._complete < stop:
+        self._first = first + self._offset
+        while self._complete < stop + self._offset:
             self._advance()
-        pieces = [self._sum[:, planes] for planes, _ in self._pieces(first, stop)]
-        logits = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
-        return logits[:, :, *self._in_plane]
-
-    def _free(self, first: int) -> None:
-        """Planes before this one make place for others, whose sums begin at 0."""
-        if first > self._first and self._sum.numel():
-            for planes, _ in self._pieces(self._first, min(first, self._first + self._capacity)):
-                self._sum[:, planes] = 0
-                self._weight_sum[planes] = 0
-        self._first = max(first, self._first)
+        planes = self._planes(first + self._offset, stop + self._offset)
+        return self._sum[:, planes][:, :, *self._in_plane]
 
     def _advance(self) -> None:
         """The next batch of windows."""
         batch = next(self._batches)
-        for window, logits in zip(batch, self._logits(batch), strict=True):
+        all_logits = self._logits(batch)
+        self._make_room(batch[-1].first_plane + len(self._weights))
+        for window, logits in zip(batch, all_logits, strict=True):
             self._add(window, logits)
         complete = next(self._complete_after)
-        for planes, _ in self._pieces(self._complete, complete):
-            self._sum[:, planes] /= self._weight_sum[planes]
+        if not self._is_half:
+            planes = self._planes(self._complete, complete)
+            self._sum[:, planes] /= self._weight_sum[:, planes]
         self._complete = complete
 
+    def _make_room(self, stop: int) -> None:
+        """For planes before `stop`; those that are not asked for again give way."""
+        if stop - self._start <= self._capacity:
+            return
+        start = min(self._first, self._complete)
+        for planes in (self._sum, self._weight_sum):
+            _drop(planes, start - self._start)
+        self._start = start
+
     def _logits(self, batch: Sequence[Window]) -> list[Tensor]:
-        """Of each window, on the ring's device."""
+        """Of each window, on the device of the planes."""
         try:
             return self._on_device(self._network(batch))
         # The GPU's error; the CPU raises another class.
@@ -145,43 +156,65 @@ class LogitStream:
         return self._on_device(self._network(batch))
 
     def _on_device(self, logits: Sequence[Tensor]) -> list[Tensor]:
-        """The first ones say how large the ring is."""
+        """The first ones say how large the planes are."""
         if not self._sum.numel():
             # Half-precision logits are weighted in their own precision, as MONAI does, and summed in fp32.
             dtype = torch.promote_types(logits[0].dtype, torch.float32)
-            ring = (self._capacity, *self._shape[1:])
-            self._sum = torch.zeros((len(logits[0]), *ring), dtype=dtype, device=self._device)
-            self._weight_sum = torch.zeros(ring, dtype=dtype, device=self._device)
             self._weights = self._weights.to(self._device, dtype)
+            planes = (self._capacity, *self._shape[1:])
+            self._weight_sum = torch.zeros((1, *planes), dtype=dtype, device=self._device)
+            if self._only_labels and takes_half(len(logits[0]), self.num_values):
+                dtype = torch.float16
+            self._sum = torch.zeros((len(logits[0]), *planes), dtype=dtype, device=self._device)
             # Of some classes, apart from the logits: a network may return its input. One for all windows,
             # since fresh memory costs more than the multiplication.
             classes_at_once = max(1, _VALUES_AT_ONCE // logits[0][0].numel())
             weighted_shape = (min(classes_at_once, len(logits[0])), *logits[0].shape[1:])
-            self._weighted = torch.empty(weighted_shape, dtype=logits[0].dtype)
+            self._weighted = torch.empty(weighted_shape, dtype=dtype if self._is_half else logits[0].dtype)
         self._weighted = self._weighted.to(self._device)
         return [each.to(self._device) for each in logits]
 
+    @property
+    def _is_half(self) -> bool:
+        return self._sum.dtype == torch.float16
+
     def _add(self, window: Window, logits: Tensor) -> None:
         """Shape: logits (classes, depth, *in_plane)."""
-        last = window.first_plane + len(self._weights)
-        pieces = list(self._pieces(window.first_plane, last))
+        planes = self._planes(window.first_plane, window.first_plane + len(self._weights))
+        box = (slice(None), planes, *window.box)
+        self._weight_sum[box] += self._weights
         classes_at_once = len(self._weighted)
         for first in range(0, len(logits), classes_at_once):
             some_logits = logits[first : first + classes_at_once]
-            weighted = torch.mul(some_logits, self._weights, out=self._weighted[: len(some_logits)])
-            some_sums = self._sum[first : first + classes_at_once]
-            for planes, part in pieces:
-                some_sums[:, planes][:, :, *window.box] += weighted[:, part]
-        for planes, part in pieces:
-            self._weight_sum[planes][:, *window.box] += self._weights[part]
+            some_sums = self._sum[first : first + classes_at_once][box]
+            weighted = self._weighted[: len(some_logits)]
+            if self._is_half:
+                share = (self._weights / self._weight_sum[box]).half()
+                some_sums.lerp_(weighted.copy_(some_logits), share)
+            else:
+                some_sums += torch.mul(some_logits, self._weights, out=weighted)
 
-    def _pieces(self, first: int, stop: int) -> Iterator[tuple[slice, slice]]:
-        """Planes as slices of the ring, which they may wrap around, and their slices among these planes."""
-        while first < stop:
-            begin = first % self._capacity
-            count = min(stop - first, self._capacity - begin)
-            yield slice(begin, begin + count), slice(-(stop - first), count - (stop - first) or None)
-            first += count
+    def _planes(self, first: int, stop: int) -> slice:
+        """Planes of the image as a slice of those in memory."""
+        return slice(first - self._start, stop - self._start)
+
+
+def takes_half(classes: int, values: float) -> bool:
+    """Whether the mean of so many values per class has fp16 where only labels follow from it."""
+    return 4 * classes * values > _HALF_ABOVE
+
+
+def _drop(planes: Tensor, count: int) -> None:
+    """The first planes give way to those behind them, and as many of zeros follow.
+
+    Shape: planes (classes, planes, *in_plane).
+    """
+    length = planes.shape[1]
+    for first in range(0, length - count, count):
+        # No more than `count` at once, so that none is overwritten before it is moved.
+        target = planes[:, first : min(first + count, length - count)]
+        target.copy_(planes[:, first + count : first + count + target.shape[1]])
+    planes[:, length - count :] = 0
 
 
 @dataclass

@@ -11,10 +11,11 @@ from medconv.data.case import Case, Grid
 from medconv.data.io.images import shape_and_affine
 from medconv.data.io.nifti import check_memory
 from medconv.data.preprocessing.orientation import canonical_spacing
-from medconv.data.preprocessing.preprocess import resampled_shape
-from medconv.data.preprocessing.slabs import slab_axis
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, resampled_shape
 from medconv.inference.load import LoadedModel
+from medconv.inference.logit_stream import takes_half
 from medconv.inference.prepare import is_plausible
+from medconv.inference.sliding_window import slab_axis
 from medconv.performance.memory_budget import total_memory
 from medconv.utils.logging import size_text
 
@@ -25,7 +26,7 @@ _LABEL = 4  # bytes a voxel: the label map on the content's grid and on the imag
 # the image's.
 _PROBABILITIES = 12
 # Planes in work, in lengths of a window: its own, those not asked for yet, and of a row that a batch begins.
-_RING = 1.4
+_PLANES = 1.4
 _USABLE = 0.8  # share of the machine's memory
 _LOOKED_AT = 8  # cases; headers of thousands would take minutes
 _WORTH_SAYING = 2**30  # bytes
@@ -62,7 +63,8 @@ def fitting_workers(
     """
     if not members[0].targets.per_voxel:
         return workers
-    needs = [need for need in (_need(case, members) for case in cases[:_LOOKED_AT]) if need]
+    only_labels = not saves_probabilities
+    needs = [need for case in cases[:_LOOKED_AT] if (need := _need(case, members, only_labels))]
     if not needs:
         return workers
     if saves_probabilities:
@@ -90,7 +92,7 @@ def fitting_workers(
     return fitting
 
 
-def _need(case: Case, members: Sequence[LoadedModel]) -> Need | None:
+def _need(case: Case, members: Sequence[LoadedModel], only_labels: bool = True) -> Need | None:
     """None: the header cannot be read, or is refused, which prediction will say."""
     try:
         shape, affine = shape_and_affine(case.images[0])
@@ -104,18 +106,25 @@ def _need(case: Case, members: Sequence[LoadedModel]) -> Need | None:
     voxels = prod(grid.shape)
     loading = _LOADING * voxels * len(members[0].modalities)
     # Members with the same preprocessing and windows share a sum.
-    sums = {(str(member.preprocessing), member.window): member for member in members}
-    logits = sum(_logit_bytes(grid, member) for member in sums.values())
+    sums = list({(str(member.preprocessing), member.window): member for member in members}.values())
+    shapes = [_prepared_shape(grid, member.preprocessing) for member in sums]
+    axis = slab_axis([member.window for member in sums], shapes)
+    logits = sum(
+        _logit_bytes(member, shape, axis, only_labels) for member, shape in zip(sums, shapes, strict=True)
+    )
     return Need(grid.shape, loading, logits + _LABEL * voxels)
 
 
-def _logit_bytes(grid: Grid, member: LoadedModel) -> float:
-    """Of the planes that windows still add to, in fp32."""
-    preprocessing = member.preprocessing
+def _prepared_shape(grid: Grid, preprocessing: PreprocessingConfig) -> tuple[int, ...]:
     spacing_mm = canonical_spacing(grid, preprocessing.reorients)
-    shape = resampled_shape(grid.shape, spacing_mm, preprocessing.target_mm(spacing_mm))
-    axis = slab_axis(grid.shape, preprocessing.slice_axis)
-    is_slice = member.window.slice_axis is not None
-    window_length = 1 if is_slice else member.window.patch_size[min(axis, len(member.window.patch_size) - 1)]
-    planes = min(shape[axis], _RING * window_length)
-    return 4 * member.targets.num_outputs * planes * prod(shape) / shape[axis]
+    return resampled_shape(grid.shape, spacing_mm, preprocessing.target_mm(spacing_mm))
+
+
+def _logit_bytes(member: LoadedModel, shape: Sequence[int], axis: int, only_labels: bool) -> float:
+    """Of the planes that windows still add to."""
+    window = member.window
+    window_length = 1 if window.slice_axis is not None else window.patch_size[axis]
+    planes = min(shape[axis], _PLANES * window_length)
+    values = planes * prod(shape) / shape[axis]
+    value_bytes = 2 if only_labels and takes_half(member.targets.num_outputs, values) else 4
+    return value_bytes * member.targets.num_outputs * values

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import prod
 from typing import Any
 
 import torch
@@ -75,13 +76,14 @@ class SlidingWindow:
         image: Tensor,
         axis: int,
         planes_at_once: int | None = None,
+        only_labels: bool = False,
     ) -> LogitStream:
         """The logits of an image, plane after plane along an axis; `take` runs the network.
 
         Shape: image (channels, *spatial).
         Args:
             axis: of the planes; for slices, `slice_axis`.
-            planes_at_once: as in `LogitStream`.
+            planes_at_once, only_labels: as in `LogitStream`.
         """
         # Planes first: (channels, planes, *in_plane).
         volume = image.movedim(1 + axis, 1)
@@ -107,6 +109,7 @@ class SlidingWindow:
             content,
             batch_size=self.batch_size,
             planes_at_once=planes_at_once,
+            only_labels=only_labels,
             device=image.device,
             track=_bar if self.progress else iter,
         )
@@ -254,6 +257,30 @@ def _without(values: Sequence[int], axis: int) -> tuple[int, ...]:
 
 def _bar(batches: Iterable[Sequence[Window]]) -> Iterable[Sequence[Window]]:
     return track(list(batches), "predicting")
+
+
+def slab_axis(windows: Sequence[SlidingWindow], shapes: Sequence[Sequence[int]]) -> int:
+    """The axis along which predictions are made: that of slices, else the one with the fewest voxels in work.
+
+    In work is a window's length of each prediction. Of equal axes the longest is taken.
+
+    Args:
+        windows: of the networks.
+        shapes: of the image as each of them takes it, (*spatial).
+    """
+    for window in windows:
+        if window.slice_axis is not None:
+            return window.slice_axis
+
+    def voxels_in_work(axis: int) -> int:
+        voxels = 0
+        for window, shape in zip(windows, shapes, strict=True):
+            planes = min(window.patch_size[axis], shape[axis])
+            voxels += planes * prod(shape) // shape[axis]
+        return voxels
+
+    axes = range(len(windows[0].patch_size))
+    return min(axes, key=lambda axis: (voxels_in_work(axis), -shapes[0][axis]))
 
 
 def check_overlap(name: str, overlap: float) -> None:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from medconv.data.loading.settings import Batch
 from medconv.data.preprocessing.preprocess import CropInfo, to_native
-from medconv.data.preprocessing.slabs import SlabGrid, slab_axis
+from medconv.data.preprocessing.slabs import SlabGrid
 from medconv.inference.slab_answer import Group, Source, answer_of, with_cpu_fallback
-from medconv.inference.sliding_window import SlidingWindow
+from medconv.inference.sliding_window import SlidingWindow, slab_axis
 from medconv.inference.tta import mean_over_flips
 from medconv.models.outputs import full_resolution
 from medconv.targets.dice_scores import ValidatedCase
@@ -70,10 +70,11 @@ class LabelMapValidation:
         case = batch["case"]
         annotated = batch.get("annotated")
         crop_info = self.crop_info(case)
-        axis = slab_axis(crop_info.content_shape, self.window.slice_axis)
         image = batch["image"][0]
+        axis = slab_axis([self.window], [image.shape[1:]])
         grid = SlabGrid(crop_info, axis, image.shape[1 + axis])
-        stream = self.window.stream(network, image, axis, grid.planes_at_once)
+        only_labels = not self.targets.scores_probabilities
+        stream = self.window.stream(network, image, axis, grid.planes_at_once, only_labels)
         group = Group(grid, 1.0, [Source(stream, 1.0)], _accept)
         # Shape: (channels, *spatial) -> (channels, planes, *in_plane).
         label = batch["label"][0].movedim(1 + axis, 1)

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from medconv.data.preprocessing.preprocess import CropInfo, to_native
-from medconv.data.preprocessing.slabs import ContentArray, SlabGrid, slab_axis
+from medconv.data.preprocessing.slabs import ContentArray, SlabGrid
 from medconv.targets.label_map import highest
 
 
@@ -21,7 +21,7 @@ def restore(
     Args:
         decode: channels of logits, one (*spatial) at a time, to label values (*spatial); default: argmax.
     """
-    axis = slab_axis(crop_info.content_shape)
+    axis = crop_info.content_shape.index(max(crop_info.content_shape))
     planes_first = logits.movedim(1 + axis, 1)
     grid = SlabGrid(crop_info, axis, planes_first.shape[1])
     content = ContentArray(grid, np.int16)

@@ -5,7 +5,7 @@ import torch
 from monai.networks.nets import DynUNet
 from torch import Tensor
 
-from medconv.inference.sliding_window import SlidingWindow
+from medconv.inference.sliding_window import SlidingWindow, slab_axis
 from medconv.models.unet import UNet
 
 
@@ -150,3 +150,16 @@ def test_a_network_may_return_its_input_or_keep_what_it_returns(axes: tuple[int,
     assert torch.equal(image, before)
     assert torch.equal(kept, torch.full_like(kept, 3.0))
     torch.testing.assert_close(logits, torch.full_like(logits, 3.0))
+
+
+def test_the_axis_of_slabs_has_the_fewest_voxels_in_work() -> None:
+    cube = SlidingWindow((4, 4, 4))
+    flat = SlidingWindow((2, 6, 6))
+    slices = SlidingWindow((4, 4), slice_axis=0)
+    assert slab_axis([cube], [(10, 9, 30)]) == 2
+    assert slab_axis([cube], [(3, 9, 9)]) == 1
+    # 2 of 20 planes are fewer than 6 of 30 columns.
+    assert slab_axis([flat], [(20, 12, 30)]) == 0
+    assert slab_axis([flat, cube, cube], [(6, 12, 30)] * 3) == 2
+    assert slab_axis([cube, slices], [(9, 9, 30)] * 2) == 0
+    assert slab_axis([SlidingWindow((8, 8))], [(8, 30, 1)]) == 1

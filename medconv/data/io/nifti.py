@@ -1,7 +1,6 @@
 """NIfTI (one file or a pair) and MGH, by nibabel: headers, voxels and clear errors."""
 
 import errno
-import gzip
 import logging
 import stat
 import zlib
@@ -18,14 +17,15 @@ from nibabel.freesurfer import MGHImage
 from nibabel.nifti1 import Nifti1Pair
 from nibabel.openers import ImageOpener
 from nibabel.spatialimages import HeaderDataError, SpatialImage
+from nibabel.volumeutils import apply_read_scaling
 
+from medconv.data.io.gunzip import read_into
 from medconv.performance.memory_budget import total_memory
 from medconv.utils.errors import explained
 
 PAIR = {".hdr": ".img", ".img": ".hdr"}
 _NOT_MM = {1: "metres", 3: "microns"}  # by the code in `xyzt_units`
 _SPATIAL_UNIT_BITS = 7  # of `xyzt_units`; the other bits are the unit of time
-_CHUNK_BYTES = 1 << 20
 _LOADING = 12  # bytes a voxel, measured: three times the float32 image
 _GZIP = b"\x1f\x8b"
 _COMPRESSED = {".nii": ".nii.gz", ".mgh": ".mgz"}  # suffix of plain files to that of compressed ones
@@ -178,11 +178,10 @@ def _voxels(path: Path, image: SpatialImage) -> np.ndarray:
     is_compressed = path.suffix in (".gz", ".mgz")
     if not is_compressed or not isinstance(image, SerializableImage):
         return np.asanyarray(image.dataobj)
-    with gzip.open(path) as file:
-        array = np.asanyarray(type(image).from_stream(file).dataobj)
-        while file.read(_CHUNK_BYTES):
-            pass
-    return array
+    proxy = image.dataobj
+    stored = np.empty(proxy.shape, proxy.dtype, order=proxy.order)
+    read_into(stored.reshape(-1, order=proxy.order).view(np.uint8).data, path, proxy.offset)
+    return apply_read_scaling(stored, np.asanyarray(proxy.slope), np.asanyarray(proxy.inter))
 
 
 def _check_spacing(path: Path, image: SpatialImage) -> None:

@@ -139,12 +139,5 @@ class ContentArray:
         self._planes_first[slab.first : slab.stop] = values
 
 
-def slab_axis(content_shape: Sequence[int], slice_axis: int | None = None) -> int:
-    """The axis along which a prediction is made: that of a network's slices, else the longest one."""
-    if slice_axis is not None:
-        return slice_axis
-    return content_shape.index(max(content_shape))
-
-
 def _indices(indices: np.ndarray, like: Tensor) -> Tensor:
     return torch.from_numpy(indices).to(like.device)

@@ -155,7 +155,7 @@ FAULTS: dict[str, tuple[Make, str, str]] = {
         r"one value per voxel, got shape \(12, 14, 10, 3\)",
     ),
     "label_singular": (label_header(srow_x=[0] * 4), "label", "affine is singular, so it has no spacing"),
-    "bit": (lambda i, m: flip_a_bit(i), "image", r"damaged or truncated.*CRC check failed"),
+    "bit": (lambda i, m: flip_a_bit(i), "image", r"damaged or truncated.*incorrect data check"),
 }
 GOOD = ("good_a", "good_b")
 

@@ -16,7 +16,7 @@ from medconv.data.case import Grid
 from medconv.data.preprocessing import slabs
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.data.preprocessing.resampling import nearest
-from medconv.data.preprocessing.slabs import SlabGrid, slab_axis
+from medconv.data.preprocessing.slabs import SlabGrid
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 
@@ -81,11 +81,6 @@ def test_a_slab_needs_few_planes_of_the_prediction(monkeypatch: pytest.MonkeyPat
     parts = SlabGrid(whole(), 0, 27).slabs()
     assert [(slab.first, slab.stop) for slab in parts] == [(0, 3), (3, 6), (6, 9)]
     assert [(slab.sources.start, slab.sources.stop) for slab in parts] == [(0, 9), (9, 18), (18, 27)]
-
-
-def test_slices_or_else_the_longest_axis_decide() -> None:
-    assert slab_axis((5, 9, 9)) == 1
-    assert slab_axis((5, 9, 9), slice_axis=0) == 0
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 3), (9, 12, 8), (9, 10, 3), (9, 10, 11)])

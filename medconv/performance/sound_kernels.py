@@ -5,7 +5,9 @@ The gradient of a convolution's weight keeps memory that was never written, or o
 - in bf16 (AVX-512), a 3-D input is shorter than its kernel along an axis;
 - in bf16, the last output axis has one element and a stride above 1; with AMX the output is wrong there, too
   (pytorch#169688);
-- in fp32, kernels of 7 and more voxels have a stride along a first axis of less than twice their length.
+- in fp32, kernels of 7 and more voxels have a stride along a first axis of less than twice their length;
+- in fp32, kernels of one voxel with a stride have fewer input channels than a register has numbers, 8 on
+  AVX2 and 16 on AVX-512, in channels-last.
 These layers are small, so that a wider type costs little.
 
 Group norm of channels-last tensors adds up all voxels and their squares one by one in fp32 and subtracts. Its
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from medconv.convs.parametrization import CHANNELS_LAST
 
+_REGISTER = 16  # fp32 numbers, at most
 _libraries: list[torch.library.Library] = []  # torch's own kernels would return once it is garbage
 
 
@@ -85,6 +88,7 @@ def _convolution_backward(
     fine, coarse = (grad, input) if transposed else (input, grad)
     dtype = _sound_type(
         input.dtype,
+        channels=input.shape[1],
         fine_size=fine.shape[2:],
         coarse_size=coarse.shape[2:],
         extent=_extent(weight, dilation),
@@ -98,6 +102,7 @@ def _convolution_backward(
 
 def _sound_type(
     dtype: torch.dtype,
+    channels: int,
     fine_size: Sequence[int],
     coarse_size: Sequence[int],
     extent: Sequence[int],
@@ -106,6 +111,7 @@ def _sound_type(
     """The type in which the gradients are right.
 
     Args:
+        channels: of the input.
         fine_size: spatial, of what the kernel slides over.
         coarse_size: spatial, of what it gives.
         extent: of the kernel, dilation included.
@@ -115,7 +121,9 @@ def _sound_type(
     is_3d = len(fine_size) == 3
     # the third case of this module's docstring, where fp32 is wrong, too
     is_long_kernel = is_3d and extent[0] > 6 and stride[0] > 1 and fine_size[0] < 2 * extent[0]
-    if is_long_kernel:
+    # the fourth case
+    is_narrow_point = max(extent) == 1 and max(stride) > 1 and channels < _REGISTER
+    if is_long_kernel or (is_narrow_point and dtype == torch.float32):
         return torch.float64
     # the first case, and then the second
     is_shorter = [size < reach for size, reach in zip(fine_size, extent, strict=True)]

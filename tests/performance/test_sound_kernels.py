@@ -1,5 +1,6 @@
 """medconv/performance/sound_kernels.py: against wider types, where PyTorch's own kernels are wrong."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,6 +62,20 @@ def _pass(
     freed = [torch.full((2 * weight.numel(),), float("nan")) for _ in range(4)]
     del freed
     return [output, *torch.autograd.grad(output, (x, weight, bias), grad)]
+
+
+def test_strided_kernels_of_one_voxel_leave_the_heap_as_it_is() -> None:
+    """In a process of its own, which glibc's check of the heap would end. On AVX2, torch's kernel fails it."""
+    code = (
+        "import torch; from medconv.performance.sound_kernels import use_sound_kernels; use_sound_kernels()\n"
+        "layer = torch.nn.Conv2d(6, 12, 1, stride=2).to(memory_format=torch.channels_last)\n"
+        "for _ in range(3):\n"
+        "    x = torch.randn(4, 6, 16, 16).to(memory_format=torch.channels_last)\n"
+        "    layer(x).sum().backward()"
+    )
+    checked = os.environ | {"MALLOC_CHECK_": "3"}
+    done = subprocess.run([sys.executable, "-c", code], env=checked, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_gradient_that_nobody_needs_stays_none() -> None:

@@ -178,7 +178,7 @@ def _voxels(path: Path, image: SpatialImage) -> np.ndarray:
     is_compressed = path.suffix in (".gz", ".mgz")
     if not is_compressed or not isinstance(image, SerializableImage):
         return np.asanyarray(image.dataobj)
-    proxy = image.dataobj
+    proxy: Any = image.dataobj
     stored = np.empty(proxy.shape, proxy.dtype, order=proxy.order)
     read_into(stored.reshape(-1, order=proxy.order).view(np.uint8).data, path, proxy.offset)
     return apply_read_scaling(stored, np.asanyarray(proxy.slope), np.asanyarray(proxy.inter))

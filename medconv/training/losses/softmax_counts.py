@@ -17,7 +17,8 @@ def softmax_counts(
     """The sum of the cross-entropy over all voxels, and each class's counts.
 
     Written with torch's own operations, forward and backward make some thirty passes over tensors as large as
-    the logits, of which many are kept for the backward pass. Here they make 14 and keep the probabilities.
+    the logits, of which many are kept for the backward pass. Here they make 14, fewer on a CPU, and keep the
+    probabilities.
 
     Shape: logits (batch, classes, *spatial) of fp32 or fp64, reference (batch, 1, *spatial) of class indices,
         labelled (batch, 1, *spatial) bool, class_weights (classes,) -> entropy (); intersection (classes,),
@@ -51,11 +52,12 @@ class _SoftmaxCounts(torch.autograd.Function):
         probability = log_probability.exp_()
         own_probability = probability.gather(1, reference)
         entropy = -_counted(own_log_probability, reference, labelled, class_weights).sum()
-        # One-hot, so that sums need no atomic operations, which on a GPU are slow and in no fixed order
-        one_hot = torch.zeros_like(probability)
-        intersection = _sum_over_voxels(one_hot.scatter_(1, reference, _masked(own_probability, labelled)))
         is_counted = torch.ones_like(own_probability) if labelled is None else labelled.to(logits.dtype)
-        num_voxels = _sum_over_voxels(one_hot.scatter_(1, reference, is_counted))
+        intersection, num_voxels = _sums_by_class(
+            [_masked(own_probability, labelled), is_counted],
+            reference,
+            probability,
+        )
         sizes = _sum_over_voxels(_masked(probability, labelled)) + num_voxels
         ctx.save_for_backward(probability, reference, labelled, class_weights)
         return entropy, intersection, sizes
@@ -104,6 +106,21 @@ def _masked(values: Tensor, labelled: Tensor | None) -> Tensor:
 def _of_class(class_weights: Tensor | None, reference: Tensor) -> Tensor | float:
     """The weight of each voxel's class."""
     return 1.0 if class_weights is None else class_weights[reference]
+
+
+def _sums_by_class(values: Sequence[Tensor], reference: Tensor, like: Tensor) -> list[Tensor]:
+    """Each one's sums over the voxels of each class. Shape: (batch, 1, *spatial) -> (classes,).
+
+    Args: like: (batch, classes, *spatial).
+    """
+    if like.is_cpu:
+        # In fp64, since a sum of many values in a row loses digits.
+        classes = reference.flatten()
+        sums = [torch.bincount(classes, each.flatten().double(), like.shape[1]) for each in values]
+        return [each.to(like.dtype) for each in sums]
+    # One-hot, so that sums need no atomic operations, which on a GPU are slow and in no fixed order
+    one_hot = torch.zeros_like(like)
+    return [_sum_over_voxels(one_hot.scatter_(1, reference, each)) for each in values]
 
 
 def _sum_over_voxels(values: Tensor) -> Tensor:

@@ -20,14 +20,12 @@ from medconv.inference.logit_stream import LogitSource, WholeLogits
 from medconv.inference.prepare import Input
 from medconv.inference.scores import KeptLogits, LabelMapScores
 from medconv.inference.slab_answer import Group, Source, WeightedGrid, answer_of, mean_logits
-from medconv.inference.sliding_window import SlidingWindow, slab_axis
+from medconv.inference.sliding_window import slab_axis
 from medconv.models.outputs import full_resolution
 from medconv.performance.switches import to_memory_format
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.hardware import autocast_dtype, release_freed_memory
 
-# Of label maps, in one forward pass on a CPU: 64 MiB in fp32.
-_BATCH_LOGITS = 2**24
 # Voxels. Loading a CT of 512 x 512 x 150 leaves 400 MB free, which the sum of its logits cannot use.
 _LARGE = 2**24
 # Of a prepared image; float16 ends at 65504.
@@ -161,7 +159,7 @@ class LabelMapForward(Forward):
         only_labels: bool,
     ) -> LogitSource:
         """The mean of members with the same windows."""
-        window = self._window(members[0])
+        window = members[0].window.in_small_batches(members[0].targets.num_outputs, image.device)
         network = _mean_network(members, self.device)
         if window.slice_axis not in (None, grid.axis):
             # Slices along another axis than those of another member.
@@ -169,14 +167,6 @@ class LabelMapForward(Forward):
             return WholeLogits(logits.movedim(1 + grid.axis, 1))
         planes_at_once = None if keeps_logits else grid.planes_at_once
         return window.stream(network, image, grid.axis, planes_at_once, only_labels)
-
-    def _window(self, member: LoadedModel) -> SlidingWindow:
-        """On a CPU large batches save no time, and the logits of a batch with many classes are large."""
-        window = member.window
-        if torch.device(self.device).type != "cpu":
-            return window
-        values = member.targets.num_outputs * prod(window.patch_size)
-        return replace(window, batch_size=max(1, min(window.batch_size, _BATCH_LOGITS // values)))
 
 
 def _kept(groups: Sequence[Group]) -> tuple[list[Group], KeptLogits]:

@@ -19,6 +19,7 @@ from medconv.models.outputs import full_resolution
 from medconv.utils.errors import ArgumentError
 from medconv.utils.progress import track
 
+_BATCH_LOGITS = 2**24  # in one forward pass on a CPU: 64 MiB in fp32
 _MAX_CONSTANTS = 4  # values whose logits are kept
 
 
@@ -52,6 +53,13 @@ class SlidingWindow:
         check_overlap("overlap", self.overlap)
         check_batch_size("batch_size", self.batch_size)
         check_axes("mirror_axes", self.mirror_axes, len(self.patch_size))
+
+    def in_small_batches(self, num_outputs: int, device: torch.device) -> "SlidingWindow":
+        """On a CPU large batches save no time, and the logits of a batch with many classes are large."""
+        if device.type != "cpu":
+            return self
+        values = num_outputs * prod(self.patch_size)
+        return replace(self, batch_size=max(1, min(self.batch_size, _BATCH_LOGITS // values)))
 
     @torch.no_grad()
     def __call__(self, network: Callable[[Tensor], Any], images: Tensor) -> Tensor:

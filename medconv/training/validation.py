@@ -65,16 +65,17 @@ class LabelMapValidation:
     whole_batches: bool = False
 
     def __call__(self, network: Callable[[Tensor], Tensor], batch: Batch) -> Validated:
+        window = self.window.in_small_batches(self.targets.num_outputs, batch["image"].device)
         if self.whole_batches:
-            network = partial(_in_whole_batches, network, self.window.batch_size)
+            network = partial(_in_whole_batches, network, window.batch_size)
         case = batch["case"]
         annotated = batch.get("annotated")
         crop_info = self.crop_info(case)
         image = batch["image"][0]
-        axis = slab_axis([self.window], [image.shape[1:]])
+        axis = slab_axis([window], [image.shape[1:]])
         grid = SlabGrid(crop_info, axis, image.shape[1 + axis])
         only_labels = not self.targets.scores_probabilities
-        stream = self.window.stream(network, image, axis, grid.planes_at_once, only_labels)
+        stream = window.stream(network, image, axis, grid.planes_at_once, only_labels)
         group = Group(grid, 1.0, [Source(stream, 1.0)], _accept)
         # Shape: (channels, *spatial) -> (channels, planes, *in_plane).
         label = batch["label"][0].movedim(1 + axis, 1)

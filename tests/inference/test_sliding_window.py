@@ -163,3 +163,11 @@ def test_the_axis_of_slabs_has_the_fewest_voxels_in_work() -> None:
     assert slab_axis([flat, cube, cube], [(6, 12, 30)] * 3) == 2
     assert slab_axis([cube, slices], [(9, 9, 30)] * 2) == 0
     assert slab_axis([SlidingWindow((8, 8))], [(8, 30, 1)]) == 1
+
+
+def test_batches_of_many_classes_are_small_on_a_cpu() -> None:
+    window = SlidingWindow((64, 64, 64), batch_size=4)
+    assert window.in_small_batches(105, torch.device("cpu")).batch_size == 1
+    assert window.in_small_batches(30, torch.device("cpu")).batch_size == 2
+    assert window.in_small_batches(3, torch.device("cpu")) == window
+    assert window.in_small_batches(105, torch.device("meta")) == window

@@ -23,6 +23,7 @@ class Resources(Callback):
         self.path = Path(path)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.strategy.checkpoint_io.wait()  # a checkpoint that is being written is an open file
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         row = {
             "epoch": trainer.current_epoch + 1,

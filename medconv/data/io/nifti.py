@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np

@@ -141,7 +141,8 @@ def test_autocast_gives_the_dtype_that_torch_gives() -> None:
         expected = layer(x)
         assert swap_norms(layer) == 1
         output = layer(x)
-    assert output.dtype == expected.dtype and output.is_contiguous(memory_format=torch.channels_last_3d)
+        convolved = layer[0](x)  # contiguous where the CPU has no convolution in bf16
+    assert output.dtype == expected.dtype and output.stride() == convolved.stride()
     torch.testing.assert_close(output, expected, rtol=0.02, atol=0.02)
 
 

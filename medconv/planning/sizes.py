@@ -1,6 +1,6 @@
 """The sizes of a plan: how much network, patch and batch a run can afford."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from medconv.utils.errors import ArgumentError
 
@@ -27,28 +27,22 @@ class Size:
     coarsens: bool = True
 
 
-# Largest first. `full` and `large` have nnU-Net's channels; their batch is smaller, for short runs.
-# `enough_steps` is a first guess from medium on: docs/planning.md has what was measured.
+# nnU-Net's channels; its batch is larger, for longer runs.
+_LARGE = Size(
+    name="large",
+    memory_share=1.0,
+    base_channels=32,
+    max_channels={2: 512, 3: 320},
+    max_batch={2: 12, 3: 4},
+    enough_steps=2000,
+)
+
+# Largest first. `enough_steps` is a first guess from medium on: docs/planning.md has what was measured.
 SIZES = {
     size.name: size
     for size in (
-        Size(
-            name="full",
-            memory_share=1.0,
-            base_channels=32,
-            max_channels={2: 512, 3: 320},
-            max_batch={2: 12, 3: 4},
-            enough_steps=20_000,
-            coarsens=False,
-        ),
-        Size(
-            name="large",
-            memory_share=1.0,
-            base_channels=32,
-            max_channels={2: 512, 3: 320},
-            max_batch={2: 12, 3: 4},
-            enough_steps=2000,
-        ),
+        replace(_LARGE, name="full", enough_steps=20_000, coarsens=False),
+        _LARGE,
         Size(
             name="medium",
             memory_share=0.5,

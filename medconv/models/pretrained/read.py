@@ -54,7 +54,7 @@ def planned_as(path: Path) -> dict[str, Any]:
     derived = derived_values(metadata)
     if derived is None:
         return {}
-    # before there were sizes all networks were large
+    # Checkpoints without a size are older than sizes; all networks were as `full` has them.
     size = str(derived.get("size") or "full")
     return {"size": size, "slice_axis": derived.get("slice_axis")}
 

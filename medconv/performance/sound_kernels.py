@@ -119,11 +119,10 @@ def _sound_type(
     if dtype not in (torch.bfloat16, torch.float32):
         return dtype
     is_3d = len(fine_size) == 3
-    # the third case of this module's docstring, where fp32 is wrong, too
+    # the third and fourth case of this module's docstring, where fp32 is wrong, too
     is_long_kernel = is_3d and extent[0] > 6 and stride[0] > 1 and fine_size[0] < 2 * extent[0]
-    # the fourth case
     is_narrow_point = max(extent) == 1 and max(stride) > 1 and channels < _REGISTER
-    if is_long_kernel or (is_narrow_point and dtype == torch.float32):
+    if is_long_kernel or is_narrow_point:
         return torch.float64
     # the first case, and then the second
     is_shorter = [size < reach for size, reach in zip(fine_size, extent, strict=True)]

@@ -183,13 +183,13 @@ class LogitStream:
         planes = self._planes(window.first_plane, window.first_plane + len(self._weights))
         box = (slice(None), planes, *window.box)
         self._weight_sum[box] += self._weights
+        share = (self._weights / self._weight_sum[box]).half() if self._is_half else None
         classes_at_once = len(self._weighted)
         for first in range(0, len(logits), classes_at_once):
             some_logits = logits[first : first + classes_at_once]
             some_sums = self._sum[first : first + classes_at_once][box]
             weighted = self._weighted[: len(some_logits)]
-            if self._is_half:
-                share = (self._weights / self._weight_sum[box]).half()
+            if share is not None:
                 some_sums.lerp_(weighted.copy_(some_logits), share)
             else:
                 some_sums += torch.mul(some_logits, self._weights, out=weighted)

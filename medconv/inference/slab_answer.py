@@ -228,5 +228,7 @@ def mean_logits(logits: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     # Where one network's sum did not fit into GPU memory.
     if len({each.device for each in logits}) > 1:
         logits = [each.cpu() for each in logits]
-    weighted = [share * each.float() for share, each in zip(shares, logits, strict=True)]
+    # Sums of fp16 may overflow.
+    dtype = reduce(torch.promote_types, [each.dtype for each in logits], torch.float32)
+    weighted = [share * each.to(dtype) for share, each in zip(shares, logits, strict=True)]
     return torch.stack(weighted).sum(0)

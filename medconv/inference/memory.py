@@ -54,16 +54,18 @@ def fitting_workers(
     workers: int,
     available: float | None = None,
     saves_probabilities: bool = False,
+    with_quality: bool = False,
 ) -> int:
     """Cases to load at once: `workers`, or fewer if memory would run out; a line says what it takes.
 
     Args:
         members: networks for label maps; others take little.
         available: bytes; None: of this machine, or its container.
+        saves_probabilities, with_quality: more than label maps follows from the logits.
     """
     if not members[0].targets.per_voxel:
         return workers
-    only_labels = not saves_probabilities
+    only_labels = not (saves_probabilities or with_quality)
     needs = [need for case in cases[:_LOOKED_AT] if (need := _need(case, members, only_labels))]
     if not needs:
         return workers
@@ -92,7 +94,7 @@ def fitting_workers(
     return fitting
 
 
-def _need(case: Case, members: Sequence[LoadedModel], only_labels: bool = True) -> Need | None:
+def _need(case: Case, members: Sequence[LoadedModel], only_labels: bool) -> Need | None:
     """None: the header cannot be read, or is refused, which prediction will say."""
     try:
         shape, affine = shape_and_affine(case.images[0])

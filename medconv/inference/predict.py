@@ -61,6 +61,7 @@ def predict(
         predictor.members,
         workers,
         saves_probabilities=output.logit_folder is not None,
+        with_quality=predictor.with_quality,
     )
     stages = _Stages(predictor, output)
     # One thread per matrix product in NumPy and SciPy: `workers` of them load beside the network.

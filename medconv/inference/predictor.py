@@ -65,6 +65,7 @@ class Predictor:
         self.targets = first.targets
         self.class_names = first.class_names
         self.modalities = first.modalities
+        self.with_quality = with_quality
         self.forward: Forward
         if self.targets.per_voxel:
             self.forward = LabelMapForward(members, device, with_quality)

@@ -12,6 +12,7 @@ from torch import nn
 
 from medconv.data.case import Case
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
+from medconv.inference import logit_stream
 from medconv.inference.images import from_files
 from medconv.inference.load import LoadedModel
 from medconv.inference.memory import _need, fitting_workers
@@ -37,7 +38,7 @@ def case(tmp_path: Path) -> Case:
 
 def test_the_planes_in_work_are_estimated_as_they_are(case: Case) -> None:
     model = member()
-    need = _need(case, [model])
+    need = _need(case, [model], only_labels=True)
     assert need is not None and need.shape == (32, 40, 64)
     image = torch.nn.functional.interpolate(
         torch.from_numpy(from_files(case).voxels)[None], scale_factor=0.5, mode="trilinear"
@@ -48,7 +49,8 @@ def test_the_planes_in_work_are_estimated_as_they_are(case: Case) -> None:
 
 def test_networks_that_share_a_sum_take_no_more(case: Case) -> None:
     one, folds, others = (
-        _need(case, models) for models in ([member()], [member()] * 5, [member(), member(1.0)])
+        _need(case, models, only_labels=True)
+        for models in ([member()], [member()] * 5, [member(), member(1.0)])
     )
     assert one is not None and folds is not None and others is not None
     assert one == folds
@@ -58,7 +60,7 @@ def test_networks_that_share_a_sum_take_no_more(case: Case) -> None:
 def test_fewer_cases_are_loaded_at_once_where_memory_is_small(
     case: Case, caplog: pytest.LogCaptureFixture
 ) -> None:
-    need = _need(case, [member()])
+    need = _need(case, [member()], only_labels=True)
     assert need is not None
     with caplog.at_level("INFO"):
         assert fitting_workers([case], [member()], 4, available=GB) == 4
@@ -75,11 +77,21 @@ def test_fewer_cases_are_loaded_at_once_where_memory_is_small(
 
 
 def test_probabilities_that_are_written_take_memory(case: Case) -> None:
-    need = _need(case, [member()])
+    need = _need(case, [member()], only_labels=True)
     assert need is not None
     available = need.total(3) / 0.79
     assert fitting_workers([case], [member()], 3, available) == 3
     assert fitting_workers([case], [member()], 3, available, saves_probabilities=True) == 2
+
+
+def test_quality_takes_the_planes_in_full_precision(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logit_stream, "_HALF_ABOVE", 0)
+    labels, quality = (_need(case, [member()], only_labels) for only_labels in (True, False))
+    assert labels is not None and quality is not None
+    assert quality.predicting - 4 * 32 * 40 * 64 == 2 * (labels.predicting - 4 * 32 * 40 * 64)
+    available = (labels.total(3) + 1) / 0.8
+    assert fitting_workers([case], [member()], 3, available) == 3
+    assert fitting_workers([case], [member()], 3, available, with_quality=True) == 2
 
 
 @pytest.mark.parametrize("name", ["a.nii.gz", "a.png"])

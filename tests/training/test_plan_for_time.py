@@ -65,6 +65,13 @@ def test_a_size_that_does_not_fit_into_memory_is_not_taken() -> None:
     assert name == "small" and why.endswith("; medium does not fit into memory")
 
 
+@pytest.mark.parametrize("gpu", [False, True])
+def test_only_a_gpu_gets_the_grid_of_the_images(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_for_time, "uses_gpu", lambda accelerator: gpu)
+    sizes = plan_for_time._sizes_for("auto")
+    assert sizes == [*SECONDS][: 5 if gpu else 4]
+
+
 def measured(cache: Path) -> dict[int, float]:
     """Channels of the first stage to seconds."""
     contents = (json.loads(path.read_text()) for path in (cache / "step_seconds").glob("*.json"))

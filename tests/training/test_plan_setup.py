@@ -38,6 +38,15 @@ def test_a_network_has_the_size_of_the_weights_that_it_begins_from(tmp_path: Pat
         prepare_data(checked(table, f"init.pretrained={file}", *more))
 
 
+@pytest.mark.parametrize(("gpu", "expected"), [(False, "large"), (True, "full")])
+def test_without_a_limit_of_time_a_gpu_has_the_grid_of_the_images(
+    tmp_path: Path, gpu: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_setup, "uses_gpu", lambda accelerator: gpu)
+    settings = checked(write(tmp_path / "data", 20), "plan.memory_gb=1", "trainer.max_time=null")
+    assert prepare_data(settings).plan.size == expected
+
+
 THICK = fingerprint([(48, 48, 9)] * 9, [(1.0, 1.0, 8.0)] * 9, classes=3)
 OPEN = (
     *("data.patch_size=null", "model.channels=${derived.channels}"),

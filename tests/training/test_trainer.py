@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import tiny
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
@@ -54,6 +55,19 @@ def test_run_has_100_epochs_if_nothing_else_ends_it(
 ) -> None:
     trainer = trainer_of(dataset, tmp_path / "run", "trainer.max_steps=-1", *bounds)
     assert trainer.max_epochs == epochs and not (tmp_path / "run").exists()
+
+
+def test_steps_of_fine_tuning_are_never_few(dataset: Path, tmp_path: Path) -> None:
+    """How many a size needs was measured from random weights."""
+    file = tmp_path / "first.ckpt"
+    record = {"config": {"derived": {"size": "small"}}}
+    torch.save({"medconv": record, "state_dict": {"network.head.weight": torch.ones(2)}}, file)
+    for begins_from, expected in ((None, "small"), (file, None)):
+        pretrained = "null" if begins_from is None else begins_from
+        more = (f"init.pretrained={pretrained}", "plan.size=small", "trainer.max_time=00:00:01:00")
+        trainer = trainer_of(dataset, tmp_path / "run", "trainer.max_steps=-1", *more)
+        (budget,) = (each for each in trainer.callbacks if isinstance(each, TimeBudget))
+        assert getattr(budget._size, "name", None) == expected
 
 
 def test_objects_of_the_trainer_are_built_from_nodes(dataset: Path, tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from benchmarks.memory import step_memory
@@ -62,6 +64,27 @@ def _estimate(size: Size, budget: Budget) -> float:
     strides = ((1,) * dims, *((2,) * dims,) * (stages - 1))
     network = Network(strides[1:], ((3,) * dims,) * stages, size.features)
     return step_bytes(network, size.patch, size.batch, size.channels, size.classes, budget)
+
+
+@claim(
+    "plan-full",
+    "Without a limit of time a plan is `full`, and where its patches fill the budget its steps stay within it",
+    Expect("size full", least=1),
+    Expect("peak, times the budget", most=1.0),
+    limit_s=120,
+)
+def plan_full(setting: Setting) -> Figures:
+    # So fine that a patch is a part of the image.
+    summary = setting.train("run", "data.spacing_mm=[0.25,0.25,0.25]", "trainer.max_steps=12")
+    derived = OmegaConf.load(setting.folder / "run" / "config.yaml").derived
+    peak_gb = summary["peak_memory_bytes"] / 2**30
+    return {
+        "size full": derived.size == "full",
+        "peak, times the budget": peak_gb / derived.memory_gb,
+        "budget, GB": derived.memory_gb,
+        "patch, voxels": prod(derived.patch_size),
+        "samples/s": summary["samples_per_second"],
+    }
 
 
 @claim(

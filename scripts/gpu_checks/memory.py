@@ -68,7 +68,7 @@ def _estimate(size: Size, budget: Budget) -> float:
 
 @claim(
     "plan-full",
-    "Without a limit of time a plan is `full`, and where its patches fill the budget its steps stay within it",
+    "Without a limit of time a plan is `full`, and steps whose patches fill the budget stay within it",
     Expect("size full", least=1),
     Expect("peak, times the budget", most=1.0),
     limit_s=120,

@@ -66,7 +66,8 @@ def plan(
         budget: memory, precision and size; None: the default.
         modalities: one per channel; None is MRI.
         num_outputs: of the network; None: one per class.
-        warns: of a patch beyond the budget; False for plans that are only compared.
+        warns: of a patch beyond the budget, and names a spacing that would show more; False for plans that
+            are only compared.
     Raises:
         ValueError: values that do not fit the data or each other, or a budget too small for any patch.
     Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; docs/planning.md has the differences.
@@ -76,7 +77,8 @@ def plan(
     axis = _slice_axis(fingerprint, overrides)
     images = fingerprint if axis is None else across(fingerprint, axis)
     names = normalisation_for(overrides.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))
-    choice = _choose(images, overrides, budget, num_outputs or len(fingerprint.class_voxels[0]))
+    num_outputs = num_outputs or len(fingerprint.class_voxels[0])
+    choice = _choose(images, overrides, budget, num_outputs, hints=warns)
     search = choice.search
     network = choice.network
     patch = choice.patch
@@ -121,7 +123,9 @@ class _Choice:
     grid: report.Grid
 
 
-def _choose(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_outputs: int) -> _Choice:
+def _choose(
+    images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_outputs: int, hints: bool
+) -> _Choice:
     native_search = _search(images, overrides, budget, num_outputs)
     search = native_search
     network, patch = search.network_and_patch()
@@ -132,7 +136,7 @@ def _choose(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_o
     view = view_share(patch, search.median)
     is_bounded = coarsens and view < 1 and coarser(search.spacing, images.thickness_mm, view) is None
     wider_spacing = None
-    if view < SMALL_VIEW:
+    if hints and view < SMALL_VIEW:
         no_structures = replace(images, thickness_mm=())
         wider_search, _, _ = _coarsened(search, no_structures, network, patch, SMALL_VIEW)
         wider_spacing = wider_search.spacing if wider_search.spacing != search.spacing else None

@@ -13,7 +13,7 @@ from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.patch_search import PatchSearch, need_axes
 from medconv.planning.report import ReportRow
-from medconv.planning.resolution import coarser, view_share
+from medconv.planning.resolution import SMALL_VIEW, coarser, view_share, voxels_kept
 from medconv.planning.sizes import need_size
 from medconv.planning.spacing import across, median_shape, slice_axis, target_spacing
 from medconv.planning.topology import Network
@@ -66,7 +66,8 @@ def plan(
         budget: memory, precision and size; None: the default.
         modalities: one per channel; None is MRI.
         num_outputs: of the network; None: one per class.
-        warns: of a patch beyond the budget; False for plans that are only compared.
+        warns: of a patch beyond the budget, and names a spacing that would show more; False for plans that
+            are only compared.
     Raises:
         ValueError: values that do not fit the data or each other, or a budget too small for any patch.
     Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; docs/planning.md has the differences.
@@ -76,7 +77,8 @@ def plan(
     axis = _slice_axis(fingerprint, overrides)
     images = fingerprint if axis is None else across(fingerprint, axis)
     names = normalisation_for(overrides.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))
-    choice = _choose(images, overrides, budget, num_outputs or len(fingerprint.class_voxels[0]))
+    num_outputs = num_outputs or len(fingerprint.class_voxels[0])
+    choice = _choose(images, overrides, budget, num_outputs, hints=warns)
     search = choice.search
     network = choice.network
     patch = choice.patch
@@ -121,7 +123,9 @@ class _Choice:
     grid: report.Grid
 
 
-def _choose(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_outputs: int) -> _Choice:
+def _choose(
+    images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_outputs: int, hints: bool
+) -> _Choice:
     native_search = _search(images, overrides, budget, num_outputs)
     search = native_search
     network, patch = search.network_and_patch()
@@ -130,11 +134,19 @@ def _choose(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_o
     if coarsens:
         search, network, patch = _coarsened(search, images, network, patch)
     view = view_share(patch, search.median)
+    is_bounded = coarsens and view < 1 and coarser(search.spacing, images.thickness_mm, view) is None
+    wider_spacing = None
+    if hints and view < SMALL_VIEW:
+        no_structures = replace(images, thickness_mm=())
+        wider_search, _, _ = _coarsened(search, no_structures, network, patch, SMALL_VIEW)
+        wider_spacing = wider_search.spacing if wider_search.spacing != search.spacing else None
     grid = report.Grid(
         spacing_mm=search.spacing,
         native_spacing_mm=native_search.spacing,
         view_share=view,
-        is_bounded=coarsens and view < 1,
+        is_bounded=is_bounded,
+        voxels_kept=voxels_kept(search.spacing, native_search.spacing, images.thickness_mm),
+        wider_spacing_mm=wider_spacing,
     )
     return _Choice(search, network, patch, grid)
 
@@ -191,15 +203,30 @@ def _search(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_o
 
 
 def _coarsened(
-    search: PatchSearch, images: Fingerprint, network: Network, patch: tuple[int, ...]
+    search: PatchSearch,
+    images: Fingerprint,
+    network: Network,
+    patch: tuple[int, ...],
+    enough: float = 1.0,
 ) -> tuple[PatchSearch, Network, tuple[int, ...]]:
-    """The finest grid on which a patch covers the median image, as far as the thinnest structure allows."""
+    """The finest grid on which a patch covers enough of the median image.
+
+    As far as the thinnest structure allows, and the values of the config, such as channels for more stages
+    than a coarser grid has.
+
+    Args:
+        enough: share of the median image's voxels.
+    """
     view = view_share(patch, search.median)
-    while view < 1:
+    while view < enough:
         spacing = coarser(search.spacing, images.thickness_mm, view)
         if spacing is None:
             break
-        search = replace(search, spacing=spacing, median=median_shape(images, spacing))
-        network, patch = search.network_and_patch()
+        coarser_search = replace(search, spacing=spacing, median=median_shape(images, spacing))
+        try:
+            network, patch = coarser_search.network_and_patch()
+        except ArgumentError:
+            break
+        search = coarser_search
         view = view_share(patch, search.median)
     return search, network, patch

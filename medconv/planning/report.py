@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import prod
+from math import inf, prod
 
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.planning.memory_model import Budget
@@ -27,12 +27,17 @@ class Grid:
         native_spacing_mm: that of the images, which `spacing_mm` may be coarser than.
         view_share: share of the median image's voxels that a patch covers.
         is_bounded: a coarser grid would not keep the thinnest structure.
+        voxels_kept: across the thinnest structure, along the axes that became coarser; None: there are none.
+        wider_spacing_mm: on which a patch would show more, of ever coarser ones the first that shows enough;
+            None: the config's values do not allow any, or the patch shows enough already.
     """
 
     spacing_mm: tuple[float, ...]
     native_spacing_mm: tuple[float, ...]
     view_share: float
     is_bounded: bool = False
+    voxels_kept: float | None = None
+    wider_spacing_mm: tuple[float, ...] | None = None
 
 
 def table(rows: Sequence[ReportRow]) -> str:
@@ -81,15 +86,20 @@ def _view_hint(grid: Grid, overrides: PlanOverrides) -> str:
     if grid.view_share >= SMALL_VIEW:
         return ""
     share = f"; {_percent(grid.view_share)} % of it"
-    factor = (SMALL_VIEW / grid.view_share) ** (1 / len(grid.spacing_mm))
-    spacing = ",".join(f"{mm * factor:.2g}" for mm in grid.spacing_mm)
+    fewer = f"a smaller {overrides.name('batch_size')} or " if (overrides.batch_size or 1) > 1 else ""
+    if grid.wider_spacing_mm is None:
+        stages = [name for name in ("channels", "kernel_sizes") if getattr(overrides, name) is not None]
+        lists = " and ".join(map(overrides.name, stages))
+        return f"{share}; a coarser grid would have fewer stages than {lists}" if lists else share
+    spacing = ",".join(f"{mm:g}" for mm in grid.wider_spacing_mm)
     coarser_grid = f"{overrides.name('spacing_mm')}=[{spacing}]"
     if grid.is_bounded:
+        # while a patch saw very little, fewer were allowed
+        limit = min(voxels_to_keep(grid.view_share), grid.voxels_kept or inf)
         return (
-            f"{share}, but on a coarser grid the thinnest structure would have fewer than "
-            f"{voxels_to_keep(grid.view_share)} voxels; if that is not needed, {coarser_grid} shows more"
+            f"{share}, but on a coarser grid the thinnest structure would have fewer than {limit:.2g} "
+            f"voxels; if that is not needed, {coarser_grid} shows more"
         )
-    fewer = f"a smaller {overrides.name('batch_size')} or " if (overrides.batch_size or 1) > 1 else ""
     return f"{share}: {fewer}{coarser_grid} would show more"
 
 
@@ -109,25 +119,21 @@ def spacing_reason(images: Fingerprint, overrides: PlanOverrides, grid: Grid) ->
     if overrides.resize is not None:
         return f"the median of {len(images.shapes)} cases, scaled by {overrides.name('resize')}"
     if grid.spacing_mm != grid.native_spacing_mm:
-        return _coarser_reason(images, grid)
+        return _coarser_reason(grid)
     axis = thick_axis(images)
     across_slices = "" if axis is None else "; across the thick slices the 10th percentile"
     return f"the median of {len(images.shapes)} cases{across_slices}"
 
 
-def _coarser_reason(images: Fingerprint, grid: Grid) -> str:
+def _coarser_reason(grid: Grid) -> str:
     """What a coarser grid is taken for, and what it costs."""
     reason = (
         f"coarser than the images' {size_text(grid.native_spacing_mm, 4)}, so that a patch covers "
         f"{_percent(grid.view_share)} % of the median image"
     )
-    present = [row for row in images.thickness_mm if any(row)]
-    if not present:
+    if grid.voxels_kept is None:
         return reason
-    pairs = enumerate(zip(grid.spacing_mm, grid.native_spacing_mm, strict=True))
-    coarser_axes = [axis for axis, (voxel_mm, native_mm) in pairs if voxel_mm > native_mm]
-    voxels_across = min(row[axis] / grid.spacing_mm[axis] for row in present for axis in coarser_axes)
-    return f"{reason}; along coarser axes the thinnest structure keeps {voxels_across:.2g} voxels"
+    return f"{reason}; along coarser axes the thinnest structure keeps {grid.voxels_kept:.2g} voxels"
 
 
 def _percent(share: float) -> str:
@@ -146,7 +152,7 @@ def network_rows(
         "stages": _stages_reason(len(network.channels), overrides),
         "strides": f"{rests if late else even}; {left} voxels are left",
         "kernel_sizes": _kernels_reason(network, spacing),
-        "channels": "twice as many in each stage, up to nnU-Net's limit",
+        "channels": "twice as many in each stage, up to the size's limit",
     }
     reasons |= {name: overrides.name(name) for name in reasons if getattr(overrides, name, None) is not None}
     return [

@@ -32,6 +32,19 @@ def voxels_to_keep(view: float) -> int:
     return _FEWEST_VOXELS if view < _VERY_SMALL_VIEW else _ENOUGH_VOXELS
 
 
+def voxels_kept(
+    spacing_mm: Sequence[float], native_mm: Sequence[float], thickness_mm: Sequence[Sequence[float]]
+) -> float | None:
+    """Voxels across the thinnest structure, along the axes that are coarser than those of the images.
+
+    None without such an axis or structure. Args: thickness_mm: as of `coarser`.
+    """
+    axes = [axis for axis, mm in enumerate(native_mm) if spacing_mm[axis] > mm]
+    return min(
+        (row[axis] / spacing_mm[axis] for row in thickness_mm for axis in axes if row[axis] > 0), default=None
+    )
+
+
 def coarser(
     spacing_mm: Sequence[float], thickness_mm: Sequence[Sequence[float]], view: float
 ) -> tuple[float, ...] | None:

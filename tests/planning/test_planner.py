@@ -3,20 +3,25 @@ are kept.
 """
 
 import itertools
+import random
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.plans import NNUNET, PUBLISHED, fingerprint, published, reason, single_case
 
 from medconv.data.case import Case, Dataset
 from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.fingerprint import Fingerprint
-from medconv.planning.memory_model import Budget
+from medconv.planning.memory_model import GB, Budget, step_bytes
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import Plan, plan
-from medconv.planning.spacing import target_spacing
+from medconv.planning.sizes import SIZES
+from medconv.planning.spacing import median_shape, target_spacing
+from medconv.planning.topology import Network
 
 # nnU-Net's 2D configurations: patch, number of stages.
 PUBLISHED_2D = {
@@ -218,3 +223,42 @@ def test_the_patch_is_what_the_network_can_divide() -> None:
         ValueError, match=r"divisible by \(32, 32, 32\) \(divisible_by=32\), got \[40, 64, 64\]"
     ):
         plan(data, PlanOverrides(divisible_by=32, patch_size=(40, 64, 64)))
+
+
+def drawn(rng: random.Random) -> Fingerprint:
+    """1 to 5 cases of one spacing, up to 20 times as coarse along one axis, with structures of 1 to 50 voxels."""
+    dims = rng.choice([2, 3])
+    spacing = [10 ** rng.uniform(-1, 0.5)] * dims
+    spacing[rng.randrange(dims)] *= rng.choice([1.0, rng.uniform(1, 20)])
+    num_cases = rng.randint(1, 5)
+    shapes = [tuple(rng.randint(16, 300) for _ in range(dims)) for _ in range(num_cases)]
+    classes = rng.choice([2, 5, 120])
+    cases = fingerprint(shapes, [tuple(spacing)] * num_cases, classes=classes)
+    voxels = [10 ** rng.uniform(0, 1.7) for _ in range(classes - 1)]
+    thickness_mm = tuple(tuple(n * mm for mm in spacing) for n in voxels)
+    return replace(cases, thickness_mm=thickness_mm)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_plan_fits_its_images_and_its_budget(seed: int) -> None:
+    rng = random.Random(seed)
+    images = drawn(rng)
+    budget = Budget(rng.choice([1.0, 8.0]), precision="bf16-mixed", size=rng.choice(list(SIZES)))
+    made = plan(images, budget=budget)
+    network = Network(made.strides, made.kernel_sizes, made.channels)
+    divisor = np.array(network.divisor(made.spatial_dims))
+    patch = np.array(made.patch_size)
+    assert all(patch % divisor == 0)
+    assert all(patch < np.maximum(median_shape(images, made.spacing_mm), 4) + divisor)
+    num_classes = len(images.class_voxels[0])
+    assert (
+        step_bytes(network, made.patch_size, made.batch_size, 1, num_classes, budget) <= budget.memory_gb * GB
+    )
+    spacing = np.array(made.spacing_mm)
+    native = np.array(target_spacing(images))
+    assert all(spacing >= native)
+    thinnest = np.min(images.thickness_mm, axis=0)
+    assert all((spacing == native) | (thinnest >= 4 * spacing))
+    left = " x ".join(map(str, patch // divisor))
+    assert f"{left} voxels are left" in reason(made, "strides")
+    assert prod(patch // divisor) >= 1 and plan(images, budget=budget) == made

@@ -1,5 +1,6 @@
 """medconv/planning/report.py: the table of a plan, and the hint where a patch shows little of the image."""
 
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import plan
 from medconv.planning.report import network_rows, table
+from medconv.planning.resolution import view_share
+from medconv.planning.sizes import SIZES
+from medconv.planning.spacing import median_shape
 from medconv.planning.topology import Network
 
 
@@ -34,10 +38,23 @@ def test_the_table_has_every_value_with_its_reason() -> None:
 
 def test_a_small_patch_names_the_spacing_that_would_show_more() -> None:
     liver = plan(published("liver"), budget=NNUNET)
-    assert "1.9 % of it: spacing_mm=[1.8,1.8,2.4] would show more" in reason(liver, "patch")
+    assert "1.9 % of it: spacing_mm=[1.85,1.85,2.4] would show more" in reason(liver, "patch")
     many = plan(published("liver"), PlanOverrides(batch_size=9), NNUNET)
     assert "of it: a smaller batch_size or spacing_mm=[" in reason(many, "patch")
     assert "would show" not in reason(plan(published("prostate"), budget=NNUNET), "patch")
+
+
+@pytest.mark.parametrize("patch_size", [None, (64, 64, 10)])
+def test_the_spacing_that_would_show_more_shows_a_quarter(patch_size: tuple[int, ...] | None) -> None:
+    """And leaves slices of 5 mm, all of which the patch sees, as thick as they are."""
+    slices = single_case((400, 400, 10), (0.5, 0.5, 5.0))
+    budget = Budget(0.5)
+    text = reason(plan(slices, PlanOverrides(patch_size=patch_size), budget), "patch")
+    (numbers,) = re.findall(r"spacing_mm=\[(.*)\] would show more", text)
+    spacing = [float(mm) for mm in numbers.split(",")]
+    assert spacing[0] == spacing[1] > 0.5 and spacing[2] == 5.0
+    wider = plan(slices, PlanOverrides(patch_size=patch_size, spacing_mm=spacing), budget)
+    assert view_share(wider.patch_size, median_shape(slices, wider.spacing_mm)) >= 0.25
 
 
 def test_the_table_names_a_value_as_its_caller_does() -> None:
@@ -64,6 +81,13 @@ def test_the_reasons_of_a_single_stage_fit_it() -> None:
     assert reason(plan(single_case((32, 32, 8), (1, 1, 20))), "kernels").startswith("1 across voxels twice")
     assert reason(plan(single_case((32, 32, 8), (1, 1, 1))), "kernels") == "voxels are near cubes"
     assert reason(plan(single_case((32, 32), (1, 1))), "kernels") == "voxels are near squares"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_limit_of_the_channels_is_that_of_the_size(size: str) -> None:
+    liver = plan(published("liver"), budget=Budget(10, size=size))
+    assert max(liver.channels) == SIZES[size].max_channels[3]
+    assert reason(liver, "channels") == "twice as many in each stage, up to the size's limit"
 
 
 def test_an_axis_of_an_odd_patch_is_said_to_rest() -> None:

@@ -1,6 +1,7 @@
 """medconv/planning/resolution.py: coarser grids, and how coarse a structure allows them to be; and their plans."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,6 +115,27 @@ def test_a_small_structure_bounds_the_grid() -> None:
     made = plan(thin, budget=LITTLE_TIME)
     assert made.spacing_mm == (0.625,) * 3
     assert "the thinnest structure would have fewer than 4 voxels" in reason(made, "patch")
+
+
+def test_a_structure_has_never_fewer_voxels_than_the_reason_says() -> None:
+    """Legs, 272 x 272 x 1000 voxels. While a patch sees an eighth of them, 4 voxels suffice; then 6 do not."""
+    legs = fingerprint([(272, 272, 1000)] * 11, [(1.6, 1.6, 1.0)] * 11, classes=38)
+    legs = with_structure(legs, 20.0, 20.0, 60.0)
+    made = plan(legs, budget=Budget(1.0, precision="bf16-mixed", size="large"))
+    kept = 20 / max(made.spacing_mm[:2])
+    assert 4 <= kept < 5
+    assert f"would have fewer than {kept:.2g} voxels" in reason(made, "patch")
+
+
+@pytest.mark.parametrize("key", ["channels", "kernel_sizes"])
+def test_a_grid_becomes_only_as_coarse_as_the_stages_of_the_config_allow(key: str) -> None:
+    """As no patch of whole images has the six stages of these lists, it shows a part on a finer grid."""
+    value: Any = {"channels": [8, 16, 32, 64, 128, 128], "kernel_sizes": [3] * 6}[key]
+    whole = plan(ATRIA, budget=LITTLE_TIME)
+    made = plan(ATRIA, PlanOverrides(**{key: value}), LITTLE_TIME)
+    assert len(whole.channels) < len(made.channels) == 6
+    assert 0.625 < made.spacing_mm[0] < whole.spacing_mm[0]
+    assert f"a coarser grid would have fewer stages than {key}" in reason(made, "patch")
 
 
 def test_a_patch_that_sees_enough_does_not_thin_structures_out() -> None:

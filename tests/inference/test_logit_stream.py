@@ -72,6 +72,50 @@ def test_planes_that_would_take_much_memory_have_half_the_bytes(
     torch.testing.assert_close(half.float(), exact, rtol=4e-3, atol=4e-3 * scale)
 
 
+def test_planes_of_more_than_a_gibibyte_in_fp32_take_half() -> None:
+    assert not logit_stream.takes_half(64, 2**22)
+    assert logit_stream.takes_half(64, 2**22 + 1)
+
+
+@pytest.mark.parametrize("first_large", [0, 3, 17])
+def test_logits_beyond_fp16_go_on_in_fp32(
+    first_large: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the first window with such logits on; planes before it are not lost."""
+    monkeypatch.setattr(logit_stream, "_HALF_ABOVE", 100)
+    image = volume(25, 9, 7)
+    calls = 0
+
+    def growing(windows: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        # Above 65504 with two classes, so that the larger one of them counts.
+        return network(windows) + (1e5 if calls > first_large else 0.0)
+
+    window = SlidingWindow(PATCH, 0.75, batch_size=2)
+    exact = window(growing, image[None])[0]
+    calls = 0
+    stream = window.stream(growing, image, 0, 3, only_labels=True)
+    with caplog.at_level("INFO"):
+        for first in range(0, stream.length, 2):
+            stop = min(first + 3, stream.length)
+            logits = stream.take(first, stop)
+            torch.testing.assert_close(logits.float(), exact[:, first:stop], rtol=3e-6, atol=2e-2)
+    assert logits.dtype == torch.float32
+    assert caplog.text.count("logits beyond the range of fp16") == (first_large > 0)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 65504.0])
+def test_fp32_would_not_make_logits_finite(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a network whose outputs are not finite, or are in fp16."""
+    monkeypatch.setattr(logit_stream, "_HALF_ABOVE", 100)
+    window = SlidingWindow(PATCH, 0.5)
+    stream = window.stream(lambda windows: windows * 0 - value, volume(13, 9, 7), 0, 3, only_labels=True)
+    logits = stream.take(0, 3)
+    assert logits.dtype == torch.float16
+    assert bool(logits.isfinite().all()) == (value == 65504.0)
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_slices_are_planes(axis: int) -> None:
     image = volume(7, 8, 9)
@@ -88,6 +132,18 @@ def test_memory_does_not_grow_with_the_length() -> None:
     short, long = (window.stream(network, volume(length, 8, 8), 0, 2).num_values for length in (30, 300))
     # A batch of two windows may lie in two rows of nine; of two planes asked for, one waits.
     assert short == long == 8 * 8 * (6 + 3 + 1)
+    # All planes at once are no more than there are.
+    assert window.stream(network, volume(30, 8, 8), 0).num_values == 8 * 8 * 30
+
+
+def test_planes_may_be_left_out() -> None:
+    """Windows of planes that nobody asks for are added before those that are."""
+    image = volume(40, 8, 8)
+    window = SlidingWindow(PATCH, 0.5, batch_size=2)
+    stream = window.stream(network, image, 0, planes_at_once=3)
+    whole = window(network, image[None])[0]
+    for first in (5, 30):
+        torch.testing.assert_close(stream.take(first, first + 3), whole[:, first : first + 3])
 
 
 def test_windows_are_run_as_their_planes_are_asked_for() -> None:

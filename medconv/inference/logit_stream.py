@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
+from math import inf, prod
 from typing import Protocol
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 log = logging.getLogger(__name__)
 _VALUES_AT_ONCE = 2**22  # of a window's logits that are weighted; all of 105 classes in 64^3 are 110 MB
 _HALF_ABOVE = 2**30  # bytes of the planes in fp32; more have fp16, where only labels follow from them
+_HALF_LARGEST = 65504.0  # finite number of fp16
 
 
 class LogitSource(Protocol):
@@ -51,6 +52,7 @@ class LogitStream:
 
     They are weighted sums, divided in the end, in fp32. In fp16 they are the mean of the windows so far: it
     has the size of logits, where sums may overflow, and products with a corner's small weights lose digits.
+    From the first logits on that fp16 cannot hold, the mean goes on in fp32: classes would have equal ones.
 
     Args:
         windows: ordered by their first plane.
@@ -101,6 +103,7 @@ class LogitStream:
         self._first = 0  # first plane that may be asked for
         self._complete = 0  # planes before this one have all their windows
         self._only_labels = only_labels
+        self._is_mean = False  # `_sum` is the mean of the windows so far
         self._sum = torch.empty(0)
         self._weight_sum = torch.empty(0)
         self._weighted = torch.empty(0)
@@ -125,7 +128,7 @@ class LogitStream:
         for window, logits in zip(batch, all_logits, strict=True):
             self._add(window, logits)
         complete = next(self._complete_after)
-        if not self._is_half:
+        if not self._is_mean:
             planes = self._planes(self._complete, complete)
             self._sum[:, planes] /= self._weight_sum[:, planes]
         self._complete = complete
@@ -163,27 +166,32 @@ class LogitStream:
             self._weights = self._weights.to(self._device, dtype)
             planes = (self._capacity, *self._shape[1:])
             self._weight_sum = torch.zeros((1, *planes), dtype=dtype, device=self._device)
-            if self._only_labels and takes_half(len(logits[0]), self.num_values):
+            self._is_mean = self._only_labels and takes_half(len(logits[0]), self.num_values)
+            if self._is_mean and _fit_half(logits):
                 dtype = torch.float16
             self._sum = torch.zeros((len(logits[0]), *planes), dtype=dtype, device=self._device)
             # Of some classes, apart from the logits: a network may return its input. One for all windows,
             # since fresh memory costs more than the multiplication.
             classes_at_once = max(1, _VALUES_AT_ONCE // logits[0][0].numel())
             weighted_shape = (min(classes_at_once, len(logits[0])), *logits[0].shape[1:])
-            self._weighted = torch.empty(weighted_shape, dtype=dtype if self._is_half else logits[0].dtype)
+            self._weighted = torch.empty(weighted_shape, dtype=dtype if self._is_mean else logits[0].dtype)
+        elif self._sum.dtype == torch.float16 and not _fit_half(logits):
+            log.info(
+                "logits beyond the range of fp16: their planes go on in fp32, and take %.1f GB, not %.1f",
+                4 * self._sum.numel() / 2**30,
+                2 * self._sum.numel() / 2**30,
+            )
+            self._sum = self._sum.float()
+            self._weighted = self._weighted.float()
         self._weighted = self._weighted.to(self._device)
         return [each.to(self._device) for each in logits]
-
-    @property
-    def _is_half(self) -> bool:
-        return self._sum.dtype == torch.float16
 
     def _add(self, window: Window, logits: Tensor) -> None:
         """Shape: logits (classes, depth, *in_plane)."""
         planes = self._planes(window.first_plane, window.first_plane + len(self._weights))
         box = (slice(None), planes, *window.box)
         self._weight_sum[box] += self._weights
-        share = (self._weights / self._weight_sum[box]).half() if self._is_half else None
+        share = (self._weights / self._weight_sum[box]).to(self._sum.dtype) if self._is_mean else None
         classes_at_once = len(self._weighted)
         for first in range(0, len(logits), classes_at_once):
             some_logits = logits[first : first + classes_at_once]
@@ -202,6 +210,12 @@ class LogitStream:
 def takes_half(classes: int, values: float) -> bool:
     """Whether the mean of so many values per class has fp16 where only labels follow from it."""
     return 4 * classes * values > _HALF_ABOVE
+
+
+def _fit_half(logits: Sequence[Tensor]) -> bool:
+    """Whether logits that are finite are so in fp16."""
+    ends = torch.stack([torch.stack(each.aminmax()) for each in logits])
+    return not _HALF_LARGEST < float(ends.abs().max()) < inf
 
 
 def _drop(planes: Tensor, count: int) -> None:

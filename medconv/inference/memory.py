@@ -10,7 +10,7 @@ from math import prod
 from medconv.data.case import Case, Grid
 from medconv.data.io.images import shape_and_affine
 from medconv.data.io.nifti import check_memory
-from medconv.data.preprocessing.orientation import canonical_spacing
+from medconv.data.preprocessing.orientation import canonical_shape, canonical_spacing
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, resampled_shape
 from medconv.inference.load import LoadedModel
 from medconv.inference.logit_stream import takes_half
@@ -119,7 +119,8 @@ def _need(case: Case, members: Sequence[LoadedModel], only_labels: bool) -> Need
 
 def _prepared_shape(grid: Grid, preprocessing: PreprocessingConfig) -> tuple[int, ...]:
     spacing_mm = canonical_spacing(grid, preprocessing.reorients)
-    return resampled_shape(grid.shape, spacing_mm, preprocessing.target_mm(spacing_mm))
+    shape = canonical_shape(grid, preprocessing.reorients)
+    return resampled_shape(shape, spacing_mm, preprocessing.target_mm(spacing_mm))
 
 
 def _logit_bytes(member: LoadedModel, shape: Sequence[int], axis: int, only_labels: bool) -> float:

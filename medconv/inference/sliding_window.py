@@ -232,9 +232,9 @@ def _windows(
 ) -> list[Window]:
     """All windows, by their first plane; along the last axis they change fastest."""
     starts = []
-    for axis, (length, window) in enumerate(zip(shape, size, strict=True)):
-        is_slice = axis == 0 and window == 1
-        starts.append(list(range(length)) if is_slice else placement.starts(length, window, overlap))
+    for length, window in zip(shape, size, strict=True):
+        # Windows of one voxel, such as slices, cannot overlap.
+        starts.append(list(range(length)) if window == 1 else placement.starts(length, window, overlap))
     windows = []
     for first_plane, *corner in product(*starts):
         box = tuple(slice(start, start + side) for start, side in zip(corner, size[1:], strict=True))

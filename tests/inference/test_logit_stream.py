@@ -38,7 +38,7 @@ def test_planes_are_those_of_the_whole_image(
         torch.testing.assert_close(stream.take(first, stop), whole[:, first:stop], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("classes_at_once", [1, 2, 3, 5])
+@pytest.mark.parametrize("classes_at_once", [0, 1, 2, 3, 5])
 def test_logits_are_weighted_a_few_classes_at_a_time(
     classes_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,7 +48,7 @@ def test_logits_are_weighted_a_few_classes_at_a_time(
     monkeypatch.setattr(logit_stream, "_VALUES_AT_ONCE", classes_at_once * 6 * 4 * 4)
     stream = window.stream(network, volume(13, 9, 7), 0)
     assert torch.equal(stream.take(0, stream.length), expected[0])
-    assert len(stream._weighted) == min(classes_at_once, 3)
+    assert len(stream._weighted) == max(1, min(classes_at_once, 3))
 
 
 @pytest.mark.parametrize("placement", [FIXED_DISTANCE, EVEN_DISTANCE])
@@ -72,6 +72,69 @@ def test_planes_that_would_take_much_memory_have_half_the_bytes(
     torch.testing.assert_close(half.float(), exact, rtol=4e-3, atol=4e-3 * scale)
 
 
+def test_planes_of_more_than_a_gibibyte_in_fp32_take_half() -> None:
+    assert not logit_stream.takes_half(64, 2**22)
+    assert logit_stream.takes_half(64, 2**22 + 1)
+
+
+@pytest.mark.parametrize("large", [1e5, -1e5])
+@pytest.mark.parametrize("first_large", [0, 3, 17])
+def test_logits_beyond_fp16_go_on_in_fp32(
+    first_large: int, large: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the first window with such logits on; planes before it are not lost."""
+    monkeypatch.setattr(logit_stream, "_HALF_ABOVE", 100)
+    image = volume(25, 9, 7)
+    calls = 0
+
+    def growing(windows: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        # All classes are beyond 65504, and the largest one counts.
+        return network(windows) + (large if calls > first_large else 0.0)
+
+    window = SlidingWindow(PATCH, 0.75, batch_size=2)
+    exact = window(growing, image[None])[0]
+    calls = 0
+    stream = window.stream(growing, image, 0, 3, only_labels=True)
+    with caplog.at_level("INFO"):
+        for first in range(0, stream.length, 2):
+            stop = min(first + 3, stream.length)
+            logits = stream.take(first, stop)
+            torch.testing.assert_close(logits.float(), exact[:, first:stop], rtol=3e-6, atol=2e-2)
+    assert logits.dtype == torch.float32
+    assert caplog.text.count("logits beyond the range of fp16") == (first_large > 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("placement", [FIXED_DISTANCE, EVEN_DISTANCE])
+def test_logits_are_summed_in_fp32_or_their_own_precision(
+    placement: WindowPlacement, dtype: torch.dtype
+) -> None:
+    """In bf16, MONAI rounds the products, and nnU-Net nothing."""
+    image = volume(13, 9, 7)
+    window = SlidingWindow(PATCH, 0.75, placement=placement)
+    logits = window(lambda windows: network(windows).to(dtype), image[None])
+    exact = window(lambda windows: network(windows).to(dtype).double(), image[None])
+    rounds_products = dtype == torch.bfloat16 and not placement.sums_in_fp32
+    is_summed_in_fp64 = dtype == torch.float64 and not placement.sums_in_fp32
+    assert logits.dtype == (torch.float64 if is_summed_in_fp64 else torch.float32)
+    tolerance = 1e-2 if rounds_products else 2e-5
+    torch.testing.assert_close(logits.double(), exact.double(), rtol=tolerance, atol=tolerance)
+    assert rounds_products != torch.allclose(logits.double(), exact.double(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 65504.0, -65504.0])
+def test_fp32_would_not_make_logits_finite(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a network whose outputs are not finite, or are in fp16."""
+    monkeypatch.setattr(logit_stream, "_HALF_ABOVE", 100)
+    window = SlidingWindow(PATCH, 0.5)
+    stream = window.stream(lambda windows: windows * 0 - value, volume(13, 9, 7), 0, 3, only_labels=True)
+    logits = stream.take(0, 3)
+    assert logits.dtype == torch.float16
+    assert bool(logits.isfinite().all()) == (abs(value) == 65504.0)
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_slices_are_planes(axis: int) -> None:
     image = volume(7, 8, 9)
@@ -88,6 +151,18 @@ def test_memory_does_not_grow_with_the_length() -> None:
     short, long = (window.stream(network, volume(length, 8, 8), 0, 2).num_values for length in (30, 300))
     # A batch of two windows may lie in two rows of nine; of two planes asked for, one waits.
     assert short == long == 8 * 8 * (6 + 3 + 1)
+    # All planes at once are no more than there are.
+    assert window.stream(network, volume(30, 8, 8), 0).num_values == 8 * 8 * 30
+
+
+def test_planes_may_be_left_out() -> None:
+    """Windows of planes that nobody asks for are added before those that are."""
+    image = volume(40, 8, 8)
+    window = SlidingWindow(PATCH, 0.5, batch_size=2)
+    stream = window.stream(network, image, 0, planes_at_once=3)
+    whole = window(network, image[None])[0]
+    for first in (5, 30):
+        torch.testing.assert_close(stream.take(first, first + 3), whole[:, first : first + 3])
 
 
 def test_windows_are_run_as_their_planes_are_asked_for() -> None:
@@ -140,6 +215,24 @@ def test_windows_of_one_value_are_computed_once() -> None:
     assert sum(calls) == 3
     expected = image.reshape(1, 5, 8, 8, 8).cumsum(2).reshape(1, 40, 8, 8)
     torch.testing.assert_close(logits[0], expected)
+
+
+def test_windows_of_one_value_have_it_in_each_channel() -> None:
+    """The second of two channels differs between windows, or inside of one."""
+    image = torch.zeros(2, 24, 4, 4)
+    image[1, 8:16] = 1.0
+    image[1, 20, 2, 2] = 3.0
+    window = SlidingWindow((8, 4, 4), 0.0, batch_size=3)
+    torch.testing.assert_close(window(torch.clone, image[None])[0], image)
+
+
+def test_a_few_constants_are_kept_without_the_memory_of_their_batch() -> None:
+    image = torch.arange(6.0).repeat_interleave(8)[None, :, None, None].expand(1, 48, 4, 4)
+    stream = SlidingWindow((8, 4, 4), 0.0, batch_size=3).stream(torch.clone, image, 0)
+    torch.testing.assert_close(stream.take(0, 48), image)
+    known = stream._network._known.values()  # type: ignore[attr-defined]
+    assert len(known) == 4
+    assert all(logits.untyped_storage().nbytes() == 4 * 8 * 4 * 4 for logits in known)
 
 
 def test_planes_that_are_asked_for_are_not_copied() -> None:

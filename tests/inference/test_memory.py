@@ -12,10 +12,11 @@ from torch import nn
 
 from medconv.data.case import Case
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.inference import logit_stream
+from medconv.inference import logit_stream, memory
 from medconv.inference.images import from_files
 from medconv.inference.load import LoadedModel
-from medconv.inference.memory import _need, fitting_workers
+from medconv.inference.memory import Need, _need, fitting_workers
+from medconv.inference.sliding_window import SlidingWindow
 from medconv.targets.multiclass import MulticlassTargets
 
 GB = 2**30
@@ -103,3 +104,74 @@ def test_a_file_that_cannot_be_read_is_left_to_the_prediction(tmp_path: Path, na
 def test_whole_images_take_little() -> None:
     model = loaded_models.image_level(nn.Identity(), MulticlassTargets(("a", "b")))
     assert fitting_workers([Case("a", (Path("missing.png"),))], [model], 3, available=1.0) == 3
+
+
+def test_the_case_that_is_predicted_is_not_the_only_one() -> None:
+    """Two are loaded at once and one waits, while the one before is written."""
+    assert Need((1, 1, 1), loading=10.0, predicting=100.0, writing=1.0).total(2) == 131.0
+
+
+def header_only(folder: Path, shape: tuple[int, ...], spacing_mm: float = 1.0) -> Case:
+    header = nib.Nifti1Header()
+    header.set_data_dtype(np.uint8)
+    header.set_data_shape(shape)
+    header.set_sform(np.diag([spacing_mm] * 3 + [1.0]), code=1)
+    path = folder / f"{shape[0]}_{shape[-1]}.nii"
+    path.write_bytes(header.binaryblock + bytes(4))
+    return Case(path.stem, (path,))
+
+
+def test_the_largest_of_the_first_cases_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cases = [header_only(tmp_path, (20, 20, length)) for length in (30, 50, *range(31, 37), 60)]
+    monkeypatch.setattr(memory, "_WORTH_SAYING", 1)
+    with caplog.at_level("INFO"):
+        assert fitting_workers(cases, [member()], 2, available=GB) == 2
+    assert "for 20 x 20 x 50 voxels, the largest of the first 8 cases" in caplog.text
+
+
+def test_a_case_that_is_refused_takes_nothing(tmp_path: Path) -> None:
+    """Its header is larger than the machine, or its spacing is not that of the training."""
+    huge = header_only(tmp_path, (30000, 30000, 30000))
+    metres = header_only(tmp_path, (20, 20, 20), spacing_mm=1000.0)
+    trained_at_1_mm = replace(member(), spacing_range_mm=((1.0, 1.0),) * 3)
+    assert _need(huge, [member()], True) is None
+    assert _need(metres, [member()], True) is not None
+    assert _need(metres, [trained_at_1_mm], True) is None
+
+
+def test_the_need_follows_from_channels_windows_and_precision(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label_bytes = 4 * 32 * 40 * 64
+
+    def planes_bytes(model: LoadedModel, of: Case = case, only_labels: bool = True) -> float:
+        need = _need(of, [model], only_labels)
+        assert need is not None
+        return need.predicting - label_bytes
+
+    both = replace(member(), modalities=("CT", "PET"))
+    one, two = (_need(case, [model], True) for model in (member(), both))
+    assert one is not None and two is not None and two.loading == 2 * one.loading
+    # One plane of 20 x 32 voxels on the network's grid, and no more than the 16 planes that there are.
+    slices = replace(member(), window=SlidingWindow((8, 8), slice_axis=0))
+    assert planes_bytes(slices) == pytest.approx(1.4 * 4 * 2 * 20 * 32)
+    long = replace(member(), window=SlidingWindow((16, 20, 32)))
+    assert planes_bytes(long) == 4 * 2 * 16 * 20 * 32
+    full = planes_bytes(member())
+    monkeypatch.setattr(logit_stream, "_HALF_ABOVE", 1)
+    assert planes_bytes(member()) == full / 2
+    assert planes_bytes(member(), only_labels=False) == full
+
+
+def test_the_grid_is_that_of_the_turned_image(tmp_path: Path) -> None:
+    """An image whose axes are stored in another order is predicted at the same size."""
+    array = np.zeros((64, 32, 40), np.float32)
+    affine = np.array([[0, 1, 0, 0], [0, 0, 1, 0], [3, 0, 0, 0], [0, 0, 0, 1.0]])
+    nib.save(nib.Nifti1Image(array, affine), tmp_path / "turned.nii")
+    turned = _need(Case("turned", (tmp_path / "turned.nii",)), [member()], True)
+    nib.save(nib.Nifti1Image(array.transpose(1, 2, 0), np.diag([1, 1, 3, 1.0])), tmp_path / "straight.nii")
+    straight = _need(Case("straight", (tmp_path / "straight.nii",)), [member()], True)
+    assert turned is not None and straight is not None
+    assert turned.predicting == straight.predicting

@@ -6,6 +6,7 @@ from monai.networks.nets import DynUNet
 from torch import Tensor
 
 from medconv.inference.sliding_window import SlidingWindow, slab_axis
+from medconv.inference.window_placement import EVEN_DISTANCE, FIXED_DISTANCE, WindowPlacement
 from medconv.models.unet import UNet
 
 
@@ -54,6 +55,28 @@ def test_an_image_smaller_than_the_window_keeps_its_size(size: tuple[int, int]) 
     network = UNet(2, 1, 3, (4, 8), (2,)).eval()
     assert SlidingWindow((8, 8))(network, image).shape == (1, 3, *size)
     torch.testing.assert_close(SlidingWindow((8, 8))(torch.clone, image), image, rtol=1e-4, atol=1e-5)
+
+
+def test_a_small_image_lies_in_the_middle_of_the_window() -> None:
+    seen: list[Tensor] = []
+
+    def network(windows: Tensor) -> Tensor:
+        seen.append(windows.clone())
+        return windows
+
+    SlidingWindow((8, 8))(network, torch.ones(1, 1, 5, 8))
+    assert seen[0][0, 0, :, 0].tolist() == [0, 1, 1, 1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("placement", [FIXED_DISTANCE, EVEN_DISTANCE])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_windows_of_one_voxel_are_run_once(placement: WindowPlacement, axis: int) -> None:
+    """Whichever axis the planes lie along."""
+    network = Constant()
+    window = SlidingWindow((4, 4, 1), 0.5, placement=placement)
+    stream = window.stream(network, torch.randn(1, 4, 4, 9), axis)
+    assert bool(stream.take(0, stream.length).isfinite().all())
+    assert sum(shape[0] for shape in network.shapes) == 9
 
 
 def test_one_window_gives_the_logits_of_the_network() -> None:
@@ -162,7 +185,11 @@ def test_the_axis_of_slabs_has_the_fewest_voxels_in_work() -> None:
     assert slab_axis([flat], [(20, 12, 30)]) == 0
     assert slab_axis([flat, cube, cube], [(6, 12, 30)] * 3) == 2
     assert slab_axis([cube, slices], [(9, 9, 30)] * 2) == 0
+    assert slab_axis([cube, cube, flat], [(20, 12, 30)] * 3) == 2
     assert slab_axis([SlidingWindow((8, 8))], [(8, 30, 1)]) == 1
+    # Of equal axes the longest: here a quarter, and all of two short ones.
+    assert slab_axis([SlidingWindow((5, 10))], [(20, 40)]) == 1
+    assert slab_axis([SlidingWindow((8, 16))], [(4, 6)]) == 1
 
 
 def test_batches_of_many_classes_are_small_on_a_cpu() -> None:

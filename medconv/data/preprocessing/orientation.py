@@ -1,5 +1,7 @@
 """Axes of an image: turned to right, anterior, superior, or as stored; and back."""
 
+from collections.abc import Sequence
+
 import nibabel as nib
 import numpy as np
 
@@ -51,10 +53,20 @@ def canonical_spacing(grid: Grid, reorient: bool = True) -> tuple[float, ...]:
     Args:
         reorient: as of `to_canonical`.
     """
+    return tuple(float(mm) for mm in _in_canonical_order(grid.spacing_mm, grid, reorient))
+
+
+def canonical_shape(grid: Grid, reorient: bool = True) -> tuple[int, ...]:
+    """In voxels, in the order of `canonical_spacing`."""
+    return tuple(int(voxels) for voxels in _in_canonical_order(grid.shape, grid, reorient))
+
+
+def _in_canonical_order(values: Sequence[float], grid: Grid, reorient: bool) -> np.ndarray:
+    """Args: values: of each axis of the file."""
     canonical_axes = _orientation(grid, reorient)[:, 0].astype(int)
-    spacing_mm = np.empty(3)
-    spacing_mm[canonical_axes] = grid.spacing_mm
-    return tuple(float(mm) for mm in spacing_mm)
+    in_order = np.empty(3)
+    in_order[canonical_axes] = values
+    return in_order
 
 
 def _reorient(array: np.ndarray, orientation: np.ndarray) -> np.ndarray:

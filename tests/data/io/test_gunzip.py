@@ -49,7 +49,23 @@ def test_a_damaged_file_is_an_error(at_once: int, tmp_path: Path, monkeypatch: p
     path.write_bytes(whole)
     with pytest.raises(EOFError, match="Expected 5001 bytes, got 5000"):
         read(path, count=5001)
-    for damaged in (whole[:-8] + b"\1" + whole[-7:], whole + b"more", b"no gzip", whole[:-1] + b"\1"):
+    with pytest.raises(EOFError, match="Expected 10 bytes, got 0"):
+        read(path, offset=6000, count=10)
+    for damaged in (
+        zlib.compress(CONTENT),
+        whole[:-8] + b"\1" + whole[-7:],
+        whole + b"more",
+        b"no gzip",
+        whole[:-1] + b"\1",
+    ):
         path.write_bytes(damaged)
         with pytest.raises(zlib.error):
             read(path, count=10)
+
+
+def test_little_is_decompressed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of zeros is a thousandth of its content."""
+    monkeypatch.setattr(gunzip, "_PIECE_BYTES", 100)
+    path = tmp_path / "file.gz"
+    path.write_bytes(gzip.compress(bytes(10**5)))
+    assert max(len(piece) for piece in gunzip._pieces(path)) == 100

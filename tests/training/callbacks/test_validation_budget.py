@@ -1,5 +1,6 @@
 """medconv/training/callbacks/validation_budget.py: validations take a bounded share of a run's time."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,17 +78,53 @@ def test_a_last_validation_that_takes_long_is_said(caplog: pytest.LogCaptureFixt
     assert "the last validation takes 500 of the 1000 s of trainer.max_time" in caplog.text
 
 
-def trial(budget: ValidationBudget, cases: int) -> SimpleNamespace:
-    """The trainer after a trial of three batches: 60 s, then 10 s each."""
+def test_a_validation_counts_with_its_own_time() -> None:
+    """One of 15 s is due as soon as 85 s were trained."""
+    budget = budget_with(15.0)
+    assert budget.postpones(84.9) and not budget.postpones(85.0)
+    budget.begin()
+    clock.CLOCK.advance(20.0)
+    budget.end(step=7)
+    assert (budget.seconds_each, budget.last_step) == (20.0, 7)
+
+
+def test_a_last_validation_that_takes_little_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert budget_with(400.0).postpones(9.0)
+    assert not caplog.text
+
+
+def test_a_state_of_an_earlier_version_is_read() -> None:
+    budget = budget_with(None)
+    budget.load_state_dict({"validation": 5.0})
+    assert (budget.seconds_each, budget.last_step) == (5.0, 0)
+    assert not budget.postpones(100.0)
+
+
+@pytest.mark.parametrize(("seconds_each", "expected"), [(None, 100), (10.0, 100), (40.0, 200), (100.0, 300)])
+def test_postponed_validations_are_further_apart(seconds_each: float | None, expected: float) -> None:
+    """Due every 100 steps of 2 s, which are 85 % of the time from 35.3 s for a validation on."""
+    settings = {"num_training_batches": 100, "accumulate_grad_batches": 1, "val_check_batch": 100}
+    trainer: Any = SimpleNamespace(**settings, check_val_every_n_epoch=1)
+    assert budget_with(seconds_each).steps_between(trainer, step_seconds=2.0) == expected
+
+
+def trial(
+    budget: ValidationBudget, cases: int, batch_seconds: Sequence[float] = (60.0, 10.0, 10.0), ranks: int = 1
+) -> Any:
+    """The trainer after a trial of three batches: 60 s, then 10 s each.
+
+    Args:
+        ranks: of the run; on rank 0, one batch for each fits.
+    """
     val_loop = SimpleNamespace(_max_batches=[cases])
     trainer: Any = SimpleNamespace(
         num_val_batches=[cases],
         limit_val_batches=1.0,
-        strategy=SimpleNamespace(broadcast=lambda value: value),
+        strategy=SimpleNamespace(broadcast=lambda value: value if ranks == 1 else ranks),
         fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(val_loop=val_loop)),
     )
     budget.begin()
-    for seconds in (60.0, 10.0, 10.0):
+    for seconds in batch_seconds:
         clock.CLOCK.advance(seconds)
         budget.end_batch()
     budget.end_trial(trainer)
@@ -105,10 +142,33 @@ def test_a_validation_that_would_take_too_long_takes_the_first_batches(
 
 
 def test_a_validation_that_fits_takes_all_batches(caplog: pytest.LogCaptureFixture) -> None:
-    assert trial(budget_with(None), 30).limit_val_batches == 1.0
+    budget = budget_with(None)
+    assert trial(budget, 30).limit_val_batches == 1.0
+    assert budget.seconds_each == 300.0
+    assert trial(budget_with(None), 40).limit_val_batches == 1.0
     all_in_any_case = ValidationBudget(1000.0, validates_all=True, clock=clock.CLOCK)
     assert trial(all_in_any_case, 100).limit_val_batches == 1.0
+    all_in_any_case.load_state_dict({**budget.state_dict(), "val_batches": 3})
+    assert trial(all_in_any_case, 100).limit_val_batches == 1.0
     assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("batch_seconds", "seconds_each"),
+    [((), 0.0), ((10.0,), 300.0), ((60.0, 0.0), 0.0)],
+)
+def test_a_trial_of_few_batches_says_what_it_can(batch_seconds: Sequence[float], seconds_each: float) -> None:
+    budget = budget_with(None)
+    assert trial(budget, 30, batch_seconds).limit_val_batches == 1.0
+    assert budget.seconds_each == seconds_each
+
+
+def test_one_batch_is_validated_in_any_case() -> None:
+    assert trial(budget_with(None), 30, (500.0,)).limit_val_batches == 1
+
+
+def test_rank_0_says_how_many_batches_fit() -> None:
+    assert trial(budget_with(None), 100, ranks=2).limit_val_batches == 2
 
 
 def test_a_resumed_run_validates_as_many_batches_as_before() -> None:

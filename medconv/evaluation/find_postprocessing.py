@@ -115,7 +115,7 @@ def _check(crossval: CrossValidation, runs: Path) -> None:
         missing = ", ".join(f"{number} ({state})" for number, state in crossval.missing.items())
         raise ArgumentError(
             "runs",
-            f" {runs}: fold {missing} is missing; each must be trained to its end, on the same classes",
+            f" {runs}: missing: fold {missing}; each must be trained to its end, on the same classes",
         )
     for fold in crossval.folds:
         checkpoint = fold.folder.best

@@ -18,8 +18,8 @@ _WORST_CLASSES = 8  # of each worst case
 _MAX_LEGEND = 40  # label values
 _LEVEL = 0.05  # significance level
 _DEFINITIONS = {
-    "Missing class": "in both label maps: no value, the case is not counted (n). In one of the two: Dice "
-    "and surface Dice are 0, distances are the length of the image from corner to corner.",
+    "Missing class": "in neither label map: no value, the case is not counted (n). In only one of the two: "
+    "Dice and surface Dice are 0, distances are the length of the image from corner to corner.",
     "sd, interval": "standard deviation over cases (n - 1); 95 % bootstrap interval of the mean.",
 }
 

@@ -92,15 +92,19 @@ def export(
     reference = load(source, trusted)
     if choices.is_bundle:
         check_bundle(network)
+    elif choices.is_nnunet:
+        check_nnunet(network, output)
+    elif choices.is_safetensors:
+        check_safetensors()
+    output.absolute().parent.mkdir(parents=True, exist_ok=True)
+    if choices.is_bundle:
         _export_bundle(output, choices, network, reference)
         log.info("%s, a MONAI bundle; docs/README.md in it has the command", output)
         return
     if choices.is_nnunet:
-        check_nnunet(network, output)
         _export_nnunet(output, choices, network, reference)
         return
     if choices.is_safetensors:
-        check_safetensors()
         _export_weights(output, choices, network, reference)
         return
     with replacing(output, durable=True) as partial:
@@ -232,8 +236,9 @@ def _write_metadata(metadata: Metadata, model: Path) -> None:
 
 def _check_output(output: Path, choices: ExportOptions, source: Path) -> None:
     problem = ""
-    if not output.absolute().parent.is_dir():
-        problem = f"no such folder, {output.parent}"
+    nearest = next(path for path in output.absolute().parents if path.exists())
+    if not nearest.is_dir():
+        problem = f"{nearest} is no folder"
     elif choices.is_folder and (output.exists() or output.is_symlink()):
         problem = f"exists already; the format {choices.format} needs a new folder"
     elif output.is_dir():

@@ -131,12 +131,14 @@ def test_incomplete_cross_validations_are_refused_with_the_reason(
     assert f"{best}: no such checkpoint; it is needed to predict fold 1" in fails("--runs", str(sweep_folder))
     best.with_suffix(".away").rename(best)
     edit(runs["1"] / "summary.json", status="failed")
-    assert "fold 1 (failed) is missing; each must be trained to its end" in fails("--runs", str(sweep_folder))
+    assert "missing: fold 1 (failed); each must be trained to its end" in fails("--runs", str(sweep_folder))
     edit(runs["1"] / "summary.json", status="done")
     config = runs["0"] / "config.yaml"
     original = config.read_text()
     config.write_text(original.replace(MSD, "os.path.join"))
-    assert "is missing; each must" in fails("--runs", str(sweep_folder))  # its config differs from the others
+    assert "; each must be trained" in fails(
+        "--runs", str(sweep_folder)
+    )  # its config differs from the others
     config.write_text(original)
     edit_configs(sweep_folder, MSD, "os.path.join")
     assert "data.layout._target_=os.path.join is refused" in fails("--runs", str(sweep_folder))

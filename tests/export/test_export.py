@@ -13,13 +13,20 @@ from medconv.utils.errors import ArgumentError
 
 
 def test_the_command_as_a_user_starts_it(exported: Exported, tmp_path: Path) -> None:
-    arguments = ("--checkpoint", str(exported.checkpoint), "--format", "torchscript", "--output", "m.ts")
+    arguments = (
+        "--checkpoint",
+        str(exported.checkpoint),
+        "--format",
+        "torchscript",
+        "--output",
+        "new/folder/m.ts",
+    )
     process = tiny.command("export", *arguments, cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     assert "logits differ from the checkpoint's by at most" in process.stdout
     assert "random patches" in process.stdout
     assert "--case IMAGE" in process.stdout and not process.stderr.strip()
-    assert {path.name for path in tmp_path.iterdir()} == {"m.ts", "m.ts.json"}
+    assert {path.name for path in (tmp_path / "new/folder").iterdir()} == {"m.ts", "m.ts.json"}
 
 
 def test_logits_that_differ_leave_no_file(exported: Exported, tmp_path: Path, monkeypatch, capsys) -> None:
@@ -51,7 +58,7 @@ def test_bad_options_are_one_error_and_write_nothing(
             f"--opset must lie between {OPSETS[0]} and {OPSETS[-1]}, got 7",
         ),
         (("--checkpoint", tmp_path / "no.ckpt", "--output", tmp_path / "m", *pt2), "no such checkpoint"),
-        ((*checkpoint, "--output", tmp_path / "no/m", *pt2), "no such folder"),
+        ((*checkpoint, "--output", tmp_path / "b.ckpt/m", *pt2), "b.ckpt is no folder"),
         (
             (*good, "--format", "bundle", "--output", exported.images),
             "exists already; the format bundle needs a new folder",

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
-from medconv.planning.sizes import Size
+from medconv.planning.sizes import SIZES, Size
 from medconv.training.callbacks.validation_budget import ValidationBudget
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 
@@ -200,12 +200,14 @@ class TimeBudget(Callback):
             return
         needed = max(self._FEWEST_STEPS, self._size.enough_steps // 2)
         if steps < needed:
+            is_smallest = self._size.name == list(SIZES)[-1]
             log.warning(
-                "%d steps are few for plan.size=%s, which needs %d or more: set more trainer.max_time, a "
-                "smaller plan.size or a coarser data.spacing_mm, or end other work on this machine",
+                "%d steps are few for plan.size=%s, which needs %d or more: set more trainer.max_time%s or a "
+                "coarser data.spacing_mm, or end other work on this machine",
                 steps,
                 self._size.name,
                 needed,
+                "" if is_smallest else ", a smaller plan.size",
             )
 
     def _mean_step_seconds(self) -> float:

@@ -127,6 +127,7 @@ def test_too_few_steps_for_the_size_of_the_plan_are_a_warning(
         caplog.clear()
         first_estimate(TimeBudget(float(seconds), SIZES[size], clock.CLOCK))
         assert (f"{seconds} {expected}" in caplog.text) is is_warned
+        assert ("smaller plan.size" in caplog.text) is (is_warned and size != "tiny")  # there is none
 
 
 def first_estimate(budget: TimeBudget) -> None:

@@ -112,8 +112,8 @@ def _leaves_plain(node: Node, spatial_dims: int) -> bool:
     """
     if is_plain(get_object(str(node["_target_"]))):
         return True
-    library = CONVS[spatial_dims - 1](4, 4, 3, padding=1)
-    network = nn.Sequential(library)
+    library = CONVS[spatial_dims - 1]
+    network = nn.Sequential(library(4, 4, 3, padding=1))
     with torch.random.fork_rng(), suppress(ValueError, TypeError):
         swap_convs(
             network,
@@ -121,7 +121,7 @@ def _leaves_plain(node: Node, spatial_dims: int) -> bool:
             spacing_mm=node.get("spacing_mm"),
             example=torch.zeros(2, 4, *[4] * spatial_dims),
         )
-        return type(network[0]) is type(library)
+        return type(network[0]) is library
     return False  # it refuses this layer
 
 

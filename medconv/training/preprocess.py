@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from omegaconf import DictConfig
 
 from medconv import config
 from medconv.config import RunConfig, compose
@@ -31,9 +32,10 @@ def preprocess(arguments: Sequence[str], *, checks_only: bool = False, verifies:
     Raises:
         ValueError: of the checks: some cases are invalid; lists all errors.
     """
-    configs: list[RunConfig] = []
-    compose.run_with_config(lambda composed, _: configs.append(config.validate(composed)), arguments)
-    for run_config in configs:
+    configs: list[DictConfig] = []
+    compose.run_with_config(lambda composed, _: configs.append(composed), arguments)
+    # validated here: inside, Hydra would add a line to an error
+    for run_config in [config.validate(composed) for composed in configs]:
         if checks_only:
             _check(with_plans(run_config))
         else:

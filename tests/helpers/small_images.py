@@ -84,7 +84,13 @@ def task(
     )
 
 
-def fit(module: Task, steps: int, *callbacks: L.Callback, home: Path | None = None) -> L.Trainer:
+def fit(
+    module: Task,
+    steps: int,
+    *callbacks: L.Callback,
+    home: Path | None = None,
+    ckpt_path: Path | None = None,
+) -> L.Trainer:
     """The module, trained on samples and validated on cases; no logger but what the trainer keeps."""
     trainer = L.Trainer(
         accelerator="cpu",
@@ -98,5 +104,6 @@ def fit(module: Task, steps: int, *callbacks: L.Callback, home: Path | None = No
         default_root_dir=home,
     )
     train = DataLoader(Images(module.targets, 16 * steps, named=False), batch_size=16)
-    trainer.fit(module, train, DataLoader(Images(module.targets, 30, named=True), batch_size=8))
+    validation = DataLoader(Images(module.targets, 30, named=True), batch_size=8)
+    trainer.fit(module, train, validation, ckpt_path=ckpt_path, weights_only=True)
     return trainer

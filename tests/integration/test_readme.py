@@ -35,7 +35,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("readme")
     data = path / "data"
     decathlon = tiny.write_dataset(data / "Task04_Hippocampus", cases=5)
-    for kind, name, ending in (("imagesTr", "scans", "t1"), ("labelsTr", "masks", "seg")):
+    folders = (("imagesTr", "scans", "t1"), ("labelsTr", "masks", "seg"), ("labelsTr", "new_masks", "seg"))
+    for kind, name, ending in folders:
         (data / name).mkdir()
         for file in (decathlon / kind).iterdir():
             case = file.name.removesuffix(".nii.gz")

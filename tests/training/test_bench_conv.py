@@ -60,6 +60,7 @@ def test_a_class_in_the_current_folder_is_timed_layer_by_layer(
         (["transform", *SIZES, "--pairs", "0"], "--pairs must be at least 1, got 0"),
         (["transform", *SIZES, "--batch", "0"], "--batch must be at least 1, got 0"),
         (["smooth", *SIZES], "leaves every layer an nn.Conv: nothing to time"),
+        (["nowhere.MyConv", *SIZES], "conv._target_=nowhere.MyConv: "),
     ],
 )
 def test_wrong_arguments_are_one_error(
@@ -70,7 +71,9 @@ def test_wrong_arguments_are_one_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert tiny.call(monkeypatch, "bench-conv", *arguments) == USER
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Error executing job" not in error  # Hydra's own line
 
 
 @pytest.mark.parametrize(("spread", "is_busy"), [(0.1, False), (1.0, True)])

@@ -68,6 +68,13 @@ def test_plain_layers_are_not_measured(conv: str, tmp_path: Path) -> None:
     assert not (tmp_path / "prepared" / "conv_price").exists()
 
 
+def test_a_kernel_that_is_computed_in_place_is_measured(tmp_path: Path) -> None:
+    """`install` changes the class of the layer that it gets, which is then no `nn.Conv` either."""
+    dataset = tiny.write_dataset(tmp_path / "data")
+    summary = tiny.train(dataset, tmp_path / "run", "conv=basis")
+    assert summary["conv_price"]["ratio"] > 0
+
+
 def test_a_measurement_that_fails_is_a_warning(
     own: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

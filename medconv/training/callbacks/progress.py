@@ -192,6 +192,10 @@ class ProgressLines(Callback):
         self._logged_at = clock()
         self._num_samples = 0  # since then
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step > 0:
+            log.info("resumed at step %d", trainer.global_step)
+
     def on_train_batch_end(
         self,
         trainer: Trainer,

@@ -26,6 +26,16 @@ def test_lines_are_logged_every_few_seconds_and_after_a_validation(caplog: pytes
     assert re.fullmatch(r"epoch 0, step 5: validation cross-entropy \d\.\d{4}", validation)
 
 
+def test_a_resumed_run_says_at_which_step(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    with caplog.at_level("INFO", logger="medconv"):
+        lines = ProgressLines(level=logging.DEBUG, clock=CLOCK)
+        trainer = fit(task(CLASSES), 3, lines)
+        assert "resumed" not in caplog.text
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        fit(task(CLASSES), 5, lines, ckpt_path=tmp_path / "last.ckpt")
+    assert "resumed at step 3" in caplog.messages
+
+
 def test_lines_can_be_for_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG", logger="medconv"):
         fit(task(CLASSES), 3, Ticks(step=8.0), ProgressLines(every=20.0, level=logging.DEBUG, clock=CLOCK))

@@ -77,6 +77,17 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
         raise refused[0]
 
 
+def validated_configs(arguments: Sequence[str]) -> list[config.RunConfig]:
+    """The config of these arguments, or those of a sweep.
+
+    Raises: ConfigError: as `run_with_config` and `validate`.
+    """
+    composed: list[DictConfig] = []
+    run_with_config(lambda each, _: composed.append(each), arguments)
+    # Not by the job: Hydra would print a line of its own above an error.
+    return [config.validate(each) for each in composed]
+
+
 def _check_and_fit(composed: DictConfig, settings: Any) -> None:
     """Check the names of keys, and find the user's classes. Raises: ConfigError: as `check_names`."""
     values: Any = OmegaConf.to_container(composed, resolve=False)

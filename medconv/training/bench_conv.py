@@ -8,7 +8,6 @@ from inspect import signature
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torch import nn
 
 from medconv import config as configs
@@ -40,9 +39,7 @@ def configs_with(conv: str, overrides: Sequence[str]) -> list[RunConfig]:
         conv: an option, or the dotted path of a class.
         overrides: for Hydra.
     """
-    composed: list[DictConfig] = []
-    compose.run_with_config(lambda config, _: composed.append(config), _with_conv(conv, overrides))
-    return [configs.validate(config) for config in composed]  # inside, Hydra would add a line to an error
+    return compose.validated_configs(_with_conv(conv, overrides))
 
 
 def _with_conv(conv: str, overrides: Sequence[str]) -> list[str]:

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from omegaconf import DictConfig
 
-from medconv import config
 from medconv.config import RunConfig, compose
 from medconv.data.case import Dataset
 from medconv.data.preprocessing.check import dataset_warnings, error_report, examine_all
@@ -32,10 +30,7 @@ def preprocess(arguments: Sequence[str], *, checks_only: bool = False, verifies:
     Raises:
         ValueError: of the checks: some cases are invalid; lists all errors.
     """
-    configs: list[DictConfig] = []
-    compose.run_with_config(lambda composed, _: configs.append(composed), arguments)
-    # validated here: inside, Hydra would add a line to an error
-    for run_config in [config.validate(composed) for composed in configs]:
+    for run_config in compose.validated_configs(arguments):
         if checks_only:
             _check(with_plans(run_config))
         else:

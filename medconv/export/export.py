@@ -90,12 +90,7 @@ def export(
     network = load(source, trusted, plain=True)
     # As it predicts, with our fast layers.
     reference = load(source, trusted)
-    if choices.is_bundle:
-        check_bundle(network)
-    elif choices.is_nnunet:
-        check_nnunet(network, output)
-    elif choices.is_safetensors:
-        check_safetensors()
+    _check_fits(network, output, choices)
     output.absolute().parent.mkdir(parents=True, exist_ok=True)
     if choices.is_bundle:
         _export_bundle(output, choices, network, reference)
@@ -247,6 +242,16 @@ def _check_output(output: Path, choices: ExportOptions, source: Path) -> None:
         problem = "is the checkpoint itself, expected another name"
     if problem:
         raise ArgumentError("output", f" {output}: {problem}")
+
+
+def _check_fits(network: LoadedModel, output: Path, choices: ExportOptions) -> None:
+    """Raises: ValueError: the format cannot hold the network, or a package that writes it is missing."""
+    if choices.is_bundle:
+        check_bundle(network)
+    elif choices.is_nnunet:
+        check_nnunet(network, output)
+    elif choices.is_safetensors:
+        check_safetensors()
 
 
 @contextmanager

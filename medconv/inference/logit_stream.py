@@ -15,7 +15,6 @@ from torch import Tensor
 log = logging.getLogger(__name__)
 _VALUES_AT_ONCE = 2**22  # of a window's logits that are weighted; all of 105 classes in 64^3 are 110 MB
 _HALF_ABOVE = 2**30  # bytes of the planes in fp32; more have fp16, where only labels follow from them
-_HALF_LARGEST = 65504.0  # finite number of fp16
 
 
 class LogitSource(Protocol):
@@ -52,7 +51,7 @@ class LogitStream:
 
     They are weighted sums, divided in the end, in fp32. In fp16 they are the mean of the windows so far: it
     has the size of logits, where sums may overflow, and products with a corner's small weights lose digits.
-    From the first logits on that fp16 cannot hold, the mean goes on in fp32: classes would have equal ones.
+    Once a logit exceeds the range of fp16, the mean goes on in fp32: clipped, classes would be equal.
 
     Args:
         windows: ordered by their first plane.
@@ -215,7 +214,7 @@ def takes_half(classes: int, values: float) -> bool:
 def _fit_half(logits: Sequence[Tensor]) -> bool:
     """Whether logits that are finite are so in fp16."""
     ends = torch.stack([torch.stack(each.aminmax()) for each in logits])
-    return not _HALF_LARGEST < float(ends.abs().max()) < inf
+    return not torch.finfo(torch.float16).max < float(ends.abs().max()) < inf
 
 
 def _drop(planes: Tensor, count: int) -> None:

@@ -191,9 +191,11 @@ def _check_size(
         return
     size = resampled_shape(crop.shape[:2], spacing_mm[:2], preprocessing.spacing_mm)
     if rounded_up(size, model.rounding) != preprocessing.frame:
+        native = crop.shape[:2]
+        on_grid = "" if size == native else f", {size_text(size)} on the network's grid"
         raise ValueError(
-            f"{image.name}: {size_text(size)} pixels, the network was trained on images of one size and "
-            f"takes {size_text(preprocessing.frame)}; resize the image, or train with resizing"
+            f"{image.name}: {size_text(native)} pixels{on_grid}; the network was trained on images of one "
+            f"size and takes {size_text(preprocessing.frame)}; resize the image, or train with resizing"
         )
 
 

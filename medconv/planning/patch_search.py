@@ -87,6 +87,11 @@ class PatchSearch:
             " help",
         )
 
+    def holds(self, network: Network, patch: Sequence[int]) -> bool:
+        """Whether a batch fits into the size's share of memory, or the image cannot reasonably be smaller."""
+        batch = self.overrides.batch_size or self.min_batch
+        return self.gb(network, patch, batch) <= self.memory_gb or max(self.median) <= _MIN_EDGE
+
     def _shrunk_to_budget(self, batch: int) -> tuple[Network, tuple[int, ...]]:
         """The largest patch whose batch takes the size's share of the budget, or else the smallest patch."""
         network, patch = self._network_for(topology.largest_patch(self.median, self.spacing))

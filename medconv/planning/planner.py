@@ -1,6 +1,6 @@
 """The planner: decides every value that the config leaves open, and gives its reason."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from statistics import median
@@ -19,6 +19,9 @@ from medconv.planning.spacing import across, median_shape, slice_axis, target_sp
 from medconv.planning.topology import Network
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import size_text
+
+# Of a grid, and the network and the patch on it.
+_Enough = Callable[[PatchSearch, Network, tuple[int, ...]], bool]
 
 
 @dataclass(frozen=True)
@@ -129,16 +132,18 @@ def _choose(
     native_search = _search(images, overrides, budget, num_outputs)
     search = native_search
     network, patch = search.network_and_patch()
-    is_fixed = overrides.spacing_mm or overrides.patch_size or overrides.resize or overrides.image_level
-    coarsens = need_size(budget.size).coarsens and not is_fixed
+    is_fixed = overrides.spacing_mm or overrides.patch_size or overrides.resize
+    # a network that takes whole images has no smaller patch, so its grid becomes coarser in every size
+    coarsens = not is_fixed and (overrides.image_level or need_size(budget.size).coarsens)
     if coarsens:
-        search, network, patch = _coarsened(search, images, network, patch)
+        is_enough = PatchSearch.holds if overrides.image_level else _sees(1)
+        search, network, patch = _coarsened(search, images, network, patch, is_enough)
     view = view_share(patch, search.median)
     is_bounded = coarsens and view < 1 and coarser(search.spacing, images.thickness_mm, view) is None
     wider_spacing = None
     if hints and view < SMALL_VIEW:
         no_structures = replace(images, thickness_mm=())
-        wider_search, _, _ = _coarsened(search, no_structures, network, patch, SMALL_VIEW)
+        wider_search, _, _ = _coarsened(search, no_structures, network, patch, _sees(SMALL_VIEW))
         wider_spacing = wider_search.spacing if wider_search.spacing != search.spacing else None
     grid = report.Grid(
         spacing_mm=search.spacing,
@@ -207,18 +212,15 @@ def _coarsened(
     images: Fingerprint,
     network: Network,
     patch: tuple[int, ...],
-    enough: float = 1.0,
+    is_enough: _Enough,
 ) -> tuple[PatchSearch, Network, tuple[int, ...]]:
-    """The finest grid on which a patch covers enough of the median image.
+    """The finest grid that is coarse enough.
 
     As far as the thinnest structure allows, and the values of the config, such as channels for more stages
     than a coarser grid has.
-
-    Args:
-        enough: share of the median image's voxels.
     """
-    view = view_share(patch, search.median)
-    while view < enough:
+    while not is_enough(search, network, patch):
+        view = view_share(patch, search.median)
         spacing = coarser(search.spacing, images.thickness_mm, view)
         if spacing is None:
             break
@@ -228,5 +230,9 @@ def _coarsened(
         except ArgumentError:
             break
         search = coarser_search
-        view = view_share(patch, search.median)
     return search, network, patch
+
+
+def _sees(share: float) -> _Enough:
+    """Whether a patch covers this share of the median image's voxels."""
+    return lambda search, network, patch: view_share(patch, search.median) >= share

@@ -119,18 +119,18 @@ def spacing_reason(images: Fingerprint, overrides: PlanOverrides, grid: Grid) ->
     if overrides.resize is not None:
         return f"the median of {len(images.shapes)} cases, scaled by {overrides.name('resize')}"
     if grid.spacing_mm != grid.native_spacing_mm:
-        return _coarser_reason(grid)
+        return _coarser_reason(grid, overrides.image_level)
     axis = thick_axis(images)
     across_slices = "" if axis is None else "; across the thick slices the 10th percentile"
     return f"the median of {len(images.shapes)} cases{across_slices}"
 
 
-def _coarser_reason(grid: Grid) -> str:
+def _coarser_reason(grid: Grid, image_level: bool) -> str:
     """What a coarser grid is taken for, and what it costs."""
-    reason = (
-        f"coarser than the images' {size_text(grid.native_spacing_mm, 4)}, so that a patch covers "
-        f"{_percent(grid.view_share)} % of the median image"
-    )
+    use = f"a patch covers {_percent(grid.view_share)} % of the median image"
+    if image_level:
+        use = "memory holds whole images"
+    reason = f"coarser than the images' {size_text(grid.native_spacing_mm, 4)}, so that {use}"
     if grid.voxels_kept is None:
         return reason
     return f"{reason}; along coarser axes the thinnest structure keeps {grid.voxels_kept:.2g} voxels"

@@ -28,6 +28,9 @@ from medconv.training.plan_setup import NOTHING, make_plan
 from medconv.utils import signals
 from medconv.utils.cores import num_cores
 
+# Pixels along the longer edge: radiographs are often scaled to 224 to 512.
+_EXAMPLE_EDGE = 512
+
 log = logging.getLogger(__name__)
 
 
@@ -251,9 +254,10 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
     if measured.spatial_dims == 2 and not sized and len(set(measured.shapes)) > 1:
         common, _ = Counter(measured.shapes).most_common(1)[0]
         case, size = next((c, s) for c, s in zip(dataset.cases, measured.shapes, strict=True) if s != common)
+        scale = min(1, _EXAMPLE_EDGE / max(common))
+        resize = ",".join(str(max(1, round(edge * scale))) for edge in common)
         raise ConfigError(
             f"{case.images[0]}: {size[0]} x {size[1]} pixels, while most pictures have {common[0]} x "
-            f"{common[1]}; expected one size, or data.resize=[{common[0]},{common[1]}], which scales all of "
-            "them to it"
+            f"{common[1]}; expected one size; data.resize=[{resize}], for example, scales all of them to it"
         )
     return split

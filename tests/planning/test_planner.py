@@ -197,6 +197,51 @@ def test_image_level_plans_take_whole_images(shape: tuple[int, ...], batch: int,
             planned(spatial_dims=2)
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("shape", "spacing"),
+    [
+        ((3000, 2500), (1.0, 1.0)),
+        ((40000, 3000), (1.0, 1.0)),
+        ((512, 512, 300), (0.8, 0.8, 1.0)),
+        ((320, 320, 11), (0.5, 0.5, 7.5)),
+    ],
+)
+def test_whole_images_that_memory_does_not_hold_become_coarser(
+    size: str, shape: tuple[int, ...], spacing: tuple[float, ...]
+) -> None:
+    """They have no patches to shrink: a CT once got a step of 80 GB."""
+    images = single_case(shape, spacing)
+    budget = Budget(1.0, precision="bf16-mixed", size=size)
+    planned = plan(images, PlanOverrides(image_level=True), budget)
+    median = median_shape(images, planned.spacing_mm)
+    assert all(edge >= median_edge for edge, median_edge in zip(planned.patch_size, median, strict=True))
+    assert planned.batch_size >= 2 and _gb(planned, planned.batch_size, budget) <= 1
+    assert reason(planned, "spacing").endswith("so that memory holds whole images")
+    finer_mm = [mm / 1.2 for mm in planned.spacing_mm]
+    finer = plan(images, PlanOverrides(image_level=True, spacing_mm=finer_mm, batch_size=2), budget)
+    assert _gb(planned, 2, budget) <= SIZES[size].memory_share < _gb(finer, 2, budget)
+
+
+def _gb(planned: Plan, batch: int, budget: Budget) -> float:
+    network = Network(planned.strides, planned.kernel_sizes, planned.channels)
+    return step_bytes(network, planned.patch_size, batch, 1, 2, budget) / GB
+
+
+def test_a_grid_that_is_set_holds_for_whole_images(caplog: pytest.LogCaptureFixture) -> None:
+    images = single_case((3000, 2500), (1, 1))
+    for values in ({"spacing_mm": (1.0, 1.0)}, {"resize": (3000, 2500)}, {"patch_size": (3072, 2560)}):
+        planned = plan(images, PlanOverrides(image_level=True, **values), Budget(1.0))
+        assert planned.patch_size == (3072, 2560) and planned.spacing_mm == (1.0, 1.0)
+        assert "the budget is 1" in caplog.text
+        caplog.clear()
+
+
+def test_a_budget_that_holds_no_image_ends_with_a_small_one() -> None:
+    planned = plan(single_case((3000, 2500), (1, 1)), PlanOverrides(image_level=True), Budget(0.001))
+    assert max(planned.patch_size) <= 16
+
+
 @pytest.mark.realdata
 def test_a_spinal_cord_is_not_halved_across_its_slices(realdata: Path) -> None:
     """0.5 x 0.5 x 7.5 mm, 11 slices."""

@@ -19,8 +19,13 @@ from medconv.training import data_setup
         (
             {"_3": (9, 9)},
             [],
-            r"3\.png: 9 x 9 pixels, while most pictures have 12 x 8; expected one size, or "
-            r"data\.resize=\[12,8\]",
+            r"3\.png: 9 x 9 pixels, while most pictures have 12 x 8; expected one size; "
+            r"data\.resize=\[12,8\], for example, scales all of them to it",
+        ),
+        (
+            {**{f"_{i}": (1200, 30) for i in range(10)}, "_3": (9, 9)},
+            [],
+            r"most pictures have 1200 x 30; expected one size; data\.resize=\[512,13\]",
         ),
         ({}, ["data.regions={x:[1]}"], r"data\.regions is for label maps"),
         ({}, ["data.flip_label_pairs=[[a,b]]"], r"data\.flip_label_pairs exchanges classes of label maps"),
@@ -42,6 +47,14 @@ def test_resize_scales_pictures_of_different_sizes(tmp_path: Path) -> None:
     prepared = data_setup.prepare_data(checked(table, "data.resize=[16,8]"))
     assert prepared.preprocessing.resize == (16, 8) and prepared.plan.patch_size == (16, 8)
     assert all(prepared.store.read(case.id).image.shape == (1, 16, 8) for case in prepared.dataset.cases)
+
+
+def test_pictures_too_large_for_memory_are_prepared_on_a_coarser_grid(tmp_path: Path) -> None:
+    sizes = {f"_{i}": (96, 80) for i in range(20)}
+    prepared = data_setup.prepare_data(checked(write(tmp_path / "data", 20, **sizes), "plan.memory_gb=0.05"))
+    edges = prepared.plan.patch_size
+    assert all(edge < 80 for edge in edges) and prepared.plan.spacing_mm[0] > 1
+    assert all(prepared.store.read(case.id).image.shape == (1, *edges) for case in prepared.dataset.cases)
 
 
 def test_a_value_to_ignore_of_255_is_refused_for_pictures(tmp_path: Path) -> None:

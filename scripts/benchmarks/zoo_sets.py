@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import ct_phantom, pictures
+from benchmarks import ct_phantom, pictures, radiographs
 from medconv.data.case import Case
 from medconv.data.folds import split_fold
 from medconv.utils.atomic_io import write_text
@@ -100,6 +100,10 @@ def _medmnist(name: str) -> Callable[[Path, Path], list[str]]:
     return lambda root, output: ["data=medmnist", f"data.root={root / 'medmnist' / f'{name}.npz'}"]
 
 
+def _radiographs(root: Path, output: Path) -> list[str]:
+    return ["data=imagefolder", f"data.root={radiographs.made(output / 'radiographs')}"]
+
+
 def _ct(root: Path, output: Path) -> list[str]:
     return ["data=msd", f"data.root={ct_phantom.made(output / 'ct')}"]
 
@@ -128,5 +132,6 @@ SETS = {
         DataSet("pneumonia", "medmnist/pneumoniamnist.npz", _medmnist("pneumoniamnist")),
         DataSet("adrenal", "medmnist/adrenalmnist3d.npz", _medmnist("adrenalmnist3d")),
         DataSet("ct", "", _ct),
+        DataSet("radiographs", "", _radiographs),
     )
 }

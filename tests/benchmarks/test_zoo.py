@@ -8,7 +8,7 @@ import pytest
 from helpers import tiny
 from helpers.benchmarks_harness import benchmark
 
-from benchmarks import pictures, zoo, zoo_sets
+from benchmarks import pictures, radiographs, zoo, zoo_sets
 
 QUICK = [
     *("plan.channels=[4,8]", "data.patch_size=[16,16]", "data.batch_size=2", "data.num_workers=0"),
@@ -72,6 +72,17 @@ def test_pictures_are_the_same_for_the_same_seed() -> None:
     assert green[mask > 0].mean() < green[(mask == 0) & (picture.sum(-1) > 60)].mean() - 5  # darker vessels
 
 
+def test_every_second_radiograph_has_a_nodule(tmp_path: Path) -> None:
+    folder = radiographs.made(tmp_path, count=2)
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.png")) == [
+        "healthy/000.png",
+        "nodule/001.png",
+    ]
+    picture = radiographs.drawn(1)
+    assert picture.shape == (1024, 1024) and picture.dtype == np.uint8
+    assert np.array_equal(picture, radiographs.drawn(1))
+
+
 def test_keys_are_called_as_in_the_checkout(tmp_path: Path) -> None:
     (tmp_path / "conf/data").mkdir(parents=True)
     (tmp_path / "conf/data/base.yaml").write_text("root: null\ncache: data/prepared\n")
@@ -106,4 +117,10 @@ def test_a_set_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no LA2018 there; --root names the folder"):
         zoo._chosen(options)
     options = argparse.Namespace(sets=None, root=tmp_path)
-    assert [data.name for data in zoo._chosen(options)] == ["phantom", "phantom2d", "pictures", "ct"]
+    assert [data.name for data in zoo._chosen(options)] == [
+        "phantom",
+        "phantom2d",
+        "pictures",
+        "ct",
+        "radiographs",
+    ]

@@ -1,5 +1,6 @@
 """The planner: decides every value that the config leaves open, and gives its reason."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
@@ -15,11 +16,14 @@ from medconv.planning.patch_search import PatchSearch, need_axes
 from medconv.planning.report import ReportRow
 from medconv.planning.resolution import SMALL_VIEW, coarser, view_share, voxels_kept
 from medconv.planning.sizes import need_size
-from medconv.planning.spacing import across, median_shape, slice_axis, target_spacing
+from medconv.planning.spacing import across, lost_shares, median_shape, slice_axis, target_spacing
 from medconv.planning.topology import Network
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import size_text
 
+_MUCH_LOST = 0.25  # share of an axis
+
+log = logging.getLogger(__name__)
 # Of a grid, and the network and the patch on it.
 _Enough = Callable[[PatchSearch, Network, tuple[int, ...]], bool]
 
@@ -91,6 +95,7 @@ def plan(
     batch, batch_reason = search.batch(network, patch, all_voxels)
     if warns:
         search.warn(network, patch, batch)
+        _warn_of_cuts(choice)
     planned = Plan(
         spatial_dims=images.spatial_dims,
         slice_axis=axis,
@@ -138,6 +143,7 @@ def _choose(
     if coarsens:
         is_enough = PatchSearch.holds if overrides.image_level else _sees(1)
         search, network, patch = _coarsened(search, images, network, patch, is_enough)
+    takes_median = overrides.image_level and not overrides.patch_size and not overrides.resize
     view = view_share(patch, search.median)
     is_bounded = coarsens and view < 1 and coarser(search.spacing, images.thickness_mm, view) is None
     wider_spacing = None
@@ -152,8 +158,22 @@ def _choose(
         is_bounded=is_bounded,
         voxels_kept=voxels_kept(search.spacing, native_search.spacing, images.thickness_mm),
         wider_spacing_mm=wider_spacing,
+        lost_shares=lost_shares(images, search.spacing, patch) if takes_median else (),
     )
     return _Choice(search, network, patch, grid)
+
+
+def _warn_of_cuts(choice: _Choice) -> None:
+    """Of images that are so much larger than the median that what counts may lie outside."""
+    lost = choice.grid.lost_shares
+    if max(lost, default=0) <= _MUCH_LOST:
+        return
+    log.warning(
+        "%s: the network takes %s voxels, as many as the median image has; %s scales all images to one size",
+        report.cut_text(lost),
+        size_text(choice.patch, 4),
+        choice.search.overrides.name("resize"),
+    )
 
 
 def _grid_rows(images: Fingerprint, choice: _Choice) -> list[ReportRow]:

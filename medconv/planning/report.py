@@ -30,6 +30,8 @@ class Grid:
         voxels_kept: across the thinnest structure, along the axes that became coarser; None: there are none.
         wider_spacing_mm: on which a patch would show more, of ever coarser ones the first that shows enough;
             None: the config's values do not allow any, or the patch shows enough already.
+        lost_shares: per image, the largest share of an axis that is cut off for a network that takes whole
+            images of one size.
     """
 
     spacing_mm: tuple[float, ...]
@@ -38,6 +40,7 @@ class Grid:
     is_bounded: bool = False
     voxels_kept: float | None = None
     wider_spacing_mm: tuple[float, ...] | None = None
+    lost_shares: Sequence[float] = ()
 
 
 def table(rows: Sequence[ReportRow]) -> str:
@@ -73,12 +76,22 @@ def patch_reason(
         return f"{overrides.name('resize')}, {median_size}, padded {up_to}"
     whole_image = f"the median image, {median_size}, rounded up {up_to}"
     if overrides.image_level:
-        return f"{whole_image}; others are cut or padded at their borders"
+        cut = cut_text(grid.lost_shares)
+        return f"{whole_image}; {cut}" if cut else whole_image
     if all(p >= m for p, m in zip(patch, median, strict=True)):
         return whole_image
     largest = rounded_up(largest_patch(median, grid.spacing_mm), network.divisor(len(patch)))
     limit = "what the memory holds of" if prod(patch) < prod(largest) else "as much as is ever taken of"
     return f"{limit} the median image, {median_size}{hint}"
+
+
+def cut_text(lost_shares: Sequence[float]) -> str:
+    """How many images are cut, and how much of them; empty if none is. Args: lost_shares: as of `Grid`."""
+    if not any(lost_shares):
+        return ""
+    num_cut = sum(share > 0 for share in lost_shares)
+    percent = _percent(max(lost_shares))
+    return f"{num_cut} of {len(lost_shares)} images are cut at their borders, by up to {percent} % of an axis"
 
 
 def _view_hint(grid: Grid, overrides: PlanOverrides) -> str:

@@ -110,3 +110,14 @@ def median_shape(fingerprint: Fingerprint, spacing: Sequence[float]) -> tuple[in
     sizes_mm = np.array(fingerprint.shapes) * np.array(fingerprint.spacings_mm)
     shapes = (sizes_mm / np.array(spacing)).round()
     return tuple(max(1, round(float(edge))) for edge in np.median(shapes, axis=0))
+
+
+def lost_shares(fingerprint: Fingerprint, spacing: Sequence[float], frame: Sequence[int]) -> list[float]:
+    """Per image on a grid of this spacing, the largest share of an axis that lies outside a frame.
+
+    Args: frame: voxels in the middle of the image.
+    """
+    sizes_mm = np.array(fingerprint.shapes) * np.array(fingerprint.spacings_mm)
+    edges = (sizes_mm / np.array(spacing)).round()
+    lost = 1 - np.array(frame) / np.maximum(edges, 1)
+    return [float(share) for share in lost.max(axis=1).clip(min=0)]

@@ -228,6 +228,19 @@ def _gb(planned: Plan, batch: int, budget: Budget) -> float:
     return step_bytes(network, planned.patch_size, batch, 1, 2, budget) / GB
 
 
+@pytest.mark.parametrize(("longest", "lost"), [(40, 0), (50, 20), (80, 50)])
+def test_volumes_that_lose_much_at_their_borders_are_counted(
+    longest: int, lost: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    images = fingerprint([(40, 40, 40)] * 3 + [(40, 40, longest)], [(1.0, 1.0, 1.0)] * 4)
+    planned = plan(images, PlanOverrides(image_level=True))
+    cut = f"1 of 4 images are cut at their borders, by up to {lost} % of an axis"
+    assert (cut in reason(planned, "patch")) == (lost > 0)
+    assert (f"{cut}: the network takes 40 x 40 x 40 voxels" in caplog.text) == (lost > 25)
+    plan(images, PlanOverrides(image_level=True, resize=(40, 40, 40)), warns=True)
+    assert caplog.text.count("are cut") == (lost > 25)
+
+
 def test_a_grid_that_is_set_holds_for_whole_images(caplog: pytest.LogCaptureFixture) -> None:
     images = single_case((3000, 2500), (1, 1))
     for values in ({"spacing_mm": (1.0, 1.0)}, {"resize": (3000, 2500)}, {"patch_size": (3072, 2560)}):

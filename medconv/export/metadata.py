@@ -20,7 +20,7 @@ Metadata = dict[str, Any]
 
 _FRAMED = (
     "none; after resampling, or scaling to `resize`, the middle `frame` is cut out, or padded with 0 on both "
-    "sides"
+    "sides; before that, axes that get fewer voxels are smoothed by a Gaussian of (old / new - 1) / 2 voxels"
 )
 
 _NNUNET = (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.ndimage import binary_fill_holes, gaussian_filter
+from scipy.ndimage import binary_fill_holes
 
 from medconv.data.case import Grid
 from medconv.data.preprocessing.normalisation import check_normalisation, normalise
@@ -227,11 +227,12 @@ def _resample(
     """To the size of `config.resize`, else to the target spacing."""
     if config.resize is not None:
         size = (*config.resize, 1)[: channel.ndim]  # a picture is a volume of one slice
-        return _scaled(channel, size)
+        return zoom(channel, size, smooths=True)
     target_mm = config.target_mm(spacing_mm)
     shape = resampled_shape(channel.shape, spacing_mm, target_mm)
     if config.convention is None:
-        return zoom(channel, shape)
+        # whole images may become far coarser; patches hardly do, and gain nothing from it (docs/log.md)
+        return zoom(channel, shape, smooths=config.frame is not None)
     return zoom_within_range(channel, shape, config.nearest_axis(spacing_mm, target_mm))
 
 
@@ -309,20 +310,6 @@ def resampled_shape(
     axes = zip(shape, spacing, target, strict=False)
     scaled = [max(1, round(voxels * mm / new_mm)) for voxels, mm, new_mm in axes]
     return (*scaled, *shape[len(target) :])
-
-
-def _scaled(channel: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Resize, with a Gaussian blur along axes that shrink, against aliasing.
-
-    Source: the width of the Gaussian is scikit-image's, `transform.resize(anti_aliasing=True)`.
-    """
-    sigma = [
-        max(0.0, (voxels / new_voxels - 1) / 2)
-        for voxels, new_voxels in zip(channel.shape, shape, strict=True)
-    ]
-    if any(sigma):
-        channel = gaussian_filter(channel, sigma, mode="nearest")
-    return zoom(channel, shape)
 
 
 def _drop_slice(array: np.ndarray, image_dims: int) -> np.ndarray:

@@ -24,12 +24,14 @@ _VOXELS_AT_ONCE = 2**19  # of a label map, so that they stay in the cache
 _TIE = 1e-6  # if the weights of two classes differ less, the lower class wins
 
 
-def zoom(volume: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+def zoom(volume: np.ndarray, shape: Sequence[int], smooths: bool = False) -> np.ndarray:
     """Cubic splines; the outer edges of the first and last voxels stay in place.
 
     Shape: (*spatial) -> `shape`, float32.
+    Args: smooths: along axes that get fewer voxels, before that, against aliasing.
+    Source: the width of the Gaussian is scikit-image's, `transform.resize(anti_aliasing=True)`.
     """
-    matrices = _matrices(volume.shape, shape, _CUBIC)
+    matrices = _matrices(volume.shape, shape, _CUBIC, smooths)
     return _multiply(volume.astype(np.float32, copy=False), matrices)
 
 
@@ -223,13 +225,15 @@ def _matrices(
     shape: Sequence[int],
     new_shape: Sequence[int],
     order: int,
+    smooths: bool = False,
 ) -> list[np.ndarray | None]:
     """The matrix of each axis."""
-    return [_matrix(voxels, new_voxels, order) for voxels, new_voxels in zip(shape, new_shape, strict=True)]
+    axes = zip(shape, new_shape, strict=True)
+    return [_matrix(voxels, new_voxels, order, smooths) for voxels, new_voxels in axes]
 
 
 @lru_cache(64)
-def _matrix(voxels: int, new_voxels: int, order: int) -> np.ndarray | None:
+def _matrix(voxels: int, new_voxels: int, order: int, smooths: bool) -> np.ndarray | None:
     """The float32 matrix of interpolation along one axis; None if nothing changes.
 
     Shape: (new_voxels, voxels).
@@ -238,6 +242,9 @@ def _matrix(voxels: int, new_voxels: int, order: int) -> np.ndarray | None:
         return None
     # Column i is the interpolation of a volume that is 1 at voxel i.
     units = np.eye(voxels)
+    if smooths and voxels > new_voxels:
+        sigma = (voxels / new_voxels - 1) / 2
+        units = ndimage.gaussian_filter1d(units, sigma, axis=0, mode="nearest")
     weights: np.ndarray = ndimage.zoom(
         units, (new_voxels / voxels, 1), order=order, mode="nearest", grid_mode=True
     )

@@ -4,6 +4,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,8 +81,9 @@ def test_frame_cuts_and_pads_around_the_centre(size: tuple[int, int], effect: st
     assert kept[0] == image[0, x, y], effect
 
 
-def test_pictures_are_scaled_without_aliasing(tmp_path: Path) -> None:
-    config = PreprocessingConfig(2, (1.0, 1.0), ("none",), ({},), frame=(10, 20), resize=(10, 20))
+@pytest.mark.parametrize("scaling", [{"resize": (10, 20)}, {"spacing_mm": (8.0, 2.0)}])
+def test_pictures_are_scaled_without_aliasing(scaling: dict[str, Any]) -> None:
+    config = replace(PreprocessingConfig(2, (1.0, 1.0), ("none",), ({},), frame=(10, 20)), **scaling)
     ramp = np.linspace(0, 1, 80)[None, :, None, None] * np.ones((1, 80, 40, 1))
     out, _ = preprocess(ramp.astype(np.float32), Grid.of((80, 40, 1), np.eye(4)), config)
     assert out.shape == (1, 10, 20)

@@ -75,6 +75,16 @@ def test_empty_and_thin_labels_are_resampled() -> None:
     np.testing.assert_array_equal(zoom_label(thin, (4, 4, 4)), scipy_zoom(thin, (4, 4, 4), 1) > 0.5)
 
 
+@pytest.mark.parametrize(("before", "after"), SHAPES)
+def test_a_smoothed_image_equals_a_gaussian_and_scipys_zoom(
+    before: tuple[int, ...], after: tuple[int, ...]
+) -> None:
+    volume = np.random.default_rng(0).normal(100, 30, before).astype(np.float32)
+    sigma = [max(0, (old / new - 1) / 2) for old, new in zip(before, after, strict=True)]
+    smooth = ndimage.gaussian_filter(volume, sigma, mode="nearest")
+    np.testing.assert_allclose(zoom(volume, after, smooths=True), scipy_zoom(smooth, after, 3), atol=1e-3)
+
+
 def test_a_volume_that_keeps_its_shape_is_not_changed() -> None:
     volume = np.random.default_rng(0).normal(0, 1, (4, 5, 6)).astype(np.float32)
     np.testing.assert_array_equal(zoom(volume, volume.shape), volume)

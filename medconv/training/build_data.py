@@ -91,7 +91,7 @@ def _augmentation(config: RunConfig) -> Any:
 
 
 def _loader_settings(data: DataConfig) -> LoaderSettings:
-    assert data.batch_size is not None  # resolved
+    assert data.batch_size is not None and data.samples_per_epoch is not None  # resolved
     return LoaderSettings(
         batch_size=data.batch_size,
         samples_per_epoch=data.samples_per_epoch,

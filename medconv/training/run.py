@@ -54,6 +54,9 @@ from medconv.utils.hardware import apply_backends, uses_gpu
 
 # Seconds of training; the bottleneck of a shorter run means little.
 _LONG_ENOUGH = 10.0
+# Of an epoch, where the config sets none.
+_FEWEST_SAMPLES = 1000
+_MOST_SAMPLES = 5000
 
 log = logging.getLogger(__name__)
 
@@ -208,9 +211,19 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
     resolved = replace(
         resolved,
         model=model_of(resolved.model, prepared.targets.per_voxel),
-        data=replace(resolved.data, batch_size=prepared.plan.batch_size),
+        data=replace(
+            resolved.data,
+            batch_size=prepared.plan.batch_size,
+            samples_per_epoch=resolved.data.samples_per_epoch
+            or samples_per_epoch(prepared.targets.per_voxel, len(prepared.train)),
+        ),
     )
     return cache.settle(resolved, folder)
+
+
+def samples_per_epoch(per_voxel: bool, num_cases: int) -> int:
+    """Patches, or whole images: as many as training cases, but neither very few nor very many."""
+    return _FEWEST_SAMPLES if per_voxel else min(max(_FEWEST_SAMPLES, num_cases), _MOST_SAMPLES)
 
 
 def _check_checkpoint(path: str, run: _Run) -> None:

@@ -101,7 +101,7 @@ def _medmnist(name: str) -> Callable[[Path, Path], list[str]]:
 
 
 def _radiographs(root: Path, output: Path) -> list[str]:
-    return ["data=imagefolder", f"data.root={radiographs.made(output / 'radiographs')}"]
+    return ["data=imagefolder", f"data.root={radiographs.made(output / 'radiographs/pictures')}"]
 
 
 def _ct(root: Path, output: Path) -> list[str]:

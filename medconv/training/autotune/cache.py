@@ -87,7 +87,7 @@ def _time_candidates(config: RunConfig) -> list[Candidate]:
     uses_gpu = hardware.uses_gpu(config.trainer.accelerator)
     work = _work(config, torch.device("cuda" if uses_gpu else "cpu"))
     set_by_user = {_name(key): _get(config, key) for key in (*OPEN, "perf.fast_depthwise")}
-    batches_per_epoch = config.data.samples_per_epoch / (config.data.batch_size or 1)
+    batches_per_epoch = (config.data.samples_per_epoch or 1) / (config.data.batch_size or 1)
 
     def try_compile(step_seconds: float) -> bool:
         run_seconds = _planned_seconds(config.trainer, batches_per_epoch, step_seconds)

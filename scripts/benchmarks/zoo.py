@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -234,7 +234,7 @@ def _train(training: Training, options: argparse.Namespace, output: Path) -> Row
 
 def _row(training: Training, summary: dict[str, Any], folder: Path) -> Row:
     derived = OmegaConf.load(folder / "config.yaml").derived
-    score = next(key for key in ("val/dice", "val/auc") if key in summary)
+    score = score_of(summary)
     return {
         "benchmark": "zoo",
         "set": training.data.name,
@@ -253,6 +253,11 @@ def _row(training: Training, summary: dict[str, Any], folder: Path) -> Row:
         "hardware": summary["hardware"]["name"],
         "git_commit": git_commit(),
     }
+
+
+def score_of(summary: Mapping[str, Any]) -> str:
+    """The key of a run's main score; a classifier's summary has a Dice, too, which is null."""
+    return next(key for key in ("val/dice", "val/auc") if summary.get(key) is not None)
 
 
 def _duration(minutes: float) -> str:

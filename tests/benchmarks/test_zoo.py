@@ -99,6 +99,11 @@ def test_few_training_cases_leave_the_validation_as_it_is() -> None:
     assert few["val"] == all_cases["val"] and len(few["val"]) == 16
 
 
+def test_the_score_of_a_classifier_is_its_auc() -> None:
+    assert zoo.score_of({"val/dice": 0.9, "val/dice_per_class": {}}) == "val/dice"
+    assert zoo.score_of({"val/dice": None, "val/auc": 0.8}) == "val/auc"
+
+
 @pytest.mark.slow
 def test_plans_by_hand_stand_beside_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     arguments = ["zoo", "--sets", "phantom2d", "--plans", "--minutes", "0.03", "--output", str(tmp_path)]

@@ -11,8 +11,8 @@ from scipy.ndimage import zoom
 COUNT = 200
 EDGE = 1024
 CLASSES = ("healthy", "nodule")
-RADIUS = (20, 45)  # pixels, range
-_CONTRAST = 30  # grey values
+RADIUS = (30, 60)  # pixels, range
+_CONTRAST = 40  # grey values
 # Smooth textures: values along an edge, and how much they vary
 _TEXTURES = ((12, 25), (64, 6))
 _NOISE = 8

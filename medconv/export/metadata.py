@@ -20,7 +20,10 @@ Metadata = dict[str, Any]
 
 _FRAMED = (
     "none; after resampling, or scaling to `resize`, the middle `frame` is cut out, or padded with 0 on both "
-    "sides; before that, axes that get fewer voxels are smoothed by a Gaussian of (old / new - 1) / 2 voxels"
+    "sides"
+)
+_SMOOTHED = (
+    "; before that, axes that get fewer voxels are smoothed by a Gaussian of (old / new - 1) / 2 voxels"
 )
 
 _NNUNET = (
@@ -100,7 +103,7 @@ def _inputs(model: LoadedModel, captured: Captured) -> Metadata:
         "spatial_dims": preprocessing.spatial_dims,
         "slice_axis": preprocessing.slice_axis,
         "orientation": "RAS" if oriented else "as stored",
-        "crop": "to the voxels that are not 0 in some channel" if preprocessing.frame is None else _FRAMED,
+        "crop": _crop(preprocessing),
         "frame": preprocessing.frame,
         "resize": preprocessing.resize,
         "rounding": model.rounding,
@@ -114,6 +117,13 @@ def _inputs(model: LoadedModel, captured: Captured) -> Metadata:
         "divisor": captured.divisor,
         "dynamic": {"batch": True, "spatial": captured.dynamic},
     }
+
+
+def _crop(preprocessing: PreprocessingConfig) -> str:
+    if preprocessing.frame is None:
+        return "to the voxels that are not 0 in some channel"
+    smooths = preprocessing.convention is None or preprocessing.resize is not None
+    return f"{_FRAMED}{_SMOOTHED}" if smooths else _FRAMED
 
 
 def _resampling(preprocessing: PreprocessingConfig) -> Metadata:

@@ -14,6 +14,7 @@ from medconv.data.preprocessing.orientation import canonical_spacing
 from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, preprocess, resampled_shape
 from medconv.inference.images import NamedImage
 from medconv.inference.load import LoadedModel
+from medconv.planning.spacing import MUCH_LOST
 from medconv.planning.topology import rounded_up
 from medconv.utils.logging import size_text
 
@@ -192,10 +193,10 @@ def _check_size(
     size = resampled_shape(crop.shape[:2], spacing_mm[:2], preprocessing.spacing_mm)
     if rounded_up(size, model.rounding) != preprocessing.frame:
         native = crop.shape[:2]
-        on_grid = "" if size == native else f", {size_text(size)} on the network's grid"
+        largest = resampled_shape(preprocessing.frame, preprocessing.spacing_mm, spacing_mm)
         raise ValueError(
-            f"{image.name}: {size_text(native)} pixels{on_grid}; the network was trained on images of one "
-            f"size and takes {size_text(preprocessing.frame)}; resize the image, or train with resizing"
+            f"{image.name}: {size_text(native)} pixels, the network was trained on images of one size and "
+            f"takes up to {size_text(largest)}; resize the image, or train with resizing"
         )
 
 
@@ -208,12 +209,29 @@ def _warnings(
     spacing_warning = _spacing_warning(crop.native_spacing_mm, members)
     if spacing_warning:
         warnings.append(spacing_warning)
+    cut_warning = next(filter(None, (_cut_warning(crop, member) for member in members)), None)
+    if cut_warning:
+        warnings.append(cut_warning)
     shear = image.grid.shear
     if shear > _MAX_SHEAR:
         warnings.append(f"its axes are {shear:.1f} degrees off a right angle; it is used as it is")
     if not image.is_oriented:
         warnings.append(UNORIENTED)
     return warnings
+
+
+def _cut_warning(crop: CropInfo, member: LoadedModel) -> str | None:
+    """Of an image of which the network sees far from all."""
+    preprocessing = member.preprocessing
+    if preprocessing.frame is None or preprocessing.resize is not None:
+        return None
+    size = resampled_shape(crop.shape, crop.native_spacing_mm, preprocessing.spacing_mm)
+    lost = max(1 - seen / edge for seen, edge in zip(preprocessing.frame, size, strict=False))
+    if lost <= MUCH_LOST:
+        return None
+    frame = preprocessing.frame
+    whole = size_text(size[: len(frame)])
+    return f"the network sees only its middle, {size_text(frame)} of {whole} voxels on the network's grid"
 
 
 def _spacing_warning(

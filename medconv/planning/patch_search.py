@@ -13,7 +13,7 @@ from medconv.planning.topology import Network, rounded_up
 from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.logging import size_text
 
-_MIN_EDGE = 16  # voxels; no axis of a patch is made smaller
+MIN_EDGE = 16  # voxels; no axis of a patch is made smaller
 _MIN_BATCH = 2  # norms and the Dice loss need more than one sample
 _DATA_SHARE = 0.05  # largest share of all voxels in one batch; nnU-Net's rule against overfitting
 _IMAGE_LEVEL_ROOT = 4700  # image-level batch size: this, divided by the root of an image's voxels
@@ -76,7 +76,11 @@ class PatchSearch:
             network, patch = self._shrunk_to_budget(batch)
             if self.gb(network, patch, batch) <= self.budget.memory_gb:
                 return network, patch
-        raise ArgumentError(
+        raise self.too_small(network, patch, batch)
+
+    def too_small(self, network: Network, patch: Sequence[int], batch: int) -> ArgumentError:
+        """The error of a budget that does not hold the smallest patch."""
+        return ArgumentError(
             "memory_gb",
             f": the smallest patch, {size_text(patch, 4)} voxels, in a batch of {batch} takes "
             f"some {self.gb(network, patch, batch):.2g} GB, the budget is {self.budget.memory_gb:g} "
@@ -87,10 +91,14 @@ class PatchSearch:
             " help",
         )
 
-    def holds(self, network: Network, patch: Sequence[int]) -> bool:
-        """Whether a batch fits into the size's share of memory, or the image cannot reasonably be smaller."""
-        batch = self.overrides.batch_size or self.min_batch
-        return self.gb(network, patch, batch) <= self.memory_gb or max(self.median) <= _MIN_EDGE
+    @property
+    def least_batch(self) -> int:
+        """The batch that the config sets, or the smallest one that is planned."""
+        return self.overrides.batch_size or self.min_batch
+
+    def holds(self, network: Network, patch: Sequence[int], memory_gb: float) -> bool:
+        """Whether this memory holds the least batch."""
+        return self.gb(network, patch, self.least_batch) <= memory_gb
 
     def _shrunk_to_budget(self, batch: int) -> tuple[Network, tuple[int, ...]]:
         """The largest patch whose batch takes the size's share of the budget, or else the smallest patch."""
@@ -168,7 +176,7 @@ class PatchSearch:
         # the axis that covers the largest share of the median image first; of equal ones the first
         axes = sorted(range(self.dims), key=lambda axis: (-patch[axis] / self.median[axis], axis))
         for axis in axes:
-            for edge in range(patch[axis] - 1, _MIN_EDGE - 1, -1):
+            for edge in range(patch[axis] - 1, MIN_EDGE - 1, -1):
                 cut_patch = (*patch[:axis], edge, *patch[axis + 1 :])
                 try:
                     network, rounded = self._network_for(cut_patch)

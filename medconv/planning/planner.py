@@ -12,16 +12,21 @@ from medconv.data.preprocessing.normalisation import normalisation_for
 from medconv.planning import report
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
-from medconv.planning.patch_search import PatchSearch, need_axes
+from medconv.planning.patch_search import MIN_EDGE, PatchSearch, need_axes
 from medconv.planning.report import ReportRow
 from medconv.planning.resolution import SMALL_VIEW, coarser, view_share, voxels_kept
 from medconv.planning.sizes import need_size
-from medconv.planning.spacing import across, lost_shares, median_shape, slice_axis, target_spacing
+from medconv.planning.spacing import (
+    MUCH_LOST,
+    across,
+    lost_shares,
+    median_shape,
+    slice_axis,
+    target_spacing,
+)
 from medconv.planning.topology import Network
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import size_text
-
-_MUCH_LOST = 0.25  # share of an axis
 
 log = logging.getLogger(__name__)
 # Of a grid, and the network and the patch on it.
@@ -138,11 +143,12 @@ def _choose(
     search = native_search
     network, patch = search.network_and_patch()
     is_fixed = overrides.spacing_mm or overrides.patch_size or overrides.resize
-    # a network that takes whole images has no smaller patch, so its grid becomes coarser in every size
-    coarsens = not is_fixed and (overrides.image_level or need_size(budget.size).coarsens)
+    coarsens = need_size(budget.size).coarsens and not is_fixed and not overrides.image_level
     if coarsens:
-        is_enough = PatchSearch.holds if overrides.image_level else _sees(1)
-        search, network, patch = _coarsened(search, images, network, patch, is_enough)
+        search, network, patch = _coarsened(search, images, network, patch, _sees(1))
+    elif overrides.image_level and not is_fixed:
+        # whole images have no smaller patch, so their grid becomes coarser in every size
+        search, network, patch = _held(search, images, network, patch)
     takes_median = overrides.image_level and not overrides.patch_size and not overrides.resize
     view = view_share(patch, search.median)
     is_bounded = coarsens and view < 1 and coarser(search.spacing, images.thickness_mm, view) is None
@@ -166,7 +172,7 @@ def _choose(
 def _warn_of_cuts(choice: _Choice) -> None:
     """Of images that are so much larger than the median that what counts may lie outside."""
     lost = choice.grid.lost_shares
-    if max(lost, default=0) <= _MUCH_LOST:
+    if max(lost, default=0) <= MUCH_LOST:
         return
     log.warning(
         "%s: the network takes %s voxels, as many as the median image has; %s scales all images to one size",
@@ -251,6 +257,29 @@ def _coarsened(
             break
         search = coarser_search
     return search, network, patch
+
+
+def _held(
+    search: PatchSearch, images: Fingerprint, network: Network, patch: tuple[int, ...]
+) -> tuple[PatchSearch, Network, tuple[int, ...]]:
+    """The finest grid on which the size's share of memory holds whole images, or else all of the memory.
+
+    All of it where weights, a batch that is set or the padding for strides leave too little of the share.
+    Raises: ValueError: memory holds no image.
+    """
+    limits = [search.memory_gb, search.budget.memory_gb]
+    for memory_gb in limits[-1:] if search.overrides.batch_size else limits:
+        held, held_network, held_patch = _coarsened(search, images, network, patch, _holds(memory_gb))
+        if held.holds(held_network, held_patch, memory_gb):
+            return held, held_network, held_patch
+    raise held.too_small(held_network, held_patch, held.least_batch)
+
+
+def _holds(memory_gb: float) -> _Enough:
+    """Whether this memory holds whole images, or they cannot reasonably be smaller."""
+    return lambda search, network, patch: (
+        search.holds(network, patch, memory_gb) or max(search.median) <= MIN_EDGE
+    )
 
 
 def _sees(share: float) -> _Enough:

@@ -12,6 +12,7 @@ from medconv.utils.errors import Argument, ArgumentError
 
 _THICK = 3  # anisotropic: slices this many times thicker than other voxels, and this many times fewer
 _DECIMALS = 4  # of a spacing in mm
+MUCH_LOST = 0.25  # share of an axis of an image, of which a warning tells if it is cut off
 _FEWEST_SLICES = 4  # with fewer, a 3D kernel sees mostly padding
 
 

@@ -250,9 +250,33 @@ def test_a_grid_that_is_set_holds_for_whole_images(caplog: pytest.LogCaptureFixt
         caplog.clear()
 
 
-def test_a_budget_that_holds_no_image_ends_with_a_small_one() -> None:
-    planned = plan(single_case((3000, 2500), (1, 1)), PlanOverrides(image_level=True), Budget(0.001))
-    assert max(planned.patch_size) <= 16
+def test_a_budget_that_holds_no_image_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"memory_gb: the smallest patch, 16 x 14 .*, the budget is 0.001"):
+        plan(single_case((3000, 2500), (1, 1)), PlanOverrides(image_level=True), Budget(0.001))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"strides": [(2, 2, 2)] * 6}, {"channels": [64, 128, 256]}, {"batch_size": 32}],
+    ids=lambda values: next(iter(values)),
+)
+def test_whole_images_take_all_of_the_memory_where_their_share_does_not_help(values: dict[str, Any]) -> None:
+    """Weights, padding for strides or a batch that is set may exceed the share whatever the grid."""
+    budget = Budget(1.0, precision="bf16-mixed", size="tiny")
+    planned = plan(single_case((160, 160, 100), (1, 1, 1)), PlanOverrides(image_level=True, **values), budget)
+    batch = values.get("batch_size", 2)
+    assert SIZES["tiny"].memory_share < _gb(planned, batch, budget) <= 1
+    if "batch_size" not in values:
+        assert min(planned.patch_size) >= 40
+
+
+@pytest.mark.parametrize(("shape", "size"), [((28, 28, 28), "tiny"), ((224, 224), "small")])
+def test_the_planned_batch_may_also_be_set(shape: tuple[int, ...], size: str) -> None:
+    images = fingerprint([shape] * 1000, [(1.0,) * len(shape)] * 1000)
+    budget = Budget(1.0, precision="bf16-mixed", size=size)
+    planned = plan(images, PlanOverrides(image_level=True), budget)
+    again = plan(images, PlanOverrides(image_level=True, batch_size=planned.batch_size), budget)
+    assert again.patch_size == planned.patch_size == shape
 
 
 @pytest.mark.realdata

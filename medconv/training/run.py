@@ -57,6 +57,7 @@ _LONG_ENOUGH = 10.0
 # Of an epoch, where the config sets none.
 _FEWEST_SAMPLES = 1000
 _MOST_SAMPLES = 5000
+_SAMPLES_PER_IMAGE = 5
 
 log = logging.getLogger(__name__)
 
@@ -222,8 +223,13 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
 
 
 def samples_per_epoch(per_voxel: bool, num_cases: int) -> int:
-    """Patches, or whole images: as many as training cases, but neither very few nor very many."""
-    return _FEWEST_SAMPLES if per_voxel else min(max(_FEWEST_SAMPLES, num_cases), _MOST_SAMPLES)
+    """Patches, or whole images: each several times, but neither very few nor very many.
+
+    More validations of classifiers choose worse checkpoints, since few cases validate them (docs/log.md).
+    """
+    if per_voxel:
+        return _FEWEST_SAMPLES
+    return min(max(_FEWEST_SAMPLES, _SAMPLES_PER_IMAGE * num_cases), _MOST_SAMPLES)
 
 
 def _check_checkpoint(path: str, run: _Run) -> None:

@@ -153,7 +153,7 @@ class DataConfig:
     balanced_sampling: bool = key(False, "true draws each class equally often")
     batch_size: int | None = key(None, "per device; null plans it", ge=1)
     samples_per_epoch: int | None = key(
-        None, "over all devices; null: 1000, and of whole images 5 per training case, up to 5000", ge=1
+        None, "over all devices; null: 1000; of whole images 5 per training case, 1000 to 5000", ge=1
     )
     oversample_foreground: float = key(
         0.33,

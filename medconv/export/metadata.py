@@ -122,8 +122,7 @@ def _inputs(model: LoadedModel, captured: Captured) -> Metadata:
 def _crop(preprocessing: PreprocessingConfig) -> str:
     if preprocessing.frame is None:
         return "to the voxels that are not 0 in some channel"
-    smooths = preprocessing.convention is None or preprocessing.resize is not None
-    return f"{_FRAMED}{_SMOOTHED}" if smooths else _FRAMED
+    return f"{_FRAMED}{_SMOOTHED}" if preprocessing.smooths else _FRAMED
 
 
 def _resampling(preprocessing: PreprocessingConfig) -> Metadata:

@@ -209,7 +209,7 @@ def _warnings(
     spacing_warning = _spacing_warning(crop.native_spacing_mm, members)
     if spacing_warning:
         warnings.append(spacing_warning)
-    cut_warning = next(filter(None, (_cut_warning(crop, member) for member in members)), None)
+    cut_warning = _cut_warning(crop, members)
     if cut_warning:
         warnings.append(cut_warning)
     shear = image.grid.shear
@@ -220,18 +220,18 @@ def _warnings(
     return warnings
 
 
-def _cut_warning(crop: CropInfo, member: LoadedModel) -> str | None:
-    """Of an image of which the network sees far from all."""
-    preprocessing = member.preprocessing
-    if preprocessing.frame is None or preprocessing.resize is not None:
-        return None
-    size = resampled_shape(crop.shape, crop.native_spacing_mm, preprocessing.spacing_mm)
-    lost = max(1 - seen / edge for seen, edge in zip(preprocessing.frame, size, strict=False))
-    if lost <= MUCH_LOST:
-        return None
-    frame = preprocessing.frame
-    whole = size_text(size[: len(frame)])
-    return f"the network sees only its middle, {size_text(frame)} of {whole} voxels on the network's grid"
+def _cut_warning(crop: CropInfo, members: Sequence[LoadedModel]) -> str | None:
+    """Of an image of which a network sees far from all."""
+    for preprocessing in (member.preprocessing for member in members):
+        frame = preprocessing.frame
+        if frame is None or preprocessing.resize is not None:
+            continue
+        size = resampled_shape(crop.shape, crop.native_spacing_mm, preprocessing.spacing_mm)[: len(frame)]
+        lost = max(1 - seen / edge for seen, edge in zip(frame, size, strict=True))
+        if lost > MUCH_LOST:
+            seen_of_all = f"{size_text(frame)} of {size_text(size)} voxels"
+            return f"the network sees only its middle, {seen_of_all} on the network's grid"
+    return None
 
 
 def _spacing_warning(

@@ -108,9 +108,7 @@ def across(fingerprint: Fingerprint, axis: int) -> Fingerprint:
 
 def median_shape(fingerprint: Fingerprint, spacing: Sequence[float]) -> tuple[int, ...]:
     """Voxels of the median image on a grid of this spacing."""
-    sizes_mm = np.array(fingerprint.shapes) * np.array(fingerprint.spacings_mm)
-    shapes = (sizes_mm / np.array(spacing)).round()
-    return tuple(max(1, round(float(edge))) for edge in np.median(shapes, axis=0))
+    return tuple(max(1, round(float(edge))) for edge in np.median(_shapes_on(fingerprint, spacing), axis=0))
 
 
 def lost_shares(fingerprint: Fingerprint, spacing: Sequence[float], frame: Sequence[int]) -> list[float]:
@@ -118,7 +116,12 @@ def lost_shares(fingerprint: Fingerprint, spacing: Sequence[float], frame: Seque
 
     Args: frame: voxels in the middle of the image.
     """
-    sizes_mm = np.array(fingerprint.shapes) * np.array(fingerprint.spacings_mm)
-    edges = (sizes_mm / np.array(spacing)).round()
-    lost = 1 - np.array(frame) / np.maximum(edges, 1)
+    lost = 1 - np.array(frame) / np.maximum(_shapes_on(fingerprint, spacing), 1)
     return [float(share) for share in lost.max(axis=1).clip(min=0)]
+
+
+def _shapes_on(fingerprint: Fingerprint, spacing: Sequence[float]) -> np.ndarray:
+    """Voxels of each image on a grid of this spacing. Shape: (images, axes)."""
+    sizes_mm = np.array(fingerprint.shapes) * np.array(fingerprint.spacings_mm)
+    shapes: np.ndarray = (sizes_mm / np.array(spacing)).round()
+    return shapes

@@ -69,6 +69,14 @@ class PreprocessingConfig:
         return self.convention != "nnunet"
 
     @property
+    def smooths(self) -> bool:
+        """Whether images are smoothed before they become coarser.
+
+        Whole images may become far coarser; patches hardly do, and gain nothing from it (docs/log.md).
+        """
+        return self.resize is not None or (self.frame is not None and self.convention is None)
+
+    @property
     def image_dims(self) -> int:
         """Axes of a prepared image: 3 also if the network takes slices of volumes."""
         return self.spatial_dims if self.slice_axis is None else self.spatial_dims + 1
@@ -227,12 +235,11 @@ def _resample(
     """To the size of `config.resize`, else to the target spacing."""
     if config.resize is not None:
         size = (*config.resize, 1)[: channel.ndim]  # a picture is a volume of one slice
-        return zoom(channel, size, smooths=True)
+        return zoom(channel, size, config.smooths)
     target_mm = config.target_mm(spacing_mm)
     shape = resampled_shape(channel.shape, spacing_mm, target_mm)
     if config.convention is None:
-        # whole images may become far coarser; patches hardly do, and gain nothing from it (docs/log.md)
-        return zoom(channel, shape, smooths=config.frame is not None)
+        return zoom(channel, shape, config.smooths)
     return zoom_within_range(channel, shape, config.nearest_axis(spacing_mm, target_mm))
 
 

@@ -1,5 +1,6 @@
 """Load a checkpoint: the network, with its convolutions folded, and the preprocessing that it needs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +23,7 @@ from medconv.inference.sliding_window import SlidingWindow, check_batch_size, ch
 from medconv.inference.tta import training_axes, usable_axes
 from medconv.inference.window_placement import EVEN_DISTANCE, FIXED_DISTANCE
 from medconv.models.build import build_network, check_folding
+from medconv.models.output_scaling import at_temperature
 from medconv.performance import switches
 from medconv.performance.switches import apply_switches
 from medconv.targets import Targets
@@ -165,7 +167,17 @@ def _build_trained(
     trained = build_network(config.model, config.conv, config.derived, build, quiet=True)
     network = targets.finish(trained)
     checkpoint_io.load_weights(network, content, path)
+    temperature = content["medconv"].get("temperature")
+    if temperature is not None:
+        network = at_temperature(network, _checked_temperature(temperature, path), targets.num_outputs)
     return network
+
+
+def _checked_temperature(temperature: Any, path: Path) -> float:
+    """Raises: ValueError: not a number that logits can be divided by."""
+    if type(temperature) is not float or not 0 < temperature < math.inf:
+        raise ValueError(f"{path}: temperature: expected a positive number, got {temperature!r:.40}")
+    return temperature
 
 
 def _for_inference(network: nn.Module, config: RunConfig) -> nn.Module:

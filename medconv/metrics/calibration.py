@@ -1,8 +1,11 @@
-"""Whether predicted probabilities are those of the reference: Brier score, expected calibration error."""
+"""Whether predicted probabilities are those of the reference, and the temperature at which they are."""
 
 import numpy as np
+from scipy.optimize import minimize_scalar
 
 _BINS = 15
+_LARGEST_TEMPERATURE = 100.0
+_SMALLEST_PROBABILITY = 2.0**-149  # of float32; its logarithm is finite
 
 
 def brier(predicted: np.ndarray, reference: np.ndarray) -> float:
@@ -26,3 +29,35 @@ def calibration_error(predicted: np.ndarray, reference: np.ndarray) -> float:
     # In each bin, the number of its voxels cancels against the weight of its mean.
     gaps = np.bincount(bins, (predicted - reference).ravel().astype(np.float64), minlength=_BINS)
     return float(np.abs(gaps).sum() / predicted.size)
+
+
+def temperature(probabilities: np.ndarray, truth: np.ndarray) -> float:
+    """The temperature at which probabilities have the lowest cross-entropy; above 1, they are overconfident.
+
+    It is never below 1: where all cases are right, ever lower ones would fit better.
+
+    Shape: probabilities (..., classes), truth (...): the index of each case's class.
+    Source: Guo et al. 2017, arXiv:1706.04599.
+    """
+
+    def loss(inverse: float) -> float:
+        at_it = at_temperature(probabilities, 1 / inverse)
+        of_truth = np.take_along_axis(at_it, truth[..., None].astype(int), -1)
+        return float(-np.log(of_truth.clip(_SMALLEST_PROBABILITY)).mean())
+
+    # Convex in the inverse, by which logits are multiplied
+    found = minimize_scalar(
+        loss,
+        bounds=(1 / _LARGEST_TEMPERATURE, 1),
+        method="bounded",
+        options={"xatol": 1e-6},
+    )
+    return float(1 / found.x) if found.fun < loss(1) else 1.0
+
+
+def at_temperature(probabilities: np.ndarray, temperature: float) -> np.ndarray:
+    """The softmax of logits that are divided by a temperature, from their softmax. Shape: (..., classes)."""
+    logits = np.log(probabilities.clip(_SMALLEST_PROBABILITY)) / temperature
+    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
+    scaled: np.ndarray = exponentials / exponentials.sum(-1, keepdims=True)
+    return scaled

@@ -178,6 +178,18 @@ class Targets(ABC):
             Exception: any error of the loss.
         """
 
+    def temperature(self, rows: Mapping[str, Any]) -> float | None:
+        """What to divide logits by, so that answers are not overconfident; None: such answers stay.
+
+        Args:
+            rows: as of `logged`, of undivided logits.
+        """
+        return None
+
+    def at_temperature(self, rows: Mapping[str, Any], temperature: float) -> dict[str, Any]:
+        """Rows of undivided logits, as they are of divided ones."""
+        raise NotImplementedError
+
     @abstractmethod
     def logged(
         self,

@@ -78,6 +78,26 @@ class ImageLevelScoredTargets(Targets):
         values = values.reshape(len(rows), self.num_values)
         return outputs, values
 
+    def temperature(self, rows: Mapping[str, CaseOutputs]) -> float | None:
+        outputs, truth = self.arrays(list(rows.values()))
+        return self.fitted_temperature(outputs, truth) if np.isfinite(outputs).all() else 1.0
+
+    def at_temperature(self, rows: Mapping[str, CaseOutputs], temperature: float) -> dict[str, CaseOutputs]:
+        outputs, _ = self.arrays(list(rows.values()))
+        scaled = self.outputs_at_temperature(outputs, temperature).tolist()
+        return {
+            case: {**row, "outputs": case_outputs}
+            for (case, row), case_outputs in zip(rows.items(), scaled, strict=True)
+        }
+
+    def fitted_temperature(self, outputs: np.ndarray, truth: np.ndarray) -> float | None:
+        """`calibration.temperature`; None: outputs are not calibrated. Shape: as in `columns`."""
+        return None
+
+    def outputs_at_temperature(self, outputs: np.ndarray, temperature: float) -> np.ndarray:
+        """`calibration.at_temperature`. Shape: (cases, names)."""
+        raise NotImplementedError
+
     def logged(
         self,
         rows: Mapping[str, CaseOutputs],

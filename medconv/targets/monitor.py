@@ -13,11 +13,14 @@ class MonitoredMetric:
         name: as logged, such as val/dice.
         words: for messages.
         higher_is_better: False for errors and losses.
+        smoothing: checkpoints are ranked by a running mean over validations, with this share of the earlier
+            ones; 0: by the last validation alone.
     """
 
     name: str
     words: str
     higher_is_better: bool = True
+    smoothing: float = 0.0
 
     @property
     def best_name(self) -> str:
@@ -47,6 +50,8 @@ CROSS_ENTROPY = MonitoredMetric(
     "val/cross_entropy",
     "cross-entropy",
     higher_is_better=False,
+    # The best of many validations of few cases may be an early one by chance
+    smoothing=0.5,
 )
 MAE = MonitoredMetric("val/mae", "mean absolute error", higher_is_better=False)
 

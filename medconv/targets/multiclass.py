@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from medconv.metrics import image_level, plots, weighted
+from medconv.metrics import calibration, image_level, plots, weighted
 from medconv.metrics.segmentation import MetricValues
 from medconv.metrics.weighted import Columns
 from medconv.targets.base import finite_number
@@ -137,6 +137,12 @@ class MulticlassTargets(ImageLevelTargets):
         """1 - probability of the true class."""
         probability_of_truth: np.ndarray = outputs[self.members(truth)]
         return 1 - probability_of_truth
+
+    def fitted_temperature(self, outputs: np.ndarray, truth: np.ndarray) -> float | None:
+        return calibration.temperature(outputs, truth[:, 0])
+
+    def outputs_at_temperature(self, outputs: np.ndarray, temperature: float) -> np.ndarray:
+        return calibration.at_temperature(outputs, temperature)
 
     def cross_entropy(
         self,

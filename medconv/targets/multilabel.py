@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.metrics import image_level, plots, weighted
+from medconv.metrics import calibration, image_level, plots, weighted
 from medconv.metrics.segmentation import MetricValues
 from medconv.metrics.weighted import Columns
 from medconv.targets.monitor import CROSS_ENTROPY, MonitoredMetric
 from medconv.targets.numbers import NumberTargets
 
+_FLOAT32_STEP = 2.0**-25  # half the distance of the float32 below 1
 _BOOLEANS = {"true": "1", "false": "0"}  # as pandas writes them
 
 
@@ -101,6 +102,14 @@ class MultilabelTargets(NumberTargets):
         errors: np.ndarray = distances.max(1)
         return errors
 
+    def fitted_temperature(self, outputs: np.ndarray, truth: np.ndarray) -> float | None:
+        return calibration.temperature(_absent_or_present(outputs), self.members(truth))
+
+    def outputs_at_temperature(self, outputs: np.ndarray, temperature: float) -> np.ndarray:
+        scaled = calibration.at_temperature(_absent_or_present(outputs), temperature)
+        present: np.ndarray = scaled[..., 1]
+        return present
+
     def cross_entropy(
         self,
         outputs: np.ndarray,
@@ -139,3 +148,10 @@ class MultilabelTargets(NumberTargets):
 
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
         return outputs > weighted.THRESHOLD
+
+
+def _absent_or_present(outputs: np.ndarray) -> np.ndarray:
+    """The two probabilities of each label. Shape: (cases, labels) -> (cases, labels, 2)."""
+    # Else a float32 that was rounded to 1 would say that absence is impossible
+    present = outputs.clip(_FLOAT32_STEP, 1 - _FLOAT32_STEP)
+    return np.stack([1 - present, present], -1)

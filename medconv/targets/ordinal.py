@@ -62,6 +62,10 @@ class OrdinalTargets(MulticlassTargets):
         more_than = torch.cat([above, 0 * ones], -1)
         return at_least - more_than
 
+    def fitted_temperature(self, outputs: np.ndarray, truth: np.ndarray) -> float | None:
+        # Monitored by kappa, which depends on the highest probability alone
+        return None
+
     def columns(
         self,
         outputs: np.ndarray,

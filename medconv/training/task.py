@@ -40,7 +40,8 @@ class Task(LightningModule):
         targets: what the network's outputs mean.
         validation: a batch of cases to their rows.
         record: plain values for every checkpoint, enough to rebuild the network and its preprocessing; its
-            key `validation` is filled with the rows of the last validation, one per case.
+            key `validation` is filled with the rows of the last validation, one per case, and `temperature`
+            with that of their answers.
         deep_supervision: also train heads on the coarser stages of our U-Net; see
             `medconv.models.DeepSupervision`.
         mixup: mixes the samples of training batches.
@@ -76,6 +77,7 @@ class Task(LightningModule):
         self.memory_format = memory_format
         self.rows: dict[str, Any] = {}  # by case id, of the last validation
         self.case_losses: dict[str, float | None] = {}
+        self.temperature: float | None = None  # of the last validation
         self._sharded = False
         self._has_lightnings_bar = False
 
@@ -135,6 +137,11 @@ class Task(LightningModule):
         self.case_losses = gather(self.case_losses)
         if self.trainer.sanity_checking or not self.rows:
             return
+        if prefix == "val":
+            self.temperature = self.targets.temperature(self.rows)
+        if self.temperature is not None:
+            self.rows = self.targets.at_temperature(self.rows, self.temperature)
+            self.log(f"{prefix}/temperature", self.temperature, rank_zero_only=True)
         for name, value in self.targets.logged(self.rows, self.case_losses).items():
             is_monitored = f"val/{name}" == self.targets.monitored.name
             score = math.nan if value is None else value
@@ -162,10 +169,15 @@ class Task(LightningModule):
         return [self.network, self.supervision]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["medconv"] = {**self.record, "validation": self.rows}
+        checkpoint["medconv"] = {
+            **self.record,
+            "validation": self.rows,
+            "temperature": self.temperature,
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Without weight averaging a training goes on with its own weights, not with their mean."""
+        self.temperature = checkpoint.get("medconv", {}).get("temperature")
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         averages = any(isinstance(callback, WeightAveraging) for callback in callbacks)
         if not averages and "current_model_state" in checkpoint:

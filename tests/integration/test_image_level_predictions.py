@@ -83,6 +83,22 @@ def test_as_validated(
         assert "predicted" not in predictions["0"]
 
 
+def test_at_the_temperature_of_the_checkpoint(
+    files: dict[str, Path], tmp_path: Path, predicting: Callable[..., int]
+) -> None:
+    """Twice the temperature has the square root of the ratio of two probabilities."""
+    content = torch.load(files["multiclass"], weights_only=True)
+    content["medconv"]["temperature"] *= 2
+    warmer = tmp_path / "warmer.ckpt"
+    torch.save(content, warmer)
+    ratios = []
+    for number, checkpoint in enumerate((files["multiclass"], warmer)):
+        assert predicting("--checkpoint", checkpoint, "--output", tmp_path / str(number)) == 0
+        ratios.append([float(row["1"]) / float(row["0"]) for row in rows(tmp_path / str(number))])
+    assert ratios[1] == pytest.approx(np.sqrt(ratios[0]), rel=1e-3)
+    assert max(ratios[0]) > 1.1 * max(ratios[1])
+
+
 def test_several_networks_are_the_mean_of_what_they_mean(
     files: dict[str, Path], tmp_path: Path, predicting: Callable[..., int]
 ) -> None:

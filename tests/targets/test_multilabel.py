@@ -33,3 +33,18 @@ def test_cells_may_be_true_and_false() -> None:
 def test_the_error_of_a_case_is_that_of_its_worst_label() -> None:
     outputs = np.array([[0.9, 0.4], [0.2, 0.9], [0.3, 0.0]])
     assert FINDINGS.errors(outputs, VALUES).tolist() == pytest.approx([0.6, 0.2, 0.3])
+
+
+def test_the_temperature_of_probabilities_that_were_rounded_to_1() -> None:
+    """One of ten is wrong, so 0.9 is right; a float32 of 1 says no more than a logit of 17.3."""
+    outputs = np.ones((10, 1))
+    truth = np.array([[1.0]] * 9 + [[0.0]])
+    findings = MultilabelTargets(("x",))
+    temperature = findings.fitted_temperature(outputs, truth)
+    assert temperature == pytest.approx(np.log(2.0**25) / np.log(9), rel=1e-3)
+    assert findings.outputs_at_temperature(outputs, temperature) == pytest.approx(0.9, rel=1e-3)
+
+
+def test_rows_of_nan_leave_answers_as_they_are() -> None:
+    row = {"outputs": [float("nan"), 0.5], "values": [1.0, 0.0]}
+    assert FINDINGS.temperature({"a": row}) == 1

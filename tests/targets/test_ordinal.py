@@ -70,3 +70,4 @@ def test_a_table_of_grades_trains(tmp_path: Path) -> None:
     summary = small_runs.train(table, tmp_path / "run", *balanced, *quick)
     assert summary["score"]["name"] == "val/quadratic_kappa" and summary["val/grade_error"] is not None
     assert load(tmp_path / "run/checkpoints/last.ckpt").targets.kind == "ordinal"
+    assert "val/temperature" not in (tmp_path / "run/summary.json").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,7 @@ from helpers.restoring import restore
 from helpers.small_images import CLASSES, FINDINGS, NUMBERS, STDS, Images, fit, task
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from medconv.data.case import Grid
 from medconv.data.preprocessing import slabs
@@ -89,7 +90,11 @@ def test_classes_and_labels_are_learned(image_targets: ImageLevelTargets) -> Non
     assert image_level.measure(image_targets, outputs, truth)["auc"] == pytest.approx(scores["val/auc"])
     checkpoint: dict = {}
     module.on_save_checkpoint(checkpoint)
-    assert checkpoint["medconv"] == {"of": "a test", "validation": module.rows}
+    assert checkpoint["medconv"] == {
+        "of": "a test",
+        "validation": module.rows,
+        "temperature": module.temperature,
+    }
 
 
 def test_regression_learns_in_the_units_of_the_labels() -> None:
@@ -109,6 +114,43 @@ def test_validation_cross_entropy_is_that_of_the_outputs() -> None:
     sides = [losses[truth[:, label] == side, label] for label in range(truth.shape[1]) for side in (0, 1)]
     expected = (losses.mean() + np.mean([side.mean() for side in sides if len(side)])) / 2
     assert float(trainer.callback_metrics["val/cross_entropy"]) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("image_targets", [CLASSES, FINDINGS], ids=["multiclass", "multilabel"])
+def test_answers_are_those_at_the_temperature_of_the_validation(image_targets: ImageLevelTargets) -> None:
+    """An overconfident network, one of another scale: the same answers, at another temperature."""
+    modules = [task(image_targets) for _ in range(2)]
+    for module, scale in zip(modules, (1, 2), strict=True):
+        fit(module, 6)
+        with torch.no_grad():
+            for weight in module.network.head.parameters():
+                weight.mul_(scale)
+        validation = DataLoader(Images(image_targets, 30, named=True), batch_size=8)
+        trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+        trainer.validate(module, validation, verbose=False)
+        assert float(trainer.callback_metrics["val/temperature"]) == pytest.approx(module.temperature)
+    less, more = modules
+    assert 1.2 < less.temperature < 45
+    assert more.temperature == pytest.approx(2 * less.temperature, rel=2e-2)
+    assert rows_of(more)[0] == pytest.approx(rows_of(less)[0], abs=5e-3)
+    images = default_collate([Images(image_targets, 30, named=True)[number]["image"] for number in range(30)])
+    with torch.no_grad():
+        logits = less.network.eval()(images)
+    expected = image_targets.decode(logits / less.temperature).numpy()
+    assert rows_of(less)[0] == pytest.approx(expected, abs=1e-4)
+
+
+def test_test_cases_are_answered_at_the_temperature_of_the_checkpoint() -> None:
+    """Which is that of its validation cases, whatever the test cases are."""
+    module = task(CLASSES)
+    fit(module, 6)
+    module.on_load_checkpoint({"medconv": {"temperature": 3.0}})
+    cases = Images(CLASSES, 30, named=True)
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+    trainer.test(module, DataLoader(cases, batch_size=8), verbose=False)
+    with torch.no_grad():
+        logits = module.network.eval()(default_collate([cases[number]["image"] for number in range(30)]))
+    assert rows_of(module)[0] == pytest.approx((logits / 3).softmax(-1).numpy(), abs=1e-5)
 
 
 @pytest.mark.parametrize(

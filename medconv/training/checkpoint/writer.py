@@ -19,6 +19,7 @@ from torch import Tensor
 
 from medconv.targets.monitor import DICE, MonitoredMetric
 from medconv.training.checkpoint import BEST, LAST, PREVIOUS, log_rewind
+from medconv.training.checkpoint.ranking import Ranking
 from medconv.utils.atomic_io import flush_folder, replacing
 
 
@@ -100,15 +101,13 @@ class CheckpointWriter(Callback):
         folder: of the checkpoints, in the run's folder.
         io: writes them.
         every: seconds between checkpoints.
-    Attributes:
-        best: value of the monitored metric; None: there was no validation.
     """
 
     def __init__(self, folder: Path, io: AtomicCheckpointIO, every: float) -> None:
         self.folder = folder
         self.io = io
         self.every = every
-        self.best: float | None = None
+        self._ranking = Ranking()
         self._validated = False  # since the last checkpoint
         self._is_best = False  # the next checkpoint
         self._saved_at = time.monotonic()
@@ -116,16 +115,21 @@ class CheckpointWriter(Callback):
         self._log_sizes: dict[str, int] = {}  # when the last validation began
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best}
+        return self._ranking.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best = state_dict["best"]
+        self._ranking.load_state_dict(state_dict)
+
+    @property
+    def best(self) -> float | None:
+        """Value of the monitored metric at the best checkpoint; None: there was no validation."""
+        return self._ranking.best
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._note_saved(trainer)  # there is nothing new to save
         # A run resumed from another folder has no best checkpoint here
         if not (self.folder / BEST).is_file():
-            self.best = None
+            self._ranking.forget_best()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero and not trainer.sanity_checking:
@@ -137,17 +141,14 @@ class CheckpointWriter(Callback):
         self._validated = True
         monitored: MonitoredMetric = getattr(pl_module, "monitored", DICE)
         score = float(trainer.callback_metrics.get(monitored.name, math.nan))
-        if math.isnan(score):
-            # The worst value, in the metric's direction
-            score = monitored.quality(-math.inf)
-        if self.best is None or monitored.quality(score) > monitored.quality(self.best):
-            self.best = score
+        if self._ranking.add(score, monitored):
             self._is_best = True
-        if math.isfinite(self.best):
+        best = self._ranking.best
+        if best is not None and math.isfinite(best):
             # As Lightning numbers the other scores
             step = trainer.fit_loop.epoch_loop._batches_that_stepped
             for logger in trainer.loggers:
-                logger.log_metrics({monitored.best_name: self.best}, step)
+                logger.log_metrics({monitored.best_name: best}, step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the state before weight averaging replaces the weights, so this callback comes first.

@@ -166,7 +166,7 @@ def test_a_run_that_resumes_from_another_has_a_best_of_its_own(dataset: Path, tm
     """Also if it is worse than that of the other run. Its totals are those of all steps."""
     tiny.train(dataset, tmp_path / "one", "logger=none", "trainer.max_steps=2", "data.samples_per_epoch=4")
     content = checkpoint_io.read(tmp_path / "one/checkpoints/last.ckpt")
-    content["callbacks"]["CheckpointWriter"]["best"] = 2.0
+    content["callbacks"]["CheckpointWriter"].update(best=2.0, best_mean=2.0)
     torch.save(content, tmp_path / "x.ckpt")
     more = ["trainer.max_steps=4", f"run.resume={tmp_path / 'x.ckpt'}", "data.samples_per_epoch=4"]
     summary = tiny.train(dataset, tmp_path / "two", "logger=none", *more)

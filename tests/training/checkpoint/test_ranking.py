@@ -1,0 +1,51 @@
+"""medconv/training/checkpoint/ranking.py: by each validation, or by their running mean."""
+
+import math
+
+import pytest
+
+from medconv.targets.monitor import CROSS_ENTROPY, DICE, MAE, MonitoredMetric
+from medconv.training.checkpoint.ranking import Ranking
+
+VALUES = (0.5, 0.1, 0.4, 0.2, 0.15, 0.3)
+MEANS = (0.5, 0.3, 0.35, 0.275, 0.2125, 0.25625)  # half of each value, half of the mean before
+
+
+def best_of(metric: MonitoredMetric, *values: float, ranking: Ranking | None = None) -> list[float | None]:
+    """The best value after each validation."""
+    ranking = ranking or Ranking()
+    best = []
+    for value in values:
+        before = ranking.best
+        is_best = ranking.add(value, metric)
+        assert is_best or ranking.best == before
+        best.append(ranking.best)
+    return best
+
+
+def test_dice_and_errors_rank_each_validation() -> None:
+    assert best_of(DICE, 0.5, 0.9, math.nan, 0.8) == [0.5, 0.9, 0.9, 0.9]
+    assert best_of(MAE, math.nan, 5, 3, math.inf, 4) == [math.inf, 5, 3, 3, 3]
+
+
+def test_cross_entropy_ranks_by_the_running_mean() -> None:
+    """A single low value at the start of a run is no reason to keep that checkpoint."""
+    lowest = [VALUES[MEANS.index(min(MEANS[:count]))] for count in range(1, 7)]
+    assert best_of(CROSS_ENTROPY, *VALUES) == lowest == [0.5, 0.1, 0.1, 0.2, 0.15, 0.15]
+    assert best_of(CROSS_ENTROPY, math.nan, 0.5, math.nan, 0.1)[1:] == [0.5, 0.5, 0.1]
+
+
+def test_a_ranking_that_goes_on_ranks_as_one_that_never_stopped() -> None:
+    for count in range(1, 6):
+        first, second = Ranking(), Ranking()
+        best_of(CROSS_ENTROPY, *VALUES[:count], ranking=first)
+        second.load_state_dict(first.state_dict())
+        assert best_of(CROSS_ENTROPY, *VALUES[count:], ranking=second)[-1] == pytest.approx(0.15)
+
+
+def test_the_state_of_an_earlier_version_has_no_means() -> None:
+    ranking = Ranking()
+    ranking.load_state_dict({"best": 0.12})
+    assert best_of(CROSS_ENTROPY, 0.13, 0.05, ranking=ranking) == [0.12, 0.05]
+    ranking.forget_best()
+    assert best_of(CROSS_ENTROPY, 0.9, ranking=ranking) == [0.9]

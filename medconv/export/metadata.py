@@ -62,7 +62,7 @@ def describe(
         Numbers, texts and lists only.
     """
     assert model.path is not None
-    metadata = {
+    metadata: Metadata = {
         "medconv_metadata": VERSION,
         "format": format,
         "sha256": digest(file),
@@ -75,6 +75,12 @@ def describe(
         "checkpoint": {"name": model.path.name, "sha256": digest(model.path)},
         "versions": _versions(format),
     }
+    temperature = content["medconv"].get("temperature")
+    if format == "safetensors" and temperature is not None:
+        # Networks of the other formats return logits that are divided by it
+        outputs = metadata["outputs"]
+        outputs["temperature"] = temperature
+        outputs["decode"] = f"the outputs divided by the temperature, then {outputs['decode']}"
     # As a JSON file gives it back.
     return dict(json.loads(json.dumps(tuples_to_lists(metadata))))
 

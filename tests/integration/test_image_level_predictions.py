@@ -15,6 +15,7 @@ from helpers import small_runs as smallruns
 from PIL import Image
 
 from medconv.export import export
+from medconv.inference.load import load
 from medconv.inference.predictor import Predictor
 from medconv.targets.label_map import LabelMapTargets
 
@@ -97,6 +98,29 @@ def test_at_the_temperature_of_the_checkpoint(
         ratios.append([float(row["1"]) / float(row["0"]) for row in rows(tmp_path / str(number))])
     assert ratios[1] == pytest.approx(np.sqrt(ratios[0]), rel=1e-3)
     assert max(ratios[0]) > 1.1 * max(ratios[1])
+
+
+def test_an_exported_network_divides_and_exported_weights_say_by_what(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("safetensors")
+    content = torch.load(files["multiclass"], weights_only=True)
+    content["medconv"]["temperature"] = 2.5
+    checkpoint = tmp_path / "x.ckpt"
+    torch.save(content, checkpoint)
+    export.export(checkpoint, tmp_path / "weights", export.ExportOptions("safetensors"))
+    outputs = json.loads((tmp_path / "weights/model.safetensors.json").read_text())["outputs"]
+    assert outputs["temperature"] == 2.5
+    assert outputs["decode"].startswith("the outputs divided by the temperature, then softmax")
+    export.export(checkpoint, tmp_path / "x.ts", export.ExportOptions("torchscript"))
+    assert "temperature" not in json.loads((tmp_path / "x.ts.json").read_text())["outputs"]
+    image = torch.rand(1, 1, 16, 16)
+    content["medconv"]["temperature"] = 1.0
+    torch.save(content, checkpoint)
+    with torch.no_grad():
+        expected = load(checkpoint).network(image) / 2.5
+        exported = torch.jit.load(str(tmp_path / "x.ts"))(image)
+    torch.testing.assert_close(exported, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_several_networks_are_the_mean_of_what_they_mean(

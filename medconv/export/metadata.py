@@ -62,7 +62,7 @@ def describe(
         Numbers, texts and lists only.
     """
     assert model.path is not None
-    metadata: Metadata = {
+    metadata = {
         "medconv_metadata": VERSION,
         "format": format,
         "sha256": digest(file),
@@ -75,12 +75,6 @@ def describe(
         "checkpoint": {"name": model.path.name, "sha256": digest(model.path)},
         "versions": _versions(format),
     }
-    temperature = content["medconv"].get("temperature")
-    if format == "safetensors" and temperature is not None:
-        # Networks of the other formats return logits that are divided by it
-        outputs = metadata["outputs"]
-        outputs["temperature"] = temperature
-        outputs["decode"] = f"the outputs divided by the temperature, then {outputs['decode']}"
     # As a JSON file gives it back.
     return dict(json.loads(json.dumps(tuples_to_lists(metadata))))
 
@@ -160,7 +154,7 @@ def _windows(model: LoadedModel) -> Metadata:
 def _outputs(model: LoadedModel) -> Metadata:
     targets = model.targets
     background = list(model.class_names[:1]) if targets.num_outputs > len(targets.names) else []
-    outputs = {
+    outputs: Metadata = {
         "name": "logits",
         "channels": [*background, *targets.output_names],
         "class_names": model.class_names,
@@ -169,6 +163,9 @@ def _outputs(model: LoadedModel) -> Metadata:
     }
     if targets.per_voxel:
         outputs["restore"] = _RESTORE
+    if model.temperature is not None:
+        outputs["temperature"] = model.temperature
+        outputs["decode"] = f"the outputs divided by the temperature, then {targets.output_meaning}"
     return outputs
 
 

@@ -45,12 +45,12 @@ class ImageLevelForward(Forward):
         keeps_logits: bool = False,
         logit_folder: Path | None = None,
     ) -> list[ImageLevelScores]:
-        outputs: list[Tensor] = []
+        outputs: list[np.ndarray] = []
         for member in self.members:
             images = self._images(member, inputs)
             outputs.append(self._outputs(member, images))
         # (members, cases, names) -> (cases, names)
-        means = torch.stack(outputs).mean(0).cpu().numpy()
+        means = np.stack(outputs).mean(0).astype(np.float32)
         return [ImageLevelScores(case_input, mean) for case_input, mean in zip(inputs, means, strict=True)]
 
     def overlay(self, scores: ImageLevelScores) -> np.ndarray:
@@ -73,10 +73,13 @@ class ImageLevelForward(Forward):
         batch = np.stack([case_input.arrays[index] for case_input in inputs])
         return torch.from_numpy(batch).to(self.device)
 
-    def _outputs(self, member: LoadedModel, images: Tensor) -> Tensor:
+    def _outputs(self, member: LoadedModel, images: Tensor) -> np.ndarray:
         assert isinstance(member.targets, ImageLevelTargets)
         axes_sets = flips(member.window.mirror_axes)
         with autocast(member.precision, self.device):
             outputs = mean_over_flips(network_of(member), images, member.targets, axes_sets)
         check_finite("outputs", member, images, outputs)
-        return outputs
+        undivided = outputs.cpu().numpy()
+        if member.temperature is None:
+            return undivided
+        return member.targets.outputs_at_temperature(undivided, member.temperature)

@@ -1,6 +1,5 @@
 """Load a checkpoint: the network, with its convolutions folded, and the preprocessing that it needs."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,8 +21,8 @@ from medconv.inference.damaged import explaining_damage
 from medconv.inference.sliding_window import SlidingWindow, check_batch_size, check_overlap
 from medconv.inference.tta import training_axes, usable_axes
 from medconv.inference.window_placement import EVEN_DISTANCE, FIXED_DISTANCE
+from medconv.metrics.calibration import LARGEST_TEMPERATURE
 from medconv.models.build import build_network, check_folding
-from medconv.models.output_scaling import at_temperature
 from medconv.performance import switches
 from medconv.performance.switches import apply_switches
 from medconv.targets import Targets
@@ -53,6 +52,8 @@ class LoadedModel:
             this; else empty.
         source_spacing_mm: of images, in place of their headers, as in `data`; None: the headers.
         train_cases: names of the cases that the network was trained on; empty: not known.
+        temperature: by which logits of classes and labels are divided before they are probabilities; None: by
+            nothing.
         takes_missing: whether it was trained to predict cases that lack channels.
         image_patterns: of the files of each channel in training, from their common folder on, such as
             `*_t1.nii.gz`; empty: their names are the case ids.
@@ -73,6 +74,7 @@ class LoadedModel:
     rounding: tuple[int, ...] = ()
     source_spacing_mm: Any = None
     train_cases: frozenset[str] = frozenset()
+    temperature: float | None = None
     takes_missing: bool = False
     image_patterns: tuple[str, ...] = ()
 
@@ -143,6 +145,7 @@ def _build_model(
         rounding=() if targets.per_voxel else _rounding(config.data, derived),
         source_spacing_mm=config.data.source_spacing_mm,
         train_cases=frozenset(metadata.get("train_cases", ())),
+        temperature=_temperature(metadata, targets, path),
         takes_missing=config.data.missing is not None,
         image_patterns=_image_patterns(config.data.images),
     )
@@ -167,16 +170,19 @@ def _build_trained(
     trained = build_network(config.model, config.conv, config.derived, build, quiet=True)
     network = targets.finish(trained)
     checkpoint_io.load_weights(network, content, path)
-    temperature = content["medconv"].get("temperature")
-    if temperature is not None:
-        network = at_temperature(network, _checked_temperature(temperature, path), targets.num_outputs)
     return network
 
 
-def _checked_temperature(temperature: Any, path: Path) -> float:
+def _temperature(metadata: dict[str, Any], targets: Targets, path: Path) -> float | None:
     """Raises: ValueError: not a number that logits can be divided by."""
-    if type(temperature) is not float or not 0 < temperature < math.inf:
-        raise ValueError(f"{path}: temperature: expected a positive number, got {temperature!r:.40}")
+    temperature = metadata.get("temperature")
+    if temperature is None or not targets.calibrated:
+        return None
+    if type(temperature) is not float or not 1 <= temperature <= LARGEST_TEMPERATURE:
+        raise ValueError(
+            f"{path}: temperature: expected a number from 1 to {LARGEST_TEMPERATURE:g}, "
+            f"got {temperature!r:.40}"
+        )
     return temperature
 
 

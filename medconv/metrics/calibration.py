@@ -3,8 +3,8 @@
 import numpy as np
 from scipy.optimize import minimize_scalar
 
+LARGEST_TEMPERATURE = 100.0
 _BINS = 15
-_LARGEST_TEMPERATURE = 100.0
 _SMALLEST_PROBABILITY = 2.0**-149  # of float32; its logarithm is finite
 
 
@@ -48,7 +48,7 @@ def temperature(probabilities: np.ndarray, truth: np.ndarray) -> float:
     # Convex in the inverse, by which logits are multiplied
     found = minimize_scalar(
         loss,
-        bounds=(1 / _LARGEST_TEMPERATURE, 1),
+        bounds=(1 / LARGEST_TEMPERATURE, 1),
         method="bounded",
         options={"xatol": 1e-6},
     )
@@ -57,7 +57,8 @@ def temperature(probabilities: np.ndarray, truth: np.ndarray) -> float:
 
 def at_temperature(probabilities: np.ndarray, temperature: float) -> np.ndarray:
     """The softmax of logits that are divided by a temperature, from their softmax. Shape: (..., classes)."""
-    logits = np.log(probabilities.clip(_SMALLEST_PROBABILITY)) / temperature
+    exact = np.asarray(probabilities, np.float64)
+    logits = np.log(exact.clip(_SMALLEST_PROBABILITY)) / temperature
     exponentials = np.exp(logits - logits.max(-1, keepdims=True))
     scaled: np.ndarray = exponentials / exponentials.sum(-1, keepdims=True)
     return scaled

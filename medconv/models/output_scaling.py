@@ -1,6 +1,4 @@
-"""Regression outputs in physical units (mm, years, percent) from a network trained on standardised values,
-and logits at a temperature.
-"""
+"""Regression outputs in physical units (mm, years, percent) from a network trained on standardised values."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -34,11 +32,6 @@ def in_units(
     network_class: Any = type(network)
     network.__class__ = _with_units(network_class)
     return network
-
-
-def at_temperature(network: nn.Module, temperature: float, num_outputs: int) -> nn.Module:
-    """Change a network in place so that it returns `output / temperature`, as `in_units` does."""
-    return in_units(network, means=[0.0] * num_outputs, stds=[1 / temperature] * num_outputs)
 
 
 class _InUnits(nn.Module):

@@ -34,6 +34,7 @@ class Targets(ABC):
         default_loss: the option of `loss` that `loss=auto` takes.
         monitored: the validation metric that ranks checkpoints.
         output_meaning: how answers follow from outputs, for people.
+        calibrated: whether answers are probabilities of logits that are divided by a temperature.
         unbounded: whether answers are numbers of any size, not probabilities.
         loss_kinds: further kinds whose losses fit, since their references are alike.
         score_title: what `score_table` holds.
@@ -49,6 +50,7 @@ class Targets(ABC):
     default_loss: ClassVar[str]
     monitored: ClassVar[MonitoredMetric]
     output_meaning: ClassVar[str]
+    calibrated: ClassVar[bool] = False
     unbounded: ClassVar[bool] = False
     loss_kinds: ClassVar[tuple[str, ...]] = ()
     score_title: ClassVar[str] = "scores"
@@ -179,7 +181,7 @@ class Targets(ABC):
         """
 
     def temperature(self, rows: Mapping[str, Any]) -> float | None:
-        """What to divide logits by, so that answers are not overconfident; None: such answers stay.
+        """What to divide logits by, so that answers are not overconfident; None: not `calibrated`.
 
         Args:
             rows: as of `logged`, of undivided logits.

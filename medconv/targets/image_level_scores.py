@@ -79,8 +79,11 @@ class ImageLevelScoredTargets(Targets):
         return outputs, values
 
     def temperature(self, rows: Mapping[str, CaseOutputs]) -> float | None:
+        if not self.calibrated:
+            return None
         outputs, truth = self.arrays(list(rows.values()))
-        return self.fitted_temperature(outputs, truth) if np.isfinite(outputs).all() else 1.0
+        is_finite = np.isfinite(outputs).all(1)
+        return self.fitted_temperature(outputs[is_finite], truth[is_finite]) if is_finite.any() else 1.0
 
     def at_temperature(self, rows: Mapping[str, CaseOutputs], temperature: float) -> dict[str, CaseOutputs]:
         outputs, _ = self.arrays(list(rows.values()))
@@ -90,12 +93,12 @@ class ImageLevelScoredTargets(Targets):
             for (case, row), case_outputs in zip(rows.items(), scaled, strict=True)
         }
 
-    def fitted_temperature(self, outputs: np.ndarray, truth: np.ndarray) -> float | None:
-        """`calibration.temperature`; None: outputs are not calibrated. Shape: as in `columns`."""
-        return None
+    def fitted_temperature(self, outputs: np.ndarray, truth: np.ndarray) -> float:
+        """`calibration.temperature`, of calibrated kinds. Shape: as in `columns`."""
+        raise NotImplementedError
 
     def outputs_at_temperature(self, outputs: np.ndarray, temperature: float) -> np.ndarray:
-        """`calibration.at_temperature`. Shape: (cases, names)."""
+        """`calibration.at_temperature`, of calibrated kinds. Shape: (cases, names)."""
         raise NotImplementedError
 
     def logged(
@@ -119,7 +122,8 @@ class ImageLevelScoredTargets(Targets):
         if not rows:
             return {}
         outputs, truth = self.arrays(list(rows.values()))
-        return image_level.measure(self, outputs, truth)
+        # With the monitored metric, which ranks the runs of a sweep
+        return {**image_level.measure(self, outputs, truth), **self.cross_entropy(outputs, truth)}
 
     def score_table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
         scores = []
@@ -173,7 +177,7 @@ class ImageLevelScoredTargets(Targets):
         ]
 
     def score_columns(self, summary: Mapping[str, Any]) -> list[NamedScore]:
-        return list(summary.items())
+        return [(name, summary[name]) for name in self.metric_names]
 
     def score_text(self, outputs: np.ndarray, truth: np.ndarray) -> str:
         """Markdown tables of the scores, and of the number of cases of each class or label."""

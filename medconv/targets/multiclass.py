@@ -29,6 +29,7 @@ class MulticlassTargets(ImageLevelTargets):
     exclusive: ClassVar[bool] = True
     default_loss: ClassVar[str] = "cross_entropy"
     monitored: ClassVar[MonitoredMetric] = CROSS_ENTROPY
+    calibrated: ClassVar[bool] = True
     metric_names: ClassVar[tuple[str, ...]] = weighted.OF_CLASSES
     output_meaning: ClassVar[str] = (
         "softmax over the outputs: probabilities of classes that exclude each other"
@@ -138,7 +139,7 @@ class MulticlassTargets(ImageLevelTargets):
         probability_of_truth: np.ndarray = outputs[self.members(truth)]
         return 1 - probability_of_truth
 
-    def fitted_temperature(self, outputs: np.ndarray, truth: np.ndarray) -> float | None:
+    def fitted_temperature(self, outputs: np.ndarray, truth: np.ndarray) -> float:
         return calibration.temperature(outputs, truth[:, 0])
 
     def outputs_at_temperature(self, outputs: np.ndarray, temperature: float) -> np.ndarray:

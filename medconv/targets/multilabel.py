@@ -26,6 +26,7 @@ class MultilabelTargets(NumberTargets):
     exclusive: ClassVar[bool] = False
     default_loss: ClassVar[str] = "bce"
     monitored: ClassVar[MonitoredMetric] = CROSS_ENTROPY
+    calibrated: ClassVar[bool] = True
     metric_names: ClassVar[tuple[str, ...]] = weighted.OF_CLASSES
     name_word: ClassVar[str] = "label"
     output_meaning: ClassVar[str] = (
@@ -102,7 +103,7 @@ class MultilabelTargets(NumberTargets):
         errors: np.ndarray = distances.max(1)
         return errors
 
-    def fitted_temperature(self, outputs: np.ndarray, truth: np.ndarray) -> float | None:
+    def fitted_temperature(self, outputs: np.ndarray, truth: np.ndarray) -> float:
         return calibration.temperature(_absent_or_present(outputs), self.members(truth))
 
     def outputs_at_temperature(self, outputs: np.ndarray, temperature: float) -> np.ndarray:
@@ -152,6 +153,7 @@ class MultilabelTargets(NumberTargets):
 
 def _absent_or_present(outputs: np.ndarray) -> np.ndarray:
     """The two probabilities of each label. Shape: (cases, labels) -> (cases, labels, 2)."""
+    present = np.asarray(outputs, np.float64)
     # Else a float32 that was rounded to 1 would say that absence is impossible
-    present = outputs.clip(_FLOAT32_STEP, 1 - _FLOAT32_STEP)
-    return np.stack([1 - present, present], -1)
+    absent = (1 - present).clip(_FLOAT32_STEP)
+    return np.stack([absent, present], -1)

@@ -28,6 +28,7 @@ class OrdinalTargets(MulticlassTargets):
         "val/quadratic_kappa",
         "quadratic kappa",
     )
+    calibrated: ClassVar[bool] = False  # kappa depends on the highest probability alone
     metric_names: ClassVar[tuple[str, ...]] = ("quadratic_kappa", "grade_error", *weighted.OF_CLASSES)
     output_meaning: ClassVar[str] = (
         "a sigmoid of each output: the probability of a grade above that of its name; differences of these, "
@@ -61,10 +62,6 @@ class OrdinalTargets(MulticlassTargets):
         at_least = torch.cat([ones, above], -1)
         more_than = torch.cat([above, 0 * ones], -1)
         return at_least - more_than
-
-    def fitted_temperature(self, outputs: np.ndarray, truth: np.ndarray) -> float | None:
-        # Monitored by kappa, which depends on the highest probability alone
-        return None
 
     def columns(
         self,

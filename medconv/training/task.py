@@ -75,9 +75,12 @@ class Task(LightningModule):
         self.growing_patch = growing_patch
         self.record = record
         self.memory_format = memory_format
-        self.rows: dict[str, Any] = {}  # by case id, of the last validation
-        self.case_losses: dict[str, float | None] = {}
-        self.temperature: float | None = None  # of the last validation
+        # Of the last validation that ended, rows by case id
+        self.rows: dict[str, Any] = {}
+        self.temperature: float | None = None
+        # Of the one that runs
+        self._new_rows: dict[str, Any] = {}
+        self._new_losses: dict[str, float | None] = {}
         self._sharded = False
         self._has_lightnings_bar = False
 
@@ -109,14 +112,14 @@ class Task(LightningModule):
         return loss
 
     def on_validation_epoch_start(self) -> None:
-        self.rows = {}
-        self.case_losses = {}
+        self._new_rows = {}
+        self._new_losses = {}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         """Returns what `ImageLogger` shows."""
         validated = self.validation(self, batch)
-        self.rows.update(validated.rows)
-        self.case_losses.update(validated.losses)
+        self._new_rows.update(validated.rows)
+        self._new_losses.update(validated.losses)
         return validated.predicted
 
     def on_validation_epoch_end(self) -> None:
@@ -133,16 +136,17 @@ class Task(LightningModule):
         self._log_scores("test")
 
     def _log_scores(self, prefix: str) -> None:
-        self.rows = gather(self.rows)
-        self.case_losses = gather(self.case_losses)
-        if self.trainer.sanity_checking or not self.rows:
+        rows = gather(self._new_rows)
+        losses = gather(self._new_losses)
+        if self.trainer.sanity_checking or not rows:
             return
         if prefix == "val":
-            self.temperature = self.targets.temperature(self.rows)
+            self.temperature = self.targets.temperature(rows)
         if self.temperature is not None:
-            self.rows = self.targets.at_temperature(self.rows, self.temperature)
+            rows = self.targets.at_temperature(rows, self.temperature)
             self.log(f"{prefix}/temperature", self.temperature, rank_zero_only=True)
-        for name, value in self.targets.logged(self.rows, self.case_losses).items():
+        self.rows = rows
+        for name, value in self.targets.logged(rows, losses).items():
             is_monitored = f"val/{name}" == self.targets.monitored.name
             score = math.nan if value is None else value
             # Callbacks of all ranks read the monitored metric; the others are for rank 0's logs

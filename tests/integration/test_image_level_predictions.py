@@ -4,6 +4,7 @@ are refused.
 
 import csv
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from helpers import small_runs as smallruns
 from PIL import Image
 
 from medconv.export import export
+from medconv.inference.inputs import find_cases
 from medconv.inference.load import load
 from medconv.inference.predictor import Predictor
 from medconv.targets.label_map import LabelMapTargets
@@ -26,7 +28,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("whole")
     table = smallruns.write_table(root / "data", {"label": "finding", "other": "other", "age": "number"})
     settings = {
-        "multiclass": ("augmentation.mirror_axes=[0,1]",),
+        "multiclass": ("augmentation.mirror_axes=[0,1]", "task.mirror_axes=[0,1]"),
         "multilabel": ("data.label_columns=[label,other]",),
         "regression": ("data.label_columns=[age]", "data.target_type=regression"),
     }
@@ -100,27 +102,33 @@ def test_at_the_temperature_of_the_checkpoint(
     assert max(ratios[0]) > 1.1 * max(ratios[1])
 
 
-def test_an_exported_network_divides_and_exported_weights_say_by_what(
-    files: dict[str, Path], tmp_path: Path
+@pytest.mark.parametrize("temperature", [0.5, math.nan, 1e300, 2, "2", [2.0]])
+def test_a_temperature_that_cannot_be_is_refused(
+    files: dict[str, Path], tmp_path: Path, temperature: object
 ) -> None:
-    pytest.importorskip("safetensors")
-    content = torch.load(files["multiclass"], weights_only=True)
+    content = torch.load(files["multilabel"], weights_only=True)
+    content["medconv"]["temperature"] = temperature
+    torch.save(content, tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match=r"x\.ckpt: temperature: expected a number from 1 to 100, got "):
+        load(tmp_path / "x.ckpt")
+    content = torch.load(files["regression"], weights_only=True)
+    content["medconv"]["temperature"] = temperature
+    torch.save(content, tmp_path / "numbers.ckpt")
+    assert load(tmp_path / "numbers.ckpt").temperature is None
+
+
+def test_the_metadata_of_an_export_say_by_what_to_divide(files: dict[str, Path], tmp_path: Path) -> None:
+    content = torch.load(files["multilabel"], weights_only=True)
     content["medconv"]["temperature"] = 2.5
-    checkpoint = tmp_path / "x.ckpt"
-    torch.save(content, checkpoint)
-    export.export(checkpoint, tmp_path / "weights", export.ExportOptions("safetensors"))
-    outputs = json.loads((tmp_path / "weights/model.safetensors.json").read_text())["outputs"]
-    assert outputs["temperature"] == 2.5
-    assert outputs["decode"].startswith("the outputs divided by the temperature, then softmax")
-    export.export(checkpoint, tmp_path / "x.ts", export.ExportOptions("torchscript"))
-    assert "temperature" not in json.loads((tmp_path / "x.ts.json").read_text())["outputs"]
-    image = torch.rand(1, 1, 16, 16)
-    content["medconv"]["temperature"] = 1.0
-    torch.save(content, checkpoint)
-    with torch.no_grad():
-        expected = load(checkpoint).network(image) / 2.5
-        exported = torch.jit.load(str(tmp_path / "x.ts"))(image)
-    torch.testing.assert_close(exported, expected, rtol=1e-4, atol=1e-4)
+    torch.save(content, tmp_path / "x.ckpt")
+    export.export(tmp_path / "x.ckpt", tmp_path / "x.ts", export.ExportOptions("torchscript"))
+    outputs = json.loads((tmp_path / "x.ts.json").read_text())["outputs"]
+    assert outputs["decode"].startswith("the outputs divided by the temperature, then a sigmoid")
+    predictor = Predictor.load([tmp_path / "x.ckpt"])
+    case_input = predictor.read(find_cases(files["table"].parent / "1.png", 1)[0])
+    logits = torch.jit.load(str(tmp_path / "x.ts"))(torch.from_numpy(case_input.arrays[0])[None])
+    expected = (logits / outputs["temperature"]).sigmoid()[0].detach().numpy()
+    assert predictor.scores([case_input])[0].outputs == pytest.approx(expected, abs=1e-3)
 
 
 def test_several_networks_are_the_mean_of_what_they_mean(
@@ -170,7 +178,7 @@ def test_a_case_that_fails_takes_no_other_with_it(
     capsys.readouterr()
     assert predicting(*command, "--mirror-axes", "0", source=images) == 1
     assert (
-        "holds results made with other settings (mirror_axes: [[]] there, [[0]] now)"
+        "holds results made with other settings (mirror_axes: [[0, 1]] there, [[0]] now)"
         in capsys.readouterr().err
     )
     assert predicting(*command, "--mirror-axes", "0", "--overwrite", source=images) == 0

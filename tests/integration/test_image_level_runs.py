@@ -56,6 +56,7 @@ def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None
     targets = ImageLevelTargets.from_plain(record["targets"])
     again = image_level.measure(targets, *targets.arrays(list(record["validation"].values())))
     assert {name: summary[f"val/{name}"] for name in again} == again
+    assert summary["val/cross_entropy"] > 0
     assert summary["val/temperature"] == record["temperature"] >= 1
     shown = smallruns.image_tags(tmp_path / "run")
     assert {

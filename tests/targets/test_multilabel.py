@@ -45,6 +45,16 @@ def test_the_temperature_of_probabilities_that_were_rounded_to_1() -> None:
     assert findings.outputs_at_temperature(outputs, temperature) == pytest.approx(0.9, rel=1e-3)
 
 
-def test_rows_of_nan_leave_answers_as_they_are() -> None:
-    row = {"outputs": [float("nan"), 0.5], "values": [1.0, 0.0]}
-    assert FINDINGS.temperature({"a": row}) == 1
+def test_small_probabilities_keep_their_order() -> None:
+    outputs = np.array([[1e-11], [2e-11], [1e-20]])
+    scaled = MultilabelTargets(("x",)).outputs_at_temperature(outputs, 1.0)
+    assert scaled == pytest.approx(outputs, rel=1e-6)
+
+
+def test_cases_of_nan_have_no_part_in_the_temperature() -> None:
+    nan = {"outputs": [float("nan"), 0.5], "values": [1.0, 0.0]}
+    wrong = {"outputs": [0.99, 0.99], "values": [1.0, 0.0]}
+    assert FINDINGS.temperature({"a": nan}) == 1
+    assert FINDINGS.temperature({"a": nan, "b": wrong}) == FINDINGS.temperature({"b": wrong}) > 1
+    rows = FINDINGS.at_temperature({"a": nan, "b": wrong}, 2.0)
+    assert np.isnan(rows["a"]["outputs"][0]) and 0.5 < rows["b"]["outputs"][0] < 0.99

@@ -120,7 +120,6 @@ class _WrongCase:
     error: float
     case: str
     image: Tensor
-    outputs: list[float]
     values: list[float]
 
 
@@ -155,7 +154,6 @@ class ImageLevelViews:
                 error=float(errors[index]),
                 case=batch["case"][index],
                 image=batch["image"][index].detach().float().cpu().clone(),
-                outputs=outputs[index].tolist(),
                 values=values[index].tolist(),
             )
             self._worst = sorted([*self._worst, wrong], key=lambda case: -case.error)[: self.cases]
@@ -170,7 +168,7 @@ class ImageLevelViews:
     def worst(self, module: Any) -> Iterator[Picture]:
         for wrong in self._worst:
             label = self.targets.label_text(wrong.values)
-            prediction = self.targets.prediction_text(wrong.outputs)
+            prediction = self.targets.prediction_text(module.rows[wrong.case]["outputs"])
             try:
                 image = wrong.image.to(module.device)
                 picture = saliency.overlay(module.network, image, self.spacing_mm)

@@ -29,8 +29,9 @@ class Ranking:
         self._best_mean = state_dict.get("best_mean")
 
     def forget_best(self) -> None:
-        """The next validation is the best one."""
+        """The next validation is the first one."""
         self.best = None
+        self._mean = None
         self._best_mean = None
 
     def add(self, value: float, monitored: MonitoredMetric) -> bool:

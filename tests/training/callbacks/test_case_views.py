@@ -68,7 +68,8 @@ def test_the_worst_cases_of_all_batches_are_kept() -> None:
     views = ImageLevelViews(targets, 2, (1.0, 1.0))
     views.validated(batch("x", "y"), {"outputs": torch.tensor([[1.0, 1.0], [3.0, 3.0]])})
     views.validated(batch("z", "w"), {"outputs": torch.tensor([[2.0, 2.0], [0.0, 0.0]])})
-    module = SimpleNamespace(network=Pooled(), device="cpu")
+    rows = {"y": {"outputs": [3.0, 3.0]}, "z": {"outputs": [2.0, 2.0]}}
+    module = SimpleNamespace(network=Pooled(), device="cpu", rows=rows)
     tags = [tag for tag, _ in views.worst(module)]
     assert tags == [
         f"worst/{c} (age 0, volume 0, predicted age {n}, volume {n})" for c, n in (("y", 3), ("z", 2))
@@ -111,10 +112,11 @@ def test_a_network_that_cannot_be_copied_is_a_warning(caplog: pytest.LogCaptureF
     views = ImageLevelViews(CLASSES, 1, (1.0, 1.0))
     two = {**batch("x", "y"), "label": torch.tensor([[0.0], [1.0]])}
     views.validated(two, {"outputs": torch.tensor([[0.9, 0.1], [0.7, 0.3]])})
+    rows = {"y": {"outputs": [0.6, 0.4]}}  # at the temperature of the validation
     pictures = [
-        list(views.worst(SimpleNamespace(network=network, device="cpu")))
+        list(views.worst(SimpleNamespace(network=network, device="cpu", rows=rows)))
         for network in (Pooled(), Uncopied())
     ]
     assert [len(of_network) for of_network in pictures] == [1, 0]
-    assert pictures[0][0][0] == "worst/y (b, predicted a 0.70)"
+    assert pictures[0][0][0] == "worst/y (b, predicted a 0.60)"
     assert "no saliency maps of the worst cases: AssertionError" in caplog.text

@@ -47,5 +47,10 @@ def test_the_state_of_an_earlier_version_has_no_means() -> None:
     ranking = Ranking()
     ranking.load_state_dict({"best": 0.12})
     assert best_of(CROSS_ENTROPY, 0.13, 0.05, ranking=ranking) == [0.12, 0.05]
+
+
+def test_a_run_on_other_data_begins_its_mean_anew() -> None:
+    ranking = Ranking()
+    best_of(CROSS_ENTROPY, 0.1, 0.1, ranking=ranking)
     ranking.forget_best()
-    assert best_of(CROSS_ENTROPY, 0.9, ranking=ranking) == [0.9]
+    assert best_of(CROSS_ENTROPY, 0.9, 0.7, 0.6, ranking=ranking) == [0.9, 0.7, 0.6]

@@ -140,6 +140,18 @@ def test_answers_are_those_at_the_temperature_of_the_validation(image_targets: I
     assert rows_of(less)[0] == pytest.approx(expected, abs=1e-4)
 
 
+def test_a_validation_that_is_stopped_leaves_the_rows_of_the_last_one() -> None:
+    module = task(CLASSES)
+    fit(module, 6)
+    rows = dict(module.rows)
+    module.on_validation_epoch_start()
+    cases = [Images(CLASSES, 30, named=True)[number] for number in range(8)]
+    module.validation_step(default_collate(cases), 0)
+    checkpoint: dict = {}
+    module.on_save_checkpoint(checkpoint)
+    assert checkpoint["medconv"]["validation"] == rows and len(rows) == 30
+
+
 def test_test_cases_are_answered_at_the_temperature_of_the_checkpoint() -> None:
     """Which is that of its validation cases, whatever the test cases are."""
     module = task(CLASSES)

@@ -52,8 +52,7 @@ class LoadedModel:
             this; else empty.
         source_spacing_mm: of images, in place of their headers, as in `data`; None: the headers.
         train_cases: names of the cases that the network was trained on; empty: not known.
-        temperature: by which logits of classes and labels are divided before they are probabilities; None: by
-            nothing.
+        temperature: what logits are divided by before softmax or sigmoid; None: they are not divided.
         takes_missing: whether it was trained to predict cases that lack channels.
         image_patterns: of the files of each channel in training, from their common folder on, such as
             `*_t1.nii.gz`; empty: their names are the case ids.

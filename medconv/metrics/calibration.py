@@ -2,6 +2,7 @@
 
 import numpy as np
 from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
 
 LARGEST_TEMPERATURE = 100.0
 _BINS = 15
@@ -39,11 +40,12 @@ def temperature(probabilities: np.ndarray, truth: np.ndarray) -> float:
     Shape: probabilities (..., classes), truth (...): the index of each case's class.
     Source: Guo et al. 2017, arXiv:1706.04599.
     """
+    logits = _logits(probabilities)
+    true_class = truth[..., None].astype(int)
 
     def loss(inverse: float) -> float:
-        at_it = at_temperature(probabilities, 1 / inverse)
-        of_truth = np.take_along_axis(at_it, truth[..., None].astype(int), -1)
-        return float(-np.log(of_truth.clip(_SMALLEST_PROBABILITY)).mean())
+        log_probabilities = log_softmax(inverse * logits, axis=-1)
+        return float(-np.take_along_axis(log_probabilities, true_class, -1).mean())
 
     # Convex in the inverse, by which logits are multiplied
     found = minimize_scalar(
@@ -57,8 +59,12 @@ def temperature(probabilities: np.ndarray, truth: np.ndarray) -> float:
 
 def at_temperature(probabilities: np.ndarray, temperature: float) -> np.ndarray:
     """The softmax of logits that are divided by a temperature, from their softmax. Shape: (..., classes)."""
-    exact = np.asarray(probabilities, np.float64)
-    logits = np.log(exact.clip(_SMALLEST_PROBABILITY)) / temperature
-    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
-    scaled: np.ndarray = exponentials / exponentials.sum(-1, keepdims=True)
+    scaled: np.ndarray = softmax(_logits(probabilities) / temperature, axis=-1)
     return scaled
+
+
+def _logits(probabilities: np.ndarray) -> np.ndarray:
+    """Logits that have these probabilities, in double precision. Shape: (..., classes)."""
+    exact = np.asarray(probabilities, np.float64)
+    logits: np.ndarray = np.log(exact.clip(_SMALLEST_PROBABILITY))
+    return logits

@@ -34,7 +34,7 @@ class Targets(ABC):
         default_loss: the option of `loss` that `loss=auto` takes.
         monitored: the validation metric that ranks checkpoints.
         output_meaning: how answers follow from outputs, for people.
-        calibrated: whether answers are probabilities of logits that are divided by a temperature.
+        calibrated: whether logits are divided by a temperature that fits the validation cases.
         unbounded: whether answers are numbers of any size, not probabilities.
         loss_kinds: further kinds whose losses fit, since their references are alike.
         score_title: what `score_table` holds.
@@ -184,12 +184,12 @@ class Targets(ABC):
         """What to divide logits by, so that answers are not overconfident; None: not `calibrated`.
 
         Args:
-            rows: as of `logged`, of undivided logits.
+            rows: as of `logged`, with answers of logits that are not divided yet.
         """
         return None
 
     def at_temperature(self, rows: Mapping[str, Any], temperature: float) -> dict[str, Any]:
-        """Rows of undivided logits, as they are of divided ones."""
+        """These rows with the answers of logits that are divided by a temperature."""
         raise NotImplementedError
 
     @abstractmethod

@@ -106,9 +106,7 @@ class ImageLevelScoredTargets(Targets):
         rows: Mapping[str, CaseOutputs],
         losses: Mapping[str, float | None],
     ) -> dict[str, float | None]:
-        outputs, truth = self.arrays(list(rows.values()))
-        metrics = image_level.measure(self, outputs, truth)
-        return {**metrics, **self.cross_entropy(outputs, truth)}
+        return self.summary(rows)
 
     def cross_entropy(
         self,

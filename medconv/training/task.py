@@ -75,10 +75,10 @@ class Task(LightningModule):
         self.growing_patch = growing_patch
         self.record = record
         self.memory_format = memory_format
-        # Of the last validation that ended, rows by case id
+        # Of the last complete validation; rows by case id
         self.rows: dict[str, Any] = {}
         self.temperature: float | None = None
-        # Of the one that runs
+        # Of the running validation
         self._new_rows: dict[str, Any] = {}
         self._new_losses: dict[str, float | None] = {}
         self._sharded = False

@@ -36,7 +36,10 @@ class Ranking:
 
     def add(self, value: float, monitored: MonitoredMetric) -> bool:
         """Whether a validation is the best so far. Args: value: of the metric; NaN is the worst."""
-        quality = -math.inf if math.isnan(value) else monitored.quality(value)
+        if math.isnan(value):
+            # The worst value, in the metric's direction
+            value = monitored.quality(-math.inf)
+        quality = monitored.quality(value)
         mean = quality
         if math.isfinite(quality):
             if self._mean is not None:
@@ -46,6 +49,6 @@ class Ranking:
             self._best_mean = monitored.quality(self.best)
         if self._best_mean is not None and mean <= self._best_mean:
             return False
-        self.best = monitored.quality(quality)
+        self.best = value
         self._best_mean = mean
         return True

@@ -105,8 +105,8 @@ def machine_of(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Mac
 def computed_in(x: torch.Tensor) -> torch.dtype:
     """The type that a convolution of this input is computed in, autocast included."""
     device = x.device.type
-    # a device that autocast does not know cannot even be asked, such as meta
-    is_cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    # meta cannot even be asked; torch 2.11 cannot compile a call of `is_autocast_available`
+    is_cast = device != "meta" and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if is_cast else x.dtype
 
 

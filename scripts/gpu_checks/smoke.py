@@ -63,13 +63,15 @@ def train_compiled(setting: Setting) -> Figures:
 
 @claim(
     "resume",
-    "A run that was stopped after half of its steps ends with the losses of one that was not",
-    Expect("largest difference of a loss", most=2e-2, tiny=True),
+    "A run that was stopped after half of its steps ends with the losses of one that was not, bit for bit",
+    Expect("largest difference of a loss", most=0, tiny=True),
     Expect("steps", least=2, tiny=True),
-    limit_s=70,
+    limit_s=90,
 )
 def resume(setting: Setting) -> Figures:
-    same = ["trainer.precision=32-true", "scheduler=constant", "schedule.patch=whole"]
+    # Kernels that add in another order each time differ more with every step: by 5 % on an H200.
+    same = ["trainer.deterministic=true", "trainer.precision=32-true"]
+    same += ["scheduler=constant", "schedule.patch=whole"]
     setting.train("whole", *same, "trainer.max_steps=20")
     setting.train("half", *same, "trainer.max_steps=10", tiny=["trainer.max_steps=1"])
     last = setting.folder / "half/checkpoints/last.ckpt"

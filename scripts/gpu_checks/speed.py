@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gpu_checks import traces
 from gpu_checks.claims import Expect, Figures, claim
 from gpu_checks.limits import Peaks, newton_schulz_seconds, peaks_of
 from gpu_checks.networks import (
@@ -147,13 +148,14 @@ def _matrices() -> list[tuple[int, int]]:
 )
 def muon_share(setting: Setting) -> Figures:
     device, size = setting.device, setting.pick(NVIDIA, TINY)
-    figures: dict[str, float] = {}
+    figures: dict[str, Any] = {}
     for name, optimizer in (("AdamW", ADAMW), ("Muon", partial(Muon, lr=1e-3))):
         measured = trial(size, FAST, device, optimizer)
         step = seconds(measured.step, device, rounds=setting.pick(3, 1), warm_up=3)
         wait(device)  # the last gradients stay, so that the optimizer alone can be timed
         alone = seconds(measured.optimizer.step, device, rounds=setting.pick(5, 1), warm_up=3)
         figures |= {f"{name}, seconds": alone, f"{name}, share of the step": alone / step}
+        figures[f"{name}, where"] = traces.dearest(measured.optimizer.step)
         del measured
     return figures
 

@@ -1,11 +1,14 @@
-"""What a trace of torch.profiler says of waiting for the device."""
+"""What torch.profiler says of waiting for the device, and of where it computes."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from torch.profiler import profile
 
 # `cudaEventSynchronize` is none: it waits for the step before, while the device goes on with this one.
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize")
@@ -26,6 +29,20 @@ def waits(folder: Path) -> dict[str, Any]:
     named = ", ".join(f"{name} ({number})" for name, number in around.most_common(5))
     steps_in = len({step["name"] for step in steps})
     return {"waits in a step": len(found) / max(1, steps_in), "steps in the trace": steps_in, "where": named}
+
+
+def dearest(call: Callable[[], Any]) -> str:
+    """Of a call: the seconds of all kernels, their number, and those that take longest; "" on a CPU."""
+    with profile() as traced:
+        call()
+    kernels = [event for event in traced.key_averages() if event.device_type.name == "CUDA"]
+    if not kernels:
+        return ""
+    kernels.sort(key=lambda event: event.self_device_time_total, reverse=True)
+    total = sum(event.self_device_time_total for event in kernels)
+    number = sum(event.count for event in kernels)
+    named = [f"{event.key[:60]} ({event.count}) {event.self_device_time_total:.0f}" for event in kernels[:5]]
+    return f"{total:.0f} microseconds in {number} kernels: {'; '.join(named)}"
 
 
 def _within(event: dict[str, Any], steps: list[dict[str, Any]]) -> bool:

@@ -19,6 +19,7 @@ _MIN_FACTOR = 0.25
 # Usual size of Adam's update of a weight, in units of the learning rate.
 _ADAMS_UPDATE = 0.2
 _FEWEST_ROWS = 32  # kernels with smaller sides are handled together
+_FEW_ROWS_ON_GPU = 128  # there, all up to it together, and all above
 
 
 class Muon(Optimizer):
@@ -93,8 +94,7 @@ class Muon(Optimizer):
             if kernel.grad is not None:
                 if not self.state[kernel]:
                     self.state[kernel]["momentum"] = torch.zeros_like(kernel)
-                rows = max(_FEWEST_ROWS, min(_sides(kernel)))
-                batches[isinstance(kernel, DTensor), rows].append(kernel)
+                batches[isinstance(kernel, DTensor), _rows_together(kernel)].append(kernel)
         return batches
 
     def _vectors_by_steps(self, group: dict[str, Any]) -> dict[Any, list[Tensor]]:
@@ -187,6 +187,17 @@ def _gradients(parameters: list[Tensor]) -> list[Tensor]:
 def _sides(kernel: Tensor) -> tuple[int, int]:
     """Rows and columns of a kernel as a matrix."""
     return len(kernel), kernel.shape[1:].numel()
+
+
+def _rows_together(kernel: Tensor) -> int:
+    """Equal for kernels that are orthogonalised together, padded to the largest of them.
+
+    On a GPU a launch costs more than the products of zeros.
+    """
+    rows = min(_sides(kernel))
+    if kernel.device.type != "cpu":
+        return int(rows > _FEW_ROWS_ON_GPU)
+    return max(_FEWEST_ROWS, rows)
 
 
 def length_factor(total_steps: float) -> float:

@@ -32,17 +32,18 @@ def orthogonal(matrices: Sequence[Tensor], batched: bool = False) -> list[Tensor
     dtype = torch.bfloat16 if is_fast else torch.float32
     precision = "medium" if is_fast else "highest"
     repetitions = (3, 2) if is_fast else (5,)
-    wide = [_wide(matrix, rows) for matrix in matrices]
+    wide = [matrix.mT if len(matrix) > matrix.shape[1] else matrix for matrix in matrices]
     order = list(range(len(matrices)))
     if batched:
-        groups = _by_columns(wide)
+        groups = _by_shape(wide)
         order = [index for group in groups for index in group]
         wide = [torch.stack([wide[index] for index in group]) for group in groups]
     # matrices (rows, columns), or batches of them
-    wide = [matrix.to(dtype) for matrix in wide]
+    wide = [_with_rows(matrix.to(dtype), rows) for matrix in wide]
+    product_of = torch.bmm if batched else torch.mm  # `@` is five calls for batches
     with _matmul_precision(precision):
         for pass_index, steps in enumerate(repetitions):
-            products = [matrix @ matrix.mT for matrix in wide]
+            products = [product_of(matrix, matrix.mT) for matrix in wide]
             grams = torch.cat([product.view(-1, rows, rows) for product in products]).float()
             if pass_index == 0:
                 # Frobenius norms, from the trace: singular values of matrices / norms are at most 1
@@ -52,7 +53,7 @@ def orthogonal(matrices: Sequence[Tensor], batched: bool = False) -> list[Tensor
                 factors = _factors(grams, steps)
             shares = factors.to(dtype).split([product.numel() // rows**2 for product in products])
             wide = [
-                share.view(product.shape) @ matrix
+                product_of(share.view(product.shape), matrix)
                 for share, product, matrix in zip(shares, products, wide, strict=True)
             ]
     results = list(matrices)
@@ -62,22 +63,22 @@ def orthogonal(matrices: Sequence[Tensor], batched: bool = False) -> list[Tensor
     return results
 
 
-def _by_columns(matrices: Sequence[Tensor]) -> list[list[int]]:
-    """Indices of matrices with equally many columns."""
-    groups: dict[int, list[int]] = defaultdict(list)
+def _by_shape(matrices: Sequence[Tensor]) -> list[list[int]]:
+    """Indices of matrices of one shape."""
+    groups: dict[torch.Size, list[int]] = defaultdict(list)
     for index, matrix in enumerate(matrices):
-        groups[matrix.shape[1]].append(index)
+        groups[matrix.shape].append(index)
     return list(groups.values())
 
 
-def _wide(matrix: Tensor, rows: int) -> Tensor:
-    """The matrix, transposed if it is tall, with so many rows."""
-    wide = matrix.mT if len(matrix) > matrix.shape[1] else matrix
-    return F.pad(wide, (0, 0, 0, rows - len(wide))) if len(wide) < rows else wide
+def _with_rows(wide: Tensor, rows: int) -> Tensor:
+    """Matrices (..., rows, columns) with rows of zeros after theirs."""
+    missing = rows - wide.shape[-2]
+    return F.pad(wide, (0, 0, 0, missing)) if missing else wide
 
 
 def _narrow(wide: Tensor, matrix: Tensor) -> Tensor:
-    """What `_wide` made of a matrix, in its shape."""
+    """A wide matrix, maybe with rows of zeros, in the shape of the matrix that it stands for."""
     result = wide[: min(matrix.shape)]
     return result.mT if len(matrix) > matrix.shape[1] else result
 
@@ -90,9 +91,9 @@ def _factors(grams: Tensor, repetitions: int) -> Tensor:
     factor = _polynomial(grams)
     product = factor
     for _ in range(repetitions - 1):
-        grams = factor @ grams @ factor
+        grams = torch.bmm(torch.bmm(factor, grams), factor)
         factor = _polynomial(grams)
-        product = factor @ product
+        product = torch.bmm(factor, product)
     return product
 
 

@@ -192,12 +192,12 @@ def _sides(kernel: Tensor) -> tuple[int, int]:
 def _rows_together(kernel: Tensor) -> int:
     """Equal for kernels that are orthogonalised together, padded to the largest of them.
 
-    On a GPU a launch costs more than the products of zeros.
+    On a GPU a launch costs more than the products of zeros. Sharded kernels, gathered here, stay fewer.
     """
     rows = min(_sides(kernel))
-    if kernel.device.type != "cpu":
-        return int(rows > _FEW_ROWS_ON_GPU)
-    return max(_FEWEST_ROWS, rows)
+    if kernel.device.type == "cpu" or isinstance(kernel, DTensor):
+        return max(_FEWEST_ROWS, rows)
+    return int(rows > _FEW_ROWS_ON_GPU)
 
 
 def length_factor(total_steps: float) -> float:

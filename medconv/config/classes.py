@@ -42,13 +42,16 @@ def check_importable(key: str, target: str) -> None:
 
 def _reason(error: Exception, target: str) -> str:
     cause = error.__cause__ or error
-    package = target.partition(".")[0]
-    if isinstance(cause, ModuleNotFoundError) and cause.name == package:
+    missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+    if missing and f"{target}.".startswith(f"{missing}."):
+        parent, _, name = missing.rpartition(".")
+        if parent:
+            return f"{parent} has no {name}"
         return (
-            f"there is no module {package} among installed packages, in PYTHONPATH, in {Path.cwd()}, or in "
+            f"there is no module {name} among installed packages, in PYTHONPATH, in {Path.cwd()}, or in "
             "or beside the folder of --config-dir"
         )
-    return first_line(error)
+    return f"{type(cause).__name__}: {first_line(cause)}"
 
 
 def class_of(target: str) -> Any:

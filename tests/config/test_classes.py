@@ -1,5 +1,6 @@
 """medconv/config/classes.py: classes that a `_target_` names."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,27 @@ def test_a_module_that_nobody_has_is_named_once(capsys: pytest.CaptureFixture[st
     text = str(raised.value)
     assert text.startswith("model._target_=no_such_module.Net: cannot be imported (there is no module ")
     assert text.count("no_such_module") == 2 and "PYTHONPATH" in text and "--config-dir" in text
-    with pytest.raises(ConfigError, match=r"^model\._target_=torch\.nn\.Nothing: cannot be imported \("):
+    with pytest.raises(
+        ConfigError, match=r"^model\._target_=torch\.nn\.Nothing: .* \(torch\.nn has no Nothing\)$"
+    ):
         check_importable("model._target_", "torch.nn.Nothing")
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import no_such_module", r"\(ModuleNotFoundError: No module named 'no_such_module'\)$"),
+        ("raise RuntimeError('no licence')", r"\(RuntimeError: no licence\)$"),
+    ],
+)
+def test_what_a_users_module_raises_is_told(
+    source: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "users_module.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=expected):
+        check_importable("model._target_", "users_module.Net")
 
 
 def optimizer(params: Any, lr: float, *, momentum: float = 0) -> None: ...

@@ -33,7 +33,9 @@ that failed begin again, so mend them, or name others. The limits of time of a g
 more than nine minutes: they end a part that hangs; most take a fraction of them.
 
 Each part runs in a process of its own, with a limit of time. The file is written after each; it
-belongs into `docs/results/`. `--part` takes groups (below) and parts, `--missing` leaves out what
+belongs into `docs/results/`. Groups that are right or wrong (smoke, correctness) can run at once,
+each with its own `--json` file, with `OMP_NUM_THREADS=2` where five share 16 cores; those that time
+something run alone. `--part` takes groups (below) and parts, `--missing` leaves out what
 the file answers already, `--device cpu --tiny` runs all in a small form anywhere. A failure prints
 command, versions, traceback, tensors and the end of the log. "Limit" is what an H100's data sheet
 allows, at the measured size: bytes over 3.35 TB/s, operations over 989 TFLOP/s in bf16, samples

@@ -88,7 +88,7 @@ class Muon(Optimizer):
         return loss
 
     def _kernels_by_size(self, group: dict[str, Any]) -> dict[Any, list[Tensor]]:
-        """Kernels with a gradient, those with about equal smaller sides together; sharded ones apart."""
+        """Kernels with a gradient, those that are orthogonalised together in one list; sharded ones apart."""
         batches: dict[Any, list[Tensor]] = defaultdict(list)
         for kernel in group["params"]:
             if kernel.grad is not None:
@@ -111,7 +111,7 @@ class Muon(Optimizer):
         return batches
 
     def _update_kernels(self, kernels: list[Tensor], group: dict[str, Any]) -> None:
-        """Args: kernels: with about equal smaller sides, whose Gram matrices are multiplied together."""
+        """Args: kernels: whose Gram matrices are multiplied together."""
         momenta = [self.state[kernel]["momentum"] for kernel in kernels]
         gradients = _gradients(kernels)
         found_inf: Tensor | None = getattr(self, "found_inf", None)

@@ -21,9 +21,9 @@ def orthogonal(matrices: Sequence[Tensor], batched: bool = False) -> list[Tensor
     Newton-Schulz steps are taken on the small Gram matrices X X', of all X together, and X is multiplied by
     their product. In bf16, where the hardware is fast at it, there are new Gram matrices after three steps,
     before their rounding errors become negative eigenvalues, which grow. A matrix with a smaller side than
-    others gets rows of zeros, which change nothing.
+    others gets rows of zeros, which change nothing, but take time on a CPU.
 
-    Shape: (rows, columns) each, with about the same smaller side -> the same.
+    Shape: (rows, columns) each -> the same.
     Args: batched: multiply matrices of one shape at once: fewer launches on a GPU, slower on a CPU.
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
     """

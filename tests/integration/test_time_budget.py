@@ -40,11 +40,11 @@ def test_a_time_budget_is_not_waited_for_by_a_few_slow_steps(dataset: Path, tmp_
 
 
 def test_a_slow_first_step_and_case_say_nothing_about_the_others(dataset: Path, tmp_path: Path) -> None:
-    """They compile the network."""
-    settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:10", "data.samples_per_epoch=1000000"]
+    """They compile the network. Their time counts, as that of the cases before training does."""
+    settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:15", "data.samples_per_epoch=1000000"]
     summary = tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.125, 0.125, more=5.0))
     rates = learning_rates(tmp_path / "run")
-    assert summary["steps"] == 37  # and three cases in 5 seconds
+    assert summary["steps"] == 35  # in 4.375 + 5 seconds; two cases take 5.25 before, three 0.375 after
     assert rates[10] > 0.8 * max(rates) and rates[-1] < 0.05 * max(rates)
 
 
@@ -109,7 +109,7 @@ def test_validations_but_the_last_are_put_off_where_they_would_take_too_long(
 def test_a_validation_that_would_take_most_of_the_time_takes_the_first_cases(
     dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Three cases take 15 of 30 seconds; two take 10. A resumed run has the same two."""
+    """Three cases take 15 of 30 seconds; two take 10. A resumed run with more time has the same two."""
     timed = ["trainer.max_time=00:00:00:30", "data.samples_per_epoch=1000000", clock.ticks(0.1, 5.0)]
     first = tiny.train(dataset, tmp_path / "run", *timed, "trainer.max_steps=10")
     expected = (
@@ -117,9 +117,11 @@ def test_a_validation_that_would_take_most_of_the_time_takes_the_first_cases(
     )
     assert expected in caplog.text
     last = f"run.resume={tmp_path / 'run/checkpoints/last.ckpt'}"
-    summary = tiny.train(dataset, tmp_path / "resumed", *timed, "trainer.max_steps=-1", last)
+    longer = ["trainer.max_time=00:00:00:45", "trainer.max_steps=-1", last]
+    summary = tiny.train(dataset, tmp_path / "resumed", *timed, *longer)
     assert len(summary["val/cases"]) == 2 and set(summary["val/cases"]) == set(first["val/cases"])
-    assert summary["steps"] == pytest.approx((30 - 2 * 10) / 0.1, abs=15)
+    # Two cases before training, after the first steps, and at the end
+    assert summary["steps"] == pytest.approx((45 - 3 * 10) / 0.1, abs=15)
     caplog.clear()
     all_cases = ["trainer.max_steps=10", "trainer.limit_val_batches=1.0"]
     assert len(tiny.train(dataset, tmp_path / "all", *timed, *all_cases)["val/cases"]) == 3

@@ -18,20 +18,20 @@ log = logging.getLogger(__name__)
 
 
 class TimeBudget(Callback):
-    """Ends training, last validation included, after a given time, and fits the learning rate schedule to it.
+    """Ends training, all validations included, after a given time, and fits the learning rate schedule to it.
 
     Rank 0 estimates from the steps and validations so far how many steps fit, and repeats this while the
     run trains. It tells the other ranks, so that all stop at the same step. The checkpoint holds the
     estimate and the time spent. `ValidationBudget` keeps validations short.
 
     Args:
-        seconds: from the start of training.
+        seconds: of training, and of the cases that are validated before it.
         size: of the run's plan; a warning says if too few steps fit for it. None: no plan.
         validates_all: every validation takes all batches, however long.
         clock: seconds that never run backwards.
     Attributes:
         total_steps: how many steps fit; None: not yet estimated.
-        spent: seconds that earlier starts of the run have trained.
+        spent: seconds that earlier starts of the run have trained, and of the validation before training.
     Raises:
         ValueError: `seconds` is not positive.
     """
@@ -120,7 +120,7 @@ class TimeBudget(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
-            self._validations.end_trial(trainer)
+            self.spent += self._validations.end_trial(trainer)
             return
         self._step_began_at += self._validations.end(trainer.global_step)
         self._stop_at_the_end(trainer)

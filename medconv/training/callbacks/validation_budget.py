@@ -71,8 +71,8 @@ class ValidationBudget:
     def end_batch(self) -> None:
         self._batch_times.append(self._clock())
 
-    def end_trial(self, trainer: Trainer) -> None:
-        """After the batches that are validated before training."""
+    def end_trial(self, trainer: Trainer) -> float:
+        """After the batches that are validated before training: their seconds, as far as they count."""
         batches = [end - begin for begin, end in pairwise(self._batch_times)]
         # The first one starts workers and may compile, so it says little about the others
         representative = batches[1:] or batches or [0.0]
@@ -80,6 +80,8 @@ class ValidationBudget:
         self._choose_num_batches(trainer, batch_seconds)
         self.limit_batches(trainer)
         self.seconds_each = batch_seconds * sum(trainer.num_val_batches)
+        # A run that has hardly time for it must train nevertheless
+        return min(self._clock() - self._batch_times[0], self._MAX_SHARE_OF_LAST * self._run_seconds)
 
     def end(self, step: int) -> float:
         """The seconds that the validation after this step took."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from helpers import clock
 
+from medconv.training.callbacks.time_budget import TimeBudget
 from medconv.training.callbacks.validation_budget import ValidationBudget, steps_between_validations
 
 
@@ -161,6 +162,29 @@ def test_a_trial_of_few_batches_says_what_it_can(batch_seconds: Sequence[float],
     budget = budget_with(None)
     assert trial(budget, 30, batch_seconds).limit_val_batches == 1.0
     assert budget.seconds_each == seconds_each
+
+
+@pytest.mark.parametrize(("batch_seconds", "counted"), [((60.0, 10.0), 70.0), ((60.0, 500.0), 400.0)])
+def test_the_cases_before_training_count_up_to_what_the_last_validation_may_take(
+    batch_seconds: Sequence[float], counted: float
+) -> None:
+    budget = TimeBudget(1000.0, clock=clock.CLOCK)
+    trainer: Any = SimpleNamespace(
+        sanity_checking=True,
+        num_val_batches=[2],
+        limit_val_batches=1.0,
+        strategy=SimpleNamespace(broadcast=lambda value: value),
+        fit_loop=SimpleNamespace(
+            epoch_loop=SimpleNamespace(val_loop=SimpleNamespace(_max_batches=[2])),
+        ),
+    )
+    module: Any = None
+    budget.on_validation_start(trainer, module)
+    for seconds in batch_seconds:
+        clock.CLOCK.advance(seconds)
+        budget.on_validation_batch_end()
+    budget.on_validation_end(trainer, module)
+    assert budget.spent == counted and budget.state_dict()["spent"] == counted
 
 
 def test_one_batch_is_validated_in_any_case() -> None:

@@ -35,7 +35,7 @@ def compose(*overrides: str) -> Any:
         ("trainer.detect_anomaly=maybe", "trainer.detect_anomaly must be true or false, got maybe"),
         ("trainer.overfit_batches=few", "trainer.overfit_batches"),
         ("trainer.plugins=[{_target_:torch.nn.Plugin}]", "trainer.plugins[0]._target_=torch.nn.Plugin"),
-        ("loss._target_=torch.nn.CrossEntropyLos", "CrossEntropyLos': ModuleNotFoundError"),
+        ("loss._target_=torch.nn.CrossEntropyLos", "(torch.nn has no CrossEntropyLos)"),
         ("+trainer.logger=false", "trainer.logger cannot be set: choose loggers by logger=NAME"),
         ("+trainer.default_root_dir=x", "trainer.default_root_dir cannot be set: run.dir"),
     ],

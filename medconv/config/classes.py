@@ -13,7 +13,7 @@ from typing import Any
 from hydra.utils import get_object
 
 from medconv.config.values import ConfigError
-from medconv.utils.errors import first_line
+from medconv.utils.errors import with_class
 
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -51,7 +51,7 @@ def _reason(error: Exception, target: str) -> str:
             f"there is no module {name} among installed packages, in PYTHONPATH, in {Path.cwd()}, or in "
             "or beside the folder of --config-dir"
         )
-    return f"{type(cause).__name__}: {first_line(cause)}"
+    return with_class(cause)
 
 
 def class_of(target: str) -> Any:

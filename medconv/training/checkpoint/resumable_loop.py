@@ -137,7 +137,7 @@ class ResumableEpochLoop(_TrainingEpochLoop):
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         super().on_load_checkpoint(state_dict)
         self._owed = state_dict.get("owed", False)
-        # Cases are validated before training, as a check and to take their time, only where a run begins
+        # Only a new run validates cases before training, as a check and to time them
         self.trainer.num_sanity_val_steps = 0
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:

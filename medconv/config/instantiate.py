@@ -1,6 +1,8 @@
 """Objects from config nodes with a `_target_`; errors name the key."""
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from functools import partial
 from inspect import Parameter
 from typing import Any
 
@@ -13,21 +15,32 @@ from medconv.config.value_types import as_text, fits, in_words, is_plain
 from medconv.config.values import ConfigError, texts
 from medconv.utils.errors import ArgumentError, first_line
 
+_HYDRAS_KEYS = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")
+
 
 def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
-    """The object that a node's `_target_` and arguments describe.
+    """The object that a node's `_target_` and arguments describe, as Hydra's `instantiate` reads them.
 
+    Hydra gets the target alone: in its hands an argument such as a class name of the data, `${oc.env:HOME}`,
+    would be an interpolation.
     Args:
         key: of the node, for messages.
-        kwargs: passed to the class unchanged; Hydra does not search them for nodes.
+        kwargs: passed to the class unchanged; they are not searched for nodes.
     Raises: ConfigError: names the key, the class and its error.
     """
     target = node.get("_target_")
+    is_recursive = node.get("_recursive_", True)
+    arguments = {
+        name: _argument(value, f"{key}.{name}") if is_recursive else deepcopy(value)
+        for name, value in node.items()
+        if name not in _HYDRAS_KEYS
+    }
+    positional = _argument(list(node.get("_args_", ())), f"{key}._args_")
     try:
-        make = instantiate({**node, "_partial_": True}, _convert_="all")
+        make = instantiate({"_target_": target, "_partial_": True})
         if node.get("_partial_") and not kwargs:
-            return make
-        return make(**kwargs)
+            return partial(make, *positional, **arguments)
+        return make(*positional, **{**arguments, **kwargs})
     except InstantiationException as error:
         raise ConfigError(
             f"{key}: {target} cannot be built: {first_line(error.__cause__ or error)}"
@@ -41,6 +54,17 @@ def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
         raise ConfigError(f"{key}: {text}") from error
     except TypeError as error:
         raise ConfigError(f"{key}: {target} cannot be built: {first_line(error)}") from error
+
+
+def _argument(value: Any, key: str) -> Any:
+    """A copy of an argument in which every node is the object that it describes."""
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            return build(value, key)
+        return {name: _argument(child, f"{key}.{name}") for name, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_argument(child, f"{key}[{index}]") for index, child in enumerate(value)]
+    return value
 
 
 def _with_key(error: ArgumentError, node: Mapping[str, Any], key: str) -> str:

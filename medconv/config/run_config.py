@@ -1,20 +1,23 @@
 """From a composed config to a `RunConfig`: checked, then with every value filled in; and back from a file."""
 
+import re
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any
 
-from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf import MISSING, Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from medconv.config.classes import check_importable
 from medconv.config.data_config import DataConfig
-from medconv.config.instantiate import check_no_interpolation, check_types, iter_targets
+from medconv.config.instantiate import check_types, iter_targets
 from medconv.config.keys import Key, Node, declared_keys
 from medconv.config.schema import GROUPS_WITH_CLASS, Derived, RunConfig
 from medconv.config.trainer_config import TrainerConfig, trainer_schema
 from medconv.config.unknown_keys import check_names
 from medconv.config.values import ConfigError
+
+_PLACEHOLDER = "\ue000{}\ue001"  # characters without a meaning: Unicode leaves them to private use
 
 
 def validate(composed: DictConfig) -> RunConfig:
@@ -50,26 +53,62 @@ def data_of(composed: DictConfig) -> DataConfig:
 def resolve(config: RunConfig, derived: Derived) -> RunConfig:
     """The same config with `derived` filled in, and every interpolation replaced.
 
+    Texts of `derived`, such as class names, come from data files: an interpolation in them stays a text.
     Raises: omegaconf.errors.OmegaConfBaseException: an interpolation of a key that does not exist.
     """
-    return OmegaConf.to_object(_typed({**config.plain(), "derived": asdict(derived)}))  # type: ignore[return-value]
+    texts = _Texts()
+    known = {name: value for name, value in asdict(derived).items() if value != MISSING}
+    values = {**config.plain(), "derived": texts.hidden(known)}
+    return texts.shown(OmegaConf.to_object(_typed(values)))  # type: ignore[no-any-return]
 
 
 def from_plain(values: Node) -> RunConfig:
     """The resolved config of a checkpoint, which may be malicious; inverse of `RunConfig.plain`.
 
-    Keys of `trainer` that only another version of Lightning has are left out.
+    Its texts stay as they are, even interpolations. Keys of `trainer` that only another version of Lightning
+    has are left out.
     Raises:
-        ConfigError: an interpolation.
         OmegaConfBaseException: a missing key or a wrong type.
         LookupError, TypeError, AttributeError: it is no config.
     """
-    check_no_interpolation(values, "config")
     declared = {entry.name for entry in fields(TrainerConfig)}
     trainer = {key: value for key, value in values["trainer"].items() if key in declared}
-    of_this_version: Any = {**values, "trainer": trainer}
+    texts = _Texts()
+    of_this_version = texts.hidden({**values, "trainer": trainer})
     typed = OmegaConf.merge(_unlocked(RunConfig()), of_this_version)
-    return OmegaConf.to_object(typed)  # type: ignore[return-value]
+    return texts.shown(OmegaConf.to_object(typed))  # type: ignore[no-any-return]
+
+
+class _Texts:
+    """Texts that OmegaConf would read as interpolations or as missing, kept apart from it."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def hidden(self, value: Any) -> Any:
+        """A copy of nested plain values with a placeholder for each of these texts."""
+        if isinstance(value, dict):
+            return {name: self.hidden(child) for name, child in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.hidden(child) for child in value]
+        if not isinstance(value, str) or not re.search(rf"\$|^\?\?\?$|{_PLACEHOLDER[0]}", value):
+            return value
+        self._texts.append(value)
+        return _PLACEHOLDER.format(len(self._texts) - 1)
+
+    def shown(self, value: Any) -> Any:
+        """A copy with the texts in place of their placeholders, also of those inside longer texts."""
+        if isinstance(value, dict):
+            return {name: self.shown(child) for name, child in value.items()}
+        if isinstance(value, list):
+            return [self.shown(child) for child in value]
+        if is_dataclass(value) and not isinstance(value, type):
+            changes = {entry.name: self.shown(getattr(value, entry.name)) for entry in fields(value)}
+            return replace(value, **changes)
+        if isinstance(value, str):
+            pattern = _PLACEHOLDER.format(r"(\d+)")
+            return re.sub(pattern, lambda match: self._texts[int(match[1])], value)
+        return value
 
 
 def _without_ckpt_path(composed: DictConfig) -> Node:

@@ -7,11 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from medconv.config import flatten
+from medconv.config.yaml_text import from_yaml
 from medconv.data.datasets.common import read_json
 from medconv.metrics.dice import ClassScores
 from medconv.training import data_identity
@@ -149,8 +148,8 @@ def fold_order(number: str) -> tuple[int, str]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config: Any = OmegaConf.to_container(OmegaConf.create(config_text(path)))
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException, RecursionError) as error:
+        config: Any = from_yaml(config_text(path))
+    except (OSError, ValueError, YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: not a readable config ({reason})") from error
     return config if isinstance(config, dict) else {}  # a list: not the config of a run

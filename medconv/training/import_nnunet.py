@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from torch import nn
 
 from medconv import config as configs
 from medconv.config import Node, RunConfig
+from medconv.config.yaml_text import to_yaml
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.store import Store
 from medconv.models.build import build_network
@@ -73,7 +73,7 @@ def _import_fold(folder: Path, output: Path, fold: str, checkpoint: str) -> Path
     state = {f"network.{name}": value for name, value in network.state_dict().items()}
     with replacing(run.best) as partial:
         torch.save({"state_dict": state, "medconv": record_of(config, prepared)}, partial)
-    write_text(output / "config.yaml", _yaml(config.plain()))
+    write_text(output / "config.yaml", to_yaml(config.plain()))
     _write_experiment(output / "experiment", model, settings, pretrained=run.best)
     run.write_summary(status="done", targets=prepared.targets.plain())
     log.info(
@@ -103,7 +103,7 @@ def _write_experiment(folder: Path, model: NnUNetModel, settings: Node, pretrain
     folder.mkdir()
     defaults = ["nnunet", {"override /data": "nnunet"}, {"override /model": _option(model)}, "_self_"]
     content = {"defaults": defaults, **settings, "init": {"pretrained": str(pretrained.resolve())}}
-    write_text(folder / "finetune.yaml", f"# @package _global_\n{_yaml(content)}")
+    write_text(folder / "finetune.yaml", f"# @package _global_\n{to_yaml(content)}")
 
 
 def _option(model: NnUNetModel) -> str:
@@ -169,7 +169,3 @@ def _plan(model: NnUNetModel) -> Plan:
         memory_gb=Budget().memory_gb,
         size=Budget().size,
     )
-
-
-def _yaml(values: Node) -> str:
-    return OmegaConf.to_yaml(OmegaConf.create(values))

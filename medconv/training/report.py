@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
-from omegaconf import OmegaConf
 from torch import nn
 
 from medconv import config as configs
 from medconv.config import PerfConfig, RunConfig, TrainerConfig
+from medconv.config.yaml_text import to_yaml
 from medconv.models.layers.depthwise import has_depthwise
 from medconv.models.layers.fast_norm_swap import SWAPPED
 from medconv.planning.planner import Plan
@@ -138,7 +138,7 @@ def start_texts(trainer: L.Trainer, config: RunConfig, plan: Plan) -> None:
     """The config, and the plan with its reasons, in TensorBoard's TEXT page."""
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoard):
-            logger.log_text("config", OmegaConf.to_yaml(config.plain()))
+            logger.log_text("config", to_yaml(config.plain()))
             if plan.rows:
                 logger.log_text("plan", table(plan.rows))
 

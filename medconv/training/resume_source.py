@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from yaml import AliasEvent, SafeLoader, YAMLError, parse
 
 from medconv.config import ConfigError
+from medconv.config.yaml_text import from_yaml
 from medconv.training.checkpoint import BEST, LAST, PREVIOUS
 from medconv.utils import checkpoint_io
 
@@ -95,8 +94,8 @@ def read_config(path: Path, last: Path) -> dict[str, Any]:
     if path.is_file():
         problem = "empty, or not a config"
         try:
-            content = OmegaConf.to_container(OmegaConf.create(config_text(path)))
-        except (OSError, ValueError, YAMLError, OmegaConfBaseException, RecursionError) as error:
+            content = from_yaml(config_text(path))
+        except (OSError, ValueError, YAMLError, RecursionError) as error:
             problem = f"damaged ({' '.join(str(error).split())})"
     if not isinstance(content, dict) or not isinstance(content.get("derived"), dict):
         raise ConfigError(

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from medconv.config import ConfigError, Node, RunConfig
+from medconv.config.yaml_text import to_yaml
 from medconv.training import data_identity, run_metadata, summary
 from medconv.training.checkpoint import BEST, LAST, PREVIOUS, log_rewind
 from medconv.training.config_identity import config_differences
@@ -132,7 +131,7 @@ class RunDir:
         if _stamp(self.last) != self._last_stamp:
             self._source = None  # another process has trained here in the meantime
         self._remove_what_is_not_continued()
-        write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config.plain())))
+        write_text(self.path / "config.yaml", to_yaml(config.plain()))
         if data is not None:
             data_identity.write(self.path, data)
         log_into(self.path / "train.log")

@@ -12,7 +12,7 @@ from medconv.training import data_identity
     ("content", "expected"),
     [
         (b"\xff\xfe", "not a readable config"),
-        (b"data: ${", "not a readable config"),
+        (b"data: {", "not a readable config"),
         (
             b"data: {fold: 0, splits_file: null, num_folds: null}",
             "data.num_folds must be a number of folds, got None",

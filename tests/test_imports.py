@@ -92,27 +92,6 @@ def test_a_room_says_what_lives_there(name: str) -> None:
     assert text.split("\n\n")[0].endswith("."), f"medconv/{name}/__init__.py does not say what lives there"
 
 
-TESTS = Path(__file__).parent
-NOT_MIRRORED = {"helpers", "integration", "reference"}  # whole runs, and what tests share
-
-
-def test_every_module_has_a_test_file_of_its_name() -> None:
-    modules = [path.relative_to(PACKAGE) for path in FILES if not path.name.startswith("__")]
-    missing = [str(path) for path in modules if not (TESTS / path.with_name(f"test_{path.name}")).is_file()]
-    assert not missing, f"tests/ has no test_*.py for medconv's {', '.join(missing)}"
-
-
-def test_every_test_file_in_a_room_is_named_after_a_module() -> None:
-    """Those of tests/benchmarks and tests/gpu_checks after a module or package of scripts/."""
-    orphans = []
-    for test in (path.relative_to(TESTS) for path in sorted(TESTS.rglob("*/test_*.py"))):
-        home = TESTS.parent / "scripts" if test.parts[0] in ("benchmarks", "gpu_checks") else PACKAGE
-        module = home / test.with_name(test.name.removeprefix("test_"))
-        if test.parts[0] not in NOT_MIRRORED and not module.is_file() and not module.with_suffix("").is_dir():
-            orphans.append(str(test))
-    assert not orphans, f"tests/ has files without a module of their name: {', '.join(orphans)}"
-
-
 def test_the_package_imports_nothing_until_a_public_name_is_used() -> None:
     code = """
 import sys

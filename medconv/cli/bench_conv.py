@@ -40,10 +40,7 @@ def parser() -> Parser:
     command.allow_abbrev = False
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     required = command.add_argument_group("required")
-    required.add_argument(
-        "conv",
-        help="an option such as transform, or your class, such as mine.MyConv",
-    )
+    required.add_argument("conv", help="an option such as transform, or your class, such as mine.MyConv")
     sizes = command.add_argument_group("sizes")
     sizes.add_argument("--inputs", type=int, default=1, metavar="N", help="channels of the image (1)")
     sizes.add_argument("--outputs", type=int, default=2, metavar="N", help="classes (2)")

@@ -45,10 +45,7 @@ def _add_input_and_output(group: Group) -> None:
         help="JSON file; CSV and HTML are written beside it",
     )
     group.add_argument(
-        "--compare",
-        type=Path,
-        metavar="PREDICTIONS",
-        help="other predictions, to compare by a paired test",
+        "--compare", type=Path, metavar="PREDICTIONS", help="other predictions, to compare by a paired test"
     )
     group.add_argument(
         "--images",
@@ -123,12 +120,8 @@ def _add_image_level(group: Group) -> None:
         help="columns of --labels; default `label`, or the predicted names",
     )
     group.add_argument(
-        "--split",
-        choices=("train", "val", "test"),
-        help="use only rows of --labels in this split",
+        "--split", choices=("train", "val", "test"), help="use only rows of --labels in this split"
     )
     group.add_argument(
-        "--split-column",
-        metavar="NAME",
-        help="column of --labels that names the split; default `split`",
+        "--split-column", metavar="NAME", help="column of --labels that names the split; default `split`"
     )

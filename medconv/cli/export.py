@@ -25,11 +25,7 @@ def parser() -> Parser:
 
 def _add_input_and_output(group: Group) -> None:
     group.add_argument(
-        "--checkpoint",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="a run's checkpoints/best.ckpt",
+        "--checkpoint", type=Path, required=True, metavar="FILE", help="a run's checkpoints/best.ckpt"
     )
     group.add_argument("--format", required=True, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
     group.add_argument(
@@ -40,11 +36,7 @@ def _add_input_and_output(group: Group) -> None:
         help="file to write; for bundle, nnunet and safetensors, a new folder (nnunet: DatasetNNN_NAME)",
     )
     group.add_argument(
-        "--opset",
-        type=int,
-        default=OPSET,
-        metavar="N",
-        help="ONNX operator set; default %(default)s",
+        "--opset", type=int, default=OPSET, metavar="N", help="ONNX operator set; default %(default)s"
     )
 
 

@@ -17,10 +17,7 @@ def run_command(options: argparse.Namespace) -> int:
     if options.format not in FORMATS:
         raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {options.format}")
     choices = ExportOptions(
-        format=options.format,
-        opset=options.opset,
-        case=options.case,
-        tolerance=options.tolerance,
+        format=options.format, opset=options.opset, case=options.case, tolerance=options.tolerance
     )
     export(options.checkpoint, options.output, choices, options.trust_package)
     if options.case is None:

@@ -15,16 +15,10 @@ def parser() -> Parser:
     )
     inputs = command.add_argument_group("input")
     inputs.add_argument(
-        "--runs",
-        type=Path,
-        required=True,
-        metavar="FOLDER",
-        help="folder of a cross-validation",
+        "--runs", type=Path, required=True, metavar="FOLDER", help="folder of a cross-validation"
     )
     inputs.add_argument(
-        "--select",
-        metavar="OVERRIDES",
-        help="which cross-validation to use, if the folder holds several",
+        "--select", metavar="OVERRIDES", help="which cross-validation to use, if the folder holds several"
     )
     general = command.general()
     add_device(general)

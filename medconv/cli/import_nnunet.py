@@ -14,20 +14,12 @@ def parser() -> Parser:
     )
     group = command.add_argument_group("input and output")
     group.add_argument(
-        "folder",
-        type=Path,
-        metavar="FOLDER",
-        help="folder with plans.json, dataset.json and fold_N/",
+        "folder", type=Path, metavar="FOLDER", help="folder with plans.json, dataset.json and fold_N/"
     )
     group.add_argument(
         "--output", type=Path, required=True, metavar="FOLDER", help="parent of the run folders"
     )
-    group.add_argument(
-        "--folds",
-        nargs="+",
-        metavar="N",
-        help="such as 0 1, or all; default: all that exist",
-    )
+    group.add_argument("--folds", nargs="+", metavar="N", help="such as 0 1, or all; default: all that exist")
     group.add_argument(
         "--checkpoint",
         default="checkpoint_final.pth",

@@ -34,12 +34,7 @@ class Parser(argparse.ArgumentParser):
         self.example = f"{self.prog} {example}"
 
     def format_help(self) -> str:
-        lines = textwrap.wrap(
-            self.example,
-            _EXAMPLE_WIDTH,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        lines = textwrap.wrap(self.example, _EXAMPLE_WIDTH, break_long_words=False, break_on_hyphens=False)
         example = " \\\n      ".join(lines)
         return f"example:\n  {example}\n\n{super().format_help()}"
 

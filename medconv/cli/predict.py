@@ -66,9 +66,7 @@ def _add_input_and_output(group: Group) -> None:
         help="folder for the label maps, or for predictions.csv",
     )
     group.add_argument(
-        "--save-probabilities",
-        action="store_true",
-        help="also write OUTPUT/probabilities/CASE.nii.gz, 4D",
+        "--save-probabilities", action="store_true", help="also write OUTPUT/probabilities/CASE.nii.gz, 4D"
     )
     group.add_argument(
         "--source-spacing-mm",
@@ -118,8 +116,5 @@ def _add_inference(group: Group) -> None:
     )
     group.add_argument("--overlap", type=float, help="overlap of windows, from 0 to below 1")
     group.add_argument(
-        "--sw-batch-size",
-        type=int,
-        metavar="N",
-        help="windows, or whole images, in one forward pass",
+        "--sw-batch-size", type=int, metavar="N", help="windows, or whole images, in one forward pass"
     )

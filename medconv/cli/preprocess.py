@@ -43,9 +43,7 @@ def parser() -> Parser:
         help="show cases and errors, but prepare nothing; only new and changed files are read again",
     )
     actions.add_argument(
-        "--verify",
-        action="store_true",
-        help="compare preprocessed files with their checksums",
+        "--verify", action="store_true", help="compare preprocessed files with their checksums"
     )
     command.general()
     return command

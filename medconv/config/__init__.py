@@ -6,15 +6,7 @@ from medconv.config.data_config import DataConfig
 from medconv.config.instantiate import build, errors_with_key, iter_targets
 from medconv.config.keys import Node
 from medconv.config.run_config import data_of, from_plain, resolve, validate
-from medconv.config.schema import (
-    Derived,
-    InitConfig,
-    PerfConfig,
-    PlanConfig,
-    RunConfig,
-    TaskConfig,
-    conf_dir,
-)
+from medconv.config.schema import Derived, InitConfig, PerfConfig, PlanConfig, RunConfig, TaskConfig, conf_dir
 from medconv.config.trainer_config import TrainerConfig
 from medconv.config.values import (
     ConfigError,

@@ -18,10 +18,7 @@ from medconv.config.trainer_config import set_elsewhere
 from medconv.config.unknown_keys import nearest, takes_new_keys
 from medconv.config.values import ConfigError, dotted_keys
 
-_CHOICES_OF_HYDRA = {
-    "hydra/launcher": ("basic", "slurm"),
-    "hydra/sweeper": ("basic", "optuna"),
-}
+_CHOICES_OF_HYDRA = {"hydra/launcher": ("basic", "slurm"), "hydra/sweeper": ("basic", "optuna")}
 _FOLDERS_OF_HYDRA = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")
 
 

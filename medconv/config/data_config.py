@@ -23,15 +23,9 @@ class DataConfig:
     class_names: list[str] | None = key(None, "names of the classes, the background first")
     modality: str = key("MRI", "CT has a normalisation of its own")
     # which cases train and which validate
-    fold: Any = key(
-        0,
-        "0 ... num_folds - 1, or `all` to train on every case",
-        accepts=int | str,
-    )
+    fold: Any = key(0, "0 ... num_folds - 1, or `all` to train on every case", accepts=int | str)
     num_folds: int = key(
-        5,
-        "number of cross-validation folds: sorted ids, shuffled with seed 12345, as nnU-Net's",
-        ge=2,
+        5, "number of cross-validation folds: sorted ids, shuffled with seed 12345, as nnU-Net's", ge=2
     )
     group_pattern: str | None = key(
         None,
@@ -41,10 +35,7 @@ class DataConfig:
     # preprocessing; what is null follows from the plan of the data
     cache_dir: str = key(MISSING, "folder of prepared cases")
     spacing_mm: list[float] | None = key(
-        None,
-        "grid to resample to, right-anterior-superior; null plans it",
-        gt=0,
-        lt=inf,
+        None, "grid to resample to, right-anterior-superior; null plans it", gt=0, lt=inf
     )
     source_spacing_mm: Any = key(
         None,
@@ -71,14 +62,10 @@ class DataConfig:
         choices=("nnunet", "nnunet_ras"),
     )
     spatial_dims: int | None = key(
-        None,
-        "of the network: 2 trains on slices of volumes; null: as the data",
-        choices=(2, 3),
+        None, "of the network: 2 trains on slices of volumes; null: as the data", choices=(2, 3)
     )
     slice_axis: int | None = key(
-        None,
-        "axis across the slices of a 2D network; null: the coarsest axis",
-        choices=(0, 1, 2),
+        None, "axis across the slices of a 2D network; null: the coarsest axis", choices=(0, 1, 2)
     )
     # what labels mean
     flip_label_pairs: Any = key(
@@ -87,12 +74,10 @@ class DataConfig:
         accepts=list[Any] | None,
     )
     regions: Node | None = key(
-        None,
-        "overlapping regions of classes, a sigmoid each, such as {whole: [edema, core], core: [core]}",
+        None, "overlapping regions of classes, a sigmoid each, such as {whole: [edema, core], core: [core]}"
     )
     regions_order: list[int] | None = key(
-        None,
-        "label value that each region writes into a prediction; later ones overwrite earlier ones",
+        None, "label value that each region writes into a prediction; later ones overwrite earlier ones"
     )
     ignore_label: Any = key(
         None,
@@ -137,17 +122,13 @@ class DataConfig:
     # tables (data=csv) and image-level targets
     path_column: str = key("path", "data=csv: column with the image file")
     label_columns: Any = key(
-        None,
-        "data=csv: column with the label, or a list of columns",
-        accepts=str | list[str] | None,
+        None, "data=csv: column with the label, or a list of columns", accepts=str | list[str] | None
     )
     split_column: str | None = key(None, "data=csv: column with train, val or test")
     group_column: str | None = key(None, "data=csv: column with the patient")
     target_type: str | None = key(None, "data=csv: kind of targets; null: by the columns")
     resize: list[int] | None = key(
-        None,
-        "for image-level targets: size in voxels that each image is scaled to",
-        ge=1,
+        None, "for image-level targets: size in voxels that each image is scaled to", ge=1
     )
     # sampling and loading
     balanced_sampling: bool = key(False, "true draws each class equally often")
@@ -156,25 +137,15 @@ class DataConfig:
         None, "over all devices; null: 1000; of whole images 5 per training case, 1000 to 5000", ge=1
     )
     oversample_foreground: float = key(
-        0.33,
-        "share of patches that are centred on a foreground voxel",
-        ge=0,
-        le=1,
+        0.33, "share of patches that are centred on a foreground voxel", ge=0, le=1
     )
     num_workers: int | None = key(
-        None,
-        "loader processes per device; null: half of the cores, 8 or fewer",
-        ge=0,
+        None, "loader processes per device; null: half of the cores, 8 or fewer", ge=0
     )
     prefetch_factor: int = key(2, "batches that each worker keeps ready", ge=1)
-    persistent_workers: bool | None = key(
-        None,
-        "keep workers between epochs; null: if there are workers",
-    )
+    persistent_workers: bool | None = key(None, "keep workers between epochs; null: if there are workers")
     prepare_workers: int | None = key(
-        None,
-        "cases checked or prepared at once; null: one per core, 8 or fewer",
-        ge=1,
+        None, "cases checked or prepared at once; null: one per core, 8 or fewer", ge=1
     )
     on_invalid_case: str = key(
         "raise",

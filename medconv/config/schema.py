@@ -39,12 +39,7 @@ GROUPS_WITH_CLASS = (
 @dataclass(frozen=True)
 class TaskConfig:
     deep_supervision: bool = key(False, "also train heads on the coarser stages of our U-Net")
-    overlap: float = key(
-        0.5,
-        "of neighbouring windows over a volume, as a share of the window",
-        ge=0,
-        lt=1,
-    )
+    overlap: float = key(0.5, "of neighbouring windows over a volume, as a share of the window", ge=0, lt=1)
     sw_batch_size: int = key(4, "windows in one forward pass", ge=1)
     mirror_axes: Any = key(
         [],
@@ -70,24 +65,15 @@ class PlanConfig:
         choices=("full", "large", "medium", "small", "tiny"),
     )
     memory_gb: float | None = key(
-        None,
-        "device memory for a training step, in GB; null: measured",
-        gt=0,
-        lt=inf,
+        None, "device memory for a training step, in GB; null: measured", gt=0, lt=inf
     )
     max_batch_size: int | None = key(None, "null: 4, in 2D 12, since short runs need many steps", ge=1)
     max_stages: int | None = key(None, "null: as many as the patch can be halved for", ge=1)
     strides: Any = key(
-        None,
-        "between stages, per axis; null plans them",
-        accepts=list[int | list[int]] | None,
-        ge=1,
+        None, "between stages, per axis; null plans them", accepts=list[int | list[int]] | None, ge=1
     )
     kernel_sizes: Any = key(
-        None,
-        "per stage, per axis; null plans them",
-        accepts=list[int | list[int]] | None,
-        ge=1,
+        None, "per stage, per axis; null plans them", accepts=list[int | list[int]] | None, ge=1
     )
     channels: list[int] | None = key(None, "per stage, finest first; null plans them", ge=1)
 
@@ -110,13 +96,9 @@ class PerfConfig:
     # memory format and kernels
     channels_last: bool | None = key(True, "channels-last memory format; null: perf=autotune measures it")
     fast_norm: bool | None = key(
-        True,
-        "norms in channels-last, fused with the activation that follows; batch norms on a GPU only",
+        True, "norms in channels-last, fused with the activation that follows; batch norms on a GPU only"
     )
-    fast_depthwise: bool = key(
-        True,
-        "depthwise 3D convolutions in bf16 on a CPU, in blocks of 16 channels",
-    )
+    fast_depthwise: bool = key(True, "depthwise 3D convolutions in bf16 on a CPU, in blocks of 16 channels")
     activation_checkpointing: str | None = key(
         "none",
         "recompute in the backward pass: norms and activations (pointwise), or whole blocks",
@@ -125,22 +107,11 @@ class PerfConfig:
     compile: bool | None = key(False, "torch.compile; pays off in runs of half an hour and more")
     cuda_graphs: bool = key(False, "with compile, on a GPU: launch all kernels of a step at once")
     fused_optimizer: bool = key(True, "one kernel for all parameters, if the optimizer has one")
-    matmul_precision: str = key(
-        "high",
-        "of fp32 on GPUs; high is TF32",
-        choices=MATMUL_PRECISIONS,
-    )
+    matmul_precision: str = key("high", "of fp32 on GPUs; high is TF32", choices=MATMUL_PRECISIONS)
     # several processes
-    stop_sync_interval: int = key(
-        20,
-        "batches between which the processes of a run share stop signals",
-        ge=1,
-    )
+    stop_sync_interval: int = key(20, "batches between which the processes of a run share stop signals", ge=1)
     timeout_seconds: float = key(
-        1800.0,
-        "how long to wait for another process of the run before it counts as lost",
-        gt=0,
-        lt=inf,
+        1800.0, "how long to wait for another process of the run before it counts as lost", gt=0, lt=inf
     )
     # measurements
     profile: bool = key(False, "true writes a torch.profiler trace of a few steps")
@@ -151,8 +122,7 @@ class PerfConfig:
 @dataclass(frozen=True)
 class RunSettings:
     name: str | None = key(
-        None,
-        "the run's folder is runs/NAME; null: from the main choices and a hash of the config",
+        None, "the run's folder is runs/NAME; null: from the main choices and a hash of the config"
     )
     dir: str | None = key(None, "another folder instead")
     resume: str = key("auto", "auto resumes a stopped run; never starts a new one; or a checkpoint")
@@ -169,8 +139,7 @@ class RunSettings:
 @dataclass(frozen=True)
 class InitConfig:
     pretrained: str | None = key(
-        None,
-        "a checkpoint, state dict or folder of a trained nnU-Net; tensors that fit are loaded",
+        None, "a checkpoint, state dict or folder of a trained nnU-Net; tensors that fit are loaded"
     )
     inflate_2d: str | None = key(
         None,
@@ -178,21 +147,13 @@ class InitConfig:
         choices=("inflate", "acs"),
     )
     freeze: Any = key(
-        None,
-        "regular expressions on the names of parameters that are not trained",
-        accepts=list[str] | None,
+        None, "regular expressions on the names of parameters that are not trained", accepts=list[str] | None
     )
     thaw_at: float | None = key(
-        None,
-        "share of the run after which the parameters of init.freeze train too; null: never",
-        gt=0,
-        lt=1,
+        None, "share of the run after which the parameters of init.freeze train too; null: never", gt=0, lt=1
     )
     lr_multipliers: dict[str, float] | None = key(
-        None,
-        "learning rate factors by regular expression",
-        gt=0,
-        lt=inf,
+        None, "learning rate factors by regular expression", gt=0, lt=inf
     )
 
 

@@ -56,40 +56,19 @@ class TrainerConfig:
     accumulate_grad_batches: int = key(1, "batches before each optimizer step", ge=1)
     gradient_clip_val: float | None = key(None, "largest norm of the gradient; null does not clip", ge=0)
     benchmark: bool | None = key(
-        None,
-        "null: cuDNN tries its algorithms on a GPU, unless trainer.deterministic is set",
+        None, "null: cuDNN tries its algorithms on a GPU, unless trainer.deterministic is set"
     )
     deterministic: Any = key(
-        None,
-        "true: deterministic algorithms alone; slower on GPUs",
-        accepts=bool | Literal["warn"] | None,
+        None, "true: deterministic algorithms alone; slower on GPUs", accepts=bool | Literal["warn"] | None
     )
     sync_batchnorm: bool = key(False, "batch norms over all GPUs")
     # whole numbers are batches, fractions are shares, as in Lightning
     limit_train_batches: Any = key(
-        None,
-        "batches of an epoch, or a share of them",
-        accepts=float | None,
-        ge=0,
+        None, "batches of an epoch, or a share of them", accepts=float | None, ge=0
     )
-    limit_val_batches: Any = key(
-        None,
-        "validation cases, or a share of them",
-        accepts=float | None,
-        ge=0,
-    )
-    limit_test_batches: Any = key(
-        None,
-        "test cases, or a share of them",
-        accepts=float | None,
-        ge=0,
-    )
-    limit_predict_batches: Any = key(
-        None,
-        "not used: medconv predict predicts",
-        accepts=float | None,
-        ge=0,
-    )
+    limit_val_batches: Any = key(None, "validation cases, or a share of them", accepts=float | None, ge=0)
+    limit_test_batches: Any = key(None, "test cases, or a share of them", accepts=float | None, ge=0)
+    limit_predict_batches: Any = key(None, "not used: medconv predict predicts", accepts=float | None, ge=0)
     # Lightning accepts 0 and then never validates
     check_val_every_n_epoch: int | None = key(1, "epochs between validations", gt=0)
     val_check_interval: Any = key(

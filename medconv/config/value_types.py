@@ -4,20 +4,9 @@ from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-_WORDS = {
-    int: "a whole number",
-    float: "a number",
-    str: "a word",
-    NoneType: "null",
-}
+_WORDS = {int: "a whole number", float: "a number", str: "a word", NoneType: "null"}
 _PLURALS = {int: "whole numbers", float: "numbers", str: "words", list: "lists"}
-_JSON_NAMES = {
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    str: "string",
-    NoneType: "null",
-}
+_JSON_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", NoneType: "null"}
 
 
 def fits(value: Any, kind: Any) -> bool:

@@ -9,11 +9,7 @@ from omegaconf._utils import get_omega_conf_dumper
 def to_yaml(values: Any) -> str:
     """YAML of plain values, in their order; texts that YAML or Hydra would read as numbers are quoted."""
     text: str = yaml.dump(
-        values,
-        Dumper=get_omega_conf_dumper(),
-        default_flow_style=False,
-        allow_unicode=True,
-        sort_keys=False,
+        values, Dumper=get_omega_conf_dumper(), default_flow_style=False, allow_unicode=True, sort_keys=False
     )
     return text
 

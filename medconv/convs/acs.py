@@ -7,21 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from medconv.convs.linear import LinearPrior
-from medconv.convs.parametrization import (
-    Conv,
-    UnsuitableLayerError,
-    for_volumes,
-    install,
-)
+from medconv.convs.parametrization import Conv, UnsuitableLayerError, for_volumes, install
 
 
 @for_volumes
-def acs(
-    conv: Conv,
-    *,
-    weight_2d: Tensor | None = None,
-    init_from_weights: bool = False,
-) -> nn.Module:
+def acs(conv: Conv, *, weight_2d: Tensor | None = None, init_from_weights: bool = False) -> nn.Module:
     """2D kernels in a 3D convolution: a third of the outputs for each of axial, coronal and sagittal planes.
 
     One dense convolution whose kernels are zero outside of their plane: faster than the three thin

@@ -145,12 +145,7 @@ def ways_of(
     weights = conv.out_channels * conv.in_channels * prod(conv.kernel_size)
     fold = cost_model.weight_preparation(weights, weights * width_per_group, machine, passes_fixed)
     dense = cost(
-        conv.in_channels,
-        conv.out_channels,
-        conv.kernel_size,
-        in_voxels,
-        out_voxels,
-        passes=passes_learned,
+        conv.in_channels, conv.out_channels, conv.kernel_size, in_voxels, out_voxels, passes=passes_learned
     )
     # in two launches: the image between them is written and read again
     pointwise = cost(
@@ -256,15 +251,7 @@ def in_two_launches(conv: Any, x: Tensor) -> Tensor:
     if conv.padding_mode != "zeros":  # as torch's own forward: padded beforehand, since F.conv pads by zeros
         mixed = F.pad(mixed, conv._reversed_padding_repeated_twice, mode=conv.padding_mode)
         padding = 0
-    output = convolve(
-        mixed,
-        prior.dense_bank(),
-        None,
-        conv.stride,
-        padding,
-        conv.dilation,
-        prior.groups,
-    )
+    output = convolve(mixed, prior.dense_bank(), None, conv.stride, padding, conv.dilation, prior.groups)
     if conv.bias is None:
         return output
     # Inside the convolution, oneDNN computes the gradient of a bias with that of the weight, which is fixed.

@@ -64,10 +64,7 @@ class Machine:
 # Orders of magnitude, for choosing between two ways to compute the same result. Constants for each precision
 # and instruction set, so that a run depends on no measurement: a resumed one takes the same way.
 CPU_AMX = Machine(  # 2 cores, bf16
-    operations_per_second=1.0e12,
-    bytes_per_second=3.0e10,
-    seconds_per_launch=2.0e-5,
-    tile=(16, 16),
+    operations_per_second=1.0e12, bytes_per_second=3.0e10, seconds_per_launch=2.0e-5, tile=(16, 16)
 )
 CPU_FP32 = Machine(  # 2 cores of an AMD EPYC with AVX-512
     operations_per_second=2.6e11,
@@ -80,10 +77,7 @@ CPU_FP32 = Machine(  # 2 cores of an AMD EPYC with AVX-512
 # the same cores, two products of bf16 in one instruction
 CPU_BF16 = replace(CPU_FP32, operations_per_second=5.2e11, bytes_per_element=2.0, fp32_slowdown=2.0)
 CUDA = Machine(  # like an A100, bf16; not measured yet
-    operations_per_second=1.0e14,
-    bytes_per_second=1.5e12,
-    seconds_per_launch=8.0e-6,
-    tile=(16, 8),
+    operations_per_second=1.0e14, bytes_per_second=1.5e12, seconds_per_launch=8.0e-6, tile=(16, 8)
 )
 _HAS_AMX = bool(torch.cpu.get_capabilities().get("amx_bf16"))
 # fp32 written (4), read again for the cast (4), and bf16 written (2)
@@ -147,10 +141,7 @@ def convolution(
 
 
 def weight_preparation(
-    elements: int,
-    operations: float,
-    machine: Machine = CPU_AMX,
-    passes: int = 1,
+    elements: int, operations: float, machine: Machine = CPU_AMX, passes: int = 1
 ) -> Launch:
     """The cost of computing a dense kernel in fp32: it is written, read for the cast, and written again.
 

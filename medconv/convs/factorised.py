@@ -11,13 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medconv.convs.parametrization import (
-    CONVS,
-    Conv,
-    check_replaceable,
-    note_error,
-    rms,
-)
+from medconv.convs.parametrization import CONVS, Conv, check_replaceable, note_error, rms
 
 
 def bottleneck(
@@ -63,11 +57,7 @@ def bottleneck(
     return chain
 
 
-def _bottleneck_channels(
-    conv: Conv,
-    ratio: float,
-    channels: tuple[int, int] | int | None,
-) -> tuple[int, int]:
+def _bottleneck_channels(conv: Conv, ratio: float, channels: tuple[int, int] | int | None) -> tuple[int, int]:
     if channels is None:
         narrow_in = max(1, round(conv.in_channels * ratio))
         narrow_out = max(1, round(conv.out_channels * ratio))
@@ -80,12 +70,7 @@ def _bottleneck_channels(
     return narrow_in, narrow_out
 
 
-def separable(
-    conv: Conv,
-    *,
-    depth_multiplier: int = 1,
-    init_from_weights: bool = False,
-) -> nn.Module:
+def separable(conv: Conv, *, depth_multiplier: int = 1, init_from_weights: bool = False) -> nn.Module:
     """Depthwise, then pointwise.
 
     Args:
@@ -134,11 +119,7 @@ def product_weight(chain: Any) -> Tensor:
 
 
 def _like(
-    conv: Any,
-    in_channels: int,
-    out_channels: int,
-    kernel_size: int | Sequence[int],
-    **settings: Any,
+    conv: Any, in_channels: int, out_channels: int, kernel_size: int | Sequence[int], **settings: Any
 ) -> nn.Module:
     """A plain convolution of the same dimensions, device and type."""
     plain_class: Any = next(torch_class for torch_class in CONVS if isinstance(conv, torch_class))
@@ -149,13 +130,7 @@ def _like(
     return layer
 
 
-def _pointwise(
-    conv: Any,
-    in_channels: int,
-    out_channels: int,
-    *,
-    is_last: bool,
-) -> nn.Module:
+def _pointwise(conv: Any, in_channels: int, out_channels: int, *, is_last: bool) -> nn.Module:
     """1x1; the last of a chain has the bias of the convolution that it replaces."""
     has_bias = is_last and conv.bias is not None
     layer = _like(conv, in_channels, out_channels, 1, bias=has_bias)

@@ -20,9 +20,7 @@ _WAVELENGTH = 4.0  # in sigma
 
 
 def gaussian_jet(
-    kernel_size: Sizes,
-    spacing_mm: Lengths | None = None,
-    sigma_mm: float | None = None,
+    kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None
 ) -> Tensor:
     """Gaussian and its first and second derivatives: blob, edges along each axis, lines and corners.
 
@@ -49,9 +47,7 @@ def gaussian_jet(
 
 
 def laplacian_of_gaussian(
-    kernel_size: Sizes,
-    spacing_mm: Lengths | None = None,
-    sigma_mm: float | None = None,
+    kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None
 ) -> Tensor:
     """Blobs at three scales: the Laplacian of a Gaussian of 1, 1.5 and 2 sigma; and the Gaussian itself.
 
@@ -68,11 +64,7 @@ def laplacian_of_gaussian(
     return _unit(filters)
 
 
-def lines(
-    kernel_size: Sizes,
-    spacing_mm: Lengths | None = None,
-    sigma_mm: float | None = None,
-) -> Tensor:
+def lines(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None) -> Tensor:
     """Bright lines such as vessels: minus the second derivative across a line, one filter per direction.
 
     Directions join a voxel with its 8 neighbours in 2D (4 lines) or 26 in 3D (13 lines), in mm; the Gaussian
@@ -93,11 +85,7 @@ def lines(
     return _unit(filters)
 
 
-def gabor(
-    kernel_size: Sizes,
-    spacing_mm: Lengths | None = None,
-    sigma_mm: float | None = None,
-) -> Tensor:
+def gabor(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None) -> Tensor:
     """Even and odd waves of length 4 sigma under a Gaussian, a pair per direction: oriented texture, edges.
 
     Shape, Args, Raises: as `gaussian_jet`, the Gaussian first; 9 filters in 2D, 27 in 3D.
@@ -208,9 +196,7 @@ def tap_positions_mm(kernel_size: Sizes, spacing_mm: Lengths) -> list[Tensor]:
 
 
 def _gaussian(
-    kernel_size: Sizes,
-    spacing_mm: Lengths | None,
-    sigma_mm: float | None,
+    kernel_size: Sizes, spacing_mm: Lengths | None, sigma_mm: float | None
 ) -> tuple[list[Tensor], Tensor]:
     """Coordinates along each axis longer than 1, in units of sigma, and the Gaussian's exponent there."""
     spacing = spacing_or_isotropic(spacing_mm, kernel_size)
@@ -225,11 +211,7 @@ def _gaussian(
     return coordinates, exponent
 
 
-def _directions(
-    coordinates: list[Tensor],
-    kernel_size: Sizes,
-    spacing_mm: Lengths | None,
-) -> list[Tensor]:
+def _directions(coordinates: list[Tensor], kernel_size: Sizes, spacing_mm: Lengths | None) -> list[Tensor]:
     """Position along each line through a voxel and its neighbours, in units of sigma.
 
     Each line comes once: the two neighbours that it joins have opposite signs.

@@ -75,21 +75,10 @@ class _FoldCheck:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    def keep_input(
-        self,
-        layer: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
+    def keep_input(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args, self.kwargs = deepcopy((args, kwargs))  # the layer may change them
 
-    def compare(
-        self,
-        layer: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: Any,
-    ) -> None:
+    def compare(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not isinstance(output, Tensor):
             return
         subject = f"layer {self.name}: what folded() of {type(layer).__name__} returns"

@@ -13,13 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from medconv.convs import filter_banks
-from medconv.convs.parametrization import (
-    Conv,
-    UnsuitableLayerError,
-    WeightPrior,
-    check_free,
-    install,
-)
+from medconv.convs.parametrization import Conv, UnsuitableLayerError, WeightPrior, check_free, install
 
 _MAX_TAPS = 10_000  # of a resampled kernel; 21 x 21 x 21 has 9261
 

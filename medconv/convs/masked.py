@@ -153,11 +153,7 @@ def _selects_taps(values: Tensor, kernel_size: Sequence[int]) -> bool:
     return is_per_tap and set(values.flatten().tolist()) <= {0, 1}
 
 
-def _mask(
-    mask: str | Sequence[Any] | Tensor,
-    kernel_size: Sequence[int],
-    shape: Sequence[int],
-) -> Tensor:
+def _mask(mask: str | Sequence[Any] | Tensor, kernel_size: Sequence[int], shape: Sequence[int]) -> Tensor:
     """The mask with as many axes as a weight of this shape, to which it broadcasts."""
     if isinstance(mask, str):
         if mask != CROSS:

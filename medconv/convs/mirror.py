@@ -116,13 +116,7 @@ def equivariant_head(layer: nn.Module, axes: Sequence[int]) -> None:
     _convert_conv(layer, Regular(input=True, output=False), Mirror(axes))
 
 
-def _convert(
-    network: nn.Module,
-    name: str,
-    layer: Any,
-    regular: Regular,
-    mirror: Mirror,
-) -> None:
+def _convert(network: nn.Module, name: str, layer: Any, regular: Regular, mirror: Mirror) -> None:
     """Tie the copies of one layer with parameters per channel."""
     if isinstance(layer, CONVS + TRANSPOSED):
         _convert_conv(layer, regular, mirror)

@@ -32,13 +32,7 @@ class MirrorPrior(WeightPrior):
         columns: whether columns are regular fields.
     """
 
-    def __init__(
-        self,
-        kernel_size: Sequence[int],
-        axes: Sequence[int],
-        rows: bool,
-        columns: bool,
-    ) -> None:
+    def __init__(self, kernel_size: Sequence[int], axes: Sequence[int], rows: bool, columns: bool) -> None:
         super().__init__(kernel_size)
         self.axes = tuple(axes)
         self.rows = rows
@@ -161,11 +155,7 @@ class MirrorBatchNorm(Foldable, fold_is_tested=True):
         return _resized(self.norm, num_channels, Repeat(self.copies))
 
 
-def _resized(
-    norm: _BatchNorm,
-    channels: int,
-    change: Callable[[Tensor], Tensor],
-) -> _BatchNorm:
+def _resized(norm: _BatchNorm, channels: int, change: Callable[[Tensor], Tensor]) -> _BatchNorm:
     """A plain batch norm like this one with more or fewer channels.
 
     Args:
@@ -173,13 +163,7 @@ def _resized(
     """
     # A subclass may take other arguments and keep other state.
     plain_class = next((cls for cls in _BATCH_NORMS if isinstance(norm, cls)), _BatchNorm)
-    new: _BatchNorm = plain_class(
-        channels,
-        norm.eps,
-        norm.momentum,
-        norm.affine,
-        norm.track_running_stats,
-    )
+    new: _BatchNorm = plain_class(channels, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     state = {}
     for key, value in norm.state_dict().items():
         state[key] = change(value) if value.ndim else value  # the count of batches is one number

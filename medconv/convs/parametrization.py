@@ -120,10 +120,7 @@ class Foldable(nn.Module):
 
 
 def install(
-    layer: Conv,
-    prior: nn.Module,
-    init_from_weights: bool,
-    mixin: type[ForwardMixin] | None = None,
+    layer: Conv, prior: nn.Module, init_from_weights: bool, mixin: type[ForwardMixin] | None = None
 ) -> nn.Module:
     """Put a prior on a layer's weight, in place.
 

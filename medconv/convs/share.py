@@ -44,12 +44,7 @@ class SharedPrior(Prior):
         return original, plain
 
 
-def shared(
-    layer: Conv,
-    conv: Callable[..., Any],
-    share: float,
-    **settings: Any,
-) -> nn.Module:
+def shared(layer: Conv, conv: Callable[..., Any], share: float, **settings: Any) -> nn.Module:
     """Put a prior on a share of a layer's output channels, in place.
 
     Args:

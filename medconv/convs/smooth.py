@@ -83,11 +83,7 @@ def _root(matrix: Tensor) -> Tensor:
 
 
 def covariance(
-    kernel_size: Sequence[int],
-    spacing_mm: Sequence[float],
-    extent_mm: float,
-    length_mm: float,
-    floor: float,
+    kernel_size: Sequence[int], spacing_mm: Sequence[float], extent_mm: float, length_mm: float, floor: float
 ) -> Tensor:
     """exp(-(|x|^2 + |y|^2) / 4 extent^2 - |x - y|^2 / 2 length^2) + floor [x = y] for taps at x and y.
 

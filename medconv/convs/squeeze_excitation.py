@@ -5,10 +5,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from medconv.convs.parametrization import (
-    CONVS,
-    Foldable,
-)
+from medconv.convs.parametrization import CONVS, Foldable
 
 _ADAPTIVE_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 
@@ -46,12 +43,7 @@ class SqueezeExcitation(Foldable, fold_is_tested=True):
         return fx.symbolic_trace(self)
 
 
-def se(
-    conv: Any,
-    *,
-    reduction: int = 8,
-    inner: Callable[[nn.Module], nn.Module] | None = None,
-) -> nn.Module:
+def se(conv: Any, *, reduction: int = 8, inner: Callable[[nn.Module], nn.Module] | None = None) -> nn.Module:
     """The convolution, then squeeze-and-excitation over its outputs.
 
     Args:

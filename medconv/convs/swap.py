@@ -14,12 +14,7 @@ from torch import Tensor, nn
 
 from medconv.convs.filter_banks import check_spacing
 from medconv.convs.mirror import Mirror
-from medconv.convs.parametrization import (
-    CONVS,
-    TRANSPOSED,
-    UnsuitableLayerError,
-    replace,
-)
+from medconv.convs.parametrization import CONVS, TRANSPOSED, UnsuitableLayerError, replace
 from medconv.convs.share import shared
 
 
@@ -155,12 +150,7 @@ def _swap_layers(
     return report
 
 
-def _converted(
-    name: str,
-    layer: nn.Module,
-    conv: Callable[..., Any],
-    settings: Mapping[str, Any],
-) -> Any:
+def _converted(name: str, layer: nn.Module, conv: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
     """What `conv` makes of a layer; errors name the layer, except `UnsuitableLayerError`."""
     try:
         new = conv(layer, **settings)
@@ -173,11 +163,7 @@ def _converted(
     return new
 
 
-def _convert_network(
-    network: nn.Module,
-    mirror: Mirror,
-    example: Tensor | None,
-) -> SwapReport:
+def _convert_network(network: nn.Module, mirror: Mirror, example: Tensor | None) -> SwapReport:
     if example is None:
         raise ValueError("conv=mirror needs `example`, an input of the network, got None")
     converted = mirror(network, example)
@@ -196,9 +182,7 @@ def _convert_network(
 
 @torch.no_grad()
 def _grids(
-    network: nn.Module,
-    spacing_mm: Sequence[float],
-    example: Tensor | None,
+    network: nn.Module, spacing_mm: Sequence[float], example: Tensor | None
 ) -> dict[str, dict[str, Any]]:
     """For each convolution the voxel size of its grid, and how much coarser that is than the input's.
 
@@ -218,10 +202,7 @@ def _grids(
             # how many voxels of the image one voxel of the layer's input spans
             step = max(1, round(image_voxels / layer_voxels))
             layer_mm.append(mm * step)
-        grids[name] = {
-            "spacing_mm": tuple(layer_mm),
-            "scale": min(layer_mm) / min(spacing_mm),
-        }
+        grids[name] = {"spacing_mm": tuple(layer_mm), "scale": min(layer_mm) / min(spacing_mm)}
     return grids
 
 

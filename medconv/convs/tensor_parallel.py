@@ -24,11 +24,7 @@ _OUT_AXIS = 0  # of a weight (out, in, *kernel_size)
 _IN_AXIS = 1
 
 
-def shard_convs(
-    network: nn.Module,
-    mesh: DeviceMesh,
-    plan: Mapping[str, str],
-) -> dict[str, str]:
+def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> dict[str, str]:
     """Shard the weights of convolutions, in place. Output and gradients equal those of the unsharded network.
 
     With N processes, an input of X bytes and an output of Y bytes, each process sends, forward and backward:
@@ -96,12 +92,7 @@ class _Exchange(torch.autograd.Function):
     apply: ClassVar[Callable[..., Tensor]]
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        function: _TensorFunction,
-        gradient: _TensorFunction,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, function: _TensorFunction, gradient: _TensorFunction) -> Tensor:
         ctx.gradient = gradient
         return function(x)
 
@@ -129,21 +120,13 @@ def _summed(x: Tensor, mesh: DeviceMesh) -> Tensor:
 
 def _gathered(x: Tensor, channels: int, mesh: DeviceMesh) -> Tensor:
     """All channels; the gradient is the process's own share, since all processes have the same."""
-    return _Exchange.apply(
-        x,
-        lambda x: _gather(x, channels, mesh),
-        lambda grad: _local_channels(grad, mesh),
-    )
+    return _Exchange.apply(x, lambda x: _gather(x, channels, mesh), lambda grad: _local_channels(grad, mesh))
 
 
 def _split(x: Tensor, mesh: DeviceMesh) -> Tensor:
     """The process's share of the channels; the gradients of all shares are gathered."""
     channels = x.shape[1]
-    return _Exchange.apply(
-        x,
-        lambda x: _local_channels(x, mesh),
-        lambda grad: _gather(grad, channels, mesh),
-    )
+    return _Exchange.apply(x, lambda x: _local_channels(x, mesh), lambda grad: _gather(grad, channels, mesh))
 
 
 class _Local:

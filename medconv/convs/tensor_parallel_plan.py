@@ -16,17 +16,7 @@ from medconv.convs.parametrization import CONVS, TRANSPOSED, has_own_forward
 
 WAYS = ("out", "in", "pair")
 _NORMS = (_BatchNorm, _InstanceNorm)
-_ACTIVATIONS = (
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.ReLU6,
-    nn.ELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Tanh,
-    nn.Sigmoid,
-)
+_ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid)
 # layers that treat each channel separately, so that sharded channels need not be gathered for them
 _CHANNELWISE = (*_NORMS, *_ACTIVATIONS, nn.Identity)
 

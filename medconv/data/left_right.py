@@ -121,9 +121,7 @@ def warn_of_lookalikes(
 
 
 def _warn_of_mirroring(
-    targets: Targets,
-    names: Sequence[tuple[str, str]],
-    mirrored_axes: Sequence[int],
+    targets: Targets, names: Sequence[tuple[str, str]], mirrored_axes: Sequence[int]
 ) -> None:
     if targets.can_swap_labels:
         log.warning(

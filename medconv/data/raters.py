@@ -13,10 +13,7 @@ from medconv.utils.logging import some
 
 
 def with_soft_labels(
-    dataset: Dataset,
-    raters: str | Sequence[str] | None,
-    soft_labels: bool | None,
-    root: str | None = None,
+    dataset: Dataset, raters: str | Sequence[str] | None, soft_labels: bool | None, root: str | None = None
 ) -> Dataset:
     """The dataset whose labels are probabilities, if either is set.
 

@@ -106,12 +106,7 @@ def evaluate(
     if spacing_mm is None:
         raise ArgumentError("spacing_mm", " is needed for arrays: distances are in mm")
     result = arrays.evaluate(
-        arrays.by_case(predictions),
-        arrays.by_case(references),
-        spacing_mm,
-        targets,
-        tolerances,
-        selection,
+        arrays.by_case(predictions), arrays.by_case(references), spacing_mm, targets, tolerances, selection
     )
     columns = columns_of(selection)
     header = ["case", "class", *columns]
@@ -124,11 +119,7 @@ def evaluate(
 
 
 def _of_files(
-    predictions: Path,
-    references: Path,
-    raters: Sequence[Path],
-    consensus: str | None,
-    **settings: Any,
+    predictions: Path, references: Path, raters: Sequence[Path], consensus: str | None, **settings: Any
 ) -> ScoreTable:
     """Args: settings: of label maps, for `segmentation.evaluate`."""
     if references.suffix == ".csv":
@@ -136,11 +127,7 @@ def _of_files(
             raise ArgumentError("raters", " and consensus are for label maps, not for a table")
         return ScoreTable.of(image_level.evaluate(table_path(predictions), references))
     evaluation = segmentation.evaluate(
-        predictions,
-        references,
-        raters=raters,
-        consensus=consensus,
-        **settings,
+        predictions, references, raters=raters, consensus=consensus, **settings
     )
     return ScoreTable.of(evaluation)
 

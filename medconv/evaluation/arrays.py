@@ -71,9 +71,7 @@ def by_case(arrays: np.ndarray | Sequence[np.ndarray] | LabelMaps) -> LabelMaps:
 
 
 def _targets(
-    targets: SegmentationTargets | Sequence[str] | None,
-    predictions: LabelMaps,
-    references: LabelMaps,
+    targets: SegmentationTargets | Sequence[str] | None, predictions: LabelMaps, references: LabelMaps
 ) -> SegmentationTargets:
     if isinstance(targets, SegmentationTargets):
         return targets
@@ -93,10 +91,7 @@ def _of_case(values: Mapping[str, Any], case: str, argument: str) -> Any:
 
 
 def _pair(
-    case: str,
-    prediction: np.ndarray,
-    reference: np.ndarray,
-    targets: SegmentationTargets,
+    case: str, prediction: np.ndarray, reference: np.ndarray, targets: SegmentationTargets
 ) -> tuple[np.ndarray, np.ndarray]:
     """Prediction and reference of a case, (X, Y, Z). Raises: ValueError: they do not fit each other."""
     prediction_name = f"prediction of case {case}"
@@ -131,12 +126,7 @@ def _label_map(array: np.ndarray, name: str) -> np.ndarray:
     return array.astype(np.int64) if array.dtype.kind == "b" else array
 
 
-def _grid(
-    shape: Sequence[int],
-    num_axes: int,
-    spacing_mm: Spacing,
-    case: str,
-) -> Grid:
+def _grid(shape: Sequence[int], num_axes: int, spacing_mm: Spacing, case: str) -> Grid:
     """The grid of a label map, whose axes point right, anterior and superior.
 
     Args:

@@ -13,12 +13,7 @@ from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_label
 from medconv.data.io.label_values import Relabel
 from medconv.evaluation import labels
-from medconv.evaluation.raters import (
-    Raters,
-    checked,
-    numbered_of,
-    rater_dice,
-)
+from medconv.evaluation.raters import Raters, checked, numbered_of, rater_dice
 from medconv.evaluation.segmentation_summary import CaseRow
 from medconv.evaluation.stated_spacing import stated_grid
 from medconv.metrics.segmentation import measure
@@ -88,13 +83,7 @@ class CaseMeasurement:
         reference_file = self.references.files[case]
         prediction, prediction_grid = self.predictions.read(case)
         reference, grid = self.references.read(case, prediction_file)
-        prediction = on_grid(
-            prediction,
-            reference_file,
-            grid,
-            prediction_file,
-            prediction_grid,
-        )
+        prediction = on_grid(prediction, reference_file, grid, prediction_file, prediction_grid)
         references = {str(self.references.path): (reference_file, reference)}
         references |= self.settings.raters.label_maps(case, prediction_file, reference_file, grid)
         targets = self.targets or numbered_of([prediction, *(label for _, label in references.values())])

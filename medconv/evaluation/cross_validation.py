@@ -50,11 +50,7 @@ class CrossValidation:
         return [(fold.number, case, row) for fold in self.folds for case, row in fold.rows.items()]
 
 
-def read(
-    runs: Path,
-    labels: Mapping[Path, str] | None = None,
-    min_folds: int = 2,
-) -> list[CrossValidation]:
+def read(runs: Path, labels: Mapping[Path, str] | None = None, min_folds: int = 2) -> list[CrossValidation]:
     """The cross-validations among the run folders in a folder, each with at least one fold that is done.
 
     Args:
@@ -93,11 +89,7 @@ def _earlier_entries(runs: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _cross_validation(
-    key: str,
-    label: str,
-    folds: Sequence[Fold],
-) -> CrossValidation:
+def _cross_validation(key: str, label: str, folds: Sequence[Fold]) -> CrossValidation:
     """Of runs with the same settings, of which one is done."""
     done, warnings = _latest_done(folds)
     states = {fold.number: fold.status for fold in folds}
@@ -179,10 +171,7 @@ def _disagreements(folds: Sequence[Fold]) -> Iterator[str]:
         yield f"{some(skipped)}: skipped by data.on_invalid_case=skip, so not validated"
 
 
-def _with_config_warnings(
-    crossval: CrossValidation,
-    crossvals: Sequence[CrossValidation],
-) -> CrossValidation:
+def _with_config_warnings(crossval: CrossValidation, crossvals: Sequence[CrossValidation]) -> CrossValidation:
     """With a warning if another one has the folds that it lacks: their configs may differ by mistake."""
     warnings = []
     numbers = {fold.number for fold in crossval.folds}

@@ -78,22 +78,13 @@ def _csv_text(crossvals: Sequence[CrossValidation]) -> str:
     rows: list[dict[str, Any]] = []
     for crossval in crossvals:
         for fold_number, case, row in crossval.cases:
-            identity = {
-                "crossvalidation": crossval.label,
-                "fold": fold_number,
-                "case": case,
-            }
+            identity = {"crossvalidation": crossval.label, "fold": fold_number, "case": case}
             rows.append(identity | crossval.targets.case_cells(row))
     # the union of all columns, in order: cross-validations may have different classes
     columns = dict.fromkeys(column for row in rows for column in row)
     return csv_text([list(columns), *([row.get(column, "") for column in columns] for row in rows)])
 
 
-def _line(
-    title: str,
-    count: Any,
-    cells: Iterable[str],
-    widths: Sequence[int],
-) -> str:
+def _line(title: str, count: Any, cells: Iterable[str], widths: Sequence[int]) -> str:
     padded = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
     return f"  {title:<16}{count:>6}  {'  '.join(padded)}"

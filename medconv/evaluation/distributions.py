@@ -74,31 +74,21 @@ def _axes(rows: int, marks: np.ndarray, unit: str) -> Any:
     first_row_on_top = (rows - 0.5, -0.5)
     axes.set(xlim=(marks[0], marks[-1]), ylim=first_row_on_top)
     axes.tick_params(left=False, bottom=False, labelsize=_FONT_SIZE)
-    axes.set_xticks(
-        marks,
-        [f"{mark:.6g} {unit}".strip() for mark in marks],
-        color=THEME["soft"],
-    )
+    axes.set_xticks(marks, [f"{mark:.6g} {unit}".strip() for mark in marks], color=THEME["soft"])
     return axes
 
 
 def _label_rows(axes: Any, rows: Sequence[Series]) -> Tooltips:
     """Write shortened titles, whose tooltips are the full ones."""
     ticks = axes.set_yticks(
-        range(len(rows)),
-        [_short(row.title) for row in rows],
-        parse_math=False,
-        color=THEME["ink"],
+        range(len(rows)), [_short(row.title) for row in rows], parse_math=False, color=THEME["ink"]
     )
     for y, tick in enumerate(ticks):
         tick.label1.set_gid(f"name{y}")
     return {f"name{y}": [row.title] for y, row in enumerate(rows)}
 
 
-def _ticks(
-    boxes: Sequence[Mapping[str, Any]],
-    values: Sequence[float],
-) -> np.ndarray:
+def _ticks(boxes: Sequence[Mapping[str, Any]], values: Sequence[float]) -> np.ndarray:
     """About six round numbers from the lower to the upper end of the axis."""
     from matplotlib.ticker import MaxNLocator
 
@@ -117,12 +107,7 @@ def _ticks(
     return marks
 
 
-def _draw_row(
-    axes: Any,
-    y: int,
-    row: Series,
-    box: Mapping[str, Any],
-) -> Tooltips:
+def _draw_row(axes: Any, y: int, row: Series, box: Mapping[str, Any]) -> Tooltips:
     """The box, a dot for each case, and at the edges the number of cases beyond the axis."""
     colour = THEME[row.style]
     left, right = axes.get_xlim()
@@ -134,30 +119,13 @@ def _draw_row(
     below = {case: value for case, value in row.values.items() if value < left}
     above = {case: value for case, value in row.values.items() if value > right}
     if below:
-        tooltips |= _draw_edge(
-            axes,
-            y,
-            below,
-            _Edge(left, "<", "left", 9, min(below.values())),
-            colour,
-        )
+        tooltips |= _draw_edge(axes, y, below, _Edge(left, "<", "left", 9, min(below.values())), colour)
     if above:
-        tooltips |= _draw_edge(
-            axes,
-            y,
-            above,
-            _Edge(right, ">", "right", -9, max(above.values())),
-            colour,
-        )
+        tooltips |= _draw_edge(axes, y, above, _Edge(right, ">", "right", -9, max(above.values())), colour)
     return tooltips
 
 
-def _draw_box(
-    axes: Any,
-    y: int,
-    box: Mapping[str, Any],
-    colour: str,
-) -> None:
+def _draw_box(axes: Any, y: int, box: Mapping[str, Any], colour: str) -> None:
     """Whiskers, quartiles and median."""
     axes.hlines(y, box["whislo"], box["whishi"], color=colour, linewidth=_THIN_LINE)
     axes.barh(
@@ -172,31 +140,17 @@ def _draw_box(
     axes.vlines(box["med"], y - 0.3, y + 0.3, color=colour, linewidth=2.25)
 
 
-def _beyond_whiskers(
-    values: Mapping[str, float],
-    box: Mapping[str, Any],
-) -> dict[str, float]:
+def _beyond_whiskers(values: Mapping[str, float], box: Mapping[str, Any]) -> dict[str, float]:
     low = box["whislo"]
     high = box["whishi"]
     return {case: value for case, value in values.items() if not low <= value <= high}
 
 
-def _draw_dots(
-    axes: Any,
-    y: int,
-    values: Mapping[str, float],
-    colour: str,
-) -> Tooltips:
+def _draw_dots(axes: Any, y: int, values: Mapping[str, float], colour: str) -> Tooltips:
     # Evenly spread, without random numbers.
     positions = [y + 0.35 * ((index * _GOLDEN_RATIO) % 1 - 0.5) for index in range(len(values))]
     axes.scatter(
-        list(values.values()),
-        positions,
-        s=22,
-        alpha=0.55,
-        gid=f"dots{y}",
-        color=colour,
-        linewidths=0,
+        list(values.values()), positions, s=22, alpha=0.55, gid=f"dots{y}", color=colour, linewidths=0
     )
     return {f"dots{y}": [f"{case}: {value:.4g}" for case, value in values.items()]}
 
@@ -220,23 +174,10 @@ class _Edge:
     farthest: float
 
 
-def _draw_edge(
-    axes: Any,
-    y: int,
-    beyond: Mapping[str, float],
-    edge: _Edge,
-    colour: str,
-) -> Tooltips:
+def _draw_edge(axes: Any, y: int, beyond: Mapping[str, float], edge: _Edge, colour: str) -> Tooltips:
     """A triangle, and the number of cases beyond the edge."""
     gid = f"beyond{y}{edge.align}"
-    axes.scatter(
-        [edge.x],
-        [y],
-        s=30,
-        marker=edge.marker,
-        gid=gid,
-        color=colour,
-    )
+    axes.scatter([edge.x], [y], s=30, marker=edge.marker, gid=gid, color=colour)
     text = f"{edge.farthest:.4g}"
     if len(beyond) > 1:
         text = f"{len(beyond)} cases, to {text}"

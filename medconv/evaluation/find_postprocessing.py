@@ -114,8 +114,7 @@ def _check(crossval: CrossValidation, runs: Path) -> None:
     if crossval.missing:
         missing = ", ".join(f"{number} ({state})" for number, state in crossval.missing.items())
         raise ArgumentError(
-            "runs",
-            f" {runs}: missing: fold {missing}; each must be trained to its end, on the same classes",
+            "runs", f" {runs}: missing: fold {missing}; each must be trained to its end, on the same classes"
         )
     for fold in crossval.folds:
         checkpoint = fold.folder.best
@@ -127,11 +126,7 @@ def _check(crossval: CrossValidation, runs: Path) -> None:
         )
 
 
-def _search(
-    load: Load,
-    cases: Sequence[str],
-    targets: SegmentationTargets,
-) -> Decision:
+def _search(load: Load, cases: Sequence[str], targets: SegmentationTargets) -> Decision:
     component_volumes = volumes(load, cases, targets, track)
     steps = candidates(component_volumes, targets)
     return decide(load, cases, targets, steps, track)
@@ -157,11 +152,7 @@ def _loader(predictions: Mapping[str, Path], cases: Mapping[str, Case]) -> Load:
     return load
 
 
-def _read_case(
-    prediction_path: Path,
-    case: Case,
-    spacing: object,
-) -> LabelledCase:
+def _read_case(prediction_path: Path, case: Case, spacing: object) -> LabelledCase:
     """Args: spacing: what `data.source_spacing_mm` stated."""
     assert case.label is not None
     prediction, grid = read_label(prediction_path)
@@ -179,11 +170,7 @@ def _num_bytes(sample: LabelledCase) -> int:
 
 
 def _predict_folds(
-    crossval: CrossValidation,
-    cases: Mapping[str, Case],
-    folder: Path,
-    trusted: Sequence[str],
-    device: str,
+    crossval: CrossValidation, cases: Mapping[str, Case], folder: Path, trusted: Sequence[str], device: str
 ) -> tuple[dict[str, Path], SegmentationTargets]:
     """Predict every fold's cases by its best checkpoint, if that is not done yet.
 
@@ -221,11 +208,7 @@ def _fold_folder(folder: Path, fold: Fold) -> Path:
     return folder / name
 
 
-def _compare_with_training(
-    crossval: CrossValidation,
-    load: Load,
-    targets: SegmentationTargets,
-) -> None:
+def _compare_with_training(crossval: CrossValidation, load: Load, targets: SegmentationTargets) -> None:
     """Warn if the files or the networks are no longer those that were validated."""
     differing = []
     for number, case_id, validated_scores in crossval.cases:
@@ -242,12 +225,7 @@ def _compare_with_training(
         )
 
 
-def _write(
-    path: Path,
-    decision: Decision,
-    targets: SegmentationTargets,
-    crossval: CrossValidation,
-) -> None:
+def _write(path: Path, decision: Decision, targets: SegmentationTargets, crossval: CrossValidation) -> None:
     steps = []
     for verdict in decision.accepted:
         steps.append({**verdict.step.plain(), "evidence": verdict.plain()})

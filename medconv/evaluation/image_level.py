@@ -74,13 +74,7 @@ class ImageLevelEvaluation:
         return lines
 
     def page(self) -> str:
-        return write_report(
-            self.result,
-            self.targets,
-            self.outputs,
-            self.values,
-            self.images,
-        )
+        return write_report(self.result, self.targets, self.outputs, self.values, self.images)
 
 
 def evaluate(
@@ -128,11 +122,7 @@ def evaluate(
     return ImageLevelEvaluation(result, targets, outputs, values, image_files)
 
 
-def _image_files(
-    images: Path | None,
-    predictions: Path,
-    truth: Truth,
-) -> Mapping[str, Path]:
+def _image_files(images: Path | None, predictions: Path, truth: Truth) -> Mapping[str, Path]:
     """Case to image, for the report."""
     if images is not None:
         return in_folder(images, "images")
@@ -141,30 +131,17 @@ def _image_files(
 
 
 def _case_rows(
-    targets: ImageLevelTargets,
-    cases: Sequence[str],
-    outputs: np.ndarray,
-    values: np.ndarray,
+    targets: ImageLevelTargets, cases: Sequence[str], outputs: np.ndarray, values: np.ndarray
 ) -> list[dict[str, Any]]:
     errors = targets.errors(outputs, values).tolist()
     columns = zip(cases, values.tolist(), outputs.tolist(), errors, strict=True)
     return [
-        {
-            "case": case,
-            "truth": targets.label_cells(case_values),
-            "outputs": case_outputs,
-            "error": error,
-        }
+        {"case": case, "truth": targets.label_cells(case_values), "outputs": case_outputs, "error": error}
         for case, case_values, case_outputs, error in columns
     ]
 
 
-def _common_cases(
-    predictions: PredictionTable,
-    truth: Truth,
-    labels: Path,
-    split: str | None,
-) -> list[str]:
+def _common_cases(predictions: PredictionTable, truth: Truth, labels: Path, split: str | None) -> list[str]:
     """The cases with a prediction and a label.
 
     Raises:
@@ -185,9 +162,7 @@ def _common_cases(
 
 
 def _arrays(
-    predictions: PredictionTable,
-    truth: Truth,
-    cases: Sequence[str],
+    predictions: PredictionTable, truth: Truth, cases: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Outputs and true values of these cases."""
     outputs = np.stack([predictions.outputs[case] for case in cases])
@@ -196,11 +171,7 @@ def _arrays(
 
 
 def _comparison(
-    path: Path,
-    targets: ImageLevelTargets,
-    predictions: PredictionTable,
-    truth: Truth,
-    cases: Sequence[str],
+    path: Path, targets: ImageLevelTargets, predictions: PredictionTable, truth: Truth, cases: Sequence[str]
 ) -> dict[str, Any]:
     """The keys `compare` and `comparison`. Args: path: of the other predictions."""
     compared = read_predictions(path, "compare")

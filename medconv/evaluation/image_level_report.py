@@ -16,13 +16,7 @@ from medconv.targets.image_level import ImageLevelTargets
 _WORST_CASES = 12
 _MAX_OUTPUTS = 4  # of a case
 _MAX_BYTES = 4_000_000  # of a saliency picture; a larger file was not written by medconv
-_DISPLAY_NAMES = {
-    "auc": "AUC",
-    "f1": "F1",
-    "mae": "mean absolute error",
-    "rmse": "RMSE",
-    "r2": "R2",
-}
+_DISPLAY_NAMES = {"auc": "AUC", "f1": "F1", "mae": "mean absolute error", "rmse": "RMSE", "r2": "R2"}
 _DEFINITIONS = {
     "AUC": "area under the ROC curve: the share of pairs of a positive and a negative case in which the "
     "positive one has the higher probability; a tie counts half. With two classes, that of the second; with "
@@ -74,20 +68,11 @@ def write_report(
 
 
 def _case_card(
-    row: Mapping[str, Any],
-    targets: ImageLevelTargets,
-    image: Path | None,
-    saliency: Path,
+    row: Mapping[str, Any], targets: ImageLevelTargets, image: Path | None, saliency: Path
 ) -> dict[str, Any]:
     """A case for the template: its picture, and its highest outputs, or those farthest from the truth."""
     png, caption = _picture(image, saliency)
-    card = {
-        "name": row["case"],
-        "error": row["error"],
-        "png": png,
-        "caption": caption,
-        "truth": None,
-    }
+    card = {"name": row["case"], "error": row["error"], "png": png, "caption": caption, "truth": None}
     if targets.num_values < len(targets.names):  # one class of several
         named_outputs = zip(targets.names, row["outputs"], strict=True)
         outputs = sorted(named_outputs, key=lambda item: -item[1])

@@ -54,10 +54,7 @@ def targets_of(predictions: Path, references: Path) -> SegmentationTargets | Non
     return None
 
 
-def agreed_targets(
-    predictions: Sequence[Path],
-    references: Path,
-) -> SegmentationTargets | None:
+def agreed_targets(predictions: Sequence[Path], references: Path) -> SegmentationTargets | None:
     """`targets_of` several folders of predictions; a folder without targets takes those of the others.
 
     Raises:
@@ -91,10 +88,7 @@ def values_in(label: np.ndarray) -> set[int]:
 
 
 def check_declared(
-    path: Path | str,
-    label: np.ndarray,
-    targets: SegmentationTargets,
-    ignore: int | None = None,
+    path: Path | str, label: np.ndarray, targets: SegmentationTargets, ignore: int | None = None
 ) -> None:
     """Check that a label map has no value above those of all classes, other than `ignore`.
 
@@ -139,10 +133,7 @@ def tolerances(options: Sequence[str]) -> dict[str | None, float]:
     return by_class
 
 
-def tolerance_of(
-    by_class: Mapping[str | None, float],
-    names: Sequence[str],
-) -> dict[str, float]:
+def tolerance_of(by_class: Mapping[str | None, float], names: Sequence[str]) -> dict[str, float]:
     """The tolerance of surface Dice of each name, in mm.
 
     Args:
@@ -152,10 +143,7 @@ def tolerance_of(
     return {name: by_class.get(name, default) for name in names}
 
 
-def check_tolerances(
-    by_class: Mapping[str | None, float],
-    names: Sequence[str],
-) -> None:
+def check_tolerances(by_class: Mapping[str | None, float], names: Sequence[str]) -> None:
     """Check that each tolerance is for one of these names. Raises: ValueError: it is not."""
     unknown = [name for name in by_class if name is not None and name not in names]
     if unknown:
@@ -164,11 +152,7 @@ def check_tolerances(
         )
 
 
-def annotated(
-    options: Sequence[str],
-    cases: Collection[str],
-    names: Sequence[str],
-) -> dict[str, list[str]]:
+def annotated(options: Sequence[str], cases: Collection[str], names: Sequence[str]) -> dict[str, list[str]]:
     """From `siteA_*=liver,spleen` to the annotated classes of each case that lacks some.
 
     Raises:
@@ -197,9 +181,7 @@ def annotated(
 
 
 def with_annotated_structures(
-    references: Mapping[str, Path],
-    options: Sequence[str],
-    targets: SegmentationTargets | None,
+    references: Mapping[str, Path], options: Sequence[str], targets: SegmentationTargets | None
 ) -> dict[str, Path]:
     """The references; contours (RTSTRUCT) may lack the structures of classes that are not annotated.
 

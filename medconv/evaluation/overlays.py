@@ -19,10 +19,7 @@ _MARGIN_MM = 10.0  # around the foreground
 
 
 def case_png(
-    paths: Sequence[Path],
-    image: Path | None,
-    ignore: int | None = None,
-    num_values: int | None = None,
+    paths: Sequence[Path], image: Path | None, ignore: int | None = None, num_values: int | None = None
 ) -> bytes:
     """One row per plane; columns: the image (if there is one), and each label map.
 
@@ -63,9 +60,7 @@ def _read_label(path: Path, like: Path, num_values: int | None) -> tuple[np.ndar
 
 
 def _picture(
-    label_maps: Sequence[np.ndarray],
-    image: np.ndarray | None,
-    spacing_mm: Sequence[float],
+    label_maps: Sequence[np.ndarray], image: np.ndarray | None, spacing_mm: Sequence[float]
 ) -> bytes:
     """Around the foreground of all label maps, of which the first is the reference."""
     box = _foreground_box(np.stack(label_maps), spacing_mm)
@@ -81,10 +76,7 @@ def _picture(
 
 
 def images_of(
-    predictions: Path,
-    references: Path,
-    folder: Path | None,
-    cases: Sequence[str],
+    predictions: Path, references: Path, folder: Path | None, cases: Sequence[str]
 ) -> dict[str, Path]:
     """Case to its image, CASE.nii.gz or its first channel CASE_0000.nii.gz, for cases that have one.
 
@@ -115,18 +107,12 @@ def images_of(
         return {}  # no such folder: the report is made without images
 
 
-def _images_of_cases(
-    images: Mapping[str, Path],
-    cases: Sequence[str],
-) -> dict[str, Path]:
+def _images_of_cases(images: Mapping[str, Path], cases: Sequence[str]) -> dict[str, Path]:
     images_by_case = {case: images.get(case) or images.get(f"{case}_0000") for case in cases}
     return {case: path for case, path in images_by_case.items() if path}
 
 
-def _foreground_box(
-    labels: np.ndarray,
-    spacing_mm: Sequence[float],
-) -> tuple[slice, ...]:
+def _foreground_box(labels: np.ndarray, spacing_mm: Sequence[float]) -> tuple[slice, ...]:
     """The box of all foreground with a margin; without foreground the box of the whole image.
 
     Shape: (labels, *spatial) -> a slice per spatial axis.

@@ -95,16 +95,7 @@ class Decision:
 def table(decision: Decision) -> str:
     """A line for each accepted step, in their order, then for each rejected one."""
     template = "{:<32} {:<20} {:>8} {:>7} {:>7} {:>8}  {:<19} {}"
-    titles = (
-        "operation",
-        "label",
-        "changed",
-        "before",
-        "after",
-        "change",
-        "95 % interval",
-        "kept",
-    )
+    titles = ("operation", "label", "changed", "before", "after", "change", "95 % interval", "kept")
     lines = [template.format(*titles)]
     for verdict in (*decision.accepted, *decision.rejected):
         # undefined for a single case

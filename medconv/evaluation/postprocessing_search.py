@@ -49,10 +49,7 @@ def silent(cases: Sequence[str], title: str) -> Iterable[str]:
 
 
 def volumes(
-    load: Load,
-    cases: Sequence[str],
-    targets: SegmentationTargets,
-    progress: Progress = silent,
+    load: Load, cases: Sequence[str], targets: SegmentationTargets, progress: Progress = silent
 ) -> dict[str, np.ndarray]:
     """The volumes in mm^3 of all references' components, by class or region, and of the whole foreground."""
     labels = _labels(targets)
@@ -65,10 +62,7 @@ def volumes(
     return {label: np.sort(np.concatenate(arrays)) for label, arrays in by_label.items()}
 
 
-def candidates(
-    volumes: Mapping[str, np.ndarray],
-    targets: SegmentationTargets,
-) -> list[Step]:
+def candidates(volumes: Mapping[str, np.ndarray], targets: SegmentationTargets) -> list[Step]:
     """The steps to try, for every class or region, and for the whole foreground if none of them covers it.
 
     Thresholds of `remove_small`: half the volume of the references' smallest component, that volume, and
@@ -163,10 +157,7 @@ def _scores(
 
 
 def _verdicts(
-    scores: np.ndarray,
-    changed: np.ndarray,
-    tried: Sequence[Step],
-    targets: SegmentationTargets,
+    scores: np.ndarray, changed: np.ndarray, tried: Sequence[Step], targets: SegmentationTargets
 ) -> list[Verdict]:
     """A verdict on each step. Shape: as `_scores` returns them."""
     before = scores[0]
@@ -199,10 +190,7 @@ def _verdicts(
 
 
 def _paired_test(
-    step: Step,
-    after: np.ndarray,
-    before: np.ndarray,
-    targets: SegmentationTargets,
+    step: Step, after: np.ndarray, before: np.ndarray, targets: SegmentationTargets
 ) -> dict[str, Any]:
     """Dice of the step's class, or the mean over classes. Shape: (cases, classes)."""
     classes: slice | list[int] = slice(None)
@@ -213,10 +201,7 @@ def _paired_test(
     return paired(after_means.tolist(), before_means.tolist())
 
 
-def _worse_classes(
-    class_gains: np.ndarray,
-    targets: SegmentationTargets,
-) -> tuple[str, ...]:
+def _worse_classes(class_gains: np.ndarray, targets: SegmentationTargets) -> tuple[str, ...]:
     named_gains = zip(targets.names, class_gains, strict=True)
     return tuple(name for name, gain in named_gains if gain < -_ROUNDING)
 
@@ -229,11 +214,7 @@ def _rounded_down(value: float) -> float:
     return float(f"{units * unit:.3g}")
 
 
-def _dice(
-    label: np.ndarray,
-    reference: np.ndarray,
-    targets: SegmentationTargets,
-) -> list[float]:
+def _dice(label: np.ndarray, reference: np.ndarray, targets: SegmentationTargets) -> list[float]:
     scores = dice(label, reference, targets)
     return [1.0 if score is None else score for score in scores.values()]
 

@@ -16,11 +16,7 @@ from medconv.metrics.dice import ClassScores
 _MIN_CASES = 3  # of a rank correlation, and of a calibration
 
 
-def read(
-    predictions: Path,
-    names: Sequence[str],
-    cases: Sequence[str],
-) -> dict[str, ClassScores]:
+def read(predictions: Path, names: Sequence[str], cases: Sequence[str]) -> dict[str, ClassScores]:
     """Case to the predicted Dice of each class; the cases that have one.
 
     Raises:
@@ -63,9 +59,7 @@ def _read_case(path: Path, names: Sequence[str]) -> ClassScores:
 
 
 def compared(
-    predicted: Mapping[str, ClassScores],
-    true: Mapping[str, ClassScores],
-    names: Sequence[str],
+    predicted: Mapping[str, ClassScores], true: Mapping[str, ClassScores], names: Sequence[str]
 ) -> dict[str, Any]:
     """Agreement of predicted with true Dice, by class.
 
@@ -87,9 +81,7 @@ def compared(
 
 
 def chart(
-    predicted: Mapping[str, ClassScores],
-    true: Mapping[str, ClassScores],
-    names: Sequence[str],
+    predicted: Mapping[str, ClassScores], true: Mapping[str, ClassScores], names: Sequence[str]
 ) -> bytes:
     """PNG: predicted against true Dice, a panel per class, at most six; a dot is a case, the line the
     calibration.
@@ -105,19 +97,13 @@ def chart(
     return visualization.png(pixels)
 
 
-def _dice_table(
-    scores: Mapping[str, ClassScores],
-    cases: Sequence[str],
-    names: Sequence[str],
-) -> np.ndarray:
+def _dice_table(scores: Mapping[str, ClassScores], cases: Sequence[str], names: Sequence[str]) -> np.ndarray:
     """Shape: (cases, names), NaN where undefined."""
     return np.array([[scores[case][name] for name in names] for case in cases], float)
 
 
 def _defined_pairs(
-    predicted: Mapping[str, ClassScores],
-    true: Mapping[str, ClassScores],
-    name: str,
+    predicted: Mapping[str, ClassScores], true: Mapping[str, ClassScores], name: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Predicted and true Dice of a class, of the cases in which both are defined."""
     pairs = [(predicted[case][name], true[case][name]) for case in predicted]
@@ -129,13 +115,7 @@ def _defined_pairs(
 
 def _agreement(predicted: np.ndarray, true: np.ndarray) -> dict[str, Any]:
     if not len(true):
-        undefined = (
-            "spearman",
-            "difference",
-            "mae",
-            "calibration",
-            "mae_calibrated",
-        )
+        undefined = ("spearman", "difference", "mae", "calibration", "mae_calibrated")
         return {"n": 0, **dict.fromkeys(undefined)}
     difference = predicted - true
     line = _fitted(predicted, true)
@@ -168,10 +148,7 @@ def _fitted(predicted: np.ndarray, true: np.ndarray) -> quality.Line | None:
         return None
     centred = predicted - predicted.mean()
     covariance = max(0.0, float(centred @ true))
-    variance = max(
-        float(centred @ centred),
-        1e-12,
-    )  # constant predictions: the slope is 0
+    variance = max(float(centred @ centred), 1e-12)  # constant predictions: the slope is 0
     slope = covariance / variance
     intercept = float(true.mean() - slope * predicted.mean())
     return slope, intercept

@@ -66,10 +66,7 @@ class Raters:
 
 
 def raters_of(
-    paths: Sequence[Path],
-    consensus: str | None,
-    references: Mapping[str, Path],
-    num_values: int | None,
+    paths: Sequence[Path], consensus: str | None, references: Mapping[str, Path], num_values: int | None
 ) -> Raters:
     """The raters at these paths.
 
@@ -116,9 +113,7 @@ def checked(references: Mapping[str, RaterFile], targets: SegmentationTargets) -
 
 
 def rater_dice(
-    prediction: np.ndarray,
-    label_maps: Mapping[str, np.ndarray],
-    targets: SegmentationTargets,
+    prediction: np.ndarray, label_maps: Mapping[str, np.ndarray], targets: SegmentationTargets
 ) -> dict[str, Any]:
     """For the row of a case: Dice of each class against each rater, and its mean over pairs of raters."""
     dice = {rater: targets.dice(prediction, label_map) for rater, label_map in label_maps.items()}
@@ -129,9 +124,7 @@ def rater_dice(
 
 
 def summarize_raters(
-    rows: Sequence[Mapping[str, Any]],
-    names: Sequence[str],
-    consensus: str,
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], consensus: str
 ) -> dict[str, Any]:
     """The keys `consensus` and `raters` of a result; empty if no case has several raters.
 

@@ -34,11 +34,7 @@ def render(template: str, **values: Any) -> str:
     return _TEMPLATES.get_template(template).render(values)
 
 
-def number(
-    value: float | None,
-    digits: int = 3,
-    signed: bool = False,
-) -> str:
+def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
     """A number as reports print it: with a true minus sign; a dash for None; integers without decimals."""
     if value is None:
         return "\N{EN DASH}"
@@ -59,10 +55,7 @@ def plain_number(value: float | None, digits: int = 4) -> str:
 
 def training_notes(result: Mapping[str, Any]) -> list[str]:
     """A line for each set of predictions with cases that its network was trained on."""
-    sets = {
-        "predictions": result,
-        "compare": result.get("compare", {}),
-    }
+    sets = {"predictions": result, "compare": result.get("compare", {})}
     notes = []
     for name, summary in sets.items():
         cases = summary.get("train_cases")

@@ -10,11 +10,7 @@ from medconv.data.io.raster import check_ignored
 from medconv.evaluation import labels, predicted_quality, segmentation_summary
 from medconv.evaluation.case_measurement import CaseMeasurement, LabelMaps, Settings, measure_cases
 from medconv.evaluation.overlays import images_of
-from medconv.evaluation.raters import (
-    RATER_DICE,
-    raters_of,
-    summarize_raters,
-)
+from medconv.evaluation.raters import RATER_DICE, raters_of, summarize_raters
 from medconv.evaluation.segmentation_results import LabelMapEvaluation
 from medconv.evaluation.segmentation_summary import CaseRow, columns_of
 from medconv.evaluation.stated_spacing import agreed_spacing
@@ -53,10 +49,7 @@ def evaluate(
     """
     prediction_sets = _prediction_sets(predictions, compare)
     reference_set = _reference_set(references, prediction_sets)
-    targets = labels.agreed_targets(
-        [maps.folder for maps in prediction_sets],
-        reference_set.folder,
-    )
+    targets = labels.agreed_targets([maps.folder for maps in prediction_sets], reference_set.folder)
     num_values = targets.num_values if targets else None
     settings = Settings(
         tolerance_mm or {},
@@ -71,13 +64,7 @@ def evaluate(
     prediction_sets = [_with_relabel(maps, num_values) for maps in prediction_sets]
     first = prediction_sets[0]
     image_files = images_of(first.folder, reference_set.folder, images, list(first.files))
-    rows_of_sets = _measure_sets(
-        prediction_sets,
-        reference_set,
-        targets,
-        settings,
-        workers,
-    )
+    rows_of_sets = _measure_sets(prediction_sets, reference_set, targets, settings, workers)
     targets = targets or _numbered_targets(rows_of_sets)
     labels.check_tolerances(settings.tolerances, targets.names)
     _drop_not_annotated(rows_of_sets, reference_set, targets, settings)
@@ -95,10 +82,7 @@ def _prediction_sets(predictions: Path, compare: Path | None) -> list[LabelMaps]
     return sets
 
 
-def _reference_set(
-    references: Path,
-    prediction_sets: Sequence[LabelMaps],
-) -> LabelMaps:
+def _reference_set(references: Path, prediction_sets: Sequence[LabelMaps]) -> LabelMaps:
     """The references. Raises: ValueError: predictions without a reference."""
     files = labels.case_files(references, "references")
     predicted_cases = {case for predictions in prediction_sets for case in predictions.files}
@@ -109,15 +93,9 @@ def _reference_set(
 
 
 def _with_annotated_structures(
-    references: LabelMaps,
-    targets: SegmentationTargets | None,
-    settings: Settings,
+    references: LabelMaps, targets: SegmentationTargets | None, settings: Settings
 ) -> LabelMaps:
-    files = labels.with_annotated_structures(
-        references.files,
-        settings.annotated,
-        targets,
-    )
+    files = labels.with_annotated_structures(references.files, settings.annotated, targets)
     return replace(references, files=files)
 
 
@@ -125,11 +103,7 @@ def _with_relabel(maps: LabelMaps, num_values: int | None) -> LabelMaps:
     return replace(maps, relabel=relabel_of(maps.files.values(), num_values))
 
 
-def _check_targets(
-    targets: SegmentationTargets,
-    references: LabelMaps,
-    settings: Settings,
-) -> None:
+def _check_targets(targets: SegmentationTargets, references: LabelMaps, settings: Settings) -> None:
     """Fail before the work, not after it."""
     labels.check_tolerances(settings.tolerances, targets.names)
     for value in (targets.ignore, *targets.also_ignored):
@@ -149,13 +123,7 @@ def _measure_sets(
     # the same reference is measured with one spacing in both sets
     rows_of_sets = []
     for predictions, spacing in zip(prediction_sets, agreed_spacing(folders, cases), strict=True):
-        measurement = CaseMeasurement(
-            predictions,
-            references,
-            targets,
-            settings,
-            spacing,
-        )
+        measurement = CaseMeasurement(predictions, references, targets, settings, spacing)
         rows_of_sets.append(measure_cases(measurement, workers))
     return rows_of_sets
 
@@ -217,25 +185,13 @@ def _result(
     result |= _quality(first, summaries[0]["cases"], targets.names)
     if len(summaries) > 1:
         result["compare"] = summaries[1]
-        result["comparison"] = segmentation_summary.compare(
-            summaries[0],
-            summaries[1],
-            settings.selection,
-        )
+        result["comparison"] = segmentation_summary.compare(summaries[0], summaries[1], settings.selection)
     return result
 
 
-def _quality(
-    predictions: LabelMaps,
-    cases: Sequence[CaseRow],
-    names: Sequence[str],
-) -> dict[str, Any]:
+def _quality(predictions: LabelMaps, cases: Sequence[CaseRow], names: Sequence[str]) -> dict[str, Any]:
     """The key `quality`, where the network predicted its own Dice."""
-    predicted_dice = predicted_quality.read(
-        predictions.folder,
-        names,
-        list(predictions.files),
-    )
+    predicted_dice = predicted_quality.read(predictions.folder, names, list(predictions.files))
     if not predicted_dice:
         return {}
     true_dice = {row["case"]: row["dice"] for row in cases}
@@ -245,8 +201,7 @@ def _quality(
 
 
 def _files_of_cases(
-    prediction_sets: Sequence[LabelMaps],
-    references: LabelMaps,
+    prediction_sets: Sequence[LabelMaps], references: LabelMaps
 ) -> dict[str, tuple[Path, ...]]:
     """Case to its reference and its predictions."""
     files = {}

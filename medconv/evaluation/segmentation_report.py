@@ -25,9 +25,7 @@ _DEFINITIONS = {
 
 
 def write_report(
-    result: Mapping[str, Any],
-    paths: Mapping[str, tuple[Path, ...]],
-    images: Mapping[str, Path],
+    result: Mapping[str, Any], paths: Mapping[str, tuple[Path, ...]], images: Mapping[str, Path]
 ) -> str:
     """The HTML page.
 
@@ -64,11 +62,7 @@ def _quality_chart(result: Mapping[str, Any]) -> bytes | None:
     if "quality" not in result:
         return None
     true = {row["case"]: row["dice"] for row in result["cases"]}
-    return predicted_quality.chart(
-        result["quality"]["cases"],
-        true,
-        list(result["per_class"]),
-    )
+    return predicted_quality.chart(result["quality"]["cases"], true, list(result["per_class"]))
 
 
 def _tolerance(by_class: Mapping[str, float]) -> str:
@@ -126,10 +120,7 @@ def _worst_cases(
 
 
 def _case_card(
-    row: Mapping[str, Any],
-    label_paths: tuple[Path, ...],
-    image: Path | None,
-    ignore: int | None,
+    row: Mapping[str, Any], label_paths: tuple[Path, ...], image: Path | None, ignore: int | None
 ) -> dict[str, Any]:
     """A case for the template: its picture, and its worst classes."""
     problem = ""
@@ -164,11 +155,7 @@ def _legend(targets: SegmentationTargets) -> list[tuple[str, str]]:
     return [(visualization.colour(value), name) for value, name in named_values[:_MAX_LEGEND]]
 
 
-def _number(
-    value: float | None,
-    metric: Metric,
-    signed: bool = False,
-) -> str:
+def _number(value: float | None, metric: Metric, signed: bool = False) -> str:
     digits = 2 if metric.unit else 3
     has_sign = signed and metric.better == 0
     if value is None:

@@ -101,9 +101,7 @@ class LabelMapEvaluation:
 
 
 def class_rows(
-    cases: Sequence[CaseRow],
-    names: Iterable[str],
-    columns: Sequence[str],
+    cases: Sequence[CaseRow], names: Iterable[str], columns: Sequence[str]
 ) -> Iterator[Sequence[Any]]:
     """A row per case and class: the case, the class, and the value of each column."""
     for row in cases:

@@ -26,10 +26,7 @@ def selection_of(result: Mapping[str, Any]) -> MetricSelection:
 
 
 def summarize(
-    predictions: Path,
-    rows: Sequence[CaseRow],
-    names: Sequence[str],
-    selection: MetricSelection,
+    predictions: Path, rows: Sequence[CaseRow], names: Sequence[str], selection: MetricSelection
 ) -> dict[str, Any]:
     """The results of one set of predictions; a class that a case's row does not have is undefined there."""
     return {
@@ -39,11 +36,7 @@ def summarize(
     }
 
 
-def described(
-    rows: Sequence[CaseRow],
-    names: Sequence[str],
-    selection: MetricSelection,
-) -> dict[str, Any]:
+def described(rows: Sequence[CaseRow], names: Sequence[str], selection: MetricSelection) -> dict[str, Any]:
     """`mean`, `per_class`, `statistics` and `cases` of the rows of cases, see `LabelMapEvaluation`.
 
     Args:
@@ -63,18 +56,11 @@ def described(
     for column in columns:
         class_means = {name: per_class[name][column] for name in names}
         mean[column] = metrics_dice.mean(class_means)
-    return {
-        "mean": mean,
-        "per_class": per_class,
-        "statistics": statistics_by_class,
-        "cases": cases,
-    }
+    return {"mean": mean, "per_class": per_class, "statistics": statistics_by_class, "cases": cases}
 
 
 def compare(
-    first: Mapping[str, Any],
-    second: Mapping[str, Any],
-    selection: MetricSelection,
+    first: Mapping[str, Any], second: Mapping[str, Any], selection: MetricSelection
 ) -> dict[str, Any]:
     """Class to metric to what `statistics.paired` returns, over the cases of both, with `p_holm`:
     corrected over the classes.
@@ -104,11 +90,7 @@ def compare(
     return comparison
 
 
-def _with_all_classes(
-    row: CaseRow,
-    names: Sequence[str],
-    columns: Sequence[str],
-) -> CaseRow:
+def _with_all_classes(row: CaseRow, names: Sequence[str], columns: Sequence[str]) -> CaseRow:
     """A row whose metrics have all classes; None where a class is undefined."""
     complete: CaseRow = {"case": row["case"]}
     for column in columns:
@@ -116,11 +98,7 @@ def _with_all_classes(
     return complete
 
 
-def _statistics(
-    cases: Sequence[CaseRow],
-    name: str,
-    columns: Sequence[str],
-) -> dict[str, Any]:
+def _statistics(cases: Sequence[CaseRow], name: str, columns: Sequence[str]) -> dict[str, Any]:
     """Metric to the statistics of a class."""
     by_column = {}
     for column in columns:
@@ -129,11 +107,7 @@ def _statistics(
     return by_column
 
 
-def _paired_test(
-    pairs: Sequence[tuple[CaseRow, CaseRow]],
-    metric: Metric,
-    name: str,
-) -> dict[str, Any]:
+def _paired_test(pairs: Sequence[tuple[CaseRow, CaseRow]], metric: Metric, name: str) -> dict[str, Any]:
     first_values = [metric.error(first[metric.name][name]) for first, _ in pairs]
     second_values = [metric.error(second[metric.name][name]) for _, second in pairs]
     return statistics.paired(first_values, second_values)

@@ -24,10 +24,7 @@ def stated_spacing(predictions: Path) -> Any:
     return stated
 
 
-def agreed_spacing(
-    predictions: Sequence[Path],
-    cases: Collection[str],
-) -> list[Any]:
+def agreed_spacing(predictions: Sequence[Path], cases: Collection[str]) -> list[Any]:
     """`stated_spacing` of folders of predictions of the same cases; a folder that states nothing takes that
     of another.
 

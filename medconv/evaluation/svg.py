@@ -8,13 +8,7 @@ from xml.etree import ElementTree
 
 # CSS variable of report.css: the colour that matplotlib draws; `svg` replaces it by the variable, for
 # dark mode.
-THEME = {
-    "a": "#0072b2",
-    "b": "#d55e00",
-    "ink": "#1b1f24",
-    "soft": "#5b6470",
-    "line": "#d8dde3",
-}
+THEME = {"a": "#0072b2", "b": "#d55e00", "ink": "#1b1f24", "soft": "#5b6470", "line": "#d8dde3"}
 Tooltips = dict[str, list[str]]  # id of an SVG group to a text for each mark in it
 
 
@@ -46,11 +40,7 @@ def _plain_svg(figure: Any) -> str:
     from matplotlib import rc_context
 
     text = StringIO()
-    settings: Any = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "medconv",
-        "font.sans-serif": ["DejaVu Sans"],
-    }
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "medconv", "font.sans-serif": ["DejaVu Sans"]}
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with rc_context(settings), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # letters that matplotlib's font lacks; the browser has them

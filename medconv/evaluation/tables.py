@@ -93,11 +93,7 @@ def read_predictions(path: Path, argument: str) -> PredictionTable:
     return PredictionTable(path, targets, names, outputs)
 
 
-def targets_of(
-    predictions: PredictionTable,
-    labels: Path,
-    label_columns: Sequence[str],
-) -> ImageLevelTargets:
+def targets_of(predictions: PredictionTable, labels: Path, label_columns: Sequence[str]) -> ImageLevelTargets:
     """The targets of the predictions. If these do not say: multilabel if all labels are 0 or 1 and all
     outputs are probabilities, else regression.
 
@@ -147,12 +143,7 @@ def read_truth(
     _check_header(path, header, columns if split is None else [*columns, split_column])
     has_paths = "path" in header and bool(rows)
     # A label may be called `case`; then `path` tells the case.
-    ids = row_ids(
-        path,
-        header,
-        [row for _, row in rows],
-        used_columns=columns if has_paths else (),
-    )
+    ids = row_ids(path, header, [row for _, row in rows], used_columns=columns if has_paths else ())
     cases = list(zip(ids, rows, strict=True))
     if split is not None:
         cases = [(case, row) for case, row in cases if _split_of(row[1], split_column) == split]
@@ -168,10 +159,7 @@ def read_truth(
 
 
 def _values_of(
-    cases: Sequence[tuple[str, Row]],
-    targets: ImageLevelTargets,
-    columns: Sequence[str],
-    path: Path,
+    cases: Sequence[tuple[str, Row]], targets: ImageLevelTargets, columns: Sequence[str], path: Path
 ) -> tuple[dict[str, tuple[float, ...]], tuple[str, ...]]:
     """Case to its values, and the cases without a label."""
     values: dict[str, tuple[float, ...]] = {}
@@ -187,11 +175,7 @@ def _values_of(
     return values, tuple(unlabelled)
 
 
-def _check_header(
-    path: Path,
-    header: Sequence[str],
-    columns: Sequence[str],
-) -> None:
+def _check_header(path: Path, header: Sequence[str], columns: Sequence[str]) -> None:
     for column in columns:
         if column not in header:
             raise ValueError(f"labels {path}: no column {column!r}; it has {', '.join(header)}")
@@ -230,10 +214,7 @@ def _in_order(columns: Sequence[str], targets: ImageLevelTargets) -> list[str]:
 
 
 def _parsed(
-    targets: ImageLevelTargets,
-    row: Mapping[str, str],
-    columns: Sequence[str],
-    position: str,
+    targets: ImageLevelTargets, row: Mapping[str, str], columns: Sequence[str], position: str
 ) -> tuple[float, ...]:
     """The values of a row. Args: position: of the row, for messages."""
     cells = {column: row[column] for column in columns}
@@ -248,10 +229,7 @@ def _are_probabilities(outputs: np.ndarray) -> bool:
     return bool(is_in_range.all())
 
 
-def _from_manifest(
-    path: Path,
-    names: tuple[str, ...],
-) -> ImageLevelTargets | None:
+def _from_manifest(path: Path, names: tuple[str, ...]) -> ImageLevelTargets | None:
     """The targets in the manifest beside the table, if any.
 
     Raises:

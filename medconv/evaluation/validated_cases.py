@@ -25,11 +25,7 @@ _LAYOUTS = (
 )
 
 
-def validated_cases(
-    crossval: CrossValidation,
-    runs: Path,
-    trusted: Sequence[str],
-) -> dict[str, Case]:
+def validated_cases(crossval: CrossValidation, runs: Path, trusted: Sequence[str]) -> dict[str, Case]:
     """Case id to case, of every case that a fold validated.
 
     Args:

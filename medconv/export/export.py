@@ -68,12 +68,7 @@ class ExportOptions:
         return "torchscript" if self.is_bundle else self.format
 
 
-def export(
-    source: Path,
-    output: Path,
-    choices: ExportOptions,
-    trusted: Sequence[str] = (),
-) -> None:
+def export(source: Path, output: Path, choices: ExportOptions, trusted: Sequence[str] = ()) -> None:
     """Export the network of a checkpoint, compare its logits with the checkpoint's, and write its metadata.
 
     Args:
@@ -109,10 +104,7 @@ def export(
 
 
 def _export_bundle(
-    output: Path,
-    choices: ExportOptions,
-    network: LoadedModel,
-    reference: LoadedModel,
+    output: Path, choices: ExportOptions, network: LoadedModel, reference: LoadedModel
 ) -> None:
     with _new_folder(output) as partial:
         model = partial / MODEL
@@ -123,10 +115,7 @@ def _export_bundle(
 
 
 def _export_nnunet(
-    output: Path,
-    choices: ExportOptions,
-    network: LoadedModel,
-    reference: LoadedModel,
+    output: Path, choices: ExportOptions, network: LoadedModel, reference: LoadedModel
 ) -> None:
     assert network.path is not None
     with _new_folder(output) as partial:
@@ -139,10 +128,7 @@ def _export_nnunet(
 
 
 def _export_weights(
-    output: Path,
-    choices: ExportOptions,
-    network: LoadedModel,
-    reference: LoadedModel,
+    output: Path, choices: ExportOptions, network: LoadedModel, reference: LoadedModel
 ) -> None:
     assert network.path is not None
     captured = capture(network)
@@ -158,10 +144,7 @@ def _export_weights(
 
 
 def _export_file(
-    file: Path,
-    choices: ExportOptions,
-    network: LoadedModel,
-    reference: LoadedModel,
+    file: Path, choices: ExportOptions, network: LoadedModel, reference: LoadedModel
 ) -> Metadata:
     """Write the network's file and compare it with the checkpoint. Returns: its metadata."""
     captured = write_network(capture(network), choices.file_format, file, choices.opset)
@@ -169,11 +152,7 @@ def _export_file(
 
 
 def _compare(
-    file: Path,
-    choices: ExportOptions,
-    network: LoadedModel,
-    captured: Captured,
-    reference: LoadedModel,
+    file: Path, choices: ExportOptions, network: LoadedModel, captured: Captured, reference: LoadedModel
 ) -> Metadata:
     """Compare the logits of an exported file with the checkpoint's.
 
@@ -197,10 +176,7 @@ def _compare(
 
 
 def _parity(
-    reference: LoadedModel,
-    exported: LoadedModel,
-    larger: Sequence[int],
-    choices: ExportOptions,
+    reference: LoadedModel, exported: LoadedModel, larger: Sequence[int], choices: ExportOptions
 ) -> Metadata:
     """The largest difference of the logits, and on what.
 

@@ -22,12 +22,7 @@ OUTPUT = "logits"
 OPSETS = range(18, 24)
 
 
-def write_network(
-    captured: Captured,
-    format: str,
-    path: Path,
-    opset: int,
-) -> Captured:
+def write_network(captured: Captured, format: str, path: Path, opset: int) -> Captured:
     """Write the network to a file.
 
     Args:
@@ -82,12 +77,7 @@ def _need(packages: Sequence[str]) -> list[Any]:
         raise ValueError(f"the format onnx needs {error.name}: pip install 'medconv[onnx]'") from error
 
 
-def _write(
-    captured: Captured,
-    format: str,
-    path: Path,
-    opset: int,
-) -> Captured:
+def _write(captured: Captured, format: str, path: Path, opset: int) -> Captured:
     if format == "torchscript":
         return _write_torchscript(captured, path)
     if format == "onnx":

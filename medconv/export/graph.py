@@ -84,13 +84,7 @@ def capture(model: LoadedModel) -> Captured:
         except Exception as error:
             reason = with_class(error)
             continue
-        return Captured(
-            module=module,
-            program=program,
-            example=example,
-            divisor=divisor,
-            dynamic=dynamic,
-        )
+        return Captured(module=module, program=program, example=example, divisor=divisor, dynamic=dynamic)
     kind = type(model.network).__name__
     raise ValueError(f"{model.path}: its network, {kind}, cannot be exported ({reason})")
 

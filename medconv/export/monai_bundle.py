@@ -43,12 +43,7 @@ def check_bundle(model: LoadedModel) -> None:
         raise ValueError(f"{model.path}: a bundle is for {needed}; take another format")
 
 
-def write_bundle(
-    folder: Path,
-    model: LoadedModel,
-    metadata: Metadata,
-    name: str,
-) -> None:
+def write_bundle(folder: Path, model: LoadedModel, metadata: Metadata, name: str) -> None:
     """Write everything but the network, which is at `MODEL` already.
 
     Args:

@@ -90,10 +90,7 @@ def _layers(network: nn.Module) -> dict[str, str]:
 
 
 def write_nnunet(
-    folder: Path,
-    model: LoadedModel,
-    content: Mapping[str, Any],
-    dataset_name: str,
+    folder: Path, model: LoadedModel, content: Mapping[str, Any], dataset_name: str
 ) -> nn.Module:
     """Write an nnU-Net model into a folder, and read its network back.
 
@@ -124,11 +121,7 @@ def _fold(content: Mapping[str, Any]) -> str:
 
 
 def _checkpoint(
-    model: LoadedModel,
-    plans: Content,
-    dataset: Content,
-    configuration: str,
-    fold: str,
+    model: LoadedModel, plans: Content, dataset: Content, configuration: str, fold: str
 ) -> Content:
     """As nnU-Net's trainer saves it; its optimizer is not ours."""
     return {

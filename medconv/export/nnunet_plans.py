@@ -75,11 +75,7 @@ def stored_axes(model: LoadedModel) -> list[int]:
     return [slice_axis, *axes]
 
 
-def plans(
-    model: LoadedModel,
-    network: NnUNet,
-    dataset_name: str,
-) -> Content:
+def plans(model: LoadedModel, network: NnUNet, dataset_name: str) -> Content:
     """The content of plans.json."""
     preprocessing = model.preprocessing
     # nnU-Net's arrays are stored z, y, x.
@@ -108,10 +104,7 @@ def plans(
 
 
 def _configuration(
-    model: LoadedModel,
-    network: NnUNet,
-    patch_size: Sequence[int],
-    spacing_mm: Sequence[float],
+    model: LoadedModel, network: NnUNet, patch_size: Sequence[int], spacing_mm: Sequence[float]
 ) -> Content:
     """Args: patch_size, spacing_mm: in nnU-Net's axes."""
     normalisation = model.preprocessing.normalisation

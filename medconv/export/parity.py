@@ -16,11 +16,7 @@ from medconv.utils.errors import ArgumentError
 
 
 @torch.inference_mode()
-def on_patches(
-    reference: LoadedModel,
-    exported: LoadedModel,
-    larger: Sequence[int],
-) -> float:
+def on_patches(reference: LoadedModel, exported: LoadedModel, larger: Sequence[int]) -> float:
     """The largest difference on random patches: one, a batch of three, and one of another size.
 
     Args:
@@ -30,11 +26,7 @@ def on_patches(
     patch_size = reference.window.patch_size
     largest = torch.zeros(())
     channels = len(reference.modalities)
-    shapes = [
-        (1, channels, *patch_size),
-        (3, channels, *patch_size),
-        (1, channels, *larger),
-    ]
+    shapes = [(1, channels, *patch_size), (3, channels, *patch_size), (1, channels, *larger)]
     for shape in shapes:
         image = torch.randn(shape, generator=generator)
         in_layout = to_memory_format(image, reference.memory_format)
@@ -45,11 +37,7 @@ def on_patches(
     return float(largest)
 
 
-def on_case(
-    reference: LoadedModel,
-    exported: LoadedModel,
-    case: Path,
-) -> tuple[float, tuple[int, ...]]:
+def on_case(reference: LoadedModel, exported: LoadedModel, case: Path) -> tuple[float, tuple[int, ...]]:
     """The largest difference on an image, through preprocessing, windows and flips.
 
     Args:

@@ -53,10 +53,7 @@ class Forward(ABC):
 
     @abstractmethod
     def __call__(
-        self,
-        inputs: Sequence[Input],
-        keeps_logits: bool = False,
-        logit_folder: Path | None = None,
+        self, inputs: Sequence[Input], keeps_logits: bool = False, logit_folder: Path | None = None
     ) -> Sequence[Any]:
         """The scores of each case.
 
@@ -76,29 +73,16 @@ class LabelMapForward(Forward):
         with_quality: the answers have their uncertainty and each member's own label map, too.
     """
 
-    def __init__(
-        self,
-        members: Sequence[LoadedModel],
-        device: str,
-        with_quality: bool = False,
-    ) -> None:
+    def __init__(self, members: Sequence[LoadedModel], device: str, with_quality: bool = False) -> None:
         super().__init__(members, device)
         self.with_quality = with_quality
 
     def __call__(
-        self,
-        inputs: Sequence[Input],
-        keeps_logits: bool = False,
-        logit_folder: Path | None = None,
+        self, inputs: Sequence[Input], keeps_logits: bool = False, logit_folder: Path | None = None
     ) -> list[LabelMapScores]:
         return [self._scores(case_input, keeps_logits, logit_folder) for case_input in inputs]
 
-    def _scores(
-        self,
-        case_input: Input,
-        keeps_logits: bool,
-        logit_folder: Path | None,
-    ) -> LabelMapScores:
+    def _scores(self, case_input: Input, keeps_logits: bool, logit_folder: Path | None) -> LabelMapScores:
         targets = self.members[0].targets
         assert isinstance(targets, SegmentationTargets)
         if prod(case_input.crop.content_shape) > _LARGE:
@@ -216,12 +200,7 @@ def network_of(member: LoadedModel) -> Callable[[Tensor], Any]:
     return lambda images: member.network(to_memory_format(images, member.memory_format))
 
 
-def check_finite(
-    kind: str,
-    member: LoadedModel,
-    images: np.ndarray | Tensor,
-    values: Tensor,
-) -> None:
+def check_finite(kind: str, member: LoadedModel, images: np.ndarray | Tensor, values: Tensor) -> None:
     """Raises: ValueError: not finite; it blames the images where they are far from what a network is fed."""
     # A finite sum has finite terms only. `isfinite` copies, but huge terms may overflow the sum.
     if bool(values.sum(dtype=torch.float32).isfinite()) or bool(values.isfinite().all()):

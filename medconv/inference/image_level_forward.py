@@ -28,22 +28,14 @@ class ImageLevelForward(Forward):
         batch_size: whole images in one forward pass; None: by their size.
     """
 
-    def __init__(
-        self,
-        members: Sequence[LoadedModel],
-        device: str,
-        batch_size: int | None = None,
-    ) -> None:
+    def __init__(self, members: Sequence[LoadedModel], device: str, batch_size: int | None = None) -> None:
         super().__init__(members, device)
         largest = max(prod(member.window.patch_size) for member in members)
         fitting = max(1, min(_MAX_IMAGES, _MAX_VOXELS // largest))
         self.batch_size = batch_size or fitting
 
     def __call__(
-        self,
-        inputs: Sequence[Input],
-        keeps_logits: bool = False,
-        logit_folder: Path | None = None,
+        self, inputs: Sequence[Input], keeps_logits: bool = False, logit_folder: Path | None = None
     ) -> list[ImageLevelScores]:
         outputs: list[np.ndarray] = []
         for member in self.members:

@@ -73,12 +73,7 @@ def check_source(source: Path, name: str = "source") -> None:
         raise ValueError(f"{name} {source}: no such file or folder")
 
 
-def _cases(
-    source: Source,
-    num_channels: int,
-    answers: Sequence[str],
-    takes_missing: bool,
-) -> list[Case]:
+def _cases(source: Source, num_channels: int, answers: Sequence[str], takes_missing: bool) -> list[Case]:
     path = source.path
     if patterns.is_pattern(path) and not path.exists():
         files = patterns.files_of(path, source.name)

@@ -115,11 +115,7 @@ def _plain(perf: PerfConfig) -> PerfConfig:
 
 
 def _build_model(
-    content: dict[str, Any],
-    config: RunConfig,
-    targets: Targets,
-    path: Path,
-    trusted: Sequence[str],
+    content: dict[str, Any], config: RunConfig, targets: Targets, path: Path, trusted: Sequence[str]
 ) -> LoadedModel:
     """The model, without flips."""
     metadata = content["medconv"]
@@ -158,11 +154,7 @@ def _image_patterns(images: Any) -> tuple[str, ...]:
 
 
 def _build_trained(
-    content: dict[str, Any],
-    config: RunConfig,
-    targets: Targets,
-    path: Path,
-    trusted: Sequence[str],
+    content: dict[str, Any], config: RunConfig, targets: Targets, path: Path, trusted: Sequence[str]
 ) -> nn.Module:
     """The network with its weights, as in training."""
     build = partial(config_trusted.build_trusted, trusted=trusted)
@@ -199,9 +191,7 @@ def _for_inference(network: nn.Module, config: RunConfig) -> nn.Module:
 
 
 def _with_mirror_axes(
-    model: LoadedModel,
-    config: RunConfig,
-    mirror_axes: Sequence[int] | None,
+    model: LoadedModel, config: RunConfig, mirror_axes: Sequence[int] | None
 ) -> LoadedModel:
     """Args: mirror_axes: None: those of the config."""
     if mirror_axes is not None:
@@ -210,10 +200,7 @@ def _with_mirror_axes(
         return with_mirror_axes(model, config.task.mirror_axes)
 
 
-def with_mirror_axes(
-    model: LoadedModel,
-    mirror_axes: Any,
-) -> LoadedModel:
+def with_mirror_axes(model: LoadedModel, mirror_axes: Any) -> LoadedModel:
     """The same network with other flips in test-time augmentation.
 
     Args:
@@ -221,19 +208,12 @@ def with_mirror_axes(
     Raises:
         ArgumentError: not spatial axes, or axes along which the network never saw a mirrored image.
     """
-    axes = usable_axes(
-        mirror_axes,
-        model.preprocessing.spatial_dims,
-        model.seen_axes,
-        model.equivariant_axes,
-    )
+    axes = usable_axes(mirror_axes, model.preprocessing.spatial_dims, model.seen_axes, model.equivariant_axes)
     return replace(model, window=replace(model.window, mirror_axes=axes))
 
 
 def with_window(
-    model: LoadedModel,
-    overlap: float | None = None,
-    batch_size: int | None = None,
+    model: LoadedModel, overlap: float | None = None, batch_size: int | None = None
 ) -> LoadedModel:
     """The same network with other windows; None keeps what it was validated with.
 
@@ -249,10 +229,7 @@ def with_window(
 
 
 def window_of(
-    task: TaskConfig,
-    derived: Derived,
-    axes: tuple[int, ...],
-    convention: str | None,
+    task: TaskConfig, derived: Derived, axes: tuple[int, ...], convention: str | None
 ) -> SlidingWindow:
     """The windows over volumes.
 

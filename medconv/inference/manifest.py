@@ -88,10 +88,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 def entry(images: Sequence[Path]) -> Entry:
     """A case's images, with stamps that show when a file was replaced by another of the same name."""
-    return {
-        "images": [str(path.absolute()) for path in images],
-        "stamps": [_stamp(path) for path in images],
-    }
+    return {"images": [str(path.absolute()) for path in images], "stamps": [_stamp(path) for path in images]}
 
 
 def _stamp(path: Path) -> list[int] | None:

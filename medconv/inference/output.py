@@ -68,12 +68,7 @@ class Output(ABC):
     result_name: ClassVar[str]
     earlier: ClassVar[str] = "before"
 
-    def __init__(
-        self,
-        path: Path,
-        settings: Mapping[str, Any],
-        about: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, path: Path, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
         self.path = path
         self.about = dict(about)
         # As the manifest gives them back: tuples become lists.
@@ -164,11 +159,7 @@ class Output(ABC):
         self._claims.join()
 
     def _check(
-        self,
-        state: OutputState,
-        cases: dict[str, Entry],
-        overwrite: bool,
-        replaced: Sequence[str],
+        self, state: OutputState, cases: dict[str, Entry], overwrite: bool, replaced: Sequence[str]
     ) -> None:
         """Raises: ArgumentError: existing results do not fit beside new ones, and must not be replaced."""
         unlisted = [case_id for case_id in state.existing if case_id not in state.listed]
@@ -206,11 +197,7 @@ class Output(ABC):
             with suppress(OSError):
                 self._write_manifest(manifest["cases"], [])
 
-    def _write_manifest(
-        self,
-        cases: dict[str, Entry],
-        overwriting: Sequence[str],
-    ) -> None:
+    def _write_manifest(self, cases: dict[str, Entry], overwriting: Sequence[str]) -> None:
         train_cases = [case_id for case_id in self.about.get("train_cases", ()) if case_id in cases]
         manifest = {
             **self.about,

@@ -32,12 +32,7 @@ QUALITY = inference_quality.FOLDER
 _VOLUME = ".nii.gz"
 _PICTURE = ".png"
 # Beside the label maps, with the suffix of their files.
-_FOLDERS = {
-    PROBABILITIES: _VOLUME,
-    DICOM_SEG: ".dcm",
-    UNCERTAINTY: _VOLUME,
-    QUALITY: ".json",
-}
+_FOLDERS = {PROBABILITIES: _VOLUME, DICOM_SEG: ".dcm", UNCERTAINTY: _VOLUME, QUALITY: ".json"}
 # A temporary file of `atomic_io.replacing`, left by a killed process.
 _PARTIAL = re.compile(r"\.\d+\..*")
 

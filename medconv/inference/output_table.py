@@ -81,12 +81,7 @@ class OutputTable(Output):
             if case.id not in self._rows:
                 yield Claim(case, lambda: None)
 
-    def write(
-        self,
-        predictor: Predictor,
-        case: Case,
-        scores: ImageLevelScores,
-    ) -> None:
+    def write(self, predictor: Predictor, case: Case, scores: ImageLevelScores) -> None:
         if self._writes_saliency:
             assert isinstance(predictor.forward, ImageLevelForward)
             picture = png(predictor.forward.overlay(scores))
@@ -112,11 +107,7 @@ class OutputTable(Output):
             file.write(csv_text([row]))
 
     def _check(
-        self,
-        state: OutputState,
-        cases: dict[str, Entry],
-        overwrite: bool,
-        replaced: Sequence[str],
+        self, state: OutputState, cases: dict[str, Entry], overwrite: bool, replaced: Sequence[str]
     ) -> None:
         if state.busy:
             raise self._refusal("another process writes its predictions there")

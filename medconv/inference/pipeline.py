@@ -57,10 +57,7 @@ def stream(
 
 
 def _loaded(
-    items: Iterable[Item],
-    load: Callable[[Item], Loaded],
-    loaders: ThreadPoolExecutor,
-    workers: int,
+    items: Iterable[Item], load: Callable[[Item], Loaded], loaders: ThreadPoolExecutor, workers: int
 ) -> Iterator[tuple[Item, Future[Loaded]]]:
     """Items that are loaded, in order, while the next `workers` items are being loaded."""
     upcoming = iter(items)
@@ -79,8 +76,7 @@ def _loaded(
 
 
 def _attempt(
-    predict: Callable[[Loaded], Predicted],
-    loaded: Future[Loaded],
+    predict: Callable[[Loaded], Predicted], loaded: Future[Loaded]
 ) -> tuple[Predicted | None, Exception | None]:
     try:
         return predict(loaded.result()), None

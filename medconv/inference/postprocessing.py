@@ -76,12 +76,7 @@ class Step:
             raise ValueError(f"`min_mm3` belongs to remove_small, not to {operation}")
         return cls(operation, label)
 
-    def apply(
-        self,
-        label: np.ndarray,
-        grid: Grid,
-        targets: SegmentationTargets,
-    ) -> np.ndarray:
+    def apply(self, label: np.ndarray, grid: Grid, targets: SegmentationTargets) -> np.ndarray:
         """As `Steps.apply`, for this step alone; `label` may be a crop of the grid with all foreground."""
         values = values_of(self.label, targets)
         box = bounding_box(np.isin(label, values))
@@ -127,12 +122,7 @@ class Steps:
             name = self.source or "post-processing"
             raise ValueError(f"{name}: was made for {self.targets.words}; the network has {targets.words}")
 
-    def apply(
-        self,
-        label: np.ndarray,
-        grid: Grid,
-        targets: SegmentationTargets,
-    ) -> np.ndarray:
+    def apply(self, label: np.ndarray, grid: Grid, targets: SegmentationTargets) -> np.ndarray:
         """The label map after all steps; `label` is not changed.
 
         Shape: label (X, Y, Z); a 2D image has Z = 1.
@@ -179,11 +169,7 @@ def component_volumes(mask: np.ndarray, grid: Grid) -> np.ndarray:
 
 
 def _without_small(
-    label: np.ndarray,
-    step: Step,
-    values: Sequence[int],
-    grid: Grid,
-    targets: SegmentationTargets,
+    label: np.ndarray, step: Step, values: Sequence[int], grid: Grid, targets: SegmentationTargets
 ) -> np.ndarray:
     """Voxels of the removed components become background, or the region around them.
 
@@ -210,11 +196,7 @@ def _without_small(
 
 
 def _filled(
-    label: np.ndarray,
-    step: Step,
-    values: Sequence[int],
-    grid: Grid,
-    targets: SegmentationTargets,
+    label: np.ndarray, step: Step, values: Sequence[int], grid: Grid, targets: SegmentationTargets
 ) -> np.ndarray:
     """A hole is a component of background all of whose neighbours belong to the class.
 

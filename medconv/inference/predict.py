@@ -38,11 +38,7 @@ log = logging.getLogger(__name__)
 
 
 def predict(
-    predictor: Predictor,
-    cases: Sequence[Case],
-    output: Output,
-    overwrite: bool = False,
-    workers: int = 1,
+    predictor: Predictor, cases: Sequence[Case], output: Output, overwrite: bool = False, workers: int = 1
 ) -> None:
     """Predict each case that is not done yet and that no other process works on.
 

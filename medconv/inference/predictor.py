@@ -189,10 +189,7 @@ class Predictor:
 
     @torch.inference_mode()
     def scores(
-        self,
-        inputs: Sequence[Input],
-        keeps_logits: bool = False,
-        logit_folder: Path | None = None,
+        self, inputs: Sequence[Input], keeps_logits: bool = False, logit_folder: Path | None = None
     ) -> Sequence[Any]:
         """`LabelMapScores` or `ImageLevelScores` of each case.
 
@@ -253,10 +250,7 @@ class Predictor:
         return self._prepared(image, has_header=True)
 
     def _input_of_array(
-        self,
-        array: np.ndarray,
-        affine: np.ndarray | None,
-        spacing_mm: Sequence[float] | None,
+        self, array: np.ndarray, affine: np.ndarray | None, spacing_mm: Sequence[float] | None
     ) -> Input:
         image = from_array(array, self.members[0].preprocessing.image_dims, affine, spacing_mm)
         # An affine comes from a header, which training may have corrected; a spacing is the caller's word.

@@ -48,9 +48,7 @@ class Input:
 
 
 def prepare(
-    image: NamedImage,
-    members: Sequence[LoadedModel],
-    preprocessings: Sequence[PreprocessingConfig],
+    image: NamedImage, members: Sequence[LoadedModel], preprocessings: Sequence[PreprocessingConfig]
 ) -> Input:
     """Check and preprocess an image.
 
@@ -165,12 +163,7 @@ def _check_common_grid(image: NamedImage, crops: Sequence[CropInfo]) -> None:
         )
 
 
-def _check_size(
-    image: NamedImage,
-    model: LoadedModel,
-    prepared: Sequence[int],
-    crop: CropInfo,
-) -> None:
+def _check_size(image: NamedImage, model: LoadedModel, prepared: Sequence[int], crop: CropInfo) -> None:
     """Check the size for an image-level network, which takes images of one size.
 
     Raises:
@@ -200,11 +193,7 @@ def _check_size(
         )
 
 
-def _warnings(
-    image: NamedImage,
-    members: Sequence[LoadedModel],
-    crop: CropInfo,
-) -> list[str]:
+def _warnings(image: NamedImage, members: Sequence[LoadedModel], crop: CropInfo) -> list[str]:
     warnings: list[str] = []
     spacing_warning = _spacing_warning(crop.native_spacing_mm, members)
     if spacing_warning:
@@ -234,10 +223,7 @@ def _cut_warning(crop: CropInfo, members: Sequence[LoadedModel]) -> str | None:
     return None
 
 
-def _spacing_warning(
-    spacing_mm: Sequence[float],
-    members: Sequence[LoadedModel],
-) -> str | None:
+def _spacing_warning(spacing_mm: Sequence[float], members: Sequence[LoadedModel]) -> str | None:
     for member in members:
         ranges = member.spacing_range_mm
         far = [

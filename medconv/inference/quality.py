@@ -36,9 +36,7 @@ Line = tuple[float, float]
 
 
 def agreement(
-    label_maps: Sequence[np.ndarray],
-    targets: SegmentationTargets,
-    voxel_mm3: float,
+    label_maps: Sequence[np.ndarray], targets: SegmentationTargets, voxel_mm3: float
 ) -> dict[str, Any]:
     """Per class: mean and lowest Dice over all pairs of networks, mean and standard deviation of the volume.
 
@@ -68,9 +66,7 @@ def agreement(
 
 
 def soft_dice_sums(
-    probabilities: Iterable[Tensor],
-    label: Tensor,
-    targets: SegmentationTargets,
+    probabilities: Iterable[Tensor], label: Tensor, targets: SegmentationTargets
 ) -> np.ndarray:
     """What the soft Dice of probabilities and their own label map is made of; it adds up over a case's slabs.
 
@@ -89,10 +85,7 @@ def soft_dice_sums(
 
 
 def confidence(
-    label_map: np.ndarray,
-    sums: np.ndarray,
-    targets: SegmentationTargets,
-    voxel_mm3: float,
+    label_map: np.ndarray, sums: np.ndarray, targets: SegmentationTargets, voxel_mm3: float
 ) -> dict[str, Any]:
     """As `agreement`, of one network: as `dice` how sure it is of each class, 1 where all probabilities are 0
     or 1, and None where it does not find the class; and the volume.
@@ -136,10 +129,7 @@ def read_calibration(path: Path, names: Sequence[str], method: str = PAIRWISE) -
     return lines
 
 
-def calibrated(
-    result: dict[str, Any],
-    lines: Mapping[str, Line | None],
-) -> dict[str, Any]:
+def calibrated(result: dict[str, Any], lines: Mapping[str, Line | None]) -> dict[str, Any]:
     """An `agreement` with the Dice to be expected of each class in `lines`, `expected_dice`."""
     for name, line in lines.items():
         values = result["classes"][name]
@@ -155,11 +145,7 @@ def expected(dice: float | None, line: Line | None) -> float | None:
     return min(1.0, max(0.0, slope * dice + intercept))
 
 
-def uncertainty(
-    probabilities: Iterable[Tensor],
-    num_outputs: int,
-    exclusive: bool,
-) -> Tensor:
+def uncertainty(probabilities: Iterable[Tensor], num_outputs: int, exclusive: bool) -> Tensor:
     """Entropy of each voxel, from 0 (certain) to 1 (all classes alike); of regions, the largest one.
 
     Shape: `num_outputs` channels, one (*spatial) at a time -> (*spatial) float32.

@@ -20,11 +20,7 @@ from medconv.metrics import visualization
 _MIN_SIZE = 4
 
 
-def saliency(
-    network: nn.Module,
-    image: Tensor,
-    target: Sequence[int] | int | None = None,
-) -> np.ndarray:
+def saliency(network: nn.Module, image: Tensor, target: Sequence[int] | int | None = None) -> np.ndarray:
     """How much each voxel supports an output, from 0 to 1, its maximum; all 0 if no voxel supports it.
 
     The map is that of the last layer with at least four positions along each axis, interpolated to the image.
@@ -50,10 +46,7 @@ def saliency(
 
 
 def overlay(
-    network: nn.Module,
-    image: Tensor,
-    spacing_mm: Sequence[float],
-    target: int | None = None,
+    network: nn.Module, image: Tensor, spacing_mm: Sequence[float], target: int | None = None
 ) -> np.ndarray:
     """One image with its map beside it, in planes through the map's maximum.
 
@@ -84,11 +77,7 @@ def _dtype(network: nn.Module) -> torch.dtype:
     return torch.float32
 
 
-def _targets(
-    network: nn.Module,
-    image: Tensor,
-    target: Sequence[int] | int | None,
-) -> list[int]:
+def _targets(network: nn.Module, image: Tensor, target: Sequence[int] | int | None) -> list[int]:
     """The index of the output of each image."""
     if target is None:
         with torch.no_grad():

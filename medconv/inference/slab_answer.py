@@ -160,9 +160,7 @@ class _SlabLogits:
     def uncertainty(self) -> np.ndarray:
         """Shape: (planes, *in_plane) of the content, float32."""
         entropy = quality.uncertainty(
-            self._mean_probabilities(),
-            self.targets.num_outputs,
-            self.targets.exclusive,
+            self._mean_probabilities(), self.targets.num_outputs, self.targets.exclusive
         )
         return entropy.cpu().numpy()
 

@@ -122,11 +122,7 @@ class SlidingWindow:
             track=_bar if self.progress else iter,
         )
 
-    def _mean_over_flips(
-        self,
-        network: Callable[[Tensor], Any],
-        windows: Tensor,
-    ) -> Tensor:
+    def _mean_over_flips(self, network: Callable[[Tensor], Any], windows: Tensor) -> Tensor:
         """The network's logits, returned as they are where nothing is flipped: they can be large."""
         logit_sum = full_resolution(network(windows))
         for flips in _nonempty_flips(self.mirror_axes):
@@ -225,10 +221,7 @@ class _OncePerConstant:
 
 
 def _windows(
-    shape: Sequence[int],
-    size: Sequence[int],
-    overlap: float,
-    placement: WindowPlacement,
+    shape: Sequence[int], size: Sequence[int], overlap: float, placement: WindowPlacement
 ) -> list[Window]:
     """All windows, by their first plane; along the last axis they change fastest."""
     starts = []

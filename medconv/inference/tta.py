@@ -17,10 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def usable_axes(
-    requested: Any,
-    spatial_dims: int,
-    trained_axes: Sequence[int],
-    equivariant_axes: Sequence[int],
+    requested: Any, spatial_dims: int, trained_axes: Sequence[int], equivariant_axes: Sequence[int]
 ) -> tuple[int, ...]:
     """The requested axes of mirror test-time augmentation without the equivariant ones, which change nothing.
 

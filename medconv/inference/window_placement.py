@@ -66,12 +66,7 @@ def even_starts(length: int, window: int, overlap: float) -> list[int]:
 
 def monai_weights(window_size: Sequence[int], device: torch.device) -> Tensor:
     """A Gaussian about the middle of the window, at least 0.001. Shape: (*window_size) float32."""
-    return compute_importance_map(
-        tuple(window_size),
-        mode="gaussian",
-        sigma_scale=_SIGMA,
-        device=device,
-    )
+    return compute_importance_map(tuple(window_size), mode="gaussian", sigma_scale=_SIGMA, device=device)
 
 
 def nnunet_weights(window_size: Sequence[int], device: torch.device) -> Tensor:
@@ -98,10 +93,7 @@ def _nnunet_weights(window_size: tuple[int, ...]) -> Tensor:
 
 
 FIXED_DISTANCE = WindowPlacement(
-    description="gaussian",
-    starts=fixed_starts,
-    weights=monai_weights,
-    sums_in_fp32=False,
+    description="gaussian", starts=fixed_starts, weights=monai_weights, sums_in_fp32=False
 )
 EVEN_DISTANCE = WindowPlacement(
     description="gaussian, windows at even distances as nnU-Net's",

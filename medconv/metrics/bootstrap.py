@@ -16,11 +16,7 @@ _WEIGHTS_PER_CHUNK = 4_000_000  # 32 MB
 
 
 def intervals(
-    targets: ScoredTargets,
-    outputs: np.ndarray,
-    truth: np.ndarray,
-    samples: int = 1000,
-    seed: int = 0,
+    targets: ScoredTargets, outputs: np.ndarray, truth: np.ndarray, samples: int = 1000, seed: int = 0
 ) -> dict[str, tuple[float, float]]:
     """The 95 % confidence interval of each defined metric: percentiles over bootstrap samples of the cases.
 
@@ -57,24 +53,14 @@ def paired(
     compared_values = image_level.measure(targets, compared_outputs, truth)
     resampled = _resampled_columns(targets, outputs, truth, samples, seed)
     # the same seed draws the same cases
-    compared_resampled = _resampled_columns(
-        targets,
-        compared_outputs,
-        truth,
-        samples,
-        seed,
-    )
+    compared_resampled = _resampled_columns(targets, compared_outputs, truth, samples, seed)
     return {
         name: _comparison(value, compared_values[name], resampled[name] - compared_resampled[name])
         for name, value in values.items()
     }
 
 
-def _comparison(
-    value: float | None,
-    compared: float | None,
-    differences: np.ndarray,
-) -> MetricValues:
+def _comparison(value: float | None, compared: float | None, differences: np.ndarray) -> MetricValues:
     """A row of `paired`. Shape: differences (samples,)."""
     row: MetricValues = {"value": value, "value_compare": compared}
     row |= dict.fromkeys(("difference", "low", "high", "p"))
@@ -92,11 +78,7 @@ def _comparison(
 
 
 def _resampled_columns(
-    targets: ScoredTargets,
-    outputs: np.ndarray,
-    truth: np.ndarray,
-    samples: int,
-    seed: int,
+    targets: ScoredTargets, outputs: np.ndarray, truth: np.ndarray, samples: int, seed: int
 ) -> Columns:
     """Metrics of bootstrap samples, the same samples for any outputs; none for fewer than two cases."""
     outputs, truth = image_level.checked_arrays(targets, outputs, truth)
@@ -113,11 +95,7 @@ def _resampled_columns(
     return columns
 
 
-def _sample_counts(
-    cases: int,
-    samples: int,
-    seed: int,
-) -> Iterator[np.ndarray]:
+def _sample_counts(cases: int, samples: int, seed: int) -> Iterator[np.ndarray]:
     """Chunks of weights, (samples of the chunk, cases): how often each sample drew each case."""
     rng = np.random.default_rng(seed)
     samples_per_chunk = max(1, _WEIGHTS_PER_CHUNK // max(1, cases))

@@ -49,10 +49,7 @@ def temperature(probabilities: np.ndarray, truth: np.ndarray) -> float:
 
     # Convex in the inverse, by which logits are multiplied
     found = minimize_scalar(
-        loss,
-        bounds=(1 / LARGEST_TEMPERATURE, 1),
-        method="bounded",
-        options={"xatol": 1e-6},
+        loss, bounds=(1 / LARGEST_TEMPERATURE, 1), method="bounded", options={"xatol": 1e-6}
     )
     return float(1 / found.x) if found.fun < loss(1) else 1.0
 

@@ -72,10 +72,7 @@ def _on_coarse_grid(fine_line: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def cldice(
-    prediction: np.ndarray,
-    reference: np.ndarray,
-    predicted_line: np.ndarray,
-    reference_line: np.ndarray,
+    prediction: np.ndarray, reference: np.ndarray, predicted_line: np.ndarray, reference_line: np.ndarray
 ) -> float | None:
     """The harmonic mean of two shares: of each centreline, how much lies in the other mask.
 

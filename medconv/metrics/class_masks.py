@@ -37,11 +37,7 @@ class ClassMasks:
     @cached_property
     def distances(self) -> surface_distance.Distances:
         """In mm, between boundary voxels, in both directions."""
-        return surface_distance.voxel_distances(
-            self.prediction,
-            self.reference,
-            self.spacing_mm,
-        )
+        return surface_distance.voxel_distances(self.prediction, self.reference, self.spacing_mm)
 
     @cached_property
     def lesions(self) -> lesion_matching.Lesions:

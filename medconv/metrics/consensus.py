@@ -56,9 +56,7 @@ def staple(label_maps: Sequence[np.ndarray]) -> np.ndarray:
     shape = (len(values),) * len(label_maps)
     # Voxels with the same votes have the same answer, and there are few different votes.
     codes, vote_of_voxel, counts = np.unique(
-        np.ravel_multi_index(digits, shape),
-        return_inverse=True,
-        return_counts=True,
+        np.ravel_multi_index(digits, shape), return_inverse=True, return_counts=True
     )
     votes = np.stack(np.unravel_index(codes, shape))
     # (raters, votes, classes): 1 where the rater gave this class

@@ -25,11 +25,7 @@ class LabelValues(Protocol):
     def by_name(self) -> Mapping[str, tuple[int, ...]]: ...
 
 
-def dice(
-    prediction: np.ndarray,
-    reference: np.ndarray,
-    targets: LabelValues,
-) -> ClassScores:
+def dice(prediction: np.ndarray, reference: np.ndarray, targets: LabelValues) -> ClassScores:
     """Dice of each foreground class or region; voxels whose reference is `targets.ignore` do not count.
 
     A class in neither label map is undefined (None); a class in only one of them has 0.
@@ -63,11 +59,7 @@ def mean(row: Mapping[Any, float | None]) -> float | None:
     return _mean_of_defined(row.values())
 
 
-def _contingency_table(
-    prediction: np.ndarray,
-    reference: np.ndarray,
-    num_values: int,
-) -> np.ndarray:
+def _contingency_table(prediction: np.ndarray, reference: np.ndarray, num_values: int) -> np.ndarray:
     """Number of voxels with each pair of values: (predicted value, reference value) -> voxels."""
     # a prediction may hold values that the targets do not declare
     highest = max(num_values, prediction.max(initial=0), reference.max(initial=0))

@@ -64,11 +64,7 @@ def pixels(figure: Figure) -> np.ndarray:
     return np.ascontiguousarray(rgba[..., :3])
 
 
-def add_legend(
-    axes: Any,
-    hidden_curves: int,
-    undefined: Sequence[str],
-) -> None:
+def add_legend(axes: Any, hidden_curves: int, undefined: Sequence[str]) -> None:
     """A legend of the curves, with notes below. Args: undefined: names of curves that could not be drawn."""
     notes = []
     if hidden_curves > 0:
@@ -79,14 +75,7 @@ def add_legend(
         notes.append(f"undefined: {names}{ellipsis}")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8, loc="best")
-    axes.text(
-        0.98,
-        0.02,
-        "\n".join(notes),
-        transform=axes.transAxes,
-        ha="right",
-        fontsize=8,
-    )
+    axes.text(0.98, 0.02, "\n".join(notes), transform=axes.transAxes, ha="right", fontsize=8)
 
 
 def matrix_inches(names: int) -> float:

@@ -23,19 +23,10 @@ class ScoredTargets(Protocol):
     @property
     def num_values(self) -> int: ...
 
-    def columns(
-        self,
-        outputs: np.ndarray,
-        truth: np.ndarray,
-        counts: np.ndarray,
-    ) -> Columns: ...
+    def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns: ...
 
 
-def measure(
-    targets: ScoredTargets,
-    outputs: np.ndarray,
-    truth: np.ndarray,
-) -> MetricValues:
+def measure(targets: ScoredTargets, outputs: np.ndarray, truth: np.ndarray) -> MetricValues:
     """The metrics of `targets.metric_names`; None if undefined.
 
     Shape: outputs (cases, names), probabilities or numbers; truth (cases, values).
@@ -46,10 +37,7 @@ def measure(
 
 
 def per_class(
-    names: Sequence[str],
-    outputs: np.ndarray,
-    predicted: np.ndarray,
-    positive: np.ndarray,
+    names: Sequence[str], outputs: np.ndarray, predicted: np.ndarray, positive: np.ndarray
 ) -> dict[str, MetricValues]:
     """For each class or label: `auc`, `sensitivity`, `specificity`, `precision`, and `cases` that have it.
 
@@ -62,11 +50,7 @@ def per_class(
     }
 
 
-def _class_metrics(
-    scores: np.ndarray,
-    is_predicted: np.ndarray,
-    is_positive: np.ndarray,
-) -> MetricValues:
+def _class_metrics(scores: np.ndarray, is_predicted: np.ndarray, is_positive: np.ndarray) -> MetricValues:
     true_positives = float((is_predicted & is_positive).sum())
     true_negatives = (~is_predicted & ~is_positive).sum()
     columns = {
@@ -96,10 +80,7 @@ def log_loss(probabilities: np.ndarray, groups: np.ndarray) -> float:
     return float((losses.mean() + group_means.mean()) / 2)
 
 
-def bins(
-    probabilities: np.ndarray,
-    right: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def bins(probabilities: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean probability, share of correct predictions and number of cases per bin; NaN in empty bins."""
     membership = bin_membership(probabilities)
     counts = membership.sum(0)
@@ -115,9 +96,7 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
 
 
 def checked_arrays(
-    targets: ScoredTargets,
-    outputs: np.ndarray,
-    truth: np.ndarray,
+    targets: ScoredTargets, outputs: np.ndarray, truth: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Outputs (cases, names) and truth (cases, values) in double precision."""
     outputs = np.asarray(outputs, np.float64)
@@ -128,10 +107,7 @@ def checked_arrays(
 
 
 def sample_columns(
-    targets: ScoredTargets,
-    outputs: np.ndarray,
-    truth: np.ndarray,
-    counts: np.ndarray,
+    targets: ScoredTargets, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray
 ) -> Columns:
     """The metrics of each sample of cases; NaN where undefined.
 

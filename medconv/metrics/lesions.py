@@ -35,11 +35,7 @@ class Lesions:
         return 2 * sum(self.overlaps) / (self.predicted + self.reference)
 
 
-def match(
-    prediction: np.ndarray,
-    reference: np.ndarray,
-    iou: float,
-) -> Lesions:
+def match(prediction: np.ndarray, reference: np.ndarray, iou: float) -> Lesions:
     """Match lesions one to one where their intersection over union is at least `iou`: of all pairings, that
     of the largest sum of overlaps. Above 0.5 there is only one.
 
@@ -59,11 +55,7 @@ def match(
     overlaps = shared_voxels / (predicted_sizes + reference_sizes - shared_voxels)
     # pairs below the threshold may not take a partner from others
     is_kept = overlaps >= iou
-    matched = _one_to_one(
-        predicted_index[is_kept],
-        reference_index[is_kept],
-        overlaps[is_kept],
-    )
+    matched = _one_to_one(predicted_index[is_kept], reference_index[is_kept], overlaps[is_kept])
     return Lesions(num_predicted, num_reference, matched)
 
 
@@ -73,9 +65,7 @@ def _sizes(lesions: np.ndarray) -> np.ndarray:
 
 
 def _one_to_one(
-    predicted_index: np.ndarray,
-    reference_index: np.ndarray,
-    overlaps: np.ndarray,
+    predicted_index: np.ndarray, reference_index: np.ndarray, overlaps: np.ndarray
 ) -> tuple[float, ...]:
     """The overlaps of the chosen pairs. Shape: all (pairs,)."""
     predicted, row = np.unique(predicted_index, return_inverse=True)

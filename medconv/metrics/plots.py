@@ -21,20 +21,11 @@ _UNIT_RANGE = (-0.01, 1.01)  # 0 to 1, with a margin for the line width
 def confusion(names: Sequence[str], table: np.ndarray) -> np.ndarray:
     """True against predicted classes. Shape: table (names, names), numbers of cases."""
     return _count_matrix(
-        table,
-        rows=names,
-        columns=names,
-        xlabel="predicted",
-        ylabel="truth",
-        title="cases of each class",
+        table, rows=names, columns=names, xlabel="predicted", ylabel="truth", title="cases of each class"
     )
 
 
-def right_and_wrong(
-    names: Sequence[str],
-    predicted: np.ndarray,
-    positive: np.ndarray,
-) -> np.ndarray:
+def right_and_wrong(names: Sequence[str], predicted: np.ndarray, positive: np.ndarray) -> np.ndarray:
     """Right and wrong predictions of each label. Shape: (cases, names), bool."""
     masks = {
         "true positive": predicted & positive,
@@ -44,12 +35,7 @@ def right_and_wrong(
     }
     table = np.stack([mask.sum(0) for mask in masks.values()], 1)
     title = f"predicted above {weighted.THRESHOLD}"
-    return _count_matrix(
-        table,
-        rows=names,
-        columns=tuple(masks),
-        title=title,
-    )
+    return _count_matrix(table, rows=names, columns=tuple(masks), title=title)
 
 
 def _count_matrix(
@@ -64,20 +50,8 @@ def _count_matrix(
     """A matrix with counts in its cells; the colour is the share of the row."""
     cases_per_row = np.maximum(table.sum(1, keepdims=True), 1)
     figure, axes = figures.one_panel(figures.matrix_inches(len(columns)), figures.matrix_inches(len(rows)))
-    axes.imshow(
-        table / cases_per_row,
-        cmap="Blues",
-        vmin=0,
-        vmax=1,
-        aspect="auto",
-    )
-    axes.set_xticks(
-        range(len(columns)),
-        map(figures.text, columns),
-        rotation=40,
-        ha="right",
-        fontsize=8,
-    )
+    axes.imshow(table / cases_per_row, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(columns)), map(figures.text, columns), rotation=40, ha="right", fontsize=8)
     axes.set_yticks(range(len(rows)), map(figures.text, rows), fontsize=8)
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
     if max(table.shape) <= _MAX_COUNTED_NAMES:
@@ -85,11 +59,7 @@ def _count_matrix(
     return figures.pixels(figure)
 
 
-def _write_counts(
-    axes: Any,
-    table: np.ndarray,
-    is_dark: np.ndarray,
-) -> None:
+def _write_counts(axes: Any, table: np.ndarray, is_dark: np.ndarray) -> None:
     """White on dark cells, black on others. Shape: both (rows, columns)."""
     for (row, column), count in np.ndenumerate(table):
         axes.text(
@@ -103,11 +73,7 @@ def _write_counts(
         )
 
 
-def roc(
-    names: Sequence[str],
-    outputs: np.ndarray,
-    positive: np.ndarray,
-) -> np.ndarray:
+def roc(names: Sequence[str], outputs: np.ndarray, positive: np.ndarray) -> np.ndarray:
     """A curve per class (against all others) or label, at most ten. Shape: (cases, names)."""
     figure, axes = figures.one_panel()
     _draw_curves(axes, _roc_curve, names, outputs, positive)
@@ -116,11 +82,7 @@ def roc(
     return figures.pixels(figure)
 
 
-def precision_recall(
-    names: Sequence[str],
-    outputs: np.ndarray,
-    positive: np.ndarray,
-) -> np.ndarray:
+def precision_recall(names: Sequence[str], outputs: np.ndarray, positive: np.ndarray) -> np.ndarray:
     """A curve per class (against all others) or label, at most ten, with its average precision.
 
     A dotted line of the same colour is the share of positive cases: the precision of chance.
@@ -187,32 +149,12 @@ def reliability(curves: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> np.ndar
     for name, probabilities, right in drawn_curves:
         mean, share, counts = image_level.bins(probabilities, right)
         has_cases = counts > 0
-        axes.plot(
-            mean[has_cases],
-            share[has_cases],
-            marker="o",
-            markersize=4,
-            label=f" {figures.text(name)}",
-        )
+        axes.plot(mean[has_cases], share[has_cases], marker="o", markersize=4, label=f" {figures.text(name)}")
     all_probabilities = [probabilities for _, probabilities, _ in drawn_curves]
-    histogram.hist(
-        all_probabilities,
-        bins=weighted.BINS,
-        range=(0, 1),
-        stacked=True,
-    )
+    histogram.hist(all_probabilities, bins=weighted.BINS, range=(0, 1), stacked=True)
     _plot_diagonal(axes, 0, 1)
-    axes.set(
-        ylabel="share correct",
-        xlim=_UNIT_RANGE,
-        ylim=_UNIT_RANGE,
-        title="Reliability",
-    )
-    histogram.set(
-        xlabel="probability",
-        ylabel="cases",
-        xlim=_UNIT_RANGE,
-    )
+    axes.set(ylabel="share correct", xlim=_UNIT_RANGE, ylim=_UNIT_RANGE, title="Reliability")
+    histogram.set(xlabel="probability", ylabel="cases", xlim=_UNIT_RANGE)
     figures.add_legend(axes, len(curves) - _MAX_CURVES, [])
     return figures.pixels(figure)
 
@@ -240,10 +182,7 @@ def scatter(
 
 
 def _scatter_panel(
-    axes: Any,
-    predicted: np.ndarray,
-    true: np.ndarray,
-    line: tuple[float, float] | None,
+    axes: Any, predicted: np.ndarray, true: np.ndarray, line: tuple[float, float] | None
 ) -> None:
     axes.scatter(true, predicted, s=9, alpha=0.6, linewidths=0)
     if not len(predicted):
@@ -254,19 +193,8 @@ def _scatter_panel(
         # a line over predicted values, which are on the vertical axis
         slope, intercept = line
         ends = [float(predicted.min()), float(predicted.max())]
-        axes.plot(
-            [slope * end + intercept for end in ends],
-            ends,
-            color="C1",
-            linewidth=1,
-        )
+        axes.plot([slope * end + intercept for end in ends], ends, color="C1", linewidth=1)
 
 
 def _plot_diagonal(axes: Any, low: float, high: float) -> None:
-    axes.plot(
-        [low, high],
-        [low, high],
-        color="0.7",
-        linestyle=":",
-        linewidth=1,
-    )
+    axes.plot([low, high], [low, high], color="0.7", linestyle=":", linewidth=1)

@@ -75,9 +75,7 @@ def measure(
 
 
 def _without_ignored(
-    prediction: np.ndarray,
-    reference: np.ndarray,
-    ignore: int,
+    prediction: np.ndarray, reference: np.ndarray, ignore: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Both label maps, with background where the reference has the value to ignore."""
     is_labelled = reference != ignore
@@ -85,9 +83,7 @@ def _without_ignored(
 
 
 def _as_slice(
-    prediction: np.ndarray,
-    reference: np.ndarray,
-    spacing_mm: tuple[float, ...],
+    prediction: np.ndarray, reference: np.ndarray, spacing_mm: tuple[float, ...]
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, ...]]:
     """Both label maps and the spacing without the last axis of one voxel."""
     axis = 2 - reference.shape[::-1].index(1)
@@ -96,9 +92,7 @@ def _as_slice(
 
 
 def _class_masks(
-    prediction: np.ndarray,
-    reference: np.ndarray,
-    targets: LabelValues,
+    prediction: np.ndarray, reference: np.ndarray, targets: LabelValues
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Name, predicted mask and reference mask of each class, cropped to the voxels of both."""
     highest = targets.num_values - 1
@@ -115,11 +109,7 @@ def _class_masks(
             yield name, np.isin(prediction[box], values), np.isin(reference[box], values)
 
 
-def _class_scores(
-    masks: ClassMasks,
-    metrics: Sequence[Metric],
-    worst_mm: float,
-) -> MetricValues:
+def _class_scores(masks: ClassMasks, metrics: Sequence[Metric], worst_mm: float) -> MetricValues:
     """Metric, and volume, to value."""
     scores = {metric.name: _value(metric, masks, worst_mm) for metric in metrics}
     for column, voxels in zip(VOLUMES, masks.sizes, strict=True):
@@ -127,11 +117,7 @@ def _class_scores(
     return scores
 
 
-def _value(
-    metric: Metric,
-    masks: ClassMasks,
-    worst_mm: float,
-) -> float | None:
+def _value(metric: Metric, masks: ClassMasks, worst_mm: float) -> float | None:
     if not any(masks.sizes):
         return None
     # in one of the two maps only: the worst possible value

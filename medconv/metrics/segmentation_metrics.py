@@ -48,11 +48,7 @@ def _dice(masks: ClassMasks) -> float:
 
 def _surface_dice(masks: ClassMasks) -> float:
     # not cached: only this metric needs surface elements
-    elements = surface_distance.element_distances(
-        masks.prediction,
-        masks.reference,
-        masks.spacing_mm,
-    )
+    elements = surface_distance.element_distances(masks.prediction, masks.reference, masks.spacing_mm)
     return surface_distance.surface_dice(elements, masks.tolerance_mm)
 
 
@@ -161,7 +157,7 @@ CENTRELINE_METRICS = [  # only where asked for
         measure=_cldice,
         definition="the harmonic mean of two shares: of the predicted centreline that lies in the reference, "
         "and of the reference's centreline that lies in the prediction (Shit et al. 2021).",
-    ),
+    )
 ]
 
 

@@ -52,10 +52,7 @@ def interval(values: np.ndarray) -> tuple[float | None, float | None]:
     return float(low), float(high)
 
 
-def paired(
-    first: Sequence[float | None],
-    second: Sequence[float | None],
-) -> dict[str, Any]:
+def paired(first: Sequence[float | None], second: Sequence[float | None]) -> dict[str, Any]:
     """The difference `first` - `second` over the `n` cases in which both are defined, in the same order.
 
     Returns:

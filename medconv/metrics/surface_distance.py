@@ -61,11 +61,7 @@ def surface_dice(elements: Distances, tolerance_mm: float) -> float:
     return float((near_there + near_back) / total_area)
 
 
-def voxel_distances(
-    first: np.ndarray,
-    second: np.ndarray,
-    spacing_mm: Sequence[float],
-) -> Distances:
+def voxel_distances(first: np.ndarray, second: np.ndarray, spacing_mm: Sequence[float]) -> Distances:
     """Distances between the boundary voxels of two masks. Outside of the array is background.
 
     Shape: two bool arrays of 2 or 3 axes, neither empty; spacing for each axis.
@@ -80,11 +76,7 @@ def voxel_distances(
     )
 
 
-def element_distances(
-    first: np.ndarray,
-    second: np.ndarray,
-    spacing_mm: Sequence[float],
-) -> Distances:
+def element_distances(first: np.ndarray, second: np.ndarray, spacing_mm: Sequence[float]) -> Distances:
     """Distances between the surface elements of two masks, at voxel corners. Shape: as `voxel_distances`.
 
     The weight of an element is the area of the marching-cubes triangles in the 2 x 2 (x 2) voxels around it.
@@ -128,11 +120,7 @@ def _corner_codes(mask: np.ndarray, code_bits: np.ndarray) -> np.ndarray:
     return codes
 
 
-def _nearest_distances(
-    here: np.ndarray,
-    there: np.ndarray,
-    spacing_mm: Sequence[float],
-) -> np.ndarray:
+def _nearest_distances(here: np.ndarray, there: np.ndarray, spacing_mm: Sequence[float]) -> np.ndarray:
     """Euclidean distance in mm from each voxel of `here` to the nearest of `there`, in array order."""
     distances = np.zeros(int(here.sum()))
     is_apart = ~there[here]  # shared voxels are 0 mm apart: most of a good prediction
@@ -140,12 +128,7 @@ def _nearest_distances(
         there_mm = np.argwhere(there) * spacing_mm
         here_mm = np.argwhere(here)[is_apart] * spacing_mm
         # builds faster so: split at midpoints, without shrinking the boxes
-        tree = KDTree(
-            there_mm,
-            leafsize=32,
-            balanced_tree=False,
-            compact_nodes=False,
-        )
+        tree = KDTree(there_mm, leafsize=32, balanced_tree=False, compact_nodes=False)
         distances[is_apart] = tree.query(here_mm)[0]
     return distances
 

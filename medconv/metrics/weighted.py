@@ -8,23 +8,14 @@ import numpy as np
 
 BINS = 15  # of the calibration error
 THRESHOLD = 0.5  # multilabel: a label with a probability above it is predicted
-OF_CLASSES = (
-    "auc",
-    "accuracy",
-    "balanced_accuracy",
-    "f1",
-    "calibration_error",
-)
+OF_CLASSES = ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error")
 OF_NUMBERS = ("mae", "rmse", "r2", "pearson")
 _CONSTANT = 1e-12  # a spread below this share of the largest value is rounding error
 Columns = dict[str, np.ndarray]  # metric to one value for each sample
 
 
 def multiclass_metrics(
-    outputs: np.ndarray,
-    predicted: np.ndarray,
-    positive: np.ndarray,
-    counts: np.ndarray,
+    outputs: np.ndarray, predicted: np.ndarray, positive: np.ndarray, counts: np.ndarray
 ) -> Columns:
     """Metrics of exclusive classes.
 
@@ -53,11 +44,7 @@ def multiclass_metrics(
     }
 
 
-def multilabel_metrics(
-    scores: np.ndarray,
-    positive: np.ndarray,
-    counts: np.ndarray,
-) -> Columns:
+def multilabel_metrics(scores: np.ndarray, positive: np.ndarray, counts: np.ndarray) -> Columns:
     """The same metrics of one label, predicted above 0.5. Shape: scores, positive (cases,)."""
     predicted = scores > THRESHOLD
     is_right = predicted == positive
@@ -75,11 +62,7 @@ def multilabel_metrics(
     }
 
 
-def regression_metrics(
-    output: np.ndarray,
-    truth: np.ndarray,
-    counts: np.ndarray,
-) -> Columns:
+def regression_metrics(output: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
     """`mae`, `rmse`, `r2` and `pearson` of one number. Shape: output, truth (cases,)."""
     total = counts.sum(1)
     errors = output - truth
@@ -101,20 +84,13 @@ def regression_metrics(
     }
 
 
-def _without_rounding_error(
-    variance: np.ndarray,
-    values: np.ndarray,
-) -> np.ndarray:
+def _without_rounding_error(variance: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The variance; 0 if it is only rounding error."""
     smallest_std = _CONSTANT * np.abs(values).max()
     return np.where(variance <= smallest_std**2, 0, variance)
 
 
-def auc_of_samples(
-    scores: np.ndarray,
-    positive: np.ndarray,
-    counts: np.ndarray,
-) -> np.ndarray:
+def auc_of_samples(scores: np.ndarray, positive: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Sort cases by score: a pair counts 1 if the negative has the lower score, 1/2 if both are equal.
 
     Shape: scores, positive (cases,), counts (samples, cases) -> (samples,).
@@ -133,11 +109,7 @@ def auc_of_samples(
     return ratio(ordered_pairs, positives.sum(1) * negatives.sum(1))
 
 
-def _calibration_error(
-    probabilities: np.ndarray,
-    right: np.ndarray,
-    counts: np.ndarray,
-) -> np.ndarray:
+def _calibration_error(probabilities: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Mean over cases of |mean probability - share of correct predictions| of their bin."""
     # |sum of differences| of a bin is its number of cases times |difference of the means|
     membership = bin_membership(probabilities)
@@ -156,10 +128,7 @@ def bin_membership(probabilities: np.ndarray) -> np.ndarray:
     return membership.astype(float)
 
 
-def ratio(
-    numerator: np.ndarray | float,
-    denominator: np.ndarray | float,
-) -> np.ndarray:
+def ratio(numerator: np.ndarray | float, denominator: np.ndarray | float) -> np.ndarray:
     """numerator / denominator; NaN if the denominator is 0."""
     numerator = np.atleast_1d(numerator).astype(float)
     denominator = np.atleast_1d(denominator).astype(float)

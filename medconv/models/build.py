@@ -71,13 +71,7 @@ def _build_model(model: Node, derived: Derived, build: Builder) -> nn.Module:
     return network
 
 
-def _swap(
-    network: nn.Module,
-    conv: Node,
-    derived: Derived,
-    build: Builder,
-    quiet: bool,
-) -> None:
+def _swap(network: nn.Module, conv: Node, derived: Derived, build: Builder, quiet: bool) -> None:
     """Put the convolution of a config into a network."""
     share = conv.get("share")
     swap = build(conv_arguments(conv), "conv")
@@ -183,12 +177,7 @@ def _missing_package(error: ImportError) -> str:
     return f"needs the package {match[1]}: pip install {match[1]}"
 
 
-def _probe(
-    network: nn.Module,
-    derived: Derived,
-    hint: str = "",
-    subject: str = "model",
-) -> None:
+def _probe(network: nn.Module, derived: Derived, hint: str = "", subject: str = "model") -> None:
     """Run a network on an empty patch and check what it returns.
 
     Raises:

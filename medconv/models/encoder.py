@@ -64,10 +64,7 @@ class Stages(nn.Module):
         self.apply(initialise)
 
     def _encoder(
-        self,
-        in_channels: int,
-        residual_blocks: Sequence[int] | None,
-        strided: bool,
+        self, in_channels: int, residual_blocks: Sequence[int] | None, strided: bool
     ) -> nn.ModuleList:
         """One block per stage; if `strided`, it changes channels and resolution itself."""
         encoder = nn.ModuleList()
@@ -97,23 +94,14 @@ class Stages(nn.Module):
                 down.append(conv(fine, coarse, stride, stride=stride))
         return down
 
-    def block(
-        self,
-        in_channels: int,
-        stage: int,
-        stride: int | Sequence[int] = 1,
-    ) -> ConvBlock:
+    def block(self, in_channels: int, stage: int, stride: int | Sequence[int] = 1) -> ConvBlock:
         """The convolutions of a stage, in the encoder or the decoder."""
         out_channels = self.channels[stage]
         widths = [in_channels, *[out_channels] * self.convs_per_stage[stage]]
         return ConvBlock(len(self.divisor), widths, self.kernel_sizes[stage], self.norm, stride)
 
     def residual(
-        self,
-        in_channels: int,
-        stage: int,
-        blocks: int,
-        stride: int | Sequence[int] = 1,
+        self, in_channels: int, stage: int, blocks: int, stride: int | Sequence[int] = 1
     ) -> nn.Sequential:
         """Residual blocks; the first stage begins with a convolution from the image to its channels."""
         spatial_dims = len(self.divisor)
@@ -200,9 +188,7 @@ def _convs(convs_per_stage: int | Sequence[int], stages: int) -> tuple[int, ...]
 
 
 def _kernels(
-    kernel_size: int | Sequence[int | Sequence[int]],
-    stages: int,
-    spatial_dims: int,
+    kernel_size: int | Sequence[int | Sequence[int]], stages: int, spatial_dims: int
 ) -> list[tuple[int, ...]]:
     """The kernel size of each stage, one number per axis."""
     per_stage = [kernel_size] * stages if isinstance(kernel_size, int) else list(kernel_size)

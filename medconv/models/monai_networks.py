@@ -41,11 +41,7 @@ class DenseNet(nets.DenseNet):
     """
 
     def __init__(
-        self,
-        spatial_dims: int,
-        *args: Any,
-        stem: Mapping[str, Any] | None = None,
-        **settings: Any,
+        self, spatial_dims: int, *args: Any, stem: Mapping[str, Any] | None = None, **settings: Any
     ) -> None:
         super().__init__(spatial_dims, *args, **settings)
         if stem is not None:
@@ -62,13 +58,7 @@ class EfficientNet(nets.EfficientNetBN):
         Others: as MONAI's.
     """
 
-    def __init__(
-        self,
-        model_name: str,
-        *,
-        stem: Mapping[str, Any] | None = None,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, model_name: str, *, stem: Mapping[str, Any] | None = None, **settings: Any) -> None:
         super().__init__(model_name, pretrained=False, **settings)
         if stem is not None and stem["stride"] == 1:  # the usual stem has a 3-kernel and no pooling
             ones = (1,) * self._conv_stem.weight[0, 0].ndim
@@ -148,12 +138,7 @@ def _with_stem(conv: Any, stem: Mapping[str, Any]) -> Any:
     if has_size and has_stride:
         return conv
     new: Any = conv_nd(spatial_dims)(
-        conv.in_channels,
-        conv.out_channels,
-        size,
-        stride=stride,
-        padding=size // 2,
-        bias=False,
+        conv.in_channels, conv.out_channels, size, stride=stride, padding=size // 2, bias=False
     )
     nn.init.kaiming_normal_(new.weight)
     return new

@@ -8,11 +8,7 @@ import torch
 from torch import Tensor, nn
 
 
-def in_units(
-    network: nn.Module,
-    means: Sequence[float],
-    stds: Sequence[float],
-) -> nn.Module:
+def in_units(network: nn.Module, means: Sequence[float], stds: Sequence[float]) -> nn.Module:
     """Change a network in place so that it returns `stds * output + means`, always in float32.
 
     The network gets a subclass of its own class, so parameter names stay; means and stds are not in its state

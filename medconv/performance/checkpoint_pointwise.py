@@ -26,26 +26,8 @@ from medconv.models.layers.triton_norm import BatchStatistics, triton_norm
 
 _WITH_STATISTICS = (F.batch_norm, F.instance_norm)
 _NORMS = (*_WITH_STATISTICS, F.group_norm, F.layer_norm, norm_by_sample, triton_norm)
-_ACTIVATIONS = (
-    F.leaky_relu,
-    F.relu,
-    F.silu,
-    F.gelu,
-    F.elu,
-    F.hardtanh,
-    F.mish,
-    torch.relu,
-    torch.sigmoid,
-)
-_SUMS = (
-    torch.cat,
-    torch.add,
-    torch.mul,
-    Tensor.add,
-    Tensor.mul,
-    Tensor.__add__,
-    Tensor.__mul__,
-)
+_ACTIVATIONS = (F.leaky_relu, F.relu, F.silu, F.gelu, F.elu, F.hardtanh, F.mish, torch.relu, torch.sigmoid)
+_SUMS = (torch.cat, torch.add, torch.mul, Tensor.add, Tensor.mul, Tensor.__add__, Tensor.__mul__)
 CHEAP = frozenset((*_NORMS, *_ACTIVATIONS, *_SUMS))  # limited by memory bandwidth, not by arithmetic
 _SMALL = 4096  # elements; smaller tensors are saved as they are
 _DEEPEST = 50  # notes in a chain: sums of residual blocks form a chain through the whole network
@@ -81,13 +63,7 @@ class Recompute(TorchFunctionMode):
         self._notes.clear()
         self._saved_now.clear()
 
-    def __torch_function__(
-        self,
-        function: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function not in CHEAP:
             return function(*args, **kwargs)

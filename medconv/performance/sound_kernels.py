@@ -54,12 +54,7 @@ def use_sound_kernels() -> None:
 
 
 def _convolution(
-    kernel: Any,
-    keys: Any,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *settings: Any,
+    kernel: Any, keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any
 ) -> Tensor:
     stride, padding, dilation, transposed, *_ = settings
     is_affected = input.dtype == torch.bfloat16 and not transposed and stride[-1] > 1
@@ -76,12 +71,7 @@ def _convolution(
 
 
 def _convolution_backward(
-    kernel: Any,
-    keys: Any,
-    grad: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    *settings: Any,
+    kernel: Any, keys: Any, grad: Tensor, input: Tensor, weight: Tensor, *settings: Any
 ) -> tuple[Tensor | None, ...]:
     _, stride, _, dilation, transposed, *_ = settings
     # A transposed convolution slides over its output.
@@ -138,12 +128,7 @@ def _extent(weight: Tensor, dilation: Sequence[int]) -> list[int]:
 
 
 def _group_norm(
-    kernel: Any,
-    keys: Any,
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    *settings: Any,
+    kernel: Any, keys: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, *settings: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns: output, means, 1 / deviations."""
     output, mean, rstd = kernel(keys, input.contiguous(), weight, bias, *settings)
@@ -151,11 +136,7 @@ def _group_norm(
 
 
 def _group_norm_backward(
-    kernel: Any,
-    keys: Any,
-    grad: Tensor,
-    input: Tensor,
-    *settings: Any,
+    kernel: Any, keys: Any, grad: Tensor, input: Tensor, *settings: Any
 ) -> tuple[Tensor | None, ...]:
     """Returns: gradients of input, weight and bias; None for those not needed."""
     grads = kernel(keys, grad.contiguous(), input.contiguous(), *settings)

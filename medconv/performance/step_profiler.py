@@ -112,32 +112,18 @@ class StepProfiler(Callback):
         self._marks = [_Mark("", self._clock.now())]
 
     def on_train_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self.mark("augmentation")
 
-    def on_before_backward(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        loss: Any,
-    ) -> None:
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
         self.mark("forward")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.mark("backward")
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self.mark("optimizer")
         self._queue(len(batch["image"]) * trainer.world_size)

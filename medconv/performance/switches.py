@@ -49,10 +49,7 @@ def apply_switches(
     """
     if cuda_graphs and not compile:
         raise ArgumentError(
-            "cuda_graphs",
-            "=true needs ",
-            Argument("compile"),
-            "=true: the compiler records the graphs",
+            "cuda_graphs", "=true needs ", Argument("compile"), "=true: the compiler records the graphs"
         )
     use_sound_kernels()
     # Layers are exchanged before blocks are checkpointed, and the compiler sees the result of all.
@@ -71,8 +68,7 @@ def apply_switches(
         need_compiler()
         uses_graphs = cuda_graphs and torch.cuda.is_available()
         network.compile(
-            mode="reduce-overhead" if uses_graphs else None,
-            dynamic=None if shapes_grow else False,
+            mode="reduce-overhead" if uses_graphs else None, dynamic=None if shapes_grow else False
         )
     return network
 

@@ -51,12 +51,7 @@ class Trace(Callback):
             self._profile.start()
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._profile is not None:
             self._profile.step()
@@ -67,12 +62,7 @@ class Trace(Callback):
             if not any(self.folder.glob("*.json")):
                 log.warning("the profiler wrote no trace: recording starts after %d batches", self.skip + 2)
 
-    def on_exception(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        exception: BaseException,
-    ) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._profile is not None:
             self._stop()
 
@@ -120,10 +110,7 @@ def _range_of(layer: nn.Module, name: str) -> list[RemovableHandle]:
         if open_ranges:
             open_ranges.pop().__exit__(None, None, None)
 
-    return [
-        layer.register_forward_pre_hook(begin),
-        layer.register_forward_hook(end, always_call=True),
-    ]
+    return [layer.register_forward_pre_hook(begin), layer.register_forward_hook(end, always_call=True)]
 
 
 def layer_seconds(events: Iterable[Any]) -> Counter[str]:

@@ -49,9 +49,7 @@ class PlanOverrides:
             raise ArgumentError("slice_axis", " is for label maps; the network takes whole images")
         if self.resize is not None and not self.image_level:
             raise ArgumentError(
-                "resize",
-                " needs cases with values; label maps keep mm, by ",
-                Argument("spacing_mm"),
+                "resize", " needs cases with values; label maps keep mm, by ", Argument("spacing_mm")
             )
         if self.resize is not None and any(n < 1 for n in self.resize):
             raise ArgumentError("resize", f" needs positive numbers of voxels, got {list(self.resize)}")

@@ -16,14 +16,7 @@ from medconv.planning.patch_search import MIN_EDGE, PatchSearch, need_axes
 from medconv.planning.report import ReportRow
 from medconv.planning.resolution import SMALL_VIEW, coarser, view_share, voxels_kept
 from medconv.planning.sizes import need_size
-from medconv.planning.spacing import (
-    MUCH_LOST,
-    across,
-    lost_shares,
-    median_shape,
-    slice_axis,
-    target_spacing,
-)
+from medconv.planning.spacing import MUCH_LOST, across, lost_shares, median_shape, slice_axis, target_spacing
 from medconv.planning.topology import Network
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import size_text
@@ -234,11 +227,7 @@ def _search(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_o
 
 
 def _coarsened(
-    search: PatchSearch,
-    images: Fingerprint,
-    network: Network,
-    patch: tuple[int, ...],
-    is_enough: _Enough,
+    search: PatchSearch, images: Fingerprint, network: Network, patch: tuple[int, ...], is_enough: _Enough
 ) -> tuple[PatchSearch, Network, tuple[int, ...]]:
     """The finest grid that is coarse enough.
 

@@ -51,11 +51,7 @@ def thick_axis(fingerprint: Fingerprint) -> int | None:
     return axis if is_thick and is_short else None
 
 
-def slice_axis(
-    fingerprint: Fingerprint,
-    spatial_dims: int | None,
-    axis: int | None = None,
-) -> int | None:
+def slice_axis(fingerprint: Fingerprint, spatial_dims: int | None, axis: int | None = None) -> int | None:
     """The axis across the slices that a network takes from volumes: the last of those of coarsest spacing.
 
     Args:
@@ -75,10 +71,7 @@ def slice_axis(
     is_usable = axis in (0, 1, 2) and spatial_dims == 2 and not takes_images
     if axis is not None and not is_usable:
         raise ArgumentError(
-            "slice_axis",
-            " must be 0, 1 or 2, with ",
-            Argument("spatial_dims"),
-            f"=2 and volumes, got {axis}",
+            "slice_axis", " must be 0, 1 or 2, with ", Argument("spatial_dims"), f"=2 and volumes, got {axis}"
         )
     if takes_images or axis is not None:
         return axis

@@ -68,13 +68,7 @@ def _train(composed: DictConfig, settings: Any) -> None:
 
 def result_table(summary: dict[str, Any], folder: RunDir) -> str:
     """Scores of the best checkpoint (for segmentation per class), and where everything is."""
-    lines = [
-        "",
-        *_score_lines(summary),
-        *_caution(summary),
-        "",
-        _speed_line(summary),
-    ]
+    lines = ["", *_score_lines(summary), *_caution(summary), "", _speed_line(summary)]
     if summary.get("verdict"):
         lines.append(summary["verdict"])
     if summary.get("stopped_early"):

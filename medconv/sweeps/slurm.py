@@ -190,11 +190,7 @@ def _slurm(*command: str) -> str:
     """
     try:
         process = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_ANSWER_SECONDS,
+            command, capture_output=True, text=True, check=False, timeout=_ANSWER_SECONDS
         )
     except FileNotFoundError as error:
         raise ConfigError(f"hydra/launcher=slurm: there is no {command[0]} on this machine") from error

@@ -154,13 +154,7 @@ class Targets(ABC):
         """A batch of random labels, to measure the speed of steps."""
 
     @abstractmethod
-    def compare(
-        self,
-        loss: Any,
-        outputs: Tensor,
-        encoded: Tensor,
-        annotated: Tensor | None = None,
-    ) -> Tensor:
+    def compare(self, loss: Any, outputs: Tensor, encoded: Tensor, annotated: Tensor | None = None) -> Tensor:
         """The loss of a batch.
 
         Args:
@@ -193,11 +187,7 @@ class Targets(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def logged(
-        self,
-        rows: Mapping[str, Any],
-        losses: Mapping[str, float | None],
-    ) -> dict[str, float | None]:
+    def logged(self, rows: Mapping[str, Any], losses: Mapping[str, float | None]) -> dict[str, float | None]:
         """What a validation logs, without `val/`: metric to value; None if undefined.
 
         Args:
@@ -239,11 +229,7 @@ class Targets(ABC):
         """
 
     @abstractmethod
-    def over_folds_lines(
-        self,
-        scores: Mapping[str, Any],
-        cases: int,
-    ) -> list[tuple[str, list[Any]]]:
+    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
         """Lines of a table: a title, and a value for each of `score_columns`.
 
         Args:

@@ -51,10 +51,7 @@ class DiceScoredTargets(Targets):
         """Label values are below this number; `ignore` is not counted."""
 
     def dice(
-        self,
-        prediction: np.ndarray,
-        reference: np.ndarray,
-        annotated: Sequence[bool] | None = None,
+        self, prediction: np.ndarray, reference: np.ndarray, annotated: Sequence[bool] | None = None
     ) -> ClassScores:
         """Dice of each name; the row of a case in a checkpoint's `validation`. Shape: two label maps.
 
@@ -74,15 +71,10 @@ class DiceScoredTargets(Targets):
         return self.dice(case.prediction, case.reference, case.annotated)
 
     def logged(
-        self,
-        rows: Mapping[str, ClassScores],
-        losses: Mapping[str, float | None],
+        self, rows: Mapping[str, ClassScores], losses: Mapping[str, float | None]
     ) -> dict[str, float | None]:
         per_class = metrics_dice.mean_per_class(list(rows.values()))
-        scores = {
-            "cross_entropy": metrics_dice.mean(losses),
-            "dice": metrics_dice.mean(per_class),
-        }
+        scores = {"cross_entropy": metrics_dice.mean(losses), "dice": metrics_dice.mean(per_class)}
         scores |= {f"dice/{name}": value for name, value in per_class.items()}
         return scores
 
@@ -118,17 +110,9 @@ class DiceScoredTargets(Targets):
         mean["dice"] = metrics_dice.mean(class_means)
         return {"mean": mean, "per_class": per_class}
 
-    def over_folds_lines(
-        self,
-        scores: Mapping[str, Any],
-        cases: int,
-    ) -> list[tuple[str, list[Any]]]:
+    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
         columns = [*scores["per_class"].values(), scores["mean"]]
-        keys = {
-            "all cases, mean": "dice",
-            "all cases, sd": "sd",
-            "mean of folds": "mean_of_folds",
-        }
+        keys = {"all cases, mean": "dice", "all cases, sd": "sd", "mean of folds": "mean_of_folds"}
         if any(column["n"] < cases for column in columns):
             keys["defined in"] = "n"
         lines = []
@@ -140,10 +124,7 @@ class DiceScoredTargets(Targets):
         return [*summary["dice_per_class"].items(), ("mean", summary["dice"])]
 
 
-def _over_cases(
-    case_values: Sequence[float | None],
-    fold_values: Sequence[float | None],
-) -> dict[str, Any]:
+def _over_cases(case_values: Sequence[float | None], fold_values: Sequence[float | None]) -> dict[str, Any]:
     """The mean Dice over cases with its spread, and the mean of the folds' means."""
     described = describe(case_values)
     return {

@@ -66,10 +66,7 @@ class ImageLevelTargets(ImageLevelScoredTargets):
     @classmethod
     @abstractmethod
     def from_columns(
-        cls,
-        columns: Sequence[str],
-        labels: Sequence[Sequence[str]],
-        names: Sequence[str] | None,
+        cls, columns: Sequence[str], labels: Sequence[Sequence[str]], names: Sequence[str] | None
     ) -> Self:
         """The targets of a table.
 
@@ -149,11 +146,7 @@ class ImageLevelTargets(ImageLevelScoredTargets):
         return torch.randint(2, (batch, self.num_values))
 
     def compare(
-        self,
-        loss: Callable[..., Tensor],
-        outputs: Tensor,
-        encoded: Tensor,
-        annotated: Tensor | None = None,
+        self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor, annotated: Tensor | None = None
     ) -> Tensor:
         return loss(outputs, encoded)
 
@@ -173,10 +166,7 @@ class ImageLevelTargets(ImageLevelScoredTargets):
         mean_loss = sum_of_losses / _TRIAL_SAMPLES
         if not math.isfinite(batch_loss):
             return f"is {batch_loss} for {self.kind} targets, expected a finite number"
-        scale = max(
-            abs(batch_loss),
-            _TOLERANCE,
-        )  # of losses near 0 the difference counts, not its share
+        scale = max(abs(batch_loss), _TOLERANCE)  # of losses near 0 the difference counts, not its share
         if abs(batch_loss - mean_loss) <= _TOLERANCE * scale:
             return None
         return f"is not a mean over samples, as a loss for {self.kind} targets must be"

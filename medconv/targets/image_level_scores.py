@@ -37,12 +37,7 @@ class ImageLevelScoredTargets(Targets):
         return self.names
 
     @abstractmethod
-    def columns(
-        self,
-        outputs: np.ndarray,
-        truth: np.ndarray,
-        counts: np.ndarray,
-    ) -> Columns:
+    def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
         """The metrics of `metric_names`, for each sample of cases.
 
         Shape: outputs (cases, names), truth (cases, values), counts (samples, cases): how often each sample
@@ -50,11 +45,7 @@ class ImageLevelScoredTargets(Targets):
         """
 
     @abstractmethod
-    def per_name(
-        self,
-        outputs: np.ndarray,
-        truth: np.ndarray,
-    ) -> dict[str, MetricValues]:
+    def per_name(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, MetricValues]:
         """Metrics of each class, label or number. Shape: as in `columns`."""
 
     @abstractmethod
@@ -62,11 +53,7 @@ class ImageLevelScoredTargets(Targets):
         """The error of each case, to find the worst ones. Shape: as in `columns` -> (cases,)."""
 
     @abstractmethod
-    def pictures(
-        self,
-        outputs: np.ndarray,
-        truth: np.ndarray,
-    ) -> dict[str, np.ndarray]:
+    def pictures(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
         """Plots over all cases, by name; each (height, width, 3) uint8. Shape: as in `columns`."""
 
     def arrays(self, rows: Sequence[Mapping[str, Sequence[float]]]) -> tuple[np.ndarray, np.ndarray]:
@@ -102,17 +89,11 @@ class ImageLevelScoredTargets(Targets):
         raise NotImplementedError
 
     def logged(
-        self,
-        rows: Mapping[str, CaseOutputs],
-        losses: Mapping[str, float | None],
+        self, rows: Mapping[str, CaseOutputs], losses: Mapping[str, float | None]
     ) -> dict[str, float | None]:
         return self.summary(rows)
 
-    def cross_entropy(
-        self,
-        outputs: np.ndarray,
-        truth: np.ndarray,
-    ) -> dict[str, float | None]:
+    def cross_entropy(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
         """Key `cross_entropy`: `image_level.log_loss` with classes as groups; empty: not defined."""
         return {}
 
@@ -160,11 +141,7 @@ class ImageLevelScoredTargets(Targets):
         outputs, truth = self.arrays(rows)
         return {**self.scores(outputs, truth), "mean_of_folds": means}
 
-    def over_folds_lines(
-        self,
-        scores: Mapping[str, Any],
-        cases: int,
-    ) -> list[tuple[str, list[Any]]]:
+    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
         undefined = (None, None)
         intervals = [scores["intervals"].get(name, undefined) for name in scores["mean"]]
         return [

@@ -32,11 +32,7 @@ class LabelMapTargets(SegmentationTargets):
     )
 
     @classmethod
-    def of_classes(
-        cls,
-        class_names: Sequence[str],
-        ignore: int | None = None,
-    ) -> LabelMapTargets:
+    def of_classes(cls, class_names: Sequence[str], ignore: int | None = None) -> LabelMapTargets:
         """The index of a name is its label value, the first is the background."""
         names = tuple(class_names[1:])
         values = tuple((value,) for value in range(1, len(class_names)))
@@ -58,12 +54,7 @@ class LabelMapTargets(SegmentationTargets):
     def annotated_outputs(self, values: Collection[int]) -> tuple[bool, ...]:
         return (True, *(value in values for value in self.written))
 
-    def marginal(
-        self,
-        outputs: Tensor,
-        reference: Tensor,
-        annotated: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def marginal(self, outputs: Tensor, reference: Tensor, annotated: Tensor) -> tuple[Tensor, Tensor]:
         merged = self._merged(outputs, annotated)
         # voxels of a class that is not annotated become background
         voxel_outputs = reference.flatten(1).long()  # the output of a voxel's class is its label value
@@ -79,10 +70,7 @@ class LabelMapTargets(SegmentationTargets):
         classes = outputs[:, 1:]
         # the sum of probabilities is `logsumexp` of logits: background with all classes not annotated
         not_annotated = torch.where(is_annotated_class, ABSENT, classes)
-        merged_background = torch.cat([background, not_annotated], 1).logsumexp(
-            1,
-            keepdim=True,
-        )
+        merged_background = torch.cat([background, not_annotated], 1).logsumexp(1, keepdim=True)
         remaining_classes = torch.where(is_annotated_class, classes, ABSENT)
         return torch.cat([merged_background, remaining_classes], 1)
 
@@ -95,11 +83,7 @@ class LabelMapTargets(SegmentationTargets):
     def log_total(self, channels: Iterable[Tensor]) -> Tensor:
         return reduce(torch.logaddexp, channels)
 
-    def probability(
-        self,
-        logits: Tensor,
-        log_total: Tensor | None,
-    ) -> Tensor:
+    def probability(self, logits: Tensor, log_total: Tensor | None) -> Tensor:
         assert log_total is not None
         return (logits - log_total).exp_()
 

@@ -39,8 +39,7 @@ def labelled_row(values: Tensor, labelled: Tensor) -> Tensor:
 
 
 def ignored_values(
-    content: Mapping[str, Any],
-    values: Sequence[Sequence[int]],
+    content: Mapping[str, Any], values: Sequence[Sequence[int]]
 ) -> tuple[int | None, tuple[int, ...]]:
     """`ignore` and `also_ignored` of an untrusted file.
 

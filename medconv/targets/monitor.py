@@ -37,11 +37,7 @@ class MonitoredMetric:
         return value if self.higher_is_better else -value
 
     def plain(self) -> dict[str, str]:
-        return {
-            "name": self.name,
-            "words": self.words,
-            "mode": self.mode,
-        }
+        return {"name": self.name, "words": self.words, "mode": self.mode}
 
 
 DICE = MonitoredMetric("val/dice", "Dice")

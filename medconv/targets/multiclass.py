@@ -54,10 +54,7 @@ class MulticlassTargets(ImageLevelTargets):
 
     @classmethod
     def from_columns(
-        cls,
-        columns: Sequence[str],
-        labels: Sequence[Sequence[str]],
-        names: Sequence[str] | None,
+        cls, columns: Sequence[str], labels: Sequence[Sequence[str]], names: Sequence[str] | None
     ) -> Self:
         if len(columns) > 1:
             raise ArgumentError(
@@ -109,29 +106,14 @@ class MulticlassTargets(ImageLevelTargets):
         class_index = label[:, 0].long()
         return F.one_hot(class_index, len(self.names)).float()
 
-    def columns(
-        self,
-        outputs: np.ndarray,
-        truth: np.ndarray,
-        counts: np.ndarray,
-    ) -> Columns:
+    def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
         return weighted.multiclass_metrics(
-            outputs,
-            predicted=self._predicted(outputs),
-            positive=self.members(truth),
-            counts=counts,
+            outputs, predicted=self._predicted(outputs), positive=self.members(truth), counts=counts
         )
 
-    def per_name(
-        self,
-        outputs: np.ndarray,
-        truth: np.ndarray,
-    ) -> dict[str, MetricValues]:
+    def per_name(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, MetricValues]:
         return image_level.per_class(
-            self.names,
-            outputs,
-            predicted=self._predicted(outputs),
-            positive=self.members(truth),
+            self.names, outputs, predicted=self._predicted(outputs), positive=self.members(truth)
         )
 
     def errors(self, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -145,19 +127,11 @@ class MulticlassTargets(ImageLevelTargets):
     def outputs_at_temperature(self, outputs: np.ndarray, temperature: float) -> np.ndarray:
         return calibration.at_temperature(outputs, temperature)
 
-    def cross_entropy(
-        self,
-        outputs: np.ndarray,
-        truth: np.ndarray,
-    ) -> dict[str, float | None]:
+    def cross_entropy(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
         probability_of_truth = outputs[self.members(truth)]
         return {"cross_entropy": image_level.log_loss(probability_of_truth, groups=truth.astype(int))}
 
-    def pictures(
-        self,
-        outputs: np.ndarray,
-        truth: np.ndarray,
-    ) -> dict[str, np.ndarray]:
+    def pictures(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
         predicted = self._predicted(outputs)
         members = self.members(truth)
         is_right = (predicted & members).any(1)

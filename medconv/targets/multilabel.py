@@ -74,27 +74,15 @@ class MultilabelTargets(NumberTargets):
     def decode(self, logits: Tensor) -> Tensor:
         return torch.sigmoid(logits.float())
 
-    def columns(
-        self,
-        outputs: np.ndarray,
-        truth: np.ndarray,
-        counts: np.ndarray,
-    ) -> Columns:
+    def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
         rows = []
         for scores, positive in zip(outputs.T, self.members(truth).T, strict=True):
             rows.append(weighted.multilabel_metrics(scores, positive, counts))
         return image_level.mean_of(rows)
 
-    def per_name(
-        self,
-        outputs: np.ndarray,
-        truth: np.ndarray,
-    ) -> dict[str, MetricValues]:
+    def per_name(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, MetricValues]:
         return image_level.per_class(
-            self.names,
-            outputs,
-            predicted=self._predicted(outputs),
-            positive=self.members(truth),
+            self.names, outputs, predicted=self._predicted(outputs), positive=self.members(truth)
         )
 
     def errors(self, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -111,22 +99,14 @@ class MultilabelTargets(NumberTargets):
         present: np.ndarray = scaled[..., 1]
         return present
 
-    def cross_entropy(
-        self,
-        outputs: np.ndarray,
-        truth: np.ndarray,
-    ) -> dict[str, float | None]:
+    def cross_entropy(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
         is_positive = self.members(truth)
         probability_of_truth = np.where(is_positive, outputs, 1 - outputs)
         # two groups for each label: its negative and its positive cases
         groups = 2 * np.arange(len(self.names)) + is_positive
         return {"cross_entropy": image_level.log_loss(probability_of_truth, groups)}
 
-    def pictures(
-        self,
-        outputs: np.ndarray,
-        truth: np.ndarray,
-    ) -> dict[str, np.ndarray]:
+    def pictures(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
         predicted = self._predicted(outputs)
         positive = self.members(truth)
         curves = list(zip(self.names, outputs.T, positive.T, strict=True))

@@ -15,15 +15,11 @@ class NumberTargets(ImageLevelTargets):
 
     @classmethod
     def from_columns(
-        cls,
-        columns: Sequence[str],
-        labels: Sequence[Sequence[str]],
-        names: Sequence[str] | None,
+        cls, columns: Sequence[str], labels: Sequence[Sequence[str]], names: Sequence[str] | None
     ) -> Self:
         if names and len(names) != len(columns):
             raise ArgumentError(
-                "class_names",
-                f" needs a name for each of {', '.join(columns)}, got {list(names)}",
+                "class_names", f" needs a name for each of {', '.join(columns)}, got {list(names)}"
             )
         return cls(tuple(map(str, names or columns)))
 

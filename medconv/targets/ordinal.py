@@ -24,10 +24,7 @@ class OrdinalTargets(MulticlassTargets):
     exclusive: ClassVar[bool] = False
     default_loss: ClassVar[str] = "bce"
     loss_kinds: ClassVar[tuple[str, ...]] = ("multilabel",)
-    monitored: ClassVar[MonitoredMetric] = MonitoredMetric(
-        "val/quadratic_kappa",
-        "quadratic kappa",
-    )
+    monitored: ClassVar[MonitoredMetric] = MonitoredMetric("val/quadratic_kappa", "quadratic kappa")
     calibrated: ClassVar[bool] = False  # kappa depends on the highest probability alone
     metric_names: ClassVar[tuple[str, ...]] = ("quadratic_kappa", "grade_error", *weighted.OF_CLASSES)
     output_meaning: ClassVar[str] = (
@@ -63,12 +60,7 @@ class OrdinalTargets(MulticlassTargets):
         more_than = torch.cat([above, 0 * ones], -1)
         return at_least - more_than
 
-    def columns(
-        self,
-        outputs: np.ndarray,
-        truth: np.ndarray,
-        counts: np.ndarray,
-    ) -> Columns:
+    def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
         """Also `grade_error`, the mean distance in grades, and Cohen's kappa with quadratic weights."""
         predicted = outputs.argmax(1).astype(float)
         true = truth[:, 0]

@@ -12,11 +12,7 @@ from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import Argument, ArgumentError
 
 
-def _region_values(
-    region: str,
-    members: Any,
-    names: Sequence[str],
-) -> tuple[int, ...]:
+def _region_values(region: str, members: Any, names: Sequence[str]) -> tuple[int, ...]:
     """The label values of a region of the config: a class or a list of classes, each by value or name."""
     if not isinstance(members, Sequence) or isinstance(members, str):
         members = [members]
@@ -35,10 +31,7 @@ def _value_of(name: Any, names: Sequence[str], argument: str, location: str = ""
     raise ArgumentError(argument, f": {location}{name} is not a class; {hint}")
 
 
-def _drop_ignored(
-    names: tuple[str, ...],
-    ignore: Any,
-) -> tuple[tuple[str, ...], int]:
+def _drop_ignored(names: tuple[str, ...], ignore: Any) -> tuple[tuple[str, ...], int]:
     """The remaining classes, and the value to ignore."""
     value = ignore if type(ignore) is int else _value_of(ignore, names, "ignore_label")
     last = len(names) - 1
@@ -47,8 +40,7 @@ def _drop_ignored(
         meaning = f"class {names[value]}" if 0 <= value <= last else "not a label value"
         lowest = f"{last} ({names[last]}, which is then not a class)" if last >= 2 else "2"
         raise ArgumentError(
-            "ignore_label",
-            f" must be above all classes, from {lowest} to {HIGHEST}, got {ignore}, {meaning}",
+            "ignore_label", f" must be above all classes, from {lowest} to {HIGHEST}, got {ignore}, {meaning}"
         )
     return names[:-1] if value == last else names, value
 
@@ -88,10 +80,7 @@ def override(
         return names, region_targets(values, regions_order, names, ignore, Source())
     if regions_order:
         raise ArgumentError(
-            "regions_order",
-            f"={list(regions_order)} needs ",
-            Argument("regions"),
-            ", which is not set",
+            "regions_order", f"={list(regions_order)} needs ", Argument("regions"), ", which is not set"
         )
     if not targets.exclusive:
         check_values(targets.by_name, names, ignore, Source(), "ignore_label")
@@ -100,10 +89,7 @@ def override(
 
 
 def _check_also_ignored(
-    further: Sequence[Any],
-    names: Sequence[str],
-    ignore: int | None,
-    ignore_label: Any,
+    further: Sequence[Any], names: Sequence[str], ignore: int | None, ignore_label: Any
 ) -> None:
     are_valid = all(type(value) is int and len(names) <= value <= HIGHEST for value in further)
     # checked last, as only whole numbers are certain to go into a set

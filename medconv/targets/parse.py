@@ -9,11 +9,7 @@ from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.region_checks import IGNORE, NamesAndTargets, Regions, Source, region_targets
 
 
-def parse_labels(
-    labels: Any,
-    order: Any,
-    path: Path,
-) -> NamesAndTargets:
+def parse_labels(labels: Any, order: Any, path: Path) -> NamesAndTargets:
     """The class names, background first, and the targets of a dataset.json.
 
     Decathlon writes {"0": "background"}, nnU-Net v2 {"background": 0}; there a name with several values is a
@@ -74,11 +70,7 @@ def _are_label_values(values: Sequence[Any]) -> bool:
     return bool(values) and all(str(value).isdecimal() for value in values)
 
 
-def _parse_classes(
-    groups: Regions,
-    ignore: int | None,
-    path: Path,
-) -> NamesAndTargets:
+def _parse_classes(groups: Regions, ignore: int | None, path: Path) -> NamesAndTargets:
     """Classes that exclude each other."""
     # sorted by value, as a file may list them in any order
     pairs = sorted((group[0], name) for name, group in groups.items())
@@ -93,12 +85,7 @@ def _parse_classes(
     return names, LabelMapTargets.of_classes(names, ignore)
 
 
-def _parse_regions(
-    groups: Regions,
-    ignore: int | None,
-    order: Any,
-    path: Path,
-) -> NamesAndTargets:
+def _parse_regions(groups: Regions, ignore: int | None, order: Any, path: Path) -> NamesAndTargets:
     """Regions that may overlap; a label value without a name of its own is called `label 3`."""
     regions = {name: values for name, values in groups.items() if values != (0,)}
     names_by_value = {values[0]: name for name, values in groups.items() if len(values) == 1}

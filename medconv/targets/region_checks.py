@@ -32,11 +32,7 @@ class Source:
 
 
 def region_targets(
-    regions: Regions,
-    order: Any,
-    names: tuple[str, ...],
-    ignore: int | None,
-    source: Source,
+    regions: Regions, order: Any, names: tuple[str, ...], ignore: int | None, source: Source
 ) -> SegmentationTargets:
     check_values(regions, names, ignore, source, source.regions)
     if order is None:
@@ -78,11 +74,7 @@ def _is_order_of(order: Any, regions: Regions) -> bool:
 
 
 def check_values(
-    regions: Regions,
-    names: Sequence[str],
-    ignore: int | None,
-    source: Source,
-    name: str,
+    regions: Regions, names: Sequence[str], ignore: int | None, source: Source, name: str
 ) -> None:
     last = len(names) - 1
     for region, values in regions.items():
@@ -98,6 +90,5 @@ def check_values(
         raise source.error(name, problem)
     if ignore is not None and ignore <= last:
         raise source.error(
-            name,
-            f": the value to ignore must be above all classes, 0 to {last}, got {ignore}",
+            name, f": the value to ignore must be above all classes, 0 to {last}, got {ignore}"
         )

@@ -62,12 +62,7 @@ class RegionTargets(SegmentationTargets):
     def annotated_outputs(self, values: Collection[int]) -> tuple[bool, ...]:
         return tuple(all(value in values for value in group) for group in self.values)
 
-    def marginal(
-        self,
-        outputs: Tensor,
-        reference: Tensor,
-        annotated: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def marginal(self, outputs: Tensor, reference: Tensor, annotated: Tensor) -> tuple[Tensor, Tensor]:
         is_annotated = over_voxels(annotated, outputs)
         outputs = torch.where(is_annotated, outputs, ABSENT)
         reference = torch.where(is_annotated, reference, 0)
@@ -91,11 +86,7 @@ class RegionTargets(SegmentationTargets):
     def log_total(self, channels: Iterable[Tensor]) -> None:
         return None
 
-    def probability(
-        self,
-        logits: Tensor,
-        log_total: Tensor | None,
-    ) -> Tensor:
+    def probability(self, logits: Tensor, log_total: Tensor | None) -> Tensor:
         return logits.sigmoid()
 
     def _entropy(self, logits: Tensor, reference: Tensor) -> Tensor:

@@ -53,18 +53,10 @@ class RegressionTargets(NumberTargets):
         is_complete = counts in ({0}, {len(targets.names)})
         if not are_finite or not is_complete or not all(std > 0 for std in stds):
             raise ValueError("regression targets need a mean and a positive std for each name")
-        return replace(
-            targets,
-            means=tuple(map(float, means)),
-            stds=tuple(map(float, stds)),
-        )
+        return replace(targets, means=tuple(map(float, means)), stds=tuple(map(float, stds)))
 
     def plain(self) -> dict[str, Any]:
-        return {
-            **super().plain(),
-            "means": list(self.means),
-            "stds": list(self.stds),
-        }
+        return {**super().plain(), "means": list(self.means), "stds": list(self.stds)}
 
     def fitted(self, values: np.ndarray) -> Self:
         stds = values.std(0)
@@ -104,11 +96,7 @@ class RegressionTargets(NumberTargets):
         return (label.float() - means) / stds
 
     def compare(
-        self,
-        loss: Callable[..., Tensor],
-        outputs: Tensor,
-        encoded: Tensor,
-        annotated: Tensor | None = None,
+        self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor, annotated: Tensor | None = None
     ) -> Tensor:
         # networks return units: outputs are standardised as labels are
         return loss(self.encode(outputs), encoded)
@@ -117,31 +105,18 @@ class RegressionTargets(NumberTargets):
         means, stds = _on_device(self, noise.device)
         return noise * stds + means
 
-    def columns(
-        self,
-        outputs: np.ndarray,
-        truth: np.ndarray,
-        counts: np.ndarray,
-    ) -> Columns:
+    def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
         rows = []
         for output, true in zip(outputs.T, truth.T, strict=True):
             rows.append(weighted.regression_metrics(output, true, counts))
         return image_level.mean_of(rows)
 
-    def per_name(
-        self,
-        outputs: np.ndarray,
-        truth: np.ndarray,
-    ) -> dict[str, MetricValues]:
+    def per_name(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, MetricValues]:
         metrics = {}
         for index, name in enumerate(self.names):
             column = slice(index, index + 1)
             targets = RegressionTargets((name,))
-            metrics[name] = image_level.measure(
-                targets,
-                outputs[:, column],
-                truth[:, column],
-            )
+            metrics[name] = image_level.measure(targets, outputs[:, column], truth[:, column])
         return metrics
 
     def errors(self, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -155,11 +130,7 @@ class RegressionTargets(NumberTargets):
     def shown_output(self, outputs: np.ndarray) -> int:
         return 0
 
-    def pictures(
-        self,
-        outputs: np.ndarray,
-        truth: np.ndarray,
-    ) -> dict[str, np.ndarray]:
+    def pictures(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
         return {"scatter": plots.scatter(self.names, outputs, truth)}
 
     def label_text(self, values: Sequence[float]) -> str:
@@ -176,10 +147,7 @@ def _is_finite(value: Any) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _on_device(
-    targets: RegressionTargets,
-    device: torch.device,
-) -> tuple[Tensor, Tensor]:
+def _on_device(targets: RegressionTargets, device: torch.device) -> tuple[Tensor, Tensor]:
     """Means and stds, so that no step copies them."""
     means, stds = targets._scale
     with torch.inference_mode(False):  # training uses them, too

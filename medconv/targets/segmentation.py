@@ -152,11 +152,7 @@ class SegmentationTargets(DiceScoredTargets):
         """What `probability` needs of all channels of logits, each (*spatial); None: nothing."""
 
     @abstractmethod
-    def probability(
-        self,
-        logits: Tensor,
-        log_total: Tensor | None,
-    ) -> Tensor:
+    def probability(self, logits: Tensor, log_total: Tensor | None) -> Tensor:
         """A channel's probabilities, so that only one needs to be in memory.
 
         Shape: (*spatial) -> same.
@@ -173,10 +169,7 @@ class SegmentationTargets(DiceScoredTargets):
         return label[0]
 
     def random_labels(
-        self,
-        batch: int,
-        patch_size: Sequence[int],
-        generator: torch.Generator | None = None,
+        self, batch: int, patch_size: Sequence[int], generator: torch.Generator | None = None
     ) -> Tensor:
         return torch.randint(self.num_values, (batch, 1, *patch_size), generator=generator)
 
@@ -185,12 +178,7 @@ class SegmentationTargets(DiceScoredTargets):
         """The outputs that have a reference in a case of which only these label values are annotated."""
 
     @abstractmethod
-    def marginal(
-        self,
-        outputs: Tensor,
-        reference: Tensor,
-        annotated: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def marginal(self, outputs: Tensor, reference: Tensor, annotated: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs and reference of a batch without the outputs that are not annotated, for any loss.
 
         Overlapping regions get a probability of 0 and no voxel; the probability of exclusive classes joins
@@ -205,11 +193,7 @@ class SegmentationTargets(DiceScoredTargets):
         """
 
     def compare(
-        self,
-        loss: Callable[..., Tensor],
-        outputs: Tensor,
-        encoded: Tensor,
-        annotated: Tensor | None = None,
+        self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor, annotated: Tensor | None = None
     ) -> Tensor:
         """A loss with an argument `labelled` gets the mask of labelled voxels; any other one only these
         voxels, in one row as a single sample. This is exact for losses that sum over a batch's voxels
@@ -261,10 +245,7 @@ class SegmentationTargets(DiceScoredTargets):
         )
 
     def cross_entropy(
-        self,
-        logits: Tensor,
-        label: Tensor,
-        annotated: Sequence[bool] | None = None,
+        self, logits: Tensor, label: Tensor, annotated: Sequence[bool] | None = None
     ) -> float | None:
         """Mean cross-entropy over the labelled voxels (and regions, if they overlap); None if there are none.
 
@@ -277,10 +258,7 @@ class SegmentationTargets(DiceScoredTargets):
         labelled = self.labelled(label)
         reference = self.reference(label)
         if annotated is not None:
-            batch_annotated = torch.tensor(
-                [annotated] * len(logits),
-                device=logits.device,
-            )
+            batch_annotated = torch.tensor([annotated] * len(logits), device=logits.device)
             logits, reference = self.marginal(logits, reference, batch_annotated)
         if labelled is not None:
             if not labelled.any():

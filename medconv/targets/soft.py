@@ -54,10 +54,7 @@ class SoftTargets(LabelMapTargets):
         return highest(self.reference(label[None])[0])
 
     def random_labels(
-        self,
-        batch: int,
-        patch_size: Sequence[int],
-        generator: torch.Generator | None = None,
+        self, batch: int, patch_size: Sequence[int], generator: torch.Generator | None = None
     ) -> Tensor:
         probabilities = torch.rand(batch, self.num_outputs, *patch_size, generator=generator)
         return (probabilities / probabilities.sum(1, keepdim=True))[:, 1:]
@@ -69,12 +66,7 @@ class SoftTargets(LabelMapTargets):
         background = (1 - label.sum(1, keepdim=True)).clamp(min=0)
         return torch.cat([background, label], 1)
 
-    def marginal(
-        self,
-        outputs: Tensor,
-        reference: Tensor,
-        annotated: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def marginal(self, outputs: Tensor, reference: Tensor, annotated: Tensor) -> tuple[Tensor, Tensor]:
         is_annotated = over_voxels(annotated, outputs)
         # What other classes had becomes background again
         classes = torch.where(is_annotated, reference, 0)[:, 1:]
@@ -98,10 +90,7 @@ class SoftTargets(LabelMapTargets):
         return {"dice": list(dice.values()), "rater_dice": rater_dice, **calibration}
 
     def _calibration(
-        self,
-        logits: Tensor,
-        label: Tensor,
-        annotated: Sequence[bool],
+        self, logits: Tensor, label: Tensor, annotated: Sequence[bool]
     ) -> dict[str, list[float | None]]:
         """Brier score and calibration error of each class; None if it is not annotated, or no class is there.
 
@@ -123,11 +112,7 @@ class SoftTargets(LabelMapTargets):
             scores["calibration_error"].append(calibration_error(*pair))
         return scores
 
-    def logged(
-        self,
-        rows: Mapping[str, Any],
-        losses: Mapping[str, float | None],
-    ) -> dict[str, float | None]:
+    def logged(self, rows: Mapping[str, Any], losses: Mapping[str, float | None]) -> dict[str, float | None]:
         scores = super().logged(self._dice_rows(rows), losses)
         summary = self.summary(rows)
         scores["brier"] = summary["brier"]

@@ -81,10 +81,7 @@ class Prepared:
 
 
 def compose(
-    overrides: Sequence[str] = (),
-    *,
-    config_dir: Path | str | None = None,
-    **values: Any,
+    overrides: Sequence[str] = (), *, config_dir: Path | str | None = None, **values: Any
 ) -> RunConfig:
     """The config of one run, from the same options and keys as `medconv train` has.
 
@@ -115,10 +112,7 @@ def compose(
 
 
 def train(
-    config: RunConfig | Sequence[str] = (),
-    *,
-    config_dir: Path | str | None = None,
-    **values: Any,
+    config: RunConfig | Sequence[str] = (), *, config_dir: Path | str | None = None, **values: Any
 ) -> TrainResult:
     """Trains one run on one device, as `medconv train` does, and resumes it if it was stopped.
 
@@ -144,10 +138,7 @@ def train(
 
 
 def prepare(
-    config: RunConfig | Sequence[str] = (),
-    *,
-    config_dir: Path | str | None = None,
-    **values: Any,
+    config: RunConfig | Sequence[str] = (), *, config_dir: Path | str | None = None, **values: Any
 ) -> Prepared:
     """Task and data of a run, for a training loop of your own, such as `lightning.Trainer().fit(task, data)`.
 
@@ -176,11 +167,7 @@ def prepare(
     return Prepared(task=task, data=data, config=resolved)
 
 
-def _arguments(
-    overrides: Sequence[str],
-    config_dir: Path | str | None,
-    values: dict[str, Any],
-) -> list[str]:
+def _arguments(overrides: Sequence[str], config_dir: Path | str | None, values: dict[str, Any]) -> list[str]:
     """The arguments of the same `medconv train`."""
     if isinstance(overrides, str):
         raise ConfigError(f"overrides must be a list, got {overrides!r}; write [{overrides!r}]")
@@ -194,9 +181,7 @@ def _arguments(
 
 
 def _config_of(
-    config: RunConfig | Sequence[str],
-    config_dir: Path | str | None,
-    values: dict[str, Any],
+    config: RunConfig | Sequence[str], config_dir: Path | str | None, values: dict[str, Any]
 ) -> RunConfig:
     if not isinstance(config, RunConfig):
         config = compose(config, config_dir=config_dir, **values)

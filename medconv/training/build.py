@@ -50,10 +50,7 @@ _SWITCHES = (
 
 @configs.arguments_as_keys("task", "init")
 def build_task(
-    config: RunConfig,
-    record: Node,
-    store: Store | None = None,
-    load: Callable[..., Any] | None = None,
+    config: RunConfig, record: Node, store: Store | None = None, load: Callable[..., Any] | None = None
 ) -> Task:
     """The task of a resolved config: network, loss, optimizer, schedule and validation.
 
@@ -181,10 +178,7 @@ def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | Non
     with configs.arguments_as_keys("perf"):
         switches = {key: getattr(config.perf, key) for key in _SWITCHES}
         apply_switches(
-            network,
-            **switches,
-            shapes_grow=may_grow(config),
-            sync_batchnorm=config.trainer.sync_batchnorm,
+            network, **switches, shapes_grow=may_grow(config), sync_batchnorm=config.trainer.sync_batchnorm
         )
     if config.trainer.deterministic:
         swap_pools(network)

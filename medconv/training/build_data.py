@@ -61,10 +61,7 @@ def build_data(
 
 
 def _channel_dropout(
-    data: DataConfig,
-    num_channels: int,
-    train: Sequence[Case],
-    seed: int,
+    data: DataConfig, num_channels: int, train: Sequence[Case], seed: int
 ) -> ChannelDropout | None:
     """Raises: ConfigError: a probability where no channel may be missing."""
     if data.missing is None:

@@ -78,9 +78,7 @@ def find_data(data: DataConfig) -> tuple[Dataset, int]:
         workers = min(8, num_cores())
     dataset = configs.build(data.layout, "data.layout")
     dataset = dataset.with_targets(
-        regions=data.regions,
-        regions_order=data.regions_order,
-        ignore_label=data.ignore_label,
+        regions=data.regions, regions_order=data.regions_order, ignore_label=data.ignore_label
     )
     dataset = with_soft_labels(dataset, data.raters, data.soft_labels, data.root)
     if data.group_pattern is not None:

@@ -63,8 +63,4 @@ class GrowingPatch:
             start = (whole_edge - edge) // 2
             slices.append(slice(start, start + edge))
         middle = (..., *slices)
-        return {
-            **batch,
-            "image": batch["image"][middle],
-            "label": batch["label"][middle],
-        }
+        return {**batch, "image": batch["image"][middle], "label": batch["label"][middle]}

@@ -31,10 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def import_model(
-    folder: Path,
-    output: Path,
-    folds: Sequence[str] | None = None,
-    checkpoint: str = "checkpoint_final.pth",
+    folder: Path, output: Path, folds: Sequence[str] | None = None, checkpoint: str = "checkpoint_final.pth"
 ) -> list[Path]:
     """Write OUTPUT/foldN for each fold, a run folder with the network, its preprocessing and its windows.
 
@@ -77,11 +74,7 @@ def _import_fold(folder: Path, output: Path, fold: str, checkpoint: str) -> Path
     _write_experiment(output / "experiment", model, settings, pretrained=run.best)
     run.write_summary(status="done", targets=prepared.targets.plain())
     log.info(
-        "%s: %s of %s by %s",
-        run.best,
-        trained.configuration,
-        prepared.dataset.name,
-        trained.trainer_name,
+        "%s: %s of %s by %s", run.best, trained.configuration, prepared.dataset.name, trained.trainer_name
     )
     return run.best
 
@@ -119,9 +112,7 @@ def _resolved(model: NnUNetModel, settings: Node, output: Path) -> tuple[RunConf
     config = configs.validate(composed)
     prepared = _prepared(model, output)
     derived = replace(
-        prepared.derived(),
-        num_train_cases=model.num_cases,
-        train_cases=f"{model.num_cases} cases of nnU-Net",
+        prepared.derived(), num_train_cases=model.num_cases, train_cases=f"{model.num_cases} cases of nnU-Net"
     )
     resolved = configs.resolve(config, derived)
     return replace(resolved, trainer=replace(resolved.trainer, precision="32-true")), prepared

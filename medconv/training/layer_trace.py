@@ -106,10 +106,7 @@ def inputs(batch: Mapping[str, Any]) -> list[LayerRecord]:
 
 
 def trace(
-    module: nn.Module,
-    batch: Mapping[str, Any],
-    loss_of: Callable[[], Tensor],
-    scale: float = 1.0,
+    module: nn.Module, batch: Mapping[str, Any], loss_of: Callable[[], Tensor], scale: float = 1.0
 ) -> list[LayerRecord]:
     """Rows of one forward and backward pass, in the order of computation. Does not touch `.grad`.
 

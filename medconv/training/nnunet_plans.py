@@ -150,13 +150,7 @@ def read(folder: Path, name: str) -> NnUNetModel:
         return _model(folder, name, plans, configuration, meta)
 
 
-def _model(
-    folder: Path,
-    name: str,
-    plans: Content,
-    configuration: Content,
-    meta: Content,
-) -> NnUNetModel:
+def _model(folder: Path, name: str, plans: Content, configuration: Content, meta: Content) -> NnUNetModel:
     """Args: meta: dataset.json."""
     class_names, targets = parse_labels(meta, folder / "dataset.json")
     channels = names_by_number(meta.get("channel_names"), folder / "dataset.json", "channel_names")

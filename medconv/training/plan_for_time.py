@@ -174,13 +174,7 @@ def _trial(config: RunConfig, network: nn.Module, plan: Plan, derived: Derived, 
     def loss(output: Tensor | Sequence[Tensor], label: Tensor) -> Tensor:
         return functional.cross_entropy(heads(output, plan.spatial_dims)[0].float(), label)
 
-    work = Work(
-        network=network,
-        objective=loss,
-        optimizer=Muon,
-        image=image,
-        label=label,
-    )
+    work = Work(network=network, objective=loss, optimizer=Muon, image=image, label=label)
     choice = Choice(
         precision=budget.precision,
         channels_last=True,

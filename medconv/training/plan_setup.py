@@ -36,10 +36,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @configs.arguments_as_keys(
-    "data",
-    "plan",
-    divisible_by="model.divisible_by",
-    residual_blocks="model.residual_blocks",
+    "data", "plan", divisible_by="model.divisible_by", residual_blocks="model.residual_blocks"
 )
 def make_plan(
     config: RunConfig, dataset: Dataset, measured: Fingerprint, recorded: Mapping[str, Any] = NOTHING

@@ -173,10 +173,7 @@ def _announce(config: RunConfig, source: PretrainedNnUNet, groups: dict[str, Nod
     for group, values in groups.items():
         texts += [f"{group}.{key}={_text(value)}" for key, value in values.items() if value is not None]
     log.info(
-        "init.pretrained=%s: %s sets %s",
-        config.init.pretrained,
-        source.description,
-        some(texts, len(texts)),
+        "init.pretrained=%s: %s sets %s", config.init.pretrained, source.description, some(texts, len(texts))
     )
 
 

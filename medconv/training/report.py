@@ -98,11 +98,7 @@ def _has_fast_norms(network: nn.Module) -> bool:
 
 
 def without_effect(
-    perf: PerfConfig,
-    trainer: TrainerConfig,
-    network: nn.Module,
-    *,
-    test: bool = False,
+    perf: PerfConfig, trainer: TrainerConfig, network: nn.Module, *, test: bool = False
 ) -> list[str]:
     """One line for each setting that is on but has no effect here, with the reason."""
     no_gpu = not uses_gpu(trainer.accelerator)

@@ -152,10 +152,7 @@ class _Run:
 
 
 def _build(
-    config: RunConfig,
-    prepared: PreparedData,
-    folder: RunDir,
-    load_weights: Callable[..., Any] | None,
+    config: RunConfig, prepared: PreparedData, folder: RunDir, load_weights: Callable[..., Any] | None
 ) -> _Run:
     stop_request = signals.StopRequest()
     with configs.arguments_as_keys("perf"):
@@ -254,11 +251,7 @@ def _check_checkpoint(path: str, run: _Run) -> None:
     )
 
 
-def pretrained_weights(
-    config: RunConfig,
-    resolved: RunConfig,
-    folder: RunDir,
-) -> Callable[..., Any] | None:
+def pretrained_weights(config: RunConfig, resolved: RunConfig, folder: RunDir) -> Callable[..., Any] | None:
     """Loads the weights of `init.pretrained` into a network. None: random ones, or those of a resumed run.
 
     Args:
@@ -280,10 +273,5 @@ def pretrained_weights(
     )
     path, origin = pretrained_nnunet.file_of(init)
     return partial(
-        load_pretrained,
-        path=path,
-        origin=origin,
-        derived=derived,
-        layers=layers,
-        inflate_2d=init.inflate_2d,
+        load_pretrained, path=path, origin=origin, derived=derived, layers=layers, inflate_2d=init.inflate_2d
     )

@@ -173,11 +173,7 @@ class Task(LightningModule):
         return [self.network, self.supervision]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["medconv"] = {
-            **self.record,
-            "validation": self.rows,
-            "temperature": self.temperature,
-        }
+        checkpoint["medconv"] = {**self.record, "validation": self.rows, "temperature": self.temperature}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Without weight averaging a training goes on with its own weights, not with their mean."""
@@ -188,10 +184,7 @@ class Task(LightningModule):
             checkpoint["state_dict"] = checkpoint["current_model_state"]
 
     def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: Any = None,
-        gradient_clip_algorithm: Any = None,
+        self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
         """Clips also with a fused optimizer, which Lightning refuses even without fp16's loss scaling.
 

@@ -43,11 +43,7 @@ _DEFAULT_EPOCHS = 100
 
 
 def build_trainer(
-    config: RunConfig,
-    folder: RunDir,
-    profiler: StepProfiler,
-    validates: bool,
-    stop_request: StopRequest,
+    config: RunConfig, folder: RunDir, profiler: StepProfiler, validates: bool, stop_request: StopRequest
 ) -> L.Trainer:
     """The trainer with its callbacks and loggers.
 

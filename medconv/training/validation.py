@@ -117,12 +117,7 @@ class _OnPreparedGrid:
         annotated: as in `SegmentationTargets.cross_entropy`.
     """
 
-    def __init__(
-        self,
-        targets: SegmentationTargets,
-        label: Tensor,
-        annotated: Sequence[bool] | None,
-    ) -> None:
+    def __init__(self, targets: SegmentationTargets, label: Tensor, annotated: Sequence[bool] | None) -> None:
         self._targets = targets
         self._label = label
         self._annotated = annotated

@@ -236,8 +236,7 @@ def warn_slow_cudnn() -> None:
     version = torch.backends.cudnn.version()
     if version is not None and version in _SLOW_CUDNN:
         log.warning(
-            "cuDNN %d has slow half-precision Conv3d on contiguous input: keep channels_last",
-            version,
+            "cuDNN %d has slow half-precision Conv3d on contiguous input: keep channels_last", version
         )
 
 

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> list[results.Row]:
     image = torch.randn(batch, len(plain.modalities), *patch, generator=torch.Generator().manual_seed(0))
     image = image.to(device)
     calls: dict[str, Callable[[], Tensor]] = {
-        REFERENCE: partial(_forward, fast.network, image.contiguous(memory_format=fast.memory_format)),
+        REFERENCE: partial(_forward, fast.network, image.contiguous(memory_format=fast.memory_format))
     }
     sizes: dict[str, float] = {}
     with TemporaryDirectory() as folder:

@@ -63,10 +63,7 @@ def run(options: argparse.Namespace) -> list[Row]:
         trials["peers' network, perf=reference"] = Trial(peers_work, Choice())
         trials["peers' network, perf=fast"] = Trial(peers_work, _fast())
     chosen = search.measure(
-        fused,
-        choices({}, fused.network, device.type == "cuda"),
-        30,
-        try_compile=lambda _: options.compile,
+        fused, choices({}, fused.network, device.type == "cuda"), 30, try_compile=lambda _: options.compile
     )
     trials["perf=autotune"] = Trial(fused, chosen[0].choice)
     first = {name: float(trial.step()) for name, trial in trials.items()}

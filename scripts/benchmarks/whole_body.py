@@ -100,12 +100,7 @@ def _variants(options: argparse.Namespace, slices: int, classes: int) -> list[st
     return variants
 
 
-def _in_a_process(
-    variant: str,
-    image: Path,
-    classes: int,
-    options: argparse.Namespace,
-) -> dict[str, float]:
+def _in_a_process(variant: str, image: Path, classes: int, options: argparse.Namespace) -> dict[str, float]:
     """CPU seconds and peak memory of the prediction."""
     if variant == NNUNET:
         command = [options.nnunet_python, str(_NNUNET_SCRIPT)]

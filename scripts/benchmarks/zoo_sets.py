@@ -120,12 +120,7 @@ SETS = {
             _decathlon("Task04_Hippocampus"),
             "nnU-Net, 1000 epochs on a GPU, 208 cases: .892 (fold 0), .890 (five folds)",
         ),
-        DataSet(
-            "acdc",
-            "Dataset027_ACDC",
-            _acdc,
-            "nnU-Net, 100 patients: .913; ResEnc L .925",
-        ),
+        DataSet("acdc", "Dataset027_ACDC", _acdc, "nnU-Net, 100 patients: .913; ResEnc L .925"),
         DataSet("la2018", "LA2018", _decathlon("LA2018"), "V-Net, 80 cases, GPU: .916"),
         DataSet("la2018-16", "LA2018", _few_atria(16), "V-Net, 16 cases, GPU: .86"),
         DataSet("la2018-8", "LA2018", _few_atria(8), "V-Net, 8 cases, GPU: .80"),

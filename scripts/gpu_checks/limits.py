@@ -46,10 +46,7 @@ def peaks_of(hardware: str) -> Peaks:
 
 # How often batch norm, with its activation, reads or writes a tensor like its input: forward it reads x twice
 # and writes y, backward it reads both tensors twice and writes one.
-_NORM_PASSES = {
-    torch.ops.aten.native_batch_norm: 3,
-    torch.ops.aten.native_batch_norm_backward: 5,
-}
+_NORM_PASSES = {torch.ops.aten.native_batch_norm: 3, torch.ops.aten.native_batch_norm_backward: 5}
 
 
 class _Layers(TorchDispatchMode):

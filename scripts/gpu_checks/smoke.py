@@ -49,10 +49,7 @@ def train_fp16(setting: Setting) -> Figures:
 
 
 @claim(
-    "train-compiled",
-    "Training runs compiled",
-    Expect("done, on the device", least=1, tiny=True),
-    limit_s=140,
+    "train-compiled", "Training runs compiled", Expect("done, on the device", least=1, tiny=True), limit_s=140
 )
 def train_compiled(setting: Setting) -> Figures:
     compiled = (

@@ -31,11 +31,7 @@ PEERS = {"nnU-Net": "MEDCONV_NNUNET_PYTHON", "TorchIO": "MEDCONV_TORCHIO_PYTHON"
 
 @pytest.mark.parametrize(("part", "ours"), [("loader", "ours"), ("transforms", "ours, batch 2")])
 def test_loaders_and_transforms_take_turns(
-    part: str,
-    ours: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    part: str, ours: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     peers_are_forked(monkeypatch)
     arguments = ["--parts", part, "--sets", "small", *TINY, *SHORT]

@@ -90,8 +90,7 @@ def implicit(p: float = None, mode: "Undefined" = "a") -> None:  # type: ignore[
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [{"p": None}, {"p": 1}, {"mode": 3}, {"p": "${derived.share}"}, {"p": "???"}, {"other": 1}],
+    "arguments", [{"p": None}, {"p": 1}, {"mode": 3}, {"p": "${derived.share}"}, {"p": "???"}, {"other": 1}]
 )
 def test_what_annotations_do_not_tell_is_left_to_the_class(arguments: dict[str, Any]) -> None:
     check_types({"_target_": f"{__name__}.implicit", **arguments}, "model")

@@ -57,11 +57,7 @@ def test_other_classes_get_no_keys_of_the_options_they_replace(
         (["optimizer._target_=torch.optim.Muon", "optimizer.lr=0.1"], "optimizer", ["lr"]),
         (["optimizer=adamw", "optimizer._target_=torch.optim.Adam"], "optimizer", ["lr", "weight_decay"]),
         (["augmentation._target_=monai.transforms.Compose"], "augmentation", []),
-        (
-            ["scheduler._target_=medconv.training.optim.lr_schedulers.poly"],
-            "scheduler",
-            ["warmup_steps"],
-        ),
+        (["scheduler._target_=medconv.training.optim.lr_schedulers.poly"], "scheduler", ["warmup_steps"]),
         (
             ["loss=tversky", "loss._target_=monai.losses.DiceLoss"],
             "loss",

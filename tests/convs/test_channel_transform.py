@@ -214,12 +214,7 @@ def test_the_cost_model_decides_between_folding_and_two_launches() -> None:
 )
 @pytest.mark.parametrize("has_amx", [True, False])
 def test_the_choice_agrees_with_measurements(
-    dims: int,
-    channels: int,
-    size: tuple[int, ...],
-    two: bool,
-    has_amx: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    dims: int, channels: int, size: tuple[int, ...], two: bool, has_amx: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On two cores with AMX, bf16: `python scripts/benchmark.py convs`, docs/benchmarks.md.
 

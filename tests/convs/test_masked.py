@@ -12,12 +12,7 @@ from medconv.convs import fold_convs, masked
 
 @pytest.mark.parametrize(
     "mask",
-    [
-        torch.rand(3, 3),
-        torch.randint(0, 2, (3, 3, 3)),
-        torch.rand(4, 1, 3, 3),
-        torch.rand(4, 3, 3, 3),
-    ],
+    [torch.rand(3, 3), torch.randint(0, 2, (3, 3, 3)), torch.rand(4, 1, 3, 3), torch.rand(4, 3, 3, 3)],
     ids=["of the kernel", "of inputs and kernel", "of outputs", "full"],
 )
 def test_the_weight_is_the_mask_times_the_parameter(mask: torch.Tensor) -> None:

@@ -111,10 +111,7 @@ def test_splits_file_replaces_the_random_folds(tmp_path: Path) -> None:
             [{"train": ["case_000", "gone"], "val": ["absent"]}],
             "no such cases: absent, gone; the dataset has case_000, case_001, case_002",
         ),
-        (
-            [{"train": ["case_000", "case_001"], "val": ["case_001"]}],
-            "cases in both train and val: case_001",
-        ),
+        ([{"train": ["case_000", "case_001"], "val": ["case_001"]}], "cases in both train and val: case_001"),
         ([{"train": None, "val": ["case_001"]}], "train of fold 0 must be a list of case ids, got None"),
         ([{"train": ["case_000"], "val": "case_001"}], "val of fold 0 must be a list of case ids"),
         ([{"train": ["case_000"], "val": []}], "val of fold 0 names no case; fold=all trains on every case"),

@@ -64,10 +64,7 @@ def write_runs(home: Path, targets: ImageLevelTargets, cases: int = 12) -> tuple
     outputs = np.concatenate([1 - second, second], 1) if targets.kind == "multiclass" else 30 * second
     for fold in range(3):
         (run := home / f"run{fold}").mkdir(parents=True)
-        own = {
-            "class_counts": [4 + fold, 4 - fold],
-            "num_train_cases": 8 + fold,
-        }
+        own = {"class_counts": [4 + fold, 4 - fold], "num_train_cases": 8 + fold}
         standardised = {"means": [30.0 + fold], "stds": [1.0 + fold]} if targets == NUMBERS else {}
         loss = {
             "class_counts": own["class_counts"],

@@ -11,9 +11,7 @@ from medconv.targets.label_map import highest
 
 
 def restore(
-    logits: Tensor,
-    crop_info: CropInfo,
-    decode: Callable[[Iterable[Tensor]], Tensor] = highest,
+    logits: Tensor, crop_info: CropInfo, decode: Callable[[Iterable[Tensor]], Tensor] = highest
 ) -> np.ndarray:
     """Outside the content it is background.
 

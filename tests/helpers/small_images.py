@@ -85,11 +85,7 @@ def task(
 
 
 def fit(
-    module: Task,
-    steps: int,
-    *callbacks: L.Callback,
-    home: Path | None = None,
-    ckpt_path: Path | None = None,
+    module: Task, steps: int, *callbacks: L.Callback, home: Path | None = None, ckpt_path: Path | None = None
 ) -> L.Trainer:
     """The module, trained on samples and validated on cases; no logger but what the trainer keeps."""
     trainer = L.Trainer(

@@ -150,10 +150,7 @@ def test_quality_of_one_network_is_how_sure_it_is(
 
 
 def test_postprocessing_is_applied_and_recorded(
-    exported: Exported,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images, checkpoint, _ = exported
     predictor = Predictor.load([checkpoint])
@@ -186,10 +183,7 @@ def test_the_cases_of_a_list_are_predicted(
 
 
 def test_cases_that_fail_are_named_and_the_others_are_predicted(
-    exported: Exported,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One runs out of memory, one meets a bug of our own; the next start predicts the missing ones."""
     images = tmp_path / "images"
@@ -232,10 +226,7 @@ def test_cases_that_fail_are_named_and_the_others_are_predicted(
 
 
 def test_a_spacing_far_from_that_of_training_is_logged(
-    exported: Exported,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "far.nii.gz"
     nib.save(nib.Nifti1Image(voxels(exported.images / "case_0.nii.gz"), np.diag([1.0, 1.5, 9.0, 1.0])), path)
@@ -248,10 +239,7 @@ def test_a_spacing_far_from_that_of_training_is_logged(
 
 
 def test_a_header_that_must_be_wrong_costs_its_own_case_alone(
-    exported: Exported,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images = tmp_path / "images"
     images.mkdir()

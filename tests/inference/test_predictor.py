@@ -157,10 +157,7 @@ def test_members_of_nnunet_may_go_back_in_different_ways(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (
-            lambda r: r.update(modalities=["T1", "FLAIR"]),
-            r"its channels differ: 2: T1, FLAIR; there 1: MRI$",
-        ),
+        (lambda r: r.update(modalities=["T1", "FLAIR"]), r"its channels differ: 2: T1, FLAIR; there 1: MRI$"),
         (
             lambda r: r["targets"].update(names=["box", "cyst"]),
             r"its targets differ: .*cyst=2; there .*hole=2$",

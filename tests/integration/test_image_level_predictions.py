@@ -191,10 +191,7 @@ def test_what_is_refused(
     both, steps = ("--checkpoint", files["multiclass"]), tmp_path / "steps.json"
     steps.write_text(json.dumps({"targets": LabelMapTargets.of_classes(("", "a")).plain(), "steps": []}))
     for words, message in (
-        (
-            (*both, files["regression"]),
-            "its targets differ: regression: age; there multiclass: 0, 1",
-        ),
+        ((*both, files["regression"]), "its targets differ: regression: age; there multiclass: 0, 1"),
         *(
             ((*both, *option), f"{option[0]} is for label maps; ")
             for option in (
@@ -231,11 +228,7 @@ def test_evaluation_with_pictures(
 
 
 @pytest.mark.parametrize("kind", ["multiclass", "regression"])
-def test_exported_networks_answer_alike(
-    files: dict[str, Path],
-    tmp_path: Path,
-    kind: str,
-) -> None:
+def test_exported_networks_answer_alike(files: dict[str, Path], tmp_path: Path, kind: str) -> None:
     file = tmp_path / "model.onnx"
     export.export(files[kind], file, export.ExportOptions("onnx", case=files["table"].parent / "1.png"))
     metadata = json.loads((tmp_path / "model.onnx.json").read_text())

@@ -14,12 +14,7 @@ from medconv.training.import_nnunet import import_model
 from medconv.training.run_dir import RunDir
 
 SECRET = "value-of-the-environment"
-HOSTILE = (
-    "${oc.env:MEDCONV_TEST_SECRET}",
-    "${oc.create:{_target_:os.system,command:ls}}",
-    "a${b",
-    "${seed}",
-)
+HOSTILE = ("${oc.env:MEDCONV_TEST_SECRET}", "${oc.create:{_target_:os.system,command:ls}}", "a${b", "${seed}")
 MISSING = "???"  # as OmegaConf writes a value that is missing
 
 

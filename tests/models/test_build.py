@@ -52,22 +52,12 @@ def test_pretrained_weights_are_loaded_before_the_swap_only_if_conv_projects_the
             {"patch_size": [7, 8]},
             r"^model cannot take data\.patch_size=\[7, 8\]: the spatial size must be divisible",
         ),
-        (
-            CONV,
-            {"num_classes": 3},
-            r"logits of shape \(1, 3, 8, 8\) .* returns \(1, 2, 8, 8\); model=custom",
-        ),
+        (CONV, {"num_classes": 3}, r"logits of shape \(1, 3, 8, 8\) .* returns \(1, 2, 8, 8\); model=custom"),
         (CONV, {"per_voxel": False}, r"logits of shape \(1, 2\) .*; model=resnet, densenet"),
         ({**CONV, "where": "stem"}, {}, r"^conv: .* not matched by 'stem'"),
         ({**CONV, "share": 2.0}, {}, r"^conv: share must be a number, more than 0 and at most 1, got 2.0"),
     ],
-    ids=[
-        "patch size",
-        "classes",
-        "segmentation network for image labels",
-        "no layer to swap",
-        "share",
-    ],
+    ids=["patch size", "classes", "segmentation network for image labels", "no layer to swap", "share"],
 )
 def test_a_network_that_does_not_fit_the_task_is_refused(
     conv: Node, changed: dict[str, Any], message: str

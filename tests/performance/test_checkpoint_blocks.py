@@ -129,7 +129,6 @@ def test_checkpointing_inside_a_compiled_graph() -> None:
 
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(
-        ValueError,
-        match=r"activation_checkpointing must be one of .*'blocks', 'pointwise'\), got 'all'",
+        ValueError, match=r"activation_checkpointing must be one of .*'blocks', 'pointwise'\), got 'all'"
     ):
         apply_checkpointing(nn.Identity(), "all")

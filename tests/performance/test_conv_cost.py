@@ -74,10 +74,7 @@ def test_a_row_has_both_layers() -> None:
 
 @pytest.mark.parametrize(
     ("custom", "ratio", "expected"),
-    [
-        (nn.Conv2d, 1.0, "nothing: it costs what nn.Conv costs"),
-        (Fixed, 9.0, "fixed work: "),
-    ],
+    [(nn.Conv2d, 1.0, "nothing: it costs what nn.Conv costs"), (Fixed, 9.0, "fixed work: ")],
 )
 @pytest.mark.usefixtures("by_hand")
 def test_the_limit_is_measured(custom: type[nn.Conv2d], ratio: float, expected: str) -> None:

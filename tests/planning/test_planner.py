@@ -157,10 +157,7 @@ def test_slices_are_counted_before_resampling() -> None:
     ("values", "message"),
     [
         ({"strides": [2], "patch_size": [15, 16, 16]}, r"patch_size must be divisible by \(2, 2, 2\)"),
-        (
-            {"max_stages": 2, "strides": [2, 2, 2]},
-            r"strides=\[2, 2, 2\] makes 4 stages, max_stages allows 2",
-        ),
+        ({"max_stages": 2, "strides": [2, 2, 2]}, r"strides=\[2, 2, 2\] makes 4 stages, max_stages allows 2"),
         ({"normalisation": ["ct", "ct"]}, r"normalisation needs one name"),
     ],
 )

@@ -103,10 +103,7 @@ def test_an_axis_of_an_odd_patch_is_said_to_rest() -> None:
         ({}, "halved while 4 voxels are left along an axis"),
         ({"max_stages": 2}, "halved while 4 voxels are left along an axis, up to max_stages"),
         ({"channels": [8, 16]}, "halved while 4 voxels are left along an axis, up to channels"),
-        (
-            {"residual_blocks": [1, 1]},
-            "halved while 4 voxels are left along an axis, up to residual_blocks",
-        ),
+        ({"residual_blocks": [1, 1]}, "halved while 4 voxels are left along an axis, up to residual_blocks"),
         ({"max_stages": 20}, "halved while 4 voxels are left along an axis"),
         ({"patch_size": [50] * 3}, "halved while it is even and 4 voxels are left along an axis"),
         ({"strides": [2]}, "strides"),

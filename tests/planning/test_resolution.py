@@ -11,11 +11,7 @@ from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import plan
-from medconv.planning.resolution import (
-    coarser,
-    view_share,
-    voxels_to_keep,
-)
+from medconv.planning.resolution import coarser, view_share, voxels_to_keep
 
 # As of `LA2018`: 80 volumes with a left atrium, of which a small patch on the images' grid shows a twentieth
 ATRIA = replace(fingerprint([(192, 142, 88)] * 80, [(0.625,) * 3] * 80), thickness_mm=((30.0, 19.0, 13.0),))

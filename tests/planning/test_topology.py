@@ -84,16 +84,10 @@ def test_a_patch_of_the_config_is_halved_where_it_is_even() -> None:
         ({"strides": [0]}, r"strides needs 3 whole numbers"),
         ({"strides": "fast"}, r"strides needs 3 whole numbers.*got fast"),
         ({"strides": [[2, 2, 1.5]]}, r"strides needs 3 whole numbers"),
-        (
-            {"kernel_sizes": [3, 3, 3, [3, 3, 2]]},
-            r"kernel_sizes needs 3 odd numbers for each of 4 stages",
-        ),
+        ({"kernel_sizes": [3, 3, 3, [3, 3, 2]]}, r"kernel_sizes needs 3 odd numbers for each of 4 stages"),
         ({"kernel_sizes": [3, 3, 3, 3, 3]}, r"kernel_sizes needs 3 odd numbers for each of 4 stages"),
         ({"kernel_sizes": 3}, r"kernel_sizes needs 3 odd numbers for each of 4 stages, got 3"),
-        (
-            {"channels": [8] * 9},
-            r"channels needs one number of 1 or more for each of 4 stages, got \[8, 8",
-        ),
+        ({"channels": [8] * 9}, r"channels needs one number of 1 or more for each of 4 stages, got \[8, 8"),
         ({"channels": [8, 0]}, r"channels needs one number of 1 or more for each of 2 stages"),
     ],
 )

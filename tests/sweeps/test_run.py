@@ -107,12 +107,7 @@ class Short(run.Job):
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        (PREEMPTED, PREEMPTED),
-        (INTERRUPTED, INTERRUPTED),
-        (-signal.SIGUSR1, PREEMPTED),
-    ],
+    ("code", "expected"), [(PREEMPTED, PREEMPTED), (INTERRUPTED, INTERRUPTED), (-signal.SIGUSR1, PREEMPTED)]
 )
 def test_a_stopped_job_stops_the_sweep(code: int, expected: int, tmp_path: Path) -> None:
     end = f"raise SystemExit({code})" if code > 0 else f"import os; os.kill(os.getpid(), {-code})"

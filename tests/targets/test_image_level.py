@@ -53,10 +53,7 @@ def test_targets_return_from_a_file(targets: ImageLevelTargets) -> None:
     [
         ({"kind": "multiclass"}, "multiclass targets need names"),
         ({"kind": "label_map", "names": ["a"]}, "must be one of multiclass, .*, got 'label_map'"),
-        (
-            {"kind": "counts", "names": ["a"]},
-            "must be one of multiclass, multilabel, .*got 'counts'",
-        ),
+        ({"kind": "counts", "names": ["a"]}, "must be one of multiclass, multilabel, .*got 'counts'"),
         ({"kind": "multiclass", "names": ["a"]}, "too few names of multiclass"),
         ({"kind": "multilabel", "names": "ab"}, "expected a list"),
         ({"kind": "regression", "names": ["a"], "means": [1], "stds": [0]}, "mean and a positive std"),

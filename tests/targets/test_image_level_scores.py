@@ -38,10 +38,7 @@ def test_only_classes_and_labels_are_calibrated() -> None:
 
 def test_the_summary_of_a_classifier_has_its_monitored_metric_and_a_table_of_folds_has_not() -> None:
     targets = MulticlassTargets(("a", "b"))
-    rows = {
-        "x": {"outputs": [0.9, 0.1], "values": [0.0]},
-        "y": {"outputs": [0.4, 0.6], "values": [1.0]},
-    }
+    rows = {"x": {"outputs": [0.9, 0.1], "values": [0.0]}, "y": {"outputs": [0.4, 0.6], "values": [1.0]}}
     summary = targets.summary(rows)
     assert summary["cross_entropy"] == pytest.approx(0.3081, abs=1e-4)
     assert summary["cross_entropy"] == targets.logged(rows, {})["cross_entropy"]

@@ -5,14 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.volumes import (
-    edit_json,
-    label_array,
-    save,
-    tiny,
-    write_msd,
-    write_nnunet,
-)
+from helpers.volumes import edit_json, label_array, save, tiny, write_msd, write_nnunet
 
 from medconv.data.case_files import label_of
 from medconv.data.datasets.decathlon import msd
@@ -76,24 +69,9 @@ def test_the_config_overrides_only_the_keys_it_sets(tmp_path: Path) -> None:
         ({"a": []}, None, None, r"regions: a must name .*got \[\]"),
         ({"a": ["bigg"]}, None, None, r"regions: a: bigg is not a class; did you mean big\?"),
         ({"a": ["big", "small"]}, None, 2, r"regions: a: small is not a class; the classes are big"),
-        (
-            {"a": [1, 9]},
-            None,
-            9,
-            r"regions: a must name .*: 9 is the value to ignore",
-        ),
-        (
-            {"a": [1, 2], "b": [2]},
-            None,
-            None,
-            r"regions_order is needed, as a and b overlap: .*\['a', 'b'\]",
-        ),
-        (
-            {"a": [1, 2], "b": [2]},
-            [1],
-            None,
-            r"regions_order must give each of \['a', 'b'\] .*, got \[1\]",
-        ),
+        ({"a": [1, 9]}, None, 9, r"regions: a must name .*: 9 is the value to ignore"),
+        ({"a": [1, 2], "b": [2]}, None, None, r"regions_order is needed, as a and b overlap: .*\['a', 'b'\]"),
+        ({"a": [1, 2], "b": [2]}, [1], None, r"regions_order must give each of \['a', 'b'\] .*, got \[1\]"),
         ({"a": [1, 2], "b": [2]}, [2, 2], None, r"regions_order must give .*, got \[2, 2\]"),
         (
             {"a": [1, 2], "b": [2]},
@@ -107,12 +85,7 @@ def test_the_config_overrides_only_the_keys_it_sets(tmp_path: Path) -> None:
         (None, None, -1, r"ignore_label must be above.*got -1, not a label value"),
         (None, None, 40000, r"ignore_label must be above.*to 32767, got 40000"),
         (None, None, [9, 1], r"ignore_label must be one value, or a list of different values .*3 to"),
-        (
-            None,
-            None,
-            [9, 9],
-            r"ignore_label must be one value, or a list of different values above all",
-        ),
+        (None, None, [9, 9], r"ignore_label must be one value, or a list of different values above all"),
         (None, None, [], r"ignore_label must be one value, or a list"),
         (None, None, "smal", r"ignore_label: smal is not a class; did you mean small\?"),
     ],

@@ -4,11 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.volumes import (
-    edit_json,
-    write_msd,
-    write_nnunet,
-)
+from helpers.volumes import edit_json, write_msd, write_nnunet
 
 from medconv.data.datasets.common import targets_of
 from medconv.data.datasets.decathlon import msd

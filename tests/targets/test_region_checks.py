@@ -4,10 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.volumes import (
-    edit_json,
-    write_nnunet,
-)
+from helpers.volumes import edit_json, write_nnunet
 
 from medconv.data.datasets.nnunet import nnunet
 

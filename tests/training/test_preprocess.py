@@ -166,8 +166,7 @@ def test_the_table_has_a_column_for_each_image_level_target(
     names = targets.names
     cases = (Case("a", (), values=labels), Case("b", ()))
     lines = table(
-        Dataset("d", cases, names, ("MRI",), targets=targets),
-        [CaseReport("a"), CaseReport("b", ["no file"])],
+        Dataset("d", cases, names, ("MRI",), targets=targets), [CaseReport("a"), CaseReport("b", ["no file"])]
     ).splitlines()
     starts = [lines[0].index(name) for name in names]
     shown = [[line[start:].split("  ")[0].strip() for start in starts] for line in lines[1:]]

@@ -32,11 +32,7 @@ def test_dice_is_the_mean_over_classes_of_the_means_over_cases() -> None:
     scores = summary.scores(
         {"targets": LabelMapTargets.of_classes(["rest", "box", "hole"]).plain(), "validation": rows}
     )
-    assert scores == {
-        "val/dice": 0.625,
-        "val/dice_per_class": {"box": 0.75, "hole": 0.5},
-        "val/cases": rows,
-    }
+    assert scores == {"val/dice": 0.625, "val/dice_per_class": {"box": 0.75, "hole": 0.5}, "val/cases": rows}
 
 
 def test_image_level_scores_are_measured_on_all_cases_together() -> None:

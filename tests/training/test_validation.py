@@ -227,9 +227,7 @@ def test_a_slab_is_scored_on_the_cpu_if_the_gpu_has_no_memory_left(monkeypatch: 
 
 def test_outputs_that_are_not_finite_are_said_with_their_case(caplog: pytest.LogCaptureFixture) -> None:
     validate = LabelMapValidation(
-        SlidingWindow((8, 8, 8)),
-        LabelMapTargets(("box",), ((1,),)),
-        lambda case: as_it_is((8, 8, 8)),
+        SlidingWindow((8, 8, 8)), LabelMapTargets(("box",), ((1,),)), lambda case: as_it_is((8, 8, 8))
     )
     image = torch.randn(1, 2, 8, 8, 8, generator=torch.Generator().manual_seed(0))
     label = image.argmax(1, keepdim=True).to(torch.uint8)

@@ -13,15 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from medconv.config import data_of
-from medconv.utils.logging import (
-    log_into,
-    logging_of_a_call,
-    message,
-    shown,
-    size_text,
-    some,
-    start_logging,
-)
+from medconv.utils.logging import log_into, logging_of_a_call, message, shown, size_text, some, start_logging
 
 log = logging.getLogger("medconv")
 

@@ -47,19 +47,9 @@ class Augment(ParameterSampler):
         num_channels = len(batch["image"][0])
         parameters = self.sample(numbers.tolist(), num_channels)
         image, label_map = self.apply(batch["image"], None if image_level else label, parameters)
-        return {
-            **batch,
-            "image": image,
-            "label": label if image_level else label_map,
-            "sample": numbers,
-        }
+        return {**batch, "image": image, "label": label if image_level else label_map, "sample": numbers}
 
-    def apply(
-        self,
-        image: Images,
-        label: Images | None,
-        parameters: Parameters,
-    ) -> Pair:
+    def apply(self, image: Images, label: Images | None, parameters: Parameters) -> Pair:
         """Linear interpolation for images, nearest neighbour for label maps, 0 outside; the input is kept.
 
         Labels that are floating-point are probabilities of classes, (batch, classes, *spatial), and are
@@ -81,12 +71,7 @@ class Augment(ParameterSampler):
         intensity.bend(rows, per_row["gamma"], inverted=False)
         return values.to(moved.dtype), label
 
-    def apply_spatial(
-        self,
-        image: Images,
-        label: Images | None,
-        parameters: Parameters,
-    ) -> Pair:
+    def apply_spatial(self, image: Images, label: Images | None, parameters: Parameters) -> Pair:
         """The spatial part of `apply`."""
         batch_size = len(image)
         num_channels = len(image[0])
@@ -165,10 +150,7 @@ class Augment(ParameterSampler):
             out_label[samples] = resampled_label
 
     def _move_probabilities(
-        self,
-        image: Images,
-        label: Images,
-        parameters: Parameters,
+        self, image: Images, label: Images, parameters: Parameters
     ) -> tuple[Tensor, Tensor]:
         """`apply_spatial` of probabilities, which move as further channels of the image."""
         num_channels = len(image[0])

@@ -13,12 +13,7 @@ def mirrored_axes(axes: Sequence[int] | str, spatial_dims: int) -> tuple[int, ..
     return check_axes("mirror_axes", axes, spatial_dims, also=", or `all`")
 
 
-def check_axes(
-    name: str,
-    axes: Any,
-    spatial_dims: int,
-    also: str = "",
-) -> tuple[int, ...]:
+def check_axes(name: str, axes: Any, spatial_dims: int, also: str = "") -> tuple[int, ...]:
     """The axes of an argument. Raises: ArgumentError: not different spatial axes of the image."""
     is_list = isinstance(axes, Sequence) and not isinstance(axes, str)
     valid = is_list and all(type(axis) is int and 0 <= axis < spatial_dims for axis in axes)

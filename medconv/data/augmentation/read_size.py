@@ -8,10 +8,7 @@ import numpy as np
 
 
 def rotated_half(
-    patch_size: Sequence[int],
-    spacing_mm: Sequence[float],
-    rotation_deg: float,
-    rotates: np.ndarray,
+    patch_size: Sequence[int], spacing_mm: Sequence[float], rotation_deg: float, rotates: np.ndarray
 ) -> np.ndarray:
     """How far a rotation in one plane takes the corners of a patch from its centre.
 

@@ -53,8 +53,7 @@ class SampleTransforms(Compose):
     ) -> None:
         if not isinstance(transforms, (list, tuple)) or not all(map(callable, transforms)):
             raise ArgumentError(
-                "transforms",
-                f" must be a list of transforms, each with its _target_, got {transforms!r}",
+                "transforms", f" must be a list of transforms, each with its _target_, got {transforms!r}"
             )
         super().__init__(transforms)
         self.seed = seed
@@ -141,12 +140,7 @@ class SampleTransforms(Compose):
 
 
 @contextmanager
-def _seeded(
-    torch_seed: int,
-    numpy_seed: int,
-    python_seed: int,
-    monai_seed: int,
-) -> Iterator[None]:
+def _seeded(torch_seed: int, numpy_seed: int, python_seed: int, monai_seed: int) -> Iterator[None]:
     """Inside, one thread, and global random numbers of the CPU from these seeds; afterwards both as before.
 
     TorchIO draws from torch's. `Randomizable.R` serves MONAI's transforms that a user's own class holds, as

@@ -96,11 +96,7 @@ def reach(matrix: Array, shift: Array, size: Sequence[int]) -> Array:
     return distance
 
 
-def spline_field(
-    control: Tensor,
-    size: Sequence[int],
-    distance: Sequence[float],
-) -> Tensor:
+def spline_field(control: Tensor, size: Sequence[int], distance: Sequence[float]) -> Tensor:
     """A smooth displacement by cubic B-splines; it nowhere exceeds the largest of its control points.
 
     Shape: control (batch, axes, *points) as `control_points` counts them -> (batch, axes, *size).
@@ -218,11 +214,7 @@ def _gather(
 
 
 def _reaches_outside(
-    source: Sequence[int],
-    matrix: Tensor,
-    shift: Tensor,
-    field: Tensor | None,
-    size: Sequence[int],
+    source: Sequence[int], matrix: Tensor, shift: Tensor, field: Tensor | None, size: Sequence[int]
 ) -> bool:
     """Whether some output voxel lies outside of the centres of the source's voxels."""
     distance = reach(matrix, shift, size)
@@ -281,12 +273,7 @@ def _below(voxel: int) -> float:
     return float(np.nextafter(np.float32(voxel), np.float32(0)))
 
 
-def _blend(
-    values: Tensor,
-    corner: Tensor,
-    strides: Sequence[int],
-    weights: Sequence[Tensor],
-) -> Tensor:
+def _blend(values: Tensor, corner: Tensor, strides: Sequence[int], weights: Sequence[Tensor]) -> Tensor:
     """Linear interpolation along the first axis of what interpolation along the others gives."""
     if not weights:
         return values.index_select(0, corner)

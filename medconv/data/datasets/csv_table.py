@@ -126,10 +126,7 @@ def _table_path(root: str | Path | None) -> Path:
     """Raises: ValueError: no file."""
     if root is None or str(root) == "":
         raise ArgumentError(
-            "root",
-            " is not set: give the table, such as ",
-            Argument("root"),
-            "=/data/labels.csv",
+            "root", " is not set: give the table, such as ", Argument("root"), "=/data/labels.csv"
         )
     if not Path(root).is_file():
         raise ArgumentError("root", f"={root}: no such file, expected a table (CSV)")
@@ -290,11 +287,7 @@ def _row_error(path: Path, cells: Mapping[str, str], split: str, columns: _Colum
 
 
 def _dataset(
-    path: Path,
-    case_ids: Sequence[str],
-    rows: Sequence[_Row],
-    targets: ImageLevelTargets,
-    modality: str,
+    path: Path, case_ids: Sequence[str], rows: Sequence[_Row], targets: ImageLevelTargets, modality: str
 ) -> Dataset:
     cases: list[Case] = []
     errors: dict[str, str] = {}
@@ -307,13 +300,7 @@ def _dataset(
             error = error or str(label_error)
         if error:
             errors[case_id] = f"{row.location}: {error}"
-        case = Case(
-            id=case_id,
-            images=(row.path,),
-            values=values,
-            group=row.group,
-            split=row.split,
-        )
+        case = Case(id=case_id, images=(row.path,), values=values, group=row.group, split=row.split)
         cases.append(case)
     readable = [row.path for row in rows if row.error is None]
     return Dataset(

@@ -43,9 +43,7 @@ def msd(root: str | Path) -> Dataset:
         if not isinstance(entry, dict) or not {"image", "label"} <= set(entry):
             raise ValueError(f"{path}: every entry of `training` needs the keys `image` and `label`")
         case = Case(
-            id=stem(Path(entry["image"])),
-            images=(folder / entry["image"],),
-            label=folder / entry["label"],
+            id=stem(Path(entry["image"])), images=(folder / entry["image"],), label=folder / entry["label"]
         )
         cases.append(case)
     warn_of_count(meta, cases, path)

@@ -107,10 +107,7 @@ def _by_channel(images: Any, modality: str) -> dict[str, str]:
         )
     if modality != "MRI":
         raise ArgumentError(
-            "modality",
-            f"={modality}: the names in ",
-            Argument("images"),
-            " are the modalities; set one",
+            "modality", f"={modality}: the names in ", Argument("images"), " are the modalities; set one"
         )
     return {f"images.{name}": pattern for name, pattern in images.items()}
 

@@ -17,9 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def imagefolder(
-    root: str | Path | None,
-    class_names: Sequence[str] | None = None,
-    modality: str = "MRI",
+    root: str | Path | None, class_names: Sequence[str] | None = None, modality: str = "MRI"
 ) -> Dataset:
     """A case per image file; its class is the name of its folder.
 
@@ -87,10 +85,7 @@ def _class_folders(root: Path) -> list[tuple[Path, str]]:
     ignored = [folder.name for folder in folders if folder not in split_of]
     if ignored:
         log.warning(
-            "%s: folders that are not read: %s; splits are %s",
-            root,
-            ", ".join(ignored),
-            ", ".join(SPLITS),
+            "%s: folders that are not read: %s; splits are %s", root, ", ".join(ignored), ", ".join(SPLITS)
         )
     class_folders = []
     for split_folder, split in split_of.items():

@@ -114,9 +114,7 @@ def _dataset(name: str, entry: Any) -> Dataset:
         raise ArgumentError(argument, problem) from error
     try:
         dataset = layout(**arguments).with_targets(
-            regions=None,
-            regions_order=None,
-            ignore_label=entry.get("ignore_label"),
+            regions=None, regions_order=None, ignore_label=entry.get("ignore_label")
         )
     except ArgumentError as error:
         raise ArgumentError(f"{argument}.{error.argument}", *error.pieces) from error
@@ -177,10 +175,7 @@ def _modalities(datasets: Mapping[str, Dataset]) -> tuple[str, ...]:
 
 
 def _renumbered_cases(
-    dataset_name: str,
-    dataset: Dataset,
-    class_names: Sequence[str],
-    ignore: int | None,
+    dataset_name: str, dataset: Dataset, class_names: Sequence[str], ignore: int | None
 ) -> list[Case]:
     """The cases of a dataset, with label values of the joined dataset.
 
@@ -211,10 +206,7 @@ def _renumbered_cases(
 
 
 def _relabel(
-    dataset: Dataset,
-    annotated: Sequence[int],
-    num_classes: int,
-    ignore: int | None,
+    dataset: Dataset, annotated: Sequence[int], num_classes: int, ignore: int | None
 ) -> dict[int, int] | None:
     """Label value in one of the datasets to that in the joined dataset; None: they are the same.
 

@@ -30,14 +30,7 @@ from medconv.utils.progress import track
 _SPLITS = ("train", "val", "test")
 _TABLE = "labels.csv"
 # What numpy raises for a damaged archive; for arrays of other types it raises ValueError
-_DAMAGED = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    OSError,
-    AttributeError,
-    TypeError,
-)
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, AttributeError, TypeError)
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]  # split to images and labels
 
 
@@ -72,11 +65,7 @@ def medmnist(
     kind = target_type or ("multiclass" if len(columns) == 1 else "multilabel")
     numbers = _class_numbers(folder) if kind in ("multiclass", "ordinal") else None
     dataset = csv(
-        folder / _TABLE,
-        label_columns=columns,
-        target_type=kind,
-        class_names=numbers,
-        modality="grey",
+        folder / _TABLE, label_columns=columns, target_type=kind, class_names=numbers, modality="grey"
     )
     return _with_names(replace(dataset, name=path.stem), class_names)
 
@@ -108,8 +97,7 @@ def _with_names(dataset: Dataset, names: Sequence[str] | None) -> Dataset:
     num_outputs = len(dataset.class_names)
     if len(names) != num_outputs:
         raise ArgumentError(
-            "class_names",
-            f" needs a name for each of {num_outputs} outputs, got {list(names)}",
+            "class_names", f" needs a name for each of {num_outputs} outputs, got {list(names)}"
         )
     plain = {**dataset.targets.plain(), "names": [str(name) for name in names]}
     targets = Targets.from_plain(plain)

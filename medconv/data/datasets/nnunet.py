@@ -138,9 +138,7 @@ def _with_ending(folder: Path, ending: str) -> list[Path]:
 
 
 def group_channels(
-    files: Sequence[Path],
-    num_channels: int,
-    allow_missing: bool = False,
+    files: Sequence[Path], num_channels: int, allow_missing: bool = False
 ) -> dict[str, tuple[Path, ...]]:
     """Case id to its channel files, from names `CASE_0000`, `CASE_0001`, ...
 

@@ -33,8 +33,7 @@ def files_of(pattern: str | Path, argument: str) -> dict[str, Path]:
         if Path(text).is_dir():
             return in_folder(Path(text), argument)
         raise ArgumentError(
-            argument,
-            f"={text}: needs {{id}} or a `*` in the place of the case id, or a folder of images",
+            argument, f"={text}: needs {{id}} or a `*` in the place of the case id, or a folder of images"
         )
     if "**" in text:
         raise ArgumentError(argument, f"={text}: `**` is not supported, a `*` matches a part of one name")

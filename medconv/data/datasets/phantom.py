@@ -152,8 +152,7 @@ def _save(path: Path, array: NDArray[np.generic], affine: Array, orientation: st
     """
     volume = array.reshape((*array.shape, 1)[:3])
     transform = orientations.ornt_transform(
-        orientations.axcodes2ornt("RAS"),
-        orientations.axcodes2ornt(orientation),
+        orientations.axcodes2ornt("RAS"), orientations.axcodes2ornt(orientation)
     )
     file_affine = affine @ orientations.inv_ornt_aff(transform, volume.shape)
     nifti = nib.Nifti1Image(orientations.apply_orientation(volume, transform), file_affine)
@@ -175,10 +174,5 @@ def phantom(root: str | Path, spatial_dims: int, num_cases: int, seed: int = 0) 
     Raises:
         ValueError: as `write_phantom`.
     """
-    folder = write_phantom(
-        Path(root),
-        spatial_dims=spatial_dims,
-        num_cases=num_cases,
-        seed=seed,
-    )
+    folder = write_phantom(Path(root), spatial_dims=spatial_dims, num_cases=num_cases, seed=seed)
     return msd(folder)

@@ -16,14 +16,7 @@ from scipy.spatial import cKDTree
 
 Array = NDArray[np.float64]
 
-LABELS = (
-    "background",
-    "large_organ",
-    "medium_organ",
-    "small_organ",
-    "vessel",
-    "lesion",
-)
+LABELS = ("background", "large_organ", "medium_organ", "small_organ", "vessel", "lesion")
 
 # Tissues are painted into one array: 0 is air, 1..5 are the labels, 6..8 are anatomy without a label
 _LARGE = 1
@@ -54,10 +47,7 @@ _SIGNAL = np.array(
 _FIELD_MM = {2: (128.0, 128.0), 3: (100.0, 100.0, 90.0)}
 _IN_PLANE_MM = {2: (0.9, 1.4), 3: (1.6, 2.2)}
 _THROUGH_PLANE_MM = {2: (5.0, 5.0), 3: (2.4, 3.6)}
-ORIENTATIONS = {
-    2: ("RAS", "LPS", "LAS", "ARS", "PLS"),
-    3: ("RAS", "LPS", "LAS", "PIR", "ASL", "SRA"),
-}
+ORIENTATIONS = {2: ("RAS", "LPS", "LAS", "ARS", "PLS"), 3: ("RAS", "LPS", "LAS", "PIR", "ASL", "SRA")}
 
 # Tissue: centre and semi-axes along (R, A, S), as shares of half the first field of view; later ones cover
 # earlier ones
@@ -154,11 +144,7 @@ def _draw_ellipsoid(rng: np.random.Generator, tissue: int, spatial_dims: int) ->
     semi_axes_mm *= 1 + freedom * rng.uniform(-0.12, 0.12, spatial_dims)
     angles = np.triu(freedom * rng.normal(0, 0.2, (spatial_dims, spatial_dims)), 1)
     # The exponential of a skew-symmetric matrix is a rotation
-    return _Ellipsoid(
-        centre_mm=centre_mm,
-        semi_axes_mm=semi_axes_mm,
-        rotation=expm(angles - angles.T),
-    )
+    return _Ellipsoid(centre_mm=centre_mm, semi_axes_mm=semi_axes_mm, rotation=expm(angles - angles.T))
 
 
 def _draw_vessel(rng: np.random.Generator, points_mm: Array) -> NDArray[np.bool_]:

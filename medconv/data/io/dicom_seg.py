@@ -14,12 +14,7 @@ from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 
 # What missing header elements raise
-_INCOMPLETE = (
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
-)
+_INCOMPLETE = (AttributeError, LookupError, TypeError, ValueError)
 # Coded concepts: value, scheme, meaning
 _ANATOMY = ("123037004", "SCT", "Anatomical Structure")
 _AI = ("123109", "DCM", "Artificial Intelligence")
@@ -112,8 +107,6 @@ def _segment(highdicom: Any, value: int, name: str) -> Any:
         segmented_property_type=concept(str(value), _SCHEME, label),
         algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
         algorithm_identification=highdicom.AlgorithmIdentificationSequence(
-            name="medconv",
-            family=concept(*_AI),
-            version=medconv.__version__,
+            name="medconv", family=concept(*_AI), version=medconv.__version__
         ),
     )

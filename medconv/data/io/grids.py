@@ -13,11 +13,7 @@ _SAME_GRID = 0.01  # voxels by which the corners of one grid may differ
 
 
 def check_same_grid(
-    path: Path,
-    grid: Grid,
-    other_path: Path,
-    other_grid: Grid,
-    tolerance: float = _SAME_GRID,
+    path: Path, grid: Grid, other_path: Path, other_grid: Grid, tolerance: float = _SAME_GRID
 ) -> None:
     """Check that two files describe one physical grid, with the same order of axes.
 
@@ -42,13 +38,7 @@ def check_same_grid(
         )
 
 
-def on_grid(
-    label: np.ndarray,
-    path: Path,
-    grid: Grid,
-    label_path: Path,
-    label_grid: Grid,
-) -> np.ndarray:
+def on_grid(label: np.ndarray, path: Path, grid: Grid, label_path: Path, label_grid: Grid) -> np.ndarray:
     """A label map, reoriented to the axes of its image if both describe one physical grid.
 
     Shape: (X, Y, Z) of `label_grid` -> (X, Y, Z) of `grid`.

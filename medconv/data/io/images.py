@@ -76,12 +76,7 @@ def stamp(path: Path) -> list[int]:
     if partner == path or not partner.exists():
         return [status.st_size, status.st_mtime_ns]
     partner_status = partner.stat()
-    times = sorted(
-        [
-            (path.name, status.st_mtime_ns),
-            (partner.name, partner_status.st_mtime_ns),
-        ]
-    )
+    times = sorted([(path.name, status.st_mtime_ns), (partner.name, partner_status.st_mtime_ns)])
     total_bytes = status.st_size + partner_status.st_size
     return [total_bytes, zlib.crc32(repr(times).encode())]
 
@@ -115,8 +110,7 @@ def in_folder(folder: Path, argument: str) -> dict[str, Path]:
     if not images:
         content = _count_suffixes(folder)
         raise ArgumentError(
-            argument,
-            f" {folder}: no image there ({suffix_list()}); the folder holds {content}",
+            argument, f" {folder}: no image there ({suffix_list()}); the folder holds {content}"
         )
     files = volumes or images
     counts = Counter(stem(path) for path in files)
@@ -149,8 +143,7 @@ def check_endings(paths: Sequence[Path], endings: tuple[str, ...], argument: str
     if in_capitals:
         names = ", ".join(path.name for path in in_capitals[:20])
         raise ArgumentError(
-            argument,
-            f" {in_capitals[0].parent}: endings must be in small letters, rename {names}",
+            argument, f" {in_capitals[0].parent}: endings must be in small letters, rename {names}"
         )
 
 

@@ -179,11 +179,7 @@ def _frame_of_reference(pydicom: Any, image: Path) -> str:
     if not is_dicom(image):
         return ""
     first_frame = dicom.volumes(image)[0][0]
-    header = pydicom.dcmread(
-        first_frame.path,
-        specific_tags=["FrameOfReferenceUID"],
-        force=True,
-    )
+    header = pydicom.dcmread(first_frame.path, specific_tags=["FrameOfReferenceUID"], force=True)
     return str(header.get("FrameOfReferenceUID") or "")
 
 
@@ -218,13 +214,7 @@ def _contour_points(location: str, roi_contours: Any) -> list[np.ndarray]:
     return list(unique.values())
 
 
-def _in_slices(
-    value: int,
-    location: str,
-    contours: list[np.ndarray],
-    grid: Grid,
-    image: Path,
-) -> _Structure:
+def _in_slices(value: int, location: str, contours: list[np.ndarray], grid: Grid, image: Path) -> _Structure:
     """A structure in voxels. Shape: contours (points, 3) each, in mm."""
     to_voxels = np.linalg.inv(grid.matrix).T
     contours_in_voxels = []

@@ -136,11 +136,7 @@ class DataModule(LightningDataModule):
     def _training_dataset(self) -> ImageDataset | PatchDataset:
         if self.image_level:
             return ImageDataset(
-                self.store,
-                self.split.train,
-                self.samples.sampler,
-                self.samples.seed,
-                self.transform,
+                self.store, self.split.train, self.samples.sampler, self.samples.seed, self.transform
             )
         return PatchDataset(
             self.store,

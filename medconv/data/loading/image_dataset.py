@@ -27,10 +27,7 @@ class ImageCases(monai.data.Dataset):
     """
 
     def __init__(
-        self,
-        store: Store,
-        cases: Sequence[Case],
-        transform: Callable[[Sample], Sample] | None = None,
+        self, store: Store, cases: Sequence[Case], transform: Callable[[Sample], Sample] | None = None
     ) -> None:
         super().__init__(list(cases), transform)
         self.data: Any = np.array([case.id for case in cases])  # one block of memory, as in PatchDataset

@@ -206,11 +206,7 @@ def _send_error(queue: Any, error: Exception, batch: Any) -> None:
         queue.put((index, WorkerError.unsent(error)))
 
 
-def _except_lost_connections(
-    kind: type[BaseException],
-    error: BaseException,
-    trace: Any,
-) -> None:
+def _except_lost_connections(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Print a traceback, but not that of the thread which hands over batches if the main process stopped
     receiving, or if files run out: that process says why, such as the death of another worker.
     """

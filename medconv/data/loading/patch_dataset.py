@@ -132,10 +132,7 @@ class CaseDataset(monai.data.Dataset):
     """
 
     def __init__(
-        self,
-        store: Store,
-        cases: Sequence[Case],
-        annotated: Mapping[str, Annotated] | None = None,
+        self, store: Store, cases: Sequence[Case], annotated: Mapping[str, Annotated] | None = None
     ) -> None:
         super().__init__(list(cases))
         self.store = store
@@ -174,13 +171,7 @@ class SampleOrder(TorchSampler[int]):
     number of whole global batches with at least `samples_per_epoch` samples.
     """
 
-    def __init__(
-        self,
-        samples_per_epoch: int,
-        batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
+    def __init__(self, samples_per_epoch: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         self.batch_size = batch_size
         self.rank = rank
         self.world_size = world_size
@@ -208,11 +199,7 @@ class SampleOrder(TorchSampler[int]):
             yield from range(first_sample, first_sample + self.batch_size)
 
 
-def crop(
-    array: np.ndarray,
-    corner: Sequence[int] | np.ndarray,
-    size: Sequence[int],
-) -> np.ndarray:
+def crop(array: np.ndarray, corner: Sequence[int] | np.ndarray, size: Sequence[int]) -> np.ndarray:
     """A box of an array (channels, *spatial) as a copy, padded with 0 outside.
 
     Args:

@@ -45,8 +45,7 @@ class PatchShape:
         if self.slice_axis is None:
             return blocks
         return Blocks(
-            np.delete(blocks.begin, self.slice_axis, axis=1),
-            np.delete(blocks.end, self.slice_axis, axis=1),
+            np.delete(blocks.begin, self.slice_axis, axis=1), np.delete(blocks.end, self.slice_axis, axis=1)
         )
 
     def without_slice_axis(self, patch: np.ndarray) -> np.ndarray:

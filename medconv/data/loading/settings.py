@@ -63,8 +63,5 @@ class LoaderSettings:
             raise ArgumentError("num_workers", f" must be 0 or more, got {self.num_workers}")
         if self.num_workers == 0 and self.persistent_workers:
             raise ArgumentError(
-                "persistent_workers",
-                "=true needs workers, got ",
-                Argument("num_workers"),
-                "=0",
+                "persistent_workers", "=true needs workers, got ", Argument("num_workers"), "=0"
             )

@@ -29,12 +29,7 @@ def _case_bytes(entry: Entry) -> int:
     return entry.image.nbytes + label.nbytes + entry.label.nbytes
 
 
-def check_room(
-    worker_bytes: float,
-    num_workers: int,
-    processes: int = 1,
-    folder: Path = SHARED,
-) -> None:
+def check_room(worker_bytes: float, num_workers: int, processes: int = 1, folder: Path = SHARED) -> None:
     """Check that the batches which workers keep ready fit.
 
     Without this check, torch loses a batch when the memory is full, and the training waits for it forever.

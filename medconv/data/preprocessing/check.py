@@ -102,9 +102,7 @@ def _nothing_ignored_warning(reports: Sequence[CaseReport], dataset: Dataset) ->
 
 
 def examine_all(
-    dataset: Dataset,
-    workers: int,
-    examine_case: Callable[[Case], CaseReport] | None = None,
+    dataset: Dataset, workers: int, examine_case: Callable[[Case], CaseReport] | None = None
 ) -> list[CaseReport]:
     """A report of every case, in the dataset's order.
 

@@ -21,10 +21,7 @@ _LOCATIONS = 5_000  # foreground voxels kept per class and case
 
 
 def prepare_case(
-    case: Case,
-    config: PreprocessingConfig,
-    num_classes: int,
-    ignore: int | None = None,
+    case: Case, config: PreprocessingConfig, num_classes: int, ignore: int | None = None
 ) -> Entry:
     """One case from its files to an entry of the store.
 

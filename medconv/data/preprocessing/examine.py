@@ -12,12 +12,7 @@ from medconv.data.io import rtstruct
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import lacks_orientation
 from medconv.data.io.raster import are_picture_channels
-from medconv.data.preprocessing.doubts import (
-    header_doubts,
-    is_no_data,
-    repeated_slices,
-    wrapped_negatives,
-)
+from medconv.data.preprocessing.doubts import header_doubts, is_no_data, repeated_slices, wrapped_negatives
 from medconv.data.preprocessing.normalisation import range_error
 from medconv.data.preprocessing.orientation import to_canonical
 from medconv.data.preprocessing.preprocess import content_box
@@ -92,10 +87,7 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
 
 
 def _examine_image_level(
-    case: Case,
-    targets: ImageLevelTargets,
-    dataset: Dataset,
-    report: CaseReport,
+    case: Case, targets: ImageLevelTargets, dataset: Dataset, report: CaseReport
 ) -> None:
     image = _read(_image, case, dataset, report)
     error_text = "has no values" if case.values is None else targets.invalid_reason(case.values)
@@ -106,10 +98,7 @@ def _examine_image_level(
 
 
 def _read(
-    read: Callable[[Case, Dataset, CaseReport], np.ndarray],
-    case: Case,
-    dataset: Dataset,
-    report: CaseReport,
+    read: Callable[[Case, Dataset, CaseReport], np.ndarray], case: Case, dataset: Dataset, report: CaseReport
 ) -> np.ndarray | None:
     """The voxels of a file; None if it cannot be read, with the error in the report."""
     try:

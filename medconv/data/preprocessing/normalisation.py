@@ -50,8 +50,7 @@ def normalisation_for(
     names: tuple[Any, ...] = (normalisation,) * len(modalities) if is_single else tuple(normalisation)
     if len(names) != len(modalities):
         raise ArgumentError(
-            "normalisation",
-            f" needs one name, or one for each of {len(modalities)} channels, got {names}",
+            "normalisation", f" needs one name, or one for each of {len(modalities)} channels, got {names}"
         )
     check_normalisation(names)
     return names
@@ -134,10 +133,7 @@ def _interpolated_error(inner: np.ndarray, low: float, high: float) -> str:
 
 
 def normalise(
-    channel: np.ndarray,
-    name: str,
-    statistics: Mapping[str, float],
-    mask: np.ndarray | None = None,
+    channel: np.ndarray, name: str, statistics: Mapping[str, float], mask: np.ndarray | None = None
 ) -> np.ndarray:
     """One channel by `zscore`, `zscore_nonzero`, `rescale`, `ct`, `dataset` or `none`.
 
@@ -172,11 +168,7 @@ def normalise(
 
 
 def _by_name(
-    channel: np.ndarray,
-    low: float,
-    high: float,
-    name: str,
-    statistics: Mapping[str, float],
+    channel: np.ndarray, low: float, high: float, name: str, statistics: Mapping[str, float]
 ) -> np.ndarray:
     if name == "none":
         return channel
@@ -195,10 +187,7 @@ def _by_name(
 
 
 def _standardised(
-    values: np.ndarray,
-    centre: float,
-    scale: float,
-    limits: tuple[float, float] = _NO_LIMITS,
+    values: np.ndarray, centre: float, scale: float, limits: tuple[float, float] = _NO_LIMITS
 ) -> np.ndarray:
     """(values - centre) / scale, of values that are clipped to limits first.
 

@@ -27,11 +27,7 @@ def to_canonical(
     return _reorient(array, orientation), canonical_spacing(grid, reorient)
 
 
-def from_canonical(
-    volume: np.ndarray,
-    grid: Grid,
-    reoriented: bool = True,
-) -> np.ndarray:
+def from_canonical(volume: np.ndarray, grid: Grid, reoriented: bool = True) -> np.ndarray:
     """The inverse of `to_canonical`: (R, A, S) -> (X, Y, Z), contiguous."""
     orientation = _orientation(grid, reoriented)
     back = nib.orientations.ornt_transform(_RAS, orientation)

@@ -84,11 +84,7 @@ def _is_usable(result: CheckResult, dataset: Dataset, skip: bool) -> bool:
 
 
 def prepare(
-    dataset: Dataset,
-    config: PreprocessingConfig,
-    folder: Path,
-    workers: int,
-    verify: bool = False,
+    dataset: Dataset, config: PreprocessingConfig, folder: Path, workers: int, verify: bool = False
 ) -> Store:
     """Fill the store of this config; cases that are complete and unchanged are not prepared again.
 
@@ -186,12 +182,7 @@ def _stated(dataset: Dataset) -> list[Any]:
     return [statements] if statements else []
 
 
-def _add(
-    store: Store,
-    case: Case,
-    config: PreprocessingConfig,
-    dataset: Dataset,
-) -> None:
+def _add(store: Store, case: Case, config: PreprocessingConfig, dataset: Dataset) -> None:
     sources = signature(case)  # before reading: if the files change meanwhile, the entry is prepared again
     memory_error = (
         f"case {case.id}: memory ran out while it was prepared, at {size_text(config.spacing_mm)} mm "

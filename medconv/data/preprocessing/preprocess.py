@@ -57,8 +57,7 @@ class PreprocessingConfig:
         are_positive = all(mm > 0 for mm in self.spacing_mm)
         if len(self.spacing_mm) != self.spatial_dims or not are_positive:
             raise ArgumentError(
-                "spacing_mm",
-                f" needs {self.spatial_dims} positive numbers in mm, got {self.spacing_mm}",
+                "spacing_mm", f" needs {self.spatial_dims} positive numbers in mm, got {self.spacing_mm}"
             )
         if self.convention not in CONVENTIONS:
             raise ArgumentError("convention", f" must be nnunet, nnunet_ras or None, got {self.convention}")
@@ -162,10 +161,7 @@ def _full_box(image: np.ndarray) -> Box:
 
 
 def preprocess(
-    image: np.ndarray,
-    grid: Grid,
-    config: PreprocessingConfig,
-    missing_channels: Sequence[int] = (),
+    image: np.ndarray, grid: Grid, config: PreprocessingConfig, missing_channels: Sequence[int] = ()
 ) -> tuple[np.ndarray, CropInfo]:
     """Native voxels to network input.
 
@@ -204,9 +200,7 @@ def preprocess(
 
 
 def _normalise_channels(
-    image: np.ndarray,
-    config: PreprocessingConfig,
-    missing_channels: Sequence[int],
+    image: np.ndarray, config: PreprocessingConfig, missing_channels: Sequence[int]
 ) -> list[np.ndarray]:
     """Raises: ValueError: as `normalise`, with the channel's number."""
     mask = None
@@ -227,11 +221,7 @@ def _normalise_channels(
     return normalised
 
 
-def _resample(
-    channel: np.ndarray,
-    spacing_mm: Sequence[float],
-    config: PreprocessingConfig,
-) -> np.ndarray:
+def _resample(channel: np.ndarray, spacing_mm: Sequence[float], config: PreprocessingConfig) -> np.ndarray:
     """To the size of `config.resize`, else to the target spacing."""
     if config.resize is not None:
         size = (*config.resize, 1)[: channel.ndim]  # a picture is a volume of one slice
@@ -258,10 +248,7 @@ def framed(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
 
 
 def preprocess_label(
-    label: np.ndarray,
-    crop_info: CropInfo,
-    config: PreprocessingConfig,
-    num_classes: int,
+    label: np.ndarray, crop_info: CropInfo, config: PreprocessingConfig, num_classes: int
 ) -> np.ndarray:
     """A native label map on the grid of its prepared image; no new values appear.
 
@@ -280,9 +267,7 @@ def preprocess_label(
 
 
 def preprocess_probabilities(
-    probabilities: np.ndarray,
-    crop_info: CropInfo,
-    config: PreprocessingConfig,
+    probabilities: np.ndarray, crop_info: CropInfo, config: PreprocessingConfig
 ) -> np.ndarray:
     """Native probabilities of classes on the grid of their prepared image, by linear interpolation.
 
@@ -299,11 +284,7 @@ def preprocess_probabilities(
     return _drop_slice(resampled, config.image_dims).astype(np.float16)
 
 
-def to_native(
-    content: np.ndarray,
-    crop_info: CropInfo,
-    outside: float = 0,
-) -> np.ndarray:
+def to_native(content: np.ndarray, crop_info: CropInfo, outside: float = 0) -> np.ndarray:
     """Values of the content, in canonical axes, on the native grid: (R, A, S) -> (X, Y, Z)."""
     full = np.full(crop_info.shape, outside, content.dtype)
     full[crop_info.slices] = content

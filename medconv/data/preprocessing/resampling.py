@@ -62,11 +62,7 @@ def nearest(voxels: int, new_voxels: int) -> np.ndarray:
     return indices.astype(np.int64)
 
 
-def zoom_within_range(
-    volume: np.ndarray,
-    shape: Sequence[int],
-    nearest_axis: int | None,
-) -> np.ndarray:
+def zoom_within_range(volume: np.ndarray, shape: Sequence[int], nearest_axis: int | None) -> np.ndarray:
     """`zoom` whose values stay between lowest and highest of the volume; with `nearest_axis`, slice by slice,
     and across that axis the nearest slices.
 
@@ -222,10 +218,7 @@ def _bands(matrix: np.ndarray) -> Iterator[tuple[slice, slice]]:
 
 
 def _matrices(
-    shape: Sequence[int],
-    new_shape: Sequence[int],
-    order: int,
-    smooths: bool = False,
+    shape: Sequence[int], new_shape: Sequence[int], order: int, smooths: bool = False
 ) -> list[np.ndarray | None]:
     """The matrix of each axis."""
     axes = zip(shape, new_shape, strict=True)

@@ -97,12 +97,7 @@ class Store:
         except BROKEN:  # absent or damaged
             return False
 
-    def write(
-        self,
-        case: Case,
-        entry: Entry,
-        sources: list[list[Any]] | None = None,
-    ) -> None:
+    def write(self, case: Case, entry: Entry, sources: list[list[Any]] | None = None) -> None:
         """Add or replace a case; readers see the old entry, the new one or none, even after a power cut.
 
         Args:

@@ -49,12 +49,7 @@ def instance_norm(
     return _activated(y, negative_slope)
 
 
-def norm_by_sample(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> Tensor:
+def norm_by_sample(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """`instance_norm` of a dense channels-last tensor, as batch norm of one sample at a time.
 
     Group norm would be one call, but its channels-last backward is many times slower on a CPU.
@@ -73,12 +68,7 @@ def norm_by_sample(
     return _norm_by_sample_without_copy(x, weight, bias, eps)
 
 
-def _norm_by_sample_without_copy(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> Tensor:
+def _norm_by_sample_without_copy(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Each sample into its place in the output: no copy for `torch.cat`, but no gradient either."""
     statistics_dtype = next(tensor for tensor in (weight, bias, x) if tensor is not None).dtype
     mean, rstd = x.new_empty(2, x.shape[1], dtype=statistics_dtype)  # overwritten by each sample, not used

@@ -28,9 +28,7 @@ class Layers:
 
 
 def layers_of(
-    model: Mapping[str, Any],
-    more_channels: Mapping[str, Any],
-    more_outputs: Mapping[str, Any],
+    model: Mapping[str, Any], more_channels: Mapping[str, Any], more_outputs: Mapping[str, Any]
 ) -> Layers:
     """Find the layers of `Layers` in any network: those whose parameters change their shape.
 

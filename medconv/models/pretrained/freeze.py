@@ -87,10 +87,7 @@ def _millions(parameters: Iterable[Tensor]) -> float:
 
 
 def _has_fixed_statistics(
-    name: str,
-    module: Any,
-    patterns: Sequence[str],
-    frozen_ids: Collection[int],
+    name: str, module: Any, patterns: Sequence[str], frozen_ids: Collection[int]
 ) -> bool:
     """Whether a module keeps running statistics and nothing else of it is trained.
 

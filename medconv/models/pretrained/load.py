@@ -110,11 +110,7 @@ def _has_other_classes(saved: Mapping[str, Any], origin: Origin | None, derived:
     return bool(saved) and output_names(saved) != output_names(asdict(derived))
 
 
-def _pairs(
-    file_names: Mapping[str, str | None],
-    file_tensors: Tensors,
-    tensors: Tensors,
-) -> Pairs:
+def _pairs(file_names: Mapping[str, str | None], file_tensors: Tensors, tensors: Tensors) -> Pairs:
     pairs = {}
     for name, file_name in file_names.items():
         if file_name is not None and file_name in file_tensors:
@@ -129,12 +125,7 @@ def _new_axis(pairs: Pairs, saved: Mapping[str, Any]) -> int:
     return adapt.new_axis(shapes, saved.get("slice_axis"))
 
 
-def _fitted(
-    fit: Fit,
-    pairs: Pairs,
-    tensors: Tensors,
-    report: Report,
-) -> dict[str, Tensor]:
+def _fitted(fit: Fit, pairs: Pairs, tensors: Tensors, report: Report) -> dict[str, Tensor]:
     """What to load, by name in the network; reports each of the network's tensors."""
     values = {}
     for name in tensors:
@@ -163,12 +154,7 @@ def _loaded_share(values: Tensors, tensors: Tensors, layers: Layers) -> float:
     return loaded / max(1, total)
 
 
-def _check_same_convolution(
-    match: Match,
-    file_tensors: Tensors,
-    names: Iterable[str],
-    source: str,
-) -> None:
+def _check_same_convolution(match: Match, file_tensors: Tensors, names: Iterable[str], source: str) -> None:
     """Check that both file and network have plain weights, or both computed ones.
 
     Raises:
@@ -192,12 +178,7 @@ def _check_same_convolution(
             )
 
 
-def _check_dimensions(
-    network: nn.Module,
-    pairs: Pairs,
-    source: str,
-    inflate_2d: str | None,
-) -> None:
+def _check_dimensions(network: nn.Module, pairs: Pairs, source: str, inflate_2d: str | None) -> None:
     """Check that the kernels have as many axes, or that there is a rule to inflate them.
 
     Raises:
@@ -220,13 +201,7 @@ def _check_dimensions(
             )
 
 
-def _check_any_kernel(
-    values: Tensors,
-    pairs: Pairs,
-    kernels: str,
-    network: nn.Module,
-    source: str,
-) -> None:
+def _check_any_kernel(values: Tensors, pairs: Pairs, kernels: str, network: nn.Module, source: str) -> None:
     """Check that something was learned before: norms and biases alone are not worth a start.
 
     Args:
@@ -251,11 +226,7 @@ def _check_any_kernel(
     raise ValueError(f"{source}: no kernel in it is one of this network's: {kernels}")
 
 
-def _check_finite(
-    values: Tensors,
-    file_names: Mapping[str, str | None],
-    source: str,
-) -> None:
+def _check_finite(values: Tensors, file_names: Mapping[str, str | None], source: str) -> None:
     """Check the numbers that would be loaded.
 
     Raises:
@@ -274,10 +245,7 @@ def _first_kernels(tensors: Tensors) -> str:
 
 
 def _add_unused(
-    report: Report,
-    file_tensors: Tensors,
-    file_names: Mapping[str, str | None],
-    values: Tensors,
+    report: Report, file_tensors: Tensors, file_names: Mapping[str, str | None], values: Tensors
 ) -> None:
     """Report the tensors of the file that are not loaded."""
     names = {file_name: name for name, file_name in file_names.items()}

@@ -174,9 +174,7 @@ def nnunet_state(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _coarser_heads(
-    weights: Mapping[str, Tensor],
-    state: Mapping[str, Tensor],
-    finest: int,
+    weights: Mapping[str, Tensor], state: Mapping[str, Tensor], finest: int
 ) -> dict[str, Tensor]:
     """Args: weights: ours. state: nnU-Net's."""
     head = weights["head.weight"]

@@ -93,11 +93,7 @@ def _safetensors_metadata(path: Path) -> Any:
     return {}
 
 
-def _tensors(
-    node: Mapping[Any, Any],
-    prefix: str,
-    visited_ids: set[int],
-) -> Iterator[tuple[str, Tensor]]:
+def _tensors(node: Mapping[Any, Any], prefix: str, visited_ids: set[int]) -> Iterator[tuple[str, Tensor]]:
     """Dense tensors in a nested mapping, by dotted name.
 
     Args:

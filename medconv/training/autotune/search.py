@@ -67,10 +67,7 @@ def measure(
 
 
 def _checkpointed(
-    work: Work,
-    timed: Sequence[Candidate],
-    expected: list[float] | None,
-    deadline: float,
+    work: Work, timed: Sequence[Candidate], expected: list[float] | None, deadline: float
 ) -> list[Candidate]:
     """The candidates with activation checkpointing, if none of them fits into memory without."""
     tried: list[Candidate] = []
@@ -160,9 +157,7 @@ def _compare(candidate: Candidate, losses: list[float], expected: list[float]) -
     losses_text = ", ".join(f"{loss:.5g} for {reference:.5g}" for loss, reference in pairs)
     candidate.remark = f"wrong loss: {losses_text}"
     log.warning(
-        "perf=autotune discards %s: its losses differ from plain fp32's (%s)",
-        candidate.choice,
-        losses_text,
+        "perf=autotune discards %s: its losses differ from plain fp32's (%s)", candidate.choice, losses_text
     )
 
 

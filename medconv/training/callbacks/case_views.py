@@ -99,10 +99,7 @@ class LabelMapViews:
             yield f"worst/{case.case} (Dice {case.dice:.3f})", case.picture
 
     def _picture(
-        self,
-        image: np.ndarray,
-        labels: Mapping[str, Tensor],
-        spacing_mm: Sequence[float],
+        self, image: np.ndarray, labels: Mapping[str, Tensor], spacing_mm: Sequence[float]
     ) -> np.ndarray:
         """The image beside its label maps. Args: labels: by title."""
         arrays = [label.cpu().numpy().astype(np.int16) for label in labels.values()]

@@ -31,11 +31,7 @@ class EarlyStopping(callbacks.EarlyStopping):
     """
 
     def __init__(
-        self,
-        monitor: str = "val/dice",
-        patience: int = 20,
-        min_delta: float = 0.0,
-        mode: str = "max",
+        self, monitor: str = "val/dice", patience: int = 20, min_delta: float = 0.0, mode: str = "max"
     ) -> None:
         check_patience(patience, min_delta, mode)
         super().__init__(
@@ -76,10 +72,7 @@ class EarlyStopping(callbacks.EarlyStopping):
             f"in the last {self.wait_count} validations"
         )
         log.info(
-            "epoch %d, step %d: stopped early, %s",
-            trainer.current_epoch,
-            trainer.global_step,
-            self.reason,
+            "epoch %d, step %d: stopped early, %s", trainer.current_epoch, trainer.global_step, self.reason
         )
 
 
@@ -99,9 +92,7 @@ class Plateau(Callback):
         schedule.validated(_metric(trainer, schedule.monitor, "PlateauSchedule"))
         if schedule.level < level_before:
             log.info(
-                "step %d: learning rate lowered to %.3g times the base",
-                trainer.global_step,
-                schedule.level,
+                "step %d: learning rate lowered to %.3g times the base", trainer.global_step, schedule.level
             )
 
 

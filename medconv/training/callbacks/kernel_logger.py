@@ -44,12 +44,7 @@ class KernelLogger(Callback):
                 weight = conv.weight.detach().to("cpu", torch.float32, copy=True).numpy()
             picture = kernel_picture(weight)
             for board in all_boards:
-                board.experiment.add_image(
-                    f"kernels/{name}",
-                    picture,
-                    trainer.global_step,
-                    dataformats="HWC",
-                )
+                board.experiment.add_image(f"kernels/{name}", picture, trainer.global_step, dataformats="HWC")
 
 
 def _shown_convs(network: nn.Module) -> dict[str, Any]:

@@ -9,11 +9,7 @@ class LearningRate(Callback):
     """Logs `train/lr`, and `train/lr_2`, ... for parameter groups with further base learning rates."""
 
     def on_train_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if not every or (trainer.global_step + 1) % every:

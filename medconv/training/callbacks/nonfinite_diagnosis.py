@@ -63,11 +63,7 @@ class Diagnosis:
     """Diagnoses steps of one training. Args: folder: where batches are saved."""
 
     def __init__(
-        self,
-        trainer: Trainer,
-        module: LightningModule,
-        statistics: RunningStatistics,
-        folder: Path,
+        self, trainer: Trainer, module: LightningModule, statistics: RunningStatistics, folder: Path
     ) -> None:
         self._trainer = trainer
         self._module = module

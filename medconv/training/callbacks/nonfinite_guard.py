@@ -87,11 +87,7 @@ class NonfiniteGuard(Callback):
         self._diagnosis = Diagnosis(trainer, pl_module, self._statistics, self.folder)
 
     def on_train_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if not self._step.passes:
             self._step.number = trainer.global_step + 1

@@ -50,24 +50,13 @@ class ProgressBar(Callback):
         self._begin(trainer, trainer.global_step)
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._due():
             self._draw_training(trainer, pl_module)
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        *_: Any,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         if self._due():
             self._draw(description=f"validating {batch_idx + 1}/{sum(trainer.num_val_batches)}")
@@ -83,13 +72,7 @@ class ProgressBar(Callback):
         self._begin(trainer, 0)
 
     def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        *_: Any,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         if self._due():
             total = sum(trainer.num_test_batches)
@@ -125,13 +108,10 @@ class ProgressBar(Callback):
     def _draw_training(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self._bar is not None
         self._bar.update(
-            self._bar.task_ids[0],
-            completed=trainer.global_step,
-            total=self._total_steps(trainer),
+            self._bar.task_ids[0], completed=trainer.global_step, total=self._total_steps(trainer)
         )
         self._draw(
-            description=f"epoch {trainer.current_epoch}",
-            figures="  ".join(self._figures(trainer, pl_module)),
+            description=f"epoch {trainer.current_epoch}", figures="  ".join(self._figures(trainer, pl_module))
         )
 
     def _total_steps(self, trainer: Trainer) -> float | None:
@@ -181,10 +161,7 @@ class ProgressLines(Callback):
     """
 
     def __init__(
-        self,
-        every: float = 20.0,
-        level: int = logging.INFO,
-        clock: Callable[[], float] = time.monotonic,
+        self, every: float = 20.0, level: int = logging.INFO, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.every = every
         self.level = level
@@ -197,12 +174,7 @@ class ProgressLines(Callback):
             log.info("resumed at step %d", trainer.global_step)
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._num_samples += len(batch["image"]) * trainer.world_size
         now = self._clock()

@@ -130,12 +130,7 @@ class TimeBudget(Callback):
         return not trainer.should_stop and self._validations.postpones(self._elapsed())
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         # Without a new step, gradients are being accumulated
         if trainer.global_step == self._last_step:

@@ -33,10 +33,7 @@ class ValidationBudget:
     _MAX_SHARE_OF_LAST = 0.4
 
     def __init__(
-        self,
-        seconds: float,
-        validates_all: bool = False,
-        clock: Callable[[], float] = time.monotonic,
+        self, seconds: float, validates_all: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.seconds_each: float | None = None
         self.last_step = 0

@@ -44,11 +44,7 @@ def check_has_training_state(content: Mapping[str, Any], setting: str) -> None:
 
 
 def check_not_finished(
-    content: Mapping[str, Any],
-    max_steps: int,
-    max_epochs: int,
-    max_seconds: float | None,
-    setting: str,
+    content: Mapping[str, Any], max_steps: int, max_epochs: int, max_seconds: float | None, setting: str
 ) -> None:
     """A checkpoint must not have reached the run's length already.
 

@@ -200,11 +200,7 @@ class PerStepSeeding(Callback):
         self._seed = seed
 
     def on_train_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         batch_number = trainer.fit_loop.total_batch_idx
         entropy = [self._seed, _STREAM, trainer.global_rank, batch_number]
@@ -244,12 +240,7 @@ class ResumableTrainer(Trainer):
         # Lightning makes both itself and has no argument for others
         self._signal_connector = _NoSignals(self)
         self.fit_loop.epoch_loop = ResumableEpochLoop(
-            self,
-            checkpoints,
-            stops,
-            postpones,
-            min_steps=self.min_steps,
-            max_steps=self.max_steps,
+            self, checkpoints, stops, postpones, min_steps=self.min_steps, max_steps=self.max_steps
         )
 
 

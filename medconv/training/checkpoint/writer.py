@@ -166,10 +166,7 @@ class CheckpointWriter(Callback):
         trainer.strategy.barrier("checkpoint")  # all ranks may read it, to test the best one
 
     def on_save_checkpoint(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        checkpoint: dict[str, Any],
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         if not trainer.is_global_zero:
             return

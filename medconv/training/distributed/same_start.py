@@ -15,10 +15,7 @@ class ResumeStepCheck(Callback):
         self._step = 0
 
     def on_load_checkpoint(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        checkpoint: dict[str, Any],
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self._step = checkpoint["global_step"]
 

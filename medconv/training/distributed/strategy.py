@@ -62,10 +62,7 @@ def _ddp(graph_is_static: bool, timeout: timedelta) -> DDPStrategy:
     name = "forward_sync_buffers" if "forward_sync_buffers" in arguments else "broadcast_buffers"
     no_broadcast: dict[str, Any] = {name: False}
     return DDPStrategy(
-        gradient_as_bucket_view=True,
-        static_graph=graph_is_static,
-        timeout=timeout,
-        **no_broadcast,
+        gradient_as_bucket_view=True, static_graph=graph_is_static, timeout=timeout, **no_broadcast
     )
 
 

@@ -40,10 +40,7 @@ def wandb(save_dir: str, project: str = "medconv", offline: bool = True, **optio
 
 
 def mlflow(
-    save_dir: str,
-    experiment: str = "medconv",
-    tracking_uri: str | None = None,
-    tags: Sequence[str] = (),
+    save_dir: str, experiment: str = "medconv", tracking_uri: str | None = None, tags: Sequence[str] = ()
 ) -> MLFlowLogger:
     """MLflow, by default in a folder `mlruns` beside the run's folder, so that runs can be compared.
 
@@ -61,10 +58,7 @@ def mlflow(
         tracking_uri = (folder.parent / "mlruns").as_uri()
     _import("mlflow", extra="mlflow")
     return _Dotted(
-        experiment,
-        run_name=folder.name,
-        tracking_uri=tracking_uri,
-        tags=dict.fromkeys(tags, "true"),
+        experiment, run_name=folder.name, tracking_uri=tracking_uri, tags=dict.fromkeys(tags, "true")
     )
 
 

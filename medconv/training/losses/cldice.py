@@ -26,11 +26,7 @@ class ClDice(ShapeTermLoss):
     """
 
     def __init__(
-        self,
-        weight: float = 1.0,
-        iterations: int = 5,
-        dice_weight: float = 1.0,
-        ce_weight: float = 1.0,
+        self, weight: float = 1.0, iterations: int = 5, dice_weight: float = 1.0, ce_weight: float = 1.0
     ) -> None:
         super().__init__(weight, dice_weight, ce_weight)
         self.iterations = whole_number("iterations", iterations, least=1)

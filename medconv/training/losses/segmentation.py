@@ -72,11 +72,7 @@ class DiceCrossEntropy(nn.Module):
         return self.ce_weight * entropy / counts.labelled + self.dice_weight * (1 - dice)
 
     def sums(
-        self,
-        logits: Tensor,
-        reference: Tensor,
-        labelled: Tensor | None,
-        weights: Tensor | None,
+        self, logits: Tensor, reference: Tensor, labelled: Tensor | None, weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Cross-entropy summed over voxels; intersection and sizes of each class but the background, or of
         each region.
@@ -120,11 +116,7 @@ def foreground(logits: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def counted(
-    entropy: Tensor,
-    probability: Tensor,
-    reference: Tensor,
-    labelled: Tensor | None,
-    weights: Tensor | None,
+    entropy: Tensor, probability: Tensor, reference: Tensor, labelled: Tensor | None, weights: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The first three, the entropy times the weight of each output; 0 where nothing is labelled.
 
@@ -140,10 +132,7 @@ def counted(
 
 
 def _region_sums(
-    logits: Tensor,
-    reference: Tensor,
-    labelled: Tensor | None,
-    weights: Tensor | None,
+    logits: Tensor, reference: Tensor, labelled: Tensor | None, weights: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy summed over voxels, mean over regions; intersection and sizes of each region."""
     mask = reference.float()
@@ -157,10 +146,7 @@ def _region_sums(
 
 
 def _class_sums(
-    logits: Tensor,
-    reference: Tensor,
-    labelled: Tensor | None,
-    weights: Tensor | None,
+    logits: Tensor, reference: Tensor, labelled: Tensor | None, weights: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy summed over voxels; intersection and sizes of each class but the background."""
     entropy, intersection, sizes = softmax_counts(logits, reference, labelled, weights)
@@ -183,10 +169,7 @@ class _VoxelCounts(NamedTuple):
 
 
 def _over_ranks(
-    intersection: Tensor,
-    sizes: Tensor,
-    labelled: Tensor | None,
-    num_voxels: int,
+    intersection: Tensor, sizes: Tensor, labelled: Tensor | None, num_voxels: int
 ) -> _VoxelCounts:
     counts = torch.cat([intersection, sizes])
     if labelled is not None:

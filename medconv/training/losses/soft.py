@@ -21,11 +21,7 @@ class SoftDiceCrossEntropy(DiceCrossEntropy):
     kinds = ("soft",)
 
     def sums(
-        self,
-        logits: Tensor,
-        reference: Tensor,
-        labelled: Tensor | None,
-        weights: Tensor | None,
+        self, logits: Tensor, reference: Tensor, labelled: Tensor | None, weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         log_probability = logits.log_softmax(1)
         probability = log_probability.exp()

@@ -9,10 +9,7 @@ from torch.autograd.function import once_differentiable
 
 
 def softmax_counts(
-    logits: Tensor,
-    reference: Tensor,
-    labelled: Tensor | None = None,
-    class_weights: Tensor | None = None,
+    logits: Tensor, reference: Tensor, labelled: Tensor | None = None, class_weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sum of the cross-entropy over all voxels, and each class's counts.
 
@@ -28,10 +25,7 @@ def softmax_counts(
         class_weights: of the cross-entropy of a class's voxels; None: 1.
     """
     outputs: tuple[Tensor, Tensor, Tensor] = _SoftmaxCounts.apply(
-        logits,
-        reference.long(),
-        labelled,
-        class_weights,
+        logits, reference.long(), labelled, class_weights
     )
     return outputs
 
@@ -39,11 +33,7 @@ def softmax_counts(
 class _SoftmaxCounts(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        logits: Tensor,
-        reference: Tensor,
-        labelled: Tensor | None,
-        class_weights: Tensor | None,
+        ctx: Any, logits: Tensor, reference: Tensor, labelled: Tensor | None, class_weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         log_probability = _log_softmax(logits)
         # of the voxel's own class, each (batch, 1, *spatial)
@@ -88,10 +78,7 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 
 def _counted(
-    log_probability: Tensor,
-    reference: Tensor,
-    labelled: Tensor | None,
-    class_weights: Tensor | None,
+    log_probability: Tensor, reference: Tensor, labelled: Tensor | None, class_weights: Tensor | None
 ) -> Tensor:
     return _masked(log_probability, labelled) * _of_class(class_weights, reference)
 

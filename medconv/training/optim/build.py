@@ -80,9 +80,7 @@ def with_epochs(node: Node, epochs: int | None) -> Node:
 
 
 def knows_progress(
-    make_optimizer: OptimizerFactory,
-    make_schedule: ScheduleFactory,
-    network: nn.Module,
+    make_optimizer: OptimizerFactory, make_schedule: ScheduleFactory, network: nn.Module
 ) -> bool:
     """Whether the schedule is a `ProgressSchedule`, which knows how much of the run is done.
 

@@ -198,10 +198,7 @@ def constant(optimizer: Optimizer, warmup_steps: int = 0) -> ProgressSchedule:
 
 
 def step(
-    optimizer: Optimizer,
-    warmup_steps: int = 0,
-    step_fraction: float = 0.3,
-    gamma: float = 0.1,
+    optimizer: Optimizer, warmup_steps: int = 0, step_fraction: float = 0.3, gamma: float = 0.1
 ) -> ProgressSchedule:
     """Multiplied by `gamma` at every multiple of `step_fraction`, a share of the run; torch's StepLR."""
     _share("step_fraction", step_fraction)

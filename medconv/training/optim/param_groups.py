@@ -8,9 +8,7 @@ from torch.optim import Optimizer
 
 
 def with_lr_multipliers(
-    make_optimizer: Callable[..., Optimizer],
-    network: nn.Module,
-    multipliers: Mapping[str, float],
+    make_optimizer: Callable[..., Optimizer], network: nn.Module, multipliers: Mapping[str, float]
 ) -> Callable[..., Optimizer]:
     """Like `make_optimizer`, but the optimizer has a parameter group for each learning rate multiplier.
 

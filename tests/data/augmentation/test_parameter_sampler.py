@@ -126,16 +126,10 @@ def test_max_read_size_is_that_of_a_patch_rotated_in_millimetres() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"p": {"rotate": 1}},
-            r"p gives probabilities from 0 to 1 of rotation, scale, .*, got \['rotate'\]",
-        ),
+        ({"p": {"rotate": 1}}, r"p gives probabilities from 0 to 1 of rotation, scale, .*, got \['rotate'\]"),
         ({"p": {"noise": 1.5}}, r"p gives probabilities from 0 to 1 .* 'noise': 1\.5"),
         ({"p": {"noise": float("nan")}}, r"p gives probabilities"),
-        (
-            {"scale": (0, 1)},
-            r"scale must be a range \[low, high\] from 0\.01 upwards, got \[0, 1\]",
-        ),
+        ({"scale": (0, 1)}, r"scale must be a range \[low, high\] from 0\.01 upwards, got \[0, 1\]"),
         ({"scale": (1.4, 0.7)}, r"scale must be a range"),
         ({"gamma": (0.7,)}, r"gamma must be a range .* got \[0\.7\]"),
         ({"scale": 2}, r"scale must be a range .* got \[2\]"),
@@ -147,10 +141,7 @@ def test_max_read_size_is_that_of_a_patch_rotated_in_millimetres() -> None:
         ),
         ({"rotation_deg": -1}, r"rotation_deg must be 0 or more, got -1"),
         ({"shift": float("nan")}, r"shift must be 0 or more, got nan"),
-        (
-            {"p": {"elastic": 1}, "elastic_mm": 11},
-            r"elastic_mm must be at most 0\.4 of .* got 11 and 25",
-        ),
+        ({"p": {"elastic": 1}, "elastic_mm": 11}, r"elastic_mm must be at most 0\.4 of .* got 11 and 25"),
         (
             {"mirror_axes": [3]},
             r"mirror_axes must be different spatial axes from 0 to 2, or `all`, got \[3\]",

@@ -185,11 +185,7 @@ def test_regression_needs_numbers(tmp_path: Path) -> None:
             {"path_column": "file"},
             r"path_column: .*labels\.csv has no column 'file', it has path, label, split, patient",
         ),
-        (
-            GOOD,
-            {"label_columns": "lable"},
-            r"label_columns: .* has no column 'lable'.*did you mean label\?",
-        ),
+        (GOOD, {"label_columns": "lable"}, r"label_columns: .* has no column 'lable'.*did you mean label\?"),
         (GOOD, {"group_column": "subject"}, r"group_column: .* no column 'subject'"),
         (
             GOOD,

@@ -97,19 +97,10 @@ def test_a_value_that_its_own_dataset_does_not_declare_is_an_error(two: dict[str
     [
         ({"two": None}, "entries.two=None: expected a `layout`, one of auto, folder"),
         ({"two": {"layout": "csv"}}, "entries.two=.*: expected a `layout`, one of"),
-        (
-            {"two": {"layout": "msd"}},
-            "entries.two: missing a required argument: 'root'; the keys of layout",
-        ),
-        (
-            {"two": {"layout": "msd", "root": "/nowhere"}},
-            "entries.two.root=/nowhere: no such folder",
-        ),
+        ({"two": {"layout": "msd"}}, "entries.two: missing a required argument: 'root'; the keys of layout"),
+        ({"two": {"layout": "msd", "root": "/nowhere"}}, "entries.two.root=/nowhere: no such folder"),
         ({"t_o": {"layout": "msd", "root": "/x"}}, "entries.t_o: a name begins case ids"),
-        (
-            {"two": {"rename": {"big": "x"}}},
-            "entries.two.rename=.*: expected {CLASS: NAME} of vessel, Small",
-        ),
+        ({"two": {"rename": {"big": "x"}}}, "entries.two.rename=.*: expected {CLASS: NAME} of vessel, Small"),
         ({"two": {"rename": {"Small": "vessel"}}}, "entries.two: every class needs a name of its own"),
     ],
 )
@@ -126,8 +117,7 @@ def test_another_order_of_channels_is_refused(tmp_path: Path) -> None:
     edit_json(roots[1], channel_names={"0": "FLAIR", "1": "T1"})
     entries = {root.name: {"layout": "nnunet", "root": str(root)} for root in roots}
     with pytest.raises(
-        ValueError,
-        match=r"entries\.b: its channels are FLAIR, T1; .* expected the same, in the same order",
+        ValueError, match=r"entries\.b: its channels are FLAIR, T1; .* expected the same, in the same order"
     ):
         joined(entries)
 

@@ -95,10 +95,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: mgz(p, image_array(0)).rename(p.with_name("scan.mgh")),
         r"is compressed \(gzip\); rename it to scan\.mgz",
     ),
-    "MGH cut in the header": (
-        lambda p: truncate(mgh(p, image_array(0)), 0.01),
-        "not a readable NIfTI file",
-    ),
+    "MGH cut in the header": (lambda p: truncate(mgh(p, image_array(0)), 0.01), "not a readable NIfTI file"),
     "zipped text": (zipped_text, "not a readable NIfTI file"),
     "wrong magic": (
         lambda p: save_raw(p, set_fields(magic=b"abc", sizeof_hdr=5)),

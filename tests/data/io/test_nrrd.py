@@ -84,10 +84,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: nrrd(p, np.zeros((*SHAPE, 3), np.uint8), kinds=["RGB-color", *["domain"] * 3]),
         r"a colour image \(RGB-color.*\), expected grey values",
     ),
-    "five axes": (
-        axis_without_direction,
-        "expected 2 or 3 axes in space and up to one other, got 3 and 2",
-    ),
+    "five axes": (axis_without_direction, "expected 2 or 3 axes in space and up to one other, got 3 and 2"),
     "singular affine": (
         lambda p: nrrd(p, image_array(0), **{"space directions": np.diag([1.0, 1.0, 0.0])}),
         "its affine is singular, so it has no spacing",

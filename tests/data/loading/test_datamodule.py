@@ -67,11 +67,7 @@ def module(prepared: PreparedData, augment: Any = add_100, **changes: Any) -> Da
 
 
 def pretend_trainer(
-    device: str = "cpu",
-    rank: int = 0,
-    world_size: int = 1,
-    training: bool = True,
-    precision: str = "32-true",
+    device: str = "cpu", rank: int = 0, world_size: int = 1, training: bool = True, precision: str = "32-true"
 ) -> Any:
     return SimpleNamespace(
         strategy=SimpleNamespace(root_device=torch.device(device)),

@@ -204,11 +204,7 @@ def test_memory_and_files_give_the_same_images(
 
 def module(prepared: tuple[Dataset, Store], **changes: Any) -> DataModule:
     dataset, store = prepared
-    settings: dict[str, Any] = {
-        "batch_size": 4,
-        "samples_per_epoch": 8,
-        "num_workers": 0,
-    }
+    settings: dict[str, Any] = {"batch_size": 4, "samples_per_epoch": 8, "num_workers": 0}
     return data_module(
         store, dataset.cases[:7], dataset.cases[7:], SIZE, Augment(0, **LIGHT), **(settings | changes)
     )

@@ -15,10 +15,7 @@ from medconv.utils.errors import ArgumentError
         ({"samples_per_epoch": 0}, r"samples_per_epoch must be at least 1, got 0"),
         ({"prefetch_factor": 0}, r"prefetch_factor must be at least 1, got 0"),
         ({"num_workers": -1}, r"num_workers must be 0 or more, got -1"),
-        (
-            {"num_workers": 0, "persistent_workers": True},
-            r"persistent_workers=true.*got num_workers=0",
-        ),
+        ({"num_workers": 0, "persistent_workers": True}, r"persistent_workers=true.*got num_workers=0"),
     ],
 )
 def test_invalid_values_are_errors(changes: dict[str, Any], message: str) -> None:

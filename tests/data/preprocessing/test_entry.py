@@ -3,15 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-from helpers.volumes import (
-    SHAPE,
-    image_array,
-    label_array,
-    preprocessing_config,
-    save,
-    tiny,
-    write_nnunet,
-)
+from helpers.volumes import SHAPE, image_array, label_array, preprocessing_config, save, tiny, write_nnunet
 
 from medconv.data.datasets.nnunet import nnunet
 from medconv.data.preprocessing.entry import prepare_case

@@ -4,14 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.volumes import (
-    affine_of,
-    image_array,
-    label_array,
-    save,
-    tiny,
-    write_nnunet,
-)
+from helpers.volumes import affine_of, image_array, label_array, save, tiny, write_nnunet
 
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.auto import auto

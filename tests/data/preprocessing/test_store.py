@@ -269,7 +269,6 @@ def test_reading_a_damaged_entry_says_what_to_do(tmp_path: Path) -> None:
     store = prepare(tiny(tmp_path / "data", 1), preprocessing_config(), tmp_path / "cache", 1)
     truncate(store.folder / "case_0.image.npy")
     with pytest.raises(
-        ValueError,
-        match=r"^case case_0: .* cannot be read \(.*\); run again to rebuild the damaged",
+        ValueError, match=r"^case case_0: .* cannot be read \(.*\); run again to rebuild the damaged"
     ):
         store.read("case_0")

@@ -54,9 +54,7 @@ def test_blocks_are_the_same_convolution(name: str) -> None:
     sources = (x, layer.weight)
     grad = torch.randn_like(expected)
     for gradient, expected_gradient in zip(
-        torch.autograd.grad(output, sources, grad),
-        torch.autograd.grad(expected, sources, grad),
-        strict=True,
+        torch.autograd.grad(output, sources, grad), torch.autograd.grad(expected, sources, grad), strict=True
     ):
         torch.testing.assert_close(gradient, expected_gradient)
 

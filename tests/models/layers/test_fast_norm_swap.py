@@ -113,10 +113,7 @@ class Reversed(nn.Sequential):
 
 KEPT = {
     "activation elsewhere too": lambda: twice(nn.InstanceNorm2d(2), nn.ReLU()),
-    "norm elsewhere too": lambda: [
-        Block(n := nn.InstanceNorm2d(2), nn.ReLU()),
-        Block(n, nn.Conv2d(2, 2, 1)),
-    ],
+    "norm elsewhere too": lambda: [Block(n := nn.InstanceNorm2d(2), nn.ReLU()), Block(n, nn.Conv2d(2, 2, 1))],
     "activation hooked": lambda: [Block(nn.InstanceNorm2d(2), hooked(nn.ReLU()))],
     "norm hooked": lambda: [Block(hooked(nn.InstanceNorm2d(2)), nn.ReLU())],
     "forward of its own": lambda: [Reversed(nn.InstanceNorm2d(2), nn.ReLU())],

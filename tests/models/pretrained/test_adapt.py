@@ -92,11 +92,7 @@ def node(target: str, **more: Any) -> dict[str, Any]:
 
 
 NODES = {
-    "ours": (
-        node("medconv.models.UNet", channels=[4, 8], strides=[2]),
-        {"encoder.0.0"},
-        {"head"},
-    ),
+    "ours": (node("medconv.models.UNet", channels=[4, 8], strides=[2]), {"encoder.0.0"}, {"head"}),
     "MONAI's U-Net": (
         node("monai.networks.nets.UNet", channels=[4, 8], strides=[2], num_res_units=1),
         {"model.0.conv.unit0.conv", "model.0.residual"},

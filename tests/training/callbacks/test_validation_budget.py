@@ -154,10 +154,7 @@ def test_a_validation_that_fits_takes_all_batches(caplog: pytest.LogCaptureFixtu
     assert not caplog.text
 
 
-@pytest.mark.parametrize(
-    ("batch_seconds", "seconds_each"),
-    [((), 0.0), ((10.0,), 300.0), ((60.0, 0.0), 0.0)],
-)
+@pytest.mark.parametrize(("batch_seconds", "seconds_each"), [((), 0.0), ((10.0,), 300.0), ((60.0, 0.0), 0.0)])
 def test_a_trial_of_few_batches_says_what_it_can(batch_seconds: Sequence[float], seconds_each: float) -> None:
     budget = budget_with(None)
     assert trial(budget, 30, batch_seconds).limit_val_batches == 1.0
@@ -174,9 +171,7 @@ def test_the_cases_before_training_count_up_to_what_the_last_validation_may_take
         num_val_batches=[2],
         limit_val_batches=1.0,
         strategy=SimpleNamespace(broadcast=lambda value: value),
-        fit_loop=SimpleNamespace(
-            epoch_loop=SimpleNamespace(val_loop=SimpleNamespace(_max_batches=[2])),
-        ),
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(val_loop=SimpleNamespace(_max_batches=[2]))),
     )
     module: Any = None
     budget.on_validation_start(trainer, module)

@@ -115,7 +115,6 @@ def test_a_length_that_the_checkpoint_has_reached_is_an_error(dataset: Path, tmp
     for unit, limit in (("steps", 1), ("steps", 2), ("epochs", 1)):
         length = [f"trainer.max_{unit}={limit}", *["trainer.max_steps=-1"] * (unit == "epochs")]
         with pytest.raises(
-            ValueError,
-            match=rf"run\.resume=.* {unit} already; trainer\.max_{unit} must be .* got {limit}$",
+            ValueError, match=rf"run\.resume=.* {unit} already; trainer\.max_{unit} must be .* got {limit}$"
         ):
             tiny.train(dataset, tmp_path / "second", f"run.resume={last}", *length)

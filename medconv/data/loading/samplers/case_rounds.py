@@ -15,10 +15,7 @@ class CaseRounds:
     """
 
     def __init__(
-        self,
-        count: int,
-        weights: np.ndarray | None = None,
-        class_number: int | None = None,
+        self, count: int, weights: np.ndarray | None = None, class_number: int | None = None
     ) -> None:
         self.count = count
         self.weights = weights
@@ -41,11 +38,7 @@ class CaseRounds:
         return generator(seed, RandomStream.BALANCED_ORDER, round_number, self.class_number)
 
 
-def shuffled(
-    rng: np.random.Generator,
-    count: int,
-    weights: np.ndarray | None,
-) -> np.ndarray:
+def shuffled(rng: np.random.Generator, count: int, weights: np.ndarray | None) -> np.ndarray:
     """One round: `count` indices in random order.
 
     With weights, a case comes as often over all rounds as its weight says, and in each round at most one time

@@ -10,11 +10,7 @@ import numpy as np
 from medconv.data.preprocessing.store import Entry
 
 
-def random_corner(
-    rng: np.random.Generator,
-    image_shape: Sequence[int],
-    box: Sequence[int],
-) -> np.ndarray:
+def random_corner(rng: np.random.Generator, image_shape: Sequence[int], box: Sequence[int]) -> np.ndarray:
     """A corner of which every one inside the image is equally likely. Shape: (axes,)."""
     margin = np.subtract(image_shape, box)
     corner = rng.integers(0, np.maximum(margin, 0) + 1)

@@ -14,12 +14,7 @@ class ForegroundSampler(Sampler):
         ValueError: a share that is none, or `by_weight` that contradicts the weights.
     """
 
-    def __init__(
-        self,
-        cases: TrainingCases,
-        foreground_share: float,
-        by_weight: bool | None = None,
-    ) -> None:
+    def __init__(self, cases: TrainingCases, foreground_share: float, by_weight: bool | None = None) -> None:
         super().__init__(cases)
         self.foreground_share = checked_share(foreground_share)
         if by_weight and self.weights is None:

@@ -32,6 +32,7 @@ ROOMS = [
     "sweeps",
     "cli",
 ]
+FEATURES = sorted(path.name for path in (PACKAGE / "features").iterdir() if (path / "__init__.py").is_file())
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -61,12 +62,32 @@ def room(module: str) -> str:
 
 def test_the_package_is_its_rooms_and_nothing_loose() -> None:
     entries = {path.name for path in PACKAGE.iterdir() if not path.name.startswith("__pycache__")}
-    assert entries == {*ROOMS, "__init__.py", "__main__.py", "py.typed"}
+    assert entries == {*ROOMS, "features", "doors.py", "__init__.py", "__main__.py", "py.typed"}
+
+
+def test_the_core_imports_no_feature() -> None:
+    found = [
+        f"{module} imports {other}"
+        for module, path in MODULES.items()
+        if room(module) != "features"
+        for other in sorted(imports(path))
+        if room(other) == "features"
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_feature_says_what_it_is_and_imports_nothing(name: str) -> None:
+    """It is imported by every command, and brings its parts by their names."""
+    path = PACKAGE / "features" / name / "__init__.py"
+    tree = ast.parse(path.read_text())
+    assert (ast.get_docstring(tree) or "").split("\n\n")[0].endswith(".")
+    assert not [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
 
 
 @pytest.mark.parametrize("name", ROOMS)
 def test_a_room_imports_only_rooms_before_it(name: str) -> None:
-    allowed = {"", *ROOMS[: ROOMS.index(name) + 1]}
+    allowed = {"", "doors", *ROOMS[: ROOMS.index(name) + 1]}
     upward = [
         f"{module} imports {other}"
         for module, path in MODULES.items()

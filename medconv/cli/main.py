@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
 
-from medconv import __version__
+from medconv import __version__, doors
 from medconv.cli.entrypoint import guard
 from medconv.cli.flags import arguments_as_flags
 from medconv.utils.exit_codes import DONE
@@ -90,15 +90,20 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
     if "--version" in arguments:  # Hydra would print its own
         print(f"medconv {__version__}")
         return DONE
-    if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(COMMANDS)}"
+    of_features = doors.mapping(doors.COMMANDS)
+    if name in of_features:
+        module = doors.load(of_features[name][1])
+    elif name in COMMANDS:
+        module = _module(name.replace("-", "_"))
+        if name not in _WORK:
+            return int(module.main(arguments))
+    else:
+        names = [*COMMANDS, *of_features]
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(names)}"
         raise ValueError(f"there is no command {name}; {hint}")
-    module = _module(name.replace("-", "_"))
-    if name not in _WORK:
-        return int(module.main(arguments))
     options = module.parser().parse_args(arguments)
-    work = importlib.import_module(_WORK[name])
+    work = importlib.import_module(_WORK[name]) if name in _WORK else module
     with arguments_as_flags(options):
         return int(work.run_command(options))
 
@@ -108,6 +113,8 @@ def _module(name: str) -> ModuleType:
 
 
 def _help() -> str:
-    width = max(len(name) for name in COMMANDS)
-    lines = [f"  {name:<{width}}  {purpose}" for name, purpose in COMMANDS.items()]
+    of_features = {name: purpose for name, (purpose, _) in doors.mapping(doors.COMMANDS).items()}
+    purposes = COMMANDS | of_features
+    width = max(len(name) for name in purposes)
+    lines = [f"  {name:<{width}}  {purpose}" for name, purpose in purposes.items()]
     return _HELP.format(commands="\n".join(lines))

@@ -1,0 +1,65 @@
+"""The doors by which features enter: each is a list that the core walks in one place.
+
+A feature is a package: a folder of `medconv/features/`, an installed one with an entry point in the group
+`medconv.features`, or one that a command names by `--package`. Its `__init__.py` says what it brings, by one
+constant for each door that it uses, such as
+
+    COMMANDS = {"export": ("write a network as ONNX or TorchScript", "medconv.features.export.command")}
+
+and imports nothing else: objects are named as "package.module:object" and loaded when the core asks for them.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pkgutil import iter_modules
+from types import ModuleType
+from typing import Any
+
+# Subcommands of `medconv`: name -> (one line for the help, module). The module has `parser()`, which imports
+# nothing heavy, and `run_command(options) -> exit code`.
+COMMANDS = "COMMANDS"
+
+_named: list[str] = []  # packages that the command line names
+
+
+def add_package(name: str) -> None:
+    """Let a package of the user's own enter. Raises: ImportError: it cannot be imported."""
+    import_module(name)
+    if name not in _named:
+        _named.append(name)
+        features.cache_clear()
+
+
+@cache
+def features() -> tuple[ModuleType, ...]:
+    """The packages of all features, without what they load later."""
+    installed = [entry.value for entry in entry_points(group="medconv.features")]
+    return tuple(import_module(name) for name in dict.fromkeys([*_own_features(), *installed, *_named]))
+
+
+def _own_features() -> list[str]:
+    try:
+        package = import_module("medconv.features")
+    except ModuleNotFoundError:  # the core works without any
+        return []
+    return sorted(f"medconv.features.{module.name}" for module in iter_modules(package.__path__))
+
+
+def mapping(door: str) -> dict[str, Any]:
+    """What all features bring through a door whose constant is a dict, by name; nothing is loaded."""
+    return {name: entry for feature in features() for name, entry in getattr(feature, door, {}).items()}
+
+
+def objects(door: str) -> Iterator[Any]:
+    """What all features bring through a door whose constant is a tuple of "module:object", loaded."""
+    for feature in features():
+        for entry in getattr(feature, door, ()):
+            yield load(entry)
+
+
+def load(entry: str) -> Any:
+    """The object that "package.module:object" names."""
+    module, _, name = entry.partition(":")
+    return getattr(import_module(module), name) if name else import_module(module)

@@ -1,0 +1,1 @@
+"""Features that the core works without: a folder each. `medconv/doors.py` says how they enter."""

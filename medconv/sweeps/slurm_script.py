@@ -136,7 +136,8 @@ if [ "$code" -eq {aborted} ] && [ "$tasks" -gt 1 ] && [ ! -s "$MEDCONV_ERROR_FIL
 fi
 rm -f "$MEDCONV_ERROR_FILE"
 if [ "$code" -eq {preempted} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 50 ]; then
-    scontrol requeue "$SLURM_JOB_ID" && exit "$code"
+    # not $SLURM_JOB_ID: that of the last task is the array's own, by which Slurm requeues all tasks
+    scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID" && exit "$code"
 fi
 echo "$code" > "$folder/exit_code"
 exit "$code"

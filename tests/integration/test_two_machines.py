@@ -215,16 +215,20 @@ def _summary(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("code", "restarts", "requeued"), [(75, "0", True), (75, "2", False), (0, "0", False), (1, "0", False)]
 )
-def test_a_job_that_may_go_on_is_requeued(tmp_path: Path, code: int, restarts: str, requeued: bool) -> None:
-    """With an interpreter that ends as a run would."""
+@pytest.mark.parametrize("array", [False, True])
+def test_a_job_that_may_go_on_is_requeued(
+    tmp_path: Path, code: int, restarts: str, requeued: bool, array: bool
+) -> None:
+    """With an interpreter that ends as a run would. The last task of an array has the number of the array."""
+    task = {"ARRAY_JOB_ID": "4711", "ARRAY_TASK_ID": "3"} if array else {}
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho "$@"; exit {code}\n')
     python.chmod(0o755)
-    with slurm(tmp_path, "a=1 2", "b", RESTART_COUNT=restarts, python=str(python), limit="2") as job:
+    with slurm(tmp_path, "a=1 2", "b", RESTART_COUNT=restarts, python=str(python), limit="2", **task) as job:
         assert job.wait(timeout=PATIENCE_S) == code
     assert (tmp_path / "out1").read_text() == "-m medconv.cli train data.num_workers=0 a=1 2 b\n"
     assert (tmp_path / "requeued").exists() == requeued
-    assert not requeued or (tmp_path / "requeued").read_text() == "requeue 4711\n"
+    assert not requeued or (tmp_path / "requeued").read_text() == f"requeue {'4711_3' if array else '4711'}\n"
 
 
 @pytest.mark.parametrize(

@@ -127,11 +127,14 @@ def test_a_job_ended_by_slurm_has_failed_with_that_reason(
     assert job.reason.startswith("exit code 1: ended by Slurm (time limit, memory or scancel)")
 
 
-# In place of srun: writes the summary that a run leaves, or fails.
+# In place of srun: writes the summary that a run leaves, or fails, or is preempted at first.
 ENDED = """#!/usr/bin/env bash
 folder=$(echo "$@" | sed "s/.*run.dir='\\([^']*\\)'.*/\\1/")
 echo "$folder" >> "$QUEUE.ran"
-case "$*" in *"seed=$FAILS "*) exit 1 ;; esac
+case "$*" in
+    *"seed=$FAILS "*) exit 1 ;;
+    *"seed=$PREEMPTED "*) [ "$SLURM_RESTART_COUNT" = 0 ] && exit 75 ;;
+esac
 echo '{"status": "done", "val/dice": 0.5}' > "$folder/summary.json"
 """
 
@@ -151,6 +154,18 @@ def sent(tmp_path: Path) -> list[str]:
     folders = ran.read_text().splitlines() if ran.is_file() else []
     ran.unlink(missing_ok=True)
     return sorted(Path(line).name for line in folders)
+
+
+@pytest.mark.parametrize("preempted", ["1", "3"])
+def test_a_preempted_job_alone_is_requeued(
+    tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch, preempted: str
+) -> None:
+    """The first of the array, or the last, whose number is also that of the array."""
+    monkeypatch.setenv("PREEMPTED", preempted)
+    slurm.run(three, {"poll_seconds": 0.1}, [])
+    again = three[int(preempted) - 1].folder.path.name
+    assert [job.code for job in three] == [0, 1, 0]
+    assert sent(tmp_path) == sorted([*(job.folder.path.name for job in three), again])
 
 
 def test_trained_jobs_are_not_submitted_again(
@@ -243,8 +258,12 @@ def test_an_array_is_found_by_its_name_if_sbatch_did_not_answer(
     assert len(sent(tmp_path)) == 3  # nothing was submitted twice
 
 
-def test_without_squeue_the_sweep_is_refused(tmp_path: Path, three: list[Job]) -> None:
+def test_without_squeue_the_sweep_is_refused(
+    tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # this machine may have Slurm
     (tmp_path / "bin/squeue").unlink()
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 7\n")
     with pytest.raises(ConfigError, match="^hydra/launcher=slurm: there is no squeue on this machine"):
         slurm.run(three, {"poll_seconds": 0.1}, [])
 

@@ -107,16 +107,18 @@ def test_a_preempted_job_is_requeued_a_limited_number_of_times(
     (tmp_path / "bin/scontrol").write_text('#!/bin/sh\necho "$@" > "$QUEUE"\n')
     (tmp_path / "bin/scontrol").chmod(0o755)
     (tmp_path / "stopped").write_text("exit 75")
-    environment = {**os.environ, **cluster, "INSTEAD": f"bash {tmp_path}/stopped", "SLURM_JOB_ID": "9"}
+    # As of the last task of an array.
+    slurm = {"SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_ID": "9"}
+    environment = {**os.environ, **cluster, **slurm, "INSTEAD": f"bash {tmp_path}/stopped"}
     content, codes = slurm_script.script([job], {}, []), []
     for count in ("0", "50"):
-        more = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_RESTART_COUNT": count}
+        more = {"SLURM_RESTART_COUNT": count}
         done = subprocess.run(
             ["bash"], input=content, text=True, check=False, env=environment | more, cwd=tmp_path
         )
         codes.append((done.returncode, (job.folder.path / "exit_code").exists()))
     assert codes == [(75, False), (75, True)]  # requeued; then restarted too often
-    assert Path(cluster["QUEUE"]).read_text() == "requeue 9\n"
+    assert Path(cluster["QUEUE"]).read_text() == "requeue 9_0\n"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ ROOMS = [
     "planning",
     "inference",
     "training",
-    "export",
     "evaluation",
     "sweeps",
     "cli",

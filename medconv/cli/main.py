@@ -18,7 +18,6 @@ COMMANDS = {
     "preprocess": "check a dataset and preprocess it for training",
     "predict": "predict new images with trained networks",
     "evaluate": "compare predictions with references",
-    "export": "write a network as ONNX, TorchScript, MONAI bundle or nnU-Net model",
     "find-postprocessing": "choose post-processing steps by cross-validation",
     "import-nnunet": "make run folders of a trained nnU-Net v2 model",
     "bench-conv": "time a convolution of yours against nn.Conv, and show what helps",
@@ -28,7 +27,6 @@ COMMANDS = {
 _WORK = {
     "predict": "medconv.cli.predict_command",
     "evaluate": "medconv.cli.evaluate_command",
-    "export": "medconv.cli.export_command",
     "find-postprocessing": "medconv.cli.find_postprocessing_command",
     "import-nnunet": "medconv.cli.import_nnunet_command",
 }

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import results
-from medconv.export.formats import FORMATS, OPSETS, read_written, write_network
-from medconv.export.graph import capture
+from medconv.features.export.formats import FORMATS, OPSETS, read_written, write_network
+from medconv.features.export.graph import capture
 from medconv.inference.load import LoadedModel, load
 from medconv.models.outputs import full_resolution
 from medconv.performance.alternating import alternate

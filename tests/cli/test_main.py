@@ -8,9 +8,11 @@ import pytest
 from helpers import tiny
 from helpers.fresh_process import run_medconv
 
-from medconv import __version__
+from medconv import __version__, doors
 from medconv.cli.main import _WORK, COMMANDS, run
 from medconv.utils.exit_codes import DONE, USER
+
+NAMES = [*COMMANDS, *doors.mapping(doors.COMMANDS)]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -21,7 +23,7 @@ def test_help_has_a_line_for_each_command(
     output = capsys.readouterr().out
     assert output.startswith("example:\n  medconv train ")
     lines = output.partition("commands:\n")[2].partition("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in lines] == list(COMMANDS)
+    assert [line.split()[0] for line in lines] == NAMES
 
 
 @pytest.mark.parametrize(
@@ -29,8 +31,8 @@ def test_help_has_a_line_for_each_command(
     [
         ("prdict", "did you mean predict?"),
         ("find-postprocesing", "did you mean find-postprocessing?"),
-        ("lunch", f"expected one of {', '.join(COMMANDS)}"),
-        ("data=msd", f"expected one of {', '.join(COMMANDS)}"),
+        ("lunch", f"expected one of {', '.join(NAMES)}"),
+        ("data=msd", f"expected one of {', '.join(NAMES)}"),
     ],
 )
 def test_an_unknown_command_is_one_error_that_suggests_the_nearest(
@@ -44,7 +46,7 @@ def test_an_unknown_command_is_one_error_that_suggests_the_nearest(
     "arguments",
     [
         ["--help"],
-        *([name, "--help"] for name in COMMANDS),
+        *([name, "--help"] for name in NAMES),
         ["--version"],
         ["train", "--version"],
         ["train", "--hydra-help"],

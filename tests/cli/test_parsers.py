@@ -5,10 +5,11 @@ import importlib
 import pytest
 from helpers import tiny
 
+from medconv import doors
 from medconv.cli.main import COMMANDS
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, *doors.mapping(doors.COMMANDS)])
 def test_help_shows_an_example_first_and_fits_a_screen(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -19,8 +20,10 @@ def test_help_shows_an_example_first_and_fits_a_screen(
     assert max(map(len, lines)) <= 90 and len(lines) < 60 and "general:" in lines
 
 
-@pytest.mark.parametrize("name", ["predict", "evaluate", "export", "find_postprocessing"])
+@pytest.mark.parametrize("name", ["predict", "evaluate", "find-postprocessing", "export"])
 def test_examples_parse(name: str) -> None:
-    parser = importlib.import_module(f"medconv.cli.{name}").parser()
+    features = doors.mapping(doors.COMMANDS)
+    module = features[name][1] if name in features else f"medconv.cli.{name.replace('-', '_')}"
+    parser = importlib.import_module(module).parser()
     assert parser.example.startswith(f"{parser.prog} --")
     parser.parse_args(parser.example.removeprefix(f"{parser.prog} ").split())

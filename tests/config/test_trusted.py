@@ -50,7 +50,7 @@ NEVER |= {
     "cloudpickle.load",
 }
 OWN = {
-    "medconv/export/formats.py": ["torch.jit.load(file", "torch.export.load(file"]
+    "medconv/features/export/formats.py": ["torch.jit.load(file", "torch.export.load(file"]
 }  # which it has just written
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from medconv import config
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.export import export
-from medconv.export.formats import read_written
-from medconv.export.metadata import metadata_path
+from medconv.features.export import export
+from medconv.features.export.formats import read_written
+from medconv.features.export.metadata import metadata_path
 from medconv.inference.load import LoadedModel
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.inference.window_placement import EVEN_DISTANCE, FIXED_DISTANCE

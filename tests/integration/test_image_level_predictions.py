@@ -15,7 +15,7 @@ from helpers import exports, tiny
 from helpers import small_runs as smallruns
 from PIL import Image
 
-from medconv.export import export
+from medconv.features.export import export
 from medconv.inference.inputs import find_cases
 from medconv.inference.load import load
 from medconv.inference.predictor import Predictor

@@ -16,7 +16,7 @@ from hydra import compose, initialize_config_dir
 
 from medconv import config
 from medconv.data.case import Case
-from medconv.export.export import ExportOptions, export
+from medconv.features.export.export import ExportOptions, export
 from medconv.inference.predictor import Predictor
 from medconv.training import run
 from medconv.training.import_nnunet import import_model

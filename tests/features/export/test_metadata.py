@@ -10,7 +10,7 @@ from helpers import exports
 from helpers.exports import Exported
 
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.export.metadata import _inputs, metadata_path
+from medconv.features.export.metadata import _inputs, metadata_path
 from medconv.inference.load import load
 from medconv.inference.predictor import Predictor
 from medconv.utils.digests import digest

@@ -1,13 +1,18 @@
 """`medconv export`: write a trained network in the formats of other programs."""
 
+import argparse
+import logging
 from pathlib import Path
 
 from medconv.cli.parsers import Group, Parser, add_trust
+from medconv.utils.exit_codes import DONE
+from medconv.utils.logging import start_logging
 
-# The same as in medconv/export, whose import would load torch.
+# The same as in export.py and formats.py, whose import would load torch.
 FORMATS = ("torchscript", "pt2", "onnx", "bundle", "nnunet", "safetensors")
 OPSET = 18
 TOLERANCE = 1e-4
+log = logging.getLogger(__name__)
 
 
 def parser() -> Parser:
@@ -21,6 +26,22 @@ def parser() -> Parser:
     _add_comparison(command.add_argument_group("comparison with the checkpoint"))
     add_trust(command.general(), "network classes")
     return command
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """`medconv export` with these options. Returns: the exit code."""
+    from medconv.features.export.export import ExportOptions, export
+
+    start_logging()
+    if options.format not in FORMATS:
+        raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {options.format}")
+    choices = ExportOptions(
+        format=options.format, opset=options.opset, case=options.case, tolerance=options.tolerance
+    )
+    export(options.checkpoint, options.output, choices, options.trust_package)
+    if options.case is None:
+        log.info("--case IMAGE also compares the logits on a real case")
+    return DONE
 
 
 def _add_input_and_output(group: Group) -> None:

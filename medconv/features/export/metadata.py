@@ -10,7 +10,7 @@ from typing import Any
 import medconv
 from medconv.config import tuples_to_lists
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.export.graph import Captured
+from medconv.features.export.graph import Captured
 from medconv.inference.load import LoadedModel
 from medconv.targets import Targets
 from medconv.utils.digests import digest

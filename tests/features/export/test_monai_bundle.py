@@ -17,8 +17,8 @@ from monai.bundle import ConfigParser, verify_net_in_out
 
 from medconv.data.case import Grid
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess
-from medconv.export import export
-from medconv.export.monai_bundle import _normalisation, _postprocessing
+from medconv.features.export import export
+from medconv.features.export.monai_bundle import _normalisation, _postprocessing
 from medconv.inference.predictor import Predictor
 from medconv.targets.regions import RegionTargets
 

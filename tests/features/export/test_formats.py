@@ -11,8 +11,8 @@ from helpers.exports import Exported, refusal
 from torch import nn
 
 from medconv.convs import fold_convs
-from medconv.export.formats import write_network
-from medconv.export.graph import Captured, Logits
+from medconv.features.export.formats import write_network
+from medconv.features.export.graph import Captured, Logits
 from medconv.inference.load import load
 
 

@@ -1,4 +1,4 @@
-"""medconv/export/nnunet_plans.py: what nnU-Net reads, in its axes and words, and what it cannot express."""
+"""medconv/features/export/nnunet_plans.py: what nnU-Net reads, in its axes and words, and what it cannot express."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 from helpers import loaded_models
 
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.export import nnunet_plans
+from medconv.features.export import nnunet_plans
 from medconv.inference.load import LoadedModel
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.models.pretrained.nnunet import NnUNet

@@ -9,9 +9,9 @@ from helpers import exports, tiny
 from monai.networks.nets import DynUNet
 
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.export import export
-from medconv.export.graph import divisor_of
-from medconv.export.metadata import metadata_path
+from medconv.features.export import export
+from medconv.features.export.graph import divisor_of
+from medconv.features.export.metadata import metadata_path
 from medconv.inference.load import load
 
 

@@ -1,6 +1,6 @@
-"""medconv/export/bundle_documents.py: shapes in the metadata; `test_monai_bundle` checks it by MONAI's schema."""
+"""medconv/features/export/bundle_documents.py: shapes in the metadata; `test_monai_bundle` checks it by MONAI's schema."""
 
-from medconv.export import bundle_documents
+from medconv.features.export import bundle_documents
 
 
 def test_an_open_size_is_an_expression_and_a_fixed_one_a_number() -> None:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
 
-from medconv.export.formats import OPSETS, check_format, read_written, write_network
-from medconv.export.graph import Captured, capture
-from medconv.export.metadata import Metadata, describe, metadata_path
-from medconv.export.monai_bundle import MODEL, check_bundle, write_bundle
-from medconv.export.nnunet import check_nnunet, larger_patch, prediction_notes, write_nnunet
-from medconv.export.parity import on_case, on_patches
-from medconv.export.safetensors_folder import MODEL as WEIGHTS
-from medconv.export.safetensors_folder import card, check_safetensors, write_weights
+from medconv.features.export.formats import OPSETS, check_format, read_written, write_network
+from medconv.features.export.graph import Captured, capture
+from medconv.features.export.metadata import Metadata, describe, metadata_path
+from medconv.features.export.monai_bundle import MODEL, check_bundle, write_bundle
+from medconv.features.export.nnunet import check_nnunet, larger_patch, prediction_notes, write_nnunet
+from medconv.features.export.parity import on_case, on_patches
+from medconv.features.export.safetensors_folder import MODEL as WEIGHTS
+from medconv.features.export.safetensors_folder import card, check_safetensors, write_weights
 from medconv.inference.load import LoadedModel, load
 from medconv.utils import checkpoint_io
 from medconv.utils.atomic_io import replacing, write_text

@@ -10,8 +10,8 @@ import torch
 from helpers import loaded_models
 from torch import Tensor, nn
 
-from medconv.export.graph import Captured, Logits
-from medconv.export.parity import on_case, on_patches
+from medconv.features.export.graph import Captured, Logits
+from medconv.features.export.parity import on_case, on_patches
 from medconv.targets.regression import RegressionTargets
 
 PATCH = torch.zeros(1, 1, 8, 8, 8)

@@ -11,7 +11,7 @@ from torch import nn
 
 import medconv
 from medconv.config import tuples_to_lists
-from medconv.export.metadata import Metadata
+from medconv.features.export.metadata import Metadata
 from medconv.inference.load import LoadedModel
 from medconv.models.pretrained.read import derived_values
 from medconv.utils import checkpoint_io

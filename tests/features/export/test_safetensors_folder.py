@@ -1,4 +1,4 @@
-"""medconv/export/safetensors_folder.py: what the folder holds, and that a run can begin from it."""
+"""medconv/features/export/safetensors_folder.py: what the folder holds, and that a run can begin from it."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from helpers import tiny
 from helpers.exports import Exported
 
-from medconv.export.export import ExportOptions, export
+from medconv.features.export.export import ExportOptions, export
 from medconv.inference.load import load
 from medconv.models.pretrained.read import planned_as, read
 

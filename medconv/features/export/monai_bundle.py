@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.export.bundle_documents import bundle_metadata, readme
-from medconv.export.metadata import Metadata
+from medconv.features.export.bundle_documents import bundle_metadata, readme
+from medconv.features.export.metadata import Metadata
 from medconv.inference.load import LoadedModel
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.targets import Targets

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from medconv.data.preprocessing.preprocess import left_right_axis
-from medconv.export import nnunet_plans
-from medconv.export.nnunet_plans import Content
+from medconv.features.export import nnunet_plans
+from medconv.features.export.nnunet_plans import Content
 from medconv.inference.load import LoadedModel
 from medconv.models.pretrained.nnunet import NnUNet
 from medconv.models.pretrained.nnunet_weights import nnunet_state, unet_weights

@@ -4,7 +4,7 @@ from importlib.metadata import version
 from typing import Any
 
 import medconv
-from medconv.export.metadata import Metadata
+from medconv.features.export.metadata import Metadata
 from medconv.inference.load import LoadedModel
 
 _SCHEMA = (

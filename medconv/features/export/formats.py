@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medconv.export.graph import Captured, quiet
+from medconv.features.export.graph import Captured, quiet
 from medconv.utils.errors import ArgumentError, with_class
 
 log = logging.getLogger(__name__)

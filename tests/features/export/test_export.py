@@ -7,8 +7,8 @@ import pytest
 from helpers import exports, tiny
 from helpers.exports import Exported, refusal
 
-from medconv.export.export import _new_folder
-from medconv.export.formats import OPSETS
+from medconv.features.export.export import _new_folder
+from medconv.features.export.formats import OPSETS
 from medconv.utils.errors import ArgumentError
 
 

@@ -1,0 +1,45 @@
+"""`medconv export`: its options, and that they reach the export."""
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from medconv.features.export import command, export, formats
+from medconv.features.export.export import ExportOptions
+
+OPTIONS = {
+    "checkpoint": Path("a.ckpt"),
+    "output": Path("a.onnx"),
+    "format": "onnx",
+    "opset": 20,
+    "case": Path("case.nii"),
+    "tolerance": 1e-3,
+    "trust_package": ["mine"],
+}
+
+
+def test_defaults_equal_those_of_the_function() -> None:
+    assert set(command.FORMATS) == set(formats.FORMATS)
+    assert (formats.OPSETS[0], export.TOLERANCE) == (command.OPSET, command.TOLERANCE)
+
+
+def test_trust_package_may_be_repeated() -> None:
+    arguments = "--checkpoint a --trust-package x --trust-package y --format onnx --output o"
+    assert command.parser().parse_args(arguments.split()).trust_package == ["x", "y"]
+
+
+def test_each_option_reaches_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple] = []
+    monkeypatch.setattr(export, "export", lambda *arguments: calls.append(arguments))
+    assert command.run_command(Namespace(**OPTIONS)) == 0
+    choices = ExportOptions("onnx", 20, Path("case.nii"), 1e-3)
+    assert calls == [(Path("a.ckpt"), Path("a.onnx"), choices, ["mine"])]
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(
+        ValueError,
+        match="^--format must be one of torchscript, pt2, onnx, bundle, nnunet, safetensors, got h5$",
+    ):
+        command.run_command(Namespace(**{**OPTIONS, "format": "h5"}))

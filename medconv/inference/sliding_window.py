@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from medconv.data.augmentation.axes import check_axes
+from medconv.data.augmentation.spatial import check_axes
 from medconv.data.preprocessing.preprocess import left_right_axis
 from medconv.inference.logit_stream import LogitStream, Window
 from medconv.inference.tta import swapped

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from medconv.config import Node, arguments_as_keys
-from medconv.data.augmentation.axes import check_axes, mirrored_axes
+from medconv.data.augmentation.spatial import check_axes, mirrored_axes
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.errors import ArgumentError
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from medconv.data.augmentation import intensity, spatial
-from medconv.data.augmentation.parameter_sampler import ParameterSampler
-from medconv.data.augmentation.parameters import MOVES, Parameters
+from medconv.data.augmentation.parameters import MOVES, Parameters, RandomParameters
 from medconv.utils.hardware import to_device
 
 Images = Tensor | Sequence[Tensor]
@@ -22,14 +21,14 @@ Pair = tuple[Tensor, Tensor | None]  # image and label
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Augment(ParameterSampler):
+class Augment(RandomParameters):
     """All moves as one resampling; then noise, blur with low resolution, brightness, contrast, gamma.
 
     Args:
         flip_label_pairs: label values that swap when a sample is mirrored along `left_right_axis`.
         left_right_axis: a spatial axis; None: no axis runs from left to right.
 
-    The others are those of `ParameterSampler`.
+    The others are those of `RandomParameters`.
     """
 
     flip_label_pairs: Sequence[Sequence[int]] = ()

@@ -1,8 +1,18 @@
-"""The parameters of augmentation for a batch: what is sampled in one place and applied in another."""
+"""The parameters of augmentation: drawn here from (seed, sample number) alone, applied by `augment.py`."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from itertools import combinations
+from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
+
+from medconv.data.augmentation.blocks import Blocks, rotated_half, size_that_holds, visible, whole
+from medconv.data.augmentation.spatial import control_points, mirrored_axes, reach
+from medconv.data.random_streams import RandomStream, generator
+from medconv.utils.errors import Argument, ArgumentError
 
 SPATIAL = ("rotation", "scale", "shift", "elastic")
 PER_CHANNEL = (
@@ -16,6 +26,21 @@ PER_CHANNEL = (
 )
 INTENSITY = ("noise", *PER_CHANNEL)
 MOVES = ("moved", "matrix", "shift", "flips", "elastic")  # the spatial fields of `Parameters`
+_THICK = 3.0  # times the finest spacing: axes with a larger spacing are not resampled
+_ZOOM_OUT = 1.25  # patches that show a larger area have zeros at their borders
+# Of the control point distance; splines may fold beyond (Choi & Lee 2000, Graphical Models 62:89)
+_FOLDS = 0.4
+_LOWEST = {  # of the ranges [low, high]
+    "noise_std": 0.0,
+    "blur_sigma": 0.0,
+    "scale": 0.01,
+    "simulate_low_resolution": 0.01,
+    "brightness": 0.01,
+    "contrast": 0.01,
+    "gamma": 0.01,
+    "additive_brightness": -np.inf,
+}
+Draw = Callable[[], float]  # returns the next random number of a sample, from 0 to 1
 
 
 @dataclass(frozen=True)
@@ -52,3 +77,282 @@ class Parameters:
     def per_row(self) -> dict[str, Tensor]:
         """The parameters per channel, name to values, with samples and channels flattened into rows."""
         return {name: getattr(self, name).flatten(0, 1) for name in PER_CHANNEL}
+
+
+@dataclass(eq=False, repr=False)
+class RandomParameters:
+    """Draws the `Parameters` of samples from the ranges and probabilities of an augmentation.
+
+    Args:
+        seed: with the sample number it determines all parameters.
+        spacing_mm: of the patch, one number per spatial axis. Axes with more than three times the finest
+            spacing are not resampled: not rotated, scaled, deformed, blurred or lowered in resolution.
+        patch_size: of the output, in voxels. The input may be larger, with the same centre, see `read_size`.
+        p: transform to probability, 0 if absent: those of `SPATIAL` and `noise` per sample, the others of
+            `INTENSITY` per channel.
+        rotation_deg: largest angle in each plane.
+        scale: range of the shown area, as factor of the patch.
+        shift: largest, as share of the patch.
+        elastic_mm: largest displacement of the control points.
+        elastic_spacing_mm: distance of the control points.
+        mirror_axes: spatial axes along which each sample is flipped with probability 0.5; or `all`.
+        noise_std: range, in units of the image.
+        blur_sigma: range in voxels.
+        simulate_low_resolution: range of the share of voxels along an axis.
+        brightness: range of a factor about 0; as often below 1 as above.
+        additive_brightness: range, in units of the image.
+        contrast: range of a factor about the mean; as often below 1 as above.
+        gamma: range of an exponent; as often below 1 as above.
+    Raises:
+        ValueError: values out of range.
+    """
+
+    seed: int
+    spacing_mm: Sequence[float]
+    patch_size: tuple[int, ...]
+    _: KW_ONLY
+    p: Mapping[str, float] = field(default_factory=dict)
+    rotation_deg: float = 30.0
+    scale: Sequence[float] = (0.7, 1.4)
+    shift: float = 0.05
+    elastic_mm: float = 5.0
+    elastic_spacing_mm: float = 25.0
+    mirror_axes: Any = ()
+    noise_std: Sequence[float] = (0.0, 0.1)
+    blur_sigma: Sequence[float] = (0.5, 1.0)
+    simulate_low_resolution: Sequence[float] = (0.5, 1.0)
+    brightness: Sequence[float] = (0.75, 1.25)
+    additive_brightness: Sequence[float] = (-0.2, 0.2)
+    contrast: Sequence[float] = (0.75, 1.25)
+    gamma: Sequence[float] = (0.7, 1.5)
+
+    def __post_init__(self) -> None:
+        self.spacing_mm = tuple(self.spacing_mm)
+        self.patch_size = tuple(self.patch_size)
+        never = dict.fromkeys((*SPATIAL, *INTENSITY), 0.0)
+        self.p = {**never, **(self.p or {})}
+        self.mirror_axes = mirrored_axes(self.mirror_axes, len(self.spacing_mm))
+        self._check()
+        spacing = np.array(self.spacing_mm)
+        self.thin = spacing <= _THICK * min(self.spacing_mm)
+        self._from_mm = spacing / spacing[:, None]  # times a matrix in mm, it is one in voxels
+        # Of control points, in voxels.
+        self._distance = tuple(max(1.0, self.elastic_spacing_mm / mm) for mm in self.spacing_mm)
+        self._no_control = np.zeros((len(spacing), *self._control_points()))
+        is_elastic = bool(self.p["elastic"])
+        self._max_displacement = self.elastic_mm * self.thin / spacing * is_elastic  # voxels along each axis
+        self.max_read_size = self._largest_size()
+
+    def _control_points(self) -> tuple[int, ...]:
+        if not self.p["elastic"]:
+            return (0,) * len(self.spacing_mm)
+        return control_points(self.patch_size, self._distance)
+
+    def sample(self, numbers: Sequence[int], num_channels: int = 1) -> Parameters:
+        """Draw the parameters of these samples, each from its own number."""
+        samples = [self._draw(number, num_channels) for number in numbers]
+        tensors = {}
+        for name in samples[0]:
+            values = np.array([sample[name] for sample in samples])
+            if values.dtype == np.float64:
+                values = values.astype(np.float32)
+            tensors[name] = torch.from_numpy(values)
+        return Parameters(**tensors)
+
+    def _draw(self, number: int, num_channels: int) -> dict[str, Any]:
+        """The fields of `Parameters` for one sample."""
+        draw = self._random_numbers(RandomStream.VALUES, number)
+        noise_std = self._chosen(draw, "noise", between(draw, self.noise_std), 0.0)
+        noise_seed = int(2**62 * draw())
+        channels = [self._draw_channel(draw) for _ in range(num_channels)]
+        return {
+            **self._draw_moves(number),
+            "noise_std": noise_std,
+            "noise_seed": noise_seed,
+            **{name: [channel[name] for channel in channels] for name in PER_CHANNEL},
+        }
+
+    def read_size(self, number: int) -> tuple[int, ...]:
+        """Voxels around the centre that sample `number` needs; at most `max_read_size`."""
+        moves = self._draw_moves(number)
+        if not moves["moved"]:
+            return self.patch_size
+        shift = np.array(moves["shift"]) * self.patch_size  # voxels
+        distance = reach(moves["matrix"], shift, self.patch_size) + self._max_displacement
+        read_size = np.minimum(size_that_holds(self.patch_size, distance), self.max_read_size)
+        return tuple(int(voxels) for voxels in read_size)
+
+    def read_blocks(self, number: int) -> Blocks:
+        """All that sample `number` shows of a box of `max_read_size` with the patch's centre."""
+        moves = self._draw_moves(number)
+        if not moves["moved"]:
+            margin = np.subtract(self.max_read_size, self.patch_size) // 2
+            return whole(self.patch_size).shifted(margin)
+        control = abs(moves["elastic"]).reshape(len(self.patch_size), -1)
+        return visible(
+            moves["matrix"],
+            np.array(moves["shift"]) * self.patch_size,  # voxels
+            self.patch_size,
+            self.max_read_size,
+            displacement=control.max(1, initial=0.0),  # the spline does not exceed its control points
+        )
+
+    def _random_numbers(self, stream: RandomStream, number: int) -> Draw:
+        rng = generator(self.seed, stream, number)
+
+        def numbers() -> Iterator[float]:
+            while True:
+                yield from rng.random(32).tolist()  # in blocks, because a call costs as much as ten numbers
+
+        return numbers().__next__
+
+    def _draw_moves(self, number: int) -> dict[str, Any]:
+        """The `MOVES` of one sample. Unused numbers are drawn, too, which keeps the others."""
+        axes = len(self.spacing_mm)
+        draw = self._random_numbers(RandomStream.PLACE, number)
+        is_drawn = {name: draw() < self.p[name] for name in SPATIAL}
+        rotation = self._draw_rotation(draw, is_drawn["rotation"])
+        zoom = between(draw, self.scale)
+        shift = [self._draw_shift(draw, axis, is_drawn["shift"]) for axis in range(axes)]
+        flips = [draw() < 0.5 and axis in self.mirror_axes for axis in range(axes)]
+        matrix = rotation
+        if is_drawn["scale"]:
+            matrix = np.where(self.thin, zoom, 1.0)[:, None] * matrix
+        matrix = matrix * self._from_mm * np.where(flips, -1.0, 1.0)
+        return {
+            "moved": any(is_drawn.values()),
+            "matrix": matrix,
+            "shift": shift,
+            "flips": flips,
+            "elastic": self._draw_control(number) * is_drawn["elastic"],
+        }
+
+    def _draw_rotation(self, draw: Draw, is_drawn: bool) -> np.ndarray:
+        """One rotation in each plane of two thin axes. Shape: (axes, axes), in mm."""
+        axes = len(self.spacing_mm)
+        rotation = np.eye(axes)
+        for first, second in combinations(range(axes), 2):
+            angle = np.deg2rad(self.rotation_deg) * (2 * draw() - 1)
+            if is_drawn and self.thin[first] and self.thin[second]:
+                rotation = rotation @ plane_rotation(axes, first, second, angle)
+        return rotation
+
+    def _draw_shift(self, draw: Draw, axis: int, is_drawn: bool) -> float:
+        """A share of the patch; along a thick axis a whole number of voxels."""
+        share = (2 * draw() - 1) * self.shift * is_drawn
+        if self.thin[axis]:
+            return share
+        voxels = self.patch_size[axis]
+        return round(share * voxels) / voxels
+
+    def _draw_control(self, number: int) -> np.ndarray:
+        """Displacements of the control points in voxels. Shape: (axes, *points)."""
+        if not self.p["elastic"]:
+            return self._no_control
+        axes = len(self.spacing_mm)
+        rng = generator(self.seed, RandomStream.ELASTIC, number)
+        largest = self.elastic_mm * rng.random() * self.thin / np.array(self.spacing_mm)
+        directions = rng.uniform(-1, 1, self._no_control.shape)
+        displacements: np.ndarray = directions * largest.reshape(-1, *(1,) * axes)
+        return displacements
+
+    def _draw_channel(self, draw: Draw) -> dict[str, Any]:
+        """The values of `PER_CHANNEL`, of one channel."""
+        axes = len(self.spacing_mm)
+        blur = [between(draw, self.blur_sigma) * thin for thin in self.thin]
+        resolution = between(draw, self.simulate_low_resolution)
+        resolutions = [resolution if thin else 1.0 for thin in self.thin]
+        # The order is that of the random numbers: another one would change every seeded run.
+        return {
+            "blur": self._chosen(draw, "blur", blur, [0.0] * axes),
+            "simulate_low_resolution": self._chosen(
+                draw, "simulate_low_resolution", resolutions, [1.0] * axes
+            ),
+            "brightness": self._chosen(draw, "brightness", factor(draw, self.brightness), 1.0),
+            "additive_brightness": self._chosen(
+                draw, "additive_brightness", between(draw, self.additive_brightness), 0.0
+            ),
+            "contrast": self._chosen(draw, "contrast", factor(draw, self.contrast), 1.0),
+            "gamma_inverted": self._chosen(draw, "gamma_inverted", factor(draw, self.gamma), 1.0),
+            "gamma": self._chosen(draw, "gamma", factor(draw, self.gamma), 1.0),
+        }
+
+    def _chosen(self, draw: Draw, name: str, value: Any, neutral: Any) -> Any:
+        """The value with the transform's probability, else the neutral one."""
+        return value if draw() < self.p[name] else neutral
+
+    def _largest_size(self) -> tuple[int, ...]:
+        """For a patch rotated in one plane and scaled up to `_ZOOM_OUT`; what lies outside is 0."""
+        if not any(self.p[name] for name in SPATIAL):
+            return self.patch_size
+        distance = np.array(self.patch_size) / 2
+        if self.p["rotation"]:
+            distance = rotated_half(self.patch_size, self.spacing_mm, self.rotation_deg, self.thin)
+        zoom = 1.0
+        if self.p["scale"]:
+            zoom = min(max(1.0, self.scale[1]), _ZOOM_OUT)
+        shift = self.shift * np.array(self.patch_size) if self.p["shift"] else 0.0
+        distance = distance * np.where(self.thin, zoom, 1.0)
+        distance = distance + shift + self._max_displacement
+        return size_that_holds(self.patch_size, distance)
+
+    def _check(self) -> None:
+        self._check_probabilities()
+        for name, lowest in _LOWEST.items():
+            _check_range(name, getattr(self, name), lowest)
+        if self.simulate_low_resolution[1] > 1:
+            raise ArgumentError(
+                "simulate_low_resolution",
+                f" is a share of the voxels, at most 1, got {list(self.simulate_low_resolution)}",
+            )
+        for name in ("rotation_deg", "shift", "elastic_mm"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 <= value < np.inf:
+                raise ArgumentError(name, f" must be 0 or more, got {value}")
+        if self.p["elastic"] and not self.elastic_mm <= _FOLDS * self.elastic_spacing_mm:
+            raise ArgumentError(
+                "elastic_mm",
+                f" must be at most {_FOLDS} of ",
+                Argument("elastic_spacing_mm"),
+                f", or tissue folds over itself, got {self.elastic_mm} and {self.elastic_spacing_mm}",
+            )
+
+    def _check_probabilities(self) -> None:
+        names = (*SPATIAL, *INTENSITY)
+        unknown = [name for name in self.p if name not in names]
+        if unknown or any(not 0 <= probability <= 1 for probability in self.p.values()):
+            raise ArgumentError(
+                "p", f" gives probabilities from 0 to 1 of {', '.join(names)}, got {unknown or self.p}"
+            )
+
+
+def _check_range(name: str, value: Any, lowest: float) -> None:
+    limits = list(value) if isinstance(value, Sequence) else [value]
+    are_two_numbers = len(limits) == 2 and all(isinstance(limit, (int, float)) for limit in limits)
+    if not are_two_numbers or not lowest <= limits[0] <= limits[1] < np.inf:
+        raise ArgumentError(name, f" must be a range [low, high] from {lowest:g} upwards, got {limits}")
+
+
+def plane_rotation(axes: int, first: int, second: int, angle: float) -> np.ndarray:
+    """A rotation in the plane of two axes. Shape: (axes, axes)."""
+    rotation = np.eye(axes)
+    rotation[first, first] = np.cos(angle)
+    rotation[second, second] = np.cos(angle)
+    rotation[first, second] = -np.sin(angle)
+    rotation[second, first] = np.sin(angle)
+    return rotation
+
+
+def factor(draw: Draw, limits: Sequence[float]) -> float:
+    """As often below 1 as above, if the range contains 1."""
+    low, high = limits
+    is_below = draw() < 0.5
+    if low < 1 < high:
+        low, high = (low, 1.0) if is_below else (1.0, high)
+    return between(draw, (low, high))
+
+
+def between(draw: Draw, limits: Sequence[float]) -> float:
+    """Uniform from low to high."""
+    low, high = limits
+    return low + draw() * (high - low)

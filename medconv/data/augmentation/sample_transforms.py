@@ -14,7 +14,7 @@ from monai.transforms import Compose, Randomizable
 from monai.utils import convert_to_tensor
 from torch import Tensor
 
-from medconv.data.augmentation.axes import mirrored_axes
+from medconv.data.augmentation.spatial import mirrored_axes
 from medconv.data.random_streams import RandomStream, generator
 from medconv.utils.errors import ArgumentError, reason
 
@@ -32,7 +32,7 @@ class SampleTransforms(Compose):
         transforms: MONAI's dictionary transforms or any functions of a dictionary: `image` (channels,
             *spatial) and, unless labels are image-level, `label` (1, *spatial). Those of TorchIO get a
             `Subject` with these two and the spacing. Other keys that they return are dropped.
-        seed, spacing_mm, patch_size: as in `ParameterSampler`.
+        seed, spacing_mm, patch_size: as in `RandomParameters`.
         mirror_axes: spatial axes along which the transforms mirror samples, or `all`. Nothing here can find
             that out, and mirror test-time augmentation is refused along other axes.
         flip_label_pairs, left_right_axis: as in `Augment`; the transforms must swap these labels themselves.

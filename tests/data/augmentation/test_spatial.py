@@ -7,7 +7,15 @@ from scipy.interpolate import BSpline
 from torch.nn import functional as F
 
 from medconv.data.augmentation import spatial
-from medconv.data.augmentation.spatial import control_points, reach, resample, spline_field
+from medconv.data.augmentation.spatial import (
+    check_axes,
+    control_points,
+    mirrored_axes,
+    reach,
+    resample,
+    spline_field,
+)
+from medconv.utils.errors import ArgumentError
 
 SIZES = {2: ((9, 12), (13, 8)), 3: ((9, 12, 7), (13, 8, 10))}
 
@@ -106,3 +114,19 @@ def test_spline_field_of_equal_control_points_is_constant_and_separable() -> Non
     torch.testing.assert_close(field, torch.full((1, 3, *size), 2.0))
     control = torch.randn(2, 3, *points)
     assert spline_field(control, size, distance).abs().max() <= control.abs().max()
+
+
+def test_all_are_the_spatial_axes() -> None:
+    assert mirrored_axes("all", 3) == (0, 1, 2)
+    assert mirrored_axes([2, 0], 3) == (2, 0)
+
+
+@pytest.mark.parametrize("axes", [[0, 0], [3], [-1], [True], "0", 1, None])
+def test_other_than_different_spatial_axes_are_refused(axes: object) -> None:
+    with pytest.raises(ArgumentError, match=r"^roll must be different spatial axes from 0 to 2, got"):
+        check_axes("roll", axes, 3)
+
+
+def test_the_error_about_mirrored_axes_offers_all() -> None:
+    with pytest.raises(ArgumentError, match=r"^mirror_axes must be .*, or `all`, got \[5\]"):
+        mirrored_axes([5], 3)

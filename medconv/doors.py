@@ -21,6 +21,12 @@ from typing import Any
 # nothing heavy, and `run_command(options) -> exit code`.
 COMMANDS = "COMMANDS"
 
+# Metrics of label maps: a tuple of "module:object", each a `medconv.metrics.segmentation.Metric`.
+METRICS = "METRICS"
+
+# Metrics of label maps: a tuple of "module:object", each a `medconv.metrics.segmentation.Metric`.
+METRICS = "METRICS"
+
 _named: list[str] = []  # packages that the command line names
 
 

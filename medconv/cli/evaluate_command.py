@@ -10,7 +10,7 @@ from medconv.data.datasets.patterns import home
 from medconv.evaluation import image_level, labels, segmentation
 from medconv.evaluation.evaluate import Evaluation, check_writable, table, table_path, write
 from medconv.inference.manifest import MANIFEST
-from medconv.metrics.segmentation_metrics import MetricSelection
+from medconv.metrics.segmentation import MetricSelection
 from medconv.utils.atomic_io import write_text
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import shown, start_logging

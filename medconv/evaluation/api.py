@@ -13,7 +13,7 @@ from medconv.evaluation import arrays, image_level, labels, segmentation
 from medconv.evaluation.evaluate import Evaluation, table_path
 from medconv.evaluation.segmentation_results import class_rows
 from medconv.evaluation.segmentation_summary import columns_of
-from medconv.metrics.segmentation_metrics import MetricSelection
+from medconv.metrics.segmentation import MetricSelection
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import ArgumentError
 

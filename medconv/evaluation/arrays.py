@@ -8,8 +8,7 @@ import numpy as np
 from medconv.data.case import Grid
 from medconv.evaluation import labels, segmentation_summary
 from medconv.evaluation.segmentation_summary import CaseRow
-from medconv.metrics.segmentation import measure
-from medconv.metrics.segmentation_metrics import MetricSelection
+from medconv.metrics.segmentation import MetricSelection, measure
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import ArgumentError

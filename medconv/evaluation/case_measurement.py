@@ -16,8 +16,7 @@ from medconv.evaluation import labels
 from medconv.evaluation.raters import Raters, checked, numbered_of, rater_dice
 from medconv.evaluation.segmentation_summary import CaseRow
 from medconv.evaluation.stated_spacing import stated_grid
-from medconv.metrics.segmentation import measure
-from medconv.metrics.segmentation_metrics import MetricSelection
+from medconv.metrics.segmentation import MetricSelection, measure
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.threads import each
 

@@ -14,7 +14,7 @@ from medconv.evaluation.image_level_report import words, write_report
 from medconv.evaluation.labels import recorded_images, train_cases
 from medconv.evaluation.rendering import plain_number
 from medconv.evaluation.tables import PredictionTable, Truth, read_predictions, read_truth, targets_of
-from medconv.metrics import bootstrap
+from medconv.metrics import image_level
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import some
@@ -29,7 +29,7 @@ class ImageLevelEvaluation:
             `cases` (a row each), `train_cases` (those that the network was trained on),
             `without_prediction` (cases with a label but no prediction), `without_label` (the reverse: their
             cells are empty), `targets`, `part` (the split); with `compare` also `compare` and `comparison`
-            (metric to what `metrics.bootstrap.paired` returns).
+            (metric to what `metrics.image_level.paired` returns).
         targets: what the outputs mean.
         outputs: (cases, names).
         values: the true labels, (cases, values).
@@ -190,7 +190,7 @@ def _comparison(
             "cases": len(shared),
             "train_cases": train_cases(path.parent, shared),
         },
-        "comparison": bootstrap.paired(targets, outputs, compared_outputs, values),
+        "comparison": image_level.paired(targets, outputs, compared_outputs, values),
     }
 
 

@@ -14,7 +14,7 @@ from medconv.data.io.images import in_folder
 from medconv.data.io.rtstruct import structures_of, without
 from medconv.inference import manifest
 from medconv.inference.manifest import MANIFEST
-from medconv.metrics.label_counts import value_counts
+from medconv.metrics.dice import value_counts
 from medconv.targets.base import names_of
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets

@@ -14,7 +14,7 @@ from medconv.evaluation.raters import RATER_DICE, raters_of, summarize_raters
 from medconv.evaluation.segmentation_results import LabelMapEvaluation
 from medconv.evaluation.segmentation_summary import CaseRow, columns_of
 from medconv.evaluation.stated_spacing import agreed_spacing
-from medconv.metrics.segmentation_metrics import MetricSelection
+from medconv.metrics.segmentation import MetricSelection
 from medconv.targets.segmentation import SegmentationTargets
 
 

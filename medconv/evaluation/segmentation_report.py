@@ -10,7 +10,7 @@ from medconv.evaluation.overlays import case_png
 from medconv.evaluation.segmentation_summary import selection_of
 from medconv.metrics import visualization
 from medconv.metrics.dice import mean
-from medconv.metrics.segmentation_metrics import Metric
+from medconv.metrics.segmentation import Metric
 from medconv.targets.segmentation import SegmentationTargets
 
 _WORST_CASES = 6

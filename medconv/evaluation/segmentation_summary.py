@@ -8,8 +8,7 @@ from medconv.data.datasets.patterns import home
 from medconv.evaluation import labels
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics import statistics
-from medconv.metrics.segmentation import VOLUMES
-from medconv.metrics.segmentation_metrics import Metric, MetricSelection
+from medconv.metrics.segmentation import VOLUMES, Metric, MetricSelection
 
 CaseRow = dict[str, Any]  # `case`, and metric to class to value
 

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from medconv.metrics import bootstrap, image_level
+from medconv.metrics import image_level
+from medconv.metrics.image_level import Columns
 from medconv.metrics.segmentation import MetricValues
 from medconv.metrics.statistics import describe
-from medconv.metrics.weighted import Columns
 from medconv.targets.base import NamedScore, Targets
 
 # a row of `validation`: `outputs`, decoded, and `values`, the case's label
@@ -124,7 +124,7 @@ class ImageLevelScoredTargets(Targets):
 
     def scores(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
         """`mean`: metric to value; `intervals`: metric to its 95 % interval; `per_class`: as `per_name`."""
-        intervals = bootstrap.intervals(self, outputs, truth)
+        intervals = image_level.intervals(self, outputs, truth)
         return {
             "mean": image_level.measure(self, outputs, truth),
             "intervals": {name: list(ends) for name, ends in intervals.items()},

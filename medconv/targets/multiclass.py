@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from medconv.metrics import calibration, image_level, plots, weighted
+from medconv.metrics import calibration, image_level, plots
+from medconv.metrics.image_level import Columns
 from medconv.metrics.segmentation import MetricValues
-from medconv.metrics.weighted import Columns
 from medconv.targets.base import finite_number
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.monitor import CROSS_ENTROPY, MonitoredMetric
@@ -30,7 +30,7 @@ class MulticlassTargets(ImageLevelTargets):
     default_loss: ClassVar[str] = "cross_entropy"
     monitored: ClassVar[MonitoredMetric] = CROSS_ENTROPY
     calibrated: ClassVar[bool] = True
-    metric_names: ClassVar[tuple[str, ...]] = weighted.OF_CLASSES
+    metric_names: ClassVar[tuple[str, ...]] = image_level.OF_CLASSES
     output_meaning: ClassVar[str] = (
         "softmax over the outputs: probabilities of classes that exclude each other"
     )
@@ -107,7 +107,7 @@ class MulticlassTargets(ImageLevelTargets):
         return F.one_hot(class_index, len(self.names)).float()
 
     def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
-        return weighted.multiclass_metrics(
+        return image_level.multiclass_metrics(
             outputs, predicted=self._predicted(outputs), positive=self.members(truth), counts=counts
         )
 

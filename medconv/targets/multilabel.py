@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.metrics import calibration, image_level, plots, weighted
+from medconv.metrics import calibration, image_level, plots
+from medconv.metrics.image_level import Columns
 from medconv.metrics.segmentation import MetricValues
-from medconv.metrics.weighted import Columns
 from medconv.targets.monitor import CROSS_ENTROPY, MonitoredMetric
 from medconv.targets.numbers import NumberTargets
 
@@ -27,7 +27,7 @@ class MultilabelTargets(NumberTargets):
     default_loss: ClassVar[str] = "bce"
     monitored: ClassVar[MonitoredMetric] = CROSS_ENTROPY
     calibrated: ClassVar[bool] = True
-    metric_names: ClassVar[tuple[str, ...]] = weighted.OF_CLASSES
+    metric_names: ClassVar[tuple[str, ...]] = image_level.OF_CLASSES
     name_word: ClassVar[str] = "label"
     output_meaning: ClassVar[str] = (
         "a sigmoid of each output: probabilities of labels that may occur together"
@@ -77,7 +77,7 @@ class MultilabelTargets(NumberTargets):
     def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
         rows = []
         for scores, positive in zip(outputs.T, self.members(truth).T, strict=True):
-            rows.append(weighted.multilabel_metrics(scores, positive, counts))
+            rows.append(image_level.multilabel_metrics(scores, positive, counts))
         return image_level.mean_of(rows)
 
     def per_name(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, MetricValues]:
@@ -128,7 +128,7 @@ class MultilabelTargets(NumberTargets):
         return ", ".join(texts) or "nothing"
 
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
-        return outputs > weighted.THRESHOLD
+        return outputs > image_level.THRESHOLD
 
 
 def _absent_or_present(outputs: np.ndarray) -> np.ndarray:

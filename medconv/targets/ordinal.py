@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.metrics import weighted
-from medconv.metrics.weighted import Columns
+from medconv.metrics import image_level
+from medconv.metrics.image_level import Columns
 from medconv.targets.monitor import MonitoredMetric
 from medconv.targets.multiclass import MulticlassTargets
 
@@ -26,7 +26,7 @@ class OrdinalTargets(MulticlassTargets):
     loss_kinds: ClassVar[tuple[str, ...]] = ("multilabel",)
     monitored: ClassVar[MonitoredMetric] = MonitoredMetric("val/quadratic_kappa", "quadratic kappa")
     calibrated: ClassVar[bool] = False  # kappa depends on the highest probability alone
-    metric_names: ClassVar[tuple[str, ...]] = ("quadratic_kappa", "grade_error", *weighted.OF_CLASSES)
+    metric_names: ClassVar[tuple[str, ...]] = ("quadratic_kappa", "grade_error", *image_level.OF_CLASSES)
     output_meaning: ClassVar[str] = (
         "a sigmoid of each output: the probability of a grade above that of its name; differences of these, "
         "made monotone, are the probabilities of the grades"

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from medconv.metrics import image_level, plots, weighted
+from medconv.metrics import image_level, plots
+from medconv.metrics.image_level import Columns
 from medconv.metrics.segmentation import MetricValues
-from medconv.metrics.weighted import Columns
 from medconv.models.output_scaling import in_units
 from medconv.targets.base import list_of
 from medconv.targets.monitor import MAE, MonitoredMetric
@@ -36,7 +36,7 @@ class RegressionTargets(NumberTargets):
     exclusive: ClassVar[bool] = False
     default_loss: ClassVar[str] = "huber"
     monitored: ClassVar[MonitoredMetric] = MAE
-    metric_names: ClassVar[tuple[str, ...]] = weighted.OF_NUMBERS
+    metric_names: ClassVar[tuple[str, ...]] = image_level.OF_NUMBERS
     name_word: ClassVar[str] = "number"
     output_meaning: ClassVar[str] = "the outputs are the numbers themselves, in the units of training"
     unbounded: ClassVar[bool] = True
@@ -108,7 +108,7 @@ class RegressionTargets(NumberTargets):
     def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
         rows = []
         for output, true in zip(outputs.T, truth.T, strict=True):
-            rows.append(weighted.regression_metrics(output, true, counts))
+            rows.append(image_level.regression_metrics(output, true, counts))
         return image_level.mean_of(rows)
 
     def per_name(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, MetricValues]:

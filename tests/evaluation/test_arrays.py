@@ -7,7 +7,7 @@ import pytest
 from helpers.label_maps import folders, label_of
 
 from medconv.evaluation import arrays, segmentation
-from medconv.metrics.segmentation_metrics import MetricSelection
+from medconv.metrics.segmentation import MetricSelection
 from medconv.targets.label_map import LabelMapTargets
 
 PREDICTIONS = {"a": label_of(10, 20), "b": label_of(5, 6), "c": label_of(4)}

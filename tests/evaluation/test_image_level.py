@@ -9,7 +9,6 @@ from helpers.image_level_tables import CLASSES, write_table, write_tables
 
 from medconv.evaluation import image_level
 from medconv.evaluation.evaluate import table
-from medconv.metrics import bootstrap
 from medconv.metrics import image_level as metrics
 from medconv.targets.regression import RegressionTargets
 
@@ -18,7 +17,7 @@ def test_scores_are_those_of_the_metrics(tmp_path: Path) -> None:
     predictions, labels, outputs, truth = write_tables(tmp_path)
     result = image_level.evaluate(predictions, labels).result
     assert result["mean"] == metrics.measure(CLASSES, outputs, truth)
-    assert result["intervals"]["auc"] == list(bootstrap.intervals(CLASSES, outputs, truth)["auc"])
+    assert result["intervals"]["auc"] == list(metrics.intervals(CLASSES, outputs, truth)["auc"])
     assert result["per_class"] == CLASSES.per_name(outputs, truth)
     part = image_level.evaluate(predictions, labels, split="test").result
     assert (
@@ -76,7 +75,7 @@ def test_a_comparison_is_over_the_cases_of_both(tmp_path: Path) -> None:
     second = write_table(tmp_path / "other.csv", ["case", "predicted", *CLASSES.names], *rows)
     evaluation = image_level.evaluate(predictions, labels, second)
     result = evaluation.result
-    assert result["comparison"] == bootstrap.paired(CLASSES, outputs[:5], others, truth[:5])
+    assert result["comparison"] == metrics.paired(CLASSES, outputs[:5], others, truth[:5])
     assert result["compare"]["cases"] == 5 and "5 cases that both have" in evaluation.page()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from medconv.metrics import centreline
-from medconv.metrics.segmentation_metrics import MetricSelection
+from medconv.metrics.segmentation import MetricSelection
 
 
 def tube(shape: tuple[int, ...], start: int, end: int, radius: int) -> np.ndarray:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from reference import overlap
 
-from medconv.metrics.dice import dice, mean, mean_per_class
+from medconv.metrics.dice import dice, mean, mean_per_class, value_counts
 from medconv.targets.label_map import LabelMapTargets
 
 NAMES = ("background", "liver", "spleen", "cyst")
@@ -57,3 +57,18 @@ def test_mean_skips_undefined_classes() -> None:
     assert mean({"a": 0.5, "b": None, "c": 0.0}) == 0.25
     assert mean({"a": None}) is None
     assert mean({}) is None
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_counts_equal_those_of_unique(order: str) -> None:
+    """More voxels than are counted at once."""
+    drawn = np.random.default_rng(0).choice([0, 1, 5, 300], (80, 70, 60))
+    label = np.array(drawn, np.int16, order=order)  # type: ignore[call-overload]
+    values, voxels = np.unique(label, return_counts=True)
+    counts = value_counts(label)
+    assert len(counts) == 301 and counts.sum() == label.size
+    np.testing.assert_array_equal(counts[values], voxels)
+
+
+def test_no_voxels_have_no_value() -> None:
+    assert value_counts(np.empty((0, 3), np.uint8)).tolist() == [0]

@@ -1,11 +1,17 @@
 """medconv/metrics/image_level.py: against slow second implementations and torchmetrics; undefined metrics."""
 
+from typing import Any
+
 import numpy as np
 import pytest
-from helpers.image_level_outputs import FINDINGS, FOUR, NUMBERS, TWO, drawn
+import torch
+import torchmetrics.functional as torchmetrics
+import torchmetrics.functional.classification as torch_classes
+from helpers.image_level_outputs import FINDINGS, FOUR, NUMBERS, TWO, drawn, slow_metrics
 from reference import scores as reference
 
-from medconv.metrics import bootstrap, image_level
+from medconv.metrics import image_level
+from medconv.metrics.image_level import Columns
 from medconv.targets.image_level import ImageLevelTargets
 
 
@@ -15,9 +21,9 @@ def test_without_cases_or_with_nan_metrics_are_undefined(targets: ImageLevelTarg
     outputs, truth = drawn(targets, 4)
     for pair in (empty, (np.full_like(outputs, np.nan), truth)):
         assert set(image_level.measure(targets, *pair).values()) == {None}
-        assert bootstrap.intervals(targets, *pair) == {}
+        assert image_level.intervals(targets, *pair) == {}
         assert len(targets.errors(*pair)) == len(pair[1])
-    assert bootstrap.intervals(targets, outputs[:1], truth[:1]) == {}
+    assert image_level.intervals(targets, outputs[:1], truth[:1]) == {}
 
 
 def test_metrics_per_class_equal_their_definitions() -> None:
@@ -43,3 +49,121 @@ def test_the_error_of_a_case_is_its_distance_from_the_truth() -> None:
     assert FINDINGS.errors(outputs, truth) == pytest.approx([0.5])
     spread = np.array([[0.0, 0.0], [2.0, 20.0]])
     assert NUMBERS.errors(spread + [1, 0], spread) == pytest.approx([0.5, 0.5])
+
+
+@pytest.mark.parametrize("cases", [1, 3, 60])
+@pytest.mark.parametrize("targets", [TWO, FOUR, FINDINGS, NUMBERS], ids=lambda o: f"{len(o.names)} {o.kind}")
+def test_metrics_equal_a_slow_implementation(targets: ImageLevelTargets, cases: int) -> None:
+    for seed in range(3):
+        outputs, truth = drawn(targets, cases, seed)
+        metrics = image_level.measure(targets, outputs, truth)
+        assert tuple(metrics) == targets.metric_names
+        assert metrics == pytest.approx(slow_metrics(targets, outputs, truth), abs=1e-9)
+
+
+def test_metrics_equal_those_of_torchmetrics() -> None:
+    outputs, truth = drawn(FOUR)
+    logits, classes = torch.tensor(outputs), torch.tensor(truth[:, 0]).long()
+    metrics = image_level.measure(FOUR, outputs, truth)
+    assert metrics["auc"] == pytest.approx(
+        float(torch_classes.multiclass_auroc(logits, classes, 4)), abs=1e-6
+    )
+    assert metrics["accuracy"] == pytest.approx(
+        float(torch_classes.multiclass_accuracy(logits, classes, 4, average="micro"))
+    )
+    assert metrics["balanced_accuracy"] == pytest.approx(
+        float(torch_classes.multiclass_accuracy(logits, classes, 4))
+    )
+    assert metrics["f1"] == pytest.approx(float(torch_classes.multiclass_f1_score(logits, classes, 4)))
+    calibration = torch_classes.multiclass_calibration_error(logits, classes, 4, n_bins=15)
+    assert metrics["calibration_error"] == pytest.approx(float(calibration), abs=1e-6)
+    outputs, truth = drawn(FINDINGS)
+    metrics = image_level.measure(FINDINGS, outputs, truth)
+    logits, labels = torch.tensor(outputs), torch.tensor(truth).long()
+    assert metrics["auc"] == pytest.approx(float(torch_classes.multilabel_auroc(logits, labels, 3)), abs=1e-6)
+    assert metrics["f1"] == pytest.approx(float(torch_classes.multilabel_f1_score(logits, labels, 3)))
+    outputs, truth = drawn(NUMBERS)
+    metrics, pair = image_level.measure(NUMBERS, outputs, truth), (torch.tensor(outputs), torch.tensor(truth))
+    assert metrics["r2"] == pytest.approx(float(torchmetrics.r2_score(*pair)))
+    assert metrics["pearson"] == pytest.approx(float(torchmetrics.pearson_corrcoef(*pair).mean()))
+    assert metrics["mae"] == pytest.approx(float(torchmetrics.mean_absolute_error(*pair)))
+
+
+def test_one_class_alone_has_no_auc() -> None:
+    outputs, truth = drawn(TWO, 5)[0], np.ones((5, 1))
+    metrics, intervals = (call(TWO, outputs, truth) for call in (image_level.measure, image_level.intervals))
+    assert metrics["auc"] is None and metrics["accuracy"] == metrics["balanced_accuracy"]
+    assert "auc" not in intervals and "accuracy" in intervals
+    assert image_level.measure(FINDINGS, drawn(FINDINGS, 5)[0], np.zeros((5, 3)))["auc"] is None
+
+
+def test_constant_values_have_no_correlation() -> None:
+    constant, varied = np.full((7, 2), 0.1), drawn(NUMBERS, 7)[1]
+    metrics = image_level.measure(NUMBERS, constant, varied)
+    assert metrics["pearson"] is None and metrics["r2"] is not None and metrics["r2"] < 0
+    metrics = image_level.measure(NUMBERS, varied, constant)
+    assert metrics["pearson"] is None and metrics["r2"] is None and metrics["mae"] is not None
+    assert set(image_level.intervals(NUMBERS, varied, constant)) == {"mae", "rmse"}
+
+
+@pytest.mark.parametrize("targets", [FOUR, FINDINGS, NUMBERS], ids=lambda o: o.kind)
+def test_intervals_equal_those_of_resampled_cases(targets: ImageLevelTargets) -> None:
+    """A second bootstrap, sample by sample, of cases and not of counts."""
+    outputs, truth = drawn(targets, 80)
+    rng = np.random.default_rng(7)
+    samples = [slow_metrics(targets, outputs[i], truth[i]) for i in rng.integers(80, size=(300, 80))]
+    intervals = image_level.intervals(targets, outputs, truth)
+    assert intervals == image_level.intervals(targets, outputs, truth)
+    assert intervals != image_level.intervals(targets, outputs, truth, seed=1)
+    values = image_level.measure(targets, outputs, truth)
+    for name, (low, high) in intervals.items():
+        expected = np.percentile([sample[name] for sample in samples], [2.5, 97.5])
+        width = expected[1] - expected[0]
+        assert (low, high) == pytest.approx(tuple(expected), abs=0.2 * width), name
+        assert low <= values[name] <= high or name == "calibration_error"
+
+
+def test_intervals_cover_the_true_value() -> None:
+    """The AUC of two normal distributions one standard deviation apart is 0.760."""
+    hits = []
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        truth = (np.arange(100) % 2).astype(float)
+        score = 1 / (1 + np.exp(-rng.normal(truth, 1)))
+        low, high = image_level.intervals(TWO, np.stack([1 - score, score], 1), truth[:, None], 200)["auc"]
+        hits.append(low <= 0.7602 <= high)
+    assert 0.88 <= np.mean(hits) <= 0.99
+
+
+def test_a_thousand_samples_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns, sizes = image_level.sample_columns, []
+
+    def counted(*args: Any) -> Columns:
+        sizes.append(len(args[-1]))
+        return columns(*args)
+
+    monkeypatch.setattr(image_level, "sample_columns", counted)
+    image_level.intervals(TWO, *drawn(TWO, 624))
+    assert sizes == [1, 1000]
+
+
+def test_paired_compares_two_sets_of_predictions() -> None:
+    outputs, truth = drawn(TWO, 150)
+    decided, noise = TWO._predicted(outputs), np.random.default_rng(1).dirichlet([1, 1], 150)
+    worse = decided * 0.2 + outputs * 0.1 + noise * 0.7
+    rows, swapped = (
+        image_level.paired(TWO, outputs, worse, truth),
+        image_level.paired(TWO, worse, outputs, truth),
+    )
+    good, bad = image_level.measure(TWO, outputs, truth), image_level.measure(TWO, worse, truth)
+    for name, row in rows.items():
+        assert (row["value"], row["value_compare"]) == (good[name], bad[name])
+        assert row["low"] <= row["difference"] <= row["high"] or name == "calibration_error"
+        assert swapped[name]["difference"] == pytest.approx(-row["difference"])
+        assert swapped[name]["low"] == pytest.approx(-row["high"])
+    auc = rows["auc"]
+    assert auc["difference"] > 0.1 and auc["p"] == pytest.approx(2 / 1001) and auc["low"] > 0
+    same = image_level.paired(TWO, outputs, outputs, truth)["auc"]
+    assert (same["difference"], same["low"], same["high"], same["p"]) == (0, 0, 0, 1)
+    alone = image_level.paired(TWO, outputs[:3], worse[:3], np.zeros((3, 1)))["auc"]
+    assert set(alone.values()) == {None}

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from helpers.image_level_outputs import FINDINGS, FOUR, NUMBERS, TWO, drawn
 
+from medconv.metrics import plots
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.multiclass import MulticlassTargets
 
 ODD = MulticlassTargets(("_hidden", "$\\frac{", "two\nlines and very much longer than any name", "肺炎"))
-
 CURVES = {"confusion", "roc", "precision_recall", "reliability"}
 
 
@@ -47,3 +47,40 @@ def test_right_predictions_are_dark_on_the_diagonal() -> None:
     height, width, _ = good.shape
     corner = slice(height // 8, height // 3), slice(width // 2 - width // 8, width // 2)
     assert good[corner].mean() < bad[corner].mean() - 50
+
+
+@pytest.mark.parametrize(("panels", "shape"), [(1, (400, 400)), (3, (400, 1200)), (4, (800, 1200))])
+def test_panels_are_three_a_row(panels: int, shape: tuple[int, int]) -> None:
+    figure, axes = plots._panel_grid(panels)
+    assert len(axes) == panels
+    assert plots._pixels(figure).shape == (*shape, 3)
+
+
+def test_a_long_name_is_shortened_to_one_line_without_formulas() -> None:
+    assert plots._plain("two\nlines") == "two lines"
+    assert plots._plain("$x$") == r"\$x\$"
+    assert len(plots._plain("a" * 40)) == len(plots._plain("b" * 24)) == 24
+
+
+def test_a_legend_names_what_it_leaves_out() -> None:
+    figure, axes = plots._one_panel()
+    empty = plots._pixels(figure)
+    plots._add_legend(axes, hidden_curves=3, undefined=["a", "b", "c", "d"])
+    assert axes.texts[0].get_text() == "and 3 more\nundefined: a, b, c, …"
+    assert not np.array_equal(plots._pixels(figure), empty)
+
+
+def test_equal_scores_share_a_step_of_the_curve() -> None:
+    """Scores 0.9 (with), 0.5 (one with and one without), 0.1 (without): two ways up, the middle one a
+    slope.
+    """
+    false, true = plots.roc_points(np.array([0.1, 0.9, 0.5, 0.5]), np.array([False, True, True, False]))
+    assert false.tolist() == [0, 0, 0.5, 1] and true.tolist() == [0, 0.5, 1, 1]
+
+
+def test_precision_and_recall_of_equal_scores() -> None:
+    """Scores 0.9 (with), 0.5 (one with and one without), 0.1 (without)."""
+    scores = np.array([0.1, 0.9, 0.5, 0.5])
+    precision, recall = plots.precision_recall_points(scores, np.array([False, True, True, False]))
+    assert precision.tolist() == [1, 2 / 3, 0.5]
+    assert recall.tolist() == [0.5, 1, 1]

@@ -16,7 +16,7 @@ from medconv.data.preprocessing.doubts import header_doubts, is_no_data, repeate
 from medconv.data.preprocessing.normalisation import range_error
 from medconv.data.preprocessing.orientation import to_canonical
 from medconv.data.preprocessing.preprocess import content_box
-from medconv.metrics.label_counts import value_counts
+from medconv.metrics.dice import value_counts
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.memory_order import in_c_order
 

@@ -2,7 +2,6 @@
 from the schema and the comments of conf/, the commands from their parsers, and the README as first page.
 """
 
-import importlib
 import json
 import re
 from itertools import takewhile
@@ -14,7 +13,8 @@ import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from medconv.cli.main import COMMANDS
+from medconv import doors
+from medconv.cli.main import commands
 from medconv.config.keys import Key, declared_keys
 from medconv.config.schema import RunConfig, conf_dir
 from medconv.config.value_types import enumeration, members
@@ -79,9 +79,8 @@ def for_site(text: str) -> str:
 
 def cli_page() -> str:
     parts = ["# Commands\n\nWhat `medconv COMMAND --help` prints.\n"]
-    for name in COMMANDS:
-        module = importlib.import_module(f"medconv.cli.{name.replace('-', '_')}")
-        text = module.parser().format_help() if hasattr(module, "parser") else module.help_text()
+    for name, (_, module) in commands().items():
+        text = doors.load(module).parser().format_help()
         parts.append(f"## medconv {name}\n\n```text\n{text.strip()}\n```\n")
     return "\n".join(parts)
 

@@ -2,30 +2,12 @@
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
-from medconv.cli.flags import arguments_as_flags
 from medconv.cli.parsers import Parser
 from medconv.utils.atomic_io import write_text
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
-
-
-def main(arguments: Sequence[str]) -> int:
-    options, overrides = parser().parse_known_args(arguments)
-    start_logging()
-    # Imported here, since it loads torch, which takes seconds.
-    from medconv.training import bench_conv
-
-    with arguments_as_flags(options):
-        sizes = bench_conv.Sizes(options.inputs, options.outputs, options.batch)
-        for config in bench_conv.configs_with(options.conv, overrides):
-            rows = bench_conv.measure(config, sizes, options.pairs, options.compile)
-            print(bench_conv.table(rows))
-            if options.json is not None:
-                write_text(options.json, json.dumps(rows, indent=1) + "\n")
-    return DONE
 
 
 def parser() -> Parser:
@@ -35,10 +17,8 @@ def parser() -> Parser:
         "Time a convolution against nn.Conv at each size that a network has, forward and\n"
         "backward, and show what limits it and what helps. Needs no data.\n"
         "Takes model=, conv.KEY= and data.patch_size= as in medconv train.",
+        takes_overrides=True,
     )
-    # Unknown arguments are for Hydra, also those that begin like an option.
-    command.allow_abbrev = False
-    command.formatter_class = argparse.RawDescriptionHelpFormatter
     required = command.add_argument_group("required")
     required.add_argument("conv", help="an option such as transform, or your class, such as mine.MyConv")
     sizes = command.add_argument_group("sizes")
@@ -53,3 +33,17 @@ def parser() -> Parser:
     measuring.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
     command.general()
     return command
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Measure and print. Returns: the exit code."""
+    from medconv.training import bench_conv
+
+    start_logging()
+    sizes = bench_conv.Sizes(options.inputs, options.outputs, options.batch)
+    for config in bench_conv.configs_with(options.conv, options.overrides):
+        rows = bench_conv.measure(config, sizes, options.pairs, options.compile)
+        print(bench_conv.table(rows))
+        if options.json is not None:
+            write_text(options.json, json.dumps(rows, indent=1) + "\n")
+    return DONE

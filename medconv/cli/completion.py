@@ -4,32 +4,37 @@ Hydra writes the shell function and completes overrides. It does not know subcom
 are completed here.
 """
 
-import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from medconv.cli.main import COMMANDS
+from medconv import doors
 from medconv.config import compose
 from medconv.utils.exit_codes import DONE
 
 _COMMANDS_WITH_OVERRIDES = ("train", "preprocess")
 
 
-def main(arguments: Sequence[str]) -> int:
+def complete(arguments: Sequence[str], commands: Mapping[str, tuple[str, str]]) -> int:
+    """Print the completions, or what Hydra is asked to install. Returns: the exit code.
+
+    Args:
+        commands: name -> purpose and module, as in `doors.COMMANDS`.
+    """
     # medconv, the command, and the rest of the line unsplit
     words = os.environ.get("COMP_LINE", "").split(maxsplit=2)
     is_query = any(argument.startswith("query=") for argument in arguments)
     if not is_query:
         _let_hydra_answer(arguments)
-    elif not _is_command_complete(words):
+    elif not _is_command_complete(words, commands):
         typed = words[1] if len(words) > 1 else ""
-        print("\n".join(name for name in COMMANDS if name.startswith(typed)))
+        print("\n".join(name for name in commands if name.startswith(typed)))
     elif words[1] in _COMMANDS_WITH_OVERRIDES:
         # Hydra expects the line of a program without subcommands.
         os.environ["COMP_LINE"] = f"{words[0]} {''.join(words[2:])}"
         _let_hydra_answer(arguments)
     else:
-        print("\n".join(_flags(words[1])))
+        parser = doors.load(commands[words[1]][1]).parser()
+        print("\n".join(flag for flag in parser._option_string_actions if flag.startswith("--")))
     return DONE
 
 
@@ -37,13 +42,8 @@ def _let_hydra_answer(arguments: Sequence[str]) -> None:
     compose.run_with_config(lambda *_: None, arguments)
 
 
-def _is_command_complete(words: Sequence[str]) -> bool:
+def _is_command_complete(words: Sequence[str], commands: Collection[str]) -> bool:
     """Whether the command is typed, with a blank after it."""
-    if len(words) < 2 or words[1] not in COMMANDS:
+    if len(words) < 2 or words[1] not in commands:
         return False
     return os.environ["COMP_LINE"].partition(words[1])[2] != ""
-
-
-def _flags(command: str) -> list[str]:
-    module = importlib.import_module(f"medconv.cli.{command.replace('-', '_')}")
-    return [flag for flag in module.parser()._option_string_actions if flag.startswith("--")]

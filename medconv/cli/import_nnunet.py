@@ -1,8 +1,11 @@
 """`medconv import-nnunet`: make run folders of a trained nnU-Net v2 model."""
 
+import argparse
 from pathlib import Path
 
 from medconv.cli.parsers import Parser
+from medconv.utils.exit_codes import DONE
+from medconv.utils.logging import start_logging
 
 
 def parser() -> Parser:
@@ -28,3 +31,12 @@ def parser() -> Parser:
     )
     command.general()
     return command
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Import the model. Returns: the exit code."""
+    from medconv.training.import_nnunet import import_model
+
+    start_logging()
+    import_model(options.folder, options.output, options.folds, options.checkpoint)
+    return DONE

@@ -1,34 +1,32 @@
 """`medconv COMMAND ...`: find the subcommand and run it. Torch is imported only when its work begins."""
 
 import difflib
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from types import ModuleType
 
 from medconv import __version__, doors
 from medconv.cli.entrypoint import guard
 from medconv.cli.flags import arguments_as_flags
 from medconv.utils.exit_codes import DONE
 
+# Name -> one line for the help, and the module: as doors.COMMANDS, through which features bring further ones.
 COMMANDS = {
-    "train": "train a network, or sweep over many settings",
-    "preprocess": "check a dataset and preprocess it for training",
-    "predict": "predict new images with trained networks",
-    "evaluate": "compare predictions with references",
-    "find-postprocessing": "choose post-processing steps by cross-validation",
-    "import-nnunet": "make run folders of a trained nnU-Net v2 model",
-    "bench-conv": "time a convolution of yours against nn.Conv, and show what helps",
-    "schema": "print the config's JSON schema, for editors",
-}
-# The work of the commands without overrides; imported when it begins, since it loads torch.
-_WORK = {
-    "predict": "medconv.cli.predict_command",
-    "evaluate": "medconv.cli.evaluate_command",
-    "find-postprocessing": "medconv.cli.find_postprocessing_command",
-    "import-nnunet": "medconv.cli.import_nnunet_command",
+    "train": ("train a network, or sweep over many settings", "medconv.cli.train"),
+    "preprocess": ("check a dataset and preprocess it for training", "medconv.cli.preprocess"),
+    "predict": ("predict new images with trained networks", "medconv.cli.predict"),
+    "evaluate": ("compare predictions with references", "medconv.cli.evaluate"),
+    "find-postprocessing": (
+        "choose post-processing steps by cross-validation",
+        "medconv.cli.find_postprocessing",
+    ),
+    "import-nnunet": ("make run folders of a trained nnU-Net v2 model", "medconv.cli.import_nnunet"),
+    "bench-conv": (
+        "time a convolution of yours against nn.Conv, and show what helps",
+        "medconv.cli.bench_conv",
+    ),
+    "schema": ("print the config's JSON schema, for editors", "medconv.cli.schema"),
 }
 # Hydra's flags.
 COMPLETION = ("-sc", "--shell-completion")
@@ -80,39 +78,34 @@ def run(arguments: Sequence[str]) -> int:
         print(f"medconv {__version__}")
         return DONE
     if arguments[0] in COMPLETION:
-        return int(_module("completion").main(arguments))
+        from medconv.cli import completion  # imports Hydra
+
+        return completion.complete(arguments, commands())
     return _run_command(arguments[0], arguments[1:])
+
+
+def commands() -> dict[str, tuple[str, str]]:
+    """All commands: those of the core, and those that features bring."""
+    return COMMANDS | doors.mapping(doors.COMMANDS)
 
 
 def _run_command(name: str, arguments: Sequence[str]) -> int:
     if "--version" in arguments:  # Hydra would print its own
         print(f"medconv {__version__}")
         return DONE
-    of_features = doors.mapping(doors.COMMANDS)
-    if name in of_features:
-        module = doors.load(of_features[name][1])
-    elif name in COMMANDS:
-        module = _module(name.replace("-", "_"))
-        if name not in _WORK:
-            return int(module.main(arguments))
-    else:
-        names = [*COMMANDS, *of_features]
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(names)}"
+    known = commands()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"
         raise ValueError(f"there is no command {name}; {hint}")
+    module = doors.load(known[name][1])
     options = module.parser().parse_args(arguments)
-    work = importlib.import_module(_WORK[name]) if name in _WORK else module
     with arguments_as_flags(options):
-        return int(work.run_command(options))
-
-
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"medconv.cli.{name}")
+        return int(module.run_command(options))
 
 
 def _help() -> str:
-    of_features = {name: purpose for name, (purpose, _) in doors.mapping(doors.COMMANDS).items()}
-    purposes = COMMANDS | of_features
+    purposes = {name: purpose for name, (purpose, _) in commands().items()}
     width = max(len(name) for name in purposes)
     lines = [f"  {name:<{width}}  {purpose}" for name, purpose in purposes.items()]
     return _HELP.format(commands="\n".join(lines))

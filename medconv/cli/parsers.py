@@ -19,19 +19,24 @@ class Parser(argparse.ArgumentParser):
     Args:
         command: name of the subcommand.
         example: its arguments.
-        description: one sentence.
+        description: one sentence; with `takes_overrides`, lines as they are printed.
+        takes_overrides: unknown arguments are left for Hydra, as `overrides` of the options.
     """
 
-    def __init__(self, command: str, example: str, description: str) -> None:
+    def __init__(self, command: str, example: str, description: str, takes_overrides: bool = False) -> None:
         super().__init__(
             prog=f"medconv {command}",
             usage=argparse.SUPPRESS,
             description=description,
-            formatter_class=_HELP_FORMATTER,
+            # The list of options in the epilog has its own line breaks.
+            formatter_class=argparse.RawDescriptionHelpFormatter if takes_overrides else _HELP_FORMATTER,
+            # What begins like an option may be Hydra's.
+            allow_abbrev=not takes_overrides,
             # `general` adds it, as the last group.
             add_help=False,
         )
         self.example = f"{self.prog} {example}"
+        self.takes_overrides = takes_overrides
 
     def format_help(self) -> str:
         lines = textwrap.wrap(self.example, _EXAMPLE_WIDTH, break_long_words=False, break_on_hyphens=False)
@@ -44,6 +49,9 @@ class Parser(argparse.ArgumentParser):
         Raises:
             ValueError: no such option. It is reported before a missing one, which it may be, misspelt.
         """
+        if self.takes_overrides:
+            options, options.overrides = self.parse_known_args(args)
+            return options
         self._check_options(args)
         return super().parse_args(args)
 

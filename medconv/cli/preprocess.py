@@ -1,27 +1,11 @@
 """`medconv preprocess`: check and preprocess a dataset before training, or only check it."""
 
 import argparse
-from collections.abc import Sequence
 
 from medconv.cli import overrides
 from medconv.cli.parsers import Parser
-from medconv.config import compose
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
-
-
-def main(arguments: Sequence[str]) -> int:
-    options, hydra_arguments = parser().parse_known_args(arguments)
-    flags = compose.hydra_flags(hydra_arguments, "medconv preprocess")
-    start_logging()
-    if compose.only_shows(flags):
-        compose.show(flags, hydra_arguments)
-        return DONE
-    # Imported here, since it loads torch, which takes seconds.
-    from medconv.training.preprocess import preprocess
-
-    preprocess(hydra_arguments, checks_only=options.check_only, verifies=options.verify)
-    return DONE
 
 
 def parser() -> Parser:
@@ -30,11 +14,8 @@ def parser() -> Parser:
         "data=msd data.root=/data/Task04_Hippocampus",
         "Check every file of a dataset and preprocess it. Training does this by itself if needed.\n"
         "Takes the same GROUP=OPTION and KEY=VALUE as medconv train.",
+        takes_overrides=True,
     )
-    # Unknown arguments are for Hydra, also those that begin like an option.
-    command.allow_abbrev = False
-    # The epilog has its own line breaks.
-    command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.epilog = f"{overrides.listing()}\n\nhydra: as in medconv train --help"
     actions = command.add_argument_group("what to do").add_mutually_exclusive_group()
     actions.add_argument(
@@ -47,3 +28,19 @@ def parser() -> Parser:
     )
     command.general()
     return command
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Preprocess, or only show what Hydra is asked for. Returns: the exit code."""
+    from medconv.config import compose
+
+    flags = compose.hydra_flags(options.overrides, "medconv preprocess")
+    start_logging()
+    if compose.only_shows(flags):
+        compose.show(flags, options.overrides)
+        return DONE
+    # Not before: it loads torch, which takes seconds.
+    from medconv.training.preprocess import preprocess
+
+    preprocess(options.overrides, checks_only=options.check_only, verifies=options.verify)
+    return DONE

@@ -2,18 +2,9 @@
 
 import argparse
 import json
-from collections.abc import Sequence
 
 from medconv.cli.parsers import Parser
 from medconv.utils.exit_codes import DONE
-
-
-def main(arguments: Sequence[str]) -> int:
-    parser().parse_args(arguments)
-    from medconv.config.json_schema import json_schema  # loads torch
-
-    print(json.dumps(json_schema(), indent=2))
-    return DONE
 
 
 def parser() -> Parser:
@@ -27,3 +18,11 @@ def parser() -> Parser:
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.general()
     return command
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Print the schema. Returns: the exit code."""
+    from medconv.config.json_schema import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+    return DONE

@@ -18,7 +18,7 @@ from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
 
 
-def run_command(arguments: Sequence[str]) -> int:
+def train(arguments: Sequence[str]) -> int:
     """`medconv train` with these arguments. Returns: the exit code."""
     start_logging(is_rank_zero())
     jobs: list[Job] = []

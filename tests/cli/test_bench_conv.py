@@ -5,6 +5,6 @@ from medconv.cli import bench_conv
 
 def test_keys_are_left_for_hydra() -> None:
     arguments = ["mine.MyConv", "model=segresnet", "data.patch_size=[8,8]", "--pairs", "3"]
-    options, keys = bench_conv.parser().parse_known_args(arguments)
+    options = bench_conv.parser().parse_args(arguments)
     assert (options.conv, options.pairs, options.compile) == ("mine.MyConv", 3, False)
-    assert keys == ["model=segresnet", "data.patch_size=[8,8]"]
+    assert options.overrides == ["model=segresnet", "data.patch_size=[8,8]"]

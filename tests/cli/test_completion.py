@@ -5,13 +5,13 @@ import os
 import pytest
 from helpers.fresh_process import run_medconv
 
-from medconv.cli.main import COMMANDS
+from medconv.cli.main import commands
 
 
 @pytest.mark.parametrize(
     ("line", "completions"),
     [
-        ("medconv ", list(COMMANDS)),
+        ("medconv ", list(commands())),
         ("medconv pre", ["preprocess", "predict"]),
         ("medconv find-postprocessing --s", ["--runs", "--select", "--help", "--device", "--trust-package"]),
         ("medconv train early_stopping=", ["early_stopping=none", "early_stopping=patience"]),

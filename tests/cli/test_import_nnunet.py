@@ -1,8 +1,22 @@
-"""Options of `medconv import-nnunet`."""
+"""`medconv import-nnunet`: its options, and that they reach the import."""
 
 from pathlib import Path
 
+import pytest
+from helpers import tiny
+
 from medconv.cli import import_nnunet
+from medconv.utils.exit_codes import USER
+
+
+def test_folder_and_checkpoint_reach_the_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("import-nnunet", tmp_path / "model", "--output", tmp_path / "out", "--checkpoint", "mine.pth")
+    assert tiny.call(monkeypatch, *words) == USER
+    error = capsys.readouterr().err
+    assert str(tmp_path / "model") in error and "mine.pth" in error
+    assert not (tmp_path / "out").exists()
 
 
 def test_folds_and_checkpoint_have_defaults() -> None:

@@ -1,15 +1,13 @@
 """Parsers of the commands: help and examples."""
 
-import importlib
-
 import pytest
 from helpers import tiny
 
 from medconv import doors
-from medconv.cli.main import COMMANDS
+from medconv.cli.main import commands
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, *doors.mapping(doors.COMMANDS)])
+@pytest.mark.parametrize("name", commands())
 def test_help_shows_an_example_first_and_fits_a_screen(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -20,10 +18,8 @@ def test_help_shows_an_example_first_and_fits_a_screen(
     assert max(map(len, lines)) <= 90 and len(lines) < 60 and "general:" in lines
 
 
-@pytest.mark.parametrize("name", ["predict", "evaluate", "find-postprocessing", "export"])
+@pytest.mark.parametrize("name", ["predict", "evaluate", "export", "find-postprocessing"])
 def test_examples_parse(name: str) -> None:
-    features = doors.mapping(doors.COMMANDS)
-    module = features[name][1] if name in features else f"medconv.cli.{name.replace('-', '_')}"
-    parser = importlib.import_module(module).parser()
+    parser = doors.load(commands()[name][1]).parser()
     assert parser.example.startswith(f"{parser.prog} --")
     parser.parse_args(parser.example.removeprefix(f"{parser.prog} ").split())

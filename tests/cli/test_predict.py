@@ -1,6 +1,73 @@
-"""Options of `medconv predict`."""
+"""`medconv predict`: its options, and errors that name them, before anything is written."""
+
+from pathlib import Path
+
+import pytest
+from helpers.exports import Exported, refusal
+from helpers.members import call
 
 from medconv.cli.predict import parser
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--workers", "0"], "error: --workers must be at least 1, got 0"),
+        (["--sw-batch-size", "0"], "error: --sw-batch-size must be a whole number of at least 1, got 0"),
+        (["--saliency"], "error: --saliency is for classification and regression; "),
+        (["--overlap", "1"], "error: --overlap must be at least 0 and below 1, got 1.0"),
+        (
+            ["--mirror-axes", "2"],
+            "error: --mirror-axes=[2] needs a network trained on mirrored images: add [2] to",
+        ),
+        (["--mirror-axes", "5"], "error: --mirror-axes must be different spatial axes from 0 to 2, got [5]"),
+        (["--source-spacing-mm", "1"], "error: --source-spacing-mm=[1.0]: expected positive numbers of mm"),
+        (["--device", "quantum"], "error: --device quantum: cannot be used here"),
+        (["--checkpoint", "."], "error: .: is a folder, expected a checkpoint, such as RUN/checkpoints/best"),
+        (["--checkpoint", "nowhere.ckpt"], "error: nowhere.ckpt: no such checkpoint"),
+        (["--postprocess", "nowhere.json"], "error: nowhere.json: cannot be read"),
+    ],
+)
+def test_bad_options_are_one_error_and_write_nothing(
+    exported: Exported,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
+) -> None:
+    assert call(monkeypatch, exported.checkpoint, exported.images, "--output", tmp_path / "out", *words) == 1
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_input_is_named_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, Path("nowhere.ckpt"), tmp_path / "gone", "--output", tmp_path / "out") == 1
+    assert capsys.readouterr().err == f"error: --input {tmp_path}/gone: no such file or folder\n"
+
+
+def test_missing_networks_are_refused(exported: Exported, tmp_path: Path, monkeypatch, capsys) -> None:
+    arguments = ("predict", "--input", exported.images, "--output", tmp_path / "out", "--device", "cpu")
+    error = refusal(monkeypatch, capsys, *arguments)
+    assert "--checkpoint" in error
+
+
+def test_other_results_are_refused_by_the_names_of_the_flags(
+    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = exported.images / "case_0.nii.gz"
+    words = ("--output", tmp_path / "out")
+    assert call(monkeypatch, exported.checkpoint, image, *words) == 0
+    assert call(monkeypatch, exported.checkpoint, image, *words, "--overlap", "0") == 1
+    assert capsys.readouterr().err == (
+        f"error: --output {tmp_path}/out: holds results made with other settings (overlap: [0.5] there, [0.0] "
+        "now); take another folder, or --overwrite to replace them\n"
+    )
+    assert call(monkeypatch, exported.checkpoint, image, "--output", exported.images) == 1
+    assert f"error: --output {exported.images}: holds the images themselves" in capsys.readouterr().err
 
 
 def test_options_have_the_usual_names() -> None:

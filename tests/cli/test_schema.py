@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from medconv.cli import schema
+from medconv.cli.main import run
 
 
 def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert schema.main([]) == 0
+    assert run(["schema"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["$schema"].startswith("http://json-schema.org/") and "data" in printed["properties"]
 
 
 def test_it_takes_no_arguments() -> None:
     with pytest.raises(ValueError, match="unrecognized arguments: data=msd"):
-        schema.main(["data=msd"])
+        run(["schema", "data=msd"])

@@ -14,7 +14,7 @@ import torch
 from helpers import tiny
 
 import medconv
-from medconv.cli.main import COMMANDS
+from medconv.cli.main import commands
 from medconv.config import ConfigError, trusted
 from medconv.inference.load import load
 from medconv.utils.exit_codes import USER
@@ -173,7 +173,7 @@ def test_a_payload_is_refused_by_every_command(
 ) -> None:
     arguments = arguments_of(command, payload, trained, dataset)
     error = refused(
-        command if command in COMMANDS else "train", arguments, monkeypatch, capsys, payload.parent / "hit"
+        command if command in commands() else "train", arguments, monkeypatch, capsys, payload.parent / "hit"
     )
     assert ".ckpt" in error, error
 

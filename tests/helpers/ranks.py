@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from helpers.waiting import PATIENCE_S
 
-from medconv.cli import train
+from medconv.cli import main
 from medconv.cli.entrypoint import guard
 
 SERVER = multiprocessing.get_context("forkserver")
@@ -111,4 +111,4 @@ def _train(arguments: tuple[str, ...], cwd: Path, variables: dict[str, str]) -> 
     multiprocessing.set_start_method("fork", force=True)  # of loader workers, as in the command
     signal.signal(signal.SIGINT, signal.default_int_handler)  # multiprocessing's server ignores it
     sys.argv = ["medconv", "train", *arguments]
-    sys.exit(guard(lambda: train.main(arguments)))
+    sys.exit(guard(lambda: main.run(["train", *arguments])))

@@ -56,7 +56,7 @@ def test_a_sweep_under_torchrun_is_refused(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "seed=0,1"])
     with pytest.raises(ConfigError, match="its jobs start their own processes; run it without torchrun"):
-        launch.run_command(["-m", "seed=0,1"])
+        launch.train(["-m", "seed=0,1"])
 
 
 def test_the_result_shows_scores_speed_and_files(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from helpers.checkpoints import CONTENT, first, saved
 from helpers.waiting import PATIENCE_S
 from lightning import Callback
 
-from medconv.cli import train
+from medconv.cli import main
 from medconv.cli.entrypoint import guard
 from medconv.config import ConfigError, RunConfig
 from medconv.performance.step_profiler import StepProfiler
@@ -231,7 +231,7 @@ def _train(arguments: list[str], cwd: Path, stderr: int) -> None:
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     os.chdir(cwd)
     sys.argv = ["medconv", "train", *arguments]
-    sys.exit(guard(lambda: train.main(arguments)))
+    sys.exit(guard(lambda: main.run(["train", *arguments])))
 
 
 def test_if_nothing_can_be_written_the_error_is_one_line(dataset: Path, tmp_path: Path) -> None:

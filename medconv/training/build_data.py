@@ -7,13 +7,10 @@ from typing import Any
 from medconv import config as configs
 from medconv.config import ConfigError, DataConfig, RunConfig
 from medconv.data.case import Case
-from medconv.data.loading.annotated import annotated_classes
-from medconv.data.loading.channel_dropout import ChannelDropout
-from medconv.data.loading.datamodule import DataModule
-from medconv.data.loading.patch_shape import PatchShape
-from medconv.data.loading.samplers.balanced import class_indices
-from medconv.data.loading.samplers.base import TrainingCases
-from medconv.data.loading.settings import LoaderSettings, TrainingSamples
+from medconv.data.loading.datamodule import DataModule, LoaderSettings, TrainingSamples
+from medconv.data.loading.patch import PatchShape
+from medconv.data.loading.patch_dataset import ChannelDropout, annotated_classes
+from medconv.data.loading.samplers import TrainingCases, class_indices
 from medconv.data.preprocessing.preprocess import left_right_axis
 from medconv.data.splits import DataSplit
 from medconv.performance.step_profiler import StepProfiler

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import floor
 
-from medconv.data.loading.settings import Batch
+from medconv.data.loading.patch import Batch
 
 _FIRST_SHARE = 0.5  # share of a patch's edge at the start
 _WHOLE_FROM = 0.8  # progress of the run from which on patches are whole

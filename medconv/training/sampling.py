@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from medconv import config as configs
 from medconv.config import ConfigError, DataConfig, Node
 from medconv.data.case import Case, Dataset
-from medconv.data.loading.samplers.balanced import balanced
-from medconv.data.loading.samplers.base import Sampler, TrainingCases
-from medconv.data.loading.samplers.foreground import ForegroundSampler
+from medconv.data.loading.samplers import ForegroundSampler, Sampler, TrainingCases, balanced
 
 log = logging.getLogger(__name__)
 

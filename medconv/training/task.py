@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from medconv.data.loading.settings import Batch
+from medconv.data.loading.patch import Batch
 from medconv.models.deep_supervision import DeepSupervision
 from medconv.performance.switches import to_memory_format
 from medconv.targets import Targets

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from medconv.data.loading.settings import Batch
+from medconv.data.loading.patch import Batch
 from medconv.data.preprocessing.preprocess import CropInfo, to_native
 from medconv.data.preprocessing.slabs import SlabGrid
 from medconv.inference.slab_answer import Group, Source, answer_of, with_cpu_fallback

@@ -16,7 +16,7 @@ from benchmarks.datasets import Dataset
 from benchmarks.peers.medconv_data import data_module
 from benchmarks.results import Row, conditions
 from benchmarks.stores import box_of, reads
-from medconv.data.loading.patch_dataset import crop
+from medconv.data.loading.patch import crop
 
 REFERENCE = ".nii.gz, whole"
 

@@ -23,11 +23,9 @@ from torch.utils.data import Dataset
 from benchmarks.results import Row, conditions, table
 from medconv import config
 from medconv.data.case import Case, Grid
-from medconv.data.loading.datamodule import DataModule
-from medconv.data.loading.patch_shape import PatchShape
-from medconv.data.loading.samplers.base import TrainingCases
-from medconv.data.loading.samplers.foreground import ForegroundSampler
-from medconv.data.loading.settings import Batch, LoaderSettings, TrainingSamples
+from medconv.data.loading.datamodule import DataModule, LoaderSettings, TrainingSamples
+from medconv.data.loading.patch import Batch, PatchShape
+from medconv.data.loading.samplers import ForegroundSampler, TrainingCases
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.data.splits import DataSplit

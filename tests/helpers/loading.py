@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from medconv.data.case import Case
-from medconv.data.loading.datamodule import DataModule
+from medconv.data.loading.datamodule import DataModule, LoaderSettings, TrainingSamples
+from medconv.data.loading.patch import PatchShape
 from medconv.data.loading.patch_dataset import PatchDataset
-from medconv.data.loading.patch_shape import PatchShape
-from medconv.data.loading.samplers.base import Sampler, TrainingCases
-from medconv.data.loading.samplers.foreground import ForegroundSampler
-from medconv.data.loading.settings import LoaderSettings, TrainingSamples
+from medconv.data.loading.samplers import ForegroundSampler, Sampler, TrainingCases
 from medconv.data.preprocessing.store import Store
 from medconv.data.splits import DataSplit
 

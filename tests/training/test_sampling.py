@@ -12,9 +12,12 @@ from hydra import compose, initialize_config_dir
 
 from medconv import config
 from medconv.config import ConfigError, RunConfig
-from medconv.data.loading.samplers.balanced import BalancedImageSampler, BalancedPatchSampler
-from medconv.data.loading.samplers.base import Sampler
-from medconv.data.loading.samplers.foreground import ForegroundSampler
+from medconv.data.loading.samplers import (
+    BalancedImageSampler,
+    BalancedPatchSampler,
+    ForegroundSampler,
+    Sampler,
+)
 from medconv.training import sampling
 
 ALIKE = cases_of(("a", "b", "c"))

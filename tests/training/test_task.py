@@ -11,7 +11,7 @@ import torch
 from helpers import tiny
 from torch import Tensor, nn
 
-from medconv.data.loading.settings import Batch
+from medconv.data.loading.patch import Batch
 from medconv.inference.load import load
 from medconv.models.unet import UNet
 from medconv.targets.label_map import LabelMapTargets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from statistics import fmean
 from typing import Any
@@ -14,16 +15,25 @@ from torch.utils.data import default_collate
 
 from medconv.data.augmentation.sample_transforms import SampleTransforms
 from medconv.data.case import Case
-from medconv.data.loading import packed
-from medconv.data.loading.annotated import Annotated
-from medconv.data.loading.channel_dropout import without_dropped
-from medconv.data.loading.collate import Augmenting, only_item
-from medconv.data.loading.half_precision import HalfPrecision
+from medconv.data.loading.collate import Augmenting, HalfPrecision, only_item
 from medconv.data.loading.image_dataset import ImageCases, ImageDataset
-from medconv.data.loading.loader import Loader, init_worker
-from medconv.data.loading.patch_dataset import CaseDataset, PatchDataset, Sample, SampleOrder
-from medconv.data.loading.settings import Batch, LoaderSettings, TrainingSamples
-from medconv.data.loading.shared_memory import check_room, largest_case_bytes, patch_bytes
+from medconv.data.loading.loader import (
+    Loader,
+    SampleOrder,
+    check_room,
+    init_worker,
+    largest_case_bytes,
+    patch_bytes,
+)
+from medconv.data.loading.patch import Batch, PackedReading, PatchShape, Sample, collate_packed, with_boxes
+from medconv.data.loading.patch_dataset import (
+    Annotated,
+    CaseDataset,
+    ChannelDropout,
+    PatchDataset,
+    without_dropped,
+)
+from medconv.data.loading.samplers import Sampler
 from medconv.data.loading.store_check import StoreCheck
 from medconv.data.loading.worker_errors import GuardedCollate, GuardedDataset
 from medconv.data.preprocessing.store import Entry, Store
@@ -31,6 +41,7 @@ from medconv.data.splits import DataSplit
 from medconv.performance.step_profiler import StepProfiler
 from medconv.utils.cores import num_cores
 from medconv.utils.device_copy import DeviceCopies
+from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.hardware import autocast_dtype
 from medconv.utils.signals import StopRequest
 
@@ -38,6 +49,58 @@ _READ_ON_HOST = ("sample", "reference")
 _READ_ON_HOST_OF_CASES = (*_READ_ON_HOST, "label")  # of a validation, which scores where the outputs are
 _MEASURED = 16  # training samples, or cases for validation, whose sizes tell the memory that batches need
 _MAX_WORKERS = 8  # by default; each has its share of memory
+
+
+@dataclass(frozen=True)
+class TrainingSamples:
+    """How training samples are made.
+
+    Args:
+        channel_dropout: which channels they lack; None: none.
+        sampler: draws the case and the corner of each sample; its indices are those of the training cases.
+        patch: not used for whole images with values.
+        augment: applied to training batches: on the device if it is an accelerator, else in the workers. A
+            `SampleTransforms` is applied to each sample, always in the workers.
+    """
+
+    sampler: Sampler
+    patch: PatchShape
+    augment: Callable[[Batch], Batch] | SampleTransforms
+    seed: int
+    channel_dropout: ChannelDropout | None = None
+
+
+@dataclass(frozen=True)
+class LoaderSettings:
+    """Batches, and the processes that make them.
+
+    Args:
+        batch_size: per device.
+        samples_per_epoch: over all devices.
+        num_workers: loader processes per device; None: half of the cores, shared by the devices, at most 8.
+        prefetch_factor: batches that each worker keeps ready.
+        persistent_workers: keep workers between epochs; None: yes if there are workers.
+    Raises:
+        ArgumentError: a number out of range, or persistent workers without workers.
+    """
+
+    batch_size: int
+    samples_per_epoch: int
+    num_workers: int | None = None
+    prefetch_factor: int = 2
+    persistent_workers: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "samples_per_epoch", "prefetch_factor"):
+            number = getattr(self, name)
+            if number < 1:
+                raise ArgumentError(name, f" must be at least 1, got {number}")
+        if self.num_workers is not None and self.num_workers < 0:
+            raise ArgumentError("num_workers", f" must be 0 or more, got {self.num_workers}")
+        if self.num_workers == 0 and self.persistent_workers:
+            raise ArgumentError(
+                "persistent_workers", "=true needs workers, got ", Argument("num_workers"), "=0"
+            )
 
 
 class DataModule(LightningDataModule):
@@ -122,7 +185,7 @@ class DataModule(LightningDataModule):
         )
         collate = default_collate
         if self._packed_reading() is not None:
-            collate = packed.collate
+            collate = collate_packed
         elif self.augment is not None and not self._on_gpu:
             collate = Augmenting(self.augment)
         return self._loader(
@@ -151,12 +214,12 @@ class DataModule(LightningDataModule):
             transform=self.transform,
         )
 
-    def _packed_reading(self) -> packed.PackedReading | None:
+    def _packed_reading(self) -> PackedReading | None:
         """What is read for an augmentation on the device that needs more than the patch."""
         box_size = getattr(self.augment, "max_read_size", None)
         if not self._on_gpu or self.image_level or box_size is None:
             return None
-        return packed.PackedReading(box_size, getattr(self.augment, "read_blocks", None))
+        return PackedReading(box_size, getattr(self.augment, "read_blocks", None))
 
     def val_dataloader(self) -> Loader:
         return self._whole_cases(self.split.val)
@@ -208,7 +271,7 @@ class DataModule(LightningDataModule):
             if self._in_half_precision:
                 batch = {**batch, "image": batch["image"].float()}
             if "blocks" in batch:
-                batch = packed.with_boxes(batch, self.augment.max_read_size)
+                batch = with_boxes(batch, self.augment.max_read_size)
             batch = self.augment(batch) if self.augment else batch
         return without_dropped(batch) if "kept" in batch else batch
 

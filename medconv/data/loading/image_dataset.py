@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from medconv.data.case import Case
-from medconv.data.loading.patch_dataset import Sample
-from medconv.data.loading.samplers.base import Sampler
+from medconv.data.loading.patch import Sample
+from medconv.data.loading.samplers import Sampler
 from medconv.data.preprocessing.store import Store
 
 _IN_MEMORY = 256 * 2**20  # bytes; prepared images up to this size are kept in memory, which is faster

@@ -1,4 +1,7 @@
-"""A loader whose workers leave signals to the main process, end with it, and hand their errors to it."""
+"""A loader whose workers leave signals to the main process, end with it, and hand their errors to it.
+
+Batches come through shared memory: `check_room` compares what they need with what there is.
+"""
 
 import gc
 import logging
@@ -7,26 +10,31 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import connection, process, queues, resource_tracker
+from pathlib import Path
 from typing import Any
 
 from monai.data import DataLoader
 from threadpoolctl import threadpool_limits
+from torch.utils.data import Sampler as TorchSampler
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from medconv.data.loading.patch_dataset import SampleOrder
 from medconv.data.loading.worker_errors import WorkerError, doing
+from medconv.data.preprocessing.store import Entry
 from medconv.performance.step_profiler import StepProfiler
 from medconv.utils.atomic_io import TOO_MANY_FILES
+from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.signals import PREEMPTING, RunInterrupted, StopRequest
 
 # What a terminal and Slurm send to all processes of a run
 _RUN_SIGNALS = {signal.SIGINT, *PREEMPTING}
 _LONG_WAIT = 60 // MP_STATUS_CHECK_INTERVAL  # torch looks for a batch every 5 seconds
 _DEATH_SECONDS = 10.0  # at most, from the loss of a worker's connection to the end of its process
+
+SHARED = Path("/dev/shm")
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +138,42 @@ class _Batches(_MultiProcessingDataLoaderIter):
         super()._shutdown_workers()
 
 
+class SampleOrder(TorchSampler[int]):
+    """The sample numbers of one rank, epoch by epoch.
+
+    A global batch is `batch_size * world_size` consecutive numbers, of which each rank takes its own
+    `batch_size`: two devices with batch 2 see what one device with batch 4 sees. An epoch is the smallest
+    number of whole global batches with at least `samples_per_epoch` samples.
+    """
+
+    def __init__(self, samples_per_epoch: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch = 0
+        self._first_batch = 0
+        global_batch_size = batch_size * world_size
+        self.batches = -(-samples_per_epoch // global_batch_size)  # rounded up
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def begin_at(self, batch: int) -> None:
+        """Leave out the next epoch's batches before this one, if a run resumes within it."""
+        self._first_batch = batch
+
+    def __len__(self) -> int:
+        return self.batches * self.batch_size
+
+    def __iter__(self) -> Iterator[int]:
+        first_of_epoch = self.epoch * self.batches
+        first_batch = first_of_epoch + self._first_batch
+        self._first_batch = 0  # later epochs are complete
+        for batch in range(first_batch, first_of_epoch + self.batches):
+            first_sample = (batch * self.world_size + self.rank) * self.batch_size
+            yield from range(first_sample, first_sample + self.batch_size)
+
+
 def _raise_end_of_worker(batches: Any) -> None:
     """Raise torch's error of an ended worker, if one ended while it sent a batch.
 
@@ -227,3 +271,61 @@ def _end_with_parent() -> None:
         if received is not None and received.si_pid == parent.pid:
             break
     os._exit(0)
+
+
+def patch_bytes(entry: Entry, voxels: float) -> float:
+    """Of a training sample with this number of voxels, with its label map. Args: entry: any prepared case."""
+    per_voxel = len(entry.image) * entry.image.itemsize
+    if entry.label.size:
+        label = entry.training_label
+        per_voxel += len(label) * label.itemsize
+    return voxels * per_voxel
+
+
+def largest_case_bytes(entries: Iterable[Entry]) -> int:
+    """Of a whole case for validation; its reference on the original grid counts as a second label map."""
+    return max(map(_case_bytes, entries), default=0)
+
+
+def _case_bytes(entry: Entry) -> int:
+    label = entry.training_label
+    return entry.image.nbytes + label.nbytes + entry.label.nbytes
+
+
+def check_room(worker_bytes: float, num_workers: int, processes: int = 1, folder: Path = SHARED) -> None:
+    """Check that the batches which workers keep ready fit.
+
+    Without this check, torch loses a batch when the memory is full, and the training waits for it forever.
+
+    Args:
+        worker_bytes: of the batches that each worker keeps ready.
+        processes: of this machine, each with `num_workers` workers.
+    Raises:
+        ArgumentError: they do not fit.
+    """
+    if not num_workers or not folder.is_dir():  # macOS has other shared memory
+        return
+    file_system = os.statvfs(folder)
+    free = file_system.f_bavail * file_system.f_frsize
+    needed = worker_bytes * num_workers * processes
+    if needed <= free:
+        return
+    workers = f"={num_workers}" if processes == 1 else f"={num_workers} in each of {processes} processes"
+    raise ArgumentError(
+        "num_workers",
+        f"{workers}: the batches that they keep ready need about {_size(needed)} in {folder}, and "
+        f"{_size(free)} are free. A container gets more by `docker run --shm-size={_gigabytes(needed)}g`; or "
+        "take fewer workers, or a smaller ",
+        Argument("prefetch_factor"),
+        " or ",
+        Argument("batch_size"),
+    )
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def _gigabytes(count: float) -> int:
+    """Twice as much, for what else uses it; rounded up."""
+    return int(2 * count / 2**30) + 1

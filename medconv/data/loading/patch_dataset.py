@@ -1,28 +1,105 @@
 """Training patches and validation cases, read from the store in loader workers.
 
 Every training sample is a pure function of (seed, sample number): case, position and augmentation. Sample
-numbers continue over epochs, so workers, ranks and restarts do not change sample n.
+numbers continue over epochs, so workers, ranks and restarts do not change sample n. A case may lack labels
+(`Annotated`) or channels (`ChannelDropout`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import monai.data
 import numpy as np
 import torch
-from torch.utils.data import Sampler as TorchSampler
+from torch import Tensor
 
 from medconv.data.case import Case
 from medconv.data.case_files import label_of, rater_labels_on
 from medconv.data.io.grids import on_grid
-from medconv.data.loading.annotated import Annotated
-from medconv.data.loading.channel_dropout import ChannelDropout
-from medconv.data.loading.packed import PackedReading, pack
-from medconv.data.loading.patch_shape import PatchShape
-from medconv.data.loading.samplers.base import Sampler
+from medconv.data.loading.patch import PackedReading, PatchShape, Sample, crop, pack
+from medconv.data.loading.samplers import Sampler
 from medconv.data.preprocessing.store import Entry, Store
+from medconv.data.random_streams import RandomStream, generator
+from medconv.targets import Targets
+from medconv.targets.masking import over_voxels
+from medconv.targets.segmentation import SegmentationTargets
+from medconv.utils.errors import ArgumentError
 
-Sample = dict[str, Any]
+
+class Annotated(NamedTuple):
+    """Of a case that lacks some labels.
+
+    Args:
+        values: label values that are annotated.
+        outputs: as `targets.annotated_outputs`.
+    """
+
+    values: tuple[int, ...]
+    outputs: tuple[bool, ...]
+
+
+def annotated_classes(
+    cases: Sequence[Case], targets: Targets, class_names: Sequence[str]
+) -> dict[str, Annotated] | None:
+    """The annotated classes of every case, by its id; None if no case lacks labels."""
+    if not isinstance(targets, SegmentationTargets):
+        return None
+    if all(case.annotated is None for case in cases):
+        return None
+    all_values = tuple(range(1, len(class_names)))
+    annotated = {}
+    for case in cases:
+        values = case.annotated or all_values
+        annotated[case.id] = Annotated(values, targets.annotated_outputs(values))
+    return annotated
+
+
+@dataclass(frozen=True)
+class ChannelDropout:
+    """Makes a network that can do without some channels: it sees samples in which these are 0.
+
+    Args:
+        probability: with which each channel is dropped; at least one that the case has is kept.
+        num_channels: of the network.
+        missing: case id to the channels that it lacks, where it lacks some.
+        seed: of the run.
+    Raises:
+        ArgumentError: a probability that is not from 0 to below 1.
+    Source: modality dropout, Neverova et al. 2015, arXiv:1501.00102.
+    """
+
+    probability: float
+    num_channels: int
+    missing: Mapping[str, tuple[int, ...]]
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability < 1:
+            raise ArgumentError("channel_dropout", f" must be from 0 to below 1, got {self.probability}")
+
+    def kept(self, case_id: str, sample: int) -> Tensor:
+        """Which channels a sample shows; the same for the same seed. Shape: (channels,) bool."""
+        rng = generator(self.seed, RandomStream.CHANNELS, sample)
+        missing = self.missing.get(case_id, ())
+        present = [channel for channel in range(self.num_channels) if channel not in missing]
+        # An image of zeros alone would teach nothing
+        spared = present[rng.integers(len(present))]
+        is_dropped = rng.random(self.num_channels) < self.probability
+        is_dropped[list(missing)] = True
+        if is_dropped.all():
+            is_dropped[spared] = False
+        return torch.from_numpy(~is_dropped)
+
+
+def without_dropped(batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch whose images are 0 in channels that are not `kept`; after augmentation, which adds to zeros.
+
+    Shape: image (batch, channels, *spatial), kept (batch, channels) bool.
+    """
+    image = batch["image"]
+    kept = over_voxels(batch["kept"], image)
+    return {**batch, "image": torch.where(kept, image, 0)}
 
 
 class PatchDataset(monai.data.Dataset):
@@ -161,62 +238,3 @@ class CaseDataset(monai.data.Dataset):
     def describe(self, index: int) -> tuple[str, str]:
         """The case, and its purpose."""
         return self.data[index].id, "validation"
-
-
-class SampleOrder(TorchSampler[int]):
-    """The sample numbers of one rank, epoch by epoch.
-
-    A global batch is `batch_size * world_size` consecutive numbers, of which each rank takes its own
-    `batch_size`: two devices with batch 2 see what one device with batch 4 sees. An epoch is the smallest
-    number of whole global batches with at least `samples_per_epoch` samples.
-    """
-
-    def __init__(self, samples_per_epoch: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
-        self.batch_size = batch_size
-        self.rank = rank
-        self.world_size = world_size
-        self.epoch = 0
-        self._first_batch = 0
-        global_batch_size = batch_size * world_size
-        self.batches = -(-samples_per_epoch // global_batch_size)  # rounded up
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def begin_at(self, batch: int) -> None:
-        """Leave out the next epoch's batches before this one, if a run resumes within it."""
-        self._first_batch = batch
-
-    def __len__(self) -> int:
-        return self.batches * self.batch_size
-
-    def __iter__(self) -> Iterator[int]:
-        first_of_epoch = self.epoch * self.batches
-        first_batch = first_of_epoch + self._first_batch
-        self._first_batch = 0  # later epochs are complete
-        for batch in range(first_batch, first_of_epoch + self.batches):
-            first_sample = (batch * self.world_size + self.rank) * self.batch_size
-            yield from range(first_sample, first_sample + self.batch_size)
-
-
-def crop(array: np.ndarray, corner: Sequence[int] | np.ndarray, size: Sequence[int]) -> np.ndarray:
-    """A box of an array (channels, *spatial) as a copy, padded with 0 outside.
-
-    Args:
-        corner: first voxel along each axis; may be negative.
-        size: voxels along each axis.
-    """
-    begin = np.array(corner)
-    end = begin + size
-    inside_begin = np.maximum(begin, 0)
-    inside_end = np.minimum(end, array.shape[1:])
-    inside = array[:, *_slices(inside_begin, inside_end)]
-    if inside.shape[1:] == tuple(size):
-        return np.array(inside)
-    padded = np.zeros((len(array), *size), array.dtype)
-    padded[:, *_slices(inside_begin - begin, inside_end - begin)] = inside
-    return padded
-
-
-def _slices(begin: np.ndarray, end: np.ndarray) -> list[slice]:
-    return [slice(first, last) for first, last in zip(begin.tolist(), end.tolist(), strict=True)]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from medconv.data.loading.settings import Batch
+from medconv.data.loading.patch import Batch
 from medconv.inference import saliency
 from medconv.metrics.visualization import overlay
 from medconv.targets import Targets

@@ -2,9 +2,14 @@
 
 from typing import Any
 
+import pytest
 import torch
+from torch.utils.data import default_collate
 
-from medconv.data.loading.collate import Augmenting, only_item
+from medconv.data.loading.collate import Augmenting, HalfPrecision, fits, only_item
+from medconv.data.loading.patch import collate_packed
+
+collate = HalfPrecision(default_collate)
 
 
 def middle_voxel(batch: dict[str, Any]) -> dict[str, Any]:
@@ -30,3 +35,53 @@ def test_samples_of_different_sizes_become_one_size() -> None:
 
 def test_the_only_item_is_the_batch() -> None:
     assert only_item([sample_of(3)])["sample"] == 3
+
+
+def sample(image: torch.Tensor) -> dict[str, Any]:
+    return {"image": image, "label": torch.zeros(image.shape, dtype=torch.uint8)}
+
+
+@pytest.mark.parametrize("largest", [2.0**-14, 1e-3, 1.0, 40.0, 65504.0])
+def test_values_change_by_less_than_2_to_the_minus_11_of_the_largest(largest: float) -> None:
+    image = torch.linspace(-largest, largest, 100_001)[None]
+    sent = collate([sample(image)])["image"]
+    assert sent.dtype == torch.float16
+    assert float((sent[0].float() - image).abs().max()) <= largest * 2**-11
+
+
+@pytest.mark.parametrize("values", [[65520.0, 1.0], [-7e4, 0.0], [3e-5, 1e-9], [torch.inf], [torch.nan, 1]])
+def test_values_beyond_half_precision_stay_fp32(values: list[float]) -> None:
+    image = torch.tensor([values])
+    sent = collate([sample(image)])["image"][0]
+    assert sent.dtype == torch.float32
+    assert torch.equal(sent, image) or torch.isnan(image).any()
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0], []])
+def test_nothing_to_round_fits(values: list[float]) -> None:
+    assert fits(torch.tensor([values]))
+
+
+def test_a_sample_is_the_same_whatever_stands_beside_it() -> None:
+    image = torch.rand(1, 5)
+    alone = collate([sample(image)])["image"]
+    beside = collate([sample(image), sample(torch.full((1, 5), 1e5))])["image"]
+    assert beside.dtype == torch.float32
+    assert torch.equal(beside[0], alone[0].float())
+    assert not torch.equal(beside[0], image)
+
+
+def test_the_samples_are_kept() -> None:
+    """A dataset may hold its images in memory."""
+    one = sample(torch.rand(1, 5))
+    collate([one])
+    assert one["image"].dtype == torch.float32
+
+
+def test_packed_samples_take_three_bytes_a_voxel() -> None:
+    samples = [
+        {**sample(torch.rand(1, voxels)), "blocks": torch.tensor([[[0], [voxels]]]), "sample": number}
+        for number, voxels in enumerate((7, 9))
+    ]
+    batch = HalfPrecision(collate_packed)(samples)
+    assert batch["image"].nbytes + batch["label"].nbytes == 3 * (7 + 9)

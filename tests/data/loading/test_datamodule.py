@@ -25,13 +25,10 @@ from benchmarks.workers import measured
 from medconv.data.augmentation.augment import Augment
 from medconv.data.augmentation.sample_transforms import SampleTransforms
 from medconv.data.case import Case, Dataset
-from medconv.data.loading import packed
-from medconv.data.loading.datamodule import DataModule
-from medconv.data.loading.packed import PackedReading
+from medconv.data.loading.datamodule import DataModule, LoaderSettings
+from medconv.data.loading.patch import Batch, PackedReading, PatchShape, collate_packed
 from medconv.data.loading.patch_dataset import PatchDataset
-from medconv.data.loading.patch_shape import PatchShape
-from medconv.data.loading.samplers.foreground import ForegroundSampler
-from medconv.data.loading.settings import Batch
+from medconv.data.loading.samplers import ForegroundSampler
 from medconv.data.preprocessing.pipeline import prepare
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.utils.errors import ArgumentError
@@ -311,7 +308,7 @@ def test_an_accelerator_is_sent_little_more_than_the_patch(tmp_path: Path, axes:
         0,
         packed=PackedReading(augment.max_read_size, augment.read_blocks),
     )
-    batch = packed.collate([samples[number] for number in range(16)])
+    batch = collate_packed([samples[number] for number in range(16)])
     sent = sum(batch[key].nbytes for key in ("image", "label", "blocks"))
     assert sent < 1.4 * 16 * (4 + 1) * prod(patch.size)
 
@@ -448,3 +445,18 @@ def test_worker_memory_does_not_grow_with_the_number_of_workers(prepared: Prepar
 def test_data_without_a_training_case_is_refused(prepared: PreparedData) -> None:
     with pytest.raises(ValueError, match="no case is left to train on"):
         module(prepared, train=[])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0}, r"batch_size must be at least 1, got 0"),
+        ({"samples_per_epoch": 0}, r"samples_per_epoch must be at least 1, got 0"),
+        ({"prefetch_factor": 0}, r"prefetch_factor must be at least 1, got 0"),
+        ({"num_workers": -1}, r"num_workers must be 0 or more, got -1"),
+        ({"num_workers": 0, "persistent_workers": True}, r"persistent_workers=true.*got num_workers=0"),
+    ],
+)
+def test_invalid_values_are_errors(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        LoaderSettings(**{"batch_size": 2, "samples_per_epoch": 6, **changes})

@@ -26,8 +26,7 @@ from medconv.data.loading import image_dataset
 from medconv.data.loading.datamodule import DataModule
 from medconv.data.loading.image_dataset import ImageCases, ImageDataset
 from medconv.data.loading.patch_dataset import Sample
-from medconv.data.loading.samplers.balanced import balanced
-from medconv.data.loading.samplers.base import Sampler
+from medconv.data.loading.samplers import Sampler, balanced
 from medconv.data.preprocessing.pipeline import fingerprint, prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, framed, preprocess
 from medconv.data.preprocessing.store import Store

@@ -14,15 +14,24 @@ from monai.data import DataLoader
 from medconv.data.augmentation.augment import centre
 from medconv.data.case import Dataset, Grid
 from medconv.data.io.images import read_label
-from medconv.data.loading.annotated import Annotated
-from medconv.data.loading.patch_dataset import CaseDataset, PatchDataset, SampleOrder, crop
-from medconv.data.loading.samplers.balanced import BalancedPatchSampler
-from medconv.data.loading.samplers.foreground import ForegroundSampler
+from medconv.data.loading.loader import SampleOrder
+from medconv.data.loading.patch_dataset import (
+    Annotated,
+    CaseDataset,
+    ChannelDropout,
+    PatchDataset,
+    annotated_classes,
+    crop,
+    without_dropped,
+)
+from medconv.data.loading.samplers import BalancedPatchSampler, ForegroundSampler
 from medconv.data.preprocessing.pipeline import prepare
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.data.preprocessing.store import Entry, Store
+from medconv.targets.regions import RegionTargets
 
 PATCH = (6, 5, 4)
+DROPOUT = ChannelDropout(0.4, 3, {"lacks": (1,), "one": (0, 2)}, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -324,3 +333,42 @@ def test_a_case_is_drawn_as_often_as_its_weight_says(prepared: tuple[Dataset, St
     for case, weight in zip(ids, (1, 1, 1, 2.5, 4.5), strict=True):
         assert total[case] / 1000 == pytest.approx(weight / 10, abs=0.03)
         assert all(abs(one[case] - weight / 2) <= 1 for one in rounds)
+
+
+def test_outputs_follow_from_annotated_label_values(tmp_path: Path) -> None:
+    first, second, _ = tiny(tmp_path).cases
+    dataset, train = tiny(tmp_path / "again"), [first, replace(second, annotated=(2,))]
+    assert annotated_classes([first], dataset.targets, dataset.class_names) is None
+    annotated = annotated_classes(train, dataset.targets, dataset.class_names)
+    assert annotated == {"case_0": ((1, 2), (True, True, True)), "case_1": ((2,), (True, False, True))}
+    regions = RegionTargets(("whole", "core"), ((1, 2), (2,)), None, (1, 2))
+    annotated = annotated_classes(train, regions, dataset.class_names)
+    assert annotated is not None and annotated["case_1"].outputs == (False, True)
+
+
+def test_channels_are_dropped_with_the_probability_and_one_is_kept() -> None:
+    kept = torch.stack([DROPOUT.kept("whole", sample) for sample in range(2000)])
+    assert kept.any(1).all()
+    # all three are dropped in 0.4^3 of the samples, and then one of them is kept after all
+    torch.testing.assert_close(kept.float().mean(0), torch.full((3,), 0.6 + 0.4**3 / 3), atol=0.03, rtol=0)
+    assert torch.equal(kept[7], DROPOUT.kept("whole", 7))
+
+
+def test_what_the_case_lacks_is_never_kept() -> None:
+    kept = torch.stack([DROPOUT.kept("lacks", sample) for sample in range(200)])
+    assert not kept[:, 1].any() and kept.any(1).all() and not kept[:, 0].all()
+    assert all(DROPOUT.kept("one", sample).tolist() == [False, True, False] for sample in range(20))
+
+
+def test_dropped_channels_are_exactly_0() -> None:
+    image = torch.randn(2, 3, 4, 5)
+    image[0, 1] = torch.nan
+    kept = torch.tensor([[True, False, True], [False, True, True]])
+    dropped = without_dropped({"image": image, "kept": kept, "sample": 1})["image"]
+    assert not dropped[~kept].any()
+    assert torch.equal(dropped[kept], image[kept])
+
+
+def test_a_probability_of_1_is_refused() -> None:
+    with pytest.raises(ValueError, match="channel_dropout must be from 0 to below 1, got 1"):
+        ChannelDropout(1, 2, {}, 0)

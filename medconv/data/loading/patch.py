@@ -1,4 +1,7 @@
-"""Packed samples: the blocks of their boxes, one behind the other, for augmentation on an accelerator."""
+"""A patch as a box of its prepared image: shape, crop, and the blocks of it that augmentation needs.
+
+Packed samples are the blocks of their boxes, one behind the other, for augmentation on an accelerator.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +16,53 @@ from medconv.data.augmentation.blocks import Blocks, whole
 
 Sample = dict[str, Any]
 Batch = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PatchShape:
+    """Voxels of a patch.
+
+    Args:
+        size: along the axes that the network sees.
+        slice_axis: with 2D patches from volumes, the axis across the slices; else None.
+    """
+
+    size: Sequence[int]
+    slice_axis: int | None = None
+
+    @property
+    def box(self) -> tuple[int, ...]:
+        """Voxels along every axis of the prepared image: 1 across the slices."""
+        return self.box_of(self.size)
+
+    def box_of(self, size: Sequence[int]) -> tuple[int, ...]:
+        """Another size, such as a larger one to read, along every axis of the prepared image."""
+        voxels = [int(count) for count in size]
+        if self.slice_axis is not None:
+            voxels.insert(self.slice_axis, 1)
+        return tuple(voxels)
+
+    def blocks_of(self, blocks: Blocks) -> Blocks:
+        """Blocks of such a box along every axis of the prepared image."""
+        if self.slice_axis is None:
+            return blocks
+        begin = np.insert(blocks.begin, self.slice_axis, 0, axis=1)
+        end = np.insert(blocks.end, self.slice_axis, 1, axis=1)
+        return Blocks(begin, end)
+
+    def without_slice_axis_of(self, blocks: Blocks) -> Blocks:
+        """The same blocks along the axes of `size`."""
+        if self.slice_axis is None:
+            return blocks
+        return Blocks(
+            np.delete(blocks.begin, self.slice_axis, axis=1), np.delete(blocks.end, self.slice_axis, axis=1)
+        )
+
+    def without_slice_axis(self, patch: np.ndarray) -> np.ndarray:
+        """Shape: (channels, *box) -> (channels, *size)."""
+        if self.slice_axis is None:
+            return patch
+        return patch.squeeze(1 + self.slice_axis)
 
 
 @dataclass(frozen=True)
@@ -33,6 +83,29 @@ class PackedReading:
         return self.blocks(sample)
 
 
+def crop(array: np.ndarray, corner: Sequence[int] | np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """A box of an array (channels, *spatial) as a copy, padded with 0 outside.
+
+    Args:
+        corner: first voxel along each axis; may be negative.
+        size: voxels along each axis.
+    """
+    begin = np.array(corner)
+    end = begin + size
+    inside_begin = np.maximum(begin, 0)
+    inside_end = np.minimum(end, array.shape[1:])
+    inside = array[:, *_slices(inside_begin, inside_end)]
+    if inside.shape[1:] == tuple(size):
+        return np.array(inside)
+    padded = np.zeros((len(array), *size), array.dtype)
+    padded[:, *_slices(inside_begin - begin, inside_end - begin)] = inside
+    return padded
+
+
+def _slices(begin: np.ndarray, end: np.ndarray) -> list[slice]:
+    return [slice(first, last) for first, last in zip(begin.tolist(), end.tolist(), strict=True)]
+
+
 def pack(array: np.ndarray, blocks: Blocks) -> Tensor:
     """Blocks of an array, which lie inside of it. Shape: (channels, *spatial) -> (channels, voxels)."""
     packed = np.empty((len(array), blocks.voxels), array.dtype)
@@ -48,7 +121,7 @@ def pack(array: np.ndarray, blocks: Blocks) -> Tensor:
 def unpack(packed: Tensor, blocks: Tensor, box_size: Sequence[int], batch_size: int) -> Tensor:
     """The boxes of a batch, 0 where nothing was read; on the device, without waiting for it.
 
-    Shape: packed (channels, voxels), blocks as `collate` makes them -> (batch_size, channels, *box_size).
+    Shape: packed (channels, voxels), blocks as of `collate_packed` -> (batch_size, channels, *box_size).
     """
     channels, voxels = packed.shape
     begin, end = blocks.to(packed.device).unbind(1)
@@ -72,7 +145,7 @@ def unpack(packed: Tensor, blocks: Tensor, box_size: Sequence[int], batch_size: 
 
 
 def with_boxes(batch: Batch, box_size: Sequence[int]) -> Batch:
-    """A batch of `collate` with image and label (batch, channels, *box_size) in place of blocks."""
+    """A batch of `collate_packed` with image and label (batch, channels, *box_size) in place of blocks."""
     boxes = dict(batch)
     blocks = boxes.pop("blocks")
     for key in ("image", "label"):
@@ -80,7 +153,7 @@ def with_boxes(batch: Batch, box_size: Sequence[int]) -> Batch:
     return boxes
 
 
-def collate(samples: list[Sample]) -> Batch:
+def collate_packed(samples: list[Sample]) -> Batch:
     """A batch of packed samples, whose voxels stand one behind the other.
 
     Shape: image (channels, voxels), label (1, voxels), blocks (blocks, 2, 1 + axes): begin and end in an

@@ -1,11 +1,20 @@
-"""medconv/data/loading/packed.py: what is packed comes back at its place."""
+"""medconv/data/loading/patch.py: boxes of volumes for patches of two and three axes."""
 
 import numpy as np
 import pytest
 import torch
 
 from medconv.data.augmentation.blocks import Blocks
-from medconv.data.loading.packed import collate, pack, unpack
+from medconv.data.loading.patch import PatchShape, collate_packed, pack, unpack
+
+
+@pytest.mark.parametrize(("axis", "box"), [(None, (5, 4)), (0, (1, 5, 4)), (1, (5, 1, 4)), (2, (5, 4, 1))])
+def test_a_slice_is_a_box_of_one_voxel(axis: int | None, box: tuple[int, ...]) -> None:
+    patch = PatchShape([5, 4], axis)
+    assert patch.box == box
+    assert patch.box_of([7, 8]) == tuple({5: 7, 4: 8, 1: 1}[voxels] for voxels in box)
+    voxels = np.arange(40).reshape(2, *box)
+    np.testing.assert_array_equal(patch.without_slice_axis(voxels), np.arange(40).reshape(2, 5, 4))
 
 
 def random_blocks(size: tuple[int, ...], seed: int) -> Blocks:
@@ -35,7 +44,7 @@ def test_boxes_come_back_with_zeros_elsewhere(size: tuple[int, ...], channels: i
         samples.append({**arrays, "blocks": bounds, "sample": 7 + number})
         images.append(image * is_read)
         labels.append(label * is_read)
-    batch = collate(samples)
+    batch = collate_packed(samples)
     assert batch["sample"].tolist() == [7, 8, 9]
     assert batch["image"].shape[1] == batch["label"].shape[1] == sum(map(np.count_nonzero, labels))
     for key, expected in (("image", images), ("label", labels)):
@@ -48,5 +57,5 @@ def test_a_sample_without_voxels_is_zero() -> None:
     nothing = Blocks(np.empty((0, 2), int), np.empty((0, 2), int))
     bounds = torch.empty(0, 2, 2, dtype=torch.int64)
     image = pack(np.ones((1, 4, 4), np.float32), nothing)
-    batch = collate([{"image": image, "label": image, "blocks": bounds, "sample": 0}] * 2)
+    batch = collate_packed([{"image": image, "label": image, "blocks": bounds, "sample": 0}] * 2)
     assert torch.equal(unpack(batch["image"], batch["blocks"], (3, 2), 2), torch.zeros(2, 1, 3, 2))

@@ -1,0 +1,370 @@
+"""Samplers: which case training sample n shows, and where its patch lies; `conf/sampler/` has the options.
+
+A corner, the first voxel of a patch along each axis, is negative where the image is smaller than the patch,
+which is then padded on both sides.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from medconv.data import splits
+from medconv.data.case import Case
+from medconv.data.loading.patch import PatchShape
+from medconv.data.preprocessing.store import Entry, Store
+from medconv.data.random_streams import RandomStream, generator
+from medconv.targets import Targets
+
+ClassIndices = Sequence[Sequence[int]]
+
+log = logging.getLogger(__name__)
+
+
+class CaseRounds:
+    """An endless sequence of indices; element n depends on (seed, n) alone.
+
+    Args:
+        count: of cases, or of whatever else takes turns.
+        weights: how often each comes, relative to the others, shape (count,); None: all equally often.
+        class_number: a sequence of its own for this class; None: that of all cases.
+    """
+
+    def __init__(
+        self, count: int, weights: np.ndarray | None = None, class_number: int | None = None
+    ) -> None:
+        self.count = count
+        self.weights = weights
+        self.class_number = class_number
+        # The order of the latest round: neighbouring samples share it.
+        self._round = (-1, -1)
+        self._order = np.empty(0, np.int64)
+
+    def index(self, seed: int, number: int) -> int:
+        """Element `number` of the sequence, in 0 ... count - 1."""
+        round_number, position = divmod(number, self.count)
+        if self._round != (seed, round_number):
+            self._order = shuffled(self._generator(seed, round_number), self.count, self.weights)
+            self._round = (seed, round_number)
+        return int(self._order[position])
+
+    def _generator(self, seed: int, round_number: int) -> np.random.Generator:
+        if self.class_number is None:
+            return generator(seed, RandomStream.CASE_ORDER, round_number)
+        return generator(seed, RandomStream.BALANCED_ORDER, round_number, self.class_number)
+
+
+def shuffled(rng: np.random.Generator, count: int, weights: np.ndarray | None) -> np.ndarray:
+    """One round: `count` indices in random order.
+
+    With weights, a case comes as often over all rounds as its weight says, and in each round at most one time
+    more or less (systematic resampling).
+    """
+    order = rng.permutation(count)
+    if weights is None:
+        return order
+    # One random offset, then equal steps through the cumulative weights.
+    steps = (rng.random() + np.arange(count)) / count
+    cumulative = np.cumsum(weights) / np.sum(weights)
+    drawn = np.searchsorted(cumulative, steps, side="right")
+    # The last cumulative weight may be just below 1 by rounding.
+    return drawn.clip(max=count - 1)[order]
+
+
+def random_corner(rng: np.random.Generator, image_shape: Sequence[int], box: Sequence[int]) -> np.ndarray:
+    """A corner of which every one inside the image is equally likely. Shape: (axes,)."""
+    margin = np.subtract(image_shape, box)
+    corner = rng.integers(0, np.maximum(margin, 0) + 1)
+    return np.where(margin > 0, corner, margin // 2)
+
+
+def corner_around(
+    voxel: Sequence[int] | np.ndarray, image_shape: Sequence[int], box: Sequence[int]
+) -> np.ndarray:
+    """The corner of the patch with this voxel at its centre, moved as far as needed to lie inside the image.
+
+    Args:
+        voxel: index along each axis.
+        image_shape: voxels.
+        box: of the patch, voxels; the centre of an even number is the voxel behind its middle.
+    """
+    margin = np.subtract(image_shape, box)
+    corner = np.subtract(voxel, np.floor_divide(box, 2))
+    inside = np.clip(corner, 0, np.maximum(margin, 0))
+    return np.where(margin > 0, inside, margin // 2)  # half of the padding on each side
+
+
+def foreground_corner(
+    rng: np.random.Generator,
+    entry: Entry,
+    box: Sequence[int],
+    foreground_share: float,
+    label_values: Sequence[int] | None = None,
+) -> np.ndarray:
+    """The corner of a patch that is centred on foreground in this share of calls, and lies anywhere else.
+
+    Where a dataset has a value to ignore, `anywhere` is centred on a labelled voxel.
+    Args:
+        entry: the prepared case; its foreground is read, its image is not.
+        foreground_share: 0 to 1.
+        label_values: the classes to centre on, each equally often; None: all classes of the case.
+    """
+    image_shape = entry.label.shape
+    # Drawn even if it is not used: the numbers after it, and with them all seeded runs, stay the same.
+    corner = random_corner(rng, image_shape, box)
+    labelled, foreground = split_foreground(entry.foreground)
+    if label_values is not None:
+        foreground = foreground[np.isin(foreground[:, 0], label_values)]
+    on_foreground = len(foreground) > 0 and rng.random() < foreground_share
+    candidates = foreground if on_foreground else labelled
+    if len(candidates) == 0:
+        return corner
+    return corner_around(foreground_voxel(candidates, rng), image_shape, box)
+
+
+def split_foreground(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of class 0, which are labelled voxels of any class (see `Entry`), and rows of the foreground."""
+    has_labelled = len(rows) > 0 and rows[0, 0] == 0
+    first_foreground = np.searchsorted(rows[:, 0], 1) if has_labelled else 0
+    return rows[:first_foreground], rows[first_foreground:]
+
+
+def foreground_voxel(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The position of a random voxel of a random class. Shape: (voxels, 1 + axes) -> (axes,).
+
+    Args:
+        rows: class and position, sorted by class. A binary search reads only a few of them.
+    """
+    first_class = int(rows[0, 0])
+    last_class = int(rows[-1, 0])
+    # Class c is in rows bounds[c - first_class] ... bounds[c - first_class + 1] - 1.
+    bounds = np.searchsorted(rows[:, 0], np.arange(first_class, last_class + 2))
+    present = np.flatnonzero(np.diff(bounds))
+    chosen = present[rng.integers(len(present))]
+    row = rng.integers(bounds[chosen], bounds[chosen + 1])
+    return np.asarray(rows[row, 1:])
+
+
+@dataclass(frozen=True)
+class TrainingCases:
+    """The cases to draw from.
+
+    Args:
+        cases: a sampler names them by their index here.
+        patch: None for whole images with values.
+        class_indices: called without arguments, returns the indices of the cases of each class: of
+            image-level classes, or of the label values 1, 2, ... Only for those who need it: it reads the
+            foreground of every case.
+    """
+
+    cases: Sequence[Case]
+    patch: PatchShape | None
+    class_indices: Callable[[], ClassIndices]
+
+    @property
+    def weights(self) -> np.ndarray | None:
+        """The weight of each case, shape (cases,); None if all are alike."""
+        weights = [case.weight for case in self.cases]
+        return None if len(set(weights)) == 1 else np.array(weights)
+
+
+class Sampler:
+    """Cases in random order, by their weights where these differ; patches anywhere in the image.
+
+    Every result depends on (seed, sample number) alone, so that loader workers, devices and restarts do not
+    change what is trained on: draw random numbers by `medconv.data.random_streams.generator`. A subclass
+    changes `case_index`, `corner` or both; whole images with values need `case_index` alone.
+
+    Args:
+        cases: not kept, since each loader worker gets a copy of the sampler.
+    """
+
+    foreground_share: float = 0.0  # of patches that are centred on foreground
+    balances_classes: ClassVar[bool] = False  # whether each class is drawn equally often
+
+    def __init__(self, cases: TrainingCases) -> None:
+        self.num_cases = len(cases.cases)
+        self.weights = cases.weights
+        self.box = cases.patch.box if cases.patch is not None else ()
+        self._rounds = CaseRounds(self.num_cases, self.weights)
+        # By case index, where a case lacks labels: the label values that it annotates.
+        self._annotated_values = {
+            index: case.annotated for index, case in enumerate(cases.cases) if case.annotated is not None
+        }
+
+    def case_index(self, seed: int, sample: int) -> int:
+        """The case of a sample, in 0 ... num_cases - 1; reads no file."""
+        return self._rounds.index(seed, sample)
+
+    def corner(self, seed: int, sample: int, entry: Entry) -> np.ndarray:
+        """First voxel of a sample's patch along each axis of the image; negative where it is padded.
+
+        Args:
+            entry: of the case that `case_index` gives; read few voxels of it, since it is memory-mapped.
+        """
+        return foreground_corner(
+            generator(seed, RandomStream.PATCH_POSITION, sample),
+            entry,
+            self.box,
+            self.foreground_share,
+            self._annotated_values.get(self.case_index(seed, sample)),
+        )
+
+
+def checked_share(foreground_share: float) -> float:
+    """Raises: ValueError: not between 0 and 1."""
+    if not 0 <= foreground_share <= 1:
+        raise ValueError(f"foreground_share must lie between 0 and 1, got {foreground_share}")
+    return foreground_share
+
+
+class ForegroundSampler(Sampler):
+    """Each round has each case once, or as often as its weight says; then the patch is placed.
+
+    Args:
+        foreground_share: of patches that are centred on a voxel of a random class of the case, 0 to 1. The
+            others lie anywhere, or with a value to ignore are centred on a labelled voxel.
+        by_weight: draw cases by their weights; None: where the weights differ.
+    Raises:
+        ValueError: a share that is none, or `by_weight` that contradicts the weights.
+    """
+
+    def __init__(self, cases: TrainingCases, foreground_share: float, by_weight: bool | None = None) -> None:
+        super().__init__(cases)
+        self.foreground_share = checked_share(foreground_share)
+        if by_weight and self.weights is None:
+            weight = cases.cases[0].weight
+            raise ValueError(
+                f"by_weight=true needs case weights that differ, but all {self.num_cases} cases have "
+                f"weight {weight:g}"
+            )
+        if by_weight is False and self.weights is not None:
+            raise ValueError(
+                "by_weight=false draws each case equally often, but cases have weights from "
+                f"{self.weights.min():g} to {self.weights.max():g}; by_weight=true draws by them"
+            )
+
+
+def balanced(cases: TrainingCases, foreground_share: float) -> Sampler:
+    """The balanced sampler of label maps or of image-level classes.
+
+    Args:
+        foreground_share: of patches; whole images have none.
+    Raises:
+        ValueError: a share that is not between 0 and 1, or targets without classes.
+    """
+    if cases.patch is None:
+        return BalancedImageSampler(cases)
+    return BalancedPatchSampler(cases, foreground_share)
+
+
+class BalancedPatchSampler(Sampler):
+    """Draws first the class, each equally often, then a case that has it, by weight, then a voxel of it.
+
+    The others than this `foreground_share` of patches are drawn as by `Sampler`.
+    """
+
+    balances_classes = True
+
+    def __init__(self, cases: TrainingCases, foreground_share: float) -> None:
+        super().__init__(cases)
+        self.foreground_share = checked_share(foreground_share)
+        # Label value and indices of its cases, for classes that occur.
+        self._cases_of_class = [
+            (label_value, np.array(indices))
+            for label_value, indices in enumerate(cases.class_indices(), start=1)
+            if len(indices) > 0
+        ]
+
+    def case_index(self, seed: int, sample: int) -> int:
+        case_index, _ = self.draw(seed, sample)
+        return case_index
+
+    def corner(self, seed: int, sample: int, entry: Entry) -> np.ndarray:
+        if not self._cases_of_class:
+            return super().corner(seed, sample, entry)
+        _, label_value = self.draw(seed, sample)
+        rng = generator(seed, RandomStream.PATCH_POSITION, sample)
+        if label_value is None:
+            return foreground_corner(rng, entry, self.box, foreground_share=0.0)
+        return foreground_corner(rng, entry, self.box, foreground_share=1.0, label_values=[label_value])
+
+    def draw(self, seed: int, sample: int) -> tuple[int, int | None]:
+        """Index of the case, and the label value at the patch's centre; None: anywhere."""
+        if not self._cases_of_class:
+            return super().case_index(seed, sample), None
+        rng = generator(seed, RandomStream.PATCH_CLASS, sample)
+        if rng.random() >= self.foreground_share:
+            return super().case_index(seed, sample), None
+        label_value, indices = self._cases_of_class[rng.integers(len(self._cases_of_class))]
+        probabilities = None
+        if self.weights is not None:
+            probabilities = self.weights[indices] / self.weights[indices].sum()
+        return int(rng.choice(indices, p=probabilities)), label_value
+
+
+class BalancedImageSampler(Sampler):
+    """Classes take turns, in a new random order each round; so do the cases of each class, by weight."""
+
+    balances_classes = True
+
+    def __init__(self, cases: TrainingCases) -> None:
+        super().__init__(cases)
+        self._indices = [np.array(indices) for indices in cases.class_indices() if len(indices) > 0]
+        self._class_rounds = CaseRounds(len(self._indices), class_number=len(self._indices))
+        self._case_rounds = [self._rounds_of(number) for number in range(len(self._indices))]
+
+    def _rounds_of(self, class_number: int) -> CaseRounds:
+        indices = self._indices[class_number]
+        weights = None if self.weights is None else self.weights[indices]
+        # The first class takes the random numbers of all cases, as it always has: seeded runs stay the same.
+        return CaseRounds(len(indices), weights, class_number or None)
+
+    def case_index(self, seed: int, sample: int) -> int:
+        num_classes = len(self._indices)
+        if num_classes == 1:
+            return int(self._indices[0][self._case_rounds[0].index(seed, sample)])
+        class_number = self._class_rounds.index(seed, sample)
+        # Each class comes once a round, so the round's number is the number of its sample, too.
+        sample_of_class = sample // num_classes
+        position = self._case_rounds[class_number].index(seed, sample_of_class)
+        return int(self._indices[class_number][position])
+
+
+def class_indices(
+    cases: Sequence[Case], targets: Targets, class_names: Sequence[str], store: Store
+) -> list[list[int]]:
+    """Indices of the cases of each class; of label maps, of those with an annotated voxel of it.
+
+    Args:
+        class_names: of the label values 0, 1, ...; image-level targets know theirs.
+    Raises:
+        ValueError: image-level targets without classes.
+    """
+    if not targets.per_voxel:
+        return [group.tolist() for group in targets.balanced_groups(splits.values_of(cases))]
+    values_of_case = [_annotated_values(case, store) for case in cases]
+    indices_of_class = [
+        [index for index, values in enumerate(values_of_case) if label_value in values]
+        for label_value in range(1, len(class_names))
+    ]
+    num_cases = dict(zip(class_names[1:], map(len, indices_of_class), strict=True))
+    log.info(
+        "data: patches draw each class equally often; of %d training cases: %s",
+        len(cases),
+        ", ".join(f"{name} in {count}" for name, count in num_cases.items()),
+    )
+    for name, count in num_cases.items():
+        if count == 0:
+            log.warning("balanced sampling: no training case has a voxel of %s after preprocessing", name)
+    return indices_of_class
+
+
+def _annotated_values(case: Case, store: Store) -> set[int]:
+    """The label values that a prepared case has and annotates."""
+    values = set(store.read(case.id).foreground[:, 0].tolist())
+    if case.annotated is not None:
+        values &= set(case.annotated)
+    return values

@@ -1,1 +1,0 @@
-"""Samplers: which case training sample n shows, and where its patch lies; `conf/sampler/` has the options."""

@@ -15,6 +15,7 @@ def alternate(
     pairs: int,
     warm_up: int = 3,
     clock: Callable[[], float] = time.perf_counter,
+    calls: int = 1,
 ) -> dict[str, dict[str, float]]:
     """Time variants in turn, in an order drawn anew each round.
 
@@ -24,6 +25,8 @@ def alternate(
         pairs: rounds in which every variant is timed once.
         warm_up: calls of each variant before.
         clock: tells seconds.
+        calls: of a variant between two waits for a GPU. With a wait around every call, a small kernel's time
+            is that of Python and the launch.
     Returns:
         Per variant `seconds` (median), `ratio` to the reference (median over rounds), and `spread` of that
         ratio (from the first to the third quartile).
@@ -41,9 +44,10 @@ def alternate(
             run = variants[name]
             synchronise()
             start = clock()
-            run()
+            for _ in range(calls):
+                run()
             synchronise()
-            seconds[name].append(clock() - start)
+            seconds[name].append((clock() - start) / calls)
     return {name: compared(times, seconds[reference]) for name, times in seconds.items()}
 
 

@@ -60,7 +60,8 @@ def backward(options: argparse.Namespace) -> list[Row]:
         both = {f"{n} forward": make for n, make in makes.items()} | {
             f"{n} backward": back for n, back in backs.items()
         }
-        timing = alternate(both, f"{LIBRARY} backward", options.pairs)
+        calls_at_once = 10 if options.device == "cuda" else 1
+        timing = alternate(both, f"{LIBRARY} backward", options.pairs, calls=calls_at_once)
         for name, back in backs.items():
             with Calls() as calls:
                 back()

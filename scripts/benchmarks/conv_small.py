@@ -30,7 +30,8 @@ def small(options: argparse.Namespace) -> list[Row]:
                 modules[f"{name}, compiled"] = torch.compile(module, mode="reduce-overhead")  # type: ignore[assignment]
         runs = {name: forward(module, x, options) for name, module in modules.items()}
         predictions = {name: _predictions(chains[name.split(",")[0]], batch, options) for name in runs}
-        for name, timing in alternate(runs, "one wide layer", options.pairs).items():
+        calls = 10 if options.device == "cuda" else 1
+        for name, timing in alternate(runs, "one wide layer", options.pairs, calls=calls).items():
             by_operations, by_model = (
                 a / b for a, b in zip(predictions[name], predictions["one wide layer"], strict=True)
             )

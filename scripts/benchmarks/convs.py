@@ -88,7 +88,8 @@ def stages(options: argparse.Namespace) -> list[Row]:
                 for name in variants:
                     pair = {LIBRARY: runs[LIBRARY], name: runs[name]}
                     pairs = options.pairs if name not in MANY_TIMES_SLOWER else max(1, options.pairs // 5)
-                    timing = {**alternate(pair, LIBRARY, pairs)[name], "pairs": pairs}
+                    calls = 10 if options.device == "cuda" else 1
+                    timing = {**alternate(pair, LIBRARY, pairs, calls=calls)[name], "pairs": pairs}
                     row = {
                         "benchmark": "stages",
                         "case": f"{dims}D {what}, {where}",

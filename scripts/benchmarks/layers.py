@@ -51,7 +51,7 @@ def _rows(part: str, shape: tuple[int, ...], pairs: int) -> list[Row]:
     unit = "classes" if part == "loss" else "channels"
     case = f"{shape[1]} {unit} at {'x'.join(map(str, shape[2:]))}, batch {shape[0]}, bf16"
     kind = {"benchmark": part, "case": case, "reference": reference}
-    timed = alternate(variants, reference, pairs)
+    timed = alternate(variants, reference, pairs, calls=10 if device.type == "cuda" else 1)
     return [{**kind, "variant": name, **values, **conditions()} for name, values in timed.items()]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from gpu_checks.setting import FORK
 
 _PACKAGES = ("lightning", "monai", "triton", "numpy", "hydra-core", "nibabel", "onnxruntime-gpu", "nnunetv2")
 _LIMIT_S = 60.0
+_LAUNCHES = 1000  # fewer than the device queues, so that the host never waits for it
 
 
 def describe(kind: str, file: Path) -> dict[str, Any]:
@@ -49,7 +51,21 @@ def _described(kind: str) -> dict[str, Any]:
         about |= {"hardware": torch.cuda.get_device_name(), "gpus": torch.cuda.device_count()}
         about |= {"memory_gb": round(total / 2**30, 1), "free_gb": round(free / 2**30, 1), "driver": driver}
         about["capability"] = ".".join(map(str, torch.cuda.get_device_capability()))
+        about["launch_us"] = round(_launch_microseconds(), 2)
     return about
+
+
+def _launch_microseconds() -> float:
+    """What the host spends on one call of torch that does next to nothing on the device."""
+    value = torch.zeros((), device="cuda")
+    for _ in range(_LAUNCHES):
+        value.add_(0)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(_LAUNCHES):
+        value.add_(0)
+    spent = time.perf_counter() - start  # without a wait at the end: the host's share
+    return 1e6 * spent / _LAUNCHES
 
 
 def _versions() -> dict[str, str | None]:

@@ -31,8 +31,11 @@ def waits(folder: Path) -> dict[str, Any]:
     return {"waits in a step": len(found) / max(1, steps_in), "steps in the trace": steps_in, "where": named}
 
 
-def dearest(call: Callable[[], Any]) -> str:
-    """Of a call: microseconds of all kernels, their number, and the five that take longest; "" on a CPU."""
+def dearest(call: Callable[[], Any], number: int = 5) -> str:
+    """Microseconds of all kernels of a call, their number, and those that take longest; "" on a CPU.
+
+    Args: number: of kernels that are named.
+    """
     with profile() as traced:
         call()
     kernels = [
@@ -44,9 +47,10 @@ def dearest(call: Callable[[], Any]) -> str:
         return ""
     kernels.sort(key=lambda event: event.self_device_time_total, reverse=True)
     total = sum(event.self_device_time_total for event in kernels)
-    number = sum(event.count for event in kernels)
-    named = [f"{event.key[:60]} ({event.count}) {event.self_device_time_total:.0f}" for event in kernels[:5]]
-    return f"{total:.0f} microseconds in {number} kernels: {'; '.join(named)}"
+    launches = sum(event.count for event in kernels)
+    longest = kernels[:number]
+    named = [f"{event.key[:60]} ({event.count}) {event.self_device_time_total:.0f}" for event in longest]
+    return f"{total:.0f} microseconds in {launches} kernels: {'; '.join(named)}"
 
 
 def _within(event: dict[str, Any], steps: list[dict[str, Any]]) -> bool:

@@ -31,3 +31,11 @@ def test_other_work_on_the_machine_does_not_count_for_one_thread(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert alternating.computing_clock() is clock
+
+
+def test_several_calls_between_two_waits_give_the_seconds_of_one() -> None:
+    clock = ManualClock()
+    calls: list[str] = []
+    variants = {"a": lambda: (calls.append("a"), clock.wait(2.0))}
+    assert alternate(variants, "a", pairs=3, warm_up=1, clock=clock, calls=10)["a"]["seconds"] == 2.0
+    assert len(calls) == 31

@@ -118,9 +118,10 @@ class Muon(Optimizer):
         is_taken: Any = 1.0  # 0 if the step is skipped
         if found_inf is not None:
             is_taken = 1 - found_inf
+            is_skipped = found_inf.bool()  # once: each call is a launch
             # Finite gradients that leave the momentum as it is
             gradients = [
-                torch.where(found_inf.bool(), momentum, gradient)
+                torch.where(is_skipped, momentum, gradient)
                 for momentum, gradient in zip(momenta, gradients, strict=True)
             ]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])

@@ -12,7 +12,7 @@ from medconv.planning.topology import EVEN
 
 # Voxels across the mean thickness of the thinnest structure that a coarser grid keeps; a ball then has half
 # as many again. From 6 voxels to 5 or 4, generated vessels and a heart's wall lose up to 1.3 points of Dice
-# (docs/log.md), so fewer are allowed only as long as a patch sees very little.
+# (experiments/planning.md), so fewer are allowed only as long as a patch sees very little.
 _ENOUGH_VOXELS = 6
 _FEWEST_VOXELS = 4
 _VERY_SMALL_VIEW = 0.125  # of the median image's voxels: half of each edge of a volume

@@ -222,7 +222,8 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
 def samples_per_epoch(per_voxel: bool, num_cases: int) -> int:
     """Patches, or whole images: each several times, but neither very few nor very many.
 
-    The best of many validations by few cases may be an early checkpoint by chance (docs/log.md).
+    The best of many validations by few cases may be an early checkpoint by chance
+    (experiments/classifiers.md).
     """
     if per_voxel:
         return _FEWEST_SAMPLES

@@ -71,7 +71,8 @@ class PreprocessingConfig:
     def smooths(self) -> bool:
         """Whether images are smoothed before they become coarser.
 
-        Whole images may become far coarser; patches hardly do, and gain nothing from it (docs/log.md).
+        Whole images may become far coarser; patches hardly do, and gain nothing from it
+        (experiments/classifiers.md).
         """
         return self.resize is not None or (self.frame is not None and self.convention is None)
 

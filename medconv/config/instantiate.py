@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from functools import partial
 from inspect import Parameter
 from typing import Any
 
@@ -39,7 +38,10 @@ def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
     try:
         make = instantiate({"_target_": target, "_partial_": True})
         if node.get("_partial_") and not kwargs:
-            return partial(make, *positional, **arguments)
+            # Of the same type, which may check each call; a partial of `make` would hide the class itself
+            bound = type(make)(make.func, *positional, **arguments)
+            bound.__dict__.update(make.__dict__)
+            return bound
         return make(*positional, **{**arguments, **kwargs})
     except InstantiationException as error:
         raise ConfigError(

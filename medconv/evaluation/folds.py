@@ -13,10 +13,9 @@ from medconv.config import flatten
 from medconv.config.yaml_text import from_yaml
 from medconv.data.datasets.common import read_json
 from medconv.metrics.dice import ClassScores
-from medconv.training import data_identity
-from medconv.training.config_identity import FREE
-from medconv.training.resume_source import config_text
-from medconv.training.run_dir import RunDir
+from medconv.training import identity
+from medconv.training.identity import FREE
+from medconv.training.run_dir import RunDir, config_text
 
 _MOVED_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # old runs, renamed by run.resume=never
 _NUMBER = re.compile(r"[0-9]{1,4}")
@@ -64,9 +63,9 @@ class Fold:
         return flatten(self.config)
 
     @cached_property
-    def data(self) -> data_identity.DataIdentity | None:
+    def data(self) -> identity.DataIdentity | None:
         """The cases of the run and their contents; None: not known, as of runs of earlier versions."""
-        return data_identity.read(self.folder.path)
+        return identity.read_data_identity(self.folder.path)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -97,7 +96,7 @@ class Fold:
             if key not in PER_FOLD and not key.startswith(FREE) and value != compared_value:
                 texts.append(f"{key}={value} and {compared_value}")
         if self.data is not None and compared.data is not None:
-            texts += data_identity.changes(self.data, compared.data)
+            texts += identity.changes(self.data, compared.data)
         return texts
 
     @property

@@ -25,8 +25,8 @@ from medconv.sweeps.search_space import (
     search_space,
 )
 from medconv.targets import monitor
-from medconv.training.config_identity import FREE
 from medconv.training.data_setup import files_state, find_data
+from medconv.training.identity import FREE
 from medconv.training.run_dir import short_hash
 from medconv.utils.exit_codes import DONE, PREEMPTED
 from medconv.utils.logging import message, shown

@@ -27,8 +27,13 @@ from medconv.training.data_setup import PreparedData
 from medconv.training.growing_patch import GrowingPatch
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.mixup import Mixup
-from medconv.training.optim.build import OptimizerFactory, build_optimizer, build_schedule, knows_progress
-from medconv.training.optim.param_groups import with_lr_multipliers
+from medconv.training.optim.build import (
+    OptimizerFactory,
+    build_optimizer,
+    build_schedule,
+    knows_progress,
+    with_lr_multipliers,
+)
 from medconv.training.task import Task
 from medconv.training.validation import ImageLevelValidation, LabelMapValidation, Validation
 from medconv.utils.hardware import benchmark_kernels, uses_gpu

@@ -21,9 +21,9 @@ from medconv.data.raters import with_soft_labels
 from medconv.data.splits import DataSplit
 from medconv.planning.planner import Plan
 from medconv.targets import Targets
-from medconv.training import data_identity, report, sampling
-from medconv.training.data_identity import DataIdentity
+from medconv.training import identity, report, sampling
 from medconv.training.derived_values import derived_values
+from medconv.training.identity import DataIdentity
 from medconv.training.plan_setup import NOTHING, make_plan
 from medconv.utils import signals
 from medconv.utils.cores import num_cores
@@ -63,7 +63,7 @@ class PreparedData:
     @cached_property
     def identity(self) -> DataIdentity:
         """Of the run's cases: reads their records in the store."""
-        return data_identity.of(self.train, self.val, self.store)
+        return identity.data_identity(self.train, self.val, self.store)
 
     def derived(self) -> Derived:
         """What a config's nodes may use of it."""

@@ -19,14 +19,7 @@ from medconv.models.build import check_conv, model_of
 from medconv.models.pretrained.adapt import layers_of
 from medconv.models.pretrained.load import load as load_pretrained
 from medconv.performance.step_profiler import StepProfiler
-from medconv.training import (
-    bottleneck,
-    conv_price,
-    data_identity,
-    pretrained_nnunet,
-    report,
-    score_test_cases,
-)
+from medconv.training import bottleneck, conv_price, identity, pretrained_nnunet, report, score_test_cases
 from medconv.training.autotune import cache
 from medconv.training.build import build_task, may_grow, record_of
 from medconv.training.build_data import build_data
@@ -129,7 +122,7 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
     )
     if folder.resume not in ("auto", "never"):
         _check_checkpoint(folder.resume, run)
-        data_identity.warn_of_other_data(Path(folder.resume), prepared.identity)
+        identity.warn_of_other_data(Path(folder.resume), prepared.identity)
     if not finished:
         _fit(run)
     if resolved.test:

@@ -1,33 +1,39 @@
-"""A run's folder: its path, lock, checkpoints, and the config it was started with."""
+"""A run's folder: its path, lock, config, logs, and the checkpoint that it resumes from."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import logging
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from yaml import AliasEvent, SafeLoader, YAMLError, parse
 
 from medconv.config import ConfigError, Node, RunConfig
-from medconv.config.yaml_text import to_yaml
-from medconv.training import data_identity, run_metadata, summary
-from medconv.training.checkpoint import BEST, LAST, PREVIOUS, log_rewind
-from medconv.training.config_identity import config_differences
-from medconv.training.data_identity import DataIdentity
-from medconv.training.resume_source import ResumeSource, find_source, is_inside, read_config
-from medconv.training.run_lock import RunLock
+from medconv.config.yaml_text import from_yaml, to_yaml
+from medconv.training import identity, summary
+from medconv.training.checkpoint import BEST, LAST, PREVIOUS
+from medconv.training.identity import DataIdentity, config_differences
 from medconv.utils import checkpoint_io, cluster
-from medconv.utils.atomic_io import DISK_ERRORS, write_text
+from medconv.utils.atomic_io import DISK_ERRORS, replacing, write_text
 from medconv.utils.logging import log_into
 
 log = logging.getLogger(__name__)
 # Choices of the plan that depend on the machine and on time, so a resumed run keeps them.
 _PLANNED = ("memory_gb", "size", "slice_axis")
+_MAX_BYTES = 16 * 2**20  # of a config; ours have some kilobytes, and a few megabytes with a key for each case
+_CSV = "metrics.csv"
+_TENSORBOARD = "tensorboard"
+_EVENTS = "events.out.tfevents.*"
 
 
 def is_rank_zero() -> bool:
@@ -109,9 +115,9 @@ class RunDir:
         if self.resume == "never" or not self.has_own():
             return False
         lines = config_differences(self._earlier_config(), config.plain())
-        earlier_data = data_identity.read(self.path)
+        earlier_data = identity.read_data_identity(self.path)
         if data is not None and earlier_data is not None and self.resume == "auto":
-            lines += data_identity.differences(earlier_data, data)
+            lines += identity.data_differences(earlier_data, data)
         self._check_same(lines)
         return self.resume == "auto" and self.summary().get("status") == "done"
 
@@ -133,7 +139,7 @@ class RunDir:
         self._remove_what_is_not_continued()
         write_text(self.path / "config.yaml", to_yaml(config.plain()))
         if data is not None:
-            data_identity.write(self.path, data)
+            identity.write_data_identity(self.path, data)
         log_into(self.path / "train.log")
 
     def _move_aside(self) -> None:
@@ -158,7 +164,7 @@ class RunDir:
         if checkpoint == self.previous and self.last.is_file():
             # Else the damaged one would become the next previous.ckpt
             self.last.replace(self.last.with_name("damaged.ckpt"))
-        log_rewind.rewind(self.path, self._source.log_sizes if self._source else {})
+        rewind_logs(self.path, self._source.log_sizes if self._source else {})
         # Partial files, left by a killed process
         for partial in self.checkpoints.glob(".*.ckpt"):
             partial.unlink(missing_ok=True)
@@ -201,17 +207,17 @@ class RunDir:
 
     def summary(self) -> dict[str, Any]:
         """Content of `summary.json`; empty if it does not exist. Raises: ValueError: damaged, or not ours."""
-        return summary.read(self.path / "summary.json")
+        return summary.read_summary(self.path / "summary.json")
 
     def write_summary(self, **values: Any) -> None:
         if is_rank_zero():
-            content = {**summary.empty(), **self.summary(), **values}
+            content = {**summary.empty_summary(), **self.summary(), **values}
             write_text(self.path / "summary.json", json.dumps(content, indent=2) + "\n")
 
     @contextmanager
     def recording(self, trainer: Any, profiler: Any) -> Iterator[None]:
         """Keep `summary.json` up to date while the block trains, also if it ends with an exception."""
-        self.write_summary(status="running", **run_metadata.of(trainer))
+        self.write_summary(status="running", **summary.run_metadata(trainer))
         try:
             yield
         except BaseException as error:
@@ -231,7 +237,7 @@ class RunDir:
             samples_per_second=profiler.samples_per_second,
             data_wait_share=profiler.data_wait_share,
             step_shares=profiler.shares(),
-            peak_memory_bytes=run_metadata.peak_memory(),
+            peak_memory_bytes=summary.peak_memory(),
             **self._scores(),
         )
 
@@ -244,7 +250,7 @@ class RunDir:
         except ValueError as error:
             log.warning("%s; summary.json has none of its scores", error)
             return {}
-        return summary.scores(record)
+        return summary.best_scores(record)
 
     def _check_same(self, differences: list[str]) -> None:
         """Raises: ConfigError: there are differences; lists them."""
@@ -285,3 +291,197 @@ def short_hash(content: Any) -> str:
     """Eight hexadecimal digits for plain values, whatever the order of keys."""
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+class RunLock:
+    """Lock on the file `.lock` of a run's folder.
+
+    The system releases it when the process ends, on whatever machine; loader workers do not inherit it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: IO[bytes] | None = None
+
+    def claim(self) -> None:
+        """Take the lock, anew if this process has it.
+
+        Raises: ConfigError: another process holds it, or has just moved the folder aside.
+        """
+        self.close()
+        path = self._folder / ".lock"
+        is_ours = False
+        with suppress(FileNotFoundError):
+            self._file = path.open("ab")
+            is_ours = self._locked(self._file) and os.path.samestat(
+                os.fstat(self._file.fileno()), path.stat()
+            )
+        if not is_ours:
+            raise ConfigError(
+                f"{self._folder}: another process is training there; wait until it ends, or choose another "
+                "run.name"
+            )
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _locked(self, file: IO[bytes]) -> bool:
+        """Whether no other process holds the lock; some file systems have no locks."""
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            log.debug("%s: cannot be locked against other processes (%s)", self._folder, error)
+        return True
+
+
+@dataclass(frozen=True)
+class ResumeSource:
+    """The checkpoint to resume from, which has been read and is not damaged.
+
+    Args:
+        checkpoint: None: a new run.
+        log_sizes: of the run's logs when the checkpoint was written, as in `measure_logs`; empty if
+            the checkpoint is of another folder, whose logs are not continued.
+    """
+
+    checkpoint: Path | None = None
+    log_sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+def find_source(checkpoints: Path, resume: str) -> ResumeSource:
+    """The checkpoint that a run continues.
+
+    Args:
+        checkpoints: folder of the run's checkpoints.
+        resume: `auto`, `never` or the path of a checkpoint.
+    Raises:
+        ConfigError: all checkpoints of the folder are damaged.
+        ValueError: the checkpoint at the path is damaged.
+    """
+    if resume == "never":
+        return ResumeSource()
+    if resume != "auto":
+        checkpoint = Path(resume)
+        log_sizes = _log_sizes(checkpoint) if is_inside(checkpoint, checkpoints) else {}
+        return ResumeSource(checkpoint, log_sizes)
+    last = checkpoints / LAST
+    previous = checkpoints / PREVIOUS
+    if not last.is_file() and not previous.is_file():
+        return ResumeSource()
+    try:
+        return ResumeSource(last, _log_sizes(last))
+    except ValueError as error:
+        if not previous.is_file():
+            raise ConfigError(
+                f"{error}; there is no earlier checkpoint, run.resume=never starts a new run"
+            ) from error
+        log.warning("%s; resuming from the previous checkpoint, %s", error, previous)
+    try:
+        return ResumeSource(previous, _log_sizes(previous))
+    except ValueError as error:
+        raise ConfigError(
+            f"{error}; so is every checkpoint in {checkpoints} to resume from. run.resume=never starts a new "
+            f"run; if {checkpoints / BEST} is intact, run.resume={checkpoints / BEST} with another run.name "
+            "continues from it"
+        ) from error
+
+
+def is_inside(checkpoint: Path, folder: Path) -> bool:
+    """Whether a checkpoint is one of those of a folder."""
+    return checkpoint.resolve().parent == folder.resolve()
+
+
+def _log_sizes(checkpoint: Path) -> dict[str, int]:
+    """Raises: ValueError: the checkpoint is damaged."""
+    sizes: dict[str, int] = checkpoint_io.read(checkpoint).get("curves", {})
+    return sizes
+
+
+def read_config(path: Path, last: Path) -> dict[str, Any]:
+    """The config of the earlier start of a run.
+
+    Args:
+        path: its `config.yaml`.
+        last: its last checkpoint, for the message.
+    Raises:
+        ConfigError: the file is missing, empty or damaged.
+    """
+    content: Any = None
+    problem = "missing"
+    if path.is_file():
+        problem = "empty, or not a config"
+        try:
+            content = from_yaml(config_text(path))
+        except (OSError, ValueError, YAMLError, RecursionError) as error:
+            problem = f"damaged ({' '.join(str(error).split())})"
+    if not isinstance(content, dict) or not isinstance(content.get("derived"), dict):
+        raise ConfigError(
+            f"{path}: {problem}; the run in this folder cannot resume without it. Its checkpoints are "
+            f"intact: run.resume={last} with another run.name resumes from them, run.resume=never "
+            "starts a new run"
+        )
+    return content
+
+
+def config_text(path: Path) -> str:
+    """The text of a run's `config.yaml`, which is safe to parse.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: too large, no text, or with aliases.
+    """
+    size = path.stat().st_size
+    if size > _MAX_BYTES:
+        raise ValueError(f"{size / 2**20:.0f} MB, a config has at most {_MAX_BYTES // 2**20}")
+    text = path.read_text(encoding="utf-8")
+    _check_no_aliases(text)
+    return text
+
+
+def _check_no_aliases(text: str) -> None:
+    """Raises: ValueError: YAML with aliases, of which a few lines can stand for billions of values."""
+    if any(isinstance(event, AliasEvent) for event in parse(text, Loader=SafeLoader)):
+        raise ValueError("it has YAML aliases, which medconv does not write")
+
+
+def measure_logs(folder: Path) -> dict[str, int]:
+    """Current sizes: rows of `metrics.csv` with its header, and bytes of each TensorBoard file."""
+    table = folder / _CSV
+    sizes = {_CSV: table.read_bytes().count(b"\n") if table.is_file() else 0}
+    for path in _events(folder):
+        sizes[str(path.relative_to(folder))] = path.stat().st_size
+    return sizes
+
+
+def rewind_logs(folder: Path, measured: Mapping[str, int]) -> None:
+    """Cut the logs to the sizes from `measure`; files without a size are removed."""
+    _cut_table(folder / _CSV, measured.get(_CSV, 0))
+    for path in _events(folder):
+        size = measured.get(str(path.relative_to(folder)))
+        if size is None:
+            path.unlink()
+        elif size < path.stat().st_size:
+            with path.open("r+b") as file:
+                file.truncate(size)
+
+
+def _cut_table(table: Path, num_rows: int) -> None:
+    """To rows, not to bytes: a new column rewrites earlier rows."""
+    if not table.is_file():
+        return
+    rows = table.read_bytes().splitlines(keepends=True)
+    kept = rows[:num_rows]
+    if not kept:
+        table.unlink()
+    elif len(kept) < len(rows):
+        with replacing(table) as partial:
+            partial.write_bytes(b"".join(kept))
+
+
+def _events(folder: Path) -> Iterator[Path]:
+    """TensorBoard files of this run."""
+    return (path for path in sorted((folder / _TENSORBOARD).rglob(_EVENTS)) if path.is_file())

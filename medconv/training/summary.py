@@ -1,12 +1,21 @@
-"""What `summary.json` holds: its keys, the scores of the best checkpoint, and how the run ended."""
+"""What `summary.json` holds: its keys, the best checkpoint's scores, how the run ended, and its machine."""
 
 import json
+import platform
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import medconv
+from medconv.config.schema import PACKAGE
 from medconv.targets import Targets
 from medconv.utils import cluster
+from medconv.utils.cores import num_cores
 from medconv.utils.signals import RunInterrupted
 
 # In the order of the file.
@@ -27,14 +36,15 @@ _KEYS = (
     "git_commit",
     "command",
 )
+_PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy", "tensorboard")
 
 
-def empty() -> dict[str, Any]:
+def empty_summary() -> dict[str, Any]:
     """All keys that other programs rely on, with null as value."""
     return dict.fromkeys(_KEYS)
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_summary(path: Path) -> dict[str, Any]:
     """Content of a `summary.json`; empty if it does not exist. Raises: ValueError: damaged, or not ours."""
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -56,7 +66,7 @@ def status_after(error: BaseException) -> str:
     return "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
 
 
-def scores(record: Mapping[str, Any]) -> dict[str, Any]:
+def best_scores(record: Mapping[str, Any]) -> dict[str, Any]:
     """Scores as they are logged, and the row of each case. Args: record: a checkpoint's `medconv`."""
     rows = record["validation"]
     values = Targets.from_plain(record["targets"]).summary(rows)
@@ -95,3 +105,56 @@ def _flat(values: Iterable[Any]) -> list[Any]:
     for value in values:
         flat += value if isinstance(value, list) else [value]
     return flat
+
+
+def run_metadata(trainer: Any) -> dict[str, Any]:
+    """What `summary.json` says of software, hardware and command. Args: trainer: Lightning's."""
+    device = trainer.strategy.root_device
+    name = torch.cpu.get_capabilities().get("cpu_name")
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            # Unlike the package's metadata, it is there in a checkout that is not installed
+            "medconv": medconv.__version__,
+            **{name: version(name) for name in _PACKAGES},
+        },
+        "hardware": {
+            "device": device.type,
+            "name": name or platform.processor(),
+            "devices": trainer.world_size,
+            "cores": num_cores(),
+            "torch_threads": torch.get_num_threads(),
+        },
+        "git_commit": git_commit(),
+        "command": " ".join([_program(), *sys.argv[1:]]),
+        "job": cluster.job(),
+    }
+
+
+def _program() -> str:
+    name = Path(sys.argv[0]).name
+    return "medconv" if name == "__main__.py" else name  # of `python -m medconv`
+
+
+def git_commit() -> str | None:
+    """Of the checkout that medconv runs from; None: medconv is installed as a package."""
+    if not (PACKAGE.parent / ".git").exists():
+        return None
+    command = ["git", "-C", str(PACKAGE.parent), "rev-parse", "HEAD"]
+    try:
+        git = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return git.stdout.strip()
+
+
+def peak_memory() -> int:
+    """Bytes: of the GPU, or resident memory on a CPU."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    import resource
+
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kibibytes * 1024

@@ -21,7 +21,7 @@ from medconv.performance.switches import to_memory_format
 from medconv.targets import Targets
 from medconv.targets.monitor import MonitoredMetric
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
-from medconv.training.distributed.strategy import shard
+from medconv.training.distributed import shard
 from medconv.training.growing_patch import GrowingPatch
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.mixup import Mixup

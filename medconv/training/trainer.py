@@ -18,6 +18,7 @@ from medconv.config.schema import InitConfig, RunSettings
 from medconv.performance.step_profiler import StepProfiler
 from medconv.performance.trace import Trace
 from medconv.planning.sizes import need_size
+from medconv.training import distributed
 from medconv.training.callbacks import early_stopping
 from medconv.training.callbacks.final_validation import FinalValidation
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
@@ -27,9 +28,7 @@ from medconv.training.callbacks.time_budget import TimeBudget
 from medconv.training.callbacks.weight_averaging import AverageWeights
 from medconv.training.checkpoint import resumable_loop
 from medconv.training.checkpoint.writer import AtomicCheckpointIO, CheckpointWriter
-from medconv.training.distributed import strategy
-from medconv.training.distributed.cluster_environment import environment
-from medconv.training.distributed.same_start import ResumeStepCheck
+from medconv.training.distributed import ResumeStepCheck, cluster_environment
 from medconv.training.loggers.csv import CsvLogger
 from medconv.training.run_dir import RunDir
 from medconv.utils.hardware import benchmark_kernels
@@ -58,7 +57,7 @@ def build_trainer(
     """
     interval = configs.duration_seconds(config.run.checkpoint_interval, "run.checkpoint_interval")
     checkpoints = CheckpointWriter(folder.checkpoints, AtomicCheckpointIO(), interval)
-    stops = strategy.StopSync(stop_request, config.perf.stop_sync_interval)
+    stops = distributed.StopSync(stop_request, config.perf.stop_sync_interval)
     max_seconds = config.trainer.max_seconds
     budget = None
     if max_seconds is not None:
@@ -79,7 +78,9 @@ def build_trainer(
         postpones=None if budget is None else budget.postpones_validation,
         **settings,
         callbacks=callbacks,
-        plugins=[plugin for plugin in (environment(), checkpoints.io, *user_plugins) if plugin is not None],
+        plugins=[
+            plugin for plugin in (cluster_environment(), checkpoints.io, *user_plugins) if plugin is not None
+        ],
         # CheckpointWriter is not one of Lightning's; a user's callback may be
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         logger=[*loggers, CsvLogger(folder.path / "metrics.csv")],
@@ -95,7 +96,7 @@ def _settings(config: RunConfig, callbacks: Sequence[L.Callback], validates: boo
     settings = {key: _built(value, f"trainer.{key}") for key, value in asdict(trainer).items()}
     del settings["max_time"]  # `TimeBudget` ends a run on time
     accumulates = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
-    settings["strategy"] = strategy.strategy(trainer, config.perf, accumulates) or settings["strategy"]
+    settings["strategy"] = distributed.strategy_of(trainer, config.perf, accumulates) or settings["strategy"]
     settings["benchmark"] = benchmark_kernels(trainer.benchmark, trainer.accelerator, trainer.deterministic)
     # ProgressBar is not one of Lightning's; a user's callback may be
     settings["enable_progress_bar"] &= any(isinstance(callback, LightningsBar) for callback in callbacks)
@@ -125,7 +126,7 @@ def _callbacks(
     folder: RunDir,
     checkpoints: CheckpointWriter,
     profiler: StepProfiler,
-    stops: strategy.StopSync,
+    stops: distributed.StopSync,
     budget: TimeBudget | None,
     validates: bool,
 ) -> list[L.Callback]:
@@ -146,8 +147,8 @@ def _callbacks(
         _thaw(config.init),
         # It sets the weights of a validation, which those below read
         *averaging,
-        strategy.BroadcastBuffers(),
-        strategy.UnshardForValidation(),
+        distributed.BroadcastBuffers(),
+        distributed.UnshardForValidation(),
         ResumeStepCheck(),
         trace,
         # Early stopping has nothing to say about a run whose time is up

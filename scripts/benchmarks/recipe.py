@@ -23,7 +23,7 @@ from medconv.metrics import dice
 from medconv.metrics.dice import mean, mean_per_class
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.run_dir import short_hash
-from medconv.training.run_metadata import git_commit
+from medconv.training.summary import git_commit
 from medconv.utils import signals
 from medconv.utils.atomic_io import write_text
 

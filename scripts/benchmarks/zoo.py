@@ -24,7 +24,7 @@ from benchmarks.zoo_sets import SETS, DataSet
 from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint
 from medconv.planning.spacing import target_spacing
 from medconv.training.data_setup import find_data
-from medconv.training.run_metadata import git_commit
+from medconv.training.summary import git_commit
 from medconv.utils.atomic_io import write_text
 
 HERE = Path(__file__).parents[2]

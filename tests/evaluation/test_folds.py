@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from medconv.evaluation.folds import read_folds
-from medconv.training import data_identity
+from medconv.training import identity
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_folds_of_changed_cases_differ(tmp_path: Path) -> None:
         (folder / "config.yaml").write_text(f"data: {{fold: {number}, num_folds: 3}}")
         content = {**digests, **changed}
         val = {"abc"[int(number)]: content.pop("abc"[int(number)])}
-        data_identity.write(folder, {"train": content, "val": val})
+        identity.write_data_identity(folder, {"train": content, "val": val})
     first, second, third = read_folds(tmp_path)
     assert first.differences(second) == ["other image, label or values: b"]
     assert first.differences(third) == []
-    (tmp_path / "2" / data_identity.FILE).unlink()  # as of earlier versions
+    (tmp_path / "2" / identity.CASES_FILE).unlink()  # as of earlier versions
     assert list(read_folds(tmp_path))[2].differences(second) == []

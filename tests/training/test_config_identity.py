@@ -1,9 +1,9 @@
-"""medconv/training/config_identity.py: which keys may change when a run resumes."""
+"""medconv/training/identity.py: which keys may change when a run resumes."""
 
 from dataclasses import replace
 
 from medconv.config.schema import RunConfig
-from medconv.training.config_identity import config_differences
+from medconv.training.identity import config_differences
 
 
 def test_keys_that_change_what_is_trained_are_named() -> None:

@@ -1,4 +1,4 @@
-"""medconv/training/data_identity.py: a run whose data changed is another run."""
+"""medconv/training/identity.py: a run whose data changed is another run."""
 
 import os
 import shutil
@@ -14,19 +14,19 @@ from helpers.volumes import tiny as tiny_dataset
 
 from medconv.config import ConfigError
 from medconv.data.preprocessing.pipeline import prepare
-from medconv.training import data_identity
+from medconv.training import identity
 
 
 def test_changes_are_named_by_case(tmp_path: Path) -> None:
     dataset = tiny_dataset(tmp_path / "data", 4)
     store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     first, second, third, fourth = dataset.cases
-    before = data_identity.of([first, second], [third], store)
-    assert data_identity.differences(before, data_identity.of([second, first], [third], store)) == []
-    weighted = data_identity.of([first, replace(second, weight=2.0)], [third], store)
-    assert data_identity.differences(before, weighted) == [f"other image, label or values: {second.id}"]
-    moved = data_identity.of([first, third], [second, fourth], store)
-    assert data_identity.differences(before, moved) == [
+    before = identity.data_identity([first, second], [third], store)
+    assert identity.data_differences(before, identity.data_identity([second, first], [third], store)) == []
+    weighted = identity.data_identity([first, replace(second, weight=2.0)], [third], store)
+    assert identity.data_differences(before, weighted) == [f"other image, label or values: {second.id}"]
+    moved = identity.data_identity([first, third], [second, fourth], store)
+    assert identity.data_differences(before, moved) == [
         f"no longer trained on: {second.id}",
         f"now trained on: {third.id}",
         f"no longer validated: {third.id}",
@@ -36,13 +36,13 @@ def test_changes_are_named_by_case(tmp_path: Path) -> None:
 
 def test_cases_that_another_run_trained_on_are_named_where_they_are_validated() -> None:
     earlier = {"train": {"a": 1, "b": 1}, "val": {"c": 1}}
-    assert data_identity.leaks(earlier, {"train": {"a": 1, "c": 1}, "val": {"b": 2}}) == ["b"]
-    assert data_identity.leaks(earlier, earlier) == []
+    assert identity.leaks(earlier, {"train": {"a": 1, "c": 1}, "val": {"b": 2}}) == ["b"]
+    assert identity.leaks(earlier, earlier) == []
 
 
 def test_only_the_first_cases_are_named() -> None:
     many = {f"case_{number}": number for number in range(9)}
-    (line,) = data_identity.differences({"train": many, "val": {}}, {"train": {}, "val": {}})
+    (line,) = identity.data_differences({"train": many, "val": {}}, {"train": {}, "val": {}})
     assert line.endswith("case_3, case_4 and 4 more")
 
 
@@ -50,8 +50,8 @@ def test_only_the_first_cases_are_named() -> None:
 def test_a_file_that_cannot_be_read_compares_with_nothing(tmp_path: Path, content: str | None) -> None:
     """Runs of earlier versions have none."""
     if content is not None:
-        (tmp_path / data_identity.FILE).write_text(content)
-    assert data_identity.read(tmp_path) is None
+        (tmp_path / identity.CASES_FILE).write_text(content)
+    assert identity.read_data_identity(tmp_path) is None
 
 
 def change(dataset: Path, name: str) -> None:

@@ -1,4 +1,4 @@
-"""medconv/training/resume_source.py: which checkpoint a run continues, and the config that it needs."""
+"""medconv/training/run_dir.py: which checkpoint a run continues, and the config that it needs."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from medconv.config import ConfigError
-from medconv.training.resume_source import ResumeSource, find_source, read_config
+from medconv.training.run_dir import ResumeSource, find_source, read_config
 
 
 def write(path: Path, rows: int) -> Path:

@@ -1,4 +1,4 @@
-"""medconv/training/run_lock.py: one process at a time, also while another one moves the folder."""
+"""medconv/training/run_dir.py: one process at a time, also while another one moves the folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from medconv.config import ConfigError
-from medconv.training.run_lock import RunLock
+from medconv.training.run_dir import RunLock
 
 
 def is_refused(folder: Path) -> bool:

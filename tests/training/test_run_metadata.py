@@ -1,4 +1,4 @@
-"""medconv/training/run_metadata.py: what `summary.json` says of the software, the machine and the command."""
+"""medconv/training/summary.py: what `summary.json` says of the software, the machine and the command."""
 
 import json
 import platform
@@ -11,13 +11,13 @@ import lightning as L
 import pytest
 import torch
 
-from medconv.training import run_metadata
+from medconv.training import summary
 
 
 def test_metadata_names_versions_device_and_command_and_can_be_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/medconv/cli/__main__.py", "train", "seed=3"])
     trainer = L.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
-    metadata = json.loads(json.dumps(run_metadata.of(trainer)))
+    metadata = json.loads(json.dumps(summary.run_metadata(trainer)))
     assert metadata["command"] == "medconv train seed=3"
     assert metadata["versions"]["python"] == platform.python_version()
     assert metadata["versions"]["medconv"] == version("medconv")
@@ -29,19 +29,19 @@ def test_metadata_names_versions_device_and_command_and_can_be_json(monkeypatch:
 
 def test_the_command_is_named_as_the_script_that_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/home/me/checkout/train.py"])
-    assert run_metadata._program() == "train.py"
+    assert summary._program() == "train.py"
 
 
 def test_the_commit_is_that_of_the_checkout_and_none_for_an_installed_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_metadata, "PACKAGE", tmp_path / "medconv")
-    assert run_metadata.git_commit() is None
+    monkeypatch.setattr(summary, "PACKAGE", tmp_path / "medconv")
+    assert summary.git_commit() is None
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
     subprocess.run([*git, "init", "-q"], check=True)
-    assert run_metadata.git_commit() is None  # there is no commit yet
+    assert summary.git_commit() is None  # there is no commit yet
     subprocess.run([*git, "commit", "-q", "--allow-empty", "--no-gpg-sign", "-m", "first"], check=True)
-    commit = run_metadata.git_commit()
+    commit = summary.git_commit()
     assert commit is not None and len(commit) == 40
     log = subprocess.run([*git, "log", "--format=%H"], check=True, capture_output=True, text=True)
     assert log.stdout.split() == [commit]
@@ -55,4 +55,4 @@ def test_peak_memory_of_a_cpu_is_in_bytes() -> None:
         for line in Path("/proc/self/status").read_text().splitlines()
         if line.startswith("VmHWM:")
     )
-    assert 0.9 * 1024 * kilobytes < run_metadata.peak_memory() < 100 * 1024 * kilobytes
+    assert 0.9 * 1024 * kilobytes < summary.peak_memory() < 100 * 1024 * kilobytes

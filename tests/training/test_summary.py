@@ -29,7 +29,7 @@ def test_the_status_says_how_the_run_ended(error: BaseException, status: str) ->
 
 def test_dice_is_the_mean_over_classes_of_the_means_over_cases() -> None:
     rows = {"a": {"box": 1.0, "hole": 0.5}, "b": {"box": 0.5, "hole": None}}
-    scores = summary.scores(
+    scores = summary.best_scores(
         {"targets": LabelMapTargets.of_classes(["rest", "box", "hole"]).plain(), "validation": rows}
     )
     assert scores == {"val/dice": 0.625, "val/dice_per_class": {"box": 0.75, "hole": 0.5}, "val/cases": rows}
@@ -44,12 +44,12 @@ def test_image_level_scores_are_measured_on_all_cases_together() -> None:
         "targets": {"kind": "multiclass", "names": ["bright", "dark"]},
         "validation": rows,
     }
-    scores = summary.scores(record)
+    scores = summary.best_scores(record)
     assert scores["val/accuracy"] == 0.75 and scores["val/auc"] == 1.0 and scores["val/cases"] == rows
-    assert summary.scores({**record, "validation": {}}) == {"val/cases": {}}
+    assert summary.best_scores({**record, "validation": {}}) == {"val/cases": {}}
 
 
 def test_an_empty_summary_is_valid_and_has_every_key() -> None:
-    assert {"status", "val/dice", "command"} <= set(summary.empty())
-    assert set(summary.empty().values()) == {None}
-    assert summary.is_valid(summary.empty())
+    assert {"status", "val/dice", "command"} <= set(summary.empty_summary())
+    assert set(summary.empty_summary().values()) == {None}
+    assert summary.is_valid(summary.empty_summary())

@@ -24,7 +24,7 @@ from medconv.training.callbacks.weight_averaging import AverageWeights
 from medconv.training.checkpoint.resumable_loop import PerStepSeeding
 from medconv.training.checkpoint.writer import CheckpointWriter
 from medconv.training.data_setup import prepare_data
-from medconv.training.distributed.strategy import BroadcastBuffers, StopSync, UnshardForValidation
+from medconv.training.distributed import BroadcastBuffers, StopSync, UnshardForValidation
 from medconv.training.run_dir import RunDir
 from medconv.training.settings import with_devices
 from medconv.training.trainer import build_trainer

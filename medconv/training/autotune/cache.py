@@ -20,8 +20,7 @@ from medconv.training.autotune.candidates import Candidate, choices
 from medconv.training.autotune.trial import Choice, Work
 from medconv.training.build import build_task
 from medconv.training.measured_once import measured_once, measuring
-from medconv.training.resume_source import read_config
-from medconv.training.run_dir import RunDir
+from medconv.training.run_dir import RunDir, read_config
 from medconv.utils import hardware
 
 OPEN = (

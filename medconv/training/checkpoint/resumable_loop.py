@@ -18,7 +18,7 @@ from lightning.pytorch.loops.training_epoch_loop import RestartStage, _TrainingE
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
 from medconv.training.checkpoint.writer import CheckpointWriter
-from medconv.training.distributed.strategy import StopSync
+from medconv.training.distributed import StopSync
 from medconv.utils.signals import RunInterrupted
 
 # Names of `ResumableEpochLoop` that override nothing, or an attribute.

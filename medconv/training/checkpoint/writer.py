@@ -18,8 +18,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from medconv.targets.monitor import DICE, MonitoredMetric
-from medconv.training.checkpoint import BEST, LAST, PREVIOUS, log_rewind
-from medconv.training.checkpoint.ranking import Ranking
+from medconv.training import run_dir
+from medconv.training.checkpoint import BEST, LAST, PREVIOUS
 from medconv.utils.atomic_io import flush_folder, replacing
 
 
@@ -76,7 +76,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             future.result()
 
     def write_held(self, curves: dict[str, int]) -> None:
-        """Args: curves: sizes of the logs, as from `log_rewind.measure`."""
+        """Args: curves: sizes of the logs, as from `measure_logs`."""
         if self._held is None:
             return
         content, path, second_name = self._held
@@ -215,7 +215,7 @@ class CheckpointWriter(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.flush()
-        return log_rewind.measure(self.folder.parent)
+        return run_dir.measure_logs(self.folder.parent)
 
 
 def _batches(trainer: Trainer) -> int:
@@ -295,3 +295,51 @@ class _Recording:
 
     def flush(self) -> None:
         self._file.flush()
+
+
+class Ranking:
+    """Ranks validations by the monitored metric, or by its running mean (`MonitoredMetric.smoothing`).
+
+    Attributes:
+        best: value of the metric at the best validation; None: there was no validation.
+    """
+
+    def __init__(self) -> None:
+        self.best: float | None = None
+        # Running means, in which larger is better: the last one, and that of the best validation
+        self._mean: float | None = None
+        self._best_mean: float | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "mean": self._mean, "best_mean": self._best_mean}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best = state_dict["best"]
+        # Earlier versions had no means
+        self._mean = state_dict.get("mean")
+        self._best_mean = state_dict.get("best_mean")
+
+    def forget_best(self) -> None:
+        """The next validation is the first one."""
+        self.best = None
+        self._mean = None
+        self._best_mean = None
+
+    def add(self, value: float, monitored: MonitoredMetric) -> bool:
+        """Whether a validation is the best so far. Args: value: of the metric; NaN is the worst."""
+        if math.isnan(value):
+            # The worst value, in the metric's direction
+            value = monitored.quality(-math.inf)
+        quality = monitored.quality(value)
+        mean = quality
+        if math.isfinite(quality):
+            if self._mean is not None:
+                mean = monitored.smoothing * self._mean + (1 - monitored.smoothing) * quality
+            self._mean = mean
+        if self._best_mean is None and self.best is not None:
+            self._best_mean = monitored.quality(self.best)
+        if self._best_mean is not None and mean <= self._best_mean:
+            return False
+        self.best = value
+        self._best_mean = mean
+        return True

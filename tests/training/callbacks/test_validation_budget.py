@@ -1,4 +1,4 @@
-"""medconv/training/callbacks/validation_budget.py: validations take a bounded share of a run's time."""
+"""medconv/training/callbacks/time_budget.py: validations take a bounded share of a run's time."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from helpers import clock
 
-from medconv.training.callbacks.time_budget import TimeBudget
-from medconv.training.callbacks.validation_budget import ValidationBudget, steps_between_validations
+from medconv.training.callbacks.time_budget import TimeBudget, ValidationBudget, steps_between_validations
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-"""medconv/training/checkpoint/ranking.py: by each validation, or by their running mean."""
+"""medconv/training/checkpoint/writer.py: by each validation, or by their running mean."""
 
 import math
 
 import pytest
 
 from medconv.targets.monitor import CROSS_ENTROPY, DICE, MAE, MonitoredMetric
-from medconv.training.checkpoint.ranking import Ranking
+from medconv.training.checkpoint.writer import Ranking
 
 VALUES = (0.5, 0.1, 0.4, 0.2, 0.15, 0.3)
 MEANS = (0.5, 0.22, 0.346, 0.2438, 0.17814, 0.263442)  # 0.7 of each value, 0.3 of the mean before

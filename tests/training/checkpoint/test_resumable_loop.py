@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnect
 
 from medconv.training.checkpoint.resumable_loop import PerStepSeeding, ResumableEpochLoop, ResumableTrainer
 from medconv.training.checkpoint.writer import AtomicCheckpointIO, CheckpointWriter
-from medconv.training.distributed.strategy import StopSync
+from medconv.training.distributed import StopSync
 from medconv.utils.signals import StopRequest
 
 

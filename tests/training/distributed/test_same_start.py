@@ -1,4 +1,4 @@
-"""medconv/training/distributed/same_start.py: ranks that would resume at different steps stop."""
+"""medconv/training/distributed.py: ranks that would resume at different steps stop."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from helpers import ranks
 from torch import distributed
 
-from medconv.training.distributed.same_start import ResumeStepCheck
+from medconv.training.distributed import ResumeStepCheck
 
 
 def begin(step: int) -> str:

@@ -1,4 +1,4 @@
-"""medconv/training/distributed/strategy.py alone and with real processes."""
+"""medconv/training/distributed.py alone and with real processes."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from helpers.waiting import PATIENCE_S, until
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from medconv.config import PerfConfig, TrainerConfig
-from medconv.training.distributed import strategy
+from medconv.training import distributed
 from medconv.utils.exit_codes import DONE, PREEMPTED
 from medconv.utils.signals import StopRequest
 
@@ -32,20 +32,20 @@ def trainer(**settings: Any) -> TrainerConfig:
     "settings", [{"devices": 2}, {"devices": [0, 1]}, {"num_nodes": 2}, {"strategy": "ddp"}]
 )
 def test_several_processes_use_ddp_with_a_static_graph(settings: dict[str, Any]) -> None:
-    ddp = strategy.strategy(trainer(**settings), PERF)
+    ddp = distributed.strategy_of(trainer(**settings), PERF)
     assert isinstance(ddp, DDPStrategy)
     assert ddp._ddp_kwargs["gradient_as_bucket_view"] and ddp._ddp_kwargs["static_graph"]
-    accumulating = strategy.strategy(trainer(**settings, accumulate_grad_batches=2), PERF)
+    accumulating = distributed.strategy_of(trainer(**settings, accumulate_grad_batches=2), PERF)
     assert isinstance(accumulating, DDPStrategy) and not accumulating._ddp_kwargs["static_graph"]
 
 
 def test_one_process_and_other_strategies_are_left_to_lightning() -> None:
-    assert strategy.strategy(trainer(), PERF) is None
-    assert strategy.strategy(trainer(strategy="ddp_spawn", devices=2), PERF) is None
+    assert distributed.strategy_of(trainer(), PERF) is None
+    assert distributed.strategy_of(trainer(strategy="ddp_spawn", devices=2), PERF) is None
 
 
 def test_fsdp_shards_over_all_processes() -> None:
-    fsdp = strategy.strategy(trainer(strategy="fsdp", devices=4, num_nodes=2), PERF)
+    fsdp = distributed.strategy_of(trainer(strategy="fsdp", devices=4, num_nodes=2), PERF)
     assert isinstance(fsdp, ModelParallelStrategy)
     assert (fsdp._data_parallel_size, fsdp._tensor_parallel_size) == (8, 1)
 
@@ -124,24 +124,24 @@ def _number(path: Path) -> int:
 
 def test_an_interval_below_1_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"every must be at least 1, got 0"):
-        strategy.StopSync(StopRequest(), 0)
+        distributed.StopSync(StopRequest(), 0)
 
 
 def test_fsdp_excludes_pointwise_checkpointing() -> None:
     with pytest.raises(ValueError, match=r"use perf\.activation_checkpointing=blocks"):
-        strategy.strategy(
+        distributed.strategy_of(
             trainer(strategy="fsdp", devices=2), PerfConfig(activation_checkpointing="pointwise")
         )
 
 
 def test_a_callback_that_accumulates_gradients_excludes_a_static_graph() -> None:
-    ddp = strategy.strategy(trainer(devices=2), PERF, accumulates=True)
+    ddp = distributed.strategy_of(trainer(devices=2), PERF, accumulates=True)
     assert isinstance(ddp, DDPStrategy) and not ddp._ddp_kwargs["static_graph"]
 
 
 def test_a_timeout_is_positive_and_reaches_the_strategy() -> None:
     for name in ("ddp", "fsdp"):
-        made: Any = strategy.strategy(trainer(strategy=name), PerfConfig(timeout_seconds=7.5))
+        made: Any = distributed.strategy_of(trainer(strategy=name), PerfConfig(timeout_seconds=7.5))
         assert made._timeout.total_seconds() == 7.5
     with pytest.raises(ValueError, match=r"perf\.timeout_seconds must be positive, got 0"):
-        strategy.strategy(trainer(strategy="ddp"), PerfConfig(timeout_seconds=0))
+        distributed.strategy_of(trainer(strategy="ddp"), PerfConfig(timeout_seconds=0))

@@ -16,9 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from medconv.convs import basis, swap_convs
 from medconv.models.unet import UNet
-from medconv.training.optim import lr_schedulers, newton_schulz
-from medconv.training.optim.muon import Muon, length_factor
-from medconv.training.optim.newton_schulz import orthogonal
+from medconv.training.optim import lr_schedulers, muon
+from medconv.training.optim.muon import Muon, length_factor, orthogonal
 from medconv.utils import checkpoint_io
 
 
@@ -191,8 +190,8 @@ def test_a_step_on_a_gpu_launches_few_kernels(
     features: tuple[int, ...], ceiling: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of meta tensors, in the precision of a GPU. Kernels of one shape are multiplied at once."""
-    monkeypatch.setattr(newton_schulz, "fast_bf16_cpu", lambda: True)
-    monkeypatch.setattr(newton_schulz, "_SMALLEST_BF16", 1)
+    monkeypatch.setattr(muon, "fast_bf16_cpu", lambda: True)
+    monkeypatch.setattr(muon, "_SMALLEST_BF16", 1)
     with torch.device("meta"):
         network = UNet(3, 1, 3, features, [2] * (len(features) - 1), norm="batch")
     parameters = list(network.parameters())

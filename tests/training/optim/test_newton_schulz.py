@@ -1,12 +1,12 @@
-"""medconv/training/optim/newton_schulz.py: against its definition, matrix by matrix and in batches."""
+"""medconv/training/optim/muon.py: against its definition, matrix by matrix and in batches."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from medconv.training.optim import newton_schulz
-from medconv.training.optim.newton_schulz import orthogonal
+from medconv.training.optim import muon
+from medconv.training.optim.muon import orthogonal
 
 
 def directions(matrix: torch.Tensor) -> torch.Tensor:
@@ -41,7 +41,7 @@ def test_orthogonal_is_newton_schulz_of_each_matrix(
     bf16: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of singular values over four decades, as momenta have them; the update's size is kept."""
-    monkeypatch.setattr(newton_schulz, "fast_bf16_cpu", lambda: bf16)
+    monkeypatch.setattr(muon, "fast_bf16_cpu", lambda: bf16)
     generator = torch.Generator().manual_seed(0)
     matrices = []
     for shape, decades in [((128, 500), 0), ((128, 1728), 2), ((128, 900), 4), ((600, 128), 3)]:
@@ -64,8 +64,8 @@ def test_orthogonal_ignores_the_scale() -> None:
 @pytest.mark.parametrize("bf16", [False, True])
 def test_batches_and_rows_of_zeros_change_rounding_alone(bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of one shape, a tall one, one with fewer rows, a square."""
-    monkeypatch.setattr(newton_schulz, "fast_bf16_cpu", lambda: bf16)
-    monkeypatch.setattr(newton_schulz, "_SMALLEST_BF16", 1)
+    monkeypatch.setattr(muon, "fast_bf16_cpu", lambda: bf16)
+    monkeypatch.setattr(muon, "_SMALLEST_BF16", 1)
     generator = torch.Generator().manual_seed(0)
     shapes = [(32, 90), (27, 32), (32, 90), (90, 32), (3, 9), (32, 32)]
     matrices = [torch.randn(shape, generator=generator) for shape in shapes]

@@ -1,4 +1,4 @@
-"""medconv/training/optim/param_groups.py: each layer learns at its own rate, with any optimizer and schedule."""
+"""medconv/training/optim/build.py: each layer learns at its own rate, with any optimizer and schedule."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import nn
 
 from medconv.models.pretrained.freeze import check_factors, freeze
 from medconv.training.optim import lr_schedulers
+from medconv.training.optim.build import with_lr_multipliers
 from medconv.training.optim.muon import Muon
-from medconv.training.optim.param_groups import with_lr_multipliers
 
 FACTORS = {"encoder": 0.1, "decoder": 0.5, "encoder.0": 7.0}
 OPTIMIZERS: dict[str, Callable[..., Any]] = {

@@ -1,24 +1,27 @@
-"""Training on several devices: DDP without needless traffic, FSDP2, and what the ranks agree on."""
+"""Training on several devices: DDP and FSDP2, what the ranks agree on, and jobs that Slurm starts."""
 
 import logging
+import os
 from datetime import timedelta
 from inspect import signature
 from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import distributed, nn
 
 from medconv.config import PerfConfig, TrainerConfig, arguments_as_keys
 from medconv.utils import cluster
+from medconv.utils.cluster import launcher, srun_tasks
 from medconv.utils.hardware import uses_gpu
 from medconv.utils.signals import RunInterrupted, StopRequest
 
 log = logging.getLogger(__name__)
 
 
-def strategy(trainer: TrainerConfig, perf: PerfConfig, accumulates: bool = False) -> Strategy | None:
+def strategy_of(trainer: TrainerConfig, perf: PerfConfig, accumulates: bool = False) -> Strategy | None:
     """Lightning's strategy for `auto` with several devices, `ddp` and `fsdp`; None: any other one.
 
     Args:
@@ -190,3 +193,65 @@ def _devices(trainer: TrainerConfig) -> int:
     if isinstance(devices, int) and devices > 0:
         return devices
     return torch.cuda.device_count() if uses_gpu(trainer.accelerator) else 1
+
+
+class ResumeStepCheck(Callback):
+    """Checks that all processes resume at the same step: if they do not share the run folder, only some find
+    a checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self._step = 0
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._step = checkpoint["global_step"]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Before the sanity check, which only new runs do."""
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return
+        steps: list[int] = [0] * distributed.get_world_size()
+        distributed.all_gather_object(steps, self._step)
+        if len(set(steps)) > 1:
+            raise ValueError(
+                f"{trainer.default_root_dir}: not the same folder for all processes, they would resume at "
+                f"steps {steps}; it must be on a file system that all machines share"
+            )
+
+
+def cluster_environment() -> ClusterEnvironment | None:
+    """For Lightning's `plugins`; None: Lightning detects it correctly.
+
+    In a batch script of several tasks, without srun, Lightning would wait for the other tasks.
+    """
+    started_by = launcher()
+    if started_by is not None and started_by.name == "srun":
+        return SrunStep()
+    return LightningEnvironment() if started_by is None and "SLURM_NTASKS" in os.environ else None
+
+
+class SrunStep(SLURMEnvironment):
+    """Reads srun's variables of this job step, not those of the whole job; does not handle signals."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_requeue=False)
+
+    @property
+    def main_address(self) -> str:
+        return os.environ.get("MASTER_ADDR") or self.resolve_root_node_address(
+            os.environ["SLURM_STEP_NODELIST"]
+        )
+
+    def world_size(self) -> int:
+        return srun_tasks()
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """`cluster.processes` has checked them."""
+
+    @staticmethod
+    def _validate_srun_used() -> None: ...
+
+    @staticmethod
+    def _validate_srun_variables() -> None: ...

@@ -1,4 +1,4 @@
-"""The data of a run, as its identity: a run whose cases, images or labels changed is another run."""
+"""A run's identity, its config and its data: a run of other keys, cases, images or labels is another run."""
 
 import json
 import logging
@@ -6,18 +6,58 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from medconv.config import Node, flatten
 from medconv.data.case import Case
 from medconv.data.preprocessing.store import BROKEN, Store
 from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import some
 
+# Prefixes of keys that may change when a run resumes: none of them changes what is trained.
+FREE = (
+    "run.",
+    "logger.",
+    "callbacks.",
+    "data.cache_dir",
+    "data.num_workers",
+    "data.prefetch_factor",
+    "data.persistent_workers",
+    "data.prepare_workers",
+    "perf.timeout_seconds",
+    "trainer.enable_progress_bar",
+    "trainer.log_every_n_steps",
+    "trainer.num_sanity_val_steps",
+    "tags",
+    "test",
+    # These four follow from other keys
+    "derived.monitor",
+    "derived.stem",
+    "derived.num_train_cases",
+    "loss.class_names",
+    "derived.size",  # what it decides is compared
+)
 log = logging.getLogger(__name__)
-FILE = "cases.json"  # in the run's folder
+CASES_FILE = "cases.json"  # in the run's folder
 DataIdentity = Mapping[str, Mapping[str, int]]  # `train` or `val` to case id to a digest of its content
 
 
-def of(train: Sequence[Case], val: Sequence[Case], store: Store) -> DataIdentity:
-    """Of the cases that a run trains on and validates."""
+def config_differences(earlier: Node, current: Node) -> list[str]:
+    """A line for each key by which two configs train differently."""
+    earlier_values = flatten(earlier)
+    current_values = flatten(current)
+    # Keys of `trainer` that only one version of Lightning has
+    of_one_version = {*earlier.get("trainer", {})} ^ {*current["trainer"]}
+    free = (*FREE, *(f"trainer.{key}" for key in of_one_version))
+    lines = []
+    for key in sorted({*earlier_values, *current_values}):
+        before = earlier_values.get(key)
+        now = current_values.get(key)
+        if before != now and not f"{key}.".startswith(free):
+            lines.append(f"{key}: {before} there, {now} now")
+    return lines
+
+
+def data_identity(train: Sequence[Case], val: Sequence[Case], store: Store) -> DataIdentity:
+    """Digests of the cases that a run trains on and validates."""
     return {"train": _digests(train, store), "val": _digests(val, store)}
 
 
@@ -31,20 +71,20 @@ def _digest(case: Case, store: Store) -> int:
     return zlib.crc32(json.dumps([store.digest(case.id), stated], default=str).encode())
 
 
-def write(folder: Path, identity: DataIdentity) -> None:
-    write_text(folder / FILE, json.dumps(identity) + "\n")
+def write_data_identity(folder: Path, identity: DataIdentity) -> None:
+    write_text(folder / CASES_FILE, json.dumps(identity) + "\n")
 
 
-def read(folder: Path) -> DataIdentity | None:
-    """Of the run in a folder; None: it has none that can be read, as runs of earlier versions."""
+def read_data_identity(folder: Path) -> DataIdentity | None:
+    """The data of the run in a folder; None: it has none that can be read, as runs of earlier versions."""
     try:
-        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        content = json.loads((folder / CASES_FILE).read_text(encoding="utf-8"))
         return {split: dict(content[split]) for split in ("train", "val")}
     except (*BROKEN, KeyError):
         return None
 
 
-def differences(earlier: DataIdentity, current: DataIdentity) -> list[str]:
+def data_differences(earlier: DataIdentity, current: DataIdentity) -> list[str]:
     """One line for each kind of difference, with the first few cases; empty: the same data."""
     return [*_moves(earlier, current), *changes(earlier, current)]
 
@@ -62,10 +102,10 @@ def _moves(earlier: DataIdentity, current: DataIdentity) -> Iterator[str]:
 
 def warn_of_other_data(checkpoint: Path, current: DataIdentity) -> None:
     """Say in what the data differs from that of the checkpoint's run, which is continued on purpose."""
-    earlier = read(checkpoint.resolve().parent.parent)
+    earlier = read_data_identity(checkpoint.resolve().parent.parent)
     if earlier is None:
         return
-    lines = differences(earlier, current)
+    lines = data_differences(earlier, current)
     if lines:
         log.warning("run.resume=%s: its run had other data: %s", checkpoint, "; ".join(lines))
     leaked = leaks(earlier, current)

@@ -1,1 +1,0 @@
-"""DDP and FSDP: strategies, cluster environments, and what ranks agree on."""

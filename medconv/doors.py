@@ -24,8 +24,9 @@ COMMANDS = "COMMANDS"
 # Metrics of label maps: a tuple of "module:object", each a `medconv.metrics.segmentation.Metric`.
 METRICS = "METRICS"
 
-# Metrics of label maps: a tuple of "module:object", each a `medconv.metrics.segmentation.Metric`.
-METRICS = "METRICS"
+# Formats of `medconv export`: name -> object, a `Format` of `medconv/features/export/job.py`. That feature
+# walks it; the core does not.
+EXPORTS = "EXPORTS"
 
 _named: list[str] = []  # packages that the command line names
 

@@ -17,6 +17,7 @@ from medconv import config
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.features.export import export
 from medconv.features.export.formats import read_written
+from medconv.features.export.job import ExportOptions
 from medconv.features.export.metadata import metadata_path
 from medconv.inference.load import LoadedModel
 from medconv.inference.sliding_window import SlidingWindow
@@ -67,7 +68,7 @@ def shared(folder: Path) -> Exported:
             slowly = ("optimizer.lr=0.005", "schedule.patch=whole")
             train(folder, "trainer.max_steps=150", "data.samples_per_epoch=300", *slowly)
             for format, path in files.items():
-                export.export(checkpoint, path, export.ExportOptions(format, case=images / "case_1.nii.gz"))
+                export.export(checkpoint, path, ExportOptions(format, case=images / "case_1.nii.gz"))
             done.touch()
     return Exported(images, checkpoint, files)
 

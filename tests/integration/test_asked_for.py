@@ -15,7 +15,8 @@ from helpers.rated import add_rater
 from helpers.two_contrasts import save
 
 import medconv
-from medconv.features.export.export import ExportOptions, export
+from medconv.features.export.export import export
+from medconv.features.export.job import ExportOptions
 from medconv.inference.load import load
 from medconv.models.pretrained.rescale import kernel_sizes
 

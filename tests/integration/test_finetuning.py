@@ -14,7 +14,8 @@ import torch
 from helpers import hub, resuming, tiny
 from helpers.processes import Forked
 
-from medconv.features.export.export import ExportOptions, export
+from medconv.features.export.export import export
+from medconv.features.export.job import ExportOptions
 from medconv.inference.load import load
 from medconv.utils import checkpoint_io
 from medconv.utils.exit_codes import DONE

@@ -16,6 +16,7 @@ from helpers import small_runs as smallruns
 from PIL import Image
 
 from medconv.features.export import export
+from medconv.features.export.job import ExportOptions
 from medconv.inference.inputs import find_cases
 from medconv.inference.load import load
 from medconv.inference.predictor import Predictor
@@ -121,7 +122,7 @@ def test_the_metadata_of_an_export_say_by_what_to_divide(files: dict[str, Path],
     content = torch.load(files["multilabel"], weights_only=True)
     content["medconv"]["temperature"] = 2.5
     torch.save(content, tmp_path / "x.ckpt")
-    export.export(tmp_path / "x.ckpt", tmp_path / "x.ts", export.ExportOptions("torchscript"))
+    export.export(tmp_path / "x.ckpt", tmp_path / "x.ts", ExportOptions("torchscript"))
     outputs = json.loads((tmp_path / "x.ts.json").read_text())["outputs"]
     assert outputs["decode"].startswith("the outputs divided by the temperature, then a sigmoid")
     predictor = Predictor.load([tmp_path / "x.ckpt"])
@@ -230,7 +231,7 @@ def test_evaluation_with_pictures(
 @pytest.mark.parametrize("kind", ["multiclass", "regression"])
 def test_exported_networks_answer_alike(files: dict[str, Path], tmp_path: Path, kind: str) -> None:
     file = tmp_path / "model.onnx"
-    export.export(files[kind], file, export.ExportOptions("onnx", case=files["table"].parent / "1.png"))
+    export.export(files[kind], file, ExportOptions("onnx", case=files["table"].parent / "1.png"))
     metadata = json.loads((tmp_path / "model.onnx.json").read_text())
     assert metadata["outputs"]["targets"]["kind"] == kind and metadata["inputs"]["frame"] == [16, 16]
     exported, trained = Predictor([exports.read_back(file, "onnx")]), Predictor.load(files[kind])
@@ -242,4 +243,4 @@ def test_exported_networks_answer_alike(files: dict[str, Path], tmp_path: Path, 
     with pytest.raises(
         ValueError, match="a bundle is for segmentation, this network is image-level; take another format"
     ):
-        export.export(files[kind], tmp_path / "bundle", export.ExportOptions("bundle"))
+        export.export(files[kind], tmp_path / "bundle", ExportOptions("bundle"))

@@ -16,7 +16,8 @@ from hydra import compose, initialize_config_dir
 
 from medconv import config
 from medconv.data.case import Case
-from medconv.features.export.export import ExportOptions, export
+from medconv.features.export.export import export
+from medconv.features.export.job import ExportOptions
 from medconv.inference.predictor import Predictor
 from medconv.training import run
 from medconv.training.import_nnunet import import_model

@@ -6,3 +6,11 @@ COMMANDS = {
         "medconv.features.export.command",
     )
 }
+EXPORTS = {
+    "torchscript": "medconv.features.export.formats:TORCHSCRIPT",
+    "pt2": "medconv.features.export.formats:PT2",
+    "onnx": "medconv.features.export.formats:ONNX",
+    "bundle": "medconv.features.export.monai_bundle:BUNDLE",
+    "nnunet": "medconv.features.export.nnunet:NNUNET",
+    "safetensors": "medconv.features.export.safetensors_folder:SAFETENSORS",
+}

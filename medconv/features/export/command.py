@@ -4,12 +4,12 @@ import argparse
 import logging
 from pathlib import Path
 
+from medconv import doors
 from medconv.cli.parsers import Group, Parser, add_trust
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
 
-# The same as in export.py and formats.py, whose import would load torch.
-FORMATS = ("torchscript", "pt2", "onnx", "bundle", "nnunet", "safetensors")
+# The same as in job.py, whose import would load torch.
 OPSET = 18
 TOLERANCE = 1e-4
 log = logging.getLogger(__name__)
@@ -30,11 +30,10 @@ def parser() -> Parser:
 
 def run_command(options: argparse.Namespace) -> int:
     """`medconv export` with these options. Returns: the exit code."""
-    from medconv.features.export.export import ExportOptions, export
+    from medconv.features.export.export import export
+    from medconv.features.export.job import ExportOptions
 
     start_logging()
-    if options.format not in FORMATS:
-        raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {options.format}")
     choices = ExportOptions(
         format=options.format, opset=options.opset, case=options.case, tolerance=options.tolerance
     )
@@ -48,7 +47,8 @@ def _add_input_and_output(group: Group) -> None:
     group.add_argument(
         "--checkpoint", type=Path, required=True, metavar="FILE", help="a run's checkpoints/best.ckpt"
     )
-    group.add_argument("--format", required=True, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
+    formats = ", ".join(doors.mapping(doors.EXPORTS))
+    group.add_argument("--format", required=True, metavar="FORMAT", help=f"one of {formats}")
     group.add_argument(
         "--output",
         type=Path,

@@ -1,4 +1,4 @@
-"""Write a captured network to a file, and read it back in the process that wrote it."""
+"""A network in one file: TorchScript, torch.export (pt2) or ONNX; read back by the process that wrote it."""
 
 import logging
 from collections.abc import Sequence
@@ -10,16 +10,43 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medconv.features.export.graph import Captured, quiet
-from medconv.utils.errors import ArgumentError, with_class
+from medconv.features.export.graph import Captured, capture, quiet
+from medconv.features.export.job import Format, Job
+from medconv.features.export.metadata import Metadata, metadata_path
+from medconv.inference.load import LoadedModel
+from medconv.utils.errors import with_class
 
 log = logging.getLogger(__name__)
-FORMATS = ("torchscript", "onnx", "pt2", "bundle", "nnunet", "safetensors")
 # Names of input and output in an ONNX file.
 INPUT = "image"
 OUTPUT = "logits"
-# Of ONNX; torch writes 18 and converts it to later ones.
-OPSETS = range(18, 24)
+
+
+class NetworkFile(Format):
+    """One file, with its metadata beside it. Args: name: of the format."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def check_packages(self) -> None:
+        if self._name == "onnx":
+            _need(("onnx", "onnxscript", "onnxruntime"))
+
+    def write(self, path: Path, job: Job) -> Metadata:
+        captured = write_network(capture(job.model), self._name, path, job.choices.opset)
+        parity = job.compare(read_written(path, self._name), captured.larger)
+        metadata = job.describe(path, self._name, captured, parity)
+        if self._name == "onnx":
+            metadata["opset"] = job.choices.opset
+        return metadata
+
+    def notes(self, model: LoadedModel, output: Path) -> list[str]:
+        return [f"{output}, with its metadata {metadata_path(output).name}"]
+
+
+TORCHSCRIPT = NetworkFile("torchscript")
+PT2 = NetworkFile("pt2")
+ONNX = NetworkFile("onnx")
 
 
 def write_network(captured: Captured, format: str, path: Path, opset: int) -> Captured:
@@ -59,14 +86,6 @@ def read_written(path: Path, format: str) -> nn.Module:
             network: nn.Module = torch.jit.load(file)
             return network.eval()
         return torch.export.load(file).module(check_guards=False)
-
-
-def check_format(format: str, opset: int) -> None:
-    """Raises: ArgumentError: an unsupported opset. ValueError: a package is missing."""
-    if opset not in OPSETS:
-        raise ArgumentError("opset", f" must lie between {OPSETS[0]} and {OPSETS[-1]}, got {opset}")
-    if format == "onnx":
-        _need(("onnx", "onnxscript", "onnxruntime"))
 
 
 def _need(packages: Sequence[str]) -> list[Any]:

@@ -11,6 +11,8 @@ from typing import Any
 
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.features.export.bundle_documents import bundle_metadata, readme
+from medconv.features.export.formats import TORCHSCRIPT
+from medconv.features.export.job import Format, Job, write_metadata
 from medconv.features.export.metadata import Metadata
 from medconv.inference.load import LoadedModel
 from medconv.inference.sliding_window import SlidingWindow
@@ -25,7 +27,29 @@ _SPLINES = {"mode": 3, "padding_mode": "nearest", "scale_extent": True, "align_c
 Node = dict[str, Any]
 
 
-def check_bundle(model: LoadedModel) -> None:
+class Bundle(Format):
+    """The format `bundle` of `medconv export`."""
+
+    is_folder = True
+
+    def check(self, model: LoadedModel, output: Path) -> None:
+        _check_transforms(model)
+
+    def write(self, path: Path, job: Job) -> None:
+        file = path / MODEL
+        file.parent.mkdir(parents=True)
+        metadata = TORCHSCRIPT.write(file, job)
+        write_metadata(metadata, file)
+        _write_documents(path, job.model, metadata, job.name)
+
+    def notes(self, model: LoadedModel, output: Path) -> list[str]:
+        return [f"{output}, a MONAI bundle; docs/README.md in it has the command"]
+
+
+BUNDLE = Bundle()
+
+
+def _check_transforms(model: LoadedModel) -> None:
     """Raises: ValueError: MONAI has no transforms for what this network was trained on."""
     preprocessing = model.preprocessing
     needed = ""
@@ -43,7 +67,7 @@ def check_bundle(model: LoadedModel) -> None:
         raise ValueError(f"{model.path}: a bundle is for {needed}; take another format")
 
 
-def write_bundle(folder: Path, model: LoadedModel, metadata: Metadata, name: str) -> None:
+def _write_documents(folder: Path, model: LoadedModel, metadata: Metadata, name: str) -> None:
     """Write everything but the network, which is at `MODEL` already.
 
     Args:

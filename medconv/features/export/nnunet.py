@@ -14,6 +14,7 @@ from torch import nn
 
 from medconv.data.preprocessing.preprocess import left_right_axis
 from medconv.features.export import nnunet_plans
+from medconv.features.export.job import Format, Job
 from medconv.features.export.nnunet_plans import Content
 from medconv.inference.load import LoadedModel
 from medconv.models.pretrained.nnunet import NnUNet
@@ -27,6 +28,24 @@ _DATASET_NAME = re.compile(r"Dataset\d{3}_\w.*")
 _TRAINER = "nnUNetTrainer"
 _CHECKPOINT = "checkpoint_final.pth"
 _STEP_SIZE = 0.5  # nnU-Net's default: of the patch, from one window to the next
+
+
+class NnUNetFolder(Format):
+    """The format `nnunet` of `medconv export`."""
+
+    is_folder = True
+
+    def check(self, model: LoadedModel, output: Path) -> None:
+        check_nnunet(model, output)
+
+    def write(self, path: Path, job: Job) -> None:
+        job.compare(write_nnunet(path, job.model, job.content, job.name), larger_patch(job.model))
+
+    def notes(self, model: LoadedModel, output: Path) -> list[str]:
+        return [f"{output}, a model of nnU-Net v2", *prediction_notes(model, output)]
+
+
+NNUNET = NnUNetFolder()
 
 
 def check_nnunet(model: LoadedModel, output: Path) -> None:

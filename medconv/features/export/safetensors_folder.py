@@ -11,22 +11,42 @@ from torch import nn
 
 import medconv
 from medconv.config import tuples_to_lists
+from medconv.features.export.graph import capture
+from medconv.features.export.job import Format, Job, write_metadata
 from medconv.features.export.metadata import Metadata
 from medconv.inference.load import LoadedModel
 from medconv.models.pretrained.read import derived_values
-from medconv.utils import checkpoint_io
+from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import size_text
 from medconv.utils.optional_imports import needed
 
 MODEL = "model.safetensors"
 
 
-def check_safetensors() -> None:
-    """Raises: ValueError: the package is not installed."""
-    needed("safetensors", "safetensors", "writing safetensors")
+class WeightsFolder(Format):
+    """The format `safetensors` of `medconv export`."""
+
+    is_folder = True
+
+    def check_packages(self) -> None:
+        needed("safetensors", "safetensors", "writing safetensors")
+
+    def write(self, path: Path, job: Job) -> None:
+        captured = capture(job.model)
+        file = path / MODEL
+        parity = job.compare(_write_weights(file, job), captured.larger)
+        metadata = job.describe(file, "safetensors", captured, parity)
+        write_metadata(metadata, file)
+        write_text(path / "README.md", card(job.model, metadata, job.name))
+
+    def notes(self, model: LoadedModel, output: Path) -> list[str]:
+        return [f"{output}, weights with their card, README.md: add the license before you publish them"]
 
 
-def write_weights(file: Path, model: LoadedModel) -> nn.Module:
+SAFETENSORS = WeightsFolder()
+
+
+def _write_weights(file: Path, job: Job) -> nn.Module:
     """Write the weights as plain layers have them.
 
     Returns:
@@ -34,9 +54,8 @@ def write_weights(file: Path, model: LoadedModel) -> nn.Module:
     """
     from safetensors.torch import load_file, save
 
-    assert model.path is not None
-    network: nn.Module = model.network
-    derived = derived_values(checkpoint_io.read(model.path)["medconv"])
+    network: nn.Module = job.model.network
+    derived = derived_values(job.content["medconv"])
     # safetensors' own metadata are texts
     record = {
         "format": "pt",

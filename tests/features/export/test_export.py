@@ -8,7 +8,7 @@ from helpers import exports, tiny
 from helpers.exports import Exported, refusal
 
 from medconv.features.export.export import _new_folder
-from medconv.features.export.formats import OPSETS
+from medconv.features.export.job import OPSETS
 from medconv.utils.errors import ArgumentError
 
 
@@ -51,7 +51,7 @@ def test_bad_options_are_one_error_and_write_nothing(
     for arguments, message in (
         (
             (*good, "--format", "keras"),
-            "--format must be one of torchscript, onnx, pt2, bundle, nnunet, safetensors, got keras",
+            "--format must be one of torchscript, pt2, onnx, bundle, nnunet, safetensors, got keras",
         ),
         (
             (*good, "--format", "onnx", "--opset", "7"),

@@ -11,6 +11,7 @@ from monai.networks.nets import DynUNet
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.features.export import export
 from medconv.features.export.graph import divisor_of
+from medconv.features.export.job import ExportOptions
 from medconv.features.export.metadata import metadata_path
 from medconv.inference.load import load
 
@@ -29,7 +30,7 @@ def test_the_divisor_is_the_stride_of_the_coarsest_convolution() -> None:
 def test_an_equivariant_network_with_batch_norms_and_another_divisor_per_axis(tmp_path: Path) -> None:
     settings = ("conv=mirror", "model.norm=batch", "model.strides=[[2,2,1]]", "data.patch_size=[16,16,12]")
     images, checkpoint = exports.train(tmp_path, *settings)
-    options = export.ExportOptions("onnx", case=images / "case_0.nii.gz")
+    options = ExportOptions("onnx", case=images / "case_0.nii.gz")
     export.export(checkpoint, tmp_path / "m.onnx", options)
     model = exports.read_back(tmp_path / "m.onnx", "onnx")
     assert model.equivariant_axes == (0,) and model.seen_axes == (0, 1)
@@ -70,6 +71,6 @@ def test_networks_of_monai_are_exported(tmp_path: Path, name: str, format: str) 
         composed = compose("train", [*overrides, *SETTINGS[name], f"run.dir={tmp_path / 'run'}"])
     checked = config.validate(composed)
     run.train(checked, RunDir.of(checked, {}))
-    options = export.ExportOptions(format, case=dataset / "imagesTr/case_0.nii.gz")
+    options = ExportOptions(format, case=dataset / "imagesTr/case_0.nii.gz")
     export.export(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "m", options)
     assert exports.read_back(tmp_path / "m", format).network is not None

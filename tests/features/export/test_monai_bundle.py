@@ -18,6 +18,7 @@ from monai.bundle import ConfigParser, verify_net_in_out
 from medconv.data.case import Grid
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess
 from medconv.features.export import export
+from medconv.features.export.job import ExportOptions
 from medconv.features.export.monai_bundle import _normalisation, _postprocessing
 from medconv.inference.predictor import Predictor
 from medconv.targets.regions import RegionTargets
@@ -29,7 +30,7 @@ pytest.importorskip("fire")
 @pytest.fixture(scope="module")
 def bundle(exported: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundle") / "bundle"
-    export.export(exported.checkpoint, folder, export.ExportOptions("bundle"))
+    export.export(exported.checkpoint, folder, ExportOptions("bundle"))
     return folder
 
 

@@ -14,7 +14,8 @@ from torch import nn
 
 from medconv.convs import swap_convs
 from medconv.data.case import Case
-from medconv.features.export.export import ExportOptions, export
+from medconv.features.export.export import export
+from medconv.features.export.job import ExportOptions
 from medconv.features.export.nnunet import check_nnunet, mirrored_axes, prediction_notes
 from medconv.inference.load import LoadedModel, load
 from medconv.inference.predictor import Predictor

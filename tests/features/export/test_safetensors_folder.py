@@ -8,7 +8,8 @@ import torch
 from helpers import tiny
 from helpers.exports import Exported
 
-from medconv.features.export.export import ExportOptions, export
+from medconv.features.export.export import export
+from medconv.features.export.job import ExportOptions
 from medconv.inference.load import load
 from medconv.models.pretrained.read import planned_as, read
 

@@ -54,6 +54,13 @@ def _own_features() -> list[str]:
     return sorted(f"medconv.features.{module.name}" for module in iter_modules(package.__path__))
 
 
+def missing_feature(target: str) -> str | None:
+    """The feature of `medconv` that a class, named by its dotted path, is of, if it is not there."""
+    package, _, rest = target.partition("medconv.features.")
+    name = f"medconv.features.{rest.partition('.')[0]}"
+    return name if rest and not package and name not in _own_features() else None
+
+
 def mapping(door: str) -> dict[str, Any]:
     """What all features bring through a door whose constant is a dict, by name; nothing is loaded."""
     return {name: entry for feature in features() for name, entry in getattr(feature, door, {}).items()}

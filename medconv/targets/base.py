@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from medconv.targets.family import Family
 from medconv.targets.monitor import MonitoredMetric
 from medconv.utils.errors import ArgumentError
 
@@ -28,6 +29,7 @@ class Targets(ABC):
 
     Args:
         kind: its name in configs, checkpoints and manifests.
+        family: what a run does with its kind of labels.
         per_voxel: whether outputs have the image's axes, and labels are label maps.
         exclusive: whether outputs exclude each other (softmax).
         can_swap_labels: whether `data.flip_label_pairs` can exchange labels under mirroring.
@@ -44,6 +46,7 @@ class Targets(ABC):
     """
 
     kind: ClassVar[str]
+    family: ClassVar[Family]
     per_voxel: ClassVar[bool]
     exclusive: ClassVar[bool]
     can_swap_labels: ClassVar[bool] = False

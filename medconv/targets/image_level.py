@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from medconv.targets.base import names_of
+from medconv.targets.family import WHOLE_IMAGES, Family
 from medconv.targets.image_level_scores import ImageLevelScoredTargets
 
 _TRIAL_SAMPLES = 6  # random samples on which a loss is tried
@@ -28,6 +29,7 @@ class ImageLevelTargets(ImageLevelScoredTargets):
         min_names: the smallest number of names.
     """
 
+    family: ClassVar[Family] = WHOLE_IMAGES
     per_voxel: ClassVar[bool] = False
     name_word: ClassVar[str] = "class"
     min_names: ClassVar[int] = 1

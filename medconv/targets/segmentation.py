@@ -12,6 +12,7 @@ from torch import Tensor
 
 from medconv.targets.base import label_values, list_of, names_of
 from medconv.targets.dice_scores import DiceScoredTargets
+from medconv.targets.family import LABEL_MAPS, Family
 from medconv.targets.masking import ignored_values, labelled_row, takes_mask
 
 ABSENT = -1e4  # a logit whose probability is 0 beside any other, within the range of fp16
@@ -31,6 +32,7 @@ class SegmentationTargets(DiceScoredTargets):
         also_ignored: further label values of unlabelled voxels; `one_ignored` replaces them by `ignore`.
     """
 
+    family: ClassVar[Family] = LABEL_MAPS
     per_voxel: ClassVar[bool] = True
     default_loss: ClassVar[str] = "dice_ce"
     names: tuple[str, ...]

@@ -9,24 +9,22 @@ from torch import nn
 
 import medconv
 from medconv import config as configs
+from medconv import doors
 from medconv.config import InitConfig, Node, RunConfig, TrainerConfig
 from medconv.convs import mirror_axes
 from medconv.data import left_right
-from medconv.data.preprocessing.preprocess import CropInfo, left_right_axis
+from medconv.data.preprocessing.preprocess import left_right_axis
 from medconv.data.preprocessing.store import Store
 from medconv.inference.load import window_of
-from medconv.inference.tta import flips, training_axes, usable_axes
+from medconv.inference.tta import training_axes, usable_axes
 from medconv.models.build import build_network
 from medconv.models.layers.max_pool import swap_pools
 from medconv.models.pretrained.freeze import check_factors, description, freeze, frozen_part
 from medconv.performance.switches import apply_switches, memory_format
 from medconv.targets import Targets
-from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.data_setup import PreparedData
 from medconv.training.growing_patch import GrowingPatch
 from medconv.training.losses.fit import FittedLoss
-from medconv.training.mixup import Mixup
 from medconv.training.optim.build import (
     OptimizerFactory,
     build_optimizer,
@@ -34,8 +32,8 @@ from medconv.training.optim.build import (
     knows_progress,
     with_lr_multipliers,
 )
-from medconv.training.task import Task
-from medconv.training.validation import ImageLevelValidation, LabelMapValidation, Validation
+from medconv.training.task import Mixup, Task
+from medconv.training.validation import Validation
 from medconv.utils.hardware import benchmark_kernels, uses_gpu
 
 log = logging.getLogger(__name__)
@@ -102,11 +100,12 @@ def _mixup(config: RunConfig, targets: Targets) -> Mixup | None:
     alpha = config.task.mixup
     if not alpha:
         return None
-    if targets.per_voxel:
+    if not targets.family.mixup:
         raise configs.ConfigError(
             f"task.mixup={alpha} is for image-level targets, but the data has label maps"
         )
-    return Mixup(alpha, config.seed)
+    mixup: Mixup = doors.load(targets.family.mixup)(alpha, config.seed)
+    return mixup
 
 
 def _growing_patch(config: RunConfig, network: nn.Module, progress_is_known: bool) -> GrowingPatch | None:
@@ -163,15 +162,8 @@ def _validation(config: RunConfig, targets: Targets, network: nn.Module, store: 
     with configs.arguments_as_keys("task"):
         axes = usable_axes(config.task.mirror_axes, dims, mirrored_in_training, mirror_axes(network))
     window = window_of(config.task, config.derived, axes, config.data.convention)
-    if isinstance(targets, ImageLevelTargets):
-        return ImageLevelValidation(targets, flips(window.mirror_axes))
-    assert isinstance(targets, SegmentationTargets)
-
-    def crop_info(case: str) -> CropInfo:
-        assert store is not None
-        return store.crop_info(case)
-
-    return LabelMapValidation(window, targets, crop_info, whole_batches=bool(config.perf.compile))
+    validation: Validation = doors.load(targets.family.validation)(config, targets, window, store)
+    return validation
 
 
 def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | None) -> nn.Module:

@@ -24,9 +24,11 @@ from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.distributed import shard
 from medconv.training.growing_patch import GrowingPatch
 from medconv.training.losses.fit import FittedLoss
-from medconv.training.mixup import Mixup
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 from medconv.training.validation import Validation
+
+# (image, encoded labels, sample numbers) -> image and labels of which each is the mean of two samples
+Mixup = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Task(LightningModule):
@@ -83,6 +85,7 @@ class Task(LightningModule):
         self._new_losses: dict[str, float | None] = {}
         self._sharded = False
         self._has_lightnings_bar = False
+        self._keeps_predictions = False  # in the running validation, for pictures
 
     def on_fit_start(self) -> None:
         self._has_lightnings_bar = self.trainer.progress_bar_callback is not None
@@ -114,10 +117,14 @@ class Task(LightningModule):
     def on_validation_epoch_start(self) -> None:
         self._new_rows = {}
         self._new_losses = {}
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        self._keeps_predictions = self.trainer.is_global_zero and any(
+            getattr(callback, "shows_predictions", False) for callback in callbacks
+        )
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        """Returns what `ImageLogger` shows."""
-        validated = self.validation(self, batch)
+        """Returns what callbacks with `shows_predictions` show."""
+        validated = self.validation(self, batch, self._keeps_predictions)
         self._new_rows.update(validated.rows)
         self._new_losses.update(validated.losses)
         return validated.predicted
@@ -128,6 +135,7 @@ class Task(LightningModule):
 
     def on_test_epoch_start(self) -> None:
         self.on_validation_epoch_start()
+        self._keeps_predictions = False
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         self.validation_step(batch, batch_idx)

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationSchedule
 from lightning.pytorch.callbacks import ProgressBar as LightningsBar
 
 from medconv import config as configs
+from medconv import doors
 from medconv.config import Node, RunConfig, TrainerConfig
 from medconv.config.classes import class_of
 from medconv.config.schema import InitConfig, RunSettings
@@ -171,6 +172,10 @@ def _users_callbacks(nodes: Node, folder: RunDir) -> list[L.Callback]:
     """
     callbacks = []
     for name, node in nodes.items():
+        feature = doors.missing_feature(str(node.get("_target_")))
+        if feature is not None:
+            log.info("callbacks.%s: nothing, as this installation lacks %s", name, feature)
+            continue
         target = class_of(str(node.get("_target_")))
         writes_checkpoints = isclass(target) and issubclass(target, ModelCheckpoint)
         if writes_checkpoints and node.get("dirpath") is None:

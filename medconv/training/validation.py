@@ -1,4 +1,4 @@
-"""What a validation does with a batch of cases: label maps by sliding windows, whole images at once."""
+"""What a validation does with a case: label maps by sliding windows, as in prediction."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from medconv.config import RunConfig
 from medconv.data.loading.patch import Batch
 from medconv.data.preprocessing.preprocess import CropInfo, to_native
 from medconv.data.preprocessing.slabs import SlabGrid
+from medconv.data.preprocessing.store import Store
 from medconv.inference.slab_answer import Group, Source, answer_of, with_cpu_fallback
 from medconv.inference.sliding_window import SlidingWindow, slab_axis
-from medconv.inference.tta import mean_over_flips
 from medconv.models.outputs import full_resolution
 from medconv.targets.dice_scores import ValidatedCase
-from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Validated:
 
     Args:
         rows: by case id, as in `Targets.logged`.
-        predicted: case and prediction, for label maps with the mean Dice, for `ImageLogger`.
+        predicted: for pictures, as the views of the kind of targets take it.
         losses: by case id, as in `Targets.logged`.
     """
 
@@ -42,9 +42,11 @@ class Validated:
 
 
 class Validation(Protocol):
-    """Args: network: takes images (batch, channels, *spatial)."""
+    """Args: network: takes images (batch, channels, *spatial). keeps_prediction: for pictures."""
 
-    def __call__(self, network: Callable[[Tensor], Tensor], batch: Batch) -> Validated: ...
+    def __call__(
+        self, network: Callable[[Tensor], Tensor], batch: Batch, keeps_prediction: bool = False
+    ) -> Validated: ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ class LabelMapValidation:
     crop_info: Callable[[str], CropInfo]
     whole_batches: bool = False
 
-    def __call__(self, network: Callable[[Tensor], Tensor], batch: Batch) -> Validated:
+    def __call__(
+        self, network: Callable[[Tensor], Tensor], batch: Batch, keeps_prediction: bool = False
+    ) -> Validated:
         window = self.window.in_small_batches(self.targets.num_outputs, batch["image"].device)
         if self.whole_batches:
             network = partial(_in_whole_batches, network, window.batch_size)
@@ -79,7 +83,7 @@ class LabelMapValidation:
         group = Group(grid, 1.0, [Source(stream, 1.0)], _accept)
         # Shape: (channels, *spatial) -> (channels, planes, *in_plane).
         label = batch["label"][0].movedim(1 + axis, 1)
-        on_prepared_grid = _OnPreparedGrid(self.targets, label, annotated)
+        on_prepared_grid = _OnPreparedGrid(self.targets, label, annotated, keeps_prediction)
         content = answer_of([group], self.targets, sinks=[on_prepared_grid])
         prediction = to_native(content.label, crop_info)
         validated = ValidatedCase(
@@ -93,12 +97,12 @@ class LabelMapValidation:
         row = self.targets.row(validated)
         loss = on_prepared_grid.cross_entropy
         if loss is not None and not math.isfinite(loss):
-            _warn_of_nonfinite(case)
+            warn_of_nonfinite(case)
         return Validated(
             rows={case: row},
             predicted={
                 "case": case,
-                "prediction": on_prepared_grid.prediction.movedim(0, axis),
+                "prediction": on_prepared_grid.label_map(axis),
                 "dice": self.targets.summary({case: row})["dice"],
             },
             losses={case: loss},
@@ -110,14 +114,21 @@ def _accept(logits: Tensor) -> None:
 
 
 class _OnPreparedGrid:
-    """What follows from the logits before they are resampled: the loss, and a label map for pictures.
+    """What follows from the logits before they are resampled: the loss, and for pictures a label map.
 
     Args:
         label: (channels, planes, *in_plane), on the host.
         annotated: as in `SegmentationTargets.cross_entropy`.
+        keeps_prediction: else logits are not decoded a second time, for pictures that nobody looks at.
     """
 
-    def __init__(self, targets: SegmentationTargets, label: Tensor, annotated: Sequence[bool] | None) -> None:
+    def __init__(
+        self,
+        targets: SegmentationTargets,
+        label: Tensor,
+        annotated: Sequence[bool] | None,
+        keeps_prediction: bool,
+    ) -> None:
         self._targets = targets
         self._label = label
         self._annotated = annotated
@@ -125,7 +136,7 @@ class _OnPreparedGrid:
         self._entropy_sum = 0.0
         self._labelled = 0
         self._kept: list[Tensor] = []
-        self.prediction = torch.zeros(label.shape[1:], dtype=torch.int16)
+        self._prediction = torch.zeros(label.shape[1:], dtype=torch.int16) if keeps_prediction else None
 
     @property
     def cross_entropy(self) -> float | None:
@@ -137,7 +148,9 @@ class _OnPreparedGrid:
         stop = first + logits.shape[1]
         planes = slice(self._planes, stop)
         new = _Planes(logits[:, self._planes - first :], self._label[:, planes])
-        self.prediction[planes] = with_cpu_fallback(new, lambda each: self._targets.decode(each.logits)).cpu()
+        if self._prediction is not None:
+            decoded = with_cpu_fallback(new, lambda each: self._targets.decode(each.logits))
+            self._prediction[planes] = decoded.cpu()
         entropy = with_cpu_fallback(new, self._mean_entropy)
         if entropy is not None:
             is_labelled = self._targets.labelled(new.label)
@@ -148,6 +161,10 @@ class _OnPreparedGrid:
             # A copy: the stream will reuse the memory.
             self._kept.append(new.logits.to("cpu", torch.float32, copy=True))
         self._planes = stop
+
+    def label_map(self, axis: int) -> Tensor | None:
+        """Shape: (*spatial); None: it was not kept. Args: axis: of the planes."""
+        return None if self._prediction is None else self._prediction.movedim(0, axis)
 
     def logits(self, axis: int) -> Tensor | None:
         """Shape: (1, outputs, *spatial), if the targets score probabilities. Args: axis: of the planes."""
@@ -170,7 +187,7 @@ class _Planes:
         return _Planes(self.logits.cpu(), self.label.cpu())
 
 
-def _warn_of_nonfinite(case: str) -> None:
+def warn_of_nonfinite(case: str) -> None:
     log.warning("case %s: the network's outputs are not finite, so its scores say nothing", case)
 
 
@@ -181,20 +198,13 @@ def _in_whole_batches(network: Callable[[Tensor], Any], batch_size: int, images:
     return full_resolution(network(torch.cat([images, zeros])))[: len(images)]
 
 
-@dataclass(frozen=True)
-class ImageLevelValidation:
-    """The outputs and labels of a batch of cases. Args: flips: of mirror test-time augmentation."""
+def label_map_validation(
+    config: RunConfig, targets: SegmentationTargets, window: SlidingWindow, store: Store | None
+) -> LabelMapValidation:
+    """As `Family.validation`."""
 
-    targets: ImageLevelTargets
-    flips: Sequence[tuple[int, ...]]
+    def crop_info(case: str) -> CropInfo:
+        assert store is not None
+        return store.crop_info(case)
 
-    def __call__(self, network: Callable[[Tensor], Tensor], batch: Batch) -> Validated:
-        outputs = mean_over_flips(network, batch["image"], self.targets, self.flips)
-        output_rows = outputs.tolist()
-        label_rows = batch["label"].float().tolist()
-        rows = {}
-        for case, case_outputs, values in zip(batch["case"], output_rows, label_rows, strict=True):
-            if not all(map(math.isfinite, case_outputs)):
-                _warn_of_nonfinite(case)
-            rows[case] = {"outputs": case_outputs, "values": values}
-        return Validated(rows, {"case": batch["case"], "outputs": outputs})
+    return LabelMapValidation(window, targets, crop_info, whole_batches=bool(config.perf.compile))

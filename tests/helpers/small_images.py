@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from medconv.features.image_level.mixup import Mixup
+from medconv.features.image_level.validation import ImageLevelValidation
 from medconv.inference.tta import flips
 from medconv.models.encoder import Encoder
 from medconv.targets.image_level import ImageLevelTargets
@@ -22,10 +24,8 @@ from medconv.targets.multilabel import MultilabelTargets
 from medconv.targets.regression import RegressionTargets
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.image_level import CrossEntropy, RegressionLoss
-from medconv.training.mixup import Mixup
 from medconv.training.optim.lr_schedulers import constant
 from medconv.training.task import Task
-from medconv.training.validation import ImageLevelValidation
 
 MEANS, STDS = (60.0, 1000.0), (10.0, 200.0)
 CLASSES = MulticlassTargets(("dark", "bright", "brightest"))

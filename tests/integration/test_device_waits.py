@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from medconv.data.augmentation.augment import Augment
 from medconv.data.augmentation.parameters import INTENSITY, SPATIAL
 from medconv.data.loading.datamodule import DataModule
+from medconv.features.image_level.mixup import Mixup
 from medconv.models import UNet
 from medconv.models.deep_supervision import DeepSupervision
 from medconv.targets.label_map import LabelMapTargets
@@ -30,7 +31,6 @@ from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.checkpoint.resumable_loop import ResumableEpochLoop
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
-from medconv.training.mixup import Mixup
 from medconv.training.optim.muon import Muon
 from medconv.training.task import _with_nan_gradient_if_bad
 

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, default_collate
 from medconv.data.case import Grid
 from medconv.data.preprocessing import slabs
 from medconv.data.preprocessing.preprocess import CropInfo
+from medconv.features.image_level.mixup import Mixup
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.metrics import image_level
 from medconv.models.unet import UNet
@@ -25,7 +26,6 @@ from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.training.mixup import Mixup
 from medconv.training.task import Task
 from medconv.training.validation import LabelMapValidation
 
@@ -188,7 +188,8 @@ def test_slabs_give_what_all_logits_give(
     patch = (8, 8) if slice_axis is not None else (8, 8, 8)
     window = SlidingWindow(patch, slice_axis=slice_axis)
     batch = {"case": "a", "image": image, "label": label, "reference": reference, "annotated": annotated}
-    validated = LabelMapValidation(window, targets, lambda case: crop_info)(nn.Identity(), batch)
+    validate = LabelMapValidation(window, targets, lambda case: crop_info)
+    validated = validate(nn.Identity(), batch, keeps_prediction=True)
     logits = window(nn.Identity(), image)
     assert logits.shape == image.shape and native_shape == crop_info.content_shape
     native = restore(logits[0], crop_info, targets.decode)

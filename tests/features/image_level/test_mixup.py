@@ -1,4 +1,4 @@
-"""medconv/training/mixup.py: shares and partners follow from the seed; images and targets are mixed alike."""
+"""medconv/features/image_level/mixup.py: shares and partners follow from the seed; images and targets are mixed alike."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from medconv.training.mixup import Mixup
+from medconv.features.image_level.mixup import Mixup
 
 
 def batch_of(numbers: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

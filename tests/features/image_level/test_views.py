@@ -1,4 +1,4 @@
-"""medconv/training/callbacks/case_views.py: labels and scores as text, and which cases are the worst."""
+"""medconv/features/image_level/views.py: labels and scores as text, and which cases are the worst."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from medconv.features.image_level.views import ImageLevelViews
 from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.multiclass import MulticlassTargets
 from medconv.targets.multilabel import MultilabelTargets
 from medconv.targets.regression import RegressionTargets
-from medconv.training.callbacks.case_views import ImageLevelViews, LabelMapViews
 
 CLASSES = MulticlassTargets(("a", "b"))
 FINDINGS = MultilabelTargets(("left", "right"))
@@ -74,20 +73,6 @@ def test_the_worst_cases_of_all_batches_are_kept() -> None:
     assert tags == [
         f"worst/{c} (age 0, volume 0, predicted age {n}, volume {n})" for c, n in (("y", 3), ("z", 2))
     ]
-
-
-def test_the_cases_of_the_lowest_dice_are_kept_and_the_first_ones_shown_at_once() -> None:
-    views = LabelMapViews(LabelMapTargets(("box",), ((1,),)), 2, (1.0, 1.0))
-    at_once = []
-    for case, dice in (("a", 0.9), ("b", None), ("c", 0.2), ("d", 0.95), ("e", 0.1234)):
-        label = torch.zeros(1, 1, 8, 8, dtype=torch.int16)
-        batch = {"image": torch.randn(1, 1, 8, 8), "label": label, "spacing_mm": (1.0, 1.0)}
-        predicted = {"case": case, "prediction": label[0, 0], "dice": dice}
-        at_once += [tag for tag, _ in views.validated(batch, predicted)]
-    assert at_once == ["val/a", "val/b"]
-    worst = list(views.worst(None))
-    assert [tag for tag, _ in worst] == ["worst/e (Dice 0.123)", "worst/c (Dice 0.200)"]
-    assert all(picture.dtype == np.uint8 for _, picture in worst)
 
 
 class Pooled(nn.Module):

@@ -1,0 +1,1 @@
+"""Targets of whole images: classification, regression, ordered grades, several labels."""

@@ -1,0 +1,43 @@
+"""What a validation does with a batch of whole images."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from medconv.config import RunConfig
+from medconv.data.loading.patch import Batch
+from medconv.data.preprocessing.store import Store
+from medconv.inference.sliding_window import SlidingWindow
+from medconv.inference.tta import flips, mean_over_flips
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.training.validation import Validated, warn_of_nonfinite
+
+
+@dataclass(frozen=True)
+class ImageLevelValidation:
+    """The outputs and labels of a batch of cases. Args: flips: of mirror test-time augmentation."""
+
+    targets: ImageLevelTargets
+    flips: Sequence[tuple[int, ...]]
+
+    def __call__(
+        self, network: Callable[[Tensor], Tensor], batch: Batch, keeps_prediction: bool = False
+    ) -> Validated:
+        outputs = mean_over_flips(network, batch["image"], self.targets, self.flips)
+        output_rows = outputs.tolist()
+        label_rows = batch["label"].float().tolist()
+        rows = {}
+        for case, case_outputs, values in zip(batch["case"], output_rows, label_rows, strict=True):
+            if not all(map(math.isfinite, case_outputs)):
+                warn_of_nonfinite(case)
+            rows[case] = {"outputs": case_outputs, "values": values}
+        return Validated(rows, {"case": batch["case"], "outputs": outputs})
+
+
+def image_validation(
+    config: RunConfig, targets: ImageLevelTargets, window: SlidingWindow, store: Store | None
+) -> ImageLevelValidation:
+    """As `Family.validation`. Args: window: only its axes of test-time augmentation matter."""
+    return ImageLevelValidation(targets, flips(window.mirror_axes))

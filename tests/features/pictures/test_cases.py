@@ -1,0 +1,103 @@
+"""medconv/features/pictures/cases.py: whose saliency maps are logged, and what is painted."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import small_runs, tiny
+
+from medconv.features.image_level import views as image_views
+from medconv.features.pictures.cases import LabelMapViews
+from medconv.targets.label_map import LabelMapTargets
+from medconv.training import trainer, validation
+from medconv.training.run_dir import RunDir
+from medconv.utils import checkpoint_io
+
+FAST = [
+    "optimizer=adamw",
+    "optimizer.lr=0.02",
+    "scheduler=constant",
+    "scheduler.warmup_steps=0",
+    "augmentation=none",
+]
+AVERAGED = ["weight_averaging=polynomial", "weight_averaging.begin=0", "weight_averaging.every=1"]
+
+
+def test_saliency_maps_are_those_of_the_validated_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The averaged weights, as in the checkpoint, and not those that training would continue with."""
+    folder = small_runs.write_classes(tmp_path / "light")
+    states, draw = [], image_views.saliency.overlay
+
+    def overlay(network: Any, *more: Any) -> Any:
+        states.append({name: value.clone() for name, value in network.state_dict().items()})
+        return draw(network, *more)
+
+    monkeypatch.setattr(image_views.saliency, "overlay", overlay)
+    small_runs.train(folder, tmp_path / "run", *small_runs.OURS, *FAST, *AVERAGED)
+    content = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")
+    (name,) = (
+        key
+        for key in content["state_dict"]
+        if key.endswith(next(n for n in states[0] if n.endswith("weight")))
+    )
+    (place,) = (n for n in states[0] if name.endswith(n))
+    assert (
+        len(states) == 3
+        and len([tag for tag in small_runs.image_tags(tmp_path / "run") if tag.startswith("images/worst/")])
+        == 3
+    )
+    torch.testing.assert_close(states[0][place], content["state_dict"][name], rtol=0, atol=0)
+    assert not torch.equal(content["current_model_state"][name], content["state_dict"][name])
+
+
+def test_ignored_voxels_are_not_painted() -> None:
+    image, label = np.ones((1, 3)), torch.tensor([[[0, 1, 9]]])
+    for ignore, is_painted in ((None, True), (9, False)):
+        classes = LabelMapTargets.of_classes(["background", "box"], ignore)
+        views = LabelMapViews(classes, 1, (1.0, 1.0))
+        pictures = [views.sample(image, shown, 0)[1] for shown in (label, label * (label != 9))]
+        assert np.array_equal(*pictures) != is_painted
+
+
+def test_the_cases_of_the_lowest_dice_are_kept_and_the_first_ones_shown_at_once() -> None:
+    views = LabelMapViews(LabelMapTargets(("box",), ((1,),)), 2, (1.0, 1.0))
+    at_once = []
+    for case, dice in (("a", 0.9), ("b", None), ("c", 0.2), ("d", 0.95), ("e", 0.1234)):
+        label = torch.zeros(1, 1, 8, 8, dtype=torch.int16)
+        batch = {"image": torch.randn(1, 1, 8, 8), "label": label, "spacing_mm": (1.0, 1.0)}
+        predicted = {"case": case, "prediction": label[0, 0], "dice": dice}
+        at_once += [tag for tag, _ in views.validated(batch, predicted)]
+    assert at_once == ["val/a", "val/b"]
+    worst = list(views.worst(None))
+    assert [tag for tag, _ in worst] == ["worst/e (Dice 0.123)", "worst/c (Dice 0.200)"]
+    assert all(picture.dtype == np.uint8 for _, picture in worst)
+
+
+def test_a_case_is_decoded_for_pictures_only_where_a_callback_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[bool] = []
+    label_map = validation._OnPreparedGrid.label_map
+
+    def noted(self: Any, axis: int) -> Any:
+        prediction = label_map(self, axis)
+        kept.append(prediction is not None)
+        return prediction
+
+    monkeypatch.setattr(validation._OnPreparedGrid, "label_map", noted)
+    dataset = tiny.write_dataset(tmp_path / "tiny", cases=4)
+    for callbacks in ("default", "none"):
+        tiny.train(dataset, tmp_path / callbacks, f"callbacks={callbacks}", "trainer.max_steps=1")
+    half = len(kept) // 2
+    assert half and kept == [True] * half + [False] * half
+
+
+def test_without_its_feature_a_callback_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    missing = {"_target_": "medconv.features.no_such.Pictures"}
+    assert trainer._users_callbacks({"pictures": missing}, RunDir(Path())) == []
+    assert "callbacks.pictures: nothing, as this installation lacks medconv.features.no_such" in caplog.text

@@ -124,7 +124,7 @@ case "$SLURM_ARRAY_TASK_ID" in
 esac
 
 export MEDCONV_ERROR_FILE="$folder/error-$SLURM_JOB_ID"  # the first process that fails writes there why
-rm -f "$MEDCONV_ERROR_FILE"
+rm -f "$MEDCONV_ERROR_FILE" "$folder/exit_code"
 # --cpus-per-task: srun does not take it from the job
 srun ${{SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"}} --kill-on-bad-exit=0 --wait=120 \\
     {python} -m medconv.cli train "${{arguments[@]}}"
@@ -135,9 +135,16 @@ if [ "$code" -eq {aborted} ] && [ "$tasks" -gt 1 ] && [ ! -s "$MEDCONV_ERROR_FIL
     code={preempted}
 fi
 rm -f "$MEDCONV_ERROR_FILE"
-if [ "$code" -eq {preempted} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 50 ]; then
-    # not $SLURM_JOB_ID: that of the last task is the array's own, by which Slurm requeues all tasks
-    scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID" && exit "$code"
+# not $SLURM_JOB_ID: that of the last task is the array's own, by which Slurm requeues all tasks
+task="${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
+# whether Slurm ends this job: it is queued again, perhaps by the run itself, or cancelled
+completing() {{ [ "$(squeue --noheader --jobs "$task" --format=%T)" = COMPLETING ]; }}
+if [ "$code" -eq {preempted} ]; then
+    # scontrol would queue a cancelled job again, too
+    if [ "${{SLURM_RESTART_COUNT:-0}}" -lt 50 ] && ! completing; then
+        scontrol requeue "$task"
+    fi
+    completing && exit "$code"  # without a code in the folder: the job has not ended, or is cancelled
 fi
 echo "$code" > "$folder/exit_code"
 exit "$code"

@@ -29,11 +29,17 @@ SQUEUE = """#!/usr/bin/env bash
 # a process that has ended counts as ended before its parent has asked for its exit code
 runs() { grep -qs '^State:.[^Z]' "/proc/$(cat "$QUEUE")/status"; }
 [ "$2" = --name ] && [ "$3" = "$(cat "$QUEUE.name")" ] && { runs && echo 7; exit 0; }
+# of a task, as its own script sees it
+case "$3" in 7_*)
+    grep -qsx "${3#7_}" "$QUEUE.tasks" && echo COMPLETING || echo "${STATE-RUNNING}"
+    exit ;;
+esac
 [ "$3" = 7 ] || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
 runs && echo "7_0 RUNNING" || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
 """
 # `requeue 7` requeues all tasks of the array.
 SCONTROL = """#!/usr/bin/env bash
+[ -n "$REFUSED" ] && exit 1
 case "$2" in
     7) cat "$QUEUE.all" ;;
     7_*) echo "${2#7_}" ;;

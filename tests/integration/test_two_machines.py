@@ -107,6 +107,7 @@ def slurm(
     tools.mkdir(exist_ok=True)
     (tools / "srun").write_text(SRUN.format(python=sys.executable))
     (tools / "scontrol").write_text(f"#!/bin/sh\necho $@ >> {tmp_path / 'requeued'}\n")
+    (tools / "squeue").write_text("#!/bin/sh\necho ${STATE:-RUNNING}\n")
     for tool in tools.iterdir():
         tool.chmod(0o755)
     job = {"JOB_ID": "4711", "JOB_NUM_NODES": "2", "NTASKS_PER_NODE": "1", "CPUS_PER_TASK": "1", **settings}
@@ -229,6 +230,19 @@ def test_a_job_that_may_go_on_is_requeued(
     assert (tmp_path / "out1").read_text() == "-m medconv.cli train data.num_workers=0 a=1 2 b\n"
     assert (tmp_path / "requeued").exists() == requeued
     assert not requeued or (tmp_path / "requeued").read_text() == f"requeue {'4711_3' if array else '4711'}\n"
+
+
+def test_a_job_that_slurm_ends_already_is_not_requeued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A requeue would bring a cancelled job back."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 75\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("STATE", "COMPLETING")
+    with slurm(tmp_path, python=str(python)) as job:
+        assert job.wait(timeout=PATIENCE_S) == PREEMPTED
+    assert not (tmp_path / "requeued").exists()
 
 
 @pytest.mark.parametrize(

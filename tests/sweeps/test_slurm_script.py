@@ -14,6 +14,9 @@ from medconv.config import ConfigError
 from medconv.sweeps import slurm_script
 from medconv.sweeps.job import Job
 
+# The last task of an array has the number of the array.
+LAST_TASK = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_ID": "7"}
+
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> dict[str, str]:
@@ -99,26 +102,31 @@ def test_overrides_with_special_characters_reach_the_job_unchanged(
         slurm_script.script([job], {"options": ["--x\nrm -r /"]}, [])
 
 
-def test_a_preempted_job_is_requeued_a_limited_number_of_times(
-    tmp_path: Path, cluster: dict[str, str]
+@pytest.mark.parametrize(
+    ("settings", "requeued", "code_written"),
+    [
+        ({}, True, False),
+        ({"SLURM_RESTART_COUNT": "50"}, False, True),
+        ({"REFUSED": "1"}, False, True),
+        ({"STATE": "COMPLETING"}, False, False),  # cancelled
+    ],
+)
+def test_a_preempted_job_is_requeued_or_leaves_its_exit_code(
+    tmp_path: Path, cluster: dict[str, str], settings: dict[str, str], requeued: bool, code_written: bool
 ) -> None:
+    """A job in the queue has no exit code, and a cancelled one none that asks for another start."""
     job = Job(("seed=1",), (), tmp_path / "home")
     job.folder.path.mkdir(parents=True)
-    (tmp_path / "bin/scontrol").write_text('#!/bin/sh\necho "$@" > "$QUEUE"\n')
-    (tmp_path / "bin/scontrol").chmod(0o755)
+    (job.folder.path / "exit_code").write_text("1\n")  # of an earlier start
     (tmp_path / "stopped").write_text("exit 75")
-    # As of the last task of an array.
-    slurm = {"SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_ID": "9"}
-    environment = {**os.environ, **cluster, **slurm, "INSTEAD": f"bash {tmp_path}/stopped"}
-    content, codes = slurm_script.script([job], {}, []), []
-    for count in ("0", "50"):
-        more = {"SLURM_RESTART_COUNT": count}
-        done = subprocess.run(
-            ["bash"], input=content, text=True, check=False, env=environment | more, cwd=tmp_path
-        )
-        codes.append((done.returncode, (job.folder.path / "exit_code").exists()))
-    assert codes == [(75, False), (75, True)]  # requeued; then restarted too often
-    assert Path(cluster["QUEUE"]).read_text() == "requeue 9_0\n"
+    environment = {**os.environ, **cluster, **LAST_TASK, **settings, "INSTEAD": f"bash {tmp_path}/stopped"}
+    content = slurm_script.script([job], {}, [])
+    done = subprocess.run(["bash"], input=content, text=True, check=False, env=environment, cwd=tmp_path)
+    assert done.returncode == 75
+    queue = Path(cluster["QUEUE"] + ".tasks")
+    assert queue.exists() == requeued and (not requeued or queue.read_text() == "0\n")
+    code = job.folder.path / "exit_code"
+    assert code.exists() == code_written and (not code_written or code.read_text() == "75\n")
 
 
 @pytest.mark.parametrize(
@@ -135,11 +143,14 @@ def test_a_job_that_a_watchdog_ends_has_lost_a_process(
     """NCCL's ends a process by SIGABRT; what failed by itself is not tried again."""
     job = Job(("seed=1",), (), tmp_path / "home")
     job.folder.path.mkdir(parents=True)
-    (tmp_path / "bin/scontrol").write_text("#!/bin/sh\n")
-    (tmp_path / "bin/scontrol").chmod(0o755)
     (tmp_path / "stopped").write_text(stopped)
-    slurm = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "0", "SLURM_NTASKS": tasks}
-    environment = {**os.environ, **cluster, **slurm, "INSTEAD": f"bash {tmp_path}/stopped"}
+    environment = {
+        **os.environ,
+        **cluster,
+        **LAST_TASK,
+        "SLURM_NTASKS": tasks,
+        "INSTEAD": f"bash {tmp_path}/stopped",
+    }
     content = slurm_script.script([job], {}, [])
     done = subprocess.run(["bash"], input=content, text=True, check=False, env=environment, cwd=tmp_path)
     assert done.returncode == code

@@ -16,6 +16,7 @@ from medconv.config import ConfigError
 from medconv.sweeps.job import Job, values_json
 from medconv.training.report import OF_A_SWEEP
 from medconv.utils.exit_codes import PREEMPTED
+from medconv.utils.signals import PREEMPTING
 
 # Keys of hydra.launcher that, with hyphens, are options of sbatch.
 _SBATCH_KEYS = (
@@ -49,6 +50,7 @@ def script(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]
         cases="\n    ".join(cases),
         python=shlex.quote(sys.executable),
         preempted=PREEMPTED,
+        signalled=" | ".join(str(128 + number) for number in sorted(PREEMPTING)),
         aborted=128 + signal.SIGABRT,
     )
 
@@ -129,6 +131,8 @@ rm -f "$MEDCONV_ERROR_FILE" "$folder/exit_code"
 srun ${{SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"}} --kill-on-bad-exit=0 --wait=120 \\
     {python} -m medconv.cli train "${{arguments[@]}}"
 code=$?
+# a process that still imports Python's modules is ended by the signals that ask to stop: nothing has failed
+case "$code" in {signalled}) code={preempted} ;; esac
 # NCCL's watchdog ends a process by SIGABRT if another one is lost: that is {preempted}, unless one has failed
 tasks=${{SLURM_NTASKS:-$((${{SLURM_JOB_NUM_NODES:-1}} * ${{SLURM_NTASKS_PER_NODE:-1}}))}}
 if [ "$code" -eq {aborted} ] && [ "$tasks" -gt 1 ] && [ ! -s "$MEDCONV_ERROR_FILE" ]; then

@@ -214,16 +214,23 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("code", "restarts", "requeued"), [(75, "0", True), (75, "2", False), (0, "0", False), (1, "0", False)]
+    ("end", "code", "restarts", "requeued"),
+    [
+        ("exit 75", 75, "0", True),
+        ("exit 75", 75, "2", False),
+        ("exit 0", 0, "0", False),
+        ("exit 1", 1, "0", False),
+        *((f"kill -{name} $$", 75, "0", True) for name in ("HUP", "USR1", "TERM")),  # as while it imports
+    ],
 )
 @pytest.mark.parametrize("array", [False, True])
 def test_a_job_that_may_go_on_is_requeued(
-    tmp_path: Path, code: int, restarts: str, requeued: bool, array: bool
+    tmp_path: Path, end: str, code: int, restarts: str, requeued: bool, array: bool
 ) -> None:
     """With an interpreter that ends as a run would. The last task of an array has the number of the array."""
     task = {"ARRAY_JOB_ID": "4711", "ARRAY_TASK_ID": "3"} if array else {}
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$@"; exit {code}\n')
+    python.write_text(f'#!/bin/sh\necho "$@"; {end}\n')
     python.chmod(0o755)
     with slurm(tmp_path, "a=1 2", "b", RESTART_COUNT=restarts, python=str(python), limit="2", **task) as job:
         assert job.wait(timeout=PATIENCE_S) == code

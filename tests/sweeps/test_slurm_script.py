@@ -102,6 +102,7 @@ def test_overrides_with_special_characters_reach_the_job_unchanged(
         slurm_script.script([job], {"options": ["--x\nrm -r /"]}, [])
 
 
+@pytest.mark.parametrize("stopped", ["exit 75", "kill -TERM $$", "kill -USR1 $$", "kill -HUP $$"])
 @pytest.mark.parametrize(
     ("settings", "requeued", "code_written"),
     [
@@ -112,13 +113,21 @@ def test_overrides_with_special_characters_reach_the_job_unchanged(
     ],
 )
 def test_a_preempted_job_is_requeued_or_leaves_its_exit_code(
-    tmp_path: Path, cluster: dict[str, str], settings: dict[str, str], requeued: bool, code_written: bool
+    tmp_path: Path,
+    cluster: dict[str, str],
+    settings: dict[str, str],
+    requeued: bool,
+    code_written: bool,
+    stopped: str,
 ) -> None:
-    """A job in the queue has no exit code, and a cancelled one none that asks for another start."""
+    """A job in the queue has no exit code, and a cancelled one none that asks for another start.
+
+    A signal ends a process that is still importing.
+    """
     job = Job(("seed=1",), (), tmp_path / "home")
     job.folder.path.mkdir(parents=True)
     (job.folder.path / "exit_code").write_text("1\n")  # of an earlier start
-    (tmp_path / "stopped").write_text("exit 75")
+    (tmp_path / "stopped").write_text(stopped)
     environment = {**os.environ, **cluster, **LAST_TASK, **settings, "INSTEAD": f"bash {tmp_path}/stopped"}
     content = slurm_script.script([job], {}, [])
     done = subprocess.run(["bash"], input=content, text=True, check=False, env=environment, cwd=tmp_path)

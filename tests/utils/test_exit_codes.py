@@ -6,6 +6,7 @@ import signal
 from helpers import tiny
 
 from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
+from medconv.utils.signals import PREEMPTING
 
 
 def test_the_readme_names_the_exit_codes() -> None:
@@ -19,3 +20,5 @@ def test_the_batch_script_requeues_a_preempted_run() -> None:
     aborted = 128 + signal.SIGABRT  # by NCCL's watchdog
     assert re.findall(r'"\$code" -eq (\d+)', script) == [str(aborted), str(PREEMPTED)]
     assert f"code={PREEMPTED}" in script
+    signalled = " | ".join(str(128 + number) for number in sorted(PREEMPTING))
+    assert f'case "$code" in {signalled}) code={PREEMPTED} ;; esac' in script

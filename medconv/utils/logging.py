@@ -29,6 +29,8 @@ _UNPRINTABLE = re.compile(r"[^\n\t -~\xa0-\ud7ff\ue000-\U0010ffff]")
 # About what is done on purpose or cannot be changed.
 _IGNORED_WARNINGS = (
     ".*does not have many workers.*",
+    # A machine may have Slurm and not use it; `utils.cluster` finds out what started the processes.
+    ".*`srun` command is available on your system but is not used.*",
     ".*Checkpoint directory .* exists and is not empty.*",
     ".*The number of training batches .* is smaller than the logging interval.*",
     ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",

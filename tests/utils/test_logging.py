@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.launchers import launch
 from hydra.errors import HydraException
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.profilers import SimpleProfiler
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -77,6 +79,18 @@ def test_other_ranks_only_print_errors(capsys: pytest.CaptureFixture[str]) -> No
     log.error("from this rank")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "error: from this rank\n")
+
+
+def test_an_srun_that_is_there_and_not_used_is_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "srun").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    launch(monkeypatch)
+    with logging_of_a_call():
+        SLURMEnvironment.detect()
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])

@@ -18,7 +18,7 @@ from medconv.targets import Targets
 from medconv.targets.monitor import metric_of_summary
 from medconv.training import run
 from medconv.training.build import build_task, record_of
-from medconv.training.build_data import build_data
+from medconv.training.data_setup import build_data
 from medconv.training.run_dir import RunDir, default_name
 from medconv.training.settings import with_devices
 from medconv.training.task import Task

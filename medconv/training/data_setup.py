@@ -1,37 +1,44 @@
-"""The data of a run: finds, checks and preprocesses the dataset, and builds its loaders."""
+"""The data of a run: finds, checks, plans and preprocesses the dataset, and builds its loaders."""
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from medconv import config as configs
-from medconv.config import ConfigError, DataConfig, Derived, RunConfig
+from medconv.config import ConfigError, DataConfig, Derived, Node, RunConfig
 from medconv.data import left_right, per_case, splits
 from medconv.data.case import Case, Dataset
 from medconv.data.io.raster import check_ignored
+from medconv.data.loading.datamodule import DataModule, LoaderSettings, TrainingSamples
+from medconv.data.loading.patch import PatchShape
+from medconv.data.loading.patch_dataset import ChannelDropout, annotated_classes
+from medconv.data.loading.samplers import ForegroundSampler, Sampler, TrainingCases, balanced, class_indices
 from medconv.data.preprocessing.fingerprint import INTENSITIES, Fingerprint
 from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare, sources_of
-from medconv.data.preprocessing.preprocess import PreprocessingConfig
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_right_axis
 from medconv.data.preprocessing.store import Store
 from medconv.data.raters import with_soft_labels
 from medconv.data.splits import DataSplit
+from medconv.performance.step_profiler import StepProfiler
 from medconv.planning.planner import Plan
+from medconv.planning.report import table
 from medconv.targets import Targets
-from medconv.training import identity, report, sampling
-from medconv.training.derived_values import derived_values
+from medconv.training import identity
 from medconv.training.identity import DataIdentity
-from medconv.training.plan_setup import NOTHING, make_plan
+from medconv.training.plan_setup import NOTHING, derived_values, make_plan
 from medconv.utils import signals
 from medconv.utils.cores import num_cores
+from medconv.utils.signals import StopRequest
 
 # Pixels along the longer edge: radiographs are often scaled to 224 to 512.
 _EXAMPLE_EDGE = 512
 
 log = logging.getLogger(__name__)
+_CHANNEL_DROPOUT = 0.25  # the default of `data.channel_dropout` where channels may be missing
 
 
 @dataclass(frozen=True)
@@ -125,9 +132,9 @@ def prepare_data(
     if warning:
         log.warning(warning)
     per_case.check_annotated(split.train, dataset, pairs)
-    sampling.announce(split.train, dataset)
+    log_annotated_and_weights(split.train, dataset)
     planned = make_plan(config, dataset, measured, recorded)
-    report.planned(planned)
+    log.info("%s", table(planned.rows))
     preprocessing = _preprocessing(planned, dataset, measured, data)
     with signals.raising():
         store = prepare(dataset, preprocessing, home, workers, verify)
@@ -153,7 +160,8 @@ def _without_skipped(
     """Dataset and split without invalid cases. Raises: ConfigError: no training case is left."""
     if not skipped:
         return dataset, split
-    report.skipped_cases(skipped, len(dataset.cases))
+    lines = "".join(f"\n  case {case}: {error}" for case, error in skipped.items())
+    log.warning("data.on_invalid_case=skip skips %d of %d cases%s", len(skipped), len(dataset.cases), lines)
     valid_cases = tuple(case for case in dataset.cases if case.id not in skipped)
     split = splits.drop_cases(split, skipped)
     if not split.train:
@@ -259,3 +267,124 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
             f"{common[1]}; expected one size; data.resize=[{resize}], for example, scales all of them to it"
         )
     return split
+
+
+def build_sampler(node: Node, data: DataConfig, cases: TrainingCases) -> Sampler:
+    """The sampler of a resolved config.
+
+    Args:
+        node: the config's `sampler`; without a `_target_`, keys of `data` choose it.
+    Raises:
+        ConfigError: the node describes no sampler, or one that does not use a key of `data` that is set.
+        ValueError: balanced sampling for targets without classes.
+    """
+    foreground_share = data.oversample_foreground
+    sets_share = foreground_share != DataConfig.oversample_foreground
+    if sets_share and cases.patch is None:
+        log.info("data.oversample_foreground has no effect: whole images with values have no foreground")
+    if node.get("_target_") is None:
+        make_sampler = balanced if data.balanced_sampling else ForegroundSampler
+        return make_sampler(cases, foreground_share)
+    target = node["_target_"]
+    sampler = configs.build(node, "sampler", cases=cases)
+    if not isinstance(sampler, Sampler):
+        raise ConfigError(f"sampler._target_={target} must make a {Sampler.__module__}.Sampler")
+    if data.balanced_sampling and not sampler.balances_classes:
+        raise ConfigError(
+            f"data.balanced_sampling=true has no effect with sampler._target_={target}; set only one of "
+            "them, or choose sampler=balanced"
+        )
+    if sets_share and cases.patch is not None and foreground_share != sampler.foreground_share:
+        raise ConfigError(
+            f"data.oversample_foreground={foreground_share} has no effect with sampler._target_={target}, "
+            f"whose foreground_share is {sampler.foreground_share:g}; set only one of them"
+        )
+    return sampler
+
+
+def log_annotated_and_weights(train: Sequence[Case], dataset: Dataset) -> None:
+    """Log which classes training cases annotate, and their weights; nothing where all cases are alike."""
+    if any(case.annotated is not None for case in train):
+        counts = [
+            f"{name} in {sum(case.annotated is None or value in case.annotated for case in train)}"
+            for value, name in enumerate(dataset.class_names[1:], start=1)
+        ]
+        log.info("data: annotated, of %d training cases: %s", len(train), ", ".join(counts))
+    weights = Counter(case.weight for case in train)
+    if len(weights) > 1:
+        counts = [f"{weight:g} of {count}" for weight, count in sorted(weights.items())]
+        log.info("data: training cases are drawn by weight: %s", ", ".join(counts))
+
+
+@configs.arguments_as_keys("data")
+def build_data(
+    config: RunConfig,
+    prepared: PreparedData,
+    profiler: StepProfiler | None = None,
+    stop_request: StopRequest | None = None,
+) -> DataModule:
+    """The loaders of a resolved config. Args: profiler, stop_request: of a run."""
+    data = config.data
+    derived = config.derived
+    patch = PatchShape(derived.patch_size, derived.slice_axis)
+    class_names = prepared.dataset.class_names
+    training_cases = TrainingCases(
+        cases=prepared.train,
+        patch=patch if prepared.targets.per_voxel else None,
+        class_indices=partial(class_indices, prepared.train, prepared.targets, class_names, prepared.store),
+    )
+    split = DataSplit(prepared.train, prepared.val, prepared.test)
+    all_cases = [*split.train, *split.val, *split.test]
+    return DataModule(
+        prepared.store,
+        split,
+        TrainingSamples(
+            sampler=build_sampler(config.sampler, data, training_cases),
+            patch=patch,
+            augment=_augmentation(config),
+            seed=config.seed,
+            channel_dropout=_channel_dropout(data, derived.num_channels, prepared.train, config.seed),
+        ),
+        _loader_settings(data),
+        annotated=annotated_classes(all_cases, prepared.targets, class_names),
+        profiler=profiler,
+        stop_request=stop_request,
+    )
+
+
+def _channel_dropout(
+    data: DataConfig, num_channels: int, train: Sequence[Case], seed: int
+) -> ChannelDropout | None:
+    """Raises: ConfigError: a probability where no channel may be missing."""
+    if data.missing is None:
+        if data.channel_dropout is not None:
+            raise ConfigError(f"data.channel_dropout={data.channel_dropout} needs data.missing=allow")
+        return None
+    probability = _CHANNEL_DROPOUT if data.channel_dropout is None else data.channel_dropout
+    missing = {case.id: case.missing_channels for case in train if case.missing_channels}
+    return ChannelDropout(probability, num_channels, missing, seed)
+
+
+def _augmentation(config: RunConfig) -> Any:
+    """The configured augmentation, for the patches of this run."""
+    derived = config.derived
+    return configs.build(
+        config.augmentation,
+        "augmentation",
+        seed=config.seed,
+        spacing_mm=derived.spacing_mm,
+        patch_size=derived.patch_size,
+        flip_label_pairs=configs.lists_to_tuples(derived.flip_label_pairs or []),
+        left_right_axis=left_right_axis(derived.slice_axis),
+    )
+
+
+def _loader_settings(data: DataConfig) -> LoaderSettings:
+    assert data.batch_size is not None and data.samples_per_epoch is not None  # resolved
+    return LoaderSettings(
+        batch_size=data.batch_size,
+        samples_per_epoch=data.samples_per_epoch,
+        num_workers=data.num_workers,
+        prefetch_factor=data.prefetch_factor,
+        persistent_workers=data.persistent_workers,
+    )

@@ -1,6 +1,6 @@
-"""The plan of a run: network, patch and batch from its config, its data and its machine."""
+"""The plan of a run, from its config, its data and its machine; and what its nodes may use of both."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -9,8 +9,9 @@ from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node, RunConfig
 from medconv.config.classes import class_of
 from medconv.data import splits
-from medconv.data.case import Dataset
+from medconv.data.case import Case, Dataset
 from medconv.data.preprocessing.fingerprint import Fingerprint
+from medconv.models.monai_networks import stem_for
 from medconv.models.pretrained.hub import local_file
 from medconv.models.pretrained.read import planned_as
 from medconv.performance.memory_budget import measured_gb
@@ -18,8 +19,9 @@ from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import Plan, plan
 from medconv.planning.sizes import SIZES
+from medconv.targets import Targets
 from medconv.training import plan_for_time
-from medconv.training.derived_values import derived_values
+from medconv.training.run_dir import short_hash
 from medconv.utils.hardware import resolve_precision, uses_gpu
 
 _DATA_KEYS = (
@@ -180,4 +182,45 @@ def _memory_budget(config: RunConfig, earlier_gb: float | None) -> Budget:
         origin=origin,
         precision=precision,
         activation_checkpointing=config.perf.activation_checkpointing or "none",
+    )
+
+
+def derived_values(
+    plan: Plan,
+    dataset: Dataset,
+    train: Sequence[Case],
+    targets: Targets,
+    flip_label_pairs: tuple[tuple[int, int], ...] = (),
+) -> Derived:
+    """What follows from the data and its plan.
+
+    Args:
+        plan: of the run.
+        dataset: all cases.
+        train: cases to train on.
+        targets: with what follows from the training cases.
+        flip_label_pairs: classes that mirroring exchanges.
+    """
+    monitored = targets.monitored
+    planned = {key: configs.tuples_to_lists(value) for key, value in plan.values().items()}
+    del planned["batch_size"]  # it stands in `data`
+    # The first stage keeps the resolution
+    first_strides = [1] * plan.spatial_dims
+    return Derived(
+        num_channels=len(dataset.modalities),
+        num_classes=targets.num_outputs,
+        targets=targets.plain(),
+        per_voxel=targets.per_voxel,
+        class_counts=targets.output_counts(splits.values_of(train)),
+        overlapping=not targets.exclusive,
+        exclusive=targets.exclusive,
+        class_names=list(dataset.class_names),
+        flip_label_pairs=configs.tuples_to_lists(flip_label_pairs) or None,
+        train_cases=f"{len(train)} cases, {short_hash([case.id for case in train])}",
+        **planned,
+        stage_strides=[first_strides, *planned["strides"]],
+        monitor=monitored.name,
+        monitor_mode=monitored.mode,
+        num_train_cases=len(train),
+        stem=stem_for(planned["patch_size"]),
     )

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
@@ -28,17 +28,6 @@ from medconv.utils.logging import size_text
 OF_A_SWEEP = "MEDCONV_SWEEP"
 
 log = logging.getLogger(__name__)
-
-
-def skipped_cases(skipped: Mapping[str, str], num_cases: int) -> None:
-    """Log the skipped cases. Args: skipped: case id to its error."""
-    lines = "".join(f"\n  case {case}: {error}" for case, error in skipped.items())
-    log.warning("data.on_invalid_case=skip skips %d of %d cases%s", len(skipped), num_cases, lines)
-
-
-def planned(plan: Plan) -> None:
-    """Log the plan, or the config's values in its place, each with its reason."""
-    log.info("%s", table(plan.rows))
 
 
 def announce(

@@ -1,4 +1,4 @@
-"""One training run: prepares data, resolves the config, builds and fits, and keeps `summary.json`."""
+"""One training run: prepares data, resolves the config, builds, fits and tests, and keeps `summary.json`."""
 
 import logging
 import os
@@ -13,16 +13,15 @@ from typing import Any
 import lightning as L
 
 from medconv import config as configs
-from medconv.config import Node, RunConfig
+from medconv.config import ConfigError, Node, RunConfig
 from medconv.data.loading.datamodule import DataModule
 from medconv.models.build import check_conv, model_of
 from medconv.models.pretrained.adapt import layers_of
 from medconv.models.pretrained.load import load as load_pretrained
 from medconv.performance.step_profiler import StepProfiler
-from medconv.training import bottleneck, conv_price, identity, pretrained_nnunet, report, score_test_cases
+from medconv.training import bottleneck, conv_price, identity, pretrained_nnunet, report
 from medconv.training.autotune import cache
 from medconv.training.build import build_task, may_grow, record_of
-from medconv.training.build_data import build_data
 from medconv.training.callbacks import early_stopping
 from medconv.training.checkpoint.compatibility import (
     check_has_training_state,
@@ -33,7 +32,7 @@ from medconv.training.checkpoint.compatibility import (
     check_weights_fit,
 )
 from medconv.training.class_checks import check_classes
-from medconv.training.data_setup import PreparedData, prepare_data
+from medconv.training.data_setup import PreparedData, build_data, prepare_data
 from medconv.training.memory_errors import naming_memory
 from medconv.training.optim.build import knows_progress, with_epochs
 from medconv.training.run_dir import RunDir, is_rank_zero
@@ -103,9 +102,9 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
     config, prepared = prepare(config, folder)
     resolved = resolve(config, prepared, folder)
     if config.test:
-        score_test_cases.check_has_test_cases(prepared)
+        check_has_test_cases(prepared)
     finished = folder.finished(resolved, prepared.identity)
-    if finished and (not config.test or score_test_cases.already_scored(folder)):
+    if finished and (not config.test or _has_test_scores(folder)):
         log.info("this run is finished; run.resume=never trains it again")
         return folder.summary()
     # Only pretrained weights of a new run: a resumed one takes those of its checkpoint.
@@ -126,7 +125,7 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
     if not finished:
         _fit(run)
     if resolved.test:
-        score_test_cases.score(run.trainer, run.task, run.data, folder)
+        score_test_cases(run.trainer, run.task, run.data, folder)
     return folder.summary()
 
 
@@ -269,3 +268,29 @@ def pretrained_weights(config: RunConfig, resolved: RunConfig, folder: RunDir) -
     return partial(
         load_pretrained, path=path, origin=origin, derived=derived, layers=layers, inflate_2d=init.inflate_2d
     )
+
+
+def check_has_test_cases(prepared: PreparedData) -> None:
+    """Raises: ConfigError: the dataset names no test cases."""
+    if not prepared.test:
+        raise ConfigError(
+            f"test=true: {prepared.dataset.name} names no test cases, as MedMNIST and a table's `split` "
+            "do; other images are scored by medconv predict and medconv evaluate"
+        )
+
+
+def _has_test_scores(folder: RunDir) -> bool:
+    """Whether an earlier start of the run has scored its test cases."""
+    return "test/cases" in folder.summary()
+
+
+def score_test_cases(trainer: L.Trainer, task: Task, data: DataModule, folder: RunDir) -> None:
+    """Writes `test/cases` and the scores over them to `summary.json`; all ranks take their share of cases."""
+    checkpoint = folder.best if folder.best.is_file() else folder.last
+    trainer.test(task, datamodule=data, ckpt_path=str(checkpoint), weights_only=True, verbose=False)
+    scores = task.targets.summary(task.rows)
+    values = {f"test/{name}": value for name, value in scores.items()}
+    folder.write_summary(**values, **{"test/cases": task.rows})
+    # Per-class scores are lists or dictionaries; the log shows the means alone
+    means = [f"{name} {value:.4f}" for name, value in scores.items() if isinstance(value, float)]
+    log.info("test: %d cases, %s: %s", len(task.rows), checkpoint.name, ", ".join(means))

@@ -21,13 +21,13 @@ from medconv.performance.trace import Trace
 from medconv.planning.sizes import need_size
 from medconv.training import distributed
 from medconv.training.callbacks import early_stopping
-from medconv.training.callbacks.final_validation import FinalValidation
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.callbacks.progress import ProgressBar, ProgressLines
 from medconv.training.callbacks.thaw import Thaw
 from medconv.training.callbacks.time_budget import TimeBudget
 from medconv.training.callbacks.weight_averaging import AverageWeights
 from medconv.training.checkpoint import resumable_loop
+from medconv.training.checkpoint.resumable_loop import FinalValidation
 from medconv.training.checkpoint.writer import AtomicCheckpointIO, CheckpointWriter
 from medconv.training.distributed import ResumeStepCheck, cluster_environment
 from medconv.training.loggers.csv import CsvLogger

@@ -1,4 +1,4 @@
-"""medconv/training/build_data.py: the loaders of a config."""
+"""medconv/training/data_setup.py: the loaders of a config."""
 
 from pathlib import Path
 
@@ -7,8 +7,7 @@ from helpers.picture_tables import checked, write
 
 from medconv import config
 from medconv.config import ConfigError
-from medconv.training.build_data import build_data
-from medconv.training.data_setup import prepare_data
+from medconv.training.data_setup import build_data, prepare_data
 
 
 def test_loaders_have_the_settings_of_the_config(tmp_path: Path) -> None:

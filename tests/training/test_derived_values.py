@@ -1,4 +1,4 @@
-"""medconv/training/derived_values.py: the config values that follow from the data."""
+"""medconv/training/plan_setup.py: the config values that follow from the data."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +9,7 @@ from helpers.picture_tables import SIZE, checked, pixels, write
 
 from medconv import config
 from medconv.data.io.raster import write_picture
-from medconv.training.build_data import build_data
-from medconv.training.data_setup import prepare_data
+from medconv.training.data_setup import build_data, prepare_data
 
 
 def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

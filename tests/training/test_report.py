@@ -124,13 +124,6 @@ def test_switches_without_effect_are_named_with_the_reason() -> None:
     assert report.without_effect(PLAIN, limited, NORMS, test=True) == []
 
 
-def test_skipped_cases_are_listed_with_their_faults(caplog: pytest.LogCaptureFixture) -> None:
-    report.skipped_cases({"a": "the file is empty", "b": "no label"}, 7)
-    assert caplog.messages == [
-        "data.on_invalid_case=skip skips 2 of 7 cases\n  case a: the file is empty\n  case b: no label"
-    ]
-
-
 def test_tensorboard_shows_the_config_and_the_plan_as_text(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path, name="", version="tensorboard")
     plan = SimpleNamespace(rows=(("patch", "32 x 48", "the median image"),))

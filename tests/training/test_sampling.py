@@ -1,4 +1,4 @@
-"""medconv/training/sampling.py: the sampler that `sampler` or keys of `data` choose, and what the log says."""
+"""medconv/training/data_setup.py: the sampler that `sampler` or keys of `data` choose, and what the log says."""
 
 from dataclasses import replace
 from functools import cache
@@ -18,7 +18,7 @@ from medconv.data.loading.samplers import (
     ForegroundSampler,
     Sampler,
 )
-from medconv.training import sampling
+from medconv.training import data_setup
 
 ALIKE = cases_of(("a", "b", "c"))
 WEIGHTED = cases_of(("a", "b", "c"), [1, 1, 4])
@@ -50,7 +50,7 @@ def composed(*overrides: str) -> RunConfig:
 
 def built(*overrides: str, cases: Any = PATCHES) -> Sampler:
     settings = composed(*overrides)
-    return sampling.build_sampler(settings.sampler, settings.data, cases)
+    return data_setup.build_sampler(settings.sampler, settings.data, cases)
 
 
 def draws(sampler: Sampler) -> list[int]:
@@ -129,9 +129,9 @@ def test_what_contradicts_itself_is_an_error(overrides: list[str], cases: Any, m
 def test_differences_between_cases_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     dataset = tiny(tmp_path)
-    sampling.announce(dataset.cases, dataset)
+    data_setup.log_annotated_and_weights(dataset.cases, dataset)
     assert not caplog.text
     first, *others = dataset.cases
-    sampling.announce([replace(first, annotated=(2,), weight=2.5), *others], dataset)
+    data_setup.log_annotated_and_weights([replace(first, annotated=(2,), weight=2.5), *others], dataset)
     assert "annotated, of 3 training cases: big in 2, small in 3" in caplog.text
     assert "training cases are drawn by weight: 1 of 2, 2.5 of 1" in caplog.text

@@ -1,4 +1,4 @@
-"""medconv/training/score_test_cases.py: test cases are scored once, with the best checkpoint, and only if there are any."""
+"""medconv/training/run.py: test cases are scored once, with the best checkpoint, and only if there are any."""
 
 import csv
 from pathlib import Path

@@ -15,13 +15,11 @@ from medconv import config
 from medconv.performance.step_profiler import StepProfiler
 from medconv.training import run
 from medconv.training.callbacks.early_stopping import EarlyStopping
-from medconv.training.callbacks.final_validation import FinalValidation
-from medconv.training.callbacks.learning_rate import LearningRate
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
-from medconv.training.callbacks.progress import ProgressBar, ProgressLines
+from medconv.training.callbacks.progress import LearningRate, ProgressBar, ProgressLines
 from medconv.training.callbacks.time_budget import TimeBudget
 from medconv.training.callbacks.weight_averaging import AverageWeights
-from medconv.training.checkpoint.resumable_loop import PerStepSeeding
+from medconv.training.checkpoint.resumable_loop import FinalValidation, PerStepSeeding
 from medconv.training.checkpoint.writer import CheckpointWriter
 from medconv.training.data_setup import prepare_data
 from medconv.training.distributed import BroadcastBuffers, StopSync, UnshardForValidation

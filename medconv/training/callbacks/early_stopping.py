@@ -7,7 +7,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch import callbacks
 
-from medconv.training.callbacks.final_validation import ends_now
+from medconv.training.checkpoint.resumable_loop import ends_now
 from medconv.training.optim.lr_schedulers import PlateauSchedule, check_patience
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Progress of a training: a bar in a terminal, lines in a log."""
+"""Progress of a training: a bar in a terminal, lines in a log, and the learning rate as a curve."""
 
 import logging
 import math
@@ -216,3 +216,25 @@ def _duration(seconds: float) -> str:
     if hours:
         return f"{hours}:{minutes_left:02}:{seconds_left:02}"
     return f"{minutes_left}:{seconds_left:02}"
+
+
+class LearningRate(Callback):
+    """Logs `train/lr`, and `train/lr_2`, ... for parameter groups with further base learning rates."""
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if not every or (trainer.global_step + 1) % every:
+            return
+        # By base learning rate: a schedule multiplies it, so groups with the same one share a curve
+        rates: dict[float, float] = {}
+        for optimizer in trainer.optimizers:
+            for group in optimizer.param_groups:
+                rate = float(group["lr"])
+                # Schedules write the base learning rate into the groups
+                base_rate = float(group.get("initial_lr", rate))
+                rates.setdefault(base_rate, rate)
+        for number, rate in enumerate(rates.values(), 1):
+            name = "train/lr" if number == 1 else f"train/lr_{number}"
+            pl_module.log(name, rate, rank_zero_only=True)

@@ -1,5 +1,6 @@
-"""Adapts any loss to the run's targets, and checks that it fits them."""
+"""Adapts any loss to the run's targets, and checks that it and its arguments fit them."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,6 @@ from torch.nn import functional as F
 
 from medconv.models.outputs import heads
 from medconv.targets import Targets
-from medconv.training.losses.arguments import LossArgumentError
 from medconv.utils.errors import first_line
 
 # Kinds of targets that torch's losses are for. Ours, and those of users, have an attribute `kinds`.
@@ -21,6 +21,15 @@ _KINDS_OF_TORCH_LOSSES: dict[type[nn.Module], tuple[str, ...]] = {
     nn.HuberLoss: ("regression",),
     nn.SmoothL1Loss: ("regression",),
 }
+
+
+class LossArgumentError(ValueError):
+    """An argument of a loss does not fit the outputs that the loss is called with; the message names it."""
+
+
+def is_weight(value: Any) -> bool:
+    """Whether a value is a finite number of 0 or more; neither a boolean nor a string."""
+    return type(value) in (int, float) and 0 <= value < math.inf
 
 
 class FittedLoss(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medconv.training.losses.arguments import LossArgumentError, is_weight
+from medconv.training.losses.fit import LossArgumentError, is_weight
 
 _PENALTIES = ("mse", "l1", "huber")
 

@@ -31,7 +31,7 @@ def main() -> None:
     torch.set_num_threads(1)
     name = f"medconv {medconv.__version__}"
     if options.mode == "prepare":
-        from medconv.training import build_data  # noqa: F401 - before the clock runs
+        from medconv.training import data_setup  # noqa: F401 - before the clock runs
 
         serving.serve(channel, name, lambda: _prepare_anew(options))
         return
@@ -76,8 +76,7 @@ def composed(options: argparse.Namespace, cache: Path) -> Any:
 def data_module(options: argparse.Namespace, cache: Path) -> Any:
     """The DataModule of that training; prepares the dataset if necessary."""
     from medconv import config
-    from medconv.training.build_data import build_data
-    from medconv.training.data_setup import prepare_data
+    from medconv.training.data_setup import build_data, prepare_data
 
     settings = composed(options, cache)
     prepared = prepare_data(settings)

@@ -1,4 +1,4 @@
-"""medconv/training/callbacks/final_validation.py: a run ends with a validation and a checkpoint, done once."""
+"""medconv/training/checkpoint/resumable_loop.py: a run ends with a validation and a checkpoint, done once."""
 
 import csv
 from pathlib import Path

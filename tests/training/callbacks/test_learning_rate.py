@@ -1,4 +1,4 @@
-"""medconv/training/callbacks/learning_rate.py: one curve for all groups with the same base learning rate."""
+"""medconv/training/callbacks/progress.py: one curve for all groups with the same base learning rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from lightning import LightningModule, Trainer
 from torch import Tensor
 
-from medconv.training.callbacks.learning_rate import LearningRate
+from medconv.training.callbacks.progress import LearningRate
 
 
 class Module(LightningModule):

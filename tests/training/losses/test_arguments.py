@@ -1,11 +1,11 @@
-"""medconv/training/losses/arguments.py: which values are weights."""
+"""medconv/training/losses/fit.py: which values are weights."""
 
 import math
 from typing import Any
 
 import pytest
 
-from medconv.training.losses.arguments import is_weight
+from medconv.training.losses.fit import is_weight
 
 
 @pytest.mark.parametrize(

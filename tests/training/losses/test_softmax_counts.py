@@ -1,4 +1,4 @@
-"""medconv/training/losses/softmax_counts.py: against torch's own operations."""
+"""medconv/training/losses/segmentation.py: against torch's own operations."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from medconv.training.losses.softmax_counts import softmax_counts
+from medconv.training.losses.segmentation import softmax_counts
 
 CLASSES = 4
 SHAPE = (2, CLASSES, 3, 5, 2)

@@ -1,11 +1,11 @@
-"""medconv/training/losses/cldice.py: the soft skeleton against loops, and clDice by hand."""
+"""medconv/features/shape_losses/losses.py: the soft skeleton against loops, and clDice by hand."""
 
 import numpy as np
 import pytest
 import torch
 from reference import losses as oracle
 
-from medconv.training.losses.cldice import ClDice, dilated, soft_skeleton
+from medconv.features.shape_losses.losses import ClDice, dilated, soft_skeleton
 
 
 @pytest.mark.parametrize("shape", [(7, 9), (5, 4, 6), (1, 6, 5)])

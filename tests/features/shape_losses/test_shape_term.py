@@ -1,4 +1,4 @@
-"""medconv/training/losses/shape_term.py: a term beside cross-entropy and Dice, for all kinds of label maps."""
+"""medconv/features/shape_losses/losses.py: a term beside cross-entropy and Dice, for all kinds of label maps."""
 
 import os
 
@@ -8,15 +8,12 @@ from helpers import ranks
 from helpers.loss_examples import target_example
 from torch import Tensor, nn
 
+from medconv.features.shape_losses.losses import Boundary, ClDice, SkeletonRecall, whole_number
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.training.losses.boundary import Boundary
-from medconv.training.losses.cldice import ClDice
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy, foreground
-from medconv.training.losses.shape_term import whole_number
-from medconv.training.losses.skeleton_recall import SkeletonRecall
 
 CLASSES = LabelMapTargets.of_classes(["background", "a", "b"])
 IGNORING = LabelMapTargets.of_classes(["background", "a", "b"], ignore=9)

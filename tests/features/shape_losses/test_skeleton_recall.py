@@ -1,9 +1,9 @@
-"""medconv/training/losses/skeleton_recall.py: the tube around a centreline, and its recall by hand."""
+"""medconv/features/shape_losses/losses.py: the tube around a centreline, and its recall by hand."""
 
 import pytest
 import torch
 
-from medconv.training.losses.skeleton_recall import SkeletonRecall
+from medconv.features.shape_losses.losses import SkeletonRecall
 
 
 def bar(width: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""medconv/training/losses/boundary.py: signed distances from a surface, against every pair of voxels."""
+"""medconv/features/shape_losses/losses.py: signed distances from a surface, against every pair of voxels."""
 
 import math
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from medconv.training.losses.arguments import LossArgumentError
-from medconv.training.losses.boundary import Boundary
+from medconv.features.shape_losses.losses import Boundary
+from medconv.training.losses.fit import LossArgumentError
 
 
 def signed_distance_mm(mask: np.ndarray, spacing_mm: tuple[float, ...]) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""Losses of the shape of structures: boundary, clDice and skeleton recall, for thin or small ones."""

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from omegaconf import OmegaConf
 
-from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint
+from medconv.data.preprocessing.dataset_cache import cached_fingerprint, dataset_folder
 from medconv.planning.spacing import median_shape, target_spacing
 from medconv.training.data_setup import find_data
 
@@ -43,7 +43,7 @@ def main(run: Path, output: Path) -> None:
 def median_image(config: Any) -> tuple[np.ndarray, np.ndarray]:
     """Its voxels along each axis, and their edges in mm."""
     dataset, workers = find_data(config.data)
-    measured, _ = fingerprint(dataset, dataset_folder(Path(config.data.cache_dir), dataset), workers)
+    measured, _ = cached_fingerprint(dataset, dataset_folder(Path(config.data.cache_dir), dataset), workers)
     spacing = target_spacing(measured)
     return np.array(median_shape(measured, spacing)), np.array(spacing)
 

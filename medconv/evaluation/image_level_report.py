@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from medconv.data.io.grids import to_canonical
 from medconv.data.io.images import read_image
-from medconv.data.preprocessing.orientation import to_canonical
 from medconv.evaluation import rendering
 from medconv.inference.output_table import SALIENCY
 from medconv.metrics import visualization

@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from medconv.data.case import Grid
-from medconv.data.io.grids import on_grid
+from medconv.data.io.grids import on_grid, to_canonical
 from medconv.data.io.images import in_folder, read_image, read_label
 from medconv.data.io.label_values import relabel_of
-from medconv.data.preprocessing.orientation import to_canonical
 from medconv.data.preprocessing.preprocess import content_box
 from medconv.evaluation.labels import case_files, recorded_images
 from medconv.metrics import visualization

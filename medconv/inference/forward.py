@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.data.preprocessing.slabs import SlabGrid
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, SlabGrid
 from medconv.inference.load import LoadedModel
 from medconv.inference.logit_file import LogitFile
 from medconv.inference.logit_stream import LogitSource, WholeLogits

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from medconv.data.case import Case, Grid
+from medconv.data.io.grids import canonical_shape, canonical_spacing
 from medconv.data.io.images import shape_and_affine
 from medconv.data.io.nifti import check_memory
-from medconv.data.preprocessing.orientation import canonical_shape, canonical_spacing
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, resampled_shape
 from medconv.inference.load import LoadedModel
 from medconv.inference.logit_stream import takes_half

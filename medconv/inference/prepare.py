@@ -9,9 +9,14 @@ from math import prod
 import numpy as np
 
 from medconv.data.case import Case
+from medconv.data.io.grids import canonical_spacing
 from medconv.data.io.images import UNORIENTED
-from medconv.data.preprocessing.orientation import canonical_spacing
-from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, preprocess, resampled_shape
+from medconv.data.preprocessing.preprocess import (
+    CropInfo,
+    PreprocessingConfig,
+    preprocess_image,
+    resampled_shape,
+)
 from medconv.inference.images import NamedImage
 from medconv.inference.load import LoadedModel
 from medconv.planning.spacing import MUCH_LOST
@@ -66,7 +71,9 @@ def prepare(
     crops: list[CropInfo] = []
     for preprocessing in preprocessings:
         try:
-            array, crop = preprocess(image.voxels, image.grid, preprocessing, image.case.missing_channels)
+            array, crop = preprocess_image(
+                image.voxels, image.grid, preprocessing, image.case.missing_channels
+            )
         except ValueError as error:
             raise ValueError(f"{image.name}: {error}") from error
         arrays.append(array)

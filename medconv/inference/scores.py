@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.data.preprocessing.preprocess import CropInfo, to_native
-from medconv.data.preprocessing.slabs import ContentArray
+from medconv.data.preprocessing.preprocess import ContentArray, CropInfo, to_native
 from medconv.inference import quality
 from medconv.inference.logit_file import LogitFile
 from medconv.inference.logit_stream import WholeLogits

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.data.preprocessing.slabs import ContentArray, Slab, SlabGrid
+from medconv.data.preprocessing.preprocess import ContentArray, Slab, SlabGrid
 from medconv.inference import quality
 from medconv.inference.logit_stream import LogitSource
 from medconv.targets.segmentation import SegmentationTargets

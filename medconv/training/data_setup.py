@@ -17,8 +17,13 @@ from medconv.data.loading.datamodule import DataModule, LoaderSettings, Training
 from medconv.data.loading.patch import PatchShape
 from medconv.data.loading.patch_dataset import ChannelDropout, annotated_classes
 from medconv.data.loading.samplers import ForegroundSampler, Sampler, TrainingCases, balanced, class_indices
+from medconv.data.preprocessing.dataset_cache import (
+    cached_fingerprint,
+    dataset_folder,
+    fill_store,
+    sources_of,
+)
 from medconv.data.preprocessing.fingerprint import INTENSITIES, Fingerprint
-from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare, sources_of
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_right_axis
 from medconv.data.preprocessing.store import Store
 from medconv.data.raters import with_soft_labels
@@ -125,7 +130,7 @@ def prepare_data(
     pairs = left_right.flip_label_pairs(data.flip_label_pairs, dataset.class_names)
     home = dataset_folder(Path(data.cache_dir), dataset)
     with signals.raising():
-        measured, skipped = fingerprint(dataset, home, workers, skip=data.on_invalid_case == "skip")
+        measured, skipped = cached_fingerprint(dataset, home, workers, skip=data.on_invalid_case == "skip")
     dataset, split = _without_skipped(dataset, split, skipped, data)
     split = check_split(split, dataset, measured, data)
     warning = split_warning(split, data)
@@ -137,7 +142,7 @@ def prepare_data(
     log.info("%s", table(planned.rows))
     preprocessing = _preprocessing(planned, dataset, measured, data)
     with signals.raising():
-        store = prepare(dataset, preprocessing, home, workers, verify)
+        store = fill_store(dataset, preprocessing, home, workers, verify)
     return PreparedData(
         dataset=dataset,
         train=split.train,

@@ -7,11 +7,10 @@ import numpy as np
 
 from medconv.config import RunConfig, compose
 from medconv.data.case import Dataset
-from medconv.data.preprocessing.check import dataset_warnings, error_report, examine_all
+from medconv.data.preprocessing.check import Examined, dataset_warnings, error_report, examine_all
+from medconv.data.preprocessing.dataset_cache import dataset_folder
 from medconv.data.preprocessing.examine import CaseReport
-from medconv.data.preprocessing.examined import Examined
 from medconv.data.preprocessing.fingerprint import measure
-from medconv.data.preprocessing.pipeline import dataset_folder
 from medconv.planning import report as planning_report
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.training.data_setup import check_split, find_data, prepare_data, split_cases, split_warning

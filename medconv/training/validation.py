@@ -14,8 +14,7 @@ from torch import Tensor
 
 from medconv.config import RunConfig
 from medconv.data.loading.patch import Batch
-from medconv.data.preprocessing.preprocess import CropInfo, to_native
-from medconv.data.preprocessing.slabs import SlabGrid
+from medconv.data.preprocessing.preprocess import CropInfo, SlabGrid, to_native
 from medconv.data.preprocessing.store import Store
 from medconv.inference.slab_answer import Group, Source, answer_of, with_cpu_fallback
 from medconv.inference.sliding_window import SlidingWindow, slab_axis

@@ -21,7 +21,7 @@ import medconv
 from benchmarks import dice_curves
 from benchmarks.results import Row, conditions, table
 from benchmarks.zoo_sets import SETS, DataSet
-from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint
+from medconv.data.preprocessing.dataset_cache import cached_fingerprint, dataset_folder
 from medconv.planning.spacing import target_spacing
 from medconv.training.data_setup import find_data
 from medconv.training.summary import git_commit
@@ -196,7 +196,7 @@ def _native_spacing(settings: Sequence[str], output: Path) -> tuple[float, ...]:
     """The grid of a set's images, mm."""
     config = medconv.compose([*settings, f"data.cache_dir={output / 'prepared-this'}"])
     dataset, workers = find_data(config.data)
-    measured, _ = fingerprint(dataset, dataset_folder(Path(config.data.cache_dir), dataset), workers)
+    measured, _ = cached_fingerprint(dataset, dataset_folder(Path(config.data.cache_dir), dataset), workers)
     return target_spacing(measured)
 
 

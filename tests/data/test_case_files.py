@@ -16,7 +16,7 @@ from medconv.data.io.writing import write_label
 from medconv.data.loading.patch_dataset import CaseDataset
 from medconv.data.per_case import with_source_spacing
 from medconv.data.preprocessing.check import check
-from medconv.data.preprocessing.pipeline import fingerprint, prepare
+from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_store
 from medconv.inference.predictor import Predictor
 
 LAS = np.diag([-1.0, 1.0, 1.0, 1.0])
@@ -46,20 +46,22 @@ def test_images_labels_and_the_plan_have_the_stated_spacing(lost: Dataset) -> No
 def test_a_stated_spacing_is_prepared_apart(lost: Dataset, tmp_path: Path) -> None:
     """At 1.5 mm: as if headers said so, in a store of its own; the fingerprint is measured anew."""
     stated, config = with_source_spacing(lost, TRUE_MM), preprocessing_config((1.5, 1.5, 1.5))
-    stores = [prepare(dataset, config, tmp_path / "store", 1) for dataset in (lost, stated)]
+    stores = [fill_store(dataset, config, tmp_path / "store", 1) for dataset in (lost, stated)]
     assert stores[0].folder != stores[1].folder
     assert stores[1].read("case_0").label.shape == (8, 14, 13)
     assert stores[1].crop_info("case_0").native_spacing_mm == (1, 1.5, 2)
-    right = prepare(tiny(tmp_path / "right"), config, tmp_path / "of_right", 1)
+    right = fill_store(tiny(tmp_path / "right"), config, tmp_path / "of_right", 1)
     for name in ("image", "label"):
         arrays = [getattr(store.read("case_0"), name) for store in (stores[1], right)]
         np.testing.assert_array_equal(*arrays)
-    found = [fingerprint(dataset, tmp_path / "store", 1)[0].spacings_mm[0] for dataset in (lost, stated)]
+    found = [
+        cached_fingerprint(dataset, tmp_path / "store", 1)[0].spacings_mm[0] for dataset in (lost, stated)
+    ]
     assert found == [(1, 1, 1), (1, 1.5, 2)]
 
 
 def test_validation_turns_a_label_as_preparation_does(lost: Dataset, tmp_path: Path) -> None:
-    store = prepare(lost, preprocessing_config((1, 1, 1)), tmp_path, 1)
+    store = fill_store(lost, preprocessing_config((1, 1, 1)), tmp_path, 1)
     item = CaseDataset(store, lost.cases)[0]
     np.testing.assert_array_equal(item["reference"], label_array(0))
 

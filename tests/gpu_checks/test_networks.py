@@ -8,8 +8,9 @@ from gpu_checks import data
 from gpu_checks.networks import LARGE_PATCHES, LARGE_PHANTOM, PHANTOM, Size
 from gpu_checks.setting import Setting
 from medconv import config
+from medconv.data.preprocessing.dataset_cache import cached_fingerprint
 from medconv.planning.planner import Plan
-from medconv.training.data_setup import find_data, fingerprint
+from medconv.training.data_setup import find_data
 from medconv.training.plan_setup import make_plan
 
 ON_GPU = ("trainer.accelerator=cpu", "trainer.precision=bf16-mixed", "plan.memory_gb=24")
@@ -21,7 +22,7 @@ def planned(folder: Path, *words: str) -> tuple[Plan, int]:
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         settings = config.validate(compose("train", [*setting.overrides("run", *words), *ON_GPU]))
     dataset, workers = find_data(settings.data)
-    measured, _ = fingerprint(dataset, folder / "prepared", workers)
+    measured, _ = cached_fingerprint(dataset, folder / "prepared", workers)
     return make_plan(settings, dataset, measured), dataset.targets.num_outputs
 
 

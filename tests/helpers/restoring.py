@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from torch import Tensor
 
-from medconv.data.preprocessing.preprocess import CropInfo, to_native
-from medconv.data.preprocessing.slabs import ContentArray, SlabGrid
+from medconv.data.preprocessing.preprocess import ContentArray, CropInfo, SlabGrid, to_native
 from medconv.targets.label_map import highest
 
 

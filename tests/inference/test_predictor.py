@@ -14,7 +14,7 @@ from torch import nn
 
 from medconv.data.case import Case
 from medconv.data.io.images import read_image
-from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image
 from medconv.inference.predictor import Predictor
 from medconv.inference.scores import LabelMapScores
 from medconv.targets.multiclass import MulticlassTargets
@@ -45,7 +45,7 @@ def logits_of(predictor: Predictor, image: Path) -> list[torch.Tensor]:
     """The logits of each member alone."""
     logits = []
     for member in predictor.members:
-        array, _ = preprocess(*read_image([image]), member.preprocessing)
+        array, _ = preprocess_image(*read_image([image]), member.preprocessing)
         with torch.inference_mode():
             logits.append(member.window(member.network, torch.from_numpy(array)[None])[0])
     return logits

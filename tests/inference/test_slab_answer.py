@@ -9,7 +9,7 @@ import torch
 from helpers import loaded_models
 from torch import nn
 
-from medconv.data.preprocessing import slabs
+from medconv.data.preprocessing import preprocess
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.forward import LabelMapForward
 from medconv.inference.images import NamedImage, from_array
@@ -28,7 +28,7 @@ SIZE = (13, 17, 15)
 
 @pytest.fixture(autouse=True)
 def thin_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slabs, "_VOXELS", 3 * SIZE[0] * SIZE[2])
+    monkeypatch.setattr(preprocess, "_VOXELS", 3 * SIZE[0] * SIZE[2])
 
 
 def image(size: tuple[int, ...] = SIZE) -> NamedImage:

@@ -23,7 +23,7 @@ from medconv.data.io.dicom_files import is_dicom
 from medconv.data.io.images import read_array
 from medconv.data.io.writing import write_label
 from medconv.data.preprocessing.check import check
-from medconv.data.preprocessing.pipeline import prepare
+from medconv.data.preprocessing.dataset_cache import fill_store
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.store import Store
 from medconv.inference.inputs import find_cases
@@ -200,7 +200,7 @@ def test_series_are_prepared_and_changed_ones_are_noticed(tmp_path: Path) -> Non
     result = check(dataset, workers=1)
     assert not result.errors and not result.warnings and result.fingerprint.spatial_dims == 3
     config = PreprocessingConfig(3, (6.5, 0.8, 0.7), ("none",), ({},))
-    store = prepare(dataset, config, tmp_path / "cache", workers=1)
+    store = fill_store(dataset, config, tmp_path / "cache", workers=1)
     assert isinstance(store, Store) and all(store.has(case) for case in dataset.cases)
     os.utime(next((tmp_path / "scans/p1/t1").iterdir()), ns=(1, 1))
     assert [store.has(case) for case in dataset.cases] == [True, False, True]

@@ -12,8 +12,8 @@ from helpers.volumes import AFFINE, edit_json, label_array, preprocessing_config
 from medconv.data.augmentation.augment import Augment
 from medconv.data.datasets.decathlon import msd
 from medconv.data.preprocessing.check import check
+from medconv.data.preprocessing.dataset_cache import cached_fingerprint, dataset_folder, fill_store
 from medconv.data.preprocessing.examine import examine
-from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare
 
 
 def scribbled(root: Path, ignore: int = 3, num_cases: int = 2) -> Path:
@@ -112,14 +112,14 @@ def test_preprocessing_keeps_the_value_to_ignore(
     dataset = msd(
         edit_json(root, labels={"0": "background", "1": "big", "2": "small", str(ignore): "ignore"})
     )
-    entry = prepare(dataset, preprocessing_config(spacing_mm), tmp_path / "cache", 1).read("case_0")
+    entry = fill_store(dataset, preprocessing_config(spacing_mm), tmp_path / "cache", 1).read("case_0")
     assert set(np.unique(entry.label)) == {0, 1, 2, ignore}
     assert (entry.label == ignore).mean() == pytest.approx(0.5, abs=0.08)
     assert entry.label.dtype == (np.uint8 if ignore < 256 else np.int16)
 
 
 def test_the_store_lists_the_places_of_labelled_voxels(tmp_path: Path) -> None:
-    store = prepare(msd(scribbled(tmp_path / "data")), preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(msd(scribbled(tmp_path / "data")), preprocessing_config(), tmp_path / "cache", 1)
     entry = store.read("case_0")
     rows, label = np.array(entry.foreground), np.array(entry.label)
     classes, labels_there = rows[:, 0], label[tuple(rows[:, 1:].T)]
@@ -130,7 +130,7 @@ def test_the_store_lists_the_places_of_labelled_voxels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_every_patch_of_a_sparse_annotation_has_labelled_voxels(tmp_path: Path, share: float) -> None:
-    store = prepare(msd(scribbled(tmp_path / "data")), preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(msd(scribbled(tmp_path / "data")), preprocessing_config(), tmp_path / "cache", 1)
     dataset = patch_dataset(store, ["case_0", "case_1"], (3, 3, 1), foreground_share=share)
     labels = [dataset[i]["label"].numpy()[0] for i in range(60)]
     centres = np.array([label[1, 1, 0] for label in labels])
@@ -143,30 +143,32 @@ def test_every_patch_of_a_sparse_annotation_has_labelled_voxels(tmp_path: Path, 
 def test_without_ignored_voxels_the_store_stays_the_same(tmp_path: Path) -> None:
     """Stores from before there was a value to ignore are used again."""
     dataset = tiny(tmp_path / "data", 2)
-    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     regions = dataset.with_targets(regions={"all": [1, 2]}, regions_order=None, ignore_label=None)
-    assert prepare(regions, preprocessing_config(), tmp_path / "cache", 1).folder == store.folder
+    assert fill_store(regions, preprocessing_config(), tmp_path / "cache", 1).folder == store.folder
     ignoring = dataset.with_targets(regions=None, regions_order=None, ignore_label=9)
-    assert prepare(ignoring, preprocessing_config(), tmp_path / "cache", 1).folder != store.folder
+    assert fill_store(ignoring, preprocessing_config(), tmp_path / "cache", 1).folder != store.folder
     assert set(store.read("case_0").foreground[:, 0]) == {1, 2}
 
 
 def test_a_new_value_to_ignore_measures_the_files_again(tmp_path: Path) -> None:
     dataset = msd(scribbled(tmp_path / "data"))
     folder = dataset_folder(tmp_path / "cache", dataset)
-    measured, _ = fingerprint(dataset, folder, 1)
+    measured, _ = cached_fingerprint(dataset, folder, 1)
     written = json.loads((folder / "fingerprint.json").read_text())["fingerprint"]
     assert written["class_voxels"] == [list(voxels) for voxels in measured.class_voxels]
     assert (
-        fingerprint(dataset.with_targets(regions=None, regions_order=None, ignore_label=3), folder, 1)[0]
+        cached_fingerprint(dataset.with_targets(regions=None, regions_order=None, ignore_label=3), folder, 1)[
+            0
+        ]
         == measured
     )
     with pytest.raises(ValueError, match=r"label values \[3\] are not declared"):
-        fingerprint(dataset.with_targets(regions=None, regions_order=None, ignore_label=4), folder, 1)
+        cached_fingerprint(dataset.with_targets(regions=None, regions_order=None, ignore_label=4), folder, 1)
 
 
 def test_augmentation_moves_the_value_to_ignore_like_a_class(tmp_path: Path) -> None:
-    store = prepare(msd(scribbled(tmp_path / "data", 255)), preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(msd(scribbled(tmp_path / "data", 255)), preprocessing_config(), tmp_path / "cache", 1)
     dataset = patch_dataset(store, ["case_0"], (8, 8, 6))
     augment = Augment(0, (1.0, 1.5, 2.0), (8, 8, 6), p={"rotation": 1.0, "scale": 1.0}, mirror_axes="all")
     samples = [dataset[i] for i in range(8)]
@@ -187,7 +189,7 @@ def test_several_values_to_ignore_are_one_in_checks_and_stores(tmp_path: Path) -
     assert not report.errors and not report.warnings
     assert report.class_voxels == tuple(int((label == value).sum()) for value in range(3))
     for config in (preprocessing_config(), preprocessing_config((1.5, 1.5, 1.5))):
-        entry = prepare(dataset, config, tmp_path / "cache", 1).read("case_0")
+        entry = fill_store(dataset, config, tmp_path / "cache", 1).read("case_0")
         assert set(np.unique(entry.label)) == {0, 1, 2, 3}
         assert (entry.label == 3).mean() == pytest.approx(0.5, abs=0.08)
     label[0, 0, 0] = 4

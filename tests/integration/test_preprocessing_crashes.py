@@ -23,9 +23,9 @@ from helpers.waiting import PATIENCE_S
 
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.decathlon import msd
-from medconv.data.preprocessing import pipeline
+from medconv.data.preprocessing import dataset_cache
 from medconv.data.preprocessing.check import CheckResult
-from medconv.data.preprocessing.pipeline import fingerprint, prepare
+from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_store
 from medconv.data.preprocessing.store import Entry, Store
 
 FORK = multiprocessing.get_context("fork")
@@ -39,7 +39,7 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from helpers.volumes import preprocessing_config
 from medconv.data.datasets.decathlon import msd
-from medconv.data.preprocessing.pipeline import fingerprint, prepare
+from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_store
 {before}
 try:
     {call}
@@ -64,7 +64,7 @@ def error_of(call: str, root: Path, before: str = "", launcher: tuple[str, ...] 
 
 
 def prepare_call(root: Path, cache: Path) -> str:
-    return f"prepare(msd({str(root)!r}), preprocessing_config(), Path({str(cache)!r}), 1)"
+    return f"fill_store(msd({str(root)!r}), preprocessing_config(), Path({str(cache)!r}), 1)"
 
 
 def file_size_limit(size: int) -> str:
@@ -83,7 +83,7 @@ def _prepare_and_report(root: Path, cache: Path, log: Path, start: Barrier, answ
         with log.open("a") as file:
             file.write(line + "\n")
 
-    real_check, real_write = pipeline.check, Store.write
+    real_check, real_write = dataset_cache.check, Store.write
 
     def slow_check(dataset: Dataset, workers: int, skip: bool, examine_case: Any) -> CheckResult:
         note("check")
@@ -95,11 +95,11 @@ def _prepare_and_report(root: Path, cache: Path, log: Path, start: Barrier, answ
         time.sleep(0.1)
         real_write(self, case, entry, sources)
 
-    pipeline.check, Store.write = slow_check, slow_write  # type: ignore[assignment,method-assign]
+    dataset_cache.check, Store.write = slow_check, slow_write  # type: ignore[assignment,method-assign]
     dataset = msd(root)
     start.wait(timeout=PATIENCE_S)
-    measured = fingerprint(dataset, cache, 1)
-    store = prepare(dataset, preprocessing_config(), cache, 1)
+    measured = cached_fingerprint(dataset, cache, 1)
+    store = fill_store(dataset, preprocessing_config(), cache, 1)
     answers.put((measured, all(store.has(case) for case in dataset.cases)))
 
 
@@ -131,7 +131,7 @@ def test_concurrent_processes_do_the_work_once(
 def _prepare_until(root: Path, cache: Path, fatal: str) -> None:
     """Dies by SIGKILL before the file `fatal` is in place."""
     with before_each_file(lambda path: os.kill(os.getpid(), signal.SIGKILL) if path.name == fatal else None):
-        prepare(msd(root), preprocessing_config(), cache, 1)
+        fill_store(msd(root), preprocessing_config(), cache, 1)
 
 
 @pytest.mark.parametrize("fatal", ["case_1.json", "case_1.label.npy", "case_2.image.npy"])
@@ -147,7 +147,7 @@ def test_a_killed_preparation_is_resumed(tmp_path: Path, fatal: str) -> None:
     assert [store.has(case) for case in dataset.cases] == [i < number for i in range(3)]
     done = {f"case_{i}" for i in range(number)}
     before = {name: time for name, time in times(store).items() if name.split(".")[0] in done}
-    assert prepare(dataset, preprocessing_config(), cache, 1).folder == store.folder
+    assert fill_store(dataset, preprocessing_config(), cache, 1).folder == store.folder
     assert rewritten(store, before).isdisjoint(done)
     assert_complete(store, dataset)
 
@@ -166,7 +166,7 @@ def test_a_full_disk_is_named_and_the_next_start_resumes(tmp_path: Path) -> None
     (store,) = stores(tmp_path / "saved")
     assert not list(store.folder.glob(".*"))  # no partial file
     before = times(store)
-    prepare(msd(root), preprocessing_config(), tmp_path / "saved", 1)
+    fill_store(msd(root), preprocessing_config(), tmp_path / "saved", 1)
     assert rewritten(store, before) >= {f"case_{i}" for i in range(int(match[1]), 5)}
     after = times(store)
     for i in range(int(match[1])):
@@ -178,14 +178,14 @@ def test_a_file_size_limit_is_named(tmp_path: Path) -> None:
     root, cache = write_msd(tmp_path / "data", 2, shape=(64, 64, 64)), tmp_path / "cache"
     error = error_of(prepare_call(root, cache), root, before=file_size_limit(500_000))
     assert re.match(FULL.format(reason="File too large"), error), error
-    store = prepare(msd(root), preprocessing_config(), cache, 1)
+    store = fill_store(msd(root), preprocessing_config(), cache, 1)
     assert [only.folder for only in stores(cache)] == [store.folder]
     assert_complete(store, msd(root))
 
 
 def test_no_room_for_the_fingerprint_is_named(tmp_path: Path) -> None:
     root, cache = write_msd(tmp_path / "data", 2), tmp_path / "cache"
-    call = f"fingerprint(msd({str(root)!r}), Path({str(cache)!r}), 1)"
+    call = f"cached_fingerprint(msd({str(root)!r}), Path({str(cache)!r}), 1)"
     error = error_of(call, root, before=file_size_limit(100))
     assert error == f"cache_dir: cannot write to {cache} (File too large)\n"
     assert {path.name for path in cache.iterdir()} == {".lock", "examined.jsonl"}

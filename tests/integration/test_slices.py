@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from medconv import config
 from medconv.data.case import Case, Grid
 from medconv.data.io.images import read_label
-from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess, preprocess_label
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image, preprocess_label
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.inference.load import load
 from medconv.inference.predictor import Predictor
@@ -38,13 +38,13 @@ def test_spacing_across_slices_is_the_cases_own_and_the_way_back_is_exact(axis: 
     image = rng.uniform(1, 2, (1, *shape)).astype(np.float32)
     known = {"percentile_00_5": 0.0, "percentile_99_5": 1.0, "mean": 0.0, "std": 1.0}
     recipe = PreprocessingConfig(2, (2.0, 2.0), ("none",), (known,), axis)
-    prepared, placement = preprocess(image, Grid.of(shape, affine), recipe)
+    prepared, placement = preprocess_image(image, Grid.of(shape, affine), recipe)
     halved = tuple(n if a == axis else n // 2 for a, n in enumerate(shape))
     assert prepared.shape == (1, *halved)
     assert placement.spacing_mm(halved) == pytest.approx([3.3 if a == axis else 2 for a in range(3)])
     changed = image.copy()
     np.moveaxis(changed[0], axis, 0)[4] += 1
-    other = preprocess(changed, Grid.of(shape, affine), recipe)[0]
+    other = preprocess_image(changed, Grid.of(shape, affine), recipe)[0]
     difference = np.abs(other - prepared)[0].max(tuple({0, 1, 2} - {axis}))
     assert [bool(d > 1e-4) for d in difference] == [
         n == (shape[0] - 5 if axis == 0 else 4) for n in range(shape[axis])
@@ -71,7 +71,7 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, np.ndarray]
     source = folder / "source"
     source.write_bytes(b"")
     grid = Grid.of(shape, np.eye(4))
-    _, placement = preprocess(image[None], grid, PreprocessingConfig(3, (1, 1, 1), ("none",), ({},)))
+    _, placement = preprocess_image(image[None], grid, PreprocessingConfig(3, (1, 1, 1), ("none",), ({},)))
     store = Store(folder / "store")
     store.write(Case("case", (source,), source), Entry(image[None], label, rows, placement))
     return store, image

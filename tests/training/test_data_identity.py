@@ -13,13 +13,13 @@ from helpers.volumes import preprocessing_config
 from helpers.volumes import tiny as tiny_dataset
 
 from medconv.config import ConfigError
-from medconv.data.preprocessing.pipeline import prepare
+from medconv.data.preprocessing.dataset_cache import fill_store
 from medconv.training import identity
 
 
 def test_changes_are_named_by_case(tmp_path: Path) -> None:
     dataset = tiny_dataset(tmp_path / "data", 4)
-    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     first, second, third, fourth = dataset.cases
     before = identity.data_identity([first, second], [third], store)
     assert identity.data_differences(before, identity.data_identity([second, first], [third], store)) == []

@@ -12,7 +12,8 @@ from helpers.preprocess_command import overrides, run_preprocess
 
 from medconv.data.case import Case, Dataset
 from medconv.data.io.images import UNORIENTED
-from medconv.data.preprocessing import examined, pipeline
+from medconv.data.preprocessing import check as preprocessing_check
+from medconv.data.preprocessing import dataset_cache
 from medconv.data.preprocessing.examine import CaseReport
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.multiclass import MulticlassTargets
@@ -45,7 +46,7 @@ def test_the_last_lines_name_the_store_and_the_plan_and_verify_finds_a_damaged_f
     content[-1] ^= 1
     (store / "case_3.image.npy").write_bytes(content)
     os.utime(store / "case_3.image.npy", ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    monkeypatch.setattr(pipeline, "_VERIFIED_AT_START", 0)  # as if the store were large
+    monkeypatch.setattr(dataset_cache, "_VERIFIED_AT_START", 0)  # as if the store were large
     assert "preparing 1" not in run_preprocess(arguments, tmp_path, monkeypatch, capsys)[0]
     assert (
         "preparing 1 of 7 cases" in run_preprocess([*arguments, "--verify"], tmp_path, monkeypatch, capsys)[0]
@@ -71,7 +72,7 @@ def test_check_only_shows_a_table_and_writes_only_what_it_has_read(
     assert out.endswith("no errors in 7 cases of Tiny\n") and err == ""
     (home,) = (tmp_path / "cache").iterdir()
     assert [path.name for path in home.iterdir()] == ["examined.jsonl"]
-    monkeypatch.setattr(examined, "examine", None)
+    monkeypatch.setattr(preprocessing_check, "examine", None)
     assert run_preprocess(arguments, tmp_path, monkeypatch, capsys) == (out, err)
 
 

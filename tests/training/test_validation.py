@@ -16,7 +16,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.data import DataLoader, default_collate
 
 from medconv.data.case import Grid
-from medconv.data.preprocessing import slabs
+from medconv.data.preprocessing import preprocess
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.features.image_level.mixup import Mixup
 from medconv.inference.sliding_window import SlidingWindow
@@ -177,7 +177,7 @@ def test_slabs_give_what_all_logits_give(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Dice, loss and the label map on the prepared grid; some planes are between the slabs' own."""
-    monkeypatch.setattr(slabs, "_VOXELS", 2 * 9 * 8)
+    monkeypatch.setattr(preprocess, "_VOXELS", 2 * 9 * 8)
     native_shape = (9, 10, 8)
     crop_info = CropInfo(Grid.of((11, 12, 8), np.eye(4)), (11, 12, 8), ((1, 10), (2, 12), (0, 8)))
     rng = torch.Generator().manual_seed(0)

@@ -34,9 +34,8 @@ from medconv.data.loading.patch_dataset import (
     without_dropped,
 )
 from medconv.data.loading.samplers import Sampler
-from medconv.data.loading.store_check import StoreCheck
 from medconv.data.loading.worker_errors import GuardedCollate, GuardedDataset
-from medconv.data.preprocessing.store import Entry, Store
+from medconv.data.preprocessing.store import Entry, Store, StoreCheck
 from medconv.data.splits import DataSplit
 from medconv.performance.step_profiler import StepProfiler
 from medconv.utils.cores import num_cores

@@ -1,24 +1,39 @@
 """Check every file of a dataset, report all errors at once, and measure its fingerprint in the same pass."""
 
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from medconv.data.case import Case, Dataset
+from medconv.data.case import Case, Dataset, Grid
 from medconv.data.io.images import UNORIENTED
-from medconv.data.preprocessing.doubts import far_spacing, lost_spacing, named, same_images
-from medconv.data.preprocessing.examine import CaseReport, examine
+from medconv.data.preprocessing.examine import VERSION, CaseReport, examine, samples_per_case
 from medconv.data.preprocessing.fingerprint import Fingerprint, measure
+from medconv.data.preprocessing.store import signature
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
+from medconv.utils.logging import some
 from medconv.utils.threads import each
 
 _WRONG_DIMS = {
     True: "one slice only, while most cases are volumes",
     False: "a volume, while most cases are one slice only",
 }
+_FEW = 5  # times fewer slices than rows in every case, at 1 x 1 x 1 mm
+_FAR_SPACING = 5  # times the median spacing of all cases, or a fifth of it
+_NAMED = 5  # cases in a message
+_FILE = "examined.jsonl"
+_ARRAYS = ("intensities", "thickness_mm")
 
 
 class CheckResult(NamedTuple):
@@ -145,3 +160,163 @@ def still_invalid(dataset: Dataset, errors: Mapping[str, Sequence[str]]) -> bool
         if examine(by_id[case_id], dataset).errors != list(messages):
             return False
     return True
+
+
+def lost_spacing(shapes: Sequence[Sequence[int]], spacings_mm: Sequence[Sequence[float]]) -> list[str]:
+    """A warning if every volume has 1 x 1 x 1 mm and far fewer slices than rows; else none."""
+    thin = [max(shape) >= _FEW * min(shape) and min(shape) > 1 for shape in shapes]
+    unit = [tuple(spacing) == (1.0, 1.0, 1.0) for spacing in spacings_mm]
+    if not thin or not all(thin) or not all(unit):
+        return []
+    few = int(np.median([min(shape) for shape in shapes]))
+    many = int(np.median([max(shape) for shape in shapes]))
+    return [
+        f"all {len(shapes)} volumes have 1 x 1 x 1 mm, but {few} slices of {many} rows: their headers may "
+        "have lost the spacing, from which resampling, plan and distances follow; correct the headers, or "
+        "set source_spacing_mm, such as [1.25,1.25,10] (right, anterior, superior)"
+    ]
+
+
+def far_spacing(cases: Sequence[str], spacings_mm: Sequence[Sequence[float]]) -> list[str]:
+    """A warning if cases have voxels several times as long as the median case, or as short; else none.
+
+    Such headers are often wrong, in metres or pixels, and resampling makes those images huge or tiny.
+    """
+    if not cases:
+        return []
+    spacings = np.array(spacings_mm)
+    median = np.median(spacings, axis=0)
+    ratio = spacings / median
+    is_far = ((ratio > _FAR_SPACING) | (ratio < 1 / _FAR_SPACING)).any(axis=1)
+    if not is_far.any():
+        return []
+    far_cases = [case for case, far in zip(cases, is_far, strict=True) if far]
+    example = " x ".join(f"{mm:.4g}" for mm in spacings[is_far][0])
+    usual = " x ".join(f"{mm:.4g}" for mm in median)
+    return [
+        f"{named(far_cases)}: spacing {example} mm, where the median of all {len(cases)} cases is {usual} "
+        "mm; if the headers are wrong, correct them or set data.source_spacing_mm for these cases"
+    ]
+
+
+def same_images(contents: Mapping[str, str]) -> list[str]:
+    """A warning that names cases with one image; none if all images differ.
+
+    Args:
+        contents: case id to a hash of its image.
+    """
+    by_content: defaultdict[str, list[str]] = defaultdict(list)
+    for case_id, content in contents.items():
+        by_content[content].append(case_id)
+    groups = [" = ".join(cases) for cases in by_content.values() if len(cases) > 1]
+    if not groups:
+        return []
+    return [
+        f"cases with the same image: {some(groups)}; where one of them is in validation or test, training "
+        "skips the others"
+    ]
+
+
+def named(cases: Sequence[str]) -> str:
+    """Such as `7 cases (a, b, c, d, e, ...)`."""
+    text = ", ".join(cases[:_NAMED]) + (", ..." if len(cases) > _NAMED else "")
+    return f"{len(cases)} case{'s' if len(cases) > 1 else ''} ({text})"
+
+
+class Examined:
+    """The reports of a dataset, a line of JSON each. A line is added as soon as a case was read, so a check
+    that was stopped goes on where it was. Cases with errors are always read again: granting a permission, for
+    example, changes no file.
+
+    Args:
+        folder: of the dataset, in the cache. Where it cannot be written, nothing is remembered.
+    """
+
+    def __init__(self, dataset: Dataset, folder: Path) -> None:
+        self._dataset = dataset
+        self._path = folder / _FILE
+        self._lock = Lock()
+        self._can_write = True
+        without_cases = replace(dataset, cases=(), errors={})
+        self._depends_on = [VERSION, samples_per_case(dataset), repr(without_cases)]
+        self._lines = _lines_of(self._path)
+
+    def examine(self, case: Case) -> CaseReport:
+        """As `examine`."""
+        # Before reading: if the files change meanwhile, they are read again next time.
+        key = self._key(case)
+        if key in self._lines and case.id not in self._dataset.errors:
+            report = _report(self._lines[key])
+            if report is not None:
+                return report
+        report = examine(case, self._dataset)
+        if key and not report.errors:
+            self._add(key, report)
+        return report
+
+    def _key(self, case: Case) -> str:
+        """A hash of all that a report depends on; "" if the files cannot be examined."""
+        try:
+            files = signature(case)
+        except (OSError, ValueError):
+            return ""
+        content = json.dumps([*self._depends_on, files, repr(case)])
+        return hashlib.sha256(content.encode()).hexdigest()[:24]
+
+    def _add(self, key: str, report: CaseReport) -> None:
+        # It begins a line, since a full disk may have cut the one before.
+        line = f"\n{key} {json.dumps(_plain(report))}"
+        with self._lock:
+            if not self._can_write:
+                return
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                # In one piece, since other processes may add lines, too.
+                with self._path.open("ab", buffering=0) as file:
+                    file.write(line.encode())
+            except OSError:
+                self._can_write = False
+
+
+def _lines_of(path: Path) -> dict[str, str]:
+    """Key to JSON text; the last line counts."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    lines: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, content = line.partition(" ")
+        lines[key] = content
+    return lines
+
+
+def _plain(report: CaseReport) -> dict[str, Any]:
+    content = {field.name: getattr(report, field.name) for field in fields(report)}
+    content["grid"] = report.grid and asdict(report.grid)
+    for name in _ARRAYS:
+        array = content[name]
+        if array is not None:
+            data = base64.b64encode(array.tobytes()).decode()
+            content[name] = [array.dtype.str, list(array.shape), data]
+    return content
+
+
+def _report(line: str) -> CaseReport | None:
+    """None: the line was cut by a full disk or a power failure."""
+    try:
+        content = json.loads(line)
+        grid = content["grid"]
+        if grid is not None:
+            affine = tuple(map(tuple, grid["affine"]))
+            content["grid"] = Grid(tuple(grid["shape"]), affine)
+        for name in _ARRAYS:
+            if content[name] is not None:
+                dtype, shape, data = content[name]
+                # A copy, since an array of bytes cannot be changed.
+                content[name] = np.frombuffer(base64.b64decode(data), dtype).reshape(shape).copy()
+        for name in ("no_data", "shape", "spacing_mm", "class_voxels"):
+            content[name] = tuple(content[name])
+        return CaseReport(**content)
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -1,23 +1,28 @@
 """Read the files of one case: its errors, its warnings, and what the fingerprint needs of it."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from nibabel.nifti1 import Nifti1Pair
 
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.case_files import image_of, label_of
 from medconv.data.io import rtstruct
-from medconv.data.io.grids import on_grid
-from medconv.data.io.images import lacks_orientation
+from medconv.data.io.grids import on_grid, to_canonical
+from medconv.data.io.images import lacks_orientation, nifti_image
 from medconv.data.io.raster import are_picture_channels
-from medconv.data.preprocessing.doubts import header_doubts, is_no_data, repeated_slices, wrapped_negatives
 from medconv.data.preprocessing.normalisation import range_error
-from medconv.data.preprocessing.orientation import to_canonical
 from medconv.data.preprocessing.preprocess import content_box
 from medconv.metrics.dice import value_counts
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.utils.logging import size_text
 from medconv.utils.memory_order import in_c_order
 
 VERSION = 8  # raise it when a report measures more or otherwise
@@ -25,6 +30,15 @@ _MAX_SHEAR = 0.5  # degrees; more is not rounding but a tilted gantry
 _MAX_SAMPLES = 5_000  # voxels per case whose intensities are sampled
 _MIN_SAMPLES = 100
 _ALL_SAMPLES = 20_000_000  # over all cases, if that leaves each the lowest number
+# Of the usual difference between neighbouring slices, each relative to the slices' own spread.
+_REPEATED = 0.1
+_LEAST_INT16 = -32768  # what many programs write where there is no data
+_FAR_BELOW = 1000  # times farther below zero than the highest value is above: no image's own value
+_QUARTERS = (2**14, 2**15, 3 * 2**14, 2**16)  # of the range of uint16
+_SAME_FORM = 0.01  # voxels, by which corners may differ
+_SAME_SPACING = 0.01  # relative
+_NAMED = 5  # cases in a message
+_SLICES_AT_ONCE = 16
 
 
 @dataclass
@@ -261,3 +275,116 @@ def thickness_of(label: np.ndarray, class_voxels: Sequence[int], spacing_mm: Seq
             num_runs += np.bincount(values, minlength=num_classes)[:num_classes]
         thickness[:, axis] = voxel_mm * np.array(class_voxels) / np.maximum(num_runs, 1)
     return thickness
+
+
+def repeated_slices(image: np.ndarray) -> Iterator[str]:
+    """Neighbouring slices along the third axis that are equal, or nearly so: one was probably copied.
+
+    Slices of two values, as of a shape, are left out: they are equal by chance.
+    Shape: (channels, X, Y, Z).
+    """
+    if image.shape[3] < 3:
+        return
+    pairs: dict[int, str] = {}
+    for channel in image:
+        spread, apart = _spread_and_change(channel)
+        usable = (spread[1:] > 0) & (spread[:-1] > 0)  # an empty slice repeats no other
+        if usable.sum() < 2:
+            continue
+        share = apart / np.maximum(spread[1:] + spread[:-1], np.finfo(np.float64).tiny)
+        is_repeated = usable & (share <= _REPEATED * np.median(share[usable]))
+        for z in np.flatnonzero(is_repeated):
+            if _has_two_values(channel[:, :, z]) and _has_two_values(channel[:, :, z + 1]):
+                continue
+            pairs[int(z)] = "equal" if apart[z] == 0 else "nearly equal"
+    if pairs:
+        text = ", ".join(f"{z} and {z + 1} ({how})" for z, how in sorted(pairs.items())[:_NAMED])
+        more = f" and {len(pairs) - _NAMED} more pairs" if len(pairs) > _NAMED else ""
+        yield f"of {image.shape[3]} slices (third axis, from 0), {text}{more} repeat each other"
+
+
+def _has_two_values(plane: np.ndarray) -> bool:
+    return bool(((plane == plane.min()) | (plane == plane.max())).all())
+
+
+def _spread_and_change(channel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The standard deviation of each slice, and the mean difference from each to the next.
+
+    Shape: (X, Y, Z) -> (Z,), (Z - 1,).
+    """
+    spread = []
+    apart = []
+    for first in range(0, channel.shape[2], _SLICES_AT_ONCE):
+        # With the first of those after them; in memory the voxels of a slice lie far apart.
+        slices = in_c_order(channel[:, :, first : first + _SLICES_AT_ONCE + 1].T)
+        spread += [values.std(dtype=np.float64) for values in slices[:_SLICES_AT_ONCE]]
+        apart += [np.abs(after - before).mean(dtype=np.float64) for before, after in pairwise(slices)]
+    return np.array(spread), np.array(apart)
+
+
+def is_no_data(low: float, high: float) -> bool:
+    """Whether the lowest value of a channel probably stands for no data, whatever was interpolated since."""
+    return low == _LEAST_INT16 or -low > _FAR_BELOW * high > 0
+
+
+def wrapped_negatives(channel: np.ndarray, low: float, high: float) -> bool:
+    """Whether negative int16 values, as those of CT, were stored as unsigned ones: 65536 too large.
+
+    Args:
+        low, high: lowest and highest value.
+    """
+    if low < 0 or not _QUARTERS[2] < high < _QUARTERS[3]:
+        return False
+    is_between = (channel > _QUARTERS[0]) & (channel < _QUARTERS[2])
+    if is_between.any():
+        return False
+    upper = channel[channel >= _QUARTERS[2]]
+    return bool(upper.min() < upper.max())  # one value alone is that of a saturated detector
+
+
+def header_doubts(path: Path) -> list[str]:
+    """Warnings about the header of a NIfTI file; none for other formats."""
+    image = nifti_image(path)
+    if image is None:
+        return []
+    return [f"{path}: {doubt}" for doubt in (*_disagreeing_forms(image.header), *_surplus(path, image))]
+
+
+def _disagreeing_forms(header: Any) -> Iterator[str]:
+    """A warning if sform and qform, or sform and voxel size, differ, or one cannot be read."""
+    try:
+        sform, s_code = header.get_sform(coded=True)
+        qform, q_code = header.get_qform(coded=True)
+    except ValueError as error:  # not a valid quaternion
+        yield f"its qform cannot be read ({error}); the sform is used"
+        return
+    if not s_code:
+        return
+    shape = header.get_data_shape()
+    distance = Grid.of(shape, sform).corner_distance(Grid.of(shape, qform)) if q_code else 0
+    if distance > _SAME_FORM:
+        yield f"sform and qform differ by {distance:.3g} voxels; the sform is used"
+        return
+    stated_mm = header["pixdim"][1:4]
+    spacing_mm = np.linalg.norm(sform[:3, :3], axis=0)
+    has_slices = np.array([*shape, 1, 1][:3]) > 1
+    if (np.abs(stated_mm / spacing_mm - 1) > _SAME_SPACING)[has_slices].any():
+        stated = size_text(stated_mm, 4)
+        yield f"pixdim states {stated} mm, sform {size_text(spacing_mm, 4)} mm, which is used"
+
+
+def _surplus(path: Path, image: Nifti1Pair) -> Iterator[str]:
+    """A warning if a file holds more bytes than its header describes: of further slices, or a larger type."""
+    proxy: Any = image.dataobj  # typed without the offset
+    expected = proxy.offset + prod(image.shape) * image.get_data_dtype().itemsize
+    if path.suffix == ".gz":
+        with path.open("rb") as file:
+            file.seek(-4, os.SEEK_END)
+            stored = int.from_bytes(file.read(), "little")  # the last member's bytes, modulo 4 GB
+    elif path.suffix == ".nii":
+        stored = path.stat().st_size
+    else:
+        return
+    if stored > expected:
+        described = f"{size_text(image.shape)} of {image.get_data_dtype()}"
+        yield f"{stored - expected} bytes follow the voxels that its header describes ({described})"

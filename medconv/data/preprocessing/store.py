@@ -7,9 +7,10 @@ import json
 import mmap
 import re
 import shutil
+import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from math import prod
@@ -33,6 +34,8 @@ _WRONG_CHECKSUM = "the checksum of {} is wrong, the disk or a copy changed it"
 _BLOCK = 4 * 2**20  # bytes that are read at once
 _DTYPES = ("<f4", "<f2", "|u1", "<i2", "<i4")
 NOTHING = np.empty(0, np.float32)
+_SHARE = 0.02  # of a core's time, and of the disk's
+_WAITS_PER_READ = (1 - _SHARE) / _SHARE
 
 
 @dataclass(frozen=True)
@@ -340,3 +343,61 @@ def _unwritable(folder: Path, bytes_needed: int, error: OSError) -> str:
         f"{bytes_free / 1e6:.1f} MB are free; make room, or choose another cache_dir. Prepared "
         "cases are kept; run again to continue"
     )
+
+
+class _Stopped(Exception):
+    """Nobody waits for the check any more."""
+
+
+class StoreCheck:
+    """Reads all training cases once, in a thread that is idle most of the time.
+
+    Args:
+        cases: their ids.
+    """
+
+    def __init__(self, store: Store, cases: Sequence[str]) -> None:
+        self._store = store
+        self._cases = cases
+        self._damaged = ""  # the id of a damaged case
+        self._error: ValueError | None = None
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def go_on(self, step: int) -> None:
+        """Begin at the first call.
+
+        Args:
+            step: of the run; it decides the first case, so that a run that is stopped often gets to all.
+        Raises:
+            ValueError: a case is damaged; names it.
+        """
+        if self._thread is None:
+            first = step % len(self._cases)
+            cases = [*self._cases[first:], *self._cases[:first]]
+            self._thread = threading.Thread(target=self._verify, args=(cases,), daemon=True)
+            self._thread.start()
+        if self._error is not None:
+            self._store.discard(self._damaged)  # not before: loader workers would miss its record
+            raise ValueError(f"{self._error}; since its start, this run may have trained on the damage")
+
+    def stop(self) -> None:
+        """End the check after the block that is being read; does not wait for a disk that never answers."""
+        self._stopped.set()
+
+    def _verify(self, cases: Sequence[str]) -> None:
+        for case in cases:
+            try:
+                self._store.verify(case, self._pause)
+            except _Stopped:
+                return
+            except ValueError as error:
+                self._damaged = case
+                self._error = error
+                return
+
+    def _pause(self, read_seconds: float) -> None:
+        """Raises: _Stopped."""
+        self._stopped.wait(read_seconds * _WAITS_PER_READ)
+        if self._stopped.is_set():
+            raise _Stopped

@@ -19,8 +19,8 @@ from helpers.volumes import (
 from medconv.data.case_files import label_of
 from medconv.data.datasets.joined import joined
 from medconv.data.preprocessing.check import check
+from medconv.data.preprocessing.dataset_cache import fill_store
 from medconv.data.preprocessing.examine import examine
-from medconv.data.preprocessing.pipeline import prepare
 from medconv.data.splits import grouped, split_cases
 
 
@@ -65,7 +65,7 @@ def test_classes_are_joined_by_name_and_cases_annotate_their_own(two: dict[str, 
     (same_images,) = warnings
     assert "one_case_0 = two_case_0, one_case_1 = two_case_1" in same_images
     assert measured.class_voxels[4][1] == 0 < measured.class_voxels[4][3]
-    store = prepare(dataset, preprocessing_config(), tmp_path / "store", 1)
+    store = fill_store(dataset, preprocessing_config(), tmp_path / "store", 1)
     np.testing.assert_array_equal(store.read("two_case_1").label, expected)
 
 

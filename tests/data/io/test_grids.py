@@ -1,5 +1,6 @@
 """medconv/data/io/grids.py: when two grids are one, and labels in another orientation."""
 
+from itertools import permutations
 from pathlib import Path
 
 import nibabel as nib
@@ -8,7 +9,7 @@ import pytest
 from helpers.volumes import oblique
 
 from medconv.data.case import Grid
-from medconv.data.io.grids import check_same_grid, on_grid
+from medconv.data.io.grids import canonical_spacing, check_same_grid, from_canonical, on_grid, to_canonical
 
 SHAPE = (20, 24, 10)
 HERE, THERE = Path("image.nii.gz"), Path("label.nii.gz")
@@ -57,3 +58,18 @@ def test_a_label_in_another_orientation_of_the_same_grid_is_turned(orientation: 
     for affine in (mirrored, shifted):
         with pytest.raises(ValueError, match=r"label\.nii\.gz: (its affine puts|shape)"):
             on_grid(np.asarray(other.dataobj), HERE, grid, THERE, Grid.of(other.shape, affine))
+
+
+@pytest.mark.parametrize("axes", ["".join(codes) for codes in permutations("LPS")] + ["RAI", "SAR"])
+@pytest.mark.parametrize("reorient", [True, False])
+def test_turned_axes_come_back(axes: str, reorient: bool) -> None:
+    shape = (2, 3, 4)
+    volume = np.arange(24).reshape(shape)
+    affine = nib.orientations.inv_ornt_aff(nib.orientations.axcodes2ornt(axes), shape) * [[2.0, 3, 4, 1]]
+    grid = Grid.of(shape, affine)
+    turned, spacing = to_canonical(volume[None], grid, reorient)
+    np.testing.assert_array_equal(from_canonical(turned[0], grid, reorient), volume)
+    image = nib.Nifti1Image(volume.astype(np.int16), affine)
+    expected = nib.as_closest_canonical(image) if reorient else image
+    np.testing.assert_array_equal(turned[0], np.asarray(expected.dataobj))
+    assert spacing == canonical_spacing(grid, reorient) == pytest.approx(expected.header.get_zooms())

@@ -19,7 +19,7 @@ from medconv.data.datasets.folder import folder
 from medconv.data.io import raster
 from medconv.data.io.images import in_folder, num_channels, read_image, read_label, stamp, stem
 from medconv.data.io.writing import write_channels, write_label
-from medconv.data.preprocessing.pipeline import fingerprint, prepare
+from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_store
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.inputs import find_cases
 from medconv.inference.output_dir import OutputDir
@@ -282,10 +282,10 @@ def test_pairs_of_pictures_and_masks_form_a_dataset(tmp_path: Path) -> None:
     assert dataset.modalities == ("red", "green", "blue") and dataset.class_names == ("background", "1")
     again = folder(str(tmp_path / "images/*.jpg"), str(tmp_path / "masks/*.png"))
     assert again == dataset
-    measured, errors = fingerprint(dataset, tmp_path / "cache", 1)
+    measured, errors = cached_fingerprint(dataset, tmp_path / "cache", 1)
     assert measured.spatial_dims == 2 and not errors and measured.shapes[0] == (6, 4)
     config = PreprocessingConfig(2, (1.0, 1.0), ("dataset",) * 3, measured.intensities)
-    entry = prepare(dataset, config, tmp_path / "cache", 1).read("case0")
+    entry = fill_store(dataset, config, tmp_path / "cache", 1).read("case0")
     mean, std = measured.intensities[0]["mean"], measured.intensities[0]["std"]
     image = read_image(dataset.cases[0].images)[0]
     np.testing.assert_allclose(entry.image[0], (image[0, :, :, 0] - mean) / std, atol=1e-4)

@@ -18,7 +18,7 @@ from medconv.data.io.rtstruct import missing_slices, structures_of
 from medconv.data.io.writing import write_label
 from medconv.data.per_case import with_annotated
 from medconv.data.preprocessing.check import check
-from medconv.data.preprocessing.pipeline import prepare
+from medconv.data.preprocessing.dataset_cache import fill_store
 from medconv.evaluation import segmentation
 from medconv.inference.inputs import find_cases
 
@@ -166,7 +166,7 @@ def test_a_missing_structure_is_prepared_and_evaluated_where_it_is_not_annotated
         write_label(tmp_path / "pred" / f"{case}.nii.gz", box(slice(2, 3)) + 2 * box(slice(3, 4)), scan)
     pattern = f"{tmp_path}/{{id}}/rs.dcm#roi=heart;lung"
     dataset = with_annotated(folder_layout(f"{tmp_path}/{{id}}/ct", pattern), {"b": ["heart"]})
-    store = prepare(dataset, preprocessing_config((0.7, 0.8, 6.5)), tmp_path / "cache", 1)
+    store = fill_store(dataset, preprocessing_config((0.7, 0.8, 6.5)), tmp_path / "cache", 1)
     assert [np.unique(store.read(case).label).tolist() for case in "ab"] == [[0, 1, 2], [0, 1]]
     if names:
         with_names(tmp_path / "pred", "background", *names)

@@ -29,7 +29,7 @@ from medconv.data.loading.datamodule import DataModule, LoaderSettings
 from medconv.data.loading.patch import Batch, PackedReading, PatchShape, collate_packed
 from medconv.data.loading.patch_dataset import PatchDataset
 from medconv.data.loading.samplers import ForegroundSampler
-from medconv.data.preprocessing.pipeline import prepare
+from medconv.data.preprocessing.dataset_cache import fill_store
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.utils.errors import ArgumentError
 
@@ -43,7 +43,7 @@ PreparedData = tuple[Dataset, Store]
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
     folder = tmp_path_factory.mktemp("datamodule")
     dataset = tiny(folder / "data", 4)
-    return dataset, prepare(dataset, preprocessing_config(), folder / "cache", 1)
+    return dataset, fill_store(dataset, preprocessing_config(), folder / "cache", 1)
 
 
 def add_100(batch: Batch) -> Batch:
@@ -198,7 +198,7 @@ def test_validation_cases_are_whole_and_not_augmented(prepared: PreparedData, wo
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_names_the_case(tmp_path: Path, workers: int) -> None:
     dataset = tiny(tmp_path / "data", 2)
-    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     (store.folder / "case_1.image.npy").write_bytes(b"")
     data = module((dataset, store), train=dataset.cases, val=dataset.cases, num_workers=workers)
     for loader in (data.train_dataloader(), data.val_dataloader()):

@@ -27,8 +27,8 @@ from medconv.data.loading.datamodule import DataModule
 from medconv.data.loading.image_dataset import ImageCases, ImageDataset
 from medconv.data.loading.patch_dataset import Sample
 from medconv.data.loading.samplers import Sampler, balanced
-from medconv.data.preprocessing.pipeline import fingerprint, prepare
-from medconv.data.preprocessing.preprocess import PreprocessingConfig, framed, preprocess
+from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_store
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, framed, preprocess_image
 from medconv.data.preprocessing.store import Store
 
 LIGHT: dict[str, Any] = {
@@ -40,10 +40,10 @@ LIGHT: dict[str, Any] = {
 
 def prepare_images(dataset: Dataset, folder: Path) -> tuple[PreprocessingConfig, Store]:
     """The store of the dataset, normalised by the dataset, in the size of its first image."""
-    measured, _ = fingerprint(dataset, folder, 1)
+    measured, _ = cached_fingerprint(dataset, folder, 1)
     dims, names = measured.spatial_dims, ("dataset",) * len(dataset.modalities)
     config = PreprocessingConfig(dims, (1.0,) * dims, names, measured.intensities, frame=measured.shapes[0])
-    return config, prepare(dataset, config, folder, 1)
+    return config, fill_store(dataset, config, folder, 1)
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +84,13 @@ def test_frame_cuts_and_pads_around_the_centre(size: tuple[int, int], effect: st
 def test_pictures_are_scaled_without_aliasing(scaling: dict[str, Any]) -> None:
     config = replace(PreprocessingConfig(2, (1.0, 1.0), ("none",), ({},), frame=(10, 20)), **scaling)
     ramp = np.linspace(0, 1, 80)[None, :, None, None] * np.ones((1, 80, 40, 1))
-    out, _ = preprocess(ramp.astype(np.float32), Grid.of((80, 40, 1), np.eye(4)), config)
+    out, _ = preprocess_image(ramp.astype(np.float32), Grid.of((80, 40, 1), np.eye(4)), config)
     assert out.shape == (1, 10, 20)
     np.testing.assert_allclose(
         out[0, 1:-1, 10], np.linspace(0, 1, 80).reshape(10, 8).mean(1)[1:-1], atol=0.02
     )
     stripes = np.tile([0.0, 1.0, 1.0], 40)[:80][None, :, None, None] * np.ones((1, 80, 40, 1))
-    out, _ = preprocess(stripes.astype(np.float32), Grid.of((80, 40, 1), np.eye(4)), config)
+    out, _ = preprocess_image(stripes.astype(np.float32), Grid.of((80, 40, 1), np.eye(4)), config)
     assert np.abs(out[0, 1:-1] - 2 / 3).max() < 0.06
 
 
@@ -104,7 +104,7 @@ def test_volume_is_resampled_then_cut_or_padded(tmp_path: Path) -> None:
         targets=csv(write(tmp_path / "d")).targets,
     )
     config = PreprocessingConfig(3, (1.0, 1.5, 2.0), ("zscore",), ({},), frame=(20, 20, 8))
-    image = prepare(dataset, config, tmp_path / "cache", 1).read("v").image
+    image = fill_store(dataset, config, tmp_path / "cache", 1).read("v").image
     assert image.shape == (1, 20, 20, 8)
     assert (image[0, :, :3] == 0).all() and (image[0, :, 3:17] != 0).any(0).all()
 
@@ -114,12 +114,12 @@ def test_only_changed_images_are_prepared_again(tmp_path: Path, caplog: pytest.L
     dataset = csv(table)
     config, store = prepare_images(dataset, tmp_path / "cache")
     with caplog.at_level(logging.INFO):
-        prepare(dataset, config, tmp_path / "cache", 1)
+        fill_store(dataset, config, tmp_path / "cache", 1)
         assert "preparing" not in caplog.text
         table.write_text(table.read_text().replace("0.png,b", "0.png,a").replace("5.png,b", "5.png,c"))
         relabelled = csv(table)
         assert relabelled.cases[0].values == (0.0,)
-        assert prepare(relabelled, config, tmp_path / "cache", 1).folder == store.folder
+        assert fill_store(relabelled, config, tmp_path / "cache", 1).folder == store.folder
         assert "preparing" not in caplog.text  # the images are the same
         path = store.folder / "3.image.npy"
         stat = path.stat()
@@ -128,7 +128,7 @@ def test_only_changed_images_are_prepared_again(tmp_path: Path, caplog: pytest.L
         path.write_bytes(content)
         # as a small file that was not flushed before a power cut
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        prepare(relabelled, config, tmp_path / "cache", 1)
+        fill_store(relabelled, config, tmp_path / "cache", 1)
     assert "preparing 1 of 10 cases" in caplog.text
 
 
@@ -260,7 +260,7 @@ def test_fingerprint_leaves_out_the_test_split(tmp_path: Path) -> None:
         splits = ["split", *["train"] * 8, "val", last_split]
         (tmp_path / "splits.csv").write_text("\n".join(map(",".join, zip(lines, splits, strict=True))))
         dataset = csv(tmp_path / "splits.csv", label_columns="label")
-        return fingerprint(dataset, tmp_path / "home", 1)[0].intensities[0]["mean"]
+        return cached_fingerprint(dataset, tmp_path / "home", 1)[0].intensities[0]["mean"]
 
     assert mean("test") < mean("train") - 5
     assert mean("test") == pytest.approx(np.mean([pixels(i) for i in range(9)]), abs=1e-3)

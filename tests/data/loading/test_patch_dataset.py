@@ -25,7 +25,7 @@ from medconv.data.loading.patch_dataset import (
     without_dropped,
 )
 from medconv.data.loading.samplers import BalancedPatchSampler, ForegroundSampler
-from medconv.data.preprocessing.pipeline import prepare
+from medconv.data.preprocessing.dataset_cache import fill_store
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.targets.regions import RegionTargets
@@ -38,7 +38,7 @@ DROPOUT = ChannelDropout(0.4, 3, {"lacks": (1,), "one": (0, 2)}, seed=0)
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Store]:
     folder = tmp_path_factory.mktemp("patches")
     dataset = tiny(folder / "data", 5)
-    return dataset, prepare(dataset, preprocessing_config(), folder / "cache", 1)
+    return dataset, fill_store(dataset, preprocessing_config(), folder / "cache", 1)
 
 
 def patches(
@@ -202,7 +202,7 @@ def test_padding_along_one_axis_leaves_the_others_random(prepared: tuple[Dataset
 def test_case_without_foreground_gives_random_places(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 1)
     save(dataset.cases[0].files[-1], np.zeros((12, 14, 10), np.uint8))
-    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     samples = patch_dataset(store, ["case_0"], PATCH, foreground_share=1.0)
     assert len({samples[n]["image"].sum().item() for n in range(10)}) > 5
 
@@ -262,7 +262,7 @@ def test_validation_items_are_whole_cases(prepared: tuple[Dataset, Store]) -> No
 def test_validation_reference_is_native(tmp_path: Path) -> None:
     """The image has the prepared spacing, the reference its own."""
     dataset = tiny(tmp_path / "data", 1, affine=np.diag([-1, 1.5, 2, 1]))
-    store = prepare(dataset, preprocessing_config((2, 1.5, 2)), tmp_path / "cache", 1)
+    store = fill_store(dataset, preprocessing_config((2, 1.5, 2)), tmp_path / "cache", 1)
     item = CaseDataset(store, dataset.cases)[0]
     assert item["image"].shape == (1, 1, 6, 14, 10)
     np.testing.assert_array_equal(item["reference"], label_array(0))

@@ -29,7 +29,7 @@ from medconv.data.loading.samplers import (
     shuffled,
     split_foreground,
 )
-from medconv.data.preprocessing.pipeline import prepare
+from medconv.data.preprocessing.dataset_cache import fill_store
 
 IDS = ("a", "b", "c", "d")
 ALIKE = training_cases(cases_of(("a", "b", "c")), (1, 1))
@@ -185,7 +185,7 @@ def test_a_class_is_drawn_where_it_is_annotated(tmp_path: Path, caplog: pytest.L
     dataset = tiny(tmp_path)
     label = label_array(2)
     save(dataset.cases[2].files[1], label * (label != 2))  # nothing of class 2 in the last case
-    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     train = [dataset.cases[0], replace(dataset.cases[1], annotated=(1,)), dataset.cases[2]]
     caplog.set_level("INFO")
     drawn = class_indices(train, dataset.targets, dataset.class_names, store)

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from medconv.data.loading import loader as loader_module
 from medconv.data.loading import worker_errors
 from medconv.data.loading.datamodule import DataModule
-from medconv.data.preprocessing.pipeline import prepare
+from medconv.data.preprocessing.dataset_cache import fill_store
 from medconv.utils.exit_codes import USER
 
 
@@ -66,7 +66,7 @@ class FailingRead(Failing):
 
 def module(folder: Path, augment: Any, workers: int) -> DataModule:
     dataset = tiny_dataset(folder / "data", 3)
-    store = prepare(dataset, preprocessing_config(), folder / "cache", 1)
+    store = fill_store(dataset, preprocessing_config(), folder / "cache", 1)
     settings = {"batch_size": 2, "samples_per_epoch": 8, "num_workers": workers}
     return data_module(store, dataset.cases, [], (6, 5, 4), augment, **settings)
 

@@ -1,4 +1,4 @@
-"""medconv/data/preprocessing/doubts.py: repeated slices, and headers without spacing or orientation."""
+"""medconv/data/preprocessing/examine.py: repeated slices, and headers without spacing or orientation."""
 
 from pathlib import Path
 
@@ -11,15 +11,8 @@ from torch import nn
 
 from medconv.data.case import Case
 from medconv.data.datasets.decathlon import msd
-from medconv.data.preprocessing.check import check
-from medconv.data.preprocessing.doubts import (
-    far_spacing,
-    header_doubts,
-    is_no_data,
-    lost_spacing,
-    repeated_slices,
-    wrapped_negatives,
-)
+from medconv.data.preprocessing.check import check, far_spacing, lost_spacing
+from medconv.data.preprocessing.examine import header_doubts, is_no_data, repeated_slices, wrapped_negatives
 from medconv.inference.predictor import Predictor
 
 

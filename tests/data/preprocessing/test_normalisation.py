@@ -14,9 +14,9 @@ from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.nnunet import nnunet
 from medconv.data.preprocessing import normalisation
 from medconv.data.preprocessing.check import check
+from medconv.data.preprocessing.dataset_cache import fill_store
 from medconv.data.preprocessing.normalisation import normalisation_for, normalise, range_error
-from medconv.data.preprocessing.pipeline import prepare
-from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image
 from medconv.inference.predictor import Predictor
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -53,7 +53,7 @@ def test_a_no_data_value_is_an_error_of_the_case(tmp_path: Path, value: float) -
     with pytest.raises(ValueError, match=words):
         check(dataset, 1)
     with pytest.raises(ValueError, match=words):
-        prepare(dataset, preprocessing_config((1, 1, 1)), tmp_path / "store", 1)
+        fill_store(dataset, preprocessing_config((1, 1, 1)), tmp_path / "store", 1)
     with pytest.raises(ValueError, match=rf"{path}: .*no-data value"):
         Predictor([segmentation(nn.Conv3d(1, 2, 1))])(path)
     skipping = check(dataset, 1, skip=True)
@@ -81,7 +81,7 @@ def test_splines_beyond_float32_are_an_error() -> None:
     image = np.where(np.indices((8, 8, 8)).sum(0) % 2, 3.4e38, -3.4e38).astype(np.float32)[None]
     config = preprocessing_config((0.7, 0.7, 0.7), normalisation="none")
     with pytest.raises(ValueError, match=r"values from -3\.4e\+38 to 3\.4e\+38 are not finite any more"):
-        preprocess(image, Grid.of((8, 8, 8), np.eye(4)), config)
+        preprocess_image(image, Grid.of((8, 8, 8), np.eye(4)), config)
 
 
 def test_zscore_nonzero_leaves_what_is_outside_the_mask() -> None:
@@ -117,7 +117,7 @@ def test_the_scale_of_an_image_changes_nothing_once_it_is_resampled(
     image[:, :2] = 0  # around the content
     large = image * np.float32(1e30)
     expected, found = (
-        preprocess(voxels, grid, replace(config_of(name, scale), resize=resize))[0]
+        preprocess_image(voxels, grid, replace(config_of(name, scale), resize=resize))[0]
         for voxels, scale in ((image, 1.0), (large, 1e30))
     )
     assert expected.dtype == found.dtype == np.float32 and found.std() > 0.1
@@ -134,7 +134,7 @@ def test_a_no_data_value_is_refused_by_every_normalisation(name: str, value: flo
         rf"channel 1: values from {-abs(value):.4g} to 15.*: {value:.4g} \(60 voxels\) looks like a no-data"
     )
     with pytest.raises(ValueError, match=words.replace("+", r"\+")):
-        preprocess(image, Grid.of(SHAPE, AFFINE), config_of(name, channels=2))
+        preprocess_image(image, Grid.of(SHAPE, AFFINE), config_of(name, channels=2))
 
 
 def test_a_no_data_value_is_found_in_any_channel(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_no_data_value_that_was_interpolated_is_refused(tmp_path: Path, value:
     words = (
         rf"case case_1: {path}: .*values from .*: -?3\.403e\+38 looks like a no-data value that resampling"
     )
-    for run in (check, lambda *given: prepare(given[0], config_of("rescale"), tmp_path / "store", 1)):
+    for run in (check, lambda *given: fill_store(given[0], config_of("rescale"), tmp_path / "store", 1)):
         with pytest.raises(ValueError, match=words):
             run(dataset, 1)
     image[:3] = 0
@@ -188,7 +188,7 @@ def test_zscore_nonzero_normalises_holes_and_what_any_channel_has() -> None:
     image[1, 2:5] = 0
     inside = np.zeros((10, 9, 8), bool)
     inside[2:8, 1:8, 1:7] = inside[0, 0, 0] = True
-    found, crop_info = preprocess(
+    found, crop_info = preprocess_image(
         image,
         Grid.of((10, 9, 8), np.eye(4)),
         PreprocessingConfig(3, (1, 1, 1), ("zscore_nonzero",) * 2, ({},) * 2),

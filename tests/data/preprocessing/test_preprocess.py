@@ -1,5 +1,8 @@
 """medconv/data/preprocessing/preprocess.py: to the grid of the network and back, compared with nibabel."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,23 +12,32 @@ import pytest
 import torch
 from helpers.restoring import restore
 from helpers.volumes import ORIENTATIONS, affine_of, dice, preprocessing_config, rotation
+from helpers.waiting import PATIENCE_S
+from torch import Tensor
+from torch.nn import functional as F
 
 from medconv.data.case import Grid
+from medconv.data.io.grids import to_canonical
 from medconv.data.io.images import read_image, read_label
-from medconv.data.preprocessing.orientation import to_canonical
+from medconv.data.preprocessing import preprocess
 from medconv.data.preprocessing.preprocess import (
     CropInfo,
     PreprocessingConfig,
+    SlabGrid,
     content_box,
-    preprocess,
+    preprocess_image,
     preprocess_label,
     preprocess_probabilities,
     resampled_shape,
 )
+from medconv.data.preprocessing.resampling import nearest
 from medconv.metrics.consensus import most_probable
+from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.regions import RegionTargets
 
 SPACING_MM = (0.7, 1.1, 1.9)  # of the array axes, whichever way they point
 SHAPE = (5, 6, 7)
+SLAB_SHAPE = (9, 10, 11)
 
 
 def one_hot(label: np.ndarray, num_classes: int) -> torch.Tensor:
@@ -51,7 +63,7 @@ def test_round_trip_in_every_orientation(axes: tuple[int, ...], signs: tuple[int
     affine = affine_of(axes, signs, SPACING_MM, (-50, 20, 1000))
     image, label = with_border()
     grid, config = Grid.of(SHAPE, affine), preprocessing_config(canonical_spacing(axes))
-    array, crop_info = preprocess(image, grid, config)
+    array, crop_info = preprocess_image(image, grid, config)
     prepared = preprocess_label(label, crop_info, config, 4)
 
     canonical = nib.as_closest_canonical(nib.Nifti1Image(image[0], affine))
@@ -91,7 +103,7 @@ def test_resampled_round_trip_keeps_a_smooth_shape(
     image = np.ones((1, *shape), np.float32)
     image[:, :2] = 0
     config = preprocessing_config(target_mm)
-    array, crop_info = preprocess(image, Grid.of(shape, affine), config)
+    array, crop_info = preprocess_image(image, Grid.of(shape, affine), config)
     prepared = preprocess_label(label, crop_info, config, 3)
     assert array.shape[1:] == prepared.shape != crop_info.shape
     back = restore(one_hot(prepared, 3), crop_info)
@@ -116,7 +128,7 @@ def test_a_point_keeps_its_position_in_mm(axes: tuple[int, ...], signs: tuple[in
     image[..., -2:] = 0
     label = (weight > 0.4).astype(np.int16)
     config = preprocessing_config(tuple(target_mm))
-    array, crop_info = preprocess(image, Grid.of(shape, affine), config)
+    array, crop_info = preprocess_image(image, Grid.of(shape, affine), config)
     prepared = preprocess_label(label, crop_info, config, 2)
 
     canonical = nib.as_closest_canonical(nib.Nifti1Image(image[0], affine)).affine
@@ -133,7 +145,7 @@ def test_a_point_keeps_its_position_in_mm(axes: tuple[int, ...], signs: tuple[in
 def test_resampling_keeps_the_outer_edges() -> None:
     """A ramp over twice as many voxels: new centres lie at quarters of the old voxels."""
     ramp = np.broadcast_to(np.arange(1, 17, dtype=np.float32)[:, None, None], (16, 4, 4))[None]
-    array, _ = preprocess(ramp, Grid.of((16, 4, 4), np.eye(4)), preprocessing_config((0.5, 1, 1)))
+    array, _ = preprocess_image(ramp, Grid.of((16, 4, 4), np.eye(4)), preprocessing_config((0.5, 1, 1)))
     assert array.shape == (1, 32, 4, 4)
     np.testing.assert_allclose(array[0, 6:-6, 0, 0], 1 + (np.arange(32)[6:-6] + 0.5) / 2 - 0.5, atol=0.01)
 
@@ -149,11 +161,11 @@ def test_an_image_that_is_made_smaller_is_blurred_before() -> None:
     stripes = np.zeros((1, 60, 12, 1), np.float32)
     stripes[:, ::2] = 1
     config = replace(preprocessing_config((1, 1)), frame=(13, 12), resize=(13, 12))
-    array, _ = preprocess(stripes, Grid.of((60, 12, 1), np.eye(4)), config)
+    array, _ = preprocess_image(stripes, Grid.of((60, 12, 1), np.eye(4)), config)
     assert array.shape == (1, 13, 12)
     np.testing.assert_allclose(array[0, 2:-2], 0.5, atol=0.02)
     larger = replace(config, frame=(60, 24), resize=(60, 24))
-    array, _ = preprocess(stripes, Grid.of((60, 12, 1), np.eye(4)), larger)
+    array, _ = preprocess_image(stripes, Grid.of((60, 12, 1), np.eye(4)), larger)
     np.testing.assert_allclose(array[0, :, 12], stripes[0, :, 6, 0], atol=1e-6)
 
 
@@ -163,7 +175,7 @@ def test_resampled_label_has_no_new_values() -> None:
     label[2:6], label[6:10] = 1, 4
     for target in ((0.6, 1.7, 1.3), (2.5, 0.7, 1)):
         config = preprocessing_config(target)
-        _, crop_info = preprocess(
+        _, crop_info = preprocess_image(
             np.ones((1, 12, 12, 12), np.float32), Grid.of((12, 12, 12), np.eye(4)), config
         )
         prepared = preprocess_label(label, crop_info, config, 5)
@@ -175,7 +187,7 @@ def test_resampled_label_has_no_new_values() -> None:
 def test_a_prepared_label_has_the_smallest_dtype(num_classes: int, dtype: type) -> None:
     label = np.zeros((4, 4, 4), np.int16)
     label[0, 0, 0] = num_classes - 1
-    _, crop_info = preprocess(
+    _, crop_info = preprocess_image(
         np.ones((1, 4, 4, 4), np.float32), Grid.of((4, 4, 4), np.eye(4)), preprocessing_config((1, 1, 1))
     )
     prepared = preprocess_label(label, crop_info, preprocessing_config((1, 1, 1)), num_classes)
@@ -187,14 +199,16 @@ def test_the_content_box_covers_all_channels() -> None:
     image[0, 2, 3, 4], image[1, 5, 3, 1] = 1, -1
     assert content_box(image) == (slice(2, 6), slice(3, 4), slice(1, 5))
     assert content_box(np.zeros((1, 3, 4, 5), np.float32)) == (slice(0, 3), slice(0, 4), slice(0, 5))
-    array, _ = preprocess(image, Grid.of((8, 8, 8), np.eye(4)), preprocessing_config((1, 1, 1), channels=2))
+    array, _ = preprocess_image(
+        image, Grid.of((8, 8, 8), np.eye(4)), preprocessing_config((1, 1, 1), channels=2)
+    )
     np.testing.assert_array_equal(array, image[:, 2:6, 3:4, 1:5])
 
 
 def test_voxels_outside_the_content_are_background() -> None:
     image = np.zeros((1, 6, 6, 6), np.float32)
     image[0, 1:4, 2:5, 0:2] = 1
-    _, crop_info = preprocess(image, Grid.of((6, 6, 6), np.eye(4)), preprocessing_config((1, 1, 1)))
+    _, crop_info = preprocess_image(image, Grid.of((6, 6, 6), np.eye(4)), preprocessing_config((1, 1, 1)))
     back = restore(one_hot(np.ones((3, 3, 2)), 2), crop_info)
     np.testing.assert_array_equal(back, image[0])
 
@@ -210,7 +224,7 @@ def test_a_slice_is_not_reoriented(tmp_path: Path, shape: tuple[int, ...], signs
     for name, array in (("image", image), ("label", label)):
         nib.save(nib.Nifti1Image(array, affine), tmp_path / f"{name}.nii")
     read, grid = read_image([tmp_path / "image.nii"])
-    array, crop_info = preprocess(read, grid, preprocessing_config((0.5, 0.8)))
+    array, crop_info = preprocess_image(read, grid, preprocessing_config((0.5, 0.8)))
     np.testing.assert_array_equal(array[0], image.reshape(9, 11)[2:])
     native = read_label(tmp_path / "label.nii")[0]
     prepared = preprocess_label(native, crop_info, preprocessing_config((0.5, 0.8)), 3)
@@ -223,7 +237,7 @@ def test_a_slice_is_resampled_in_its_plane() -> None:
     distance = np.hypot(*np.meshgrid(np.arange(40) - 18, np.arange(30) - 15, indexing="ij"))
     label = (distance < 9).astype(np.int16)[..., None]
     config = preprocessing_config((1.4, 0.8))
-    array, crop_info = preprocess(np.ones((1, 40, 30, 1), np.float32), grid, config)
+    array, crop_info = preprocess_image(np.ones((1, 40, 30, 1), np.float32), grid, config)
     assert array.shape == (1, 29, 38)
     prepared = preprocess_label(label, crop_info, config, 2)
     back = restore(one_hot(prepared, 2), crop_info)
@@ -235,7 +249,7 @@ def normalised(values: np.ndarray, name: str, **known: float) -> np.ndarray:
     grid = Grid.of((*image.shape[1:], 2), np.eye(4))
     statistics = {"percentile_00_5": 0.0, "percentile_99_5": 0.0, "mean": 0.0, "std": 0.0, **known}
     config = PreprocessingConfig(3, (1, 1, 1), (name,), (statistics,))
-    return preprocess(np.repeat(image, 2, axis=3), grid, config)[0][0, :, 0, 0]
+    return preprocess_image(np.repeat(image, 2, axis=3), grid, config)[0][0, :, 0, 0]
 
 
 def test_each_normalisation_gives_the_expected_numbers() -> None:
@@ -269,7 +283,7 @@ def test_each_channel_has_its_own_normalisation() -> None:
     image = np.arange(1, 17, dtype=np.float32).reshape(2, 2, 2, 2)
     window = {"percentile_00_5": 9.0, "percentile_99_5": 12.0, "mean": 10.0, "std": 2.0}
     config = PreprocessingConfig(3, (1, 1, 1), ("rescale", "ct"), ({}, window))
-    array, _ = preprocess(image, Grid.of((2, 2, 2), np.eye(4)), config)
+    array, _ = preprocess_image(image, Grid.of((2, 2, 2), np.eye(4)), config)
     np.testing.assert_allclose(array[0].ravel(), np.arange(8) / 7, rtol=1e-6)
     np.testing.assert_allclose(array[1].ravel(), [-0.5, 0, 0.5, 1, 1, 1, 1, 1])
 
@@ -292,7 +306,7 @@ def test_oblique_grids_are_reoriented_to_their_nearest_axes() -> None:
     np.testing.assert_array_equal(reoriented[0], np.asanyarray(canonical.dataobj))
     assert spacing == pytest.approx(canonical.header.get_zooms()[:3])
     config = preprocessing_config(spacing)
-    _, crop_info = preprocess(image, grid, config)
+    _, crop_info = preprocess_image(image, grid, config)
     prepared = preprocess_label(label, crop_info, config, 4)
     np.testing.assert_array_equal(restore(one_hot(prepared, 4), crop_info), label)
 
@@ -317,7 +331,7 @@ def test_the_most_probable_class_is_that_of_a_resampled_label_map(convention: st
     grid = Grid.of(label.shape, affine_of((1, 0, 2), (1, -1, 1), (1.0, 1.0, 4.0), (0, 0, 0)))
     config = replace(preprocessing_config((0.8, 1.3, 3.0)), convention=convention)
     image = np.pad(rng.normal(5, 1, (14, 15, 8)), ((1, 1), (0, 1), (0, 0)))[None].astype(np.float32)
-    _, crop_info = preprocess(image, grid, config)
+    _, crop_info = preprocess_image(image, grid, config)
     masks = np.stack([label == 1, label == 2]).astype(np.float32)
     probabilities = preprocess_probabilities(masks, crop_info, config)
     expected = preprocess_label(label, crop_info, config, 3)
@@ -334,3 +348,110 @@ def test_the_content_box_is_that_of_all_voxels_that_are_not_zero(seed: int) -> N
     image[0, 3, 2, 4] = np.nan
     indices = np.nonzero((image != 0).any(0))
     assert content_box(image) == tuple(slice(i.min(), i.max() + 1) for i in indices)
+
+
+def whole(shape: tuple[int, ...] = SLAB_SHAPE, nearest_axis: int | None = None) -> CropInfo:
+    grid = Grid.of(shape, np.eye(4))
+    return CropInfo(grid, shape, tuple((0, voxels) for voxels in shape), nearest_axis=nearest_axis)
+
+
+def interpolated(logits: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return F.interpolate(logits[None], size=shape, mode="trilinear", align_corners=False)[0]
+
+
+def from_slabs(
+    logits: Tensor, crop: CropInfo, axis: int, monkeypatch: pytest.MonkeyPatch, voxels: int
+) -> Tensor:
+    """All channels on the content's grid, from slabs of at most so many voxels."""
+    monkeypatch.setattr(preprocess, "_VOXELS", voxels)
+    planes_first = logits.movedim(1 + axis, 1)
+    grid = SlabGrid(crop, axis, planes_first.shape[1])
+    pieces = [torch.stack(list(grid.channels(planes_first[:, slab.sources], slab))) for slab in grid.slabs()]
+    return torch.cat(pieces, 1).movedim(1, 1 + axis)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("size", [(4, 5, 3), (9, 12, 8), (9, 10, 3), (20, 7, 30), (1, 1, 1), SLAB_SHAPE])
+@pytest.mark.parametrize("voxels", [1, 250, 10**6])
+def test_slabs_are_the_trilinear_interpolation(
+    axis: int, size: tuple[int, ...], voxels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the whole volume, whatever the size of the slabs; each slab asks for the planes that it needs alone."""
+    logits = torch.randn(3, *size, generator=torch.Generator().manual_seed(0))
+    result = from_slabs(logits, whole(), axis, monkeypatch, voxels)
+    torch.testing.assert_close(result, interpolated(logits, SLAB_SHAPE), atol=1e-5, rtol=1e-5)
+    assert torch.equal(result, from_slabs(logits, whole(), axis, monkeypatch, 10**6))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("nearest_axis", [0, 1, 2])
+def test_across_thick_slices_the_nearest_is_taken(
+    axis: int, nearest_axis: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = torch.randn(2, 4, 5, 6, generator=torch.Generator().manual_seed(0))
+    chosen = torch.from_numpy(nearest(logits.shape[1 + nearest_axis], SLAB_SHAPE[nearest_axis]))
+    expected = interpolated(logits.index_select(1 + nearest_axis, chosen), SLAB_SHAPE)
+    result = from_slabs(logits, whole(nearest_axis=nearest_axis), axis, monkeypatch, 300)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_picture_is_a_volume_of_one_slice(axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(0))
+    expected = F.interpolate(logits[None], size=(9, 10), mode="bilinear", align_corners=False)[0]
+    result = from_slabs(logits, whole((9, 10, 1)), axis, monkeypatch, 30)
+    torch.testing.assert_close(result[..., 0], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_slab_needs_few_planes_of_the_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preprocess, "_VOXELS", 110 * 3)
+    parts = SlabGrid(whole(), 0, 27).slabs()
+    assert [(slab.first, slab.stop) for slab in parts] == [(0, 3), (3, 6), (6, 9)]
+    assert [(slab.sources.start, slab.sources.stop) for slab in parts] == [(0, 9), (9, 18), (18, 27)]
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 3), (9, 12, 8), (9, 10, 3), (9, 10, 11)])
+@pytest.mark.parametrize("slices", [False, True])
+def test_restoring_gives_the_highest_channel(shape: tuple[int, ...], slices: bool) -> None:
+    """The first of equal logits wins. `slices`: the memory layout of stacked slices."""
+    logits = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
+    logits[4] = logits[2]
+    logits = logits.transpose(1, 3).contiguous().transpose(1, 3) if slices else logits
+    resized = interpolated(logits, SLAB_SHAPE)
+    label = restore(logits, whole())
+    np.testing.assert_array_equal(label, resized[:4].argmax(0).numpy())
+    assert set(np.unique(label)) == {0, 1, 2, 3}
+    decode = LabelMapTargets.of_classes("abcde").decode
+    np.testing.assert_array_equal(restore(logits, whole(), decode), label)
+    regions = RegionTargets(tuple("abcde"), ((1,),) * 5, None, (3, 1, 5, 2, 4))
+    region_label = np.zeros(SLAB_SHAPE, np.int16)
+    for value, region in zip(regions.order, resized.numpy(), strict=True):
+        region_label[region > 0] = value
+    np.testing.assert_array_equal(restore(logits, whole(), regions.decode), region_label)
+
+
+def test_restore_does_not_hold_all_channels_on_the_native_grid() -> None:
+    """All 30 classes on 80 x 80 x 80 voxels would need 61 MB; one channel needs 2 MB."""
+    code = """
+import resource, sys, numpy as np, torch
+from helpers.restoring import restore
+from medconv.data.case import Grid
+from medconv.data.preprocessing.preprocess import CropInfo
+torch.set_num_threads(1)
+grid = Grid.of((80, 80, 80), np.eye(4))
+crop_info = CropInfo(grid, grid.shape, ((0, 80),) * 3)
+restore(torch.randn(30, 4, 4, 4), CropInfo(Grid.of((8, 8, 8), np.eye(4)), (8, 8, 8), ((0, 8),) * 3))
+logits = torch.randn(30, 20, 20, 20)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+restore(logits, crop_info)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert int(done.stdout) < 30_000  # KB

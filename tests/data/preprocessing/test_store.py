@@ -1,7 +1,10 @@
 """medconv/data/preprocessing/store.py: entries are complete or absent, and damage is found."""
 
+from __future__ import annotations
+
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from mmap import mmap
@@ -21,6 +24,7 @@ from helpers.stores import (
     times,
     touch,
 )
+from helpers.tiny import train as train_tiny
 from helpers.volumes import (
     image_array,
     label_array,
@@ -31,20 +35,22 @@ from helpers.volumes import (
     unprivileged,
     write_msd,
 )
+from lightning import Callback
 from torch.nn.functional import one_hot
 
 from medconv.data.datasets.decathlon import msd
 from medconv.data.loading.patch_dataset import CaseDataset
-from medconv.data.preprocessing import pipeline
-from medconv.data.preprocessing.entry import prepare_case
-from medconv.data.preprocessing.pipeline import prepare
-from medconv.data.preprocessing.store import Store, _save
+from medconv.data.preprocessing import dataset_cache
+from medconv.data.preprocessing.dataset_cache import fill_store, make_entry
+from medconv.data.preprocessing.store import Store, StoreCheck, _save
+
+CASES = ["case_0", "case_1", "case_2"]
 
 
 def test_an_entry_is_read_as_it_was_written(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 1)
     (case,) = dataset.cases
-    store, entry = Store(tmp_path / "store"), prepare_case(case, preprocessing_config(), 3)
+    store, entry = Store(tmp_path / "store"), make_entry(case, preprocessing_config(), 3)
     assert not store.has(case)
     store.write(case, entry)
     assert store.has(case)
@@ -70,7 +76,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", ["image.npy", "label.npy", "foreground.npy", "json"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_reading_a_damaged_entry_names_its_case(tmp_path: Path, damage: str, name: str) -> None:
-    store = prepare(tiny(tmp_path / "data", 1), preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(tiny(tmp_path / "data", 1), preprocessing_config(), tmp_path / "cache", 1)
     DAMAGES[damage](store.folder / f"case_0.{name}")
     with pytest.raises(
         ValueError, match=rf"^case case_0: its prepared files in {store.folder} cannot be read \("
@@ -82,10 +88,10 @@ def test_a_reader_never_sees_half_an_entry(tmp_path: Path) -> None:
     """A case that is being replaced has no record, so a record never describes other arrays."""
     dataset = tiny(tmp_path / "data", 1)
     (case,) = dataset.cases
-    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     steps: list[tuple[str, bool]] = []
     with before_each_file(lambda path: steps.append((path.name, store.has(case)))):
-        store.write(case, prepare_case(case, preprocessing_config(), 3))
+        store.write(case, make_entry(case, preprocessing_config(), 3))
     assert steps == [(f"case_0.{n}", False) for n in ("image.npy", "label.npy", "foreground.npy", "json")]
     assert store.has(case)
 
@@ -95,11 +101,11 @@ def test_partial_files_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     dataset = msd(write_msd(tmp_path / "raw"))
     first, *others = dataset.cases
     dataset = replace(dataset, cases=(replace(first, id=".a.b"), *others))
-    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     partial, written = store.folder / ".4711.case_1.image.npy", sorted(store.folder.glob(".a.b.*.npy"))
     partial.write_bytes(b"half")
     store._path(others[0].id, "json").unlink()
-    prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     assert written and sorted(store.folder.glob(".*.npy")) == written
     assert_complete(store, dataset)
 
@@ -122,7 +128,7 @@ def test_partial_files_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
 def test_a_record_that_does_not_match_its_file_is_an_error(tmp_path: Path, change: dict[str, object]) -> None:
     """Anybody can compute a record's checksum, so its values are compared with the file."""
     (case,) = (dataset := tiny(tmp_path / "data", 1)).cases
-    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     record = store._record(case.id)
     record["arrays"]["image"] |= change
     store._commit(case.id, record)
@@ -132,7 +138,7 @@ def test_a_record_that_does_not_match_its_file_is_an_error(tmp_path: Path, chang
 
 def test_arrays_of_different_cases_are_an_error(tmp_path: Path) -> None:
     (case,) = (dataset := tiny(tmp_path / "data", 1)).cases
-    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     record = store._record(case.id)
     record["arrays"]["label"] = _save(store._path(case.id, "label.npy"), np.zeros((4, 4, 4), np.uint8))
     store._commit(case.id, record)
@@ -142,11 +148,11 @@ def test_arrays_of_different_cases_are_an_error(tmp_path: Path) -> None:
 
 def test_folders_of_others_stay_in_the_store(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 2)
-    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     (store.folder / ".snapshot.of.today").mkdir()
     (store.folder / ".77.case_0.json").write_text("left behind")
     store._path("case_0", "json").unlink()
-    prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     assert (store.folder / ".snapshot.of.today").is_dir() and not (store.folder / ".77.case_0.json").exists()
     assert store.has(dataset.cases[0])
 
@@ -154,7 +160,7 @@ def test_folders_of_others_stay_in_the_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize("which", ["images", "labels", "time alone"])
 def test_only_the_case_of_a_changed_file_is_prepared_again(tmp_path: Path, which: str) -> None:
     dataset = tiny(tmp_path / "data")
-    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     before = times(store)
     case = dataset.cases[1]
     if which == "images":
@@ -163,7 +169,7 @@ def test_only_the_case_of_a_changed_file_is_prepared_again(tmp_path: Path, which
         save(case.files[-1], label_array(2))
     touch(case.files[-1 if which == "labels" else 0])
     assert not store.has(case)
-    prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     assert rewritten(store, before) == {"case_1"}
     assert_complete(store, dataset)
 
@@ -176,11 +182,11 @@ def test_a_damaged_entry_is_prepared_again(
     tmp_path: Path, name: str, damage: Callable[[Path], object]
 ) -> None:
     dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
-    store = prepare(dataset, preprocessing_config(), cache, 2)
+    store = fill_store(dataset, preprocessing_config(), cache, 2)
     before = times(store)
     damage(store.folder / f"case_1.{name}")
     assert [store.has(case) for case in dataset.cases] == [True, False, True]
-    prepare(dataset, preprocessing_config(), cache, 2)
+    fill_store(dataset, preprocessing_config(), cache, 2)
     assert rewritten(store, before) == {"case_1"}
     assert_complete(store, dataset)
 
@@ -190,18 +196,18 @@ def test_damage_that_keeps_size_and_time_is_found_in_a_small_store_and_by_verify
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
-    store = prepare(dataset, preprocessing_config(), cache, 1)
+    store = fill_store(dataset, preprocessing_config(), cache, 1)
     before = times(store)
     change_a_byte_unnoticed(store.folder / f"case_2.{name}")
     with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "_VERIFIED_AT_START", 0)  # as if the store were large
-        prepare(dataset, preprocessing_config(), cache, 1)
+        patched.setattr(dataset_cache, "_VERIFIED_AT_START", 0)  # as if the store were large
+        fill_store(dataset, preprocessing_config(), cache, 1)
         assert rewritten(store, before) == set()
-        prepare(dataset, preprocessing_config(), cache, 1, verify=True)
+        fill_store(dataset, preprocessing_config(), cache, 1, verify=True)
         assert rewritten(store, before) == {"case_2"}
     before = times(store)
     change_a_byte_unnoticed(store.folder / f"case_1.{name}")
-    prepare(dataset, preprocessing_config(), cache, 1)
+    fill_store(dataset, preprocessing_config(), cache, 1)
     assert rewritten(store, before) == {"case_1"}
     assert_complete(store, dataset)
 
@@ -209,7 +215,7 @@ def test_damage_that_keeps_size_and_time_is_found_in_a_small_store_and_by_verify
 @pytest.mark.parametrize("name", ["image", "label"])
 def test_validation_finds_damage_that_keeps_size_and_time(tmp_path: Path, name: str) -> None:
     dataset = tiny(tmp_path)
-    store = prepare(dataset, preprocessing_config(), tmp_path / "store", 1)
+    store = fill_store(dataset, preprocessing_config(), tmp_path / "store", 1)
     case = dataset.cases[1]
     change_a_byte_unnoticed(store.folder / f"{case.id}.{name}.npy")
     assert store.has(case)
@@ -218,34 +224,34 @@ def test_validation_finds_damage_that_keeps_size_and_time(tmp_path: Path, name: 
     with pytest.raises(ValueError, match=f"case {case.id}: .*the checksum of {name} is wrong"):
         cases[1]
     assert not store.has(case)  # the next start prepares it anew
-    prepare(dataset, preprocessing_config(), tmp_path / "store", 1)
+    fill_store(dataset, preprocessing_config(), tmp_path / "store", 1)
     assert CaseDataset(store, dataset.cases)[1]["case"] == case.id
 
 
 def test_a_copied_store_is_read_once_and_not_prepared_again(tmp_path: Path) -> None:
     """Copied files have new times: the checksums are compared once, and the new times stored."""
     dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
-    store = prepare(dataset, preprocessing_config(), cache, 1)
+    store = fill_store(dataset, preprocessing_config(), cache, 1)
     shutil.copytree(cache, tmp_path / "copy", copy_function=shutil.copyfile)
     for path in (tmp_path / "copy").rglob("*.npy"):
         os.utime(path, ns=(1, 1_000_000_000))
     copy = Store(tmp_path / "copy" / store.folder.name)
     before = times(copy)
-    assert prepare(dataset, preprocessing_config(), tmp_path / "copy", 1).folder == copy.folder
+    assert fill_store(dataset, preprocessing_config(), tmp_path / "copy", 1).folder == copy.folder
     changed = {name for name, time in times(copy).items() if before[name] != time}
     assert changed == {f"case_{i}.json" for i in range(3)}
     before = times(copy)
-    prepare(dataset, preprocessing_config(), tmp_path / "copy", 1)
+    fill_store(dataset, preprocessing_config(), tmp_path / "copy", 1)
     assert rewritten(copy, before) == set()
     change_a_byte(copy.folder / "case_0.image.npy")
-    prepare(dataset, preprocessing_config(), tmp_path / "copy", 1)
+    fill_store(dataset, preprocessing_config(), tmp_path / "copy", 1)
     assert rewritten(copy, before) == {"case_0"}
     assert_complete(copy, dataset)
 
 
 def test_a_read_only_copy_of_a_store_is_used(open_folder: Path) -> None:
     dataset = tiny(open_folder / "data", 1)
-    store = prepare(dataset, preprocessing_config(), open_folder / "cache", 1)
+    store = fill_store(dataset, preprocessing_config(), open_folder / "cache", 1)
     os.utime(store.folder / "case_0.image.npy", ns=(1, 1))
 
     def look() -> None:
@@ -256,19 +262,114 @@ def test_a_read_only_copy_of_a_store_is_used(open_folder: Path) -> None:
 
 def test_entries_of_another_config_are_not_used(tmp_path: Path) -> None:
     dataset, cache = tiny(tmp_path / "data", 1), tmp_path / "cache"
-    one = prepare(dataset, preprocessing_config(), cache, 1)
-    other = prepare(dataset, preprocessing_config(normalisation="zscore"), cache, 1)
+    one = fill_store(dataset, preprocessing_config(), cache, 1)
+    other = fill_store(dataset, preprocessing_config(normalisation="zscore"), cache, 1)
     for path in other.folder.iterdir():
         shutil.copy2(path, one.folder / path.name)
     assert not one.has(dataset.cases[0])
-    prepare(dataset, preprocessing_config(), cache, 1)
+    fill_store(dataset, preprocessing_config(), cache, 1)
     assert_complete(one, dataset)
 
 
 def test_reading_a_damaged_entry_says_what_to_do(tmp_path: Path) -> None:
-    store = prepare(tiny(tmp_path / "data", 1), preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(tiny(tmp_path / "data", 1), preprocessing_config(), tmp_path / "cache", 1)
     truncate(store.folder / "case_0.image.npy")
     with pytest.raises(
         ValueError, match=r"^case case_0: .* cannot be read \(.*\); run again to rebuild the damaged"
     ):
         store.read("case_0")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return fill_store(tiny(tmp_path / "data"), preprocessing_config(), tmp_path / "cache", 1)
+
+
+def checked(store: Store, step: int = 0) -> StoreCheck:
+    """A check that has read all cases."""
+    check = StoreCheck(store, CASES)
+    check.go_on(step)
+    end_of(check)
+    return check
+
+
+def end_of(check: StoreCheck) -> None:
+    assert check._thread is not None
+    check._thread.join()
+
+
+@pytest.mark.parametrize("name", ["image", "label", "foreground"])
+def test_a_damaged_case_is_named_and_prepared_anew(tmp_path: Path, store: Store, name: str) -> None:
+    checked(store).go_on(1)  # no damage
+    change_a_byte_unnoticed(store.folder / f"case_1.{name}.npy")
+    check = checked(store)
+    with pytest.raises(ValueError, match=f"case case_1: .*the checksum of {name} is wrong.*run again"):
+        check.go_on(1)
+    assert not (store.folder / "case_1.json").exists()
+
+
+def test_the_step_decides_the_first_case(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[str] = []
+    monkeypatch.setattr(store, "verify", lambda case, pause: cases.append(case))
+    checked(store, step=7)
+    assert cases == ["case_1", "case_2", "case_0"]
+
+
+def test_it_takes_a_small_share_of_the_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits 49 times as long as each block took."""
+    waits: list[float] = []
+    check = StoreCheck(store, CASES)
+    monkeypatch.setattr(check._stopped, "wait", waits.append)
+    monkeypatch.setattr(Store, "verify", lambda self, case, pause: pause(2.0))
+    check.go_on(0)
+    end_of(check)
+    assert waits == pytest.approx([98.0] * 3)
+
+
+def test_a_stop_ends_the_check_within_a_case(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[str] = []
+
+    def verify(self: Store, case: str, pause: Callable[[float], None]) -> None:
+        cases.append(case)
+        pause(1e6)
+
+    check = StoreCheck(store, CASES)
+    monkeypatch.setattr(Store, "verify", verify)
+    check.go_on(0)
+    check.stop()
+    end_of(check)
+    assert cases == ["case_0"]
+    check.go_on(1)
+
+
+def test_a_stop_does_not_wait_for_a_disk_that_never_answers(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+    check = StoreCheck(store, CASES)
+    monkeypatch.setattr(Store, "verify", lambda self, case, pause: answer.wait())
+    check.go_on(0)
+    check.stop()
+    answer.set()
+    end_of(check)
+
+
+class AfterTheCheck(Callback):
+    """The second step begins once all cases were read."""
+
+    def on_train_batch_end(self, trainer: object, *args: object) -> None:
+        trainer.datamodule._check._thread.join()  # type: ignore[attr-defined]
+
+
+def test_a_run_ends_and_the_next_one_prepares_the_case_anew(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset_cache, "_VERIFIED_AT_START", 0)  # as if the store were large
+    cache = f"data.cache_dir={tmp_path / 'cache'}"
+    wait = f"+callbacks.wait._target_={__name__}.AfterTheCheck"
+    train_tiny(dataset, tmp_path / "first", cache)
+    (image,) = (tmp_path / "cache").glob("*/*/case_1.image.npy")
+    change_a_byte_unnoticed(image)
+    with pytest.raises(ValueError, match="case case_1: .*the checksum of image is wrong"):
+        train_tiny(dataset, tmp_path / "run", cache, wait, "trainer.max_steps=4")
+    assert train_tiny(dataset, tmp_path / "run", cache, wait, "trainer.max_steps=4")["status"] == "done"

@@ -16,7 +16,7 @@ from helpers.waiting import PATIENCE_S
 from monai.bundle import ConfigParser, verify_net_in_out
 
 from medconv.data.case import Grid
-from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image
 from medconv.features.export import export
 from medconv.features.export.job import ExportOptions
 from medconv.features.export.monai_bundle import _normalisation, _postprocessing
@@ -137,7 +137,7 @@ def test_the_bundle_normalises_as_medconv(names: tuple[str, str]) -> None:
         "imports": ["$import torch"],
         "all": {"_target_": "Compose", "transforms": _normalisation(preprocessing)},
     }
-    expected, _ = preprocess(image, Grid.of(image.shape[1:], np.eye(4)), preprocessing)
+    expected, _ = preprocess_image(image, Grid.of(image.shape[1:], np.eye(4)), preprocessing)
     transform = ConfigParser(config).get_parsed_content("all")
     normalised = transform({"image": torch.from_numpy(image)})["image"]
     np.testing.assert_allclose(np.asarray(normalised), expected, atol=1e-5)

@@ -1,4 +1,4 @@
-"""medconv/data/preprocessing/pipeline.py: cases are prepared once, faulty cases are named or left out."""
+"""medconv/data/preprocessing/dataset_cache.py: cases are prepared once, faulty cases are named or left out."""
 
 import json
 import logging
@@ -29,8 +29,13 @@ from helpers.volumes import (
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.nnunet import nnunet
-from medconv.data.preprocessing import entry, pipeline
-from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare
+from medconv.data.preprocessing import dataset_cache
+from medconv.data.preprocessing.dataset_cache import (
+    cached_fingerprint,
+    dataset_folder,
+    fill_store,
+    make_entry,
+)
 from medconv.data.preprocessing.preprocess import preprocess_label
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.data.raters import with_soft_labels
@@ -38,21 +43,21 @@ from medconv.data.raters import with_soft_labels
 
 def test_cases_are_prepared_once(tmp_path: Path) -> None:
     dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
-    store = prepare(dataset, preprocessing_config(), cache, 2)
+    store = fill_store(dataset, preprocessing_config(), cache, 2)
     before = times(store)
     ends = ("json", *(f"{name}.npy" for name in ARRAYS))
     assert set(before) == {f"case_{i}.{end}" for i in range(3) for end in ends}
     assert_complete(store, dataset)
-    again = prepare(msd(tmp_path / "data"), preprocessing_config(), cache, 2)
+    again = fill_store(msd(tmp_path / "data"), preprocessing_config(), cache, 2)
     assert again.folder == store.folder and times(again) == before
 
 
 def test_adding_a_case_keeps_the_others(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 3)
     two = Dataset(dataset.name, dataset.cases[:2], dataset.class_names, dataset.modalities)
-    store = prepare(two, preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(two, preprocessing_config(), tmp_path / "cache", 1)
     before = times(store)
-    prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     assert rewritten(store, before) == {"case_2"}
     assert_complete(store, dataset)
 
@@ -60,9 +65,9 @@ def test_adding_a_case_keeps_the_others(tmp_path: Path) -> None:
 def test_each_config_has_its_own_store(tmp_path: Path) -> None:
     dataset, cache = tiny(tmp_path / "data", 1), tmp_path / "cache"
     settings: list[dict[str, Any]] = [{}, {"spacing_mm": (1, 1.5, 2.1)}, {"normalisation": "zscore"}]
-    stores = [prepare(dataset, preprocessing_config(**kwargs), cache, 1) for kwargs in settings]
+    stores = [fill_store(dataset, preprocessing_config(**kwargs), cache, 1) for kwargs in settings]
     renamed = Dataset(dataset.name, dataset.cases, ("background", "one", "two"), dataset.modalities)
-    stores.append(prepare(renamed, preprocessing_config(), cache, 1))
+    stores.append(fill_store(renamed, preprocessing_config(), cache, 1))
     assert len({store.folder for store in stores}) == 4
     assert stores[2].read("case_0").image.mean() == pytest.approx(0, abs=1e-5)
     assert all(store.has(dataset.cases[0]) for store in stores)
@@ -74,9 +79,9 @@ def test_a_changed_image_affects_other_cases_only_with_ct_and_dataset(tmp_path: 
     dataset = tiny(tmp_path / "data", 4)
 
     def prepared() -> Store:
-        measured, _ = fingerprint(dataset, tmp_path / "cache", 1)
+        measured, _ = cached_fingerprint(dataset, tmp_path / "cache", 1)
         config = replace(preprocessing_config(normalisation=name), intensities=measured.intensities)
-        return prepare(dataset, config, tmp_path / "cache", 1)
+        return fill_store(dataset, config, tmp_path / "cache", 1)
 
     first = prepared()
     before = times(first)
@@ -91,7 +96,7 @@ def test_a_changed_image_affects_other_cases_only_with_ct_and_dataset(tmp_path: 
 def test_renamed_classes_do_not_change_the_labels(tmp_path: Path) -> None:
     root = write_msd(tmp_path / "data", 1)
     dataset = msd(edit_json(root, labels={"0": "background", "1": "one", "2": "two", "3": "three"}))
-    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     label, crop_info = label_array(0).astype(np.int16), store.crop_info("case_0")
     expected = preprocess_label(label, crop_info, preprocessing_config(), 4)
     np.testing.assert_array_equal(store.read("case_0").label, expected)
@@ -110,10 +115,10 @@ def test_files_replaced_since_the_check_are_not_prepared(
     tmp_path: Path, damage: Callable[[Case], object]
 ) -> None:
     dataset = tiny(tmp_path / "data", 2)
-    fingerprint(dataset, tmp_path / "cache", 1)
+    cached_fingerprint(dataset, tmp_path / "cache", 1)
     damage(dataset.cases[1])
     with pytest.raises(ValueError, match=r"case_1"):
-        prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+        fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     (store,) = (Store(path) for path in (tmp_path / "cache").iterdir() if path.is_dir())
     assert not store.has(dataset.cases[1])
 
@@ -122,7 +127,7 @@ def test_prepare_names_a_damaged_file(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data")
     truncate(dataset.cases[1].images[0])
     with pytest.raises(ValueError, match=r"case_1\.nii\.gz: damaged or truncated"):
-        prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+        fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
 
 
 def test_a_case_that_does_not_fit_into_memory_is_named(
@@ -131,33 +136,33 @@ def test_a_case_that_does_not_fit_into_memory_is_named(
     def preprocess(*args: Any) -> Any:
         raise MemoryError("Unable to allocate 29.5 GiB")
 
-    monkeypatch.setattr(entry, "preprocess", preprocess)
+    monkeypatch.setattr(dataset_cache, "preprocess_image", preprocess)
     dataset = tiny(tmp_path / "data", 1)
     expected = rf"case {dataset.cases[0].id}: memory ran out .* 1 x 1.5 x 2 mm .*prepare_workers=1 .*29.5 GiB"
     with pytest.raises(ValueError, match=expected):
-        prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+        fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
 
 
 @pytest.mark.parametrize("content", ["", '{"sources": [[', "{}"])
 def test_records_cut_by_a_power_failure_are_written_again(tmp_path: Path, content: str) -> None:
     dataset, folder = tiny(tmp_path / "data", 2), tmp_path / "cache"
-    first = fingerprint(dataset, folder, 1)
-    store = prepare(dataset, preprocessing_config(), folder, 1)
+    first = cached_fingerprint(dataset, folder, 1)
+    store = fill_store(dataset, preprocessing_config(), folder, 1)
     (store.folder / "case_1.json").write_text(content)
     (folder / "fingerprint.json").write_text(content)
-    assert fingerprint(dataset, folder, 1) == first
-    assert_complete(prepare(dataset, preprocessing_config(), folder, 1), dataset)
+    assert cached_fingerprint(dataset, folder, 1) == first
+    assert_complete(fill_store(dataset, preprocessing_config(), folder, 1), dataset)
 
 
 def test_a_complete_read_only_cache_is_used(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 2)
-    measured, _ = fingerprint(dataset, tmp_path / "cache", 1)
+    measured, _ = cached_fingerprint(dataset, tmp_path / "cache", 1)
     config = replace(preprocessing_config(), intensities=measured.intensities)
-    store = prepare(dataset, config, tmp_path / "cache", 1)
+    store = fill_store(dataset, config, tmp_path / "cache", 1)
 
     def read() -> None:
-        assert fingerprint(dataset, tmp_path / "cache", 1)[0] == measured
-        again = prepare(dataset, config, tmp_path / "cache", 1)
+        assert cached_fingerprint(dataset, tmp_path / "cache", 1)[0] == measured
+        again = fill_store(dataset, config, tmp_path / "cache", 1)
         assert again.folder == store.folder and again.read("case_1").label.shape == SHAPE
 
     os.chmod(tmp_path / "cache", 0o555)  # noqa: PTH101
@@ -193,18 +198,18 @@ def test_fingerprint_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch: p
         checks.append(dataset.name)
         return real(dataset, *options)
 
-    real = pipeline.check
-    monkeypatch.setattr(pipeline, "check", counting)
+    real = dataset_cache.check
+    monkeypatch.setattr(dataset_cache, "check", counting)
     dataset, folder = tiny(tmp_path / "data"), tmp_path / "cache"
-    first = fingerprint(dataset, folder, 1)
-    assert fingerprint(dataset, folder, 1) == first  # read back from JSON it equals what was measured
+    first = cached_fingerprint(dataset, folder, 1)
+    assert cached_fingerprint(dataset, folder, 1) == first  # read back from JSON it equals what was measured
     assert len(checks) == 1
     save(dataset.cases[0].images[0], image_array(0) + 50)
     touch(dataset.cases[0].images[0])
-    second, _ = fingerprint(dataset, folder, 1)
+    second, _ = cached_fingerprint(dataset, folder, 1)
     assert len(checks) == 2
     assert second.intensities[0]["mean"] > first[0].intensities[0]["mean"] + 10
-    fingerprint(Dataset("Tiny", dataset.cases, ("background", "a", "b", "c"), ("MRI",)), folder, 1)
+    cached_fingerprint(Dataset("Tiny", dataset.cases, ("background", "a", "b", "c"), ("MRI",)), folder, 1)
     assert len(checks) == 3
 
 
@@ -215,17 +220,17 @@ def test_fingerprint_of_a_faulty_dataset_is_not_kept(tmp_path: Path) -> None:
     message = r"2 errors in 3 cases\n  case case_0: .*no such file\n  case case_1: .*truncated"
     for _ in range(2):
         with pytest.raises(ValueError, match=message):
-            fingerprint(dataset, folder, 1)
+            cached_fingerprint(dataset, folder, 1)
     save(dataset.cases[0].images[0], image_array(0))
     save(dataset.cases[1].images[0], image_array(1))
-    assert fingerprint(dataset, folder, 1)[0].spatial_dims == 3
+    assert cached_fingerprint(dataset, folder, 1)[0].spatial_dims == 3
 
 
 def test_warnings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dataset = tiny(tmp_path / "data")
     save(dataset.cases[2].files[-1], np.zeros(SHAPE, np.uint8))
     with caplog.at_level(logging.WARNING):
-        fingerprint(dataset, tmp_path / "cache", 1)
+        cached_fingerprint(dataset, tmp_path / "cache", 1)
     assert "case case_2: " in caplog.text and "no foreground" in caplog.text
 
 
@@ -233,7 +238,7 @@ def test_a_file_that_changes_while_it_is_prepared_is_prepared_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset, cache = tiny(tmp_path / "data", 1), tmp_path / "cache"
-    real = pipeline.prepare_case
+    real = dataset_cache.make_entry
 
     def replaced_meanwhile(case: Case, *arguments: object) -> Entry:
         entry = real(case, *arguments)  # type: ignore[arg-type]
@@ -241,17 +246,17 @@ def test_a_file_that_changes_while_it_is_prepared_is_prepared_again(
         os.utime(case.images[0], ns=(1, 1))
         return entry
 
-    monkeypatch.setattr(pipeline, "prepare_case", replaced_meanwhile)
-    store = prepare(dataset, preprocessing_config(), cache, 1)
+    monkeypatch.setattr(dataset_cache, "make_entry", replaced_meanwhile)
+    store = fill_store(dataset, preprocessing_config(), cache, 1)
     assert not store.has(dataset.cases[0])
     monkeypatch.undo()
-    prepare(dataset, preprocessing_config(), cache, 1)
+    fill_store(dataset, preprocessing_config(), cache, 1)
     assert_complete(store, dataset)
 
 
 def test_the_fingerprint_file_describes_the_dataset(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 2)
-    measured, skipped = fingerprint(dataset, tmp_path / "cache", 1)
+    measured, skipped = cached_fingerprint(dataset, tmp_path / "cache", 1)
     content = json.loads((tmp_path / "cache/fingerprint.json").read_text())
     assert skipped == {} and content["cases"] == ["case_0", "case_1"]
     assert content["class_names"] == list(dataset.class_names)
@@ -262,22 +267,22 @@ def test_the_fingerprint_file_describes_the_dataset(tmp_path: Path) -> None:
 
 
 def test_skip_leaves_out_faulty_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = fingerprint(tiny(tmp_path / "two", 2), tmp_path / "a", 1)[0]
+    expected = cached_fingerprint(tiny(tmp_path / "two", 2), tmp_path / "a", 1)[0]
     dataset, folder = tiny(tmp_path / "three", 3), tmp_path / "b"
     content = dataset.cases[2].images[0].read_bytes()
     dataset.cases[2].images[0].write_bytes(b"")
     with pytest.raises(ValueError, match="1 error in 3 cases"):
-        fingerprint(dataset, folder, 1)
-    measured, skipped = fingerprint(dataset, folder, 1, skip=True)
+        cached_fingerprint(dataset, folder, 1)
+    measured, skipped = cached_fingerprint(dataset, folder, 1, skip=True)
     assert measured == expected
     assert skipped == {"case_2": f"{dataset.cases[2].images[0]}: the file is empty (0 bytes)"}
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "check", None)  # nothing is checked again
-        assert fingerprint(dataset, folder, 1, skip=True) == (measured, skipped)
+        patch.setattr(dataset_cache, "check", None)  # nothing is checked again
+        assert cached_fingerprint(dataset, folder, 1, skip=True) == (measured, skipped)
     with pytest.raises(ValueError, match="1 error in 3 cases"):
-        fingerprint(dataset, folder, 1)
+        cached_fingerprint(dataset, folder, 1)
     dataset.cases[2].images[0].write_bytes(content)
-    measured, skipped = fingerprint(dataset, folder, 1, skip=True)
+    measured, skipped = cached_fingerprint(dataset, folder, 1, skip=True)
     assert skipped == {} and len(measured.shapes) == 3
 
 
@@ -289,7 +294,7 @@ def test_a_case_with_repaired_permissions_is_used_again(open_folder: Path) -> No
     dataset.cases[0].images[0].chmod(0)
 
     def look() -> None:
-        raise ValueError(sorted(fingerprint(dataset, open_folder / "cache/x", 1, skip=True)[1]))
+        raise ValueError(sorted(cached_fingerprint(dataset, open_folder / "cache/x", 1, skip=True)[1]))
 
     assert unprivileged(look) == "ValueError: ['case_0']"
     assert unprivileged(look) == "ValueError: ['case_0']"
@@ -304,8 +309,8 @@ def test_missing_files_are_listed_with_other_faults(tmp_path: Path) -> None:
     dataset = nnunet(root)
     message = r"2 errors in 4 cases\n  case case_1: .*found \[0\]\n  case case_2: .*no such file"
     with pytest.raises(ValueError, match=message):
-        fingerprint(dataset, tmp_path / "cache", 1)
-    measured, skipped = fingerprint(dataset, tmp_path / "cache", 1, skip=True)
+        cached_fingerprint(dataset, tmp_path / "cache", 1)
+    measured, skipped = cached_fingerprint(dataset, tmp_path / "cache", 1, skip=True)
     assert sorted(skipped) == ["case_1", "case_2"] and len(measured.shapes) == 2
 
 
@@ -314,25 +319,25 @@ def test_skip_needs_a_good_case(tmp_path: Path) -> None:
     for case in dataset.cases:
         case.images[0].write_bytes(b"")
     with pytest.raises(ValueError, match="2 errors in 2 cases"):
-        fingerprint(dataset, tmp_path / "cache", 1, skip=True)
+        cached_fingerprint(dataset, tmp_path / "cache", 1, skip=True)
 
 
 def test_an_unwritable_cache_is_named(open_folder: Path) -> None:
     dataset = tiny(open_folder / "data", 1)
-    error = unprivileged(fingerprint, dataset, open_folder / "cache", 1)
+    error = unprivileged(cached_fingerprint, dataset, open_folder / "cache", 1)
     assert error == f"ArgumentError: cache_dir: cannot write to {open_folder / 'cache'} (Permission denied)"
-    fingerprint(dataset, open_folder / "cache", 1)
+    cached_fingerprint(dataset, open_folder / "cache", 1)
     (open_folder / "cache").chmod(0o777)
-    store = prepare(dataset, preprocessing_config(), open_folder / "cache", 1)
+    store = fill_store(dataset, preprocessing_config(), open_folder / "cache", 1)
     (store.folder / "case_0.json").write_text("")
     (open_folder / "cache/.lock").chmod(0o666)
-    error = unprivileged(prepare, dataset, preprocessing_config(), open_folder / "cache", 1)
+    error = unprivileged(fill_store, dataset, preprocessing_config(), open_folder / "cache", 1)
     assert error == f"ArgumentError: cache_dir: cannot write to {store.folder} (Permission denied)"
 
 
 def test_the_labels_of_raters_are_prepared_as_their_mean(tmp_path: Path) -> None:
     dataset = with_raters(write_msd(tmp_path / "data", 2))
-    store = prepare(dataset, preprocessing_config(), tmp_path / "store", 1)
+    store = fill_store(dataset, preprocessing_config(), tmp_path / "store", 1)
     entry = store.read("case_0")
     first = label_array(0)
     assert entry.soft_label.dtype == np.float16 and entry.training_label is entry.soft_label
@@ -342,21 +347,53 @@ def test_the_labels_of_raters_are_prepared_as_their_mean(tmp_path: Path) -> None
     assert not (entry.foreground[entry.foreground[:, 0] == 1, 1] == 6).any()
     before = times(store)
     touch(tmp_path / "data/labelsTr2/case_1.nii.gz")
-    assert rewritten(prepare(dataset, preprocessing_config(), tmp_path / "store", 1), before) == {"case_1"}
+    assert rewritten(fill_store(dataset, preprocessing_config(), tmp_path / "store", 1), before) == {"case_1"}
     path = tmp_path / "data/labelsTr2/case_0.nii.gz"
     save(path, np.full(SHAPE, 7, np.uint8))
     with pytest.raises(
         ValueError, match=r"case case_0: .*labelsTr2/case_0.nii.gz: label value 7 is not declared"
     ):
-        fingerprint(dataset, tmp_path / "store", 1)
+        cached_fingerprint(dataset, tmp_path / "store", 1)
 
 
 def test_label_maps_and_probabilities_of_the_same_files_are_prepared_apart(tmp_path: Path) -> None:
     root = add_rater(write_msd(tmp_path / "data", 1))
     plain = msd(root)
-    stores = [prepare(plain, preprocessing_config(), tmp_path / "store", 1)]
+    stores = [fill_store(plain, preprocessing_config(), tmp_path / "store", 1)]
     assert stores[0].read("case_0").soft_label.size == 0
     soft = with_soft_labels(msd(write_probabilities(root)), None, True)
-    stores.append(prepare(soft, preprocessing_config(), tmp_path / "store", 1))
+    stores.append(fill_store(soft, preprocessing_config(), tmp_path / "store", 1))
     assert stores[0].folder != stores[1].folder
     assert stores[1].read("case_0").soft_label.max() == 0.75
+
+
+def test_a_prepared_case_has_image_label_and_foreground(tmp_path: Path) -> None:
+    (case,) = nnunet(write_nnunet(tmp_path, 1)).cases
+    entry = make_entry(case, preprocessing_config(channels=2), 3)
+    np.testing.assert_array_equal(entry.image, [image_array(0), image_array(0) + 100])
+    assert entry.image.dtype == np.float32 and entry.label.dtype == np.uint8
+    np.testing.assert_array_equal(entry.label, label_array(0))
+    assert entry.foreground.dtype == np.int32
+    assert entry.foreground.shape == (np.count_nonzero(label_array(0)), 4)  # class and position
+    for value, *where in entry.foreground:
+        assert label_array(0)[tuple(where)] == value
+    assert len(np.unique(entry.foreground, axis=0)) == len(entry.foreground)
+
+
+def test_foreground_positions_are_spread_over_a_large_class(tmp_path: Path) -> None:
+    (case,) = tiny(tmp_path, 1).cases
+    label = np.ones((30, 30, 30), np.uint8)
+    label[0, 0, :3] = 2
+    save(case.files[0], image_array(0, (30, 30, 30)))
+    save(case.files[1], label)
+    foreground = make_entry(case, preprocessing_config(), 3).foreground
+    big, small = foreground[foreground[:, 0] == 1], foreground[foreground[:, 0] == 2]
+    assert len(big) == 5_000 and len(small) == 3
+    assert big[:, 1].min() == 0 and big[:, 1].max() > 25 and abs(big[:, 1].mean() - 14.5) < 3
+
+
+def test_a_case_without_foreground_has_no_positions(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path / "data", 1)
+    save(dataset.cases[0].files[-1], np.zeros(SHAPE, np.uint8))
+    entry = make_entry(dataset.cases[0], preprocessing_config(), 3)
+    assert entry.foreground.shape == (0, 4)

@@ -28,6 +28,14 @@ METRICS = "METRICS"
 # walks it; the core does not.
 EXPORTS = "EXPORTS"
 
+# What `init.pretrained` may name: functions of its text, asked in turn, which return None for what they do
+# not read, or an object with
+#   settings(config) -> the config with what is known of the network and its preprocessing, before the data
+#   planned(config) -> of the run that the weights are from: `size`, `takes_slices` and `origin`, why this run
+#       keeps them; empty: not known
+#   load(network, config, derived): overwrites the network's tensors; the config has its interpolations
+WEIGHT_SOURCES = "WEIGHT_SOURCES"
+
 _named: list[str] = []  # packages that the command line names
 
 

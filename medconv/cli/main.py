@@ -21,7 +21,6 @@ COMMANDS = {
         "choose post-processing steps by cross-validation",
         "medconv.cli.find_postprocessing",
     ),
-    "import-nnunet": ("make run folders of a trained nnU-Net v2 model", "medconv.cli.import_nnunet"),
     "bench-conv": (
         "time a convolution of yours against nn.Conv, and show what helps",
         "medconv.cli.bench_conv",

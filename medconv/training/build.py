@@ -18,8 +18,8 @@ from medconv.data.preprocessing.store import Store
 from medconv.inference.load import window_of
 from medconv.inference.tta import training_axes, usable_axes
 from medconv.models.build import build_network
+from medconv.models.freeze import check_factors, description, freeze, frozen_part
 from medconv.models.layers.max_pool import swap_pools
-from medconv.models.pretrained.freeze import check_factors, description, freeze, frozen_part
 from medconv.performance.switches import apply_switches, memory_format
 from medconv.targets import Targets
 from medconv.training.data_setup import PreparedData

@@ -6,22 +6,19 @@ from types import MappingProxyType
 from typing import Any
 
 from medconv import config as configs
-from medconv.config import ConfigError, Derived, Node, RunConfig
-from medconv.config.classes import class_of
+from medconv.config import Derived, Node, RunConfig
 from medconv.data import splits
 from medconv.data.case import Case, Dataset
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.models.monai_networks import stem_for
-from medconv.models.pretrained.hub import local_file
-from medconv.models.pretrained.read import planned_as
 from medconv.performance.memory_budget import measured_gb
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import Plan, plan
-from medconv.planning.sizes import SIZES
 from medconv.targets import Targets
 from medconv.training import plan_for_time
 from medconv.training.run_dir import short_hash
+from medconv.training.weight_source import weight_source
 from medconv.utils.hardware import resolve_precision, uses_gpu
 
 _DATA_KEYS = (
@@ -51,24 +48,15 @@ def make_plan(
     Raises:
         ValueError: as `plan`.
     """
-    recorded_origin = "as when this run began"
-    weights = None if recorded else config.init.pretrained
-    if weights is not None:
-        recorded = planned_as(local_file(weights))
-        recorded_origin = "that of the weights to begin from"
-        if recorded and recorded["size"] not in SIZES:
-            raise ConfigError(
-                f"init.pretrained={weights}: is of a network of size {recorded['size']}, expected one of "
-                f"{', '.join(SIZES)}"
-            )
-    from_weights = weights is not None
+    if not recorded and config.init.pretrained is not None:
+        recorded = weight_source(config.init.pretrained).planned(config)
+    recorded_origin = recorded.get("origin", "as when this run began")
     settings = _settings(config)
     image_level = not dataset.targets.per_voxel
-    keeps_slices = _keeps_slices(config, recorded, from_weights)
-    if measured.spatial_dims == 3 and not image_level and keeps_slices:
+    if measured.spatial_dims == 3 and not image_level and _keeps_slices(config, recorded):
         settings["spatial_dims"] = 2
-        # weights fit slices across any axis
-        settings["slice_axis"] = None if from_weights else recorded["slice_axis"]
+        # weights have none: they fit slices across any axis
+        settings["slice_axis"] = recorded.get("slice_axis")
         settings["dims_origin"] = recorded_origin
     overrides = PlanOverrides(**settings, image_level=image_level, names=_key_names(config))
     budget = _memory_budget(config, recorded.get("memory_gb"))
@@ -137,28 +125,11 @@ def _has_planned_channels(model: Node) -> bool:
     return "derived.channels" in str(model)
 
 
-def _keeps_slices(config: RunConfig, recorded: Mapping[str, Any], has_weights: bool) -> bool:
+def _keeps_slices(config: RunConfig, recorded: Mapping[str, Any]) -> bool:
     """Whether the run to resume, or whose weights these are, took slices, and so does this one."""
-    if recorded.get("slice_axis") not in (0, 1, 2):
-        return False
     if config.data.spatial_dims is not None or config.data.slice_axis is not None:
         return False
-    if not has_weights:
-        return True
-    return config.init.inflate_2d is None and _suits_slices(config)
-
-
-def _suits_slices(config: RunConfig) -> bool:
-    """Whether nothing in the config needs three axes."""
-    values_per_axis = (
-        config.data.spacing_mm,
-        config.data.patch_size,
-        config.plan.strides,
-        config.plan.kernel_sizes,
-    )
-    if any(value is not None for value in values_per_axis):
-        return False
-    return getattr(class_of(config.conv["_target_"]), "spatial_dims", None) != 3
+    return recorded.get("slice_axis") in (0, 1, 2) or recorded.get("takes_slices", False)
 
 
 def _memory_budget(config: RunConfig, earlier_gb: float | None) -> Budget:

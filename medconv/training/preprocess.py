@@ -15,7 +15,7 @@ from medconv.planning import report as planning_report
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.training.data_setup import check_split, find_data, prepare_data, split_cases, split_warning
 from medconv.training.plan_setup import make_plan
-from medconv.training.pretrained_nnunet import with_plans
+from medconv.training.weight_source import weight_source
 from medconv.utils.logging import size_text
 
 
@@ -30,10 +30,12 @@ def preprocess(arguments: Sequence[str], *, checks_only: bool = False, verifies:
         ValueError: of the checks: some cases are invalid; lists all errors.
     """
     for run_config in compose.validated_configs(arguments):
+        if run_config.init.pretrained is not None:
+            run_config = weight_source(run_config.init.pretrained).settings(run_config)
         if checks_only:
-            _check(with_plans(run_config))
+            _check(run_config)
         else:
-            _prepare(with_plans(run_config), verifies)
+            _prepare(run_config, verifies)
 
 
 def _prepare(run_config: RunConfig, verify: bool) -> None:

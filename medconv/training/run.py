@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from torch import nn
 
 from medconv import config as configs
-from medconv.config import ConfigError, Node, RunConfig
+from medconv.config import ConfigError, Derived, Node, RunConfig
 from medconv.data.loading.datamodule import DataModule
 from medconv.models.build import check_conv, model_of
-from medconv.models.pretrained.adapt import layers_of
-from medconv.models.pretrained.load import load as load_pretrained
 from medconv.performance.step_profiler import StepProfiler
-from medconv.training import bottleneck, conv_price, identity, pretrained_nnunet, report
+from medconv.training import bottleneck, conv_price, identity, report
 from medconv.training.autotune import cache
 from medconv.training.build import build_task, may_grow, record_of
 from medconv.training.callbacks import early_stopping
@@ -39,6 +38,7 @@ from medconv.training.run_dir import RunDir, is_rank_zero
 from medconv.training.settings import check_settings, with_devices, with_loss
 from medconv.training.task import Task
 from medconv.training.trainer import build_trainer, epochs_of
+from medconv.training.weight_source import weight_source
 from medconv.utils import allocator, checkpoint_io, cluster, signals
 from medconv.utils.cores import num_cores
 from medconv.utils.exit_codes import DONE
@@ -93,7 +93,9 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
     config = replace(config, scheduler=with_epochs(config.scheduler, epochs_of(config.trainer)))
     check_classes(config)
     L.seed_everything(config.seed, workers=True, verbose=False)
-    config = with_devices(pretrained_nnunet.with_plans(config))
+    if config.init.pretrained is not None:
+        config = weight_source(config.init.pretrained).settings(config)
+    config = with_devices(config)
     prepared = prepare_data(config, recorded=folder.planned())
     return with_loss(config, prepared.targets), prepared
 
@@ -108,7 +110,7 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
         log.info("this run is finished; run.resume=never trains it again")
         return folder.summary()
     # Only pretrained weights of a new run: a resumed one takes those of its checkpoint.
-    load_weights = pretrained_weights(config, resolved, folder)
+    load_weights = pretrained_weights(config, resolved.derived, folder)
     run = _build(resolved, prepared, folder, load_weights)
     report.announce(
         config=resolved,
@@ -244,30 +246,18 @@ def _check_checkpoint(path: str, run: _Run) -> None:
     )
 
 
-def pretrained_weights(config: RunConfig, resolved: RunConfig, folder: RunDir) -> Callable[..., Any] | None:
+def pretrained_weights(
+    config: RunConfig, derived: Derived, folder: RunDir
+) -> Callable[[nn.Module], Any] | None:
     """Loads the weights of `init.pretrained` into a network. None: random ones, or those of a resumed run.
 
     Args:
         config: with its interpolations.
-        resolved: the same config with every value filled in.
         folder: of the run.
     """
-    init = resolved.init
-    derived = resolved.derived
-    if init.pretrained is None or folder.resume_from() is not None:
+    if config.init.pretrained is None or folder.resume_from() is not None:
         return None
-    # Layers whose size changes with the number of channels or classes are the first and the last ones
-    more_channels = configs.resolve(config, replace(derived, num_channels=derived.num_channels + 1))
-    more_outputs = configs.resolve(config, replace(derived, num_classes=derived.num_classes + 1))
-    layers = layers_of(
-        resolved.model,
-        model_of(more_channels.model, derived.per_voxel),
-        model_of(more_outputs.model, derived.per_voxel),
-    )
-    path, origin = pretrained_nnunet.file_of(init)
-    return partial(
-        load_pretrained, path=path, origin=origin, derived=derived, layers=layers, inflate_2d=init.inflate_2d
-    )
+    return partial(weight_source(config.init.pretrained).load, config=config, derived=derived)
 
 
 def check_has_test_cases(prepared: PreparedData) -> None:

@@ -11,7 +11,7 @@ import yaml
 
 from medconv.config import DataConfig, RunConfig, conf_dir
 from medconv.config.keys import Key, declared_keys
-from medconv.models.pretrained import adapt
+from medconv.features.pretrained.fit import TO_3D
 from medconv.performance.checkpoint_blocks import CHECKPOINTING
 from medconv.planning.sizes import SIZES
 from medconv.training.callbacks import nonfinite_guard
@@ -50,7 +50,7 @@ def test_choices_are_those_that_the_code_knows() -> None:
     assert KEYS["plan.size"].limits.choices == tuple(SIZES)
     assert KEYS["perf.activation_checkpointing"].limits.choices == CHECKPOINTING
     assert KEYS["run.nan_policy"].limits.choices == nonfinite_guard.CHOICES
-    assert KEYS["init.inflate_2d"].limits.choices == tuple(adapt.TO_3D)
+    assert KEYS["init.inflate_2d"].limits.choices == TO_3D
 
 
 def declared_values(file: Path) -> Iterator[tuple[Key, Any, str]]:

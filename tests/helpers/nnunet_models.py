@@ -8,6 +8,7 @@ import json
 import sys
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import nibabel as nib
@@ -262,7 +263,10 @@ def write_image(folder: Path, name: str, seed: int | None = None) -> list[Path]:
 
 
 def predicted(model: Path, images: list[Path], fold: str = "0") -> dict[str, np.ndarray]:
-    """By nnU-Net: the prepared image, logits on its grid, both (channels, X, Y, Z), and the label map."""
+    """By nnU-Net: the prepared image, logits on its grid, both (channels, X, Y, Z), and the label map.
+
+    The label map has the axes of the file.
+    """
     from nnunetv2.inference.data_iterators import PreprocessAdapterFromNpy
     from nnunetv2.inference.export_prediction import (
         convert_predicted_logits_to_segmentation_with_correct_shape,
@@ -283,7 +287,13 @@ def predicted(model: Path, images: list[Path], fold: str = "0") -> dict[str, np.
     back = [0, *(1 + axis for axis in plans.transpose_backward)]
     stored = {"image": np.asarray(item["data"]), "logits": logits.numpy()}
     turned = {key: value.transpose(back).transpose(0, 3, 2, 1) for key, value in stored.items()}
-    return {**turned, "label": label.T}
+    # nnU-Net's array has the axes of its reader, which may have turned them; the file that it writes has the
+    # image's.
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "label.nii.gz"
+        plans.image_reader_writer_class().write_seg(label, str(path), item["data_properties"])
+        written: Any = nib.load(path)
+        return {**turned, "label": np.asarray(written.dataobj).astype(label.dtype)}
 
 
 def main(target: Path) -> None:

@@ -14,8 +14,8 @@ from torch import nn
 
 from medconv.config import Derived
 from medconv.convs import basis, swap_convs
-from medconv.models.pretrained.adapt import Layers
-from medconv.models.pretrained.load import load
+from medconv.features.pretrained.fit import Layers
+from medconv.features.pretrained.load import load
 from medconv.models.unet import UNet
 
 DERIVED = derived(targets={"names": ["box", "hole"]})

@@ -17,8 +17,8 @@ from helpers.two_contrasts import save
 import medconv
 from medconv.features.export.export import export
 from medconv.features.export.job import ExportOptions
+from medconv.features.pretrained.rescale import kernel_sizes
 from medconv.inference.load import load
-from medconv.models.pretrained.rescale import kernel_sizes
 
 CASES = 6
 PLAN = ["data.patch_size=[32,32,32]", "conv=none"]

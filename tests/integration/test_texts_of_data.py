@@ -9,8 +9,8 @@ import torch
 from helpers import nnunet_models, picture_tables, tiny
 
 from medconv import config
+from medconv.features.nnunet.import_model import import_model
 from medconv.training import run
-from medconv.training.import_nnunet import import_model
 from medconv.training.run_dir import RunDir
 
 SECRET = "value-of-the-environment"

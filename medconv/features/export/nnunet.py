@@ -16,9 +16,9 @@ from medconv.data.preprocessing.preprocess import left_right_axis
 from medconv.features.export import nnunet_plans
 from medconv.features.export.job import Format, Job
 from medconv.features.export.nnunet_plans import Content
+from medconv.features.nnunet.network import NnUNet
+from medconv.features.pretrained.nnunet_names import nnunet_state, unet_weights
 from medconv.inference.load import LoadedModel
-from medconv.models.pretrained.nnunet import NnUNet
-from medconv.models.pretrained.nnunet_weights import nnunet_state, unet_weights
 from medconv.models.unet import UNet
 from medconv.utils import checkpoint_io
 from medconv.utils.errors import ArgumentError

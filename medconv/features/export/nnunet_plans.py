@@ -8,8 +8,8 @@ from typing import Any
 
 import medconv
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
+from medconv.features.nnunet.network import NnUNet
 from medconv.inference.load import LoadedModel
-from medconv.models.pretrained.nnunet import NnUNet
 from medconv.targets import Targets
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets

@@ -15,7 +15,6 @@ from medconv.features.export.graph import capture
 from medconv.features.export.job import Format, Job, write_metadata
 from medconv.features.export.metadata import Metadata
 from medconv.inference.load import LoadedModel
-from medconv.models.pretrained.read import derived_values
 from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import size_text
 from medconv.utils.optional_imports import needed
@@ -55,7 +54,7 @@ def _write_weights(file: Path, job: Job) -> nn.Module:
     from safetensors.torch import load_file, save
 
     network: nn.Module = job.model.network
-    derived = derived_values(job.content["medconv"])
+    derived = job.content["medconv"]["config"]["derived"]
     # safetensors' own metadata are texts
     record = {
         "format": "pt",

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning import Callback, Trainer
 
-from medconv.models.pretrained.freeze import FrozenPart, description, frozen_part
+from medconv.models.freeze import FrozenPart, description, frozen_part
 
 _ROUNDING = 1e-9  # progress is a sum over steps
 log = logging.getLogger(__name__)

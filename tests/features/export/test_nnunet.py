@@ -17,10 +17,10 @@ from medconv.data.case import Case
 from medconv.features.export.export import export
 from medconv.features.export.job import ExportOptions
 from medconv.features.export.nnunet import check_nnunet, mirrored_axes, prediction_notes
+from medconv.features.nnunet.import_model import import_model
 from medconv.inference.load import LoadedModel, load
 from medconv.inference.predictor import Predictor
 from medconv.models.unet import UNet
-from medconv.training.import_nnunet import import_model
 from medconv.utils.errors import ArgumentError
 
 NETWORKS = {

@@ -8,9 +8,9 @@ from helpers import loaded_models
 
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.features.export import nnunet_plans
+from medconv.features.nnunet.network import NnUNet
 from medconv.inference.load import LoadedModel
 from medconv.inference.sliding_window import SlidingWindow
-from medconv.models.pretrained.nnunet import NnUNet
 from medconv.models.unet import UNet
 from medconv.targets.regions import RegionTargets
 

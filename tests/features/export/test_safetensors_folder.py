@@ -10,8 +10,8 @@ from helpers.exports import Exported
 
 from medconv.features.export.export import export
 from medconv.features.export.job import ExportOptions
+from medconv.features.pretrained.read import planned_as, read
 from medconv.inference.load import load
-from medconv.models.pretrained.read import planned_as, read
 
 safetensors = pytest.importorskip("safetensors.torch")
 

@@ -10,7 +10,7 @@ import torch
 from helpers.networks import step, unet
 from torch import nn
 
-from medconv.models.pretrained.freeze import check_factors, freeze
+from medconv.models.freeze import check_factors, freeze
 from medconv.training.optim import lr_schedulers
 from medconv.training.optim.build import with_lr_multipliers
 from medconv.training.optim.muon import Muon

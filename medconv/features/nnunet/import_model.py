@@ -14,14 +14,14 @@ from medconv.config import Node, RunConfig
 from medconv.config.yaml_text import to_yaml
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.store import Store
+from medconv.features.nnunet import plans
+from medconv.features.nnunet.plans import DAMAGED, NnUNetModel, TrainedFold, read_checkpoint
+from medconv.features.pretrained.nnunet_names import unet_weights
 from medconv.models.build import build_network
-from medconv.models.pretrained.nnunet_weights import unet_weights
 from medconv.planning.memory_model import Budget
 from medconv.planning.planner import Plan
-from medconv.training import nnunet_plans
 from medconv.training.build import record_of
 from medconv.training.data_setup import PreparedData
-from medconv.training.nnunet_plans import DAMAGED, NnUNetModel, TrainedFold, read_checkpoint
 from medconv.training.run_dir import RunDir
 from medconv.utils.atomic_io import replacing, write_text
 from medconv.utils.errors import explained
@@ -58,7 +58,7 @@ def _import_fold(folder: Path, output: Path, fold: str, checkpoint: str) -> Path
     if output.exists():
         raise ValueError(f"{output}: exists already; choose another output")
     trained = read_checkpoint(folder / f"fold_{fold}" / checkpoint)
-    model = nnunet_plans.read(folder, trained.configuration)
+    model = plans.read(folder, trained.configuration)
     settings = model.settings(trained.mirror_axes)
     settings["data"]["fold"] = int(fold) if fold.isdigit() else fold
     config, prepared = _resolved(model, settings, output)

@@ -1,4 +1,4 @@
-"""medconv/models/pretrained/load.py: what is loaded, the report of the rest, and files that do not fit."""
+"""medconv/features/pretrained/load.py: what is loaded, the report of the rest, and files that do not fit."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from monai.networks.nets.resnet import ResNet
 from torch import Tensor, nn
 
 from medconv.config import ConfigError
-from medconv.models.pretrained.adapt import Layers
-from medconv.models.pretrained.load import load
+from medconv.features.pretrained.fit import Layers
+from medconv.features.pretrained.load import Report, load
 
 
 def resnet18(dims: int, channels: int, classes: int) -> ResNet:
@@ -195,3 +195,19 @@ def test_the_head_of_monais_u_net_has_several_layers(tmp_path: Path) -> None:
         network, save(tmp_path / "file.pt", source.state_dict()), DERIVED, Layers(head=frozenset({"model.2"}))
     )
     assert all(name.startswith("model.2.") for name in report.random) and report.share == 1
+
+
+def test_the_line_names_only_what_there_is() -> None:
+    assert str(Report(loaded=["a", "b"])) == "2 of 2 tensors loaded"
+    report = Report(["a"], {"a": "(2,) to (3,)"}, {"head": "head of other classes"}, {"fc": ""})
+    assert str(report) == (
+        "1 of 2 tensors loaded, 1 of them reshaped; 1 randomly initialised (head); 1 of the file not used (fc)"
+    )
+
+
+def test_the_table_says_how_many_rows_it_leaves_out() -> None:
+    report = Report(loaded=[f"layer{i}" for i in range(14)], unused={"fc": "no such name in the network"})
+    lines = report.table().splitlines()
+    assert lines[0] == "  not used  fc  no such name in the network"
+    assert lines[1] == "  loaded    layer0" and len(lines) == 1 + 12 + 1
+    assert lines[-1] == "  loaded    and 2 more"

@@ -1,4 +1,4 @@
-"""medconv/models/pretrained/rescale.py: kernels before a norm get another size, outputs stay."""
+"""medconv/features/pretrained/rescale.py: kernels before a norm get another size, outputs stay."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from monai.networks.nets import UNet as MonaiUNet
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from medconv.models.pretrained.load import load
-from medconv.models.pretrained.rescale import kernel_sizes, rescale
+from medconv.features.pretrained.load import load
+from medconv.features.pretrained.rescale import kernel_sizes, rescale
 from medconv.models.unet import UNet
 
 IMAGES = torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""medconv/training/nnunet_plans.py: nnU-Net's axes in ours, and plans that are refused."""
+"""medconv/features/nnunet/plans.py: nnU-Net's axes in ours, and plans that are refused."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers import nnunet_models as models
 
-from medconv.training.nnunet_plans import read
+from medconv.features.nnunet.plans import read
 
 
 def _changed(folder: Path, change: dict[str, Any], inner: dict[str, Any]) -> Path:

@@ -1,4 +1,4 @@
-"""medconv/training/nnssl_plan.py: what a checkpoint of nnssl says of its network and preprocessing."""
+"""medconv/features/nnunet/nnssl.py: what a checkpoint of nnssl says of its network and preprocessing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import nnunet_models as models
 
-from medconv.training import nnssl_plan
+from medconv.features.nnunet import nnssl
 
 
 def residual(**changed: Any) -> dict[str, Any]:
@@ -23,9 +23,7 @@ def residual(**changed: Any) -> dict[str, Any]:
 
 def test_res_enc_l_by_its_name_and_images_that_were_not_resampled(tmp_path: Path) -> None:
     unsampled = {"spacing": None, "use_mask_for_norm": True}
-    plan = nnssl_plan.read(
-        models.write_nnssl(tmp_path / "l.pth", {"arch_class_name": "ResEncL"}, {}, **unsampled)
-    )
+    plan = nnssl.read(models.write_nnssl(tmp_path / "l.pth", {"arch_class_name": "ResEncL"}, {}, **unsampled))
     assert plan is not None and plan.spacing_mm is None and plan.normalisation == ("zscore_nonzero",)
     assert plan.network.channels == (32, 64, 128, 256, 320, 320) and plan.network.residual
     assert plan.network.convs == (1, 3, 4, 6, 6, 6) and plan.network.strides[1:] == ((2, 2, 2),) * 5
@@ -34,7 +32,7 @@ def test_res_enc_l_by_its_name_and_images_that_were_not_resampled(tmp_path: Path
 def test_a_plain_network_counts_its_convolutions_as_blocks(tmp_path: Path) -> None:
     convolutions = {"n_blocks_per_stage": [2, 2, 2], "n_conv_per_stage_decoder": [2, 2]}
     architecture = residual(**convolutions) | {"arch_class_name": "PlainConvUNet"}
-    plan = nnssl_plan.read(models.write_nnssl(tmp_path / "plain.pth", architecture, {}))
+    plan = nnssl.read(models.write_nnssl(tmp_path / "plain.pth", architecture, {}))
     assert plan is not None and not plan.network.residual and plan.network.convs == (2, 2, 2)
     assert plan.axes == (2, 1, 0) and plan.spacing_mm == (1.0, 1.5, 2.0)
 
@@ -42,7 +40,7 @@ def test_a_plain_network_counts_its_convolutions_as_blocks(tmp_path: Path) -> No
 @pytest.mark.parametrize("plan", [{"key_to_stem": "encoder.stem"}, {"architecture_name": "ResEncL"}, 3])
 def test_files_without_a_plan_and_early_plans_say_nothing(tmp_path: Path, plan: Any) -> None:
     torch.save({"network_weights": {}, "nnssl_adaptation_plan": plan}, tmp_path / "early.pth")
-    assert nnssl_plan.read(tmp_path / "early.pth") is None
+    assert nnssl.read(tmp_path / "early.pth") is None
 
 
 PRIMUS = {"arch_class_name": "PrimusM"}
@@ -63,4 +61,4 @@ def test_what_medconv_has_not_is_refused_with_the_file(
 ) -> None:
     path = models.write_nnssl(tmp_path / "other.pth", architecture, {}, **configuration)
     with pytest.raises(ValueError, match=rf"{path}.*{message}"):
-        nnssl_plan.read(path)
+        nnssl.read(path)

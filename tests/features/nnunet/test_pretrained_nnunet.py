@@ -14,11 +14,12 @@ from helpers import nnunet_models as models
 from hydra import compose, initialize_config_dir
 
 from medconv import config
+from medconv.features.nnunet.import_model import import_model
+from medconv.features.nnunet.pretrained import find
 from medconv.inference.predictor import Predictor
 from medconv.training import run
-from medconv.training.import_nnunet import import_model
-from medconv.training.pretrained_nnunet import find, with_plans
 from medconv.training.run_dir import RunDir
+from medconv.training.weight_source import weight_source
 
 
 def _dataset(root: Path, name: str, labels: dict[str, int]) -> Path:
@@ -52,6 +53,11 @@ def _config(pretrained: Path | str, *more: str) -> config.RunConfig:
     ]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         return config.validate(compose("train", overrides))
+
+
+def with_plans(settings: config.RunConfig) -> config.RunConfig:
+    """As `run.prepare` does before it reads data."""
+    return weight_source(str(settings.init.pretrained)).settings(settings)  # type: ignore[no-any-return]
 
 
 def _train(pretrained: Path, data: Path, folder: Path, *more: str) -> Predictor:
@@ -139,7 +145,7 @@ def test_a_file_of_nnssl_sets_network_spacing_and_normalisation(
 def test_files_and_random_weights_are_left_alone(tmp_path: Path) -> None:
     model = models.write_model(tmp_path / "model", "turned")
     file = _config(model / "fold_0/checkpoint_final.pth")
-    assert with_plans(file) is file and find(file.init) is None
+    assert with_plans(file) is file and find(str(file.init.pretrained)) is None
 
 
 def test_a_folder_that_is_gone_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

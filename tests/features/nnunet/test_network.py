@@ -1,11 +1,11 @@
-"""medconv/models/pretrained/nnunet.py: plans that our U-Net cannot express, and plans of our U-Net."""
+"""medconv/features/nnunet/network.py: plans that our U-Net cannot express, and plans of our U-Net."""
 
 from typing import Any
 
 import pytest
 from helpers import nnunet_models as models
 
-from medconv.models.pretrained.nnunet import NnUNet
+from medconv.features.nnunet.network import NnUNet
 from medconv.models.unet import UNet
 
 

@@ -1,4 +1,4 @@
-"""medconv/models/pretrained/read.py: formats of files, and files that are refused."""
+"""medconv/features/pretrained/read.py: formats of files, and files that are refused."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from helpers.pretrained import DERIVED, assert_refused, assert_same, resnet, sav
 from monai.networks.nets import DynUNet
 from torch import nn
 
-from medconv.models.pretrained.load import load
-from medconv.models.pretrained.read import planned_as
+from medconv.features.pretrained.load import load
+from medconv.features.pretrained.read import planned_as
 
 
 @pytest.mark.parametrize("file", ["file.safetensors", "file.pth"])

@@ -9,7 +9,7 @@ from medconv.config import Node
 from medconv.data.case import Dataset
 from medconv.data.datasets.common import names_by_number, parse_labels, read_json
 from medconv.data.preprocessing.fingerprint import INTENSITIES
-from medconv.models.pretrained.nnunet import NnUNet
+from medconv.features.nnunet.network import NnUNet
 from medconv.utils import checkpoint_io
 from medconv.utils.errors import explained
 

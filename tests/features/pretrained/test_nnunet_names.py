@@ -1,4 +1,4 @@
-"""medconv/models/pretrained/nnunet_weights.py: weights of nnU-Net by our names, and ours by nnU-Net's."""
+"""medconv/features/pretrained/nnunet_names.py: weights of nnU-Net by our names, and ours by nnU-Net's."""
 
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ import torch
 from helpers import nnunet_models as models
 from helpers.pretrained import DERIVED, UNET_LAYERS
 
-from medconv.models.pretrained.load import load
-from medconv.models.pretrained.nnunet import NnUNet
-from medconv.models.pretrained.nnunet_weights import nnunet_state, unet_weights
+from medconv.features.nnunet.network import NnUNet
+from medconv.features.pretrained.load import load
+from medconv.features.pretrained.nnunet_names import nnunet_state, unet_weights
 from medconv.models.unet import UNet
 
 

@@ -1,4 +1,4 @@
-"""medconv/models/pretrained/match.py: prefixes of names, in the file and in the network."""
+"""medconv/features/pretrained/match.py: prefixes of names, in the file and in the network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from helpers.pretrained import DERIVED, assert_same, save, unet
 from torch import Tensor, nn
 
-from medconv.models.pretrained.load import load
+from medconv.features.pretrained.load import load
 
 
 def nested(state: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""medconv/models/pretrained/hub.py: files from a server that answers as the Hugging Face Hub does."""
+"""medconv/features/pretrained/hub.py: files from a server that answers as the Hugging Face Hub does."""
 
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.hub import SOURCE, serving
 
-from medconv.models.pretrained.hub import local_file
+from medconv.features.pretrained.hub import local_file
 
 CONTENT = b"some weights"
 

@@ -18,9 +18,9 @@ from medconv import config
 from medconv.data.case import Case
 from medconv.features.export.export import export
 from medconv.features.export.job import ExportOptions
+from medconv.features.nnunet.import_model import import_model
 from medconv.inference.predictor import Predictor
 from medconv.training import run
-from medconv.training.import_nnunet import import_model
 from medconv.training.run_dir import RunDir
 
 REFERENCE = Path(__file__).with_name("nnunet_2.8.1.npz")

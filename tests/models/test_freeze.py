@@ -1,4 +1,4 @@
-"""medconv/models/pretrained/freeze.py: frozen parameters stay, and wrong patterns are named."""
+"""medconv/models/freeze.py: frozen parameters stay, and wrong patterns are named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from helpers.networks import step, unet
 from torch import nn
 
-from medconv.models.pretrained.freeze import check_factors, freeze
+from medconv.models.freeze import check_factors, freeze
 from medconv.performance.switches import apply_switches
 from medconv.training.optim.muon import Muon
 from medconv.utils.errors import ArgumentError

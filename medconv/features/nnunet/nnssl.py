@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medconv.models.pretrained.nnunet import NnUNet
-from medconv.training.nnunet_plans import DAMAGED, axes_of, normalisations
+from medconv.features.nnunet.network import NnUNet
+from medconv.features.nnunet.plans import DAMAGED, axes_of, normalisations
 from medconv.utils import checkpoint_io
 from medconv.utils.errors import explained
 

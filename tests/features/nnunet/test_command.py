@@ -5,8 +5,15 @@ from pathlib import Path
 import pytest
 from helpers import tiny
 
-from medconv.cli import import_nnunet
+from medconv.features.nnunet import command
 from medconv.utils.exit_codes import USER
+
+
+def test_folds_and_checkpoint_have_defaults() -> None:
+    options = command.parser().parse_args(["model", "--output", "runs/m"])
+    assert (options.folder, options.output) == (Path("model"), Path("runs/m"))
+    assert options.folds is None and options.checkpoint == "checkpoint_final.pth"
+    assert command.parser().parse_args(["m", "--output", "o", "--folds", "0", "all"]).folds == ["0", "all"]
 
 
 def test_folder_and_checkpoint_reach_the_import(
@@ -17,13 +24,3 @@ def test_folder_and_checkpoint_reach_the_import(
     error = capsys.readouterr().err
     assert str(tmp_path / "model") in error and "mine.pth" in error
     assert not (tmp_path / "out").exists()
-
-
-def test_folds_and_checkpoint_have_defaults() -> None:
-    options = import_nnunet.parser().parse_args(["model", "--output", "runs/m"])
-    assert (options.folder, options.output) == (Path("model"), Path("runs/m"))
-    assert options.folds is None and options.checkpoint == "checkpoint_final.pth"
-    assert import_nnunet.parser().parse_args(["m", "--output", "o", "--folds", "0", "all"]).folds == [
-        "0",
-        "all",
-    ]

@@ -35,7 +35,7 @@ def parser() -> Parser:
 
 def run_command(options: argparse.Namespace) -> int:
     """Import the model. Returns: the exit code."""
-    from medconv.training.import_nnunet import import_model
+    from medconv.features.nnunet.import_model import import_model
 
     start_logging()
     import_model(options.folder, options.output, options.folds, options.checkpoint)

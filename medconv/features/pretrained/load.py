@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +10,27 @@ import torch
 from torch import Tensor, nn
 
 from medconv.config import ConfigError, Derived
-from medconv.models.pretrained import adapt, read
-from medconv.models.pretrained.adapt import Layers, module_of
-from medconv.models.pretrained.fit import Fit, Pair, Pairs, convolution_of
-from medconv.models.pretrained.match import COUNTER, Match, matched
-from medconv.models.pretrained.report import Report
-from medconv.models.pretrained.rescale import kernel_sizes, rescale
+from medconv.features.pretrained import read
+from medconv.features.pretrained.fit import (
+    TO_3D,
+    Fit,
+    Layers,
+    Pair,
+    Pairs,
+    convolution_of,
+    module_of,
+    new_axis,
+    within,
+)
+from medconv.features.pretrained.match import COUNTER, Match, matched
+from medconv.features.pretrained.rescale import kernel_sizes, rescale
 from medconv.utils.checkpoint_io import output_names
 from medconv.utils.logging import shown, some
 
 log = logging.getLogger(__name__)
 # the name that replaces `.weight` in a convolution with a computed weight
 _COMPUTED = ".parametrizations.weight.original"
+_ROWS = 12  # of each kind of tensors in the report of the log
 Tensors = Mapping[str, Tensor]
 
 
@@ -38,6 +47,56 @@ class Origin:
     output_names: tuple[str, ...]
 
 
+@dataclass
+class Report:
+    """Which tensors were loaded and which were not; `str()` is one line, `table()` the first of each kind.
+
+    Args:
+        loaded: names in the network.
+        reshaped: name in the network to what was done.
+        random: name of a randomly initialised tensor to the reason.
+        unused: name in the file to the reason.
+        rescaled: name of a convolution to the factor of its kernel (`rescale`).
+        share: of the network's weights, without its head, that came from the file.
+    """
+
+    loaded: list[str] = field(default_factory=list)
+    reshaped: dict[str, str] = field(default_factory=dict)
+    random: dict[str, str] = field(default_factory=dict)
+    unused: dict[str, str] = field(default_factory=dict)
+    rescaled: dict[str, str] = field(default_factory=dict)
+    share: float = 0.0
+
+    def __str__(self) -> str:
+        line = f"{len(self.loaded)} of {len(self.loaded) + len(self.random)} tensors loaded"
+        if self.reshaped:
+            line += f", {len(self.reshaped)} of them reshaped"
+        if self.rescaled:
+            line += f", {len(self.rescaled)} kernels rescaled"
+        if self.random:
+            line += f"; {len(self.random)} randomly initialised ({some(list(self.random), 3)})"
+        if self.unused:
+            line += f"; {len(self.unused)} of the file not used ({some(list(self.unused), 3)})"
+        return line
+
+    def table(self) -> str:
+        """One line per tensor, with what was done to it or why not."""
+        kinds = {
+            "reshaped": self.reshaped,
+            "rescaled": self.rescaled,
+            "random": self.random,
+            "not used": self.unused,
+            "loaded": dict.fromkeys(self.loaded, ""),
+        }
+        lines = []
+        for kind, notes in kinds.items():
+            for name, note in list(notes.items())[:_ROWS]:
+                lines.append(f"  {kind:8}  {name}  {note}".rstrip())
+            if len(notes) > _ROWS:
+                lines.append(f"  {kind:8}  and {len(notes) - _ROWS} more")
+        return "\n".join(lines)
+
+
 def load(
     network: nn.Module,
     path: Path,
@@ -49,21 +108,21 @@ def load(
     """Load the weights of a file that fit into a network, in place, and report all of them.
 
     Tensors are matched by name (`match`) and loaded if the shapes agree. The input layer is adapted to the
-    number of channels, 2D kernels to 3D (`adapt`). A head of another size or of other classes stays random.
+    number of channels, 2D kernels to 3D (`fit`). A head of another size or of other classes stays random.
 
     Args:
         network: whose tensors are overwritten.
         path: a checkpoint of ours or of others, or a safetensors file.
         derived: of this run.
         layers: the input layers and the head; None: no layer is treated differently.
-        inflate_2d: one of `adapt.TO_3D`, or None.
+        inflate_2d: one of `TO_3D`, or None.
         origin: of a network that is not ours; None: only the file is known.
     Raises:
         ValueError: the file cannot be read, holds numbers that are not finite, or nothing in it fits.
         ConfigError: it has another number of dimensions or another convolution, and no key allows that.
     """
-    if inflate_2d not in (None, *adapt.TO_3D):
-        allowed = ", ".join(adapt.TO_3D)
+    if inflate_2d not in (None, *TO_3D):
+        allowed = ", ".join(TO_3D)
         raise ConfigError(f"init.inflate_2d must be null or one of {allowed}, got {inflate_2d}")
     file_tensors, metadata = read.read(path, origin.axes if origin else None)
     saved = read.derived_values(metadata) or {}
@@ -122,7 +181,7 @@ def _new_axis(pairs: Pairs, saved: Mapping[str, Any]) -> int:
     """The axis that the file's 2D kernels lack."""
     inflated = [pair for pair in pairs.values() if pair.is_2d_to_3d]
     shapes = [(pair.file.shape, pair.network.shape) for pair in inflated]
-    return adapt.new_axis(shapes, saved.get("slice_axis"))
+    return new_axis(shapes, saved.get("slice_axis"))
 
 
 def _fitted(fit: Fit, pairs: Pairs, tensors: Tensors, report: Report) -> dict[str, Tensor]:
@@ -148,7 +207,7 @@ def _loaded_share(values: Tensors, tensors: Tensors, layers: Layers) -> float:
     total = 0
     loaded = 0
     for name, value in tensors.items():
-        if not adapt.within(name, layers.head):
+        if not within(name, layers.head):
             total += value.numel()
             loaded += value.numel() if name in values else 0
     return loaded / max(1, total)

@@ -1,1 +1,0 @@
-"""Pretrained weights: read a file, match names, adapt sizes, load, freeze."""

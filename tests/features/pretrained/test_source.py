@@ -1,0 +1,69 @@
+"""medconv/features/pretrained/source.py: a run takes the size and the slices of the weights that it begins from."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny
+from helpers.picture_tables import checked, write
+from helpers.plans import fingerprint
+
+from medconv.config import ConfigError
+from medconv.data.datasets.auto import auto
+from medconv.training.data_setup import prepare_data
+from medconv.training.plan_setup import make_plan
+
+THICK = fingerprint([(48, 48, 9)] * 9, [(1.0, 1.0, 8.0)] * 9, classes=3)
+TURNED = fingerprint([(9, 48, 48)] * 9, [(8.0, 1.0, 1.0)] * 9, classes=3)
+OPEN = (
+    *("data.patch_size=null", "model.channels=${derived.channels}"),
+    *("model.strides=${derived.strides}", "model.kernel_size=${derived.kernel_sizes}"),
+)
+
+
+def _save(file: Path, **derived: Any) -> Path:
+    """A checkpoint of a run with this plan."""
+    weights = {"network.head.weight": torch.ones(2)}
+    torch.save({"medconv": {"config": {"derived": derived}}, "state_dict": weights}, file)
+    return file
+
+
+@pytest.mark.parametrize("more", [[], ["trainer.max_time=00:00:00:01"]])
+def test_a_network_has_the_size_of_the_weights_that_it_begins_from(tmp_path: Path, more: list[str]) -> None:
+    """Else they would not fit: an earlier run with a limit of time has another size than one without."""
+    table, file = write(tmp_path / "data", 20), tmp_path / "first.ckpt"
+    sizes = {"small": "small", None: "full"}  # without one: of a version that had no sizes
+    for recorded, expected in sizes.items():
+        _save(file, size=recorded)
+        settings = checked(table, f"init.pretrained={file}", *more)
+        assert prepare_data(settings).plan.size == expected
+        assert prepare_data(settings, recorded={"size": "tiny"}).plan.size == "tiny"
+    chosen = checked(table, f"init.pretrained={file}", "plan.size=medium", *more)
+    assert prepare_data(chosen).plan.size == "medium"
+    _save(file, size="huge")
+    with pytest.raises(ConfigError, match=r"init\.pretrained=.*first\.ckpt: is of a network of size huge"):
+        prepare_data(checked(table, f"init.pretrained={file}", *more))
+
+
+@pytest.mark.parametrize(
+    ("slice_axis", "overrides", "dims"),
+    [
+        (2, [], 2),
+        (2, ["trainer.max_time=00:00:05:00", "plan.size=small"], 2),
+        (2, ["data.spatial_dims=3"], 3),
+        (2, ["init.inflate_2d=inflate"], 3),
+        (2, ["data.spacing_mm=[1,1,1]"], 3),
+        (None, ["trainer.max_time=00:00:05:00"], 3),
+    ],
+)
+def test_weights_of_slices_begin_a_network_of_slices(
+    slice_axis: int | None, overrides: list[str], dims: int, tmp_path: Path, dataset: Path
+) -> None:
+    """Across the axis of thick slices, whichever that is in these images."""
+    file = _save(tmp_path / "earlier.ckpt", size="tiny", slice_axis=slice_axis)
+    settings = (f"data.cache_dir={tmp_path}", f"init.pretrained={file}", *OPEN, *overrides)
+    config = tiny.checked(dataset, *settings)
+    planned = make_plan(config, auto(dataset), THICK)
+    assert (planned.spatial_dims, planned.slice_axis) == (dims, {2: 2, 3: None}[dims])
+    assert make_plan(config, auto(dataset), TURNED).slice_axis == {2: 0, 3: None}[dims]

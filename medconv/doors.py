@@ -36,6 +36,9 @@ EXPORTS = "EXPORTS"
 #   load(network, config, derived): overwrites the network's tensors; the config has its interpolations
 WEIGHT_SOURCES = "WEIGHT_SOURCES"
 
+# Kinds of targets: name -> "module:object", a subclass of `medconv.targets.Targets` with this `kind`.
+TARGETS = "TARGETS"
+
 _named: list[str] = []  # packages that the command line names
 
 

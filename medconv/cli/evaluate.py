@@ -201,8 +201,7 @@ def _label_map_evaluation(options: argparse.Namespace) -> Callable[[], Evaluatio
 
 def _table_evaluation(options: argparse.Namespace) -> Callable[[], Evaluation]:
     """The function that evaluates tables. Raises: ValueError: the options do not fit each other."""
-    from medconv.evaluation import image_level
-    from medconv.evaluation.evaluate import table_path
+    from medconv.evaluation.evaluate import of_table
 
     if options.labels is None:
         raise ValueError(
@@ -213,10 +212,10 @@ def _table_evaluation(options: argparse.Namespace) -> Callable[[], Evaluation]:
     if options.split_column is not None and options.split is None:
         raise ValueError(f"--split-column {options.split_column} has no effect without --split")
     return partial(
-        image_level.evaluate,
-        table_path(options.predictions),
+        of_table,
+        options.predictions,
         options.labels,
-        options.compare and table_path(options.compare),
+        options.compare,
         label_columns=options.label_columns,
         split=options.split,
         split_column=options.split_column or "split",

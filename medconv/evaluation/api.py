@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from medconv.evaluation import arrays, image_level, labels, segmentation
-from medconv.evaluation.evaluate import Evaluation, table_path
+from medconv.evaluation import arrays, labels, segmentation
+from medconv.evaluation.evaluate import Evaluation, of_table
 from medconv.evaluation.segmentation_results import class_rows
 from medconv.evaluation.segmentation_summary import columns_of
 from medconv.metrics.segmentation import MetricSelection
@@ -125,7 +125,7 @@ def _of_files(
     if references.suffix == ".csv":
         if raters or consensus:
             raise ArgumentError("raters", " and consensus are for label maps, not for a table")
-        return ScoreTable.of(image_level.evaluate(table_path(predictions), references))
+        return ScoreTable.of(of_table(predictions, references))
     evaluation = segmentation.evaluate(
         predictions, references, raters=raters, consensus=consensus, **settings
     )

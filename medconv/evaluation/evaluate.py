@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from medconv.evaluation.rendering import training_notes
-from medconv.inference.output_table import TABLE
+from medconv.inference.output import TABLE
+from medconv.targets import all_kinds
 from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text
 from medconv.utils.errors import ArgumentError
@@ -45,6 +46,20 @@ class Evaluation(Protocol):
 def table_path(path: Path) -> Path:
     """The table of image-level predictions in a folder that `medconv predict` wrote; a file as it is."""
     return path / TABLE if path.is_dir() else path
+
+
+def of_table(predictions: Path, labels: Path, compare: Path | None = None, **options: Any) -> Evaluation:
+    """The evaluation of predictions that are a table, by the family of targets that has one.
+
+    Raises: ValueError: no family has, as its feature is not installed; or as the family says.
+    """
+    for kind in all_kinds().values():
+        evaluate_table = kind.family.own("evaluate_table")
+        if evaluate_table:
+            tables = (table_path(predictions), labels, compare and table_path(compare))
+            evaluation: Evaluation = evaluate_table(*tables, **options)
+            return evaluation
+    raise ValueError(f"{predictions}: this installation has no feature for tables of predictions")
 
 
 def write(evaluation: Evaluation, path: Path) -> None:

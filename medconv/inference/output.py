@@ -21,6 +21,8 @@ from medconv.utils.errors import ArgumentError
 from medconv.utils.locks import held
 from medconv.utils.logging import some
 
+TABLE = "predictions.csv"  # in a folder of answers that are no images
+
 
 class Claim(NamedTuple):
     """A case that this process alone predicts.

@@ -18,8 +18,7 @@ from medconv.data.io.formats import written_as
 from medconv.data.io.raster import is_picture
 from medconv.data.io.writing import write_channels, write_label
 from medconv.inference import quality as inference_quality
-from medconv.inference.output import Claim, Output
-from medconv.inference.output_table import TABLE
+from medconv.inference.output import TABLE, Claim, Output
 from medconv.inference.predictor import Predictor
 from medconv.inference.scores import LabelMapScores
 from medconv.utils.atomic_io import write_text

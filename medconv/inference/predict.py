@@ -17,12 +17,10 @@ from medconv.inference.errors import check_all_predicted, reason, unwritable
 from medconv.inference.memory import fitting_workers
 from medconv.inference.output import Claim, Output
 from medconv.inference.output_dir import OutputDir
-from medconv.inference.output_table import OutputTable
 from medconv.inference.pipeline import stream
 from medconv.inference.predictor import Predictor
 from medconv.inference.prepare import Input
 from medconv.inference.quality import Line
-from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils import signals
 from medconv.utils.cluster import local_rank
 from medconv.utils.digests import digest
@@ -179,14 +177,16 @@ def output_in(
     """The output folder for this predictor.
 
     Args:
-        probabilities: written, too; as the next three as in `OutputDir` and `OutputTable`.
+        probabilities: written, too; as the next three as in `OutputDir`, or in the family's own output.
         calibration: as in `OutputDir`.
         postprocess: the file with the predictor's post-processing.
     """
     settings = _settings(predictor, postprocess)
     about = _about(predictor)
-    if isinstance(predictor.targets, ImageLevelTargets):
-        return OutputTable(folder, predictor.targets, settings, about, saliency)
+    own_output = predictor.targets.family.own("output")
+    if own_output:
+        output: Output = own_output(folder, predictor.targets, settings, about, saliency)
+        return output
     return OutputDir(folder, settings, about, probabilities, dicom_seg, quality, calibration)
 
 

@@ -15,7 +15,6 @@ from nibabel.spatialimages import SpatialImage
 from medconv.data.case import Case, Grid
 from medconv.data.per_case import check_source_spacing, source_spacing
 from medconv.inference.forward import Forward, LabelMapForward
-from medconv.inference.image_level_forward import ImageLevelForward
 from medconv.inference.images import ImageLike, NamedImage, from_array, from_files, from_nibabel
 from medconv.inference.inputs import name_of
 from medconv.inference.load import LoadedModel, load, with_window
@@ -67,10 +66,11 @@ class Predictor:
         self.modalities = first.modalities
         self.with_quality = with_quality
         self.forward: Forward
-        if self.targets.per_voxel:
-            self.forward = LabelMapForward(members, device, with_quality)
+        own_forward = self.targets.family.own("forward")
+        if own_forward:
+            self.forward = own_forward(members, device, batch_size, with_quality)
         else:
-            self.forward = ImageLevelForward(members, device, batch_size)
+            self.forward = LabelMapForward(members, device, with_quality)
 
     @classmethod
     def load(
@@ -191,7 +191,7 @@ class Predictor:
     def scores(
         self, inputs: Sequence[Input], keeps_logits: bool = False, logit_folder: Path | None = None
     ) -> Sequence[Any]:
-        """`LabelMapScores` or `ImageLevelScores` of each case.
+        """`LabelMapScores` of each case, or those of another family of targets.
 
         Args: as of `Forward`.
         Raises:

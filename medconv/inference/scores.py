@@ -14,7 +14,6 @@ from medconv.data.preprocessing.preprocess import ContentArray, CropInfo, to_nat
 from medconv.inference import quality
 from medconv.inference.logit_file import LogitFile
 from medconv.inference.logit_stream import WholeLogits
-from medconv.inference.prepare import Input
 from medconv.inference.slab_answer import ContentAnswer, MeanProbabilities, WeightedGrid
 from medconv.targets.segmentation import SegmentationTargets
 
@@ -101,27 +100,3 @@ class LabelMapScores:
                 content.put(slabs[0], mean.channel(index).cpu().numpy())
             is_background = index == 0 and self.targets.exclusive
             yield to_native(content.array, self.crop, outside=float(is_background))
-
-
-@dataclass(frozen=True)
-class ImageLevelScores:
-    """The networks' mean outputs for a case.
-
-    Args:
-        outputs: (names,) float32, as `ImageLevelTargets.decode` gives them.
-    """
-
-    case_input: Input
-    outputs: np.ndarray
-
-    @property
-    def crop(self) -> CropInfo:
-        return self.case_input.crop
-
-    @property
-    def values(self) -> Tensor:
-        """What two networks are compared by."""
-        return torch.from_numpy(self.outputs)
-
-    def answer(self) -> np.ndarray:
-        return self.outputs

@@ -1,16 +1,14 @@
 """Mirror test-time augmentation: which axes to flip, and swapping the logits of left and right."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from medconv.config import Node, arguments_as_keys
 from medconv.data.augmentation.spatial import check_axes, mirrored_axes
-from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.errors import ArgumentError
 
 log = logging.getLogger(__name__)
@@ -74,22 +72,3 @@ def flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
     for count in range(len(axes) + 1):
         subsets.extend(combinations(sorted(axes), count))
     return subsets
-
-
-def mean_over_flips(
-    network: Callable[[Tensor], Tensor],
-    image: Tensor,
-    targets: ImageLevelTargets,
-    axes_sets: Sequence[tuple[int, ...]],
-) -> Tensor:
-    """The decoded outputs, averaged over flips along these sets of spatial axes.
-
-    Shape: (batch, channels, *spatial) -> (batch, names), float32.
-    """
-    outputs: list[Tensor] = []
-    for axes in axes_sets:
-        # after the axes of batch and channels; answers have no spatial axes to flip back
-        dims = [2 + axis for axis in axes]
-        flipped = image.flip(dims) if dims else image
-        outputs.append(targets.decode(network(flipped)))
-    return torch.stack(outputs).mean(0)

@@ -11,20 +11,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from medconv import doors
 from medconv.targets.family import Family
 from medconv.targets.monitor import MonitoredMetric
 from medconv.utils.errors import ArgumentError
 
 HIGHEST = torch.iinfo(torch.int16).max  # the largest label value
 NamedScore = tuple[str, float | None]  # None: undefined
-KINDS: dict[str, type[Targets]] = {}  # by name; a class with a `kind` enters itself
+# Kinds of targets by their names; features bring further ones by the door `TARGETS`.
+KINDS = {
+    "label_map": "medconv.targets.label_map:LabelMapTargets",
+    "regions": "medconv.targets.regions:RegionTargets",
+    "soft": "medconv.targets.soft:SoftTargets",
+}
 
 
 class Targets(ABC):
     """What a network's outputs mean: how labels become what a loss compares outputs with, how outputs become
     answers, how answers are scored, and which metric is monitored.
 
-    A kind is a subclass with a `kind` in a module of `medconv.targets`. `SegmentationTargets` is the base of
+    A kind is a subclass with a `kind`, found by its name in `all_kinds`. `SegmentationTargets` is the base of
     kinds with an output per voxel, `ImageLevelTargets` of those with outputs per image.
 
     Args:
@@ -61,12 +67,6 @@ class Targets(ABC):
     ignore: int | None = None
     also_ignored: tuple[int, ...] = ()
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        # not `hasattr`: a subclass without a kind of its own is a base of kinds
-        if "kind" in vars(cls):
-            KINDS[cls.kind] = cls
-
     @classmethod
     def from_plain(cls, content: Any) -> Self:
         """The inverse of `plain`, for kinds below this class; the content may be untrusted.
@@ -74,12 +74,16 @@ class Targets(ABC):
         Raises:
             ValueError: another kind, or invalid.
         """
-        kinds = {name: kind for name, kind in KINDS.items() if issubclass(kind, cls)}
         # the file may hold anything, such as a list for `kind`
         kind = content.get("kind") if isinstance(content, Mapping) else None
-        if not isinstance(kind, str) or kind not in kinds:
-            raise ValueError(f"the kind of targets must be one of {', '.join(kinds)}, got {kind!r:.40}")
-        return kinds[kind].from_fields(content)
+        # one module is loaded, not those of all kinds
+        entry = _kind_names().get(kind) if isinstance(kind, str) else None
+        targets = doors.load(entry) if entry else None
+        if targets is None or not issubclass(targets, cls):
+            fitting = [name for name, other in all_kinds().items() if issubclass(other, cls)]
+            raise ValueError(f"the kind of targets must be one of {', '.join(fitting)}, got {kind!r:.40}")
+        of_kind: Self = targets.from_fields(content)
+        return of_kind
 
     @classmethod
     @abstractmethod
@@ -247,6 +251,16 @@ class Targets(ABC):
         Args:
             summary: what `summary` returned.
         """
+
+
+def _kind_names() -> dict[str, str]:
+    """Every kind of targets: its name, and the class as "module:object"."""
+    return {**KINDS, **doors.mapping(doors.TARGETS)}
+
+
+def all_kinds() -> dict[str, type[Targets]]:
+    """Every kind of targets by its name, loaded."""
+    return {name: doors.load(entry) for name, entry in _kind_names().items()}
 
 
 def names_of(content: Any) -> tuple[str, ...]:

@@ -1,29 +1,47 @@
 """What a run does differently for label maps and for values of whole images: one question to the targets."""
 
 from dataclasses import dataclass
+from typing import Any
+
+from medconv import doors
 
 
 @dataclass(frozen=True)
 class Family:
-    """What the kinds of targets of one shape have in common, from training to evaluation.
+    """What a family of targets has in the place of what the core does with label maps.
 
-    Each text names an object, "module:object", of a package that `targets` may not import; the core loads it
-    where it needs it: `doors.load(targets.family.validation)`.
+    Each text names an object, "module:object"; "": the core's own. The core asks in one place for each:
+    `targets.family.own("forward")`.
 
     Args:
         validation: (config, targets, window, store) -> `training.validation.Validation`.
         mixup: (alpha, seed) -> `training.task.Mixup`; "": samples are not mixed.
-        views: (targets, cases, spacing_mm) -> pictures of cases; "": those of label maps.
+        forward: (members, device, batch_size, with_quality) -> `inference.forward.Forward`.
+        output: (folder, targets, settings, about, saliency) -> `inference.output.Output`.
+        evaluate_table: (predictions, labels, compare, **options) -> `evaluation.evaluate.Evaluation`, of
+            predictions that are a table; "": they are images.
+        views: (targets, cases, spacing_mm) -> `features.pictures.cases.CaseViews`.
     """
 
-    validation: str
+    validation: str = ""
     mixup: str = ""
+    forward: str = ""
+    output: str = ""
+    evaluate_table: str = ""
     views: str = ""
 
+    def own(self, name: str) -> Any:
+        """The object of this name; None: the core's."""
+        entry = getattr(self, name)
+        return doors.load(entry) if entry else None
 
-LABEL_MAPS = Family(validation="medconv.training.validation:label_map_validation")
+
+LABEL_MAPS = Family()
 WHOLE_IMAGES = Family(
     validation="medconv.features.image_level.validation:image_validation",
     mixup="medconv.features.image_level.mixup:Mixup",
+    forward="medconv.features.image_level.forward:ImageLevelForward",
+    output="medconv.features.image_level.output:OutputTable",
+    evaluate_table="medconv.features.image_level.evaluation:evaluate",
     views="medconv.features.image_level.views:ImageLevelViews",
 )

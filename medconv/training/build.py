@@ -9,11 +9,10 @@ from torch import nn
 
 import medconv
 from medconv import config as configs
-from medconv import doors
 from medconv.config import InitConfig, Node, RunConfig, TrainerConfig
 from medconv.convs import mirror_axes
 from medconv.data import left_right
-from medconv.data.preprocessing.preprocess import left_right_axis
+from medconv.data.preprocessing.preprocess import CropInfo, left_right_axis
 from medconv.data.preprocessing.store import Store
 from medconv.inference.load import window_of
 from medconv.inference.tta import training_axes, usable_axes
@@ -22,6 +21,7 @@ from medconv.models.freeze import check_factors, description, freeze, frozen_par
 from medconv.models.layers.max_pool import swap_pools
 from medconv.performance.switches import apply_switches, memory_format
 from medconv.targets import Targets
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.data_setup import PreparedData
 from medconv.training.growing_patch import GrowingPatch
 from medconv.training.losses.fit import FittedLoss
@@ -33,7 +33,7 @@ from medconv.training.optim.build import (
     with_lr_multipliers,
 )
 from medconv.training.task import Mixup, Task
-from medconv.training.validation import Validation
+from medconv.training.validation import LabelMapValidation, Validation
 from medconv.utils.hardware import benchmark_kernels, uses_gpu
 
 log = logging.getLogger(__name__)
@@ -100,11 +100,12 @@ def _mixup(config: RunConfig, targets: Targets) -> Mixup | None:
     alpha = config.task.mixup
     if not alpha:
         return None
-    if not targets.family.mixup:
+    make_mixup = targets.family.own("mixup")
+    if make_mixup is None:
         raise configs.ConfigError(
             f"task.mixup={alpha} is for image-level targets, but the data has label maps"
         )
-    mixup: Mixup = doors.load(targets.family.mixup)(alpha, config.seed)
+    mixup: Mixup = make_mixup(alpha, config.seed)
     return mixup
 
 
@@ -162,8 +163,17 @@ def _validation(config: RunConfig, targets: Targets, network: nn.Module, store: 
     with configs.arguments_as_keys("task"):
         axes = usable_axes(config.task.mirror_axes, dims, mirrored_in_training, mirror_axes(network))
     window = window_of(config.task, config.derived, axes, config.data.convention)
-    validation: Validation = doors.load(targets.family.validation)(config, targets, window, store)
-    return validation
+    own_validation = targets.family.own("validation")
+    if own_validation:
+        validation: Validation = own_validation(config, targets, window, store)
+        return validation
+    assert isinstance(targets, SegmentationTargets)
+
+    def crop_info(case: str) -> CropInfo:
+        assert store is not None
+        return store.crop_info(case)
+
+    return LabelMapValidation(window, targets, crop_info, whole_batches=bool(config.perf.compile))
 
 
 def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | None) -> nn.Module:

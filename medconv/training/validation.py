@@ -12,10 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from medconv.config import RunConfig
 from medconv.data.loading.patch import Batch
 from medconv.data.preprocessing.preprocess import CropInfo, SlabGrid, to_native
-from medconv.data.preprocessing.store import Store
 from medconv.inference.slab_answer import Group, Source, answer_of, with_cpu_fallback
 from medconv.inference.sliding_window import SlidingWindow, slab_axis
 from medconv.models.outputs import full_resolution
@@ -195,15 +193,3 @@ def _in_whole_batches(network: Callable[[Tensor], Any], batch_size: int, images:
     missing = batch_size - len(images)
     zeros = images.new_zeros((missing, *images.shape[1:]))
     return full_resolution(network(torch.cat([images, zeros])))[: len(images)]
-
-
-def label_map_validation(
-    config: RunConfig, targets: SegmentationTargets, window: SlidingWindow, store: Store | None
-) -> LabelMapValidation:
-    """As `Family.validation`."""
-
-    def crop_info(case: str) -> CropInfo:
-        assert store is not None
-        return store.crop_info(case)
-
-    return LabelMapValidation(window, targets, crop_info, whole_batches=bool(config.perf.compile))

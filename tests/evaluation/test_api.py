@@ -9,8 +9,9 @@ from helpers import image_level_tables
 from helpers.label_maps import folders, label_of
 
 import medconv
-from medconv.evaluation import image_level, segmentation
+from medconv.evaluation import segmentation
 from medconv.evaluation.evaluate import write
+from medconv.features.image_level.evaluation import evaluate as evaluate_table
 
 LABELS = {"a": label_of(10, 20), "b": label_of(5, 6)}
 REFERENCES = {"a": label_of(12, 16), "b": label_of(5, 6)}
@@ -67,6 +68,6 @@ def test_options_that_do_not_fit_each_other(options: dict[str, Any], error: str)
 def test_a_table_of_image_level_predictions(tmp_path: Path) -> None:
     predictions, labels, *_ = image_level_tables.write_tables(tmp_path)
     scores = medconv.evaluate(predictions, labels)
-    expected = image_level.evaluate(predictions, labels).result
+    expected = evaluate_table(predictions, labels).result
     assert scores.mean == expected["mean"] and len(scores.rows) == len(expected["cases"])
     assert scores.rows[0]["case"] == expected["cases"][0]["case"]

@@ -15,12 +15,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from medconv.data.case import Case
+from medconv.features.image_level.forward import ImageLevelForward, ImageLevelScores
 from medconv.inference import predict
-from medconv.inference.image_level_forward import ImageLevelForward
 from medconv.inference.inputs import find_cases
 from medconv.inference.postprocessing import Step, Steps
 from medconv.inference.predictor import Predictor
-from medconv.inference.scores import ImageLevelScores
 from medconv.targets.multiclass import MulticlassTargets
 
 

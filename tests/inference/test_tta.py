@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from medconv.inference.tta import flips, mean_over_flips, swapped, usable_axes
+from medconv.features.image_level.forward import mean_over_flips
+from medconv.inference.tta import flips, swapped, usable_axes
 from medconv.targets.multilabel import MultilabelTargets
 from medconv.utils.errors import ArgumentError
 

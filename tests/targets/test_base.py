@@ -2,7 +2,7 @@
 
 import pytest
 
-from medconv.targets import KINDS, Targets
+from medconv.targets import Targets, all_kinds
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.multiclass import MulticlassTargets
@@ -10,8 +10,8 @@ from medconv.targets.segmentation import SegmentationTargets
 
 
 def test_every_kind_is_found_by_its_name() -> None:
-    assert {"label_map", "regions", "multiclass", "multilabel", "regression"} <= set(KINDS)
-    for name, kind in KINDS.items():
+    assert {"label_map", "regions", "multiclass", "multilabel", "regression"} <= set(all_kinds())
+    for name, kind in all_kinds().items():
         assert kind.kind == name and issubclass(kind, (SegmentationTargets, ImageLevelTargets))
 
 

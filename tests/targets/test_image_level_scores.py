@@ -2,7 +2,7 @@
 
 import pytest
 
-from medconv.targets.base import KINDS
+from medconv.targets.base import all_kinds
 from medconv.targets.image_level_scores import ImageLevelScoredTargets
 from medconv.targets.multiclass import MulticlassTargets
 from medconv.targets.regression import RegressionTargets
@@ -29,9 +29,9 @@ def test_cells_of_a_case_name_truth_and_output() -> None:
 
 
 def test_only_classes_and_labels_are_calibrated() -> None:
-    calibrated = [name for name, kind in KINDS.items() if kind.calibrated]
+    calibrated = [name for name, kind in all_kinds().items() if kind.calibrated]
     assert sorted(calibrated) == ["multiclass", "multilabel"]
-    assert all(issubclass(KINDS[name], ImageLevelScoredTargets) for name in calibrated)
+    assert all(issubclass(all_kinds()[name], ImageLevelScoredTargets) for name in calibrated)
     rows = {"a": {"outputs": [float("nan")], "values": [40.0]}}
     assert AGE.temperature(rows) is None
 

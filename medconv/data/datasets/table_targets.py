@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from medconv.data.datasets.class_words import spelling_error
-from medconv.targets import KINDS
+from medconv.targets import all_kinds
 from medconv.targets.base import finite_number
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
@@ -45,10 +45,11 @@ def targets_of_columns(
         kind = "multiclass"  # of one column, several names are those of classes
     else:
         kind = _likely_kind(columns, labels, path)
-    targets = KINDS.get(kind, LabelMapTargets)
+    kinds = all_kinds()
+    targets = kinds.get(kind, LabelMapTargets)
     if not issubclass(targets, ImageLevelTargets):
-        kinds = [name for name, kind_class in KINDS.items() if issubclass(kind_class, ImageLevelTargets)]
-        raise ArgumentError("target_type", f" must be one of {', '.join(kinds)}, or None, got {kind!r}")
+        fitting = [name for name, kind_class in kinds.items() if issubclass(kind_class, ImageLevelTargets)]
+        raise ArgumentError("target_type", f" must be one of {', '.join(fitting)}, or None, got {kind!r}")
     try:
         of_columns = targets.from_columns(columns, labels, class_names)
     except ArgumentError:  # it is not about the table

@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from medconv.data.loading.patch import Batch
+from medconv.features.image_level import saliency
 from medconv.features.pictures.cases import Picture
-from medconv.inference import saliency
 from medconv.metrics.visualization import overlay
 from medconv.targets.image_level import ImageLevelTargets
 

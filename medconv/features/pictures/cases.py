@@ -8,7 +8,6 @@ import numpy as np
 from lightning import Callback, Trainer
 from torch import Tensor
 
-from medconv import doors
 from medconv.data.loading.patch import Batch
 from medconv.metrics.visualization import overlay
 from medconv.targets import Targets
@@ -96,7 +95,7 @@ def views_of(targets: Targets, cases: int, spacing_mm: Sequence[float]) -> "Case
         cases: how many to show at most.
         spacing_mm: of the training samples.
     """
-    views = doors.load(targets.family.views) if targets.family.views else LabelMapViews
+    views = targets.family.own("views") or LabelMapViews
     made: CaseViews = views(targets, cases, spacing_mm)
     return made
 

@@ -12,7 +12,7 @@ from helpers.configs import derived
 from torch import nn
 
 from medconv.config import Derived
-from medconv.targets import KINDS
+from medconv.targets import all_kinds
 from medconv.targets.label_map import LabelMapTargets
 from medconv.training.checkpoint import compatibility
 
@@ -21,7 +21,7 @@ LABEL_MAPS = derived(num_classes=2, targets=LabelMapTargets.of_classes(["backgro
 
 
 def image_level(kind: str) -> Derived:
-    targets = KINDS[kind](names=("left", "right"))
+    targets = all_kinds()[kind](names=("left", "right"))
     return derived(spatial_dims=2, num_channels=2, num_classes=2, targets=targets.plain())
 
 

@@ -14,17 +14,15 @@ from typing import Any
 import numpy as np
 
 from medconv.data.case import Case
-from medconv.inference.image_level_forward import ImageLevelForward
+from medconv.features.image_level.forward import ImageLevelForward, ImageLevelScores
 from medconv.inference.manifest import Entry, OutputState
-from medconv.inference.output import Claim, Output
+from medconv.inference.output import TABLE, Claim, Output
 from medconv.inference.predictor import Predictor
-from medconv.inference.scores import ImageLevelScores
 from medconv.metrics.visualization import png
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.atomic_io import replacing, write_text
 from medconv.utils.csv_cells import csv_text, original
 
-TABLE = "predictions.csv"
 SALIENCY = "saliency"
 # All other columns are outputs.
 CASE_COLUMNS = ("case", "predicted")

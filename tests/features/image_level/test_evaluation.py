@@ -1,4 +1,4 @@
-"""medconv/evaluation/image_level.py: scores of predictions against labels, from tables of both."""
+"""medconv/features/image_level/evaluation.py: scores of predictions against labels, from tables of both."""
 
 import json
 from pathlib import Path
@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from helpers.image_level_tables import CLASSES, write_table, write_tables
 
-from medconv.evaluation import image_level
 from medconv.evaluation.evaluate import table
+from medconv.features.image_level.evaluation import evaluate
 from medconv.metrics import image_level as metrics
 from medconv.targets.regression import RegressionTargets
 
 
 def test_scores_are_those_of_the_metrics(tmp_path: Path) -> None:
     predictions, labels, outputs, truth = write_tables(tmp_path)
-    result = image_level.evaluate(predictions, labels).result
+    result = evaluate(predictions, labels).result
     assert result["mean"] == metrics.measure(CLASSES, outputs, truth)
     assert result["intervals"]["auc"] == list(metrics.intervals(CLASSES, outputs, truth)["auc"])
     assert result["per_class"] == CLASSES.per_name(outputs, truth)
-    part = image_level.evaluate(predictions, labels, split="test").result
+    part = evaluate(predictions, labels, split="test").result
     assert (
         part["mean"] == metrics.measure(CLASSES, outputs[4:], truth[4:]) and part["cases"][0]["case"] == "c4"
     )
@@ -32,8 +32,8 @@ def test_without_a_manifest_the_labels_decide_the_kind_of_targets(tmp_path: Path
     )
     findings = write_table(tmp_path / "f.csv", ["case", "a", "b"], ["x", 0, 1], ["y", 1, 0], ["z", 1, 1])
     numbers = write_table(tmp_path / "n.csv", ["case", "a", "b"], ["x", 0.3, 1], ["y", 1, 0], ["z", 1, 1])
-    assert image_level.evaluate(predictions, findings).result["targets"]["kind"] == "multilabel"
-    evaluation = image_level.evaluate(predictions, numbers)
+    assert evaluate(predictions, findings).result["targets"]["kind"] == "multilabel"
+    evaluation = evaluate(predictions, numbers)
     result = evaluation.result
     assert result["targets"]["kind"] == "regression"
     assert result["mean"]["mae"] == pytest.approx(np.mean([0.1, 0.1, 0.2, 0.1, 0.5, 0.4]))
@@ -44,12 +44,10 @@ def test_columns_of_labels_are_paired_by_name(tmp_path: Path) -> None:
     predictions = write_table(tmp_path / "p.csv", ["case", "a", "b"], ["x", 0.2, 0.9], ["y", 0.8, 0.1])
     labels = write_table(tmp_path / "l.csv", ["case", "a", "b", "c"], ["x", 0, 1, 1], ["y", 1, 0, 0])
     for columns in (("a", "b"), ("b", "a")):
-        assert (
-            image_level.evaluate(predictions, labels, label_columns=columns).result["mean"]["accuracy"] == 1
-        )
-    assert image_level.evaluate(predictions, labels, label_columns=("a", "c")).result["mean"]["accuracy"] == 1
+        assert evaluate(predictions, labels, label_columns=columns).result["mean"]["accuracy"] == 1
+    assert evaluate(predictions, labels, label_columns=("a", "c")).result["mean"]["accuracy"] == 1
     with pytest.raises(ValueError, match="label columns: a would be compared with the predictions of b"):
-        image_level.evaluate(predictions, labels, label_columns=("c", "a"))
+        evaluate(predictions, labels, label_columns=("c", "a"))
 
 
 def test_cases_without_a_label_are_named_and_not_counted(tmp_path: Path) -> None:
@@ -59,13 +57,13 @@ def test_cases_without_a_label_are_named_and_not_counted(tmp_path: Path) -> None
     labels = write_table(
         tmp_path / "l.csv", ["case", "a", "b"], ["x", 0, 1], ["y", 1, 0], ["z", "", 0], ["w", "nan", 1]
     )
-    evaluation = image_level.evaluate(predictions, labels)
+    evaluation = evaluate(predictions, labels)
     assert evaluation.result["targets"]["kind"] == "multilabel"
     assert evaluation.result["without_label"] == ["z"] and len(evaluation.result["cases"]) == 2
     assert "1 of 3 cases have no label and are not counted: z" in table(evaluation)
     (tmp_path / "l.csv").write_text("case,a,b\nx,,\n")
     with pytest.raises(ValueError, match=r"l\.csv: no row with a label"):
-        image_level.evaluate(predictions, labels)
+        evaluate(predictions, labels)
 
 
 def test_a_comparison_is_over_the_cases_of_both(tmp_path: Path) -> None:
@@ -73,7 +71,7 @@ def test_a_comparison_is_over_the_cases_of_both(tmp_path: Path) -> None:
     others = np.array([[0.5, 0.5], [0.9, 0.1], [0.3, 0.7], [0.6, 0.4], [0.2, 0.8]])
     rows = [[f"c{i}", "cat", *o] for i, o in enumerate(others)]
     second = write_table(tmp_path / "other.csv", ["case", "predicted", *CLASSES.names], *rows)
-    evaluation = image_level.evaluate(predictions, labels, second)
+    evaluation = evaluate(predictions, labels, second)
     result = evaluation.result
     assert result["comparison"] == metrics.paired(CLASSES, outputs[:5], others, truth[:5])
     assert result["compare"]["cases"] == 5 and "5 cases that both have" in evaluation.page()
@@ -86,7 +84,7 @@ def test_training_cases_are_those_that_the_manifests_name(tmp_path: Path) -> Non
     for folder, case in ((tmp_path, "c5"), (tmp_path / "other", "c2")):
         state = {"settings": {}, "cases": {}, "overwriting": [], "train_cases": [case, "gone"]}
         (folder / "prediction.json").write_text(json.dumps(state))
-    evaluation = image_level.evaluate(predictions, labels, other)
+    evaluation = evaluate(predictions, labels, other)
     assert evaluation.result["train_cases"] == ["c5"]
     assert evaluation.result["compare"]["train_cases"] == ["c2"]
     assert "1 of these cases (c5) have names of training cases" in evaluation.page()
@@ -98,5 +96,5 @@ def test_errors_of_numbers_are_in_standard_deviations_of_the_truth(tmp_path: Pat
     labels = write_table(tmp_path / "l.csv", ["case", "age"], ["x", 40], ["y", 60])
     targets = RegressionTargets(("age",), means=(0.0,), stds=(1000.0,))
     (tmp_path / "prediction.json").write_text(json.dumps({"targets": targets.plain()}))
-    result = image_level.evaluate(predictions, labels).result
+    result = evaluate(predictions, labels).result
     assert [row["error"] for row in result["cases"]] == [1.0, 1.0]

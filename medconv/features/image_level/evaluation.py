@@ -10,10 +10,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from medconv.data.io.images import in_folder
-from medconv.evaluation.image_level_report import words, write_report
 from medconv.evaluation.labels import recorded_images, train_cases
 from medconv.evaluation.rendering import plain_number
-from medconv.evaluation.tables import PredictionTable, Truth, read_predictions, read_truth, targets_of
+from medconv.features.image_level.report import words, write_report
+from medconv.features.image_level.tables import (
+    PredictionTable,
+    Truth,
+    read_predictions,
+    read_truth,
+    targets_of,
+)
 from medconv.metrics import image_level
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.errors import ArgumentError

@@ -1,6 +1,7 @@
 """Whole images through the networks, in batches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -8,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.inference import saliency
+from medconv.data.preprocessing.preprocess import CropInfo
+from medconv.features.image_level import saliency
 from medconv.inference.forward import Forward, autocast, check_finite, network_of
 from medconv.inference.load import LoadedModel
 from medconv.inference.prepare import Input
-from medconv.inference.scores import ImageLevelScores
-from medconv.inference.tta import flips, mean_over_flips
+from medconv.inference.tta import flips
 from medconv.targets.image_level import ImageLevelTargets
 
 # Of whole images, in one forward pass.
@@ -21,14 +22,45 @@ _MAX_VOXELS = 2**21
 _MAX_IMAGES = 64
 
 
+@dataclass(frozen=True)
+class ImageLevelScores:
+    """The networks' mean outputs for a case.
+
+    Args:
+        outputs: (names,) float32, as `ImageLevelTargets.decode` gives them.
+    """
+
+    case_input: Input
+    outputs: np.ndarray
+
+    @property
+    def crop(self) -> CropInfo:
+        return self.case_input.crop
+
+    @property
+    def values(self) -> Tensor:
+        """What two networks are compared by."""
+        return torch.from_numpy(self.outputs)
+
+    def answer(self) -> np.ndarray:
+        return self.outputs
+
+
 class ImageLevelForward(Forward):
     """A batch of whole images. All members' probabilities, or numbers, give a mean.
 
     Args:
         batch_size: whole images in one forward pass; None: by their size.
+        with_quality: without effect: the answers say themselves how certain they are.
     """
 
-    def __init__(self, members: Sequence[LoadedModel], device: str, batch_size: int | None = None) -> None:
+    def __init__(
+        self,
+        members: Sequence[LoadedModel],
+        device: str,
+        batch_size: int | None = None,
+        with_quality: bool = False,
+    ) -> None:
         super().__init__(members, device)
         largest = max(prod(member.window.patch_size) for member in members)
         fitting = max(1, min(_MAX_IMAGES, _MAX_VOXELS // largest))
@@ -75,3 +107,22 @@ class ImageLevelForward(Forward):
         if member.temperature is None:
             return undivided
         return member.targets.outputs_at_temperature(undivided, member.temperature)
+
+
+def mean_over_flips(
+    network: Callable[[Tensor], Tensor],
+    image: Tensor,
+    targets: ImageLevelTargets,
+    axes_sets: Sequence[tuple[int, ...]],
+) -> Tensor:
+    """The decoded outputs, averaged over flips along these sets of spatial axes.
+
+    Shape: (batch, channels, *spatial) -> (batch, names), float32.
+    """
+    outputs: list[Tensor] = []
+    for axes in axes_sets:
+        # after the axes of batch and channels; answers have no spatial axes to flip back
+        dims = [2 + axis for axis in axes]
+        flipped = image.flip(dims) if dims else image
+        outputs.append(targets.decode(network(flipped)))
+    return torch.stack(outputs).mean(0)

@@ -6,7 +6,7 @@ import torch
 from monai.networks import nets
 from torch import nn
 
-from medconv.inference import saliency
+from medconv.features.image_level import saliency
 from medconv.models.unet import UNet
 
 

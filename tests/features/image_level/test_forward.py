@@ -1,4 +1,4 @@
-"""medconv/inference/image_level_forward.py: means over flips and networks, in batches."""
+"""medconv/features/image_level/forward.py: means over flips and networks, in batches."""
 
 from pathlib import Path
 

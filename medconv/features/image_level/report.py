@@ -9,7 +9,7 @@ import numpy as np
 from medconv.data.io.grids import to_canonical
 from medconv.data.io.images import read_image
 from medconv.evaluation import rendering
-from medconv.inference.output_table import SALIENCY
+from medconv.features.image_level.output import SALIENCY
 from medconv.metrics import visualization
 from medconv.targets.image_level import ImageLevelTargets
 

@@ -10,8 +10,8 @@ import pytest
 from helpers.members import refused
 
 from medconv.data.case import Case
+from medconv.features.image_level.output import TABLE, OutputTable
 from medconv.inference.manifest import MANIFEST
-from medconv.inference.output_table import TABLE, OutputTable
 from medconv.targets.multiclass import MulticlassTargets
 
 CLASSES = MulticlassTargets(("benign", "case"))

@@ -1,4 +1,4 @@
-"""medconv/evaluation/tables.py: tables of predictions and labels, and mistakes in them."""
+"""medconv/features/image_level/tables.py: tables of predictions and labels, and mistakes in them."""
 
 import json
 from collections.abc import Callable
@@ -10,8 +10,9 @@ import pytest
 from helpers.image_level_tables import write_table, write_tables
 
 from medconv.data.case import Case
-from medconv.evaluation import image_level, tables
-from medconv.inference.output_table import OutputTable
+from medconv.features.image_level import tables
+from medconv.features.image_level.evaluation import evaluate
+from medconv.features.image_level.output import OutputTable
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.multiclass import MulticlassTargets
@@ -97,15 +98,15 @@ def test_faulty_tables_are_refused_with_the_row(tmp_path: Path, message: str) ->
     predictions, labels, _, _ = write_tables(tmp_path)
     FAULTS[message](predictions, labels)
     with pytest.raises(ValueError, match=message):
-        image_level.evaluate(predictions, labels)
+        evaluate(predictions, labels)
 
 
 def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
     predictions, labels, _, _ = write_tables(tmp_path)
     with pytest.raises(ValueError, match="no row whose column 'split' is val"):
-        image_level.evaluate(predictions, labels, split="val")
+        evaluate(predictions, labels, split="val")
     with pytest.raises(ValueError, match="no column 'fold'; it has path, label, split"):
-        image_level.evaluate(predictions, labels, split="val", split_column="fold")
+        evaluate(predictions, labels, split="val", split_column="fold")
 
 
 def test_a_table_beside_label_maps_says_itself_what_it_holds(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 from medconv.data.datasets.class_words import is_missing
 from medconv.data.datasets.common import read_json
 from medconv.data.datasets.csv_table import SPLITS, read_rows, row_ids
+from medconv.features.image_level.output import CASE_COLUMNS, column_of
 from medconv.inference.manifest import MANIFEST
-from medconv.inference.output_table import CASE_COLUMNS, column_of
 from medconv.targets import Targets
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.multiclass import MulticlassTargets

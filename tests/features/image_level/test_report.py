@@ -1,4 +1,4 @@
-"""medconv/evaluation/image_level_report.py: a self-contained page with the worst cases."""
+"""medconv/features/image_level/report.py: a self-contained page with the worst cases."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import numpy as np
 from helpers.image_level_tables import CLASSES, NASTY, write_tables
 from PIL import Image
 
-from medconv.evaluation import image_level
+from medconv.features.image_level.evaluation import evaluate
 from medconv.targets.ordinal import OrdinalTargets
 
 
@@ -19,7 +19,7 @@ def test_the_page_is_self_contained_and_escapes_names(tmp_path: Path) -> None:
         pixels = np.random.default_rng(number).integers(0, 255, (9, 7, 3)).astype(np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"images/c{number}.png")
     (tmp_path / "images/c11.png").write_text("no picture")
-    text = image_level.evaluate(predictions, labels).page()
+    text = evaluate(predictions, labels).page()
     assert NASTY not in text and "&lt;img src=x" in text
     assert not re.findall(r"https?://|url\(|<script|<link", text)
     assert text.count("data:image/png;base64,") == 3 + 12 and "without the image: " in text
@@ -31,5 +31,5 @@ def test_the_page_of_grades_shows_the_true_one(tmp_path: Path) -> None:
     predictions, labels, *_ = write_tables(tmp_path)
     targets = OrdinalTargets(CLASSES.names).plain()
     (tmp_path / "prediction.json").write_text(json.dumps({"targets": targets}))
-    evaluation = image_level.evaluate(predictions, labels)
+    evaluation = evaluate(predictions, labels)
     assert evaluation.result["mean"]["quadratic_kappa"] is not None and "<h3>c" in evaluation.page()

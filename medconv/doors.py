@@ -39,6 +39,10 @@ WEIGHT_SOURCES = "WEIGHT_SOURCES"
 # Kinds of targets: name -> "module:object", a subclass of `medconv.targets.Targets` with this `kind`.
 TARGETS = "TARGETS"
 
+# What measures settings that a config leaves open: a tuple of functions (resolved config, `RunDir`) -> the
+# config with values for them. Asked only if `config.schema.open_keys` names any.
+TUNERS = "TUNERS"
+
 _named: list[str] = []  # packages that the command line names
 
 

@@ -11,6 +11,7 @@ Lightning's `Trainer`, whatever its version.
 
 from dataclasses import asdict, dataclass, field
 from math import inf
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +34,15 @@ GROUPS_WITH_CLASS = (
     "early_stopping",
     "sampler",
     "augmentation",
+)
+
+# Keys that may be null: a run then measures which value is fastest, as `perf=autotune` asks
+TUNED = (
+    "perf.channels_last",
+    "perf.fast_norm",
+    "perf.activation_checkpointing",
+    "perf.compile",
+    "trainer.precision",
 )
 
 
@@ -233,6 +243,12 @@ class RunConfig:
     def plain(self) -> Node:
         """Nested dicts and lists, as in a run's `config.yaml` and in checkpoints."""
         return asdict(self)
+
+
+def open_keys(config: RunConfig) -> list[str]:
+    """The keys whose values a run is to measure before it trains."""
+    nulls = [key for key in TUNED if attrgetter(key)(config) is None]
+    return [*nulls, "perf.auto_batch_size"] if config.perf.auto_batch_size else nulls
 
 
 def conf_dir() -> Path:

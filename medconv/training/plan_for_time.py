@@ -13,10 +13,10 @@ from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node, RunConfig
 from medconv.models.build import PLAIN_CONV, build_network, model_of
 from medconv.models.outputs import heads
+from medconv.performance.trial import Choice, Trial, Work
 from medconv.planning.memory_model import Budget
 from medconv.planning.planner import Plan
 from medconv.planning.sizes import SIZES
-from medconv.training.autotune.trial import Choice, Trial, Work
 from medconv.training.measured_once import measured_once, measuring
 from medconv.training.optim.muon import Muon
 from medconv.utils.hardware import out_of_memory, uses_gpu

@@ -14,12 +14,13 @@ import lightning as L
 from torch import nn
 
 from medconv import config as configs
+from medconv import doors
 from medconv.config import ConfigError, Derived, Node, RunConfig
+from medconv.config.schema import open_keys
 from medconv.data.loading.datamodule import DataModule
 from medconv.models.build import check_conv, model_of
 from medconv.performance.step_profiler import StepProfiler
 from medconv.training import bottleneck, conv_price, identity, report
-from medconv.training.autotune import cache
 from medconv.training.build import build_task, may_grow, record_of
 from medconv.training.callbacks import early_stopping
 from medconv.training.checkpoint.compatibility import (
@@ -210,7 +211,27 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
             or samples_per_epoch(prepared.targets.per_voxel, len(prepared.train)),
         ),
     )
-    return cache.settle(resolved, folder)
+    return _tuned(resolved, folder)
+
+
+def _tuned(config: RunConfig, folder: RunDir) -> RunConfig:
+    """The config with the fastest values for the keys that it leaves open, by measured steps.
+
+    Raises:
+        ConfigError: no feature measures them, or none of the values works.
+    """
+    keys = open_keys(config)
+    if not keys:
+        return config
+    tuners = tuple(doors.objects(doors.TUNERS))
+    if not tuners:
+        raise ConfigError(
+            f"{', '.join(keys)}: to be measured, for which this installation lacks "
+            "medconv.features.autotune; perf=fast sets values"
+        )
+    for tune in tuners:
+        config = tune(config, folder)
+    return config
 
 
 def samples_per_epoch(per_voxel: bool, num_cases: int) -> int:

@@ -20,12 +20,12 @@ from benchmarks.memory import step_memory
 from benchmarks.peers import dynunet
 from benchmarks.peers.process import DYNUNET, NNUNET, PeerProcess
 from benchmarks.results import Row, by, conditions, table
+from medconv.features.autotune import search
+from medconv.features.autotune.search import choices
 from medconv.models.unet import UNet
 from medconv.performance.alternating import alternate
+from medconv.performance.trial import Choice, Trial, Work
 from medconv.targets.label_map import LabelMapTargets
-from medconv.training.autotune import search
-from medconv.training.autotune.candidates import choices
-from medconv.training.autotune.trial import Choice, Trial, Work
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
 from medconv.utils.hardware import resolve_precision

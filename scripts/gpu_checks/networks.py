@@ -14,8 +14,8 @@ from torch import nn
 
 from gpu_checks.limits import Peaks, step_seconds, step_work
 from medconv.models.unet import UNet
+from medconv.performance.trial import Choice, Trial, Work
 from medconv.targets.label_map import LabelMapTargets
-from medconv.training.autotune.trial import Choice, Trial, Work
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
 

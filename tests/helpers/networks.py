@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from medconv.models.unet import UNet
-from medconv.training.autotune.trial import Work
+from medconv.performance.trial import Work
 
 
 def unet(norm: str = "batch") -> UNet:

@@ -7,9 +7,9 @@ import torch
 
 from benchmarks.memory import step_memory
 from medconv.models.unet import UNet
+from medconv.performance.trial import Choice, Trial, Work
 from medconv.planning.memory_model import Budget, step_bytes
 from medconv.planning.topology import Network, encoder_convs
-from medconv.training.autotune.trial import Choice, Trial, Work
 from medconv.training.losses.segmentation import DiceCrossEntropy
 
 FULL, HALF = partial(Choice, "32-true", True, True), partial(Choice, "bf16-mixed", True, True)

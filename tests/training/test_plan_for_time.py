@@ -18,12 +18,12 @@ from medconv.config import ConfigError, RunConfig
 from medconv.data.datasets.auto import auto
 from medconv.models.encoder import Stages
 from medconv.models.unet import UNet
+from medconv.performance.trial import Trial
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import Plan, plan
 from medconv.planning.sizes import SIZES
 from medconv.training import plan_for_time
-from medconv.training.autotune.trial import Trial
 from medconv.training.plan_for_time import largest
 from medconv.training.plan_setup import make_plan
 

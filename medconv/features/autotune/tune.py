@@ -1,7 +1,7 @@
-"""`perf=autotune` in a run: which settings are open, which rank measures, and how choices are cached.
+"""`perf=autotune` in a run: measures the keys of `TUNED` that are null.
 
-A setting is open if it is null in the config. The choice is measured once for the same network and shapes; a
-resumed run keeps the values in its `config.yaml`.
+The choice is measured once for the same machine, network and shapes, by rank 0; a resumed run keeps the
+values in its `config.yaml`.
 """
 
 import logging
@@ -14,22 +14,16 @@ import torch
 
 from medconv import config as configs
 from medconv.config import Node, RunConfig, TrainerConfig
+from medconv.config.schema import TUNED
+from medconv.features.autotune import search
+from medconv.features.autotune.search import Candidate, choices
 from medconv.models.deep_supervision import Supervised
-from medconv.training.autotune import search
-from medconv.training.autotune.candidates import Candidate, choices
-from medconv.training.autotune.trial import Choice, Work
+from medconv.performance.trial import Choice, Work
 from medconv.training.build import build_task
 from medconv.training.measured_once import measured_once, measuring
 from medconv.training.run_dir import RunDir, read_config
 from medconv.utils import hardware
 
-OPEN = (
-    "perf.channels_last",
-    "perf.fast_norm",
-    "perf.activation_checkpointing",
-    "perf.compile",
-    "trainer.precision",
-)
 # Keys of `trainer` that set a run's length.
 _LENGTH = ("max_time", "max_steps", "max_epochs", "limit_train_batches")
 # Seconds; compiling takes a minute or more, so it is tried only for runs at least as long.
@@ -38,15 +32,13 @@ _REPAYS_COMPILING = 1800
 log = logging.getLogger(__name__)
 
 
-def settle(config: RunConfig, folder: RunDir) -> RunConfig:
-    """The same config, with a choice for each of OPEN that is null, and for the batch if that is asked for.
+def tune(config: RunConfig, folder: RunDir) -> RunConfig:
+    """The same config, with a choice for each of TUNED that is null, and for the batch if that is asked for.
 
     Raises:
         ConfigError: nothing fits into memory, or waiting for rank 0's choice timed out.
     """
-    unsettled = [key for key in OPEN if _get(config, key) is None]
-    if not unsettled and not config.perf.auto_batch_size:
-        return config
+    unsettled = [key for key in TUNED if _get(config, key) is None]
     earlier_config = folder.path / "config.yaml"
     if folder.resume != "never" and folder.has_own() and earlier_config.is_file():
         earlier = read_config(earlier_config, folder.last)
@@ -57,7 +49,7 @@ def settle(config: RunConfig, folder: RunDir) -> RunConfig:
 
 
 def _complete(result: Node) -> bool:
-    return set(OPEN) <= set(result["choice"])
+    return set(TUNED) <= set(result["choice"])
 
 
 def _measure(config: RunConfig) -> dict[str, Any]:
@@ -75,7 +67,7 @@ def _measure(config: RunConfig) -> dict[str, Any]:
             "perf=autotune: no candidate runs, fits into memory and gives the right loss; perf=fast says "
             f"more, a smaller data.batch_size or data.patch_size may help\n{table(candidates)}"
         )
-    choice = {key: getattr(best.choice, _name(key)) for key in OPEN}
+    choice = {key: getattr(best.choice, _name(key)) for key in TUNED}
     if config.perf.auto_batch_size:
         choice["data.batch_size"] = best.batch_size
     return {"choice": choice, "rows": [candidate.row() for candidate in candidates]}
@@ -85,7 +77,7 @@ def _time_candidates(config: RunConfig) -> list[Candidate]:
     """The best first."""
     uses_gpu = hardware.uses_gpu(config.trainer.accelerator)
     work = _work(config, torch.device("cuda" if uses_gpu else "cpu"))
-    set_by_user = {_name(key): _get(config, key) for key in (*OPEN, "perf.fast_depthwise")}
+    set_by_user = {_name(key): _get(config, key) for key in (*TUNED, "perf.fast_depthwise")}
     batches_per_epoch = (config.data.samples_per_epoch or 1) / (config.data.batch_size or 1)
 
     def try_compile(step_seconds: float) -> bool:
@@ -181,7 +173,7 @@ def _recorded(earlier: Any, config: RunConfig, unsettled: Sequence[str]) -> Node
 
 
 def _describe(result: dict[str, Any]) -> str:
-    choice = {_name(key): value for key, value in result["choice"].items() if key in OPEN}
+    choice = {_name(key): value for key, value in result["choice"].items() if key in TUNED}
     return str(Choice(**choice))
 
 

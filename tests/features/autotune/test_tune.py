@@ -1,4 +1,4 @@
-"""medconv/training/autotune/cache.py: perf=autotune in real runs; choices are cached and shared with other ranks."""
+"""medconv/features/autotune/tune.py: perf=autotune in real runs; choices are cached and shared with other ranks."""
 
 import json
 import shutil
@@ -10,12 +10,14 @@ import torch
 from helpers import ranks, tiny
 from omegaconf import OmegaConf
 
+from medconv import doors
 from medconv.config import ConfigError, RunConfig, TrainerConfig, flatten
-from medconv.training.autotune import cache
+from medconv.config.schema import TUNED
+from medconv.features.autotune import tune
 from medconv.training.run_dir import RunDir
 from medconv.utils.exit_codes import DONE
 
-UNSETTLED = cache._with(RunConfig(), dict.fromkeys(cache.OPEN))
+UNSETTLED = tune._with(RunConfig(), dict.fromkeys(TUNED))
 AUTO = ("perf=autotune", "perf.auto_seconds=1", "model.norm=instance", "trainer.precision=null")
 
 
@@ -41,7 +43,7 @@ def measured(after_a_run: Path, tmp_path: Path) -> Path:
 
 def choice(folder: Path) -> dict[str, Any]:
     values = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-    return {key: flatten(values)[key] for key in cache.OPEN}
+    return {key: flatten(values)[key] for key in TUNED}
 
 
 def cache_file(dataset: Path) -> Path:
@@ -113,14 +115,14 @@ def test_measuring_does_not_change_the_training(dataset: Path, tmp_path: Path) -
 )
 def test_planned_seconds_follow_the_number_of_batches(limit: Any, expected: float) -> None:
     trainer = TrainerConfig(max_epochs=100, limit_train_batches=limit)
-    assert cache._planned_seconds(trainer, 500, 2.0) == expected
+    assert tune._planned_seconds(trainer, 500, 2.0) == expected
 
 
 def test_planned_seconds_of_steps_of_several_batches_and_without_a_limit_of_epochs() -> None:
     trainer = TrainerConfig(max_epochs=-1, max_steps=100, accumulate_grad_batches=8)
-    assert cache._planned_seconds(trainer, 500, 2.0) == 1600
+    assert tune._planned_seconds(trainer, 500, 2.0) == 1600
     timed = TrainerConfig(max_epochs=-1, max_time="00:00:01:00")
-    assert cache._planned_seconds(timed, 500, 2.0) == 60
+    assert tune._planned_seconds(timed, 500, 2.0) == 60
 
 
 def test_the_batch_is_chosen_where_all_else_is_set(dataset: Path, tmp_path: Path) -> None:
@@ -135,8 +137,8 @@ def test_the_batch_is_chosen_where_all_else_is_set(dataset: Path, tmp_path: Path
 def test_deep_supervision_heads_are_measured_too(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    works, make_work = [], cache._work
-    monkeypatch.setattr(cache, "_work", lambda *arguments: works.append(make_work(*arguments)) or works[-1])
+    works, make_work = [], tune._work
+    monkeypatch.setattr(tune, "_work", lambda *arguments: works.append(make_work(*arguments)) or works[-1])
     deep = ["model.channels=[4,6,8,8]", "model.strides=[2,2,2]", "data.patch_size=[16,16,16]"]
     tiny.train(dataset, tmp_path / "run", *AUTO, *deep, "task.deep_supervision=true", "trainer.max_steps=1")
     assert [tuple(o.shape[2:]) for o in works[0].network(works[0].image)] == [(16,) * 3, (8,) * 3]
@@ -163,7 +165,7 @@ def test_a_damaged_cache_is_measured_anew(
     cache_file(measured).write_text("")
     assert tiny.train(measured, tmp_path / "second", *AUTO)["status"] == "done"
     assert "cannot be read, so it is measured again" in caplog.text
-    assert set(json.loads(cache_file(measured).read_text())["choice"]) == set(cache.OPEN)
+    assert set(json.loads(cache_file(measured).read_text())["choice"]) == set(TUNED)
 
 
 def test_a_choice_that_cannot_be_cached_is_a_warning(
@@ -176,9 +178,18 @@ def test_a_choice_that_cannot_be_cached_is_a_warning(
 
 
 def test_a_run_that_resumes_from_the_previous_checkpoint_keeps_its_choice(tmp_path: Path) -> None:
-    recorded = cache._with(UNSETTLED, {key: f"my {key}" for key in cache.OPEN})
+    recorded = tune._with(UNSETTLED, {key: f"my {key}" for key in TUNED})
     folder = RunDir(tmp_path)
     folder.checkpoints.mkdir()
     folder.previous.touch()
     OmegaConf.save(OmegaConf.create(recorded.plain()), tmp_path / "config.yaml")
-    assert cache.settle(UNSETTLED, folder) == recorded
+    assert tune.tune(UNSETTLED, folder) == recorded
+
+
+def test_without_the_feature_a_run_says_what_it_lacks(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors, "features", lambda: ())  # as if its folder were deleted
+    expected = "perf.channels_last, .* to be measured, for which this installation lacks medconv.features"
+    with pytest.raises(ConfigError, match=expected):
+        tiny.train(dataset, tmp_path / "run", *AUTO)

@@ -1,11 +1,11 @@
-"""medconv/training/autotune/trial.py: a trial is a training step, on a copy of the network, without dropout."""
+"""medconv/performance/trial.py: a trial is a training step, on a copy of the network, without dropout."""
 
 import pytest
 import torch
 from helpers.networks import unet, work
 from torch import nn
 
-from medconv.training.autotune.trial import Choice, Trial
+from medconv.performance.trial import Choice, Trial
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""`perf=autotune`: measures which switches are fastest here and remembers it."""

@@ -1,4 +1,4 @@
-"""Export trained networks as ONNX, TorchScript, torch.export (pt2), MONAI bundles or models of nnU-Net."""
+"""Export trained networks as ONNX, TorchScript, torch.export (pt2), MONAI bundles or safetensors."""
 
 COMMANDS = {
     "export": (
@@ -11,6 +11,5 @@ EXPORTS = {
     "pt2": "medconv.features.export.formats:PT2",
     "onnx": "medconv.features.export.formats:ONNX",
     "bundle": "medconv.features.export.monai_bundle:BUNDLE",
-    "nnunet": "medconv.features.export.nnunet:NNUNET",
     "safetensors": "medconv.features.export.safetensors_folder:SAFETENSORS",
 }

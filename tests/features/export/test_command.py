@@ -40,6 +40,6 @@ def test_each_option_reaches_the_export(monkeypatch: pytest.MonkeyPatch) -> None
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(
         ArgumentError,
-        match="^format must be one of torchscript, pt2, onnx, bundle, nnunet, safetensors, got h5$",
+        match="^format must be one of torchscript, pt2, onnx, bundle, safetensors, nnunet, got h5$",
     ):
         command.run_command(Namespace(**{**OPTIONS, "format": "h5"}))

@@ -51,7 +51,7 @@ def test_bad_options_are_one_error_and_write_nothing(
     for arguments, message in (
         (
             (*good, "--format", "keras"),
-            "--format must be one of torchscript, pt2, onnx, bundle, nnunet, safetensors, got keras",
+            "--format must be one of torchscript, pt2, onnx, bundle, safetensors, nnunet, got keras",
         ),
         (
             (*good, "--format", "onnx", "--opset", "7"),

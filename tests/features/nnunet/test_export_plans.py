@@ -1,4 +1,4 @@
-"""medconv/features/export/nnunet_plans.py: what nnU-Net reads, in its axes and words, and what it cannot express."""
+"""medconv/features/nnunet/export_plans.py: what nnU-Net reads, in its axes and words, and what it cannot express."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 from helpers import loaded_models
 
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.features.export import nnunet_plans
+from medconv.features.nnunet import export_plans
 from medconv.features.nnunet.network import NnUNet
 from medconv.inference.load import LoadedModel
 from medconv.inference.sliding_window import SlidingWindow
@@ -27,7 +27,7 @@ def _model(**preprocessing: Any) -> LoadedModel:
 
 def _plans(model: LoadedModel) -> dict[str, Any]:
     assert isinstance(model.network, UNet)
-    return nnunet_plans.plans(model, NnUNet.of_network(model.network), "Dataset001_A")
+    return export_plans.plans(model, NnUNet.of_network(model.network), "Dataset001_A")
 
 
 def test_axes_are_those_of_nnunet() -> None:
@@ -89,10 +89,10 @@ def test_orientation_and_resampling_follow_the_convention(
 
 def test_regions_keep_their_order() -> None:
     regions = RegionTargets(("whole", "core"), ((1, 2), (2,)), order=(1, 2))
-    content = nnunet_plans.dataset_json(replace(_model(), targets=regions), "Dataset001_A")
+    content = export_plans.dataset_json(replace(_model(), targets=regions), "Dataset001_A")
     assert content["labels"] == {"background": 0, "whole": [1, 2], "core": [2]}
     assert content["regions_class_order"] == [1, 2]
-    assert nnunet_plans.dataset_json(_model(), "A")["labels"] == {"background": 0, "a": 1}
+    assert export_plans.dataset_json(_model(), "A")["labels"] == {"background": 0, "a": 1}
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,6 @@ def test_regions_keep_their_order() -> None:
     ],
 )
 def test_what_nnunet_cannot_express_is_named(change: dict[str, Any], expected: str) -> None:
-    nnunet_plans.check_preprocessing(_model())
+    export_plans.check_preprocessing(_model())
     with pytest.raises(ValueError, match=f"the format nnunet is for .*{expected}"):
-        nnunet_plans.check_preprocessing(replace(_model(), **change))
+        export_plans.check_preprocessing(replace(_model(), **change))

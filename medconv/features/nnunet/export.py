@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from medconv.data.preprocessing.preprocess import left_right_axis
-from medconv.features.export import nnunet_plans
 from medconv.features.export.job import Format, Job
-from medconv.features.export.nnunet_plans import Content
+from medconv.features.nnunet import export_plans
+from medconv.features.nnunet.export_plans import Content
 from medconv.features.nnunet.network import NnUNet
 from medconv.features.pretrained.nnunet_names import nnunet_state, unet_weights
 from medconv.inference.load import LoadedModel
@@ -60,7 +60,7 @@ def check_nnunet(model: LoadedModel, output: Path) -> None:
             "output",
             f" {output}: needs the name of an nnU-Net dataset, such as Dataset004_{model.targets.names[0]}",
         )
-    nnunet_plans.check_preprocessing(model)
+    export_plans.check_preprocessing(model)
     _check_network(model)
 
 
@@ -122,12 +122,12 @@ def write_nnunet(
     """
     network = model.network
     assert isinstance(network, UNet)
-    configuration = nnunet_plans.configuration_name(model)
-    trained = folder / f"{_TRAINER}__{nnunet_plans.PLANS_NAME}__{configuration}"
+    configuration = export_plans.configuration_name(model)
+    trained = folder / f"{_TRAINER}__{export_plans.PLANS_NAME}__{configuration}"
     file = trained / f"fold_{_fold(content)}" / _CHECKPOINT
     file.parent.mkdir(parents=True)
-    plans = nnunet_plans.plans(model, NnUNet.of_network(network), dataset_name)
-    dataset = nnunet_plans.dataset_json(model, dataset_name)
+    plans = export_plans.plans(model, NnUNet.of_network(network), dataset_name)
+    dataset = export_plans.dataset_json(model, dataset_name)
     for name, values in (("plans.json", plans), ("dataset.json", dataset)):
         (trained / name).write_text(json.dumps(values, indent=4) + "\n", encoding="utf-8")
     torch.save(_checkpoint(model, plans, dataset, configuration, _fold(content)), file)
@@ -188,7 +188,7 @@ def prediction_notes(model: LoadedModel, output: Path) -> list[str]:
     """How to run it, and where nnU-Net predicts otherwise than medconv."""
     (trained,) = output.glob(f"{_TRAINER}__*")
     fold = next(trained.glob("fold_*")).name.removeprefix("fold_")
-    command = f"nnUNetv2_predict -d {output.name} -c {nnunet_plans.configuration_name(model)} -f {fold}"
+    command = f"nnUNetv2_predict -d {output.name} -c {export_plans.configuration_name(model)} -f {fold}"
     step_size = 1 - model.window.overlap
     if step_size != _STEP_SIZE:
         command += f" -step_size {step_size:g}"

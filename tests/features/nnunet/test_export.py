@@ -16,7 +16,7 @@ from medconv.convs import swap_convs
 from medconv.data.case import Case
 from medconv.features.export.export import export
 from medconv.features.export.job import ExportOptions
-from medconv.features.export.nnunet import check_nnunet, mirrored_axes, prediction_notes
+from medconv.features.nnunet.export import check_nnunet, mirrored_axes, prediction_notes
 from medconv.features.nnunet.import_model import import_model
 from medconv.inference.load import LoadedModel, load
 from medconv.inference.predictor import Predictor
@@ -27,6 +27,7 @@ NETWORKS = {
     "plain": ("model.norm=instance", "augmentation.mirror_axes=[0,1]", "task.mirror_axes=[0,1]"),
     "batch": ("data.normalisation=dataset",),
     "residual": ("model=resenc", "data.fold=1"),
+    "ras": ("model.norm=instance", "data.convention=nnunet_ras", "data.spacing_mm=[1.2,1.2,1.5]"),
     "slices": (
         "data.spatial_dims=2",
         "data.slice_axis=0",
@@ -102,7 +103,10 @@ def test_nnunet_predicts_the_same_where_it_is_installed(checkpoint: Path, tmp_pa
     image = _odd_image(checkpoint, tmp_path)
     fold = next(_trained(checkpoint).glob("fold_*")).name.removeprefix("fold_")
     label = nnunet_models.predicted(_trained(checkpoint), [image], fold)["label"]
-    assert (label != Predictor.load([checkpoint])(image)).mean() < 0.005
+    differing = (label != Predictor.load([checkpoint])(image)).mean()
+    # Without a convention medconv does not clip what it resamples, and places windows otherwise. Networks that
+    # have trained for four steps are in doubt almost everywhere.
+    assert differing < (0.001 if "ras" in checkpoint.parts[-4] else 0.01)
 
 
 def _model(network: nn.Module) -> LoadedModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -235,15 +235,11 @@ def _check_options(options: argparse.Namespace, predictor: Predictor) -> None:
 
 def _find_cases(source: Path, predictor: Predictor) -> list[Case]:
     from medconv.inference.inputs import find_cases
-    from medconv.targets.image_level import ImageLevelTargets
 
-    answers: Sequence[str] = ()
-    if isinstance(predictor.targets, ImageLevelTargets):
-        answers = predictor.targets.default_columns
     cases = find_cases(
         source,
         len(predictor.modalities),
-        answers,
+        predictor.targets.default_columns,
         "--input",
         takes_missing=predictor.takes_missing,
         image_patterns=predictor.members[0].image_patterns,

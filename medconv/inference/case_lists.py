@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medconv.data.datasets.csv_table import read_rows, row_ids
+from medconv.data.datasets.tables import read_rows, row_ids
 from medconv.utils.errors import explained
 
 

@@ -144,6 +144,15 @@ class Targets(ABC):
         )
 
     @property
+    def default_columns(self) -> tuple[str, ...]:
+        """The columns of a table of labels, if the user names none; label maps have none."""
+        return ()
+
+    def cells_per_name(self, values: Sequence[float]) -> list[str]:
+        """A case's values as text, a cell for each name; label maps have none."""
+        return ["-"] * len(self.names)
+
+    @property
     def output_names(self) -> tuple[str, ...]:
         """What each output stands for; of label maps without the background."""
         return self.names

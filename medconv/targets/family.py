@@ -14,6 +14,8 @@ class Family:
     `targets.family.own("forward")`.
 
     Args:
+        examine: (case, image, dataset, report): completes the report, in the place of the label map.
+        samples: module of `ImageDataset` and `ImageCases`, as `data.loading.datamodule.TrainingSamples` says.
         validation: (config, targets, window, store) -> `training.validation.Validation`.
         mixup: (alpha, seed) -> `training.task.Mixup`; "": samples are not mixed.
         forward: (members, device, batch_size, with_quality) -> `inference.forward.Forward`.
@@ -23,6 +25,8 @@ class Family:
         views: (targets, cases, spacing_mm) -> `features.pictures.cases.CaseViews`.
     """
 
+    examine: str = ""
+    samples: str = ""
     validation: str = ""
     mixup: str = ""
     forward: str = ""
@@ -38,6 +42,8 @@ class Family:
 
 LABEL_MAPS = Family()
 WHOLE_IMAGES = Family(
+    examine="medconv.features.image_level.examine:examine_image",
+    samples="medconv.features.image_level.samples",
     validation="medconv.features.image_level.validation:image_validation",
     mixup="medconv.features.image_level.mixup:Mixup",
     forward="medconv.features.image_level.forward:ImageLevelForward",

@@ -57,7 +57,6 @@ class ImageLevelTargets(ImageLevelScoredTargets):
 
     @property
     def default_columns(self) -> tuple[str, ...]:
-        """The columns of a table of labels, if the user names none."""
         return self.names
 
     @property
@@ -189,7 +188,6 @@ class ImageLevelTargets(ImageLevelScoredTargets):
         return list(values)
 
     def cells_per_name(self, values: Sequence[float]) -> list[str]:
-        """A case's label as text, a cell for each name."""
         return [f"{value:.4g}" for value in values]
 
     def shown_output(self, outputs: np.ndarray) -> int:

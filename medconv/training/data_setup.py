@@ -349,6 +349,7 @@ def build_data(
             augment=_augmentation(config),
             seed=config.seed,
             channel_dropout=_channel_dropout(data, derived.num_channels, prepared.train, config.seed),
+            images=prepared.targets.family.own("samples"),
         ),
         _loader_settings(data),
         annotated=annotated_classes(all_cases, prepared.targets, class_names),

@@ -12,7 +12,6 @@ from medconv.data.preprocessing.dataset_cache import dataset_folder
 from medconv.data.preprocessing.examine import CaseReport
 from medconv.data.preprocessing.fingerprint import measure
 from medconv.planning import report as planning_report
-from medconv.targets.image_level import ImageLevelTargets
 from medconv.training.data_setup import check_split, find_data, prepare_data, split_cases, split_warning
 from medconv.training.plan_setup import make_plan
 from medconv.training.weight_source import weight_source
@@ -98,13 +97,13 @@ def table(dataset: Dataset, reports: list[CaseReport]) -> str:
 
 def _label_names(dataset: Dataset) -> tuple[str, ...]:
     """Of classes without the background, which is what the other classes leave, or of image-level labels."""
-    first = 0 if isinstance(dataset.targets, ImageLevelTargets) else 1
+    first = 1 if dataset.targets.per_voxel else 0
     return dataset.class_names[first:]
 
 
 def _label_cells(values: tuple[float, ...] | None, dataset: Dataset) -> list[str]:
     """The image-level label of a case, one cell per name; dashes if there is none."""
-    if isinstance(dataset.targets, ImageLevelTargets) and values is not None:
+    if values is not None:
         return dataset.targets.cells_per_name(values)
     return ["-"] * len(_label_names(dataset))
 

@@ -16,7 +16,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.results import Row, conditions, table
-from medconv.data.datasets.medmnist import medmnist
+from medconv.features.image_level.medmnist import medmnist
 from medconv.training.run_dir import short_hash
 from medconv.utils.progress import track
 

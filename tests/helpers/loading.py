@@ -13,6 +13,7 @@ from medconv.data.loading.patch_dataset import PatchDataset
 from medconv.data.loading.samplers import ForegroundSampler, Sampler, TrainingCases
 from medconv.data.preprocessing.store import Store
 from medconv.data.splits import DataSplit
+from medconv.features.image_level import samples as samples_of_images
 
 
 def cases_of(ids: Sequence[str], weights: Sequence[float] | None = None) -> list[Case]:
@@ -67,5 +68,6 @@ def data_module(
         patch=PatchShape(patch_size),
         augment=augment,
         seed=0,
+        images=samples_of_images if image_level else None,
     )
     return DataModule(store, DataSplit([*train], [*val], []), samples, LoaderSettings(**loader))

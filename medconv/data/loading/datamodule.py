@@ -16,7 +16,6 @@ from torch.utils.data import default_collate
 from medconv.data.augmentation.sample_transforms import SampleTransforms
 from medconv.data.case import Case
 from medconv.data.loading.collate import Augmenting, HalfPrecision, only_item
-from medconv.data.loading.image_dataset import ImageCases, ImageDataset
 from medconv.data.loading.loader import (
     Loader,
     SampleOrder,
@@ -58,6 +57,8 @@ class TrainingSamples:
         channel_dropout: which channels they lack; None: none.
         sampler: draws the case and the corner of each sample; its indices are those of the training cases.
         patch: not used for whole images with values.
+        images: of whole images with values: what makes their datasets, as `features.image_level.samples`
+            does: `ImageDataset` for training, `ImageCases` for validation. None: patches with label maps.
         augment: applied to training batches: on the device if it is an accelerator, else in the workers. A
             `SampleTransforms` is applied to each sample, always in the workers.
     """
@@ -67,6 +68,7 @@ class TrainingSamples:
     augment: Callable[[Batch], Batch] | SampleTransforms
     seed: int
     channel_dropout: ChannelDropout | None = None
+    images: Any = None
 
 
 @dataclass(frozen=True)
@@ -142,11 +144,6 @@ class DataModule(LightningDataModule):
         self._copies = DeviceCopies()
         self._check = StoreCheck(store, [case.id for case in split.train])
 
-    @property
-    def image_level(self) -> bool:
-        """Whether samples are whole images with values, not patches with label maps."""
-        return self.split.train[0].values is not None
-
     def setup(self, stage: str) -> None:
         """Raises: ArgumentError: the batches that workers keep ready do not fit into shared memory."""
         processes = self.trainer.num_devices if self.trainer is not None else 1
@@ -168,7 +165,7 @@ class DataModule(LightningDataModule):
 
     def _voxels(self, entry: Entry) -> float:
         """Of a training sample that is sent by a worker; the mean of some."""
-        if self.image_level:
+        if self.samples.images is not None:
             return prod(entry.image.shape[1:])
         reading = self._packed_reading()
         if reading is not None:
@@ -195,9 +192,9 @@ class DataModule(LightningDataModule):
             profiler=self.profiler,
         )
 
-    def _training_dataset(self) -> ImageDataset | PatchDataset:
-        if self.image_level:
-            return ImageDataset(
+    def _training_dataset(self) -> Any:
+        if self.samples.images is not None:
+            return self.samples.images.ImageDataset(
                 self.store, self.split.train, self.samples.sampler, self.samples.seed, self.transform
             )
         return PatchDataset(
@@ -216,7 +213,7 @@ class DataModule(LightningDataModule):
     def _packed_reading(self) -> PackedReading | None:
         """What is read for an augmentation on the device that needs more than the patch."""
         box_size = getattr(self.augment, "max_read_size", None)
-        if not self._on_gpu or self.image_level or box_size is None:
+        if not self._on_gpu or self.samples.images is not None or box_size is None:
             return None
         return PackedReading(box_size, getattr(self.augment, "read_blocks", None))
 
@@ -233,9 +230,9 @@ class DataModule(LightningDataModule):
         """
         cases = list(cases)
         cases_of_rank = cases[self._rank :: self._world_size] or cases[:1]
-        if self.image_level and cases_of_rank:
+        if self.samples.images is not None and cases_of_rank:
             return self._loader(
-                ImageCases(self.store, cases_of_rank),
+                self.samples.images.ImageCases(self.store, cases_of_rank),
                 default_collate,
                 batch_size=self.loader.batch_size,
                 shuffle=False,
@@ -263,7 +260,7 @@ class DataModule(LightningDataModule):
         if self.trainer is None or not self.trainer.training:
             return batch
         # Whole images are compared when they are read; the processes of a machine share the store
-        if not self.image_level and self.trainer.local_rank == 0:
+        if self.samples.images is None and self.trainer.local_rank == 0:
             self._check.go_on(self.trainer.global_step)
         self.profiler.mark("copy_to_device")
         if self._on_gpu:

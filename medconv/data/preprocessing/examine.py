@@ -21,7 +21,6 @@ from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.normalisation import range_error
 from medconv.data.preprocessing.preprocess import content_box
 from medconv.metrics.dice import value_counts
-from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.logging import size_text
 from medconv.utils.memory_order import in_c_order
 
@@ -88,27 +87,17 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
     if case.id in dataset.errors:
         report.errors.append(dataset.errors[case.id])
         return report
-    if isinstance(dataset.targets, ImageLevelTargets):
-        _examine_image_level(case, dataset.targets, dataset, report)
-        return report
     image = _read(_image, case, dataset, report)
+    own_examine = dataset.targets.family.own("examine")
+    if own_examine:
+        own_examine(case, image, dataset, report)
+        return report
     label = _read(_label, case, dataset, report)
     if image is not None and label is not None:
         _describe(image, label, dataset, report)
     if report.intensities is not None and case.missing_channels:
         report.intensities[list(case.missing_channels)] = np.nan
     return report
-
-
-def _examine_image_level(
-    case: Case, targets: ImageLevelTargets, dataset: Dataset, report: CaseReport
-) -> None:
-    image = _read(_image, case, dataset, report)
-    error_text = "has no values" if case.values is None else targets.invalid_reason(case.values)
-    if error_text:
-        report.errors.append(error_text)
-    if image is not None:
-        _describe_image_level(case, image, dataset, report)
 
 
 def _read(
@@ -122,17 +111,7 @@ def _read(
         return None
 
 
-def _describe_image_level(case: Case, voxels: np.ndarray, dataset: Dataset, report: CaseReport) -> None:
-    assert report.grid is not None
-    canonical, report.spacing_mm = to_canonical(voxels, report.grid)
-    report.flat = report.grid.shape[2] == 1
-    report.shape = canonical.shape[1:]
-    report.content = _content(canonical, report)
-    if case.split != "test":  # nothing may be learned from test cases
-        report.intensities = _sample(voxels, samples_per_case(dataset))
-
-
-def _content(canonical: np.ndarray, report: CaseReport) -> str:
+def content_hash(canonical: np.ndarray, report: CaseReport) -> str:
     """A hash by which the same image is found under two ids, whatever its format, type and axis order.
 
     Empty if the image is constant: many such images may be equal by chance.
@@ -146,7 +125,7 @@ def _content(canonical: np.ndarray, report: CaseReport) -> str:
     return digest.hexdigest()
 
 
-def _sample(image: np.ndarray, count: int) -> np.ndarray:
+def sampled(image: np.ndarray, count: int) -> np.ndarray:
     """Voxels spread evenly over the image: (channels, X, Y, Z) -> (channels, about `count`)."""
     flat = image.reshape(len(image), -1)
     step = max(1, flat.shape[1] // count)
@@ -229,10 +208,10 @@ def _describe(image: np.ndarray, label: np.ndarray, dataset: Dataset, report: Ca
     assert report.grid is not None
     report.flat = report.grid.shape[2] == 1
     canonical, report.spacing_mm = to_canonical(image, report.grid)
-    report.content = _content(canonical, report)
+    report.content = content_hash(canonical, report)
     report.shape = tuple(s.stop - s.start for s in content_box(canonical))
     if are_picture_channels(dataset.modalities):
-        report.intensities = _sample(image, samples_per_case(dataset))
+        report.intensities = sampled(image, samples_per_case(dataset))
     canonical_label, _ = to_canonical(label[None], report.grid)
     report.thickness_mm = thickness_of(canonical_label[0], report.class_voxels, report.spacing_mm)
     if report.intensities is None:

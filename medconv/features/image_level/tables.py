@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from medconv.data.datasets.class_words import is_missing
 from medconv.data.datasets.common import read_json
-from medconv.data.datasets.csv_table import SPLITS, read_rows, row_ids
+from medconv.data.datasets.tables import is_missing, read_rows, row_ids
+from medconv.features.image_level.csv_table import SPLITS
 from medconv.features.image_level.output import CASE_COLUMNS, column_of
 from medconv.inference.manifest import MANIFEST
 from medconv.targets import Targets

@@ -1,8 +1,8 @@
-"""medconv/data/datasets/class_words.py: words for no value, and one class in several spellings."""
+"""medconv/data/datasets/tables.py: words for no value, and one class in several spellings."""
 
 import pytest
 
-from medconv.data.datasets.class_words import is_missing, missing_error, spelling_error
+from medconv.data.datasets.tables import is_missing, missing_error, spelling_error
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""medconv/data/datasets/medmnist.py: unpacked images, targets and class names; files that are not MedMNIST."""
+"""medconv/features/image_level/medmnist.py: unpacked images, targets and class names; files that are not MedMNIST."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from helpers.volumes import pixels
 
-from medconv.data.datasets.medmnist import medmnist
 from medconv.data.io.images import read_image
 from medconv.data.preprocessing.check import check
+from medconv.features.image_level.medmnist import medmnist
 from medconv.targets.multiclass import MulticlassTargets
 from medconv.targets.multilabel import MultilabelTargets
 from medconv.targets.regression import RegressionTargets

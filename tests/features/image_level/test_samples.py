@@ -20,16 +20,15 @@ from helpers.volumes import save as save_volume
 from medconv.data.augmentation.augment import Augment
 from medconv.data.augmentation.sample_transforms import SampleTransforms
 from medconv.data.case import Case, Dataset, Grid
-from medconv.data.datasets.csv_table import csv
 from medconv.data.io.raster import write_picture
-from medconv.data.loading import image_dataset
 from medconv.data.loading.datamodule import DataModule
-from medconv.data.loading.image_dataset import ImageCases, ImageDataset
 from medconv.data.loading.patch_dataset import Sample
 from medconv.data.loading.samplers import Sampler, balanced
 from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_store
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, framed, preprocess_image
 from medconv.data.preprocessing.store import Store
+from medconv.features.image_level.csv_table import csv
+from medconv.features.image_level.samples import ImageCases, ImageDataset
 
 LIGHT: dict[str, Any] = {
     "p": {"rotation": 1.0, "noise": 1.0, "additive_brightness": 1.0},
@@ -191,7 +190,7 @@ def test_memory_and_files_give_the_same_images(
 ) -> None:
     dataset, store = prepared
     in_memory = ImageCases(store, dataset.cases)
-    monkeypatch.setattr(image_dataset, "_IN_MEMORY", 0)
+    monkeypatch.setattr("medconv.features.image_level.samples._IN_MEMORY", 0)
     on_disk = ImageCases(store, dataset.cases)
     assert in_memory.images is not None and on_disk.images is None
     for i in range(COUNT):

@@ -1,4 +1,4 @@
-"""medconv/data/datasets/csv_table.py: kinds of targets, splits and groups from a table; errors of rows."""
+"""medconv/features/image_level/csv_table.py: kinds of targets, splits and groups from a table; errors of rows."""
 
 from pathlib import Path
 from typing import Any
@@ -7,9 +7,9 @@ import pytest
 from helpers.volumes import pixels
 from helpers.volumes import save as save_volume
 
-from medconv.data.datasets.csv_table import csv
 from medconv.data.io.raster import write_picture
 from medconv.data.preprocessing.check import check
+from medconv.features.image_level.csv_table import csv
 from medconv.targets.multiclass import MulticlassTargets
 from medconv.targets.multilabel import MultilabelTargets
 from medconv.targets.regression import RegressionTargets

@@ -1,12 +1,12 @@
-"""medconv/data/datasets/image_folder.py: a folder per class, with or without folders for splits above."""
+"""medconv/features/image_level/image_folder.py: a folder per class, with or without folders for splits above."""
 
 from pathlib import Path
 
 import pytest
 from helpers.volumes import pixels
 
-from medconv.data.datasets.image_folder import imagefolder
 from medconv.data.io.raster import write_picture
+from medconv.features.image_level.image_folder import imagefolder
 from medconv.targets.multiclass import MulticlassTargets
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from medconv.data.datasets.class_words import spelling_error
+from medconv.data.datasets.tables import spelling_error
 from medconv.targets import all_kinds
 from medconv.targets.base import finite_number
 from medconv.targets.image_level import ImageLevelTargets

@@ -1,10 +1,10 @@
-"""medconv/data/datasets/table_targets.py: the kind that labels suggest; `test_csv_table.py` has whole tables."""
+"""medconv/features/image_level/table_targets.py: the kind that labels suggest; `test_csv_table.py` has whole tables."""
 
 from pathlib import Path
 
 import pytest
 
-from medconv.data.datasets.table_targets import targets_of_columns
+from medconv.features.image_level.table_targets import targets_of_columns
 
 PATH = Path("labels.csv")
 

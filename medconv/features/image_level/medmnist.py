@@ -19,9 +19,9 @@ import numpy as np
 from filelock import FileLock
 
 from medconv.data.case import Dataset
-from medconv.data.datasets.csv_table import csv
 from medconv.data.io import raster
 from medconv.data.io.images import stamp
+from medconv.features.image_level.csv_table import csv
 from medconv.targets import Targets
 from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.locks import held

@@ -1,0 +1,160 @@
+"""Tables of cases: reading them, ids of their rows, and words that mean something else than they spell."""
+
+import codecs
+import csv as files
+import logging
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from medconv.data.datasets.common import id_error, ids_of
+from medconv.targets.base import finite_number
+from medconv.utils.csv_cells import original
+
+log = logging.getLogger(__name__)
+
+# What R, pandas, databases and spreadsheets write for no value, in small letters
+_NO_VALUE = ("", "nan", "na", "n/a", "#n/a", "<na>", "none", "null", "nil")
+
+
+def is_missing(cell: str, class_names: Collection[str] | None = None) -> bool:
+    """Whether a cell holds no value: it is empty, or `NA`, `None` and the like in any case.
+
+    Args:
+        class_names: words that are values nevertheless, such as a class `none`; None: there are none.
+    """
+    return cell.lower() in _NO_VALUE and cell not in (class_names or ())
+
+
+def missing_error(column: str, cell: str, expected: str) -> str:
+    """What is wrong with a cell that `is_missing`.
+
+    Args:
+        column: its name.
+        cell: its text.
+        expected: what it must hold, such as `a label`.
+    """
+    if not cell:
+        return f"column {column!r} is empty, expected {expected}"
+    return f"column {column!r} holds {cell}, which stands for no value; expected {expected}"
+
+
+def spelling_error(names: Iterable[str]) -> str | None:
+    """What is wrong if two names look like one class, such as `Benign` and `benign`; None: nothing.
+
+    Args:
+        names: that nobody has listed, as they are read from cells or folders.
+    """
+    by_spelling: defaultdict[str, list[str]] = defaultdict(list)
+    for name in dict.fromkeys(names):
+        by_spelling[_spelling(name)].append(name)
+    alike = [" and ".join(spellings) for spellings in by_spelling.values() if len(spellings) > 1]
+    return f"classes that differ in their spelling alone: {', '.join(alike)}" if alike else None
+
+
+def _spelling(name: str) -> str:
+    """A form that two spellings of a name share; `1` and `1.0` are one."""
+    number = finite_number(name)
+    if number is not None:
+        return str(number)
+    words = unicodedata.normalize("NFKC", name).casefold().replace("_", " ").replace("-", " ")
+    return " ".join(words.split())
+
+
+def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Column names, and each row, by column, with its line number.
+
+    Raises:
+        ValueError: no table, or no rows.
+    """
+    try:
+        with path.open(newline="", encoding=_encoding(path)) as file:
+            first_line = next((line for line in file if line.strip()), "")
+            delimiter = _delimiter(first_line)
+            file.seek(0)
+            reader = files.reader(file, delimiter=delimiter, skipinitialspace=True)
+            lines = []
+            for row in reader:
+                if any(row):
+                    lines.append((reader.line_num, [original(cell.strip()) for cell in row]))
+    except UnicodeError as error:
+        raise ValueError(f"{path}: expected text in UTF-8 or UTF-16 ({error})") from error
+    except (OSError, files.Error) as error:
+        raise ValueError(f"{path}: cannot be read as a table ({error})") from error
+    header = lines[0][1] if lines else []
+    rows = lines[1:]
+    duplicates = sorted({name for name in header if name and header.count(name) > 1})
+    if duplicates:
+        raise ValueError(f"{path}: column {duplicates[0]!r} is there twice")
+    if not rows:
+        raise ValueError(f"{path}: expected a row per image, found none")
+    for line_number, row in rows:
+        if len(_without_empty_end(row)) > len(header):
+            raise ValueError(
+                f"{path}, row {line_number}: {len(row)} cells, {len(header)} columns: {' | '.join(row)}; "
+                f"a cell that holds {delimiter!r} must be in quotes"
+            )
+    column_names = [name for name in header if name]
+    return column_names, [(line_number, _by_column(header, row)) for line_number, row in rows]
+
+
+def _encoding(path: Path) -> str:
+    """UTF-16 for Excel's "Unicode text", which begins with a byte order mark; else UTF-8."""
+    with path.open("rb") as file:
+        return "utf-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+
+
+def _delimiter(header: str) -> str:
+    """What follows `case` or `path` at the start; else the most frequent of these outside quotes."""
+    first_column = re.match('"?(?:case|path)"?([,;\t])', header)
+    if first_column:
+        return first_column[1]
+    unquoted = re.sub('"[^"]*"', "", header)
+    return max(",;\t", key=unquoted.count)
+
+
+def _without_empty_end(row: Sequence[str]) -> list[str]:
+    """A row without the empty cells that spreadsheets add to its end."""
+    filled = [number for number, cell in enumerate(row, 1) if cell]
+    return list(row[: max(filled, default=0)])
+
+
+def _by_column(header: Sequence[str], row: Sequence[str]) -> dict[str, str]:
+    """Column to cell; missing ones are empty, and those of columns without a name are left out."""
+    cells = zip_longest(header, row[: len(header)], fillvalue="")
+    return {name: cell for name, cell in cells if name}
+
+
+def row_ids(
+    table: Path,
+    header: Sequence[str],
+    rows: Sequence[Mapping[str, str]],
+    path_column: str = "path",
+    used_columns: Sequence[str] = (),
+) -> list[str]:
+    """A case id for each row.
+
+    It is the cell in the column `case`, or, if these cannot name files or are alike, the name of its image as
+    by `ids_of`.
+
+    Args:
+        table: the file.
+        header: column names.
+        rows: column to cell.
+        path_column: column of the image files.
+        used_columns: columns that hold something else, such as labels, even if one is called `case`.
+
+    Raises:
+        ValueError: as `ids_of`.
+    """
+    if "case" in header and "case" not in used_columns:
+        case_ids = [row["case"] for row in rows]
+        are_valid = len(set(case_ids)) == len(case_ids) and not any(id_error(case) for case in case_ids)
+        if are_valid or path_column not in header:
+            return case_ids
+        log.warning("%s: the column 'case' does not name each row; cases are named after their images", table)
+    paths = [table.parent / row[path_column] for row in rows]
+    return ids_of(paths, table.parent, table)

@@ -72,7 +72,8 @@ def build_task(
     loss = FittedLoss(configs.build(config.loss, "loss"), targets, derived.spatial_dims)
     make_schedule = build_schedule(config.scheduler)
     progress_is_known = knows_progress(make_optimizer, make_schedule, network)
-    _check_thawing(config, progress_is_known)
+    if config.init.thaw_at is not None:
+        _check_thawing(config, progress_is_known)
     return Task(
         network=network,
         loss=loss,
@@ -181,7 +182,8 @@ def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | Non
     network = build_network(config.model, config.conv, config.derived, load=load)
     network = targets.finish(network)
     _check_left_right(config, targets, network)
-    _freeze(config.init, network)
+    if config.init.freeze or config.init.thaw_at is not None:
+        _freeze(config.init, network)
     with configs.arguments_as_keys("perf"):
         switches = {key: getattr(config.perf, key) for key in _SWITCHES}
         apply_switches(
@@ -198,8 +200,6 @@ def _freeze(init: InitConfig, network: nn.Module) -> None:
         raise configs.ConfigError(
             f"init.thaw_at={init.thaw_at} needs init.freeze, the parameters that are frozen until then"
         )
-    if not init.freeze:
-        return
     if init.thaw_at is None:
         log.info("init.freeze: %s stay as they are", freeze(network, init.freeze))
     else:
@@ -209,12 +209,12 @@ def _freeze(init: InitConfig, network: nn.Module) -> None:
 
 def _check_thawing(config: RunConfig, progress_is_known: bool) -> None:
     """Raises: ConfigError: a run without progress never reaches `init.thaw_at`."""
-    if config.init.thaw_at is None or (progress_is_known and _has_end(config.trainer)):
-        return
-    raise configs.ConfigError(
-        f"init.thaw_at={config.init.thaw_at} is a share of the run, but its progress is not known: "
-        f"scheduler._target_={config.scheduler['_target_']}, and trainer.max_time, max_steps or max_epochs"
-    )
+    if not progress_is_known or not _has_end(config.trainer):
+        raise configs.ConfigError(
+            f"init.thaw_at={config.init.thaw_at} is a share of the run, but its progress is not known: "
+            f"scheduler._target_={config.scheduler['_target_']}, and trainer.max_time, max_steps or "
+            "max_epochs"
+        )
 
 
 def _check_left_right(config: RunConfig, targets: Targets, network: nn.Module) -> None:

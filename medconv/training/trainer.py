@@ -15,7 +15,7 @@ from medconv import config as configs
 from medconv import doors
 from medconv.config import Node, RunConfig, TrainerConfig
 from medconv.config.classes import class_of
-from medconv.config.schema import InitConfig, RunSettings
+from medconv.config.schema import RunSettings
 from medconv.performance.step_profiler import StepProfiler
 from medconv.performance.trace import Trace
 from medconv.planning.sizes import need_size
@@ -145,7 +145,7 @@ def _callbacks(
         # It tells averaging whether the step was skipped
         _guard(config.run, folder, [*averaging, *users]),
         # It drops gradients and sets learning rates, which those below read
-        _thaw(config.init),
+        Thaw(config.init.freeze, config.init.thaw_at) if config.init.thaw_at is not None else None,
         # It sets the weights of a validation, which those below read
         *averaging,
         distributed.BroadcastBuffers(),
@@ -192,10 +192,6 @@ def _guard(run: RunSettings, folder: RunDir, callbacks: Sequence[L.Callback]) ->
         max_skipped_steps=run.max_skipped_steps,
         averages=averages,
     )
-
-
-def _thaw(init: InitConfig) -> Thaw | None:
-    return None if init.thaw_at is None or not init.freeze else Thaw(init.freeze, init.thaw_at)
 
 
 def _many(nodes: Node, group: str, **arguments: Any) -> list[Any]:

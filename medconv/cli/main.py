@@ -21,10 +21,6 @@ COMMANDS = {
         "choose post-processing steps by cross-validation",
         "medconv.cli.find_postprocessing",
     ),
-    "bench-conv": (
-        "time a convolution of yours against nn.Conv, and show what helps",
-        "medconv.cli.bench_conv",
-    ),
     "schema": ("print the config's JSON schema, for editors", "medconv.cli.schema"),
 }
 # Hydra's flags.

@@ -20,7 +20,7 @@ from medconv.config.schema import open_keys
 from medconv.data.loading.datamodule import DataModule
 from medconv.models.build import check_conv, model_of
 from medconv.performance.step_profiler import StepProfiler
-from medconv.training import bottleneck, conv_price, identity, report
+from medconv.training import identity, report
 from medconv.training.build import build_task, may_grow, record_of
 from medconv.training.callbacks import early_stopping
 from medconv.training.checkpoint.compatibility import (
@@ -41,12 +41,9 @@ from medconv.training.task import Task
 from medconv.training.trainer import build_trainer, epochs_of
 from medconv.training.weight_source import weight_source
 from medconv.utils import allocator, checkpoint_io, cluster, signals
-from medconv.utils.cores import num_cores
 from medconv.utils.exit_codes import DONE
 from medconv.utils.hardware import apply_backends, uses_gpu
 
-# Seconds of training; the bottleneck of a shorter run means little.
-_LONG_ENOUGH = 10.0
 # Of an epoch, where the config sets none.
 _FEWEST_SAMPLES = 1000
 _MOST_SAMPLES = 5000
@@ -170,11 +167,10 @@ def _fit(run: _Run) -> None:
     folder = run.folder
     trainer = run.trainer
     folder.begin(run.config, run.prepared.identity)
-    price = conv_price.price(run.config) if is_rank_zero() else None
-    if price is not None:
-        log.info("%s", conv_price.line(price))
+    remarks = tuple(doors.objects(doors.REMARKS)) if is_rank_zero() else ()
+    for remark in remarks:
+        folder.write_summary(**remark.before(run.config))
     folder.write_summary(
-        conv_price=price,
         skipped_cases=run.prepared.skipped,
         split_warning=run.prepared.split_warning,
         score=run.prepared.targets.monitored.plain(),
@@ -191,9 +187,8 @@ def _fit(run: _Run) -> None:
         with run.stop_request.noted():
             trainer.fit(run.task, run.data, ckpt_path=folder.resume_from(), weights_only=True)
         folder.write_summary(stopped_early=early_stopping.ended(trainer))
-    if run.profiler.training_seconds > _LONG_ENOUGH:
-        cores = num_cores()
-        folder.write_summary(verdict=bottleneck.verdict(run.profiler.shares(), run.config, cores))
+    for remark in remarks:
+        folder.write_summary(**remark.after(run.config, run.profiler))
     if is_rank_zero():
         report.hyperparameters(trainer, run.config, folder)
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.conv_layers import LIBRARY, image
 from benchmarks.results import Row
 from medconv.convs import Convolution, convolution
-from medconv.performance.alternating import alternate
+from medconv.features.diagnosis.alternating import alternate
 
 REFERENCE = Path(__file__).parents[2] / "tests" / "reference" / "backward.py"
 

@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.conv_layers import forward, image
 from benchmarks.results import Row, kernel_seconds
 from medconv.convs import cost_model
-from medconv.performance.alternating import alternate
+from medconv.features.diagnosis.alternating import alternate
 
 
 def small(options: argparse.Namespace) -> list[Row]:

@@ -15,7 +15,7 @@ from benchmarks.conv_backward import backward
 from benchmarks.conv_layers import LIBRARY, PASSES, image, layers
 from benchmarks.conv_small import small
 from benchmarks.results import Row, conditions, table
-from medconv.performance.alternating import alternate
+from medconv.features.diagnosis.alternating import alternate
 
 # Stages of a U-Net: channels, and the size of a hippocampus patch in 3D, of a slice in 2D.
 STAGES: dict[int, list[tuple[int, tuple[int, ...]]]] = {

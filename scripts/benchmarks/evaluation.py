@@ -15,8 +15,8 @@ from scipy.ndimage import gaussian_filter
 from benchmarks import results
 from medconv.data.case import Grid
 from medconv.data.io.images import in_folder, read_label
+from medconv.features.diagnosis.alternating import alternate
 from medconv.metrics.segmentation import measure
-from medconv.performance.alternating import alternate
 from medconv.targets.label_map import LabelMapTargets
 
 Pair = tuple[np.ndarray, np.ndarray, tuple[float, ...]]  # prediction, reference, spacing

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import results
+from medconv.features.diagnosis.alternating import alternate
 from medconv.features.export.formats import read_written, write_network
 from medconv.features.export.graph import capture
 from medconv.features.export.job import OPSETS
 from medconv.inference.load import LoadedModel, load
 from medconv.models.outputs import full_resolution
-from medconv.performance.alternating import alternate
 
 REFERENCE = "PyTorch, as predict runs it"
 _FORMATS = ("torchscript", "onnx", "pt2")

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from benchmarks.results import Row, by, conditions, table
+from medconv.features.diagnosis.alternating import alternate
 from medconv.models.unet import UNet
-from medconv.performance.alternating import alternate
 from medconv.targets.label_map import LabelMapTargets
+from medconv.training.callbacks.nonfinite_guard import generators
 from medconv.training.checkpoint.resumable_loop import PerStepSeeding
 from medconv.training.checkpoint.writer import AtomicCheckpointIO, copied
-from medconv.training.layer_trace import generators
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
 

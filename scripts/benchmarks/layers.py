@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.results import Row, conditions, table
+from medconv.features.diagnosis.alternating import alternate
 from medconv.models.layers.depthwise import block_weight
 from medconv.models.layers.fast_norm import ChannelsLastBatchNorm3d, instance_norm
-from medconv.performance.alternating import alternate
 from medconv.training.losses.segmentation import DiceCrossEntropy
 
 PARTS = ("norm", "depthwise", "loss")

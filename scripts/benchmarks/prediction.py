@@ -15,10 +15,10 @@ import torch
 from benchmarks import results
 from medconv.data.case import Case
 from medconv.data.io.writing import write_label
+from medconv.features.diagnosis.alternating import alternate
 from medconv.inference.inputs import find_cases
 from medconv.inference.predict import output_in, predict, usable_device
 from medconv.inference.predictor import Predictor
-from medconv.performance.alternating import alternate
 
 REFERENCE = "one after another"
 _SHOWN = ["case", "variant", "seconds", "ratio", "spread", "seconds_per_case"]

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.results import Row, conditions, table
 from medconv.config import ConfigError
-from medconv.performance.alternating import compared
+from medconv.features.diagnosis.alternating import compared
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.datasets import volume
 from benchmarks.results import Row, by, conditions
-from medconv.performance.alternating import compared
+from medconv.features.diagnosis.alternating import compared
 
 REFERENCE = "npy float32"
 _BLOCK, _CHUNK = 32, 64  # voxels along each axis

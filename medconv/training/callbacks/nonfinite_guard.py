@@ -1,26 +1,26 @@
-"""Guard against non-finite losses and gradients: skips the step or stops the run, and shows the cause.
+"""Guard against non-finite losses and gradients: skips the step or stops the run.
 
 The check is the norm of the gradient, which clipping computes anyway: it is non-finite if any gradient is. A
 non-finite loss makes its gradient NaN. On a GPU the norm is read one step later, so that no step waits for
 the device; the optimizer and the mean of the weights skip the step on the device. Gradients are summed over
-the ranks, so all ranks decide alike without communication. Only then is the batch run again, with hooks on
-every layer: the log shows the layers up to the first non-finite tensor, the saved file holds all of them.
+the ranks, so all ranks decide alike without communication. Only then does a feature, if it is there, run the
+batch again to find the layer that was the cause.
 """
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from medconv import doors
 from medconv.models.layers.batchnorm_stats import RunningStatistics
-from medconv.training import layer_trace
-from medconv.training.callbacks.nonfinite_diagnosis import Diagnosis, Finding, ForwardPass, StepRecord
 from medconv.training.callbacks.weight_averaging import AverageWeights
 from medconv.utils import cluster
 from medconv.utils.exit_codes import DONE, USER
@@ -32,8 +32,43 @@ CHOICES = ("stop", "skip")
 _LOWEST_SCALE = 1.0
 
 
+@dataclass
+class ForwardPass:
+    """What is needed to repeat a forward pass.
+
+    Args:
+        rng: states of the random generators before it.
+        loss: the value that went backward.
+    """
+
+    batch: dict[str, Any]
+    rng: list[Tensor]
+    loss: Tensor | None = None
+
+
+@dataclass
+class StepRecord:
+    """An optimizer step, until its gradient is known to be finite.
+
+    Args:
+        number: from 1.
+        passes: its forward passes, several if gradients are accumulated.
+        statistics: batch norm statistics before the step.
+        bad: whether the gradient is non-finite.
+        scale: of the loss.
+        scaled: whether fp16's scaler takes the step.
+    """
+
+    number: int
+    passes: list[ForwardPass] = field(default_factory=list)
+    statistics: list[Tensor] = field(default_factory=list)
+    bad: HostCopy | None = None
+    scale: float = 1.0
+    scaled: bool = False
+
+
 class NonfiniteError(ValueError):
-    """A loss or gradient is not finite; the message names step, cases and layer."""
+    """A loss or gradient is not finite; the message says in which step, and what a diagnosis found."""
 
 
 class NonfiniteGuard(Callback):
@@ -84,7 +119,6 @@ class NonfiniteGuard(Callback):
         self._trainer = trainer
         self._module = pl_module
         self._statistics = RunningStatistics(pl_module)
-        self._diagnosis = Diagnosis(trainer, pl_module, self._statistics, self.folder)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -92,7 +126,7 @@ class NonfiniteGuard(Callback):
         if not self._step.passes:
             self._step.number = trainer.global_step + 1
             self._step.statistics = self._statistics.now()
-        self._step.passes.append(ForwardPass(batch, layer_trace.generators(pl_module.device)))
+        self._step.passes.append(ForwardPass(batch, generators(pl_module.device)))
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._step.passes[-1].loss = loss.detach()
@@ -172,28 +206,20 @@ class NonfiniteGuard(Callback):
             return  # the scaler skips the step and lowers the scale
         if optimizer is not None:
             self._statistics.restore(step.statistics)
-        findings = self._earliest_findings(step)
         stops = not self.skips or self.skipped >= self.max_skipped_steps
         # Of skipped steps only the first is saved: files are large
-        saves = stops or not self.skipped
-        path = self._diagnosis.save(step, findings[0]) if saves else None
-        message = self._diagnosis.message(step, findings, path)
-        if path is not None and findings[0]["first"]:
-            rows = [layer_trace.LayerRecord(**row) for row in findings[0]["rows"]]
-            log.warning(
-                "step %d, layer by layer up to the first non-finite tensor:\n%s",
-                step.number,
-                layer_trace.table(rows),
-            )
+        message = self._explained(step, saves=stops or not self.skipped)
         if stops:
             self._stop(message + self._policy())
         self._skip(step, optimizer, message)
 
-    def _earliest_findings(self, step: StepRecord) -> list[Finding]:
-        """Of the ranks on which the first non-finite tensor comes earliest in the computation."""
-        findings = self._diagnosis.of_all_ranks(self._diagnosis.finding(step))
-        earliest = min(finding["severity"] for finding in findings)
-        return [finding for finding in findings if finding["severity"] == earliest]
+    def _explained(self, step: StepRecord, saves: bool) -> str:
+        """What is wrong with a step, in sentences. Args: saves: whether its batch is worth a file."""
+        diagnosis = next(doors.objects(doors.DIAGNOSES), None)
+        if diagnosis is None:
+            return f"step {step.number}: the loss or its gradient is not finite."
+        explained = diagnosis(self._trainer, self._module, self._statistics, self.folder)
+        return str(explained.explain(step, saves))
 
     def _policy(self) -> str:
         if not self.skips:
@@ -205,7 +231,7 @@ class NonfiniteGuard(Callback):
         """Whether a loss itself is not finite, on any rank."""
         losses = [forward.loss for forward in step.passes if forward.loss is not None]
         bad_here = any(not bool(loss.isfinite()) for loss in losses)
-        return any(rank["loss"] for rank in self._diagnosis.of_all_ranks({"loss": bad_here}))
+        return any(of_all_ranks(bad_here, self._trainer.world_size))
 
     def _skip(self, step: StepRecord, optimizer: Optimizer | None, message: str) -> None:
         self.skipped += 1
@@ -243,3 +269,26 @@ def can_skip_step(optimizer: Optimizer) -> bool:
     if is_fused and getattr(optimizer, "_step_supports_amp_scaling", False):
         return True
     return bool(getattr(optimizer, "heeds_found_inf", False))
+
+
+def of_all_ranks(value: Any, world_size: int) -> list[Any]:
+    """The plain value of each rank, by rank."""
+    values = [value] * world_size
+    if world_size > 1:
+        distributed.all_gather_object(values, value)
+    return values
+
+
+def generators(device: torch.device) -> list[Tensor]:
+    """States of the random generators that a forward pass may use, for instance for dropout."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
+
+
+def set_generators(states: Sequence[Tensor], device: torch.device) -> None:
+    """Restores what `generators` returned."""
+    torch.set_rng_state(states[0])
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)

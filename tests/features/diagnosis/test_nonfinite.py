@@ -1,10 +1,17 @@
-"""medconv/training/layer_trace.py: the rows of a forward and backward pass, and their table."""
+"""medconv/features/diagnosis/nonfinite.py: the first bad layer is named and saved; the rows of a forward and backward pass, and their table."""
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from helpers import tiny
+from helpers.nonfinite import EXPLODES, Line, Point, line_trainer, traces
 from torch import nn
 
-from medconv.training.layer_trace import LayerRecord, first_bad, severity, table, trace
+from medconv import doors
+from medconv.features.diagnosis.nonfinite import LayerRecord, first_bad, severity, table, trace
+from medconv.training.callbacks.nonfinite_guard import NonfiniteError, NonfiniteGuard
 
 BATCH = {"image": torch.tensor([[1.0, -2.0]]), "sample": torch.tensor([3])}
 
@@ -76,3 +83,49 @@ def test_a_row_counts_the_values_that_are_not_finite_and_has_the_range_of_the_ot
 ) -> None:
     row = LayerRecord.of("image", "batch", "input", torch.tensor(values))
     assert (row.bad, row.total, row.low, row.high) == expected
+
+
+def test_the_first_layer_that_is_not_finite_is_named(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(
+        NonfiniteError,
+        match=r"step 2: the loss .* network\.encoder\.0\.3 \(Conv3d\), output, .*A lower learning rate",
+    ):
+        tiny.train(dataset, tmp_path / "run", *EXPLODES)
+    file = tmp_path / "run/nonfinite/step2.ckpt"
+    ((_, *before, last),) = traces(caplog)
+    assert last.startswith("network.encoder.0.3 (Conv3d)") and " of " in last
+    assert any(line.startswith("network.encoder.0.1 (") and "BatchNorm3d)" in line for line in before)
+    assert all(line.split("  ")[0].strip() and " of " not in line for line in before)
+    with pytest.raises(ValueError, match=r"run\.resume=.*step2\.ckpt: holds weights, but no training state"):
+        tiny.train(dataset, tmp_path / "other", f"run.resume={file}")
+
+
+class Greedy(Line):
+    """Runs out of memory when a batch is run again."""
+
+    passes = 0
+
+    def loss_of(self, batch: dict[str, Any]) -> torch.Tensor:
+        self.passes += 1
+        if self.passes == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().loss_of(batch)
+
+
+def test_without_memory_for_another_pass_the_loss_is_named(tmp_path: Path) -> None:
+    trainer = line_trainer(NonfiniteGuard(tmp_path / "nonfinite"), max_steps=4)
+    with pytest.raises(
+        NonfiniteError,
+        match=r"step 2: the loss is not finite, of case point .*First non-finite tensor: the loss alone",
+    ):
+        trainer.fit(Greedy(1), torch.utils.data.DataLoader(Point()))
+
+
+def test_without_the_feature_the_step_is_named(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors, "objects", lambda door: iter(()))  # as if its folder were deleted
+    with pytest.raises(NonfiniteError, match=r"step 2: the loss or its gradient is not finite\. nan_policy"):
+        tiny.train(dataset, tmp_path / "run", *EXPLODES, "callbacks=none")

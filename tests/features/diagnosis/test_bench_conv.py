@@ -1,4 +1,4 @@
-"""medconv/training/bench_conv.py: a class of one's own beside nn.Conv at the sizes of our U-Net."""
+"""medconv/features/diagnosis/bench_conv.py: a class of one's own beside nn.Conv at the sizes of our U-Net."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers import tiny
 
-from medconv.training.bench_conv import table
+from medconv.features.diagnosis.bench_conv import table
 from medconv.utils.exit_codes import DONE, USER
 
 MINE = """

@@ -1,4 +1,4 @@
-"""medconv/performance/alternating.py: variants take turns, and results hold ratios."""
+"""medconv/features/diagnosis/alternating.py: variants take turns, and results hold ratios."""
 
 import time
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 from helpers.benchmarks_harness import ManualClock
 
-from medconv.performance import alternating
-from medconv.performance.alternating import alternate
+from medconv.features.diagnosis import alternating
+from medconv.features.diagnosis.alternating import alternate
 
 
 def test_variants_alternate_and_get_ratios_to_the_reference() -> None:

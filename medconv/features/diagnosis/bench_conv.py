@@ -13,13 +13,13 @@ from torch import nn
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, RunConfig, compose
 from medconv.convs.parametrization import UnsuitableLayerError
+from medconv.features.diagnosis import conv_cost
+from medconv.features.diagnosis.conv_cost import Layer
+from medconv.features.diagnosis.speed import NetworkSizes, computing_in, replaced_layers, switches_of
 from medconv.models.build import model_of
 from medconv.models.monai_networks import stem_for
-from medconv.performance import conv_cost
-from medconv.performance.conv_cost import Layer
 from medconv.planning.sizes import SIZES
 from medconv.planning.topology import halvings, kernels, widths
-from medconv.training.conv_price import NetworkSizes, computing_in, replaced_layers, switches_of
 from medconv.utils.errors import ArgumentError
 from medconv.utils.hardware import autocast_dtype, resolve_precision, uses_gpu
 

@@ -1,10 +1,10 @@
-"""medconv/cli/bench_conv.py: its own options, and keys that are left for Hydra."""
+"""medconv/features/diagnosis/command.py: its own options, and keys that are left for Hydra."""
 
-from medconv.cli import bench_conv
+from medconv.features.diagnosis import command
 
 
 def test_keys_are_left_for_hydra() -> None:
     arguments = ["mine.MyConv", "model=segresnet", "data.patch_size=[8,8]", "--pairs", "3"]
-    options = bench_conv.parser().parse_args(arguments)
+    options = command.parser().parse_args(arguments)
     assert (options.conv, options.pairs, options.compile) == ("mine.MyConv", 3, False)
     assert options.overrides == ["model=segresnet", "data.patch_size=[8,8]"]

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import flop_registry
 from medconv.convs.channel_transform import TwoLaunches, in_two_launches
 from medconv.convs.fold import fold_convs
 from medconv.convs.parametrization import CONVS
-from medconv.performance.alternating import alternate, computing_clock
+from medconv.features.diagnosis.alternating import alternate, computing_clock
 from medconv.performance.switches import apply_switches, memory_format, to_memory_format
 
 LIBRARY = "nn.Conv"

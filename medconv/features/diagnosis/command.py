@@ -37,7 +37,7 @@ def parser() -> Parser:
 
 def run_command(options: argparse.Namespace) -> int:
     """Measure and print. Returns: the exit code."""
-    from medconv.training import bench_conv
+    from medconv.features.diagnosis import bench_conv
 
     start_logging()
     sizes = bench_conv.Sizes(options.inputs, options.outputs, options.batch)

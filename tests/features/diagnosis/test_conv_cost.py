@@ -1,4 +1,4 @@
-"""medconv/performance/conv_cost.py: operators, memory and limits of layers whose costs are known."""
+"""medconv/features/diagnosis/conv_cost.py: operators, memory and limits of layers whose costs are known."""
 
 from dataclasses import replace
 
@@ -7,8 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from medconv.convs import transform
-from medconv.performance import conv_cost
-from medconv.performance.conv_cost import Counter, Layer, cost, counted, kept_bytes, limit, price, remedies
+from medconv.features.diagnosis import conv_cost
+from medconv.features.diagnosis.conv_cost import (
+    Counter,
+    Layer,
+    cost,
+    counted,
+    kept_bytes,
+    limit,
+    price,
+    remedies,
+)
 
 
 class LayersTime:

@@ -41,13 +41,3 @@ class Family:
 
 
 LABEL_MAPS = Family()
-WHOLE_IMAGES = Family(
-    examine="medconv.features.image_level.examine:examine_image",
-    samples="medconv.features.image_level.samples",
-    validation="medconv.features.image_level.validation:image_validation",
-    mixup="medconv.features.image_level.mixup:Mixup",
-    forward="medconv.features.image_level.forward:ImageLevelForward",
-    output="medconv.features.image_level.output:OutputTable",
-    evaluate_table="medconv.features.image_level.evaluation:evaluate",
-    views="medconv.features.image_level.views:ImageLevelViews",
-)

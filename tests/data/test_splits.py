@@ -16,8 +16,8 @@ from medconv.data.splits import (
     split_cases,
     split_patient,
 )
-from medconv.targets.multiclass import MulticlassTargets
-from medconv.targets.multilabel import MultilabelTargets
+from medconv.features.image_level.multiclass import MulticlassTargets
+from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.utils.errors import ArgumentError
 
 

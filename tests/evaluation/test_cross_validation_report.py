@@ -10,10 +10,10 @@ from helpers.cross_validations import Sweep, summaries
 from omegaconf import OmegaConf
 
 from medconv.evaluation import cross_validation, cross_validation_report
+from medconv.features.image_level.multiclass import MulticlassTargets
+from medconv.features.image_level.regression import RegressionTargets
+from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.metrics import image_level
-from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.multiclass import MulticlassTargets
-from medconv.targets.regression import RegressionTargets
 
 CLASSES, NUMBERS = MulticlassTargets(("no", "yes")), RegressionTargets(("age",))
 

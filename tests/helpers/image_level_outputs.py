@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from reference import scores
 
-from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.multiclass import MulticlassTargets
-from medconv.targets.multilabel import MultilabelTargets
-from medconv.targets.regression import RegressionTargets
+from medconv.features.image_level.multiclass import MulticlassTargets
+from medconv.features.image_level.multilabel import MultilabelTargets
+from medconv.features.image_level.regression import RegressionTargets
+from medconv.features.image_level.targets import ImageLevelTargets
 
 TWO = MulticlassTargets(("normal", "pneumonia"))
 FOUR = MulticlassTargets(("a", "b", "c", "d"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from medconv.targets.multiclass import MulticlassTargets
+from medconv.features.image_level.multiclass import MulticlassTargets
 
 NASTY = '<img src=x onerror="alert(1)">'
 CLASSES = MulticlassTargets(("cat", NASTY))

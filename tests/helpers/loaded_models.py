@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
+from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.load import LoadedModel
 from medconv.inference.sliding_window import SlidingWindow
-from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
 
 

@@ -15,13 +15,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from medconv.features.image_level.mixup import Mixup
+from medconv.features.image_level.multiclass import MulticlassTargets
+from medconv.features.image_level.multilabel import MultilabelTargets
+from medconv.features.image_level.regression import RegressionTargets
+from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.features.image_level.validation import ImageLevelValidation
 from medconv.inference.tta import flips
 from medconv.models.encoder import Encoder
-from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.multiclass import MulticlassTargets
-from medconv.targets.multilabel import MultilabelTargets
-from medconv.targets.regression import RegressionTargets
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.image_level import CrossEntropy, RegressionLoss
 from medconv.training.optim.lr_schedulers import constant

@@ -10,11 +10,11 @@ import pytest
 from helpers.members import refused
 
 from medconv.data.case import Case
+from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.output import OutputTable
 from medconv.inference.manifest import MANIFEST
 from medconv.inference.output import Output
 from medconv.inference.output_dir import OutputDir
-from medconv.targets.multiclass import MulticlassTargets
 
 Make = Callable[..., Output]
 

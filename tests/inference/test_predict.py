@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from medconv.data.case import Case
 from medconv.features.image_level.forward import ImageLevelForward, ImageLevelScores
+from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.inference import predict
 from medconv.inference.inputs import find_cases
 from medconv.inference.postprocessing import Step, Steps
 from medconv.inference.predictor import Predictor
-from medconv.targets.multiclass import MulticlassTargets
 
 
 def voxels(path: Path) -> np.ndarray:

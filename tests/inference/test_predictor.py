@@ -15,9 +15,9 @@ from torch import nn
 from medconv.data.case import Case
 from medconv.data.io.images import read_image
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image
+from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.inference.predictor import Predictor
 from medconv.inference.scores import LabelMapScores
-from medconv.targets.multiclass import MulticlassTargets
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from medconv.features.image_level.forward import mean_over_flips
+from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.inference.tta import flips, swapped, usable_axes
-from medconv.targets.multilabel import MultilabelTargets
 from medconv.utils.errors import ArgumentError
 
 

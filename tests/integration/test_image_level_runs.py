@@ -15,11 +15,11 @@ from helpers import ranks, tiny
 from helpers import small_runs as smallruns
 
 from medconv.config import ConfigError
+from medconv.features.image_level.multiclass import MulticlassTargets
+from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.load import load
 from medconv.metrics import image_level
 from medconv.targets import monitor
-from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.multiclass import MulticlassTargets
 from medconv.training.callbacks import nonfinite_guard
 from medconv.utils import checkpoint_io
 from medconv.utils.exit_codes import DONE

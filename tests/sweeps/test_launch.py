@@ -10,9 +10,9 @@ from helpers.launchers import TORCHRUN
 from helpers.processes import FORKED, Forked
 
 from medconv.config import ConfigError
+from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.sweeps import launch, run
 from medconv.targets.label_map import LabelMapTargets
-from medconv.targets.multiclass import MulticlassTargets
 from medconv.training.run_dir import RunDir
 from medconv.utils.exit_codes import DONE, USER
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from medconv.features.image_level.multiclass import MulticlassTargets
+from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.targets import Targets, all_kinds
-from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
-from medconv.targets.multiclass import MulticlassTargets
 from medconv.targets.segmentation import SegmentationTargets
 
 

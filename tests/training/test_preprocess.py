@@ -15,9 +15,9 @@ from medconv.data.io.images import UNORIENTED
 from medconv.data.preprocessing import check as preprocessing_check
 from medconv.data.preprocessing import dataset_cache
 from medconv.data.preprocessing.examine import CaseReport
-from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.multiclass import MulticlassTargets
-from medconv.targets.regression import RegressionTargets
+from medconv.features.image_level.multiclass import MulticlassTargets
+from medconv.features.image_level.regression import RegressionTargets
+from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.training.preprocess import table
 from medconv.utils.exit_codes import USER
 

@@ -12,11 +12,11 @@ from helpers import tiny
 from torch import Tensor, nn
 
 from medconv.data.loading.patch import Batch
+from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.validation import ImageLevelValidation
 from medconv.inference.load import load
 from medconv.models.unet import UNet
 from medconv.targets.label_map import LabelMapTargets
-from medconv.targets.multiclass import MulticlassTargets
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy

@@ -19,10 +19,10 @@ from medconv.data.case import Grid
 from medconv.data.preprocessing import preprocess
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.features.image_level.mixup import Mixup
+from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.metrics import image_level
 from medconv.models.unet import UNet
-from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 from medconv.targets.segmentation import SegmentationTargets

@@ -1,8 +1,8 @@
 """Targets of whole images: classification, regression, ordered grades, several labels."""
 
 TARGETS = {
-    "multiclass": "medconv.targets.multiclass:MulticlassTargets",
-    "multilabel": "medconv.targets.multilabel:MultilabelTargets",
-    "ordinal": "medconv.targets.ordinal:OrdinalTargets",
-    "regression": "medconv.targets.regression:RegressionTargets",
+    "multiclass": "medconv.features.image_level.multiclass:MulticlassTargets",
+    "multilabel": "medconv.features.image_level.multilabel:MultilabelTargets",
+    "ordinal": "medconv.features.image_level.multiclass:OrdinalTargets",
+    "regression": "medconv.features.image_level.regression:RegressionTargets",
 }

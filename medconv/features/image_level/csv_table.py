@@ -11,7 +11,7 @@ from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import modalities_of
 from medconv.data.datasets.tables import is_missing, missing_error, read_rows, row_ids
 from medconv.features.image_level.table_targets import targets_of_columns
-from medconv.targets.image_level import ImageLevelTargets
+from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.utils.errors import Argument, ArgumentError
 
 log = logging.getLogger(__name__)

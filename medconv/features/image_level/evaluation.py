@@ -20,8 +20,8 @@ from medconv.features.image_level.tables import (
     read_truth,
     targets_of,
 )
+from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.metrics import image_level
-from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import some
 

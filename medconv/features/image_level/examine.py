@@ -5,7 +5,7 @@ import numpy as np
 from medconv.data.case import Case, Dataset
 from medconv.data.io.grids import to_canonical
 from medconv.data.preprocessing.examine import CaseReport, content_hash, sampled, samples_per_case
-from medconv.targets.image_level import ImageLevelTargets
+from medconv.features.image_level.targets import ImageLevelTargets
 
 
 def examine_image(case: Case, image: np.ndarray | None, dataset: Dataset, report: CaseReport) -> None:

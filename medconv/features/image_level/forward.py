@@ -11,11 +11,11 @@ from torch import Tensor
 
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.features.image_level import saliency
+from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.forward import Forward, autocast, check_finite, network_of
 from medconv.inference.load import LoadedModel
 from medconv.inference.prepare import Input
 from medconv.inference.tta import flips
-from medconv.targets.image_level import ImageLevelTargets
 
 # Of whole images, in one forward pass.
 _MAX_VOXELS = 2**21

@@ -9,7 +9,7 @@ from medconv.data.datasets.common import ids_of, modalities_of
 from medconv.data.datasets.tables import spelling_error
 from medconv.data.io.images import check_endings, suffix_list, suffixes
 from medconv.features.image_level.csv_table import SPLITS
-from medconv.targets.multiclass import MulticlassTargets
+from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.logging import some
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from medconv.data.case import Case
 from medconv.features.image_level.forward import ImageLevelForward, ImageLevelScores
+from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.manifest import Entry, OutputState
 from medconv.inference.output import TABLE, Claim, Output
 from medconv.inference.predictor import Predictor
 from medconv.metrics.visualization import png
-from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.atomic_io import replacing, write_text
 from medconv.utils.csv_cells import csv_text, original
 

@@ -10,8 +10,8 @@ from medconv.data.io.grids import to_canonical
 from medconv.data.io.images import read_image
 from medconv.evaluation import rendering
 from medconv.features.image_level.output import SALIENCY
+from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.metrics import visualization
-from medconv.targets.image_level import ImageLevelTargets
 
 _WORST_CASES = 12
 _MAX_OUTPUTS = 4  # of a case

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from medconv.data.datasets.tables import spelling_error
+from medconv.features.image_level.multiclass import MulticlassTargets
+from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.targets import all_kinds
 from medconv.targets.base import finite_number
-from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
-from medconv.targets.multiclass import MulticlassTargets
 from medconv.utils.errors import ArgumentError
 
 Labels = Sequence[Sequence[str]]  # for each column, the text of each row; empty where there is none

@@ -11,13 +11,13 @@ import numpy as np
 from medconv.data.datasets.common import read_json
 from medconv.data.datasets.tables import is_missing, read_rows, row_ids
 from medconv.features.image_level.csv_table import SPLITS
+from medconv.features.image_level.multiclass import MulticlassTargets
+from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.output import CASE_COLUMNS, column_of
+from medconv.features.image_level.regression import RegressionTargets
+from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.manifest import MANIFEST
 from medconv.targets import Targets
-from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.multiclass import MulticlassTargets
-from medconv.targets.multilabel import MultilabelTargets
-from medconv.targets.regression import RegressionTargets
 from medconv.utils.logging import some
 
 Row = tuple[int, dict[str, str]]  # number in the file, and column to text

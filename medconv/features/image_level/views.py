@@ -10,9 +10,9 @@ from torch import Tensor
 
 from medconv.data.loading.patch import Batch
 from medconv.features.image_level import saliency
+from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.features.pictures.cases import Picture
 from medconv.metrics.visualization import overlay
-from medconv.targets.image_level import ImageLevelTargets
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from medconv.features.export.graph import Captured, Logits
 from medconv.features.export.parity import on_case, on_patches
-from medconv.targets.regression import RegressionTargets
+from medconv.features.image_level.regression import RegressionTargets
 
 PATCH = torch.zeros(1, 1, 8, 8, 8)
 CAPTURED = Captured(Logits(nn.Identity()), None, PATCH, (2, 2, 2), (True, False, True))

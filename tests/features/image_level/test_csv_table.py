@@ -10,9 +10,9 @@ from helpers.volumes import save as save_volume
 from medconv.data.io.raster import write_picture
 from medconv.data.preprocessing.check import check
 from medconv.features.image_level.csv_table import csv
-from medconv.targets.multiclass import MulticlassTargets
-from medconv.targets.multilabel import MultilabelTargets
-from medconv.targets.regression import RegressionTargets
+from medconv.features.image_level.multiclass import MulticlassTargets
+from medconv.features.image_level.multilabel import MultilabelTargets
+from medconv.features.image_level.regression import RegressionTargets
 
 
 def table(root: Path, text: str, images: int = 6) -> Path:

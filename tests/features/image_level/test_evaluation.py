@@ -9,8 +9,8 @@ from helpers.image_level_tables import CLASSES, write_table, write_tables
 
 from medconv.evaluation.evaluate import table
 from medconv.features.image_level.evaluation import evaluate
+from medconv.features.image_level.regression import RegressionTargets
 from medconv.metrics import image_level as metrics
-from medconv.targets.regression import RegressionTargets
 
 
 def test_scores_are_those_of_the_metrics(tmp_path: Path) -> None:

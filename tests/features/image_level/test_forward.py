@@ -11,9 +11,9 @@ from PIL import Image
 from torch import nn
 
 from medconv.data.case import Case
+from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.inference.load import LoadedModel
 from medconv.inference.predictor import Predictor
-from medconv.targets.multiclass import MulticlassTargets
 
 CLASSES = MulticlassTargets(("a", "b"))
 

@@ -7,7 +7,7 @@ from helpers.volumes import pixels
 
 from medconv.data.io.raster import write_picture
 from medconv.features.image_level.image_folder import imagefolder
-from medconv.targets.multiclass import MulticlassTargets
+from medconv.features.image_level.multiclass import MulticlassTargets
 
 
 def class_folder(root: Path, *names: str, shape: tuple[int, ...] = (8, 9)) -> None:

@@ -11,9 +11,9 @@ from helpers.volumes import pixels
 from medconv.data.io.images import read_image
 from medconv.data.preprocessing.check import check
 from medconv.features.image_level.medmnist import medmnist
-from medconv.targets.multiclass import MulticlassTargets
-from medconv.targets.multilabel import MultilabelTargets
-from medconv.targets.regression import RegressionTargets
+from medconv.features.image_level.multiclass import MulticlassTargets
+from medconv.features.image_level.multilabel import MultilabelTargets
+from medconv.features.image_level.regression import RegressionTargets
 
 
 def npz(path: Path, shape: tuple[int, ...] = (8, 8), findings: int = 1, **changes: Any) -> Path:

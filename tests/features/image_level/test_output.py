@@ -10,9 +10,9 @@ import pytest
 from helpers.members import refused
 
 from medconv.data.case import Case
+from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.output import TABLE, OutputTable
 from medconv.inference.manifest import MANIFEST
-from medconv.targets.multiclass import MulticlassTargets
 
 CLASSES = MulticlassTargets(("benign", "case"))
 

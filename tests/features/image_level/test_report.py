@@ -9,7 +9,7 @@ from helpers.image_level_tables import CLASSES, NASTY, write_tables
 from PIL import Image
 
 from medconv.features.image_level.evaluation import evaluate
-from medconv.targets.ordinal import OrdinalTargets
+from medconv.features.image_level.multiclass import OrdinalTargets
 
 
 def test_the_page_is_self_contained_and_escapes_names(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from helpers.image_level_tables import write_table, write_tables
 from medconv.data.case import Case
 from medconv.features.image_level import tables
 from medconv.features.image_level.evaluation import evaluate
+from medconv.features.image_level.multiclass import MulticlassTargets
+from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.output import OutputTable
-from medconv.targets.image_level import ImageLevelTargets
+from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
-from medconv.targets.multiclass import MulticlassTargets
-from medconv.targets.multilabel import MultilabelTargets
 
 
 @pytest.mark.parametrize("kind", [MulticlassTargets, MultilabelTargets])

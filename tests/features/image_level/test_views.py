@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from medconv.features.image_level.multiclass import MulticlassTargets
+from medconv.features.image_level.multilabel import MultilabelTargets
+from medconv.features.image_level.regression import RegressionTargets
+from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.features.image_level.views import ImageLevelViews
-from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.multiclass import MulticlassTargets
-from medconv.targets.multilabel import MultilabelTargets
-from medconv.targets.regression import RegressionTargets
 
 CLASSES = MulticlassTargets(("a", "b"))
 FINDINGS = MultilabelTargets(("left", "right"))

@@ -12,10 +12,10 @@ from helpers.loss_examples import target_example
 from reference.losses import dice_binary_cross_entropy, dice_cross_entropy
 from torch import Tensor, nn
 
+from medconv.features.image_level.regression import RegressionTargets
 from medconv.targets import Targets
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
-from medconv.targets.regression import RegressionTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.image_level import CrossEntropy, RegressionLoss

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medconv.features.image_level.targets import NumberTargets
 from medconv.metrics import calibration, image_level, plots
 from medconv.metrics.image_level import Columns
 from medconv.metrics.segmentation import MetricValues
 from medconv.targets.monitor import CROSS_ENTROPY, MonitoredMetric
-from medconv.targets.numbers import NumberTargets
 
 _FLOAT32_STEP = 2.0**-25  # half the distance of the float32 below 1
 _BOOLEANS = {"true": "1", "false": "0"}  # as pandas writes them

@@ -1,9 +1,9 @@
-"""medconv/targets/multilabel.py: cases of labels, and predictions."""
+"""medconv/features/image_level/multilabel.py: cases of labels, and predictions."""
 
 import numpy as np
 import pytest
 
-from medconv.targets.multilabel import MultilabelTargets
+from medconv.features.image_level.multilabel import MultilabelTargets
 
 FINDINGS = MultilabelTargets(("x", "y"))
 VALUES = np.array([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]])

@@ -1,12 +1,12 @@
-"""medconv/targets/regression.py: numbers are standardised for the loss, and networks return units."""
+"""medconv/features/image_level/regression.py: numbers are standardised for the loss, and networks return units."""
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from medconv.features.image_level.regression import RegressionTargets
 from medconv.targets import Targets
-from medconv.targets.regression import RegressionTargets
 
 
 def test_means_and_spreads_come_from_the_training_cases() -> None:

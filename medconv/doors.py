@@ -54,6 +54,9 @@ REMARKS = "REMARKS"
 # `medconv/training/callbacks/nonfinite_guard.py`; saves: whether its batch is worth a file.
 DIAGNOSES = "DIAGNOSES"
 
+# Formats of images: a tuple of "module:object", each a `medconv.data.io.formats.ImageFormat`.
+IMAGE_FORMATS = "IMAGE_FORMATS"
+
 _named: list[str] = []  # packages that the command line names
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from medconv import doors
 from medconv.cli.flags import flag_of
 from medconv.cli.parsers import Group, Parser, add_device, add_trust
 from medconv.utils.exit_codes import DONE
@@ -142,7 +143,6 @@ def _add_inference(group: Group) -> None:
 
 def run_command(options: argparse.Namespace) -> int:
     """Check the options, load the networks and predict the cases. Returns: the exit code."""
-    from medconv.data.io import dicom_seg
     from medconv.inference import postprocessing
     from medconv.inference.output import ReplaceableResultsError
     from medconv.inference.predict import output_in, predict
@@ -153,7 +153,7 @@ def run_command(options: argparse.Namespace) -> int:
     predictor = _load(options, steps)
     cases = _find_cases(options.input, predictor)
     if options.dicom_seg:
-        dicom_seg.check([case.images[0] for case in cases])
+        doors.load("medconv.features.dicom.seg:check")([case.images[0] for case in cases])
     output = output_in(
         options.output,
         predictor,

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from medconv.data.case import Case, Dataset
-from medconv.data.io.rtstruct import structures_of, without
+from medconv.data.io.formats import structures_of, without_structures
 from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.logging import some
 
@@ -111,7 +111,7 @@ def _with_annotated_values(case: Case, annotated: tuple[int, ...]) -> Case:
     relabel = dict(case.relabel or ())
     file_values = range(1, 1 + len(structures_of(case.label)))
     not_annotated = [value for value in file_values if relabel.get(value, value) not in annotated]
-    return replace(case, annotated=annotated, label=without(case.label, not_annotated))
+    return replace(case, annotated=annotated, label=without_structures(case.label, not_annotated))
 
 
 def check_annotated(train: Sequence[Case], dataset: Dataset, pairs: Sequence[tuple[int, int]]) -> None:

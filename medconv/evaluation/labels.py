@@ -10,8 +10,8 @@ import numpy as np
 
 from medconv.data.datasets import common
 from medconv.data.datasets.patterns import files_of, is_pattern
+from medconv.data.io.formats import structures_of, without_structures
 from medconv.data.io.images import in_folder
-from medconv.data.io.rtstruct import structures_of, without
 from medconv.inference import manifest
 from medconv.inference.manifest import MANIFEST
 from medconv.metrics.dice import value_counts
@@ -201,7 +201,7 @@ def with_annotated_structures(
     values_of: Mapping[str, tuple[int, ...]] = targets.by_name if targets else numbers
     for case, names in annotated(options, references, list(values_of)).items():
         annotated_values = {value for name in names for value in values_of[name]}
-        paths[case] = without(paths[case], set(all_values) - annotated_values)
+        paths[case] = without_structures(paths[case], set(all_values) - annotated_values)
     return paths
 
 

@@ -9,11 +9,18 @@ from medconv.data.case import Case
 from medconv.data.datasets import patterns
 from medconv.data.datasets.common import id_error
 from medconv.data.datasets.nnunet import group_channels, missing_numbers
-from medconv.data.io import dicom_series
-from medconv.data.io.dicom_files import choice_of, is_dicom, list_files
-from medconv.data.io.images import in_folder, stem, suffix_list, suffixes, volume_suffixes
+from medconv.data.io.formats import choice_of
+from medconv.data.io.images import (
+    DICOM_IS_MISSING,
+    formats,
+    in_folder,
+    known_by_content,
+    stem,
+    suffix_list,
+    suffixes,
+    volume_suffixes,
+)
 from medconv.inference.case_lists import Entry, Source, read_json, read_table, read_text_list
-from medconv.utils.errors import explained
 from medconv.utils.logging import some
 
 # The ending of the first channel's name.
@@ -125,7 +132,7 @@ def _note_skipped(source: Source, image_patterns: Sequence[str], taken: Sequence
 
 def _with_choice(case: Case, choice: str, name: str) -> Case:
     for path in case.images:
-        if not is_dicom(path):
+        if known_by_content(path) is None:
             raise ValueError(f"{name}: {choice} takes a volume of a DICOM series, which {path} is not")
     return replace(case, images=tuple(Path(f"{path}{choice}") for path in case.images))
 
@@ -133,12 +140,17 @@ def _with_choice(case: Case, choice: str, name: str) -> Case:
 def _in_folder(source: Source, num_channels: int, takes_missing: bool) -> list[Case]:
     names = [path.name for path in source.path.iterdir()]
     if not any(name.endswith(volume_suffixes()) for name in names):
-        cases = _in_dicom(source)
-        if cases:
-            return cases
+        finders = [image_format.cases for image_format in formats() if image_format.cases is not None]
+        for find in finders:
+            entries = [
+                Entry(case_id, (str(path.absolute()),)) for case_id, path in find(source.path, source.name)
+            ]
+            if entries:
+                return _named(source, entries)
         # Neither volumes nor DICOM: only pictures are left.
         if not any(name.endswith(suffixes()) for name in names):
-            raise ValueError(f"{source}: no image there ({suffix_list()}), nor DICOM below")
+            others = ", nor DICOM below" if finders else f"; {DICOM_IS_MISSING}"
+            raise ValueError(f"{source}: no image there ({suffix_list()}){others}")
     files = list(in_folder(source.path, source.name).values())
     if any(stem(path).endswith(_FIRST_CHANNEL) for path in files):
         channels = group_channels(files, num_channels, takes_missing)
@@ -151,61 +163,6 @@ def _of_channels(case_id: str, paths: Sequence[Path], num_channels: int, source:
     # By the numbers in their names
     missing_channels = missing_numbers(paths, num_channels)
     return Case(_checked_id(case_id, source), tuple(paths), missing_channels=missing_channels)
-
-
-def _in_dicom(source: Source) -> list[Case]:
-    """A case for each series, named after its folder below `source`, and by number and description if needed.
-
-    Localizers, colour images and files that are not images are skipped.
-    Raises: ValueError: series of several modalities, two with the same name, or a folder that cannot be read.
-    """
-    entries: list[Entry] = []
-    # By modality.
-    first_case_of: dict[str, str] = {}
-    without_dicom: list[Path] = []
-    for folder in _visible_folders(source.path):
-        if not is_dicom(folder):
-            without_dicom.append(folder)
-            continue
-        subfolders = folder.relative_to(source.path).parts
-        series = dicom_series.find_series(folder)
-        if series.skipped:
-            log.info("%s %s: skipped %s", source.name, folder, dicom_series.summarize(series.skipped))
-        for series_name, path, modality in dicom_series.cases(series, folder):
-            case_id = "_".join(filter(None, (*subfolders, series_name))) or source.path.resolve().name
-            entries.append(Entry(case_id, (str(path.absolute()),)))
-            if modality:
-                first_case_of.setdefault(modality, case_id)
-    if not entries:
-        return []
-    if len(first_case_of) > 1:
-        kinds = ", ".join(f"{modality} (such as {case_id})" for modality, case_id in first_case_of.items())
-        raise ValueError(
-            f"{source}: series of several modalities, {kinds}; expected one, or a list (.txt, .json) of one "
-            "modality"
-        )
-    _warn_of_unreadable(source, without_dicom)
-    return _named(source, entries)
-
-
-def _visible_folders(root: Path) -> list[Path]:
-    """The folder and all below it, without hidden ones."""
-    folders = [root, *sorted(path for path in root.rglob("*") if path.is_dir())]
-    return [
-        folder
-        for folder in folders
-        if not any(name.startswith(".") for name in folder.relative_to(root).parts)
-    ]
-
-
-def _warn_of_unreadable(source: Source, folders: Sequence[Path]) -> None:
-    for folder in folders:
-        with explained(f"{source}: {folder} cannot be read", OSError):
-            files = list_files(folder)
-        if files:
-            log.warning(
-                "%s: skipped %s, no file there can be read as DICOM (DICM after 128 bytes)", source, folder
-            )
 
 
 def _single(source: Source, num_channels: int, takes_missing: bool) -> Case:

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from filelock import FileLock
 
+from medconv import doors
 from medconv.data.case import Case
-from medconv.data.io import dicom_seg as data_dicom_seg
-from medconv.data.io.dicom_files import choice_of
-from medconv.data.io.formats import written_as
-from medconv.data.io.raster import is_picture
+from medconv.data.io.formats import choice_of
+from medconv.data.io.images import label_suffix
 from medconv.data.io.writing import write_channels, write_label
 from medconv.inference import quality as inference_quality
 from medconv.inference.output import TABLE, Claim, Output
@@ -29,7 +28,6 @@ DICOM_SEG = "dicomseg"
 UNCERTAINTY = "uncertainty"
 QUALITY = inference_quality.FOLDER
 _VOLUME = ".nii.gz"
-_PICTURE = ".png"
 # Beside the label maps, with the suffix of their files.
 _FOLDERS = {PROBABILITIES: _VOLUME, DICOM_SEG: ".dcm", UNCERTAINTY: _VOLUME, QUALITY: ".json"}
 # A temporary file of `atomic_io.replacing`, left by a killed process.
@@ -94,7 +92,7 @@ class OutputDir(Output):
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[None]:
         """As in `Output`. Raises: ArgumentError: it holds the images themselves."""
         images = [path for case in cases for path in case.images]
-        self._suffix = _PICTURE if all(map(is_picture, images)) else written_as(images) or _VOLUME
+        self._suffix = label_suffix(images)
         self._check_apart(images)
         with super().open(cases, overwrite):
             yield
@@ -123,7 +121,7 @@ class OutputDir(Output):
             write_channels(path, scores.probabilities(), predictor.targets.num_outputs, image)
         if self._writes_dicom_seg:
             path = self.beside(DICOM_SEG, case.id)
-            data_dicom_seg.write(path, label, image, predictor.class_names)
+            doors.load("medconv.features.dicom.seg:write")(path, label, image, predictor.class_names)
         if self._writes_quality:
             self._write_quality(case, scores)
         # The label map comes last: a case that has one counts as done.

@@ -17,7 +17,6 @@ import pytest
 from helpers import tiny
 
 from medconv import doors
-from medconv.data.io.formats import FORMATS
 
 TEXT = (tiny.ROOT / "CONTRIBUTING.md").read_text()
 EXAMPLES = dict(re.findall(r"```(?:python|yaml)\n# mine/(\S+)\n(.*?)```", TEXT, flags=re.DOTALL))
@@ -61,8 +60,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(path)
         patch.chdir(path)
+        doors.add_package("mine")
         yield Home(path, patch)
-    FORMATS.pop(".npz", None)
     doors._named.clear()
     doors.features.cache_clear()
     for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
@@ -87,7 +86,6 @@ def test_transforms_of_monai_and_torchio(home: Home) -> None:
 
 
 def test_a_kind_of_targets_and_a_metric(home: Home) -> None:
-    doors.add_package("mine")
     table, images = home.path / "tiny/labels.csv", sorted((home.path / "tiny/imagesTr").iterdir())
     rows = [f"{image.relative_to(table.parent)},{number / 4}" for number, image in enumerate(images)]
     table.write_text("\n".join(["path,label", *rows]))

@@ -9,9 +9,9 @@ import numpy as np
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import build_dataset, modalities_of
 from medconv.data.datasets.patterns import files_of, home
+from medconv.data.io.formats import structures_of
 from medconv.data.io.images import read_label
 from medconv.data.io.label_values import relabel_of
-from medconv.data.io.rtstruct import structures_of
 from medconv.utils.errors import Argument, ArgumentError
 
 _NUM_LABELS_READ = 20  # to find the classes of a dataset that does not name them

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from glob import escape, glob
 from pathlib import Path
 
-from medconv.data.io.dicom_files import choice_of
+from medconv.data.io.formats import choice_of
 from medconv.data.io.images import in_folder
 from medconv.utils.errors import ArgumentError
 

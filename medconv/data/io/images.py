@@ -1,22 +1,22 @@
-"""Reading of images in any format: NIfTI, MGH, NRRD, DICOM series, pictures."""
+"""Reading of images in any format: NIfTI, MGH and pictures here, others by the door `IMAGE_FORMATS`."""
 
 import os
-import pkgutil
 import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from importlib import import_module
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from nibabel.nifti1 import Nifti1Pair
 
+from medconv import doors
 from medconv.data.case import Grid
-from medconv.data.io import dicom, dicom_series, nifti, raster, rtstruct
-from medconv.data.io.dicom_files import choice_of, is_dicom
-from medconv.data.io.formats import FORMATS, NIBABEL
+from medconv.data.io import nifti, raster
+from medconv.data.io.formats import Contours, ImageFormat, choice_of, structures_of
 from medconv.data.io.grids import check_same_grid
 from medconv.data.io.label_values import Relabel, relabelled
 from medconv.data.io.nifti import read_header
@@ -27,14 +27,31 @@ UNORIENTED = (
     "NIfTI files that do not say where left and right are (qform_code = sform_code = 0); read as if the axes "
     "pointed left, anterior and superior, which may be mirrored"
 )
+DICOM_IS_MISSING = "DICOM needs the feature medconv/features/dicom, which is not there"
 # Largest distance of a label value from a whole number; scaled integers read as 0.99999997
 _ROUNDING_TOLERANCE = 1e-3
 _MIN_VOLUME_SHARE = 1e-6  # of a voxel, relative to a cuboid of its spacing; below it, the affine is singular
 
 
+def formats() -> tuple[ImageFormat, ...]:
+    """All formats: volumes first, pictures last."""
+    return _with_those_of(doors.features())
+
+
+@cache
+def _with_those_of(features: tuple[ModuleType, ...]) -> tuple[ImageFormat, ...]:
+    """Args: features: that may bring formats; if one more enters, its formats do, too."""
+    found = (nifti.NIFTI, *doors.objects(doors.IMAGE_FORMATS), raster.PICTURE)
+    counts = Counter(suffix for image_format in found for suffix in image_format.suffixes)
+    wrong = [suffix for suffix, count in counts.items() if count > 1 or not suffix.startswith(".")]
+    if wrong:
+        raise ValueError(f"suffixes of image formats: expected a dot and one format of each, got {wrong}")
+    return found
+
+
 def volume_suffixes() -> tuple[str, ...]:
     """Suffixes of all formats of volumes; DICOM has none."""
-    return (*NIBABEL, *FORMATS)
+    return tuple(suffix for each in formats() if each is not raster.PICTURE for suffix in each.suffixes)
 
 
 def suffixes() -> tuple[str, ...]:
@@ -69,10 +86,11 @@ def stamp(path: Path) -> list[int]:
         OSError: absent.
         ValueError: a DICOM file whose series cannot be determined, or a header without its voxels.
     """
-    if not _suffix(path) and is_dicom(path):
-        return dicom_series.stamp(path)
+    image_format = format_of(path)
+    if image_format.stamp is not None:
+        return image_format.stamp(path)
     status = path.stat()
-    partner = _partner(path)
+    partner = _partner(path, image_format)
     if partner == path or not partner.exists():
         return [status.st_size, status.st_mtime_ns]
     partner_status = partner.stat()
@@ -81,10 +99,9 @@ def stamp(path: Path) -> list[int]:
     return [total_bytes, zlib.crc32(repr(times).encode())]
 
 
-def _partner(path: Path) -> Path:
+def _partner(path: Path, image_format: ImageFormat) -> Path:
     """The other file of an image of two files, a header and its voxels; the same path of other images."""
-    image_format = FORMATS.get(path.suffix)
-    if image_format is not None and image_format.voxel_file is not None:
+    if image_format.voxel_file is not None:
         return image_format.voxel_file(path)
     return path.with_suffix(nifti.PAIR.get(path.suffix, path.suffix))
 
@@ -153,7 +170,7 @@ def nifti_image(path: Path) -> Nifti1Pair | None:
     Raises:
         ValueError: as `read_header`.
     """
-    if _format(path) != "nibabel":
+    if format_of(path) is not nifti.NIFTI:
         return None
     image = read_header(path)
     return image if isinstance(image, Nifti1Pair) else None
@@ -238,13 +255,13 @@ def read_label(
         relabel: see `Case.relabel`.
 
     Raises:
-        ValueError: as `read_array` or `rtstruct.read`, a value that is not a whole number, of which it names
-            the worst and its voxel, or one that is not among those to relabel.
+        ValueError: as `read_array`, contours that cannot be filled, a value that is not a whole number, of
+            which it names the worst and its voxel, or one that is not among those to relabel.
     """
-    if rtstruct.structures_of(path):
+    if structures_of(path):
         image = like or path
         grid = Grid.of(*shape_and_affine(image))
-        label = rtstruct.read(path, image, grid)
+        label = _contours(path).read(path, image, grid)
         return label if relabel is None else relabelled(label, relabel, path), grid
     if raster.is_picture(path):
         array = raster.read_mask(path)
@@ -283,22 +300,37 @@ def _whole_numbers(path: Path, array: np.ndarray) -> np.ndarray:
     return rounded
 
 
+def missing_slices(path: Path, image: Path, grid: Grid) -> list[str]:
+    """Warnings about contours that leave out slices; none for other label maps.
+
+    Args:
+        path: of the label.
+        image: that it belongs to.
+        grid: of the image.
+
+    Raises:
+        ValueError: as `read_label`.
+    """
+    if not structures_of(path):
+        return []
+    return _contours(path).missing_slices(path, image, grid)
+
+
+def _contours(path: Path) -> Contours:
+    """Those of the format that reads contours. Raises: ValueError: none does."""
+    for image_format in formats():
+        if image_format.contours is not None:
+            return image_format.contours
+    raise ValueError(f"{path}: {DICOM_IS_MISSING}")
+
+
 def shape_and_affine(path: Path) -> tuple[tuple[int, ...], np.ndarray]:
     """Axes and affine of an image of any format, without its voxels.
 
     Raises:
         ValueError: as `read_array`.
     """
-    image_format = _format(path)
-    if image_format == "nibabel":
-        image = read_header(path)
-        return image.shape, image.affine
-    if image_format == "dicom":
-        volume = dicom.volumes(path)[0]
-        return dicom.shape(volume), dicom.affine(volume)
-    if image_format == "picture":
-        return (*raster.size(path), 1), np.eye(4)
-    return FORMATS[image_format].grid(path)
+    return format_of(path).grid(path)
 
 
 def num_channels(path: Path) -> int:
@@ -313,37 +345,56 @@ def num_channels(path: Path) -> int:
     return len(image)
 
 
-def _format(path: Path) -> str:
-    """`nibabel`, `dicom`, `picture`, or a suffix of `FORMATS`: by the file name, else by its content."""
-    if raster.is_picture(path):
-        return "picture"
+def format_of(path: Path) -> ImageFormat:
+    """The format of an image: by the file name, else by its content; NIfTI if none knows it.
+
+    Raises:
+        ValueError: a folder, or a file without a suffix of any format, and no format knows such.
+    """
     suffix = _suffix(path)
-    if suffix in FORMATS:
-        return suffix
-    return "dicom" if not suffix and is_dicom(path) else "nibabel"
+    if not suffix:
+        return known_by_content(path) or nifti.NIFTI
+    return next((each for each in formats() if suffix in each.suffixes), nifti.NIFTI)  # .img is of NIfTI
+
+
+def known_by_content(path: Path) -> ImageFormat | None:
+    """The format without suffixes, such as DICOM, that a file or a folder has; None: it has none.
+
+    Raises:
+        ValueError: there is something, and no such format.
+    """
+    by_content = [image_format for image_format in formats() if image_format.is_mine is not None]
+    if not by_content and path.exists():
+        raise ValueError(f"{path}: not one of {suffix_list()}; {DICOM_IS_MISSING}")
+    return next((each for each in by_content if each.is_mine is not None and each.is_mine(path)), None)
+
+
+def label_suffix(images: Sequence[Path]) -> str:
+    """The suffix of the files in which label maps of these images are written.
+
+    `.png` if all are pictures, that of a format which all have if it can be written, else `.nii.gz`.
+    """
+    if all(map(raster.is_picture, images)):
+        return ".png"
+    found = {_suffix(path) for path in images}
+    if len(found) == 1 and "" not in found and format_of(images[0]).write is not None:
+        return found.pop()
+    return ".nii.gz"
 
 
 def _suffix(path: Path) -> str:
     """The suffix of a format; empty if the file name has none."""
     matches = [suffix for suffix in (*suffixes(), ".img") if path.name.endswith(suffix)]
-    return max(matches, key=len, default="")  # a registered suffix may end in another
+    return max(matches, key=len, default="")  # the suffix of a feature may end in another
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Voxels and affine, by the reader of the format."""
-    image_format = _format(path)
-    if image_format == "nibabel":
-        return nifti.read(path)
-    if image_format == "dicom":
-        return dicom.read(path)
-    if image_format == "picture":
-        return raster.read(path), np.eye(4)
-    nifti.check_readable(path)
-    array, affine = FORMATS[image_format].read(path)
-    nifti.check_shape(path, array.shape)
+    image_format = format_of(path)
+    is_of_feature = image_format not in (nifti.NIFTI, raster.PICTURE) and image_format.suffixes
+    if is_of_feature:
+        nifti.check_readable(path)
+    array, affine = image_format.read(path)
+    if is_of_feature:
+        nifti.check_shape(path, array.shape)
     return array, affine
-
-
-# At the end, since these modules import this one; formats register themselves
-for _module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-    import_module(f"{__package__}.{_module.name}")

@@ -20,6 +20,7 @@ from nibabel.openers import ImageOpener
 from nibabel.spatialimages import HeaderDataError, SpatialImage
 from nibabel.volumeutils import apply_read_scaling
 
+from medconv.data.io.formats import ImageFormat
 from medconv.data.io.gunzip import read_into
 from medconv.performance.memory_budget import total_memory
 from medconv.utils.errors import explained
@@ -210,3 +211,15 @@ def _check_spacing(path: Path, image: SpatialImage) -> None:
             invalid.append(f"{mm:g} mm along axis {axis}")
     if invalid:
         raise ValueError(f"{path}: its spacing is {', '.join(invalid)}, expected more than 0")
+
+
+def _grid(path: Path) -> tuple[tuple[int, ...], np.ndarray]:
+    image = read_header(path)
+    return image.shape, image.affine
+
+
+NIFTI = ImageFormat(
+    suffixes=(".nii.gz", ".nii", ".hdr", ".mgz", ".mgh"),  # .hdr: the header of a NIfTI pair
+    read=read,
+    grid=_grid,
+)

@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from medconv.data.io import nifti
+from medconv.data.io.formats import ImageFormat
 from medconv.utils.errors import explained
 
 _ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif")
@@ -277,3 +278,10 @@ def _from_rows(pixels: np.ndarray) -> np.ndarray:
 def _count_colours(pixels: np.ndarray) -> str:
     count = len(np.unique(pixels.reshape(-1, 3), axis=0))
     return f"a photograph of {count} colours" if count > _MAX_CLASSES else f"{count} colours"
+
+
+PICTURE = ImageFormat(
+    suffixes=SUFFIXES,
+    read=lambda path: (read(path), np.eye(4)),
+    grid=lambda path: ((*size(path), 1), np.eye(4)),
+)

@@ -1,7 +1,4 @@
-"""Writing of results: NIfTI on the grid of the source image, or PNG for pictures.
-
-`dicom_seg` writes DICOM SEG.
-"""
+"""Writing of results: NIfTI on the grid of the source image, or PNG for pictures."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,8 +11,7 @@ from nibabel.openers import ImageOpener
 
 from medconv.data.case import Grid
 from medconv.data.io import raster
-from medconv.data.io.formats import FORMATS
-from medconv.data.io.images import nifti_image, shape_and_affine
+from medconv.data.io.images import format_of, nifti_image, shape_and_affine
 from medconv.utils.atomic_io import replacing
 
 _MAX_SHEAR_OF_QFORM = 0.01  # degrees; a qform has no shear
@@ -45,9 +41,9 @@ def write_label(path: Path, label: np.ndarray, like: Path) -> None:
         source = _template(like)
         dtype = np.uint8 if label.max(initial=0) < 256 else np.int16
         array = label.reshape(source.shape[:3]).astype(dtype)
-        volume_format = FORMATS.get(path.suffix)
-        if volume_format is not None and volume_format.write is not None:
-            volume_format.write(partial, array, source.affine)
+        write = format_of(path).write
+        if write is not None:
+            write(partial, array, source.affine)
             return
         image = Nifti1Image(array, source.affine, _header_like(source, dtype))
         nib.save(image, partial)

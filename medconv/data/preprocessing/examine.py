@@ -14,9 +14,8 @@ from nibabel.nifti1 import Nifti1Pair
 
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.case_files import image_of, label_of
-from medconv.data.io import rtstruct
 from medconv.data.io.grids import on_grid, to_canonical
-from medconv.data.io.images import lacks_orientation, nifti_image
+from medconv.data.io.images import lacks_orientation, missing_slices, nifti_image
 from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.normalisation import range_error
 from medconv.data.preprocessing.preprocess import content_box
@@ -178,8 +177,7 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     assert case.label is not None
     for path in filter(None, case.label_files):
         report.warnings += header_doubts(path)
-    if rtstruct.structures_of(case.label):
-        report.warnings += rtstruct.missing_slices(case.label, case.images[0], grid)
+    report.warnings += missing_slices(case.label, case.images[0], grid)
     num_classes = len(dataset.class_names)
     ignore = dataset.targets.ignore
     counts = value_counts(label)

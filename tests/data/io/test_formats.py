@@ -1,18 +1,21 @@
-"""medconv/data/io/formats.py: a registered format is read, found in folders and a template of results."""
+"""medconv/data/io/formats.py: a format of one's own is read, found in folders and a template of results."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 from helpers.formats import OBLIQUE
 from helpers.volumes import image_array, label_array
 
+from medconv import doors
 from medconv.data.datasets.folder import folder
-from medconv.data.io.formats import FORMATS, register
-from medconv.data.io.images import in_folder, read_image, read_label, stamp, stem
+from medconv.data.io.formats import ImageFormat
+from medconv.data.io.images import formats, in_folder, read_image, read_label, stamp, stem
 from medconv.data.io.writing import write_label
 from medconv.inference.inputs import find_cases
 
@@ -33,16 +36,24 @@ def save(path: Path, voxels: np.ndarray) -> Path:
     return path
 
 
+def enter(monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    """A package of the user's own brings a format of this suffix."""
+    package = ModuleType("mine_with_format")
+    package.FORMAT = ImageFormat(suffixes=(suffix,), read=read, grid=grid)  # type: ignore[attr-defined]
+    package.IMAGE_FORMATS = ("mine_with_format:FORMAT",)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    doors.add_package(package.__name__)
+
+
 @pytest.fixture
-def registered() -> Iterator[None]:
-    register(".scan.npz", read, grid)
+def entered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(doors, "_named", [])
+    enter(monkeypatch, ".scan.npz")
     yield
-    del FORMATS[".scan.npz"]
+    doors.features.cache_clear()
 
 
-def test_a_registered_format_is_read_found_and_a_template_of_results(
-    tmp_path: Path, registered: None
-) -> None:
+def test_a_format_that_entered_is_read_found_and_a_template_of_results(tmp_path: Path, entered: None) -> None:
     image, label = save(tmp_path / "images/a.scan.npz", image_array(0)), tmp_path / "labels/a.scan.npz"
     save(label, label_array(0))
     np.testing.assert_array_equal(read_image([image])[0][0], image_array(0))
@@ -58,7 +69,7 @@ def test_a_registered_format_is_read_found_and_a_template_of_results(
     assert (case.id, case.images, case.label) == ("a", (image,), label)
 
 
-def test_faults_name_the_file(tmp_path: Path, registered: None) -> None:
+def test_faults_name_the_file(tmp_path: Path, entered: None) -> None:
     with pytest.raises(ValueError, match=r"b\.scan\.npz: no such file"):
         read_image([tmp_path / "b.scan.npz"])
     with pytest.raises(ValueError, match=r"a\.scan\.npz: expected 2, 3 or 4 axes .*got shape \(3,\)"):
@@ -66,14 +77,15 @@ def test_faults_name_the_file(tmp_path: Path, registered: None) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["npz", ".nii", ".png", ".nrrd"])
-def test_a_suffix_has_one_format(suffix: str) -> None:
-    before = list(FORMATS)
-    with pytest.raises(ValueError, match=rf"expected a suffix other than \.nii\.gz, .*got '{suffix}'"):
-        register(suffix, read, grid)
-    assert list(FORMATS) == before
+def test_a_suffix_has_a_dot_and_one_format(monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    monkeypatch.setattr(doors, "_named", [])
+    enter(monkeypatch, suffix)
+    with pytest.raises(ValueError, match=rf"expected a dot and one format of each, got \['{suffix}'\]"):
+        formats()
+    doors.features.cache_clear()
 
 
-def test_formats_are_listed_in_messages(tmp_path: Path, registered: None) -> None:
+def test_formats_are_listed_in_messages(tmp_path: Path, entered: None) -> None:
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(ValueError, match=r"no image there \(\.nii\.gz, .*\.nrrd, .*\.scan\.npz, .*\.png"):
         in_folder(tmp_path, "--input")

@@ -1,4 +1,4 @@
-"""medconv/data/io/rtstruct.py: contours of RTSTRUCT files as label maps, in training and evaluation."""
+"""medconv/features/dicom/rtstruct.py: contours of RTSTRUCT files as label maps, in training and evaluation."""
 
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from helpers.volumes import preprocessing_config
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.folder import folder as folder_layout
 from medconv.data.io.images import read_label
-from medconv.data.io.rtstruct import missing_slices, structures_of
 from medconv.data.io.writing import write_label
 from medconv.data.per_case import with_annotated
 from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.dataset_cache import fill_store
 from medconv.evaluation import segmentation
+from medconv.features.dicom.rtstruct import missing_slices, structures_of
 from medconv.inference.inputs import find_cases
 
 OUTER = [(1.5, 1.5), (6.5, 1.5), (6.5, 5.5), (1.5, 5.5)]  # columns and rows, in voxels

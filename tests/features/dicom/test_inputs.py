@@ -19,13 +19,13 @@ from helpers.volumes import label_array
 from helpers.volumes import save as save_nifti
 
 from medconv.data.datasets.folder import folder as folder_layout
-from medconv.data.io.dicom_files import is_dicom
 from medconv.data.io.images import read_array
 from medconv.data.io.writing import write_label
 from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.dataset_cache import fill_store
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.store import Store
+from medconv.features.dicom.files import is_dicom
 from medconv.inference.inputs import find_cases
 
 Predict = Callable[..., int]

@@ -1,4 +1,4 @@
-"""medconv/data/io/dicom_files.py: which files and folders are DICOM; `test_dicom.py` tests choices."""
+"""medconv/features/dicom/files.py: which files and folders are DICOM; `test_dicom.py` tests choices."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from medconv.data.io.dicom_files import is_dicom
 from medconv.data.io.images import read_array
+from medconv.features.dicom.files import is_dicom
 
 
 def test_a_folder_of_other_files_is_not_dicom(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from medconv.data.io.dicom_files import choice_of
-from medconv.data.io.dicom_headers import MARKS, Frame
-from medconv.data.io.dicom_series import frames_at
+from medconv.data.io.formats import choice_of
 from medconv.data.io.nifti import check_memory
+from medconv.features.dicom.headers import MARKS, Frame
+from medconv.features.dicom.series import frames_at
 from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 

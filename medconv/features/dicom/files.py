@@ -1,13 +1,12 @@
-"""Which files are DICOM, and paths that choose a part of one: `dwi#b=50`, `rs.dcm#roi=heart;lung`."""
+"""Which files are DICOM."""
 
 import os
-import re
 import struct
 from contextlib import suppress
 from pathlib import Path
 
-# At the end of a path: #2 (volume), #b=50 (b-value) or #roi=heart;lung (structures)
-_CHOICE = re.compile(r"(?<=[^/])#(\d+|b=\d+(?:\.\d+)?|roi=[^/]+)$")
+from medconv.data.io.formats import choice_of
+
 # What exports put next to images
 _OTHER_SUFFIXES = (".txt", ".json", ".xml", ".csv", ".html", ".md", ".pdf", ".png", ".jpg")
 _OTHER_NAMES = {"DICOMDIR", "LICENSE", "README", "VERSION", "THUMBS.DB"}
@@ -15,19 +14,6 @@ _PREAMBLE_BYTES = 128
 # Limits of the first element of a file without preamble
 _MAX_FIRST_LENGTH = 128  # bytes
 _MAX_FIRST_ELEMENT = 0x18
-
-
-def choice_of(path: Path) -> tuple[Path, str]:
-    """A path without its choice, and the choice; empty: everything is read.
-
-    `dwi#2` is the second volume of the series `dwi`, `dwi#b=50` that b-value; for `rtstruct`
-    `rs.dcm#roi=heart;lung` are two structures.
-    """
-    match = _CHOICE.search(str(path))
-    if match is None or path.exists():
-        return path, ""
-    series_path = str(path)[: match.start()]
-    return Path(series_path), match[0]
 
 
 def is_dicom(path: Path) -> bool:

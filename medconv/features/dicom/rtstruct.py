@@ -1,7 +1,7 @@
 """Label maps from RTSTRUCT, the contours of radiotherapy: `rs.dcm#roi=heart;lung` are the labels 1 and 2."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from medconv.data.case import Grid
-from medconv.data.io import dicom
-from medconv.data.io.dicom_files import choice_of, is_dicom
+from medconv.data.io.formats import choice_of, structures_of
+from medconv.features.dicom import volumes
+from medconv.features.dicom.files import is_dicom
 from medconv.utils.errors import explained
 from medconv.utils.logging import some
 from medconv.utils.optional_imports import needed
 
-_ROI = "#roi="
+_ROI = "#roi="  # as in messages
 _MAX_OFF_PLANE = 0.1  # slices by which a contour may lie beside the middle of its slice
 _DIGITS = 4  # of a position in voxels; headers give positions as decimals
 _CLOSED = ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR")
@@ -35,33 +36,6 @@ class _Structure(NamedTuple):
     location: str
     slice_axis: int
     polygons: dict[int, list[np.ndarray]]
-
-
-def structures_of(path: str | Path) -> list[str]:
-    """The structures that a path or pattern takes, in the order of their label values; empty: it takes none.
-
-    Each may be several names, `Heart|Herz`, of which a file has one; upper and lower case are the same. An
-    empty name is a label value that the file need not have.
-    """
-    _, choice = choice_of(Path(path))
-    if not choice.startswith(_ROI):
-        return []
-    return choice.removeprefix(_ROI).split(";")
-
-
-def without(path: Path, values: Collection[int]) -> Path:
-    """The path without the structures of these label values, as `heart;;lung`.
-
-    Args:
-        path: of any label map; one that takes no structures stays as it is.
-        values: label values, from 1.
-    """
-    names = structures_of(path)
-    if not names:
-        return path
-    kept = ["" if value in values else name for value, name in enumerate(names, 1)]
-    file, _ = choice_of(path)
-    return Path(f"{file}{_ROI}{';'.join(kept)}")
 
 
 def read(path: Path, image: Path, grid: Grid) -> np.ndarray:
@@ -178,7 +152,7 @@ def _frame_of_reference(pydicom: Any, image: Path) -> str:
     """The patient space (UID) of a DICOM image; empty if it has none, as other formats."""
     if not is_dicom(image):
         return ""
-    first_frame = dicom.volumes(image)[0][0]
+    first_frame = volumes.volumes(image)[0][0]
     header = pydicom.dcmread(first_frame.path, specific_tags=["FrameOfReferenceUID"], force=True)
     return str(header.get("FrameOfReferenceUID") or "")
 

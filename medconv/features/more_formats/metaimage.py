@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from medconv.data.io.formats import register
+from medconv.data.io.formats import ImageFormat
 from medconv.data.io.nifti import check_memory, check_readable
 from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
@@ -174,5 +174,6 @@ def _affine(header: Any) -> np.ndarray:
     return _LPS_TO_RAS @ affine + 0.0  # turns -0 into 0
 
 
-register(".mha", read, grid, write)
-register(".mhd", read, grid, voxel_file=voxel_file)
+METAIMAGE = ImageFormat(suffixes=(".mha",), read=read, grid=grid, write=write)
+# Label maps of images of two files are written as NIfTI
+METAIMAGE_HEADER = ImageFormat(suffixes=(".mhd",), read=read, grid=grid, voxel_file=voxel_file)

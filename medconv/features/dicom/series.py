@@ -13,8 +13,9 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from medconv.data.io.dicom_files import choice_of, list_files
-from medconv.data.io.dicom_headers import Frame, frames_of
+from medconv.data.io.formats import choice_of
+from medconv.features.dicom.files import list_files
+from medconv.features.dicom.headers import Frame, frames_of
 from medconv.utils.optional_imports import needed
 
 Series = tuple[Frame, ...]

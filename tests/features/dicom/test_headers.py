@@ -1,4 +1,4 @@
-"""medconv/data/io/dicom_headers.py: frames of enhanced files, and headers that cannot be used."""
+"""medconv/features/dicom/headers.py: frames of enhanced files, and headers that cannot be used."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 import medconv
-from medconv.data.io import dicom
-from medconv.data.io.dicom_files import is_dicom
+from medconv.features.dicom import volumes
+from medconv.features.dicom.files import is_dicom
 from medconv.utils.atomic_io import replacing
 from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
@@ -61,7 +61,7 @@ def write(path: Path, label: np.ndarray, like: Path, class_names: Sequence[str])
 def _segmentation(highdicom: Any, label: np.ndarray, like: Path, class_names: Sequence[str]) -> Any:
     from pydicom import dcmread
 
-    volume = dicom.volumes(like)[0]
+    volume = volumes.volumes(like)[0]
     slices = np.ascontiguousarray(label.transpose(2, 1, 0))  # (slices, rows, columns)
     files = list(dict.fromkeys(frame.path for frame in volume))
     if len(files) < len(volume):  # one file with many frames: SEG expects the order of the file
@@ -85,9 +85,9 @@ def _segmentation(highdicom: Any, label: np.ndarray, like: Path, class_names: Se
     )
 
 
-def _pixel_measures(highdicom: Any, volume: dicom.Volume) -> Any:
+def _pixel_measures(highdicom: Any, volume: volumes.Volume) -> Any:
     """Spacing between columns, rows and slices; between slices from their positions, not their headers."""
-    slice_step = dicom.affine(volume)[:3, 2]
+    slice_step = volumes.affine(volume)[:3, 2]
     spacing_mm = volume[0].spacing_mm
     assert spacing_mm is not None  # checked by `affine`
     return highdicom.PixelMeasuresSequence(

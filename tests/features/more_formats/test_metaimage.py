@@ -1,4 +1,4 @@
-"""medconv/data/io/metaimage.py: written label maps, slices and faults; `test_images.py` compares it with others."""
+"""medconv/features/more_formats/metaimage.py: label maps, slices and faults; `test_images.py` compares it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +8,7 @@ import pytest
 from helpers.formats import OBLIQUE, assert_error_names, mha, mhd, mhd_compressed
 from helpers.volumes import image_array, label_array, truncate
 
-from medconv.data.io.formats import written_as
-from medconv.data.io.images import read_array, read_label, shape_and_affine
+from medconv.data.io.images import label_suffix, read_array, read_label, shape_and_affine
 from medconv.data.io.writing import write_label
 
 sitk = pytest.importorskip("SimpleITK", reason="the extra `itk`")
@@ -41,10 +40,10 @@ def test_a_2d_image_is_one_slice(tmp_path: Path) -> None:
 
 def test_predictions_have_the_format_that_all_images_have() -> None:
     first, second = Path("a.mha"), Path("b.mha")
-    assert written_as([first, second]) == ".mha"
-    assert written_as([first, Path("c.nii.gz")]) is None
-    assert written_as([Path("a.nrrd")]) is None
-    assert written_as([]) is None
+    assert label_suffix([first, second]) == ".mha"
+    assert label_suffix([first, Path("c.nii.gz")]) == ".nii.gz"
+    assert label_suffix([Path("a.nrrd")]) == ".nii.gz"
+    assert label_suffix([Path("a.jpg")]) == ".png"
 
 
 def edited(path: Path, old: bytes, new: bytes) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from medconv.data.io.formats import register
+from medconv.data.io.formats import ImageFormat
 from medconv.data.io.nifti import check_memory
 from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
@@ -113,4 +113,4 @@ def _signs_to_ras(path: Path, header: _Header) -> list[float]:
     return [1.0 if word[0] in "RASras" else -1.0 for word in directions]
 
 
-register(".nrrd", read, grid)
+NRRD = ImageFormat(suffixes=(".nrrd",), read=read, grid=grid)

@@ -1,4 +1,4 @@
-"""medconv/data/io/dicom.py: voxels and grids of series, compared with other readers, and bad series."""
+"""medconv/features/dicom/volumes.py: voxels and grids of series, compared with other readers, and bad series."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from helpers.formats import assert_error_names
 from PIL import Image
 
 from medconv.data.datasets.folder import folder as folder_layout
-from medconv.data.io import dicom, images
-from medconv.data.io.dicom_files import is_dicom
+from medconv.data.io import images
 from medconv.data.io.images import read_array, read_image
 from medconv.data.io.writing import write_channels, write_label
 from medconv.data.preprocessing.check import check
+from medconv.features.dicom import volumes
+from medconv.features.dicom.files import is_dicom
 from medconv.inference.inputs import find_cases
 
 
@@ -404,13 +405,13 @@ def test_jpeg_of_12_bits_is_read_or_names_its_decoder(tmp_path: Path) -> None:
 
 
 def test_jpeg_of_the_same_syntax_with_8_bits_is_read(tmp_path: Path) -> None:
-    if not dicoms.pydicom.pixels.get_decoder(dicom._JPEG_12_BIT).is_available:
+    if not dicoms.pydicom.pixels.get_decoder(volumes._JPEG_12_BIT).is_available:
         pytest.skip("no decoder of JPEG here")
     ramp = np.add.outer(np.arange(24), 5 * np.arange(32)).astype(np.uint8)
     path = names(series(tmp_path, ramp.T[..., None]))[0]
     Image.fromarray(ramp).save(picture := io.BytesIO(), "JPEG", quality=95)
     content = dicoms.pydicom.dcmread(path)
     content.PixelData = dicoms.pydicom.encaps.encapsulate([picture.getvalue()])
-    content["PixelData"].VR, content.file_meta.TransferSyntaxUID = "OB", dicom._JPEG_12_BIT
+    content["PixelData"].VR, content.file_meta.TransferSyntaxUID = "OB", volumes._JPEG_12_BIT
     content.save_as(path)
     np.testing.assert_allclose(read_array(path)[0][..., 0], ramp.T, atol=3)

@@ -1,4 +1,4 @@
-"""medconv/data/io/nrrd.py: single slices and faults; `test_images.py` compares NRRD with other formats."""
+"""medconv/features/more_formats/nrrd.py: single slices and faults; `test_images.py` compares NRRD with other formats."""
 
 from __future__ import annotations
 

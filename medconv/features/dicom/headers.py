@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from medconv.data.io.dicom_files import has_dicom_start
+from medconv.features.dicom.files import has_dicom_start
 from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 

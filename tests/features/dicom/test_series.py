@@ -1,4 +1,4 @@
-"""medconv/data/io/dicom_series.py: the series of a folder, other files beside them, and stamps."""
+"""medconv/features/dicom/series.py: the series of a folder, other files beside them, and stamps."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from helpers.waiting import PATIENCE_S
 from pydicom.dataset import FileDataset
 
 from medconv.data.case import Case
-from medconv.data.io import dicom_series
 from medconv.data.io.images import read_array, stamp
 from medconv.data.preprocessing.store import signature
+from medconv.features.dicom import series as series_module
 
 
 def test_each_radiograph_of_a_folder_is_an_image(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counted: Counter[str] = Counter()
 
     def counting(name: str) -> Callable[[Path], Any]:
-        function = getattr(dicom_series, name)
+        function = getattr(series_module, name)
 
         def call(path: Path) -> Any:
             counted[name] += 1
@@ -154,7 +154,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return call
 
     for name in ("list_files", "frames_of"):
-        monkeypatch.setattr(dicom_series, name, counting(name))
+        monkeypatch.setattr(series_module, name, counting(name))
     return counted
 
 
@@ -177,7 +177,7 @@ def test_threads_read_the_headers_of_a_folder_once(
 ) -> None:
     paths, listing, together = (
         radiographs(tmp_path, 6),
-        dicom_series.list_files,
+        series_module.list_files,
         Barrier(6, timeout=PATIENCE_S),
     )
 
@@ -185,7 +185,7 @@ def test_threads_read_the_headers_of_a_folder_once(
         together.wait()
         return listing(folder)
 
-    monkeypatch.setattr(dicom_series, "list_files", listed)
+    monkeypatch.setattr(series_module, "list_files", listed)
     with ThreadPoolExecutor(6) as threads:
         assert len(list(threads.map(stamp, paths))) == 6
     assert calls["frames_of"] == 6

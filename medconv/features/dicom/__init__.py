@@ -1,0 +1,3 @@
+"""DICOM: series as images, contours (RTSTRUCT) as labels, and label maps as DICOM SEG."""
+
+IMAGE_FORMATS = ("medconv.features.dicom.format:DICOM",)

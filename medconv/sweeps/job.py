@@ -13,7 +13,7 @@ from typing import Any, Self
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
-from medconv.training.report import OF_A_SWEEP
+from medconv.training.loggers.tensorboard import OF_A_SWEEP
 from medconv.training.run_dir import RunDir, is_rank_zero, short_hash
 from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import message, shown

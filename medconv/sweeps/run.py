@@ -17,7 +17,7 @@ from medconv import config
 from medconv.evaluation import cross_validation, cross_validation_report
 from medconv.sweeps import slurm, slurm_script, table
 from medconv.sweeps.job import Job, settings_of, unique, value, values_json, varied
-from medconv.training.report import OF_A_SWEEP
+from medconv.training.loggers.tensorboard import OF_A_SWEEP
 from medconv.utils import cluster, signals
 from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
 from medconv.utils.logging import shown

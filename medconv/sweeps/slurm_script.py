@@ -14,7 +14,7 @@ from typing import Any
 
 from medconv.config import ConfigError
 from medconv.sweeps.job import Job, values_json
-from medconv.training.report import OF_A_SWEEP
+from medconv.training.loggers.tensorboard import OF_A_SWEEP
 from medconv.utils.exit_codes import PREEMPTED
 from medconv.utils.signals import PREEMPTING
 

@@ -19,8 +19,8 @@ from medconv.targets.monitor import metric_of_summary
 from medconv.training import run
 from medconv.training.build import build_task, record_of
 from medconv.training.data_setup import build_data
+from medconv.training.run import with_devices
 from medconv.training.run_dir import RunDir, default_name
-from medconv.training.settings import with_devices
 from medconv.training.task import Task
 from medconv.utils import cluster
 from medconv.utils.exit_codes import PREEMPTED

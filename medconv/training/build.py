@@ -9,7 +9,7 @@ from torch import nn
 
 import medconv
 from medconv import config as configs
-from medconv.config import InitConfig, Node, RunConfig, TrainerConfig
+from medconv.config import InitConfig, Node, RunConfig
 from medconv.convs import mirror_axes
 from medconv.data import left_right
 from medconv.data.preprocessing.preprocess import CropInfo, left_right_axis
@@ -23,23 +23,19 @@ from medconv.performance.switches import apply_switches, memory_format
 from medconv.targets import Targets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.data_setup import PreparedData
-from medconv.training.growing_patch import GrowingPatch
+from medconv.training.growing_patch import growing_patch_of, may_grow
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.optim.build import (
     OptimizerFactory,
     build_optimizer,
     build_schedule,
-    knows_progress,
     with_lr_multipliers,
 )
 from medconv.training.task import Mixup, Task
 from medconv.training.validation import LabelMapValidation, Validation
-from medconv.utils.hardware import benchmark_kernels, uses_gpu
 
 log = logging.getLogger(__name__)
 
-# Sizes of growing patches if cuDNN tries its algorithms for each of them, which takes seconds
-_TUNED_SIZES = 4
 # Keys of `perf` that change the network's modules, in the words of `apply_switches`.
 _SWITCHES = (
     "channels_last",
@@ -70,20 +66,16 @@ def build_task(
     make_optimizer = _optimizer(config, network)
     mixup = _mixup(config, targets)
     loss = FittedLoss(configs.build(config.loss, "loss"), targets, derived.spatial_dims)
-    make_schedule = build_schedule(config.scheduler)
-    progress_is_known = knows_progress(make_optimizer, make_schedule, network)
-    if config.init.thaw_at is not None:
-        _check_thawing(config, progress_is_known)
     return Task(
         network=network,
         loss=loss,
         optimizer=make_optimizer,
-        scheduler=make_schedule,
+        scheduler=build_schedule(config.scheduler),
         targets=targets,
         validation=_validation(config, targets, network, store),
         record=record,
         deep_supervision=config.task.deep_supervision,
-        growing_patch=_growing_patch(config, network, progress_is_known),
+        growing_patch=growing_patch_of(config, network),
         mixup=mixup,
         memory_format=memory_format(bool(config.perf.channels_last), derived.spatial_dims),
     )
@@ -92,7 +84,9 @@ def build_task(
 def _optimizer(config: RunConfig, network: nn.Module) -> OptimizerFactory:
     """Makes the optimizer from parameters, with a learning rate multiplier per layer."""
     make_optimizer = build_optimizer(config.optimizer, config.trainer, config.perf.fused_optimizer)
-    multipliers = config.init.lr_multipliers or {}
+    multipliers = config.init.lr_multipliers
+    if not multipliers:
+        return make_optimizer
     check_factors(multipliers, network)
     return with_lr_multipliers(make_optimizer, network, multipliers)
 
@@ -108,54 +102,6 @@ def _mixup(config: RunConfig, targets: Targets) -> Mixup | None:
         )
     mixup: Mixup = make_mixup(alpha, config.seed)
     return mixup
-
-
-def _growing_patch(config: RunConfig, network: nn.Module, progress_is_known: bool) -> GrowingPatch | None:
-    """Cuts training batches to patches that grow; None: training sees whole patches.
-
-    Raises:
-        ConfigError: `schedule.patch` has an unknown value, or is progressive where patches cannot grow.
-    """
-    setting = config.schedule.patch
-    if setting not in (None, "progressive", "whole"):
-        raise configs.ConfigError(f"schedule.patch must be progressive, whole or null, got {setting}")
-    obstacle = _obstacle_to_growing(config, network, progress_is_known)
-    if setting == "progressive" and obstacle is not None:
-        raise configs.ConfigError(f"schedule.patch=progressive: {obstacle}")
-    if obstacle is not None or not may_grow(config):
-        return None
-    return GrowingPatch(network.divisor, _max_sizes(config.trainer))  # type: ignore[arg-type]
-
-
-def may_grow(config: RunConfig) -> bool:
-    """Whether patches grow if nothing about the data or the network is in the way."""
-    if config.schedule.patch is not None:
-        return config.schedule.patch == "progressive"
-    # Code that is compiled for one size is faster than that for any size.
-    return not (config.perf.compile or config.perf.cuda_graphs)
-
-
-def _max_sizes(trainer: TrainerConfig) -> int | None:
-    """Of growing patches; None: no limit, where cuDNN does not try its algorithms for each size."""
-    tunes = benchmark_kernels(trainer.benchmark, trainer.accelerator, trainer.deterministic)
-    return _TUNED_SIZES if tunes and uses_gpu(trainer.accelerator) else None
-
-
-def _obstacle_to_growing(config: RunConfig, network: nn.Module, progress_is_known: bool) -> str | None:
-    """Why patches cannot grow in this run; None: they can."""
-    if not config.derived.per_voxel:
-        return "the data has values of whole images"
-    if getattr(network, "divisor", None) is None:
-        return f"model._target_={config.model['_target_']} does not tell what divides its input"
-    if not progress_is_known:
-        return f"scheduler._target_={config.scheduler['_target_']} knows no progress"
-    if not _has_end(config.trainer):
-        return "a run without an end has no progress"
-    return None
-
-
-def _has_end(trainer: TrainerConfig) -> bool:
-    return trainer.max_epochs != -1 or trainer.max_steps != -1 or trainer.max_time is not None
 
 
 def _validation(config: RunConfig, targets: Targets, network: nn.Module, store: Store | None) -> Validation:
@@ -182,7 +128,7 @@ def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | Non
     network = build_network(config.model, config.conv, config.derived, load=load)
     network = targets.finish(network)
     _check_left_right(config, targets, network)
-    if config.init.freeze or config.init.thaw_at is not None:
+    if config.init.freeze:
         _freeze(config.init, network)
     with configs.arguments_as_keys("perf"):
         switches = {key: getattr(config.perf, key) for key in _SWITCHES}
@@ -196,25 +142,11 @@ def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | Non
 
 def _freeze(init: InitConfig, network: nn.Module) -> None:
     """Freezes the parameters of `init.freeze`; those of `init.thaw_at` are frozen by its callback."""
-    if init.thaw_at is not None and not init.freeze:
-        raise configs.ConfigError(
-            f"init.thaw_at={init.thaw_at} needs init.freeze, the parameters that are frozen until then"
-        )
     if init.thaw_at is None:
         log.info("init.freeze: %s stay as they are", freeze(network, init.freeze))
     else:
         until = f"stay as they are for {init.thaw_at:.0%} of the run (init.thaw_at)"
         log.info("init.freeze: %s %s", description(frozen_part(network, init.freeze), network), until)
-
-
-def _check_thawing(config: RunConfig, progress_is_known: bool) -> None:
-    """Raises: ConfigError: a run without progress never reaches `init.thaw_at`."""
-    if not progress_is_known or not _has_end(config.trainer):
-        raise configs.ConfigError(
-            f"init.thaw_at={config.init.thaw_at} is a share of the run, but its progress is not known: "
-            f"scheduler._target_={config.scheduler['_target_']}, and trainer.max_time, max_steps or "
-            "max_epochs"
-        )
 
 
 def _check_left_right(config: RunConfig, targets: Targets, network: nn.Module) -> None:

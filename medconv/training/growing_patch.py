@@ -5,13 +5,20 @@ from math import floor, prod
 from typing import Any
 
 from lightning import Callback, Trainer
+from torch import nn
 
+from medconv import config as configs
+from medconv.config import RunConfig, TrainerConfig
 from medconv.data.loading.patch import Batch
+from medconv.training.optim.build import knows_progress
+from medconv.utils.hardware import benchmark_kernels, uses_gpu
 
 _FIRST_SHARE = 0.5  # share of a patch's edge at the start
 _WHOLE_FROM = 0.8  # progress of the run from which on patches are whole
 _MIN_EDGE = 2  # voxels at the coarsest stage
 _LISTED = 1000  # points of a run at which its sizes are listed
+# Sizes of growing patches if cuDNN tries its algorithms for each of them, which takes seconds
+_TUNED_SIZES = 4
 
 
 class GrowingPatch:
@@ -67,6 +74,56 @@ class GrowingPatch:
             slices.append(slice(start, start + edge))
         middle = (..., *slices)
         return {**batch, "image": batch["image"][middle], "label": batch["label"][middle]}
+
+
+def growing_patch_of(config: RunConfig, network: nn.Module) -> GrowingPatch | None:
+    """Cuts training batches to patches that grow; None: training sees whole patches.
+
+    Raises:
+        ConfigError: `schedule.patch` has an unknown value, or is progressive where patches cannot grow.
+    """
+    setting = config.schedule.patch
+    if setting not in (None, "progressive", "whole"):
+        raise configs.ConfigError(f"schedule.patch must be progressive, whole or null, got {setting}")
+    obstacle = _obstacle_to_growing(config, network)
+    if setting == "progressive" and obstacle is not None:
+        raise configs.ConfigError(f"schedule.patch=progressive: {obstacle}")
+    if obstacle is not None or not may_grow(config):
+        return None
+    return GrowingPatch(network.divisor, _max_sizes(config.trainer))  # type: ignore[arg-type]
+
+
+def may_grow(config: RunConfig) -> bool:
+    """Whether patches grow if nothing about the data or the network is in the way."""
+    if config.schedule.patch is not None:
+        return config.schedule.patch == "progressive"
+    # Code that is compiled for one size is faster than that for any size.
+    return not (config.perf.compile or config.perf.cuda_graphs)
+
+
+def _max_sizes(trainer: TrainerConfig) -> int | None:
+    """Most sizes of growing patches; None: no limit, as cuDNN does not try its algorithms for each size."""
+    tunes = benchmark_kernels(trainer.benchmark, trainer.accelerator, trainer.deterministic)
+    return _TUNED_SIZES if tunes and uses_gpu(trainer.accelerator) else None
+
+
+def _obstacle_to_growing(config: RunConfig, network: nn.Module) -> str | None:
+    """Why patches cannot grow in this run; None: they can."""
+    if not config.derived.per_voxel:
+        return "the data has values of whole images"
+    if getattr(network, "divisor", None) is None:
+        return f"model._target_={config.model['_target_']} does not tell what divides its input"
+    if not knows_progress(config.scheduler):
+        target = config.scheduler["_target_"]
+        return f"scheduler._target_={target} knows no progress: it is not said to be a ProgressSchedule"
+    if not has_end(config.trainer):
+        return "a run without an end has no progress"
+    return None
+
+
+def has_end(trainer: TrainerConfig) -> bool:
+    """Whether a time, a number of steps or of epochs ends a run, so that it has a progress."""
+    return trainer.max_epochs != -1 or trainer.max_steps != -1 or trainer.max_time is not None
 
 
 class PatchSize(Callback):

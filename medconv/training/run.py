@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from omegaconf import OmegaConf
 from torch import nn
 
 from medconv import config as configs
@@ -20,8 +21,10 @@ from medconv.config.schema import open_keys
 from medconv.data.loading.datamodule import DataModule
 from medconv.models.build import check_conv, model_of
 from medconv.performance.step_profiler import StepProfiler
-from medconv.training import identity, report
-from medconv.training.build import build_task, may_grow, record_of
+from medconv.targets import Targets
+from medconv.training import identity
+from medconv.training.announce import announce
+from medconv.training.build import build_task, record_of
 from medconv.training.callbacks import early_stopping
 from medconv.training.checkpoint.compatibility import (
     check_has_training_state,
@@ -31,18 +34,19 @@ from medconv.training.checkpoint.compatibility import (
     check_same_task,
     check_weights_fit,
 )
-from medconv.training.class_checks import check_classes
+from medconv.training.config_checks import check_classes, check_settings
 from medconv.training.data_setup import PreparedData, build_data, prepare_data
+from medconv.training.growing_patch import may_grow
+from medconv.training.loggers.tensorboard import log_hyperparameters, log_start_texts
 from medconv.training.memory_errors import naming_memory
 from medconv.training.optim.build import knows_progress, with_epochs
 from medconv.training.run_dir import RunDir, is_rank_zero
-from medconv.training.settings import check_settings, with_devices, with_loss
 from medconv.training.task import Task
 from medconv.training.trainer import build_trainer, epochs_of
 from medconv.training.weight_source import weight_source
 from medconv.utils import allocator, checkpoint_io, cluster, signals
 from medconv.utils.exit_codes import DONE
-from medconv.utils.hardware import apply_backends, uses_gpu
+from medconv.utils.hardware import apply_backends, check_devices, resolve_precision, uses_gpu
 
 # Of an epoch, where the config sets none.
 _FEWEST_SAMPLES = 1000
@@ -77,7 +81,7 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
     """Seeds all random numbers, checks settings, and prepares the data.
 
     Returns:
-        The config with devices, precision and loss chosen, whose nodes keep their interpolations; the data.
+        The config with devices and precision chosen, whose nodes keep their interpolations; the data.
     Raises:
         ValueError: the user's data or configuration is wrong.
     """
@@ -94,8 +98,22 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
     if config.init.pretrained is not None:
         config = weight_source(config.init.pretrained).settings(config)
     config = with_devices(config)
-    prepared = prepare_data(config, recorded=folder.planned())
-    return with_loss(config, prepared.targets), prepared
+    return config, prepare_data(config, recorded=folder.planned())
+
+
+@configs.arguments_as_keys("trainer")
+def with_devices(config: RunConfig) -> RunConfig:
+    """The config with the number of machines and devices that the run was launched with, and its precision.
+
+    Raises:
+        ValueError: this machine lacks the devices, or they lack the precision.
+    """
+    trainer = config.trainer
+    num_nodes, devices = cluster.processes(trainer.num_nodes, trainer.devices)
+    devices = check_devices(devices, trainer.accelerator, cluster.launcher() is not None)
+    precision = resolve_precision(trainer.precision, trainer.accelerator)
+    trainer = replace(trainer, num_nodes=num_nodes, devices=devices, precision=precision)
+    return replace(config, trainer=trainer)
 
 
 def _train(config: RunConfig, folder: RunDir) -> Node:
@@ -110,7 +128,7 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
     # Only pretrained weights of a new run: a resumed one takes those of its checkpoint.
     load_weights = pretrained_weights(config, resolved.derived, folder)
     run = _build(resolved, prepared, folder, load_weights)
-    report.announce(
+    announce(
         config=resolved,
         dataset=prepared.dataset.name,
         num_train=len(prepared.train),
@@ -183,18 +201,22 @@ def _fit(run: _Run) -> None:
         configs.arguments_as_keys("data"),
     ):
         if is_rank_zero() and folder.resume_from() is None:
-            report.start_texts(trainer, run.config, run.prepared.plan)
+            log_start_texts(trainer, run.config, run.prepared.plan)
         with run.stop_request.noted():
             trainer.fit(run.task, run.data, ckpt_path=folder.resume_from(), weights_only=True)
         folder.write_summary(stopped_early=early_stopping.ended(trainer))
     for remark in remarks:
         folder.write_summary(**remark.after(run.config, run.profiler))
     if is_rank_zero():
-        report.hyperparameters(trainer, run.config, folder)
+        log_hyperparameters(trainer, run.config, folder)
 
 
 def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunConfig:
-    """The config with every value filled in."""
+    """The config with every value filled in: what data, plan and targets decide.
+
+    Args: config: of `prepare`.
+    """
+    config = with_loss(config, prepared.targets)
     resolved = configs.resolve(config, prepared.derived())
     resolved = replace(
         resolved,
@@ -229,6 +251,16 @@ def _tuned(config: RunConfig, folder: RunDir) -> RunConfig:
     return config
 
 
+def with_loss(config: RunConfig, targets: Targets) -> RunConfig:
+    """The config with the targets' default loss for `loss=auto`."""
+    if config.loss.get("_target_") is not None:
+        return config
+    path = configs.conf_dir() / "loss" / f"{targets.default_loss}.yaml"
+    loss: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    set_by_user = {key: value for key, value in config.loss.items() if key != "_target_"}
+    return replace(config, loss={**loss, **set_by_user})
+
+
 def samples_per_epoch(per_voxel: bool, num_cases: int) -> int:
     """Patches, or whole images: each several times, but neither very few nor very many.
 
@@ -247,7 +279,7 @@ def _check_checkpoint(path: str, run: _Run) -> None:
     content = checkpoint_io.read(Path(path))
     setting = f"run.resume={path}"
     # A ProgressSchedule computes the learning rate anew, from the config of this run
-    new_lr = knows_progress(task.make_optimizer, task.make_scheduler, task.network)
+    new_lr = knows_progress(config.scheduler)
     check_has_training_state(content, setting)
     check_same_task(content, config.derived, setting)
     check_same_freezing(content, config.init, setting)

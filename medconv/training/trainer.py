@@ -7,7 +7,6 @@ from inspect import isclass
 from typing import Any
 
 import lightning as L
-from hydra.utils import get_object
 from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.callbacks import ProgressBar as LightningsBar
 
@@ -31,6 +30,7 @@ from medconv.training.checkpoint.resumable_loop import FinalValidation
 from medconv.training.checkpoint.writer import AtomicCheckpointIO, CheckpointWriter
 from medconv.training.distributed import ResumeStepCheck, cluster_environment
 from medconv.training.loggers.csv import CsvLogger
+from medconv.training.optim.build import schedule_class
 from medconv.training.run_dir import RunDir
 from medconv.utils.hardware import benchmark_kernels
 from medconv.utils.progress import in_terminal
@@ -132,6 +132,7 @@ def _callbacks(
     validates: bool,
 ) -> list[L.Callback]:
     """All callbacks in the order in which Lightning calls them; it puts a user's ModelCheckpoint last."""
+    init = config.init
     averaging = _averaging(config)
     users = _users_callbacks(config.callbacks, folder)
     trace = Trace(folder.path / "tensorboard" / "trace") if config.perf.profile else None
@@ -145,7 +146,7 @@ def _callbacks(
         # It tells averaging whether the step was skipped
         _guard(config.run, folder, [*averaging, *users]),
         # It drops gradients and sets learning rates, which those below read
-        Thaw(config.init.freeze, config.init.thaw_at) if config.init.thaw_at is not None else None,
+        None if init.thaw_at is None else Thaw(init.freeze or (), init.thaw_at),
         # It sets the weights of a validation, which those below read
         *averaging,
         distributed.BroadcastBuffers(),
@@ -222,13 +223,15 @@ def _averaging(config: RunConfig) -> list[L.Callback]:
 
 def _monitoring(config: RunConfig, validates: bool) -> list[L.Callback]:
     """Callbacks that react to the scores of validations."""
-    on_plateau = getattr(get_object(config.scheduler["_target_"]), "needs_validation", False)
+    on_plateau = getattr(schedule_class(config.scheduler), "needs_validation", False)
     stops_early = "_target_" in config.early_stopping
     has_validations = validates and config.trainer.limit_val_batches != 0
     if not has_validations and (on_plateau or stops_early):
         setting = "scheduler=plateau" if on_plateau else "early_stopping=patience"
         raise configs.ConfigError(f"{setting} needs validations, but there are no cases to validate")
-    callbacks: list[L.Callback] = [early_stopping.Plateau()]
+    callbacks: list[L.Callback] = []
+    if on_plateau:
+        callbacks.append(early_stopping.Plateau())
     if stops_early:
         callbacks.append(configs.build(config.early_stopping, "early_stopping"))
     return callbacks

@@ -1,4 +1,4 @@
-"""medconv/training/settings.py: the loss of the targets, and settings that contradict each other."""
+"""medconv/training/run.py: the loss of the targets, and settings that contradict each other."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from helpers.picture_tables import checked
 
 from medconv.config import ConfigError
 from medconv.targets.label_map import LabelMapTargets
-from medconv.training.settings import check_settings, with_loss
+from medconv.training.run import check_settings, with_loss
 
 
 def test_an_open_loss_is_that_of_the_targets_with_the_keys_of_the_user() -> None:

@@ -23,8 +23,8 @@ from medconv.training.checkpoint.resumable_loop import FinalValidation, PerStepS
 from medconv.training.checkpoint.writer import CheckpointWriter
 from medconv.training.data_setup import prepare_data
 from medconv.training.distributed import BroadcastBuffers, StopSync, UnshardForValidation
+from medconv.training.run import with_devices
 from medconv.training.run_dir import RunDir
-from medconv.training.settings import with_devices
 from medconv.training.trainer import build_trainer
 from medconv.utils.signals import StopRequest
 
@@ -89,11 +89,11 @@ def test_in_a_terminal_the_users_bar_takes_the_place_of_ours(
 ) -> None:
     monkeypatch.setattr("medconv.training.trainer.in_terminal", lambda: True)
     ours = trainer_of(dataset, tmp_path / "run", "trainer.enable_progress_bar=true")
-    shown = [type(callback) for callback in ours.callbacks if "progress" in type(callback).__module__]
+    shown = [type(callback) for callback in ours.callbacks if "Progress" in type(callback).__name__]
     assert shown == [ProgressBar, ProgressLines] and ours.progress_bar_callback is None
     theirs = "+callbacks.bar._target_=lightning.pytorch.callbacks.TQDMProgressBar"
     trainer = trainer_of(dataset, tmp_path / "run", "trainer.enable_progress_bar=true", theirs)
-    shown = [type(callback) for callback in trainer.callbacks if "progress" in type(callback).__module__]
+    shown = [type(callback) for callback in trainer.callbacks if "Progress" in type(callback).__name__]
     assert shown == [ProgressLines, TQDMProgressBar]
 
 

@@ -1,5 +1,7 @@
 """`logger=tensorboard`: curves, pictures, the config as text, and the page of hyperparameters."""
 
+import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +9,17 @@ from lightning import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.tensorboard.summary import hparams
+
+from medconv import config as configs
+from medconv.config import RunConfig
+from medconv.config.yaml_text import to_yaml
+from medconv.planning.planner import Plan
+from medconv.planning.report import table
+from medconv.targets import monitor
+from medconv.training.run_dir import RunDir
+
+# Environment variable of a sweep's job: its own overrides, as JSON.
+OF_A_SWEEP = "MEDCONV_SWEEP"
 
 
 class TensorBoard(TensorBoardLogger):
@@ -41,3 +54,42 @@ class TensorBoard(TensorBoardLogger):
 def boards(trainer: Trainer) -> list[TensorBoardLogger]:
     """The trainer's loggers to which pictures can be written."""
     return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+
+
+def log_start_texts(trainer: Trainer, config: RunConfig, plan: Plan) -> None:
+    """The config, and the plan with its reasons, in TensorBoard's TEXT page."""
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoard):
+            logger.log_text("config", to_yaml(config.plain()))
+            if plan.rows:
+                logger.log_text("plan", table(plan.rows))
+
+
+def log_hyperparameters(trainer: Trainer, config: RunConfig, folder: RunDir) -> None:
+    """TensorBoard's HPARAMS page: hyperparameters with the best score; other loggers: hyperparameters.
+
+    A sweep's job logs only its own overrides, since the page shows only the first few in alphabetical order.
+    """
+    groups = ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")
+    content = {group: node for group, node in config.plain().items() if group in groups}
+    params = {key: _loggable(value) for key, value in configs.flatten(content).items()}
+    overrides = json.loads(os.environ.get(OF_A_SWEEP) or "{}")
+    overrides = {key: _number(value) for key, value in overrides.items()}
+    monitored = monitor.metric_of_summary(folder.summary())
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoard):
+            logger.log_hparams_page(overrides or params, monitored.best_name)
+        else:
+            logger.log_hyperparams(params)
+
+
+def _loggable(value: Any) -> int | float | str:
+    """Loggers take no lists and no null."""
+    return value if isinstance(value, (int, float, str, bool)) else str(value)
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -3,9 +3,9 @@
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
-from inspect import Parameter, isclass, signature
-from typing import Any
+from inspect import Parameter, get_annotations, isclass, isfunction, signature
 
 import torch
 from torch import nn
@@ -63,9 +63,13 @@ def with_epochs(node: Node, epochs: int | None) -> Node:
         ConfigError: `T_max` is missing, and the number of epochs is not known.
     """
     target = str(node.get("_target_"))
-    schedule_class = class_of(target)
-    is_of_torch = isclass(schedule_class) and issubclass(schedule_class, LRScheduler)
-    if is_of_torch and not issubclass(schedule_class, ProgressSchedule):
+    made = schedule_class(node)
+    if made is None:
+        log.info(
+            "scheduler: %s does not say what it returns, such as -> ProgressSchedule; patches do not grow",
+            target,
+        )
+    elif issubclass(made, LRScheduler) and not issubclass(made, ProgressSchedule):
         log.info("scheduler: %s moves once per epoch, not per step", target)
     arguments = configs.arguments_of(target) or {}
     needs_length = "T_max" in arguments and arguments["T_max"].default is Parameter.empty
@@ -80,16 +84,23 @@ def with_epochs(node: Node, epochs: int | None) -> Node:
     return {**node, "T_max": epochs}
 
 
-def knows_progress(
-    make_optimizer: OptimizerFactory, make_schedule: ScheduleFactory, network: nn.Module
-) -> bool:
-    """Whether the schedule is a `ProgressSchedule`, which knows how much of the run is done.
+def schedule_class(node: Node) -> type | None:
+    """The class of a schedule, as its function is annotated to return it; None: not known.
 
-    The schedule is built on an optimizer that is thrown away: a config may name a class of anybody's or a
-    function, so its type is only known then.
+    So it is known before there are parameters to train, of which schedules are made.
+    Args: node: `scheduler` of the config.
     """
-    parameters: list[Any] = [p for p in network.parameters() if p.requires_grad]
-    return isinstance(make_schedule(make_optimizer(parameters)), ProgressSchedule)
+    made = class_of(str(node.get("_target_")))
+    if isfunction(made):
+        with suppress(NameError):  # a name that is imported for type checkers alone
+            made = get_annotations(made, eval_str=True).get("return")
+    return made if isclass(made) else None
+
+
+def knows_progress(node: Node) -> bool:
+    """Whether a schedule is a `ProgressSchedule`, which knows how much of the run is done."""
+    made = schedule_class(node)
+    return made is not None and issubclass(made, ProgressSchedule)
 
 
 def with_lr_multipliers(
@@ -105,8 +116,6 @@ def with_lr_multipliers(
         network: has the parameters' names.
         multipliers: regular expression on parameter names to factor; the first match counts, else 1.
     """
-    if not multipliers:
-        return make_optimizer
 
     def make_grouped_optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
         # Looked up here, since FSDP replaces the parameters

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import StepLR
 
 from medconv.config import ConfigError, TrainerConfig
-from medconv.training.optim.build import build_optimizer, with_epochs
+from medconv.training.optim.build import build_optimizer, knows_progress, schedule_class, with_epochs
+from medconv.training.optim.lr_schedulers import PlateauSchedule, ProgressSchedule
 
 ADAMW: dict[str, Any] = {"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 0.01}
 SGD = {**ADAMW, "_target_": "torch.optim.SGD"}
@@ -62,3 +65,35 @@ def test_a_schedule_of_torch_gets_the_epochs_that_it_needs(
     assert with_epochs({**node, "T_max": 3}, 7)["T_max"] == 3
     with pytest.raises(ConfigError, match=r"^scheduler\.T_max is missing: .*trainer\.max_epochs"):
         with_epochs(node, None)
+
+
+def annotated(optimizer: Optimizer) -> PlateauSchedule:
+    return PlateauSchedule(optimizer)
+
+
+def unknown(optimizer):  # type: ignore[no-untyped-def]
+    return PlateauSchedule(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("target", "made"),
+    [
+        ("medconv.training.optim.lr_schedulers.PlateauSchedule", PlateauSchedule),
+        ("medconv.training.optim.lr_schedulers.cosine", ProgressSchedule),
+        (f"{__name__}.annotated", PlateauSchedule),
+        (f"{__name__}.unknown", None),
+        ("torch.optim.lr_scheduler.StepLR", StepLR),
+    ],
+)
+def test_the_class_of_a_schedule_is_known_before_it_is_built(target: str, made: Any) -> None:
+    assert schedule_class({"_target_": target}) is made
+    assert knows_progress({"_target_": target}) == (made not in (None, StepLR))
+
+
+def test_a_schedule_that_does_not_say_what_it_is_has_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    target = f"{__name__}.unknown"
+    with_epochs({"_target_": target}, None)
+    assert caplog.messages == [
+        f"scheduler: {target} does not say what it returns, such as -> ProgressSchedule; patches do not grow"
+    ]

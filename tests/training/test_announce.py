@@ -1,4 +1,4 @@
-"""medconv/training/report.py: the log lines before a run trains, and the hyperparameters after it."""
+"""medconv/training/announce.py: the log lines before a run trains, and the hyperparameters after it."""
 
 import logging
 from dataclasses import replace
@@ -14,8 +14,9 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 
 from medconv.config import DataConfig, Derived, PerfConfig, RunConfig, TrainerConfig
-from medconv.training import report
+from medconv.training import announce
 from medconv.training.growing_patch import GrowingPatch
+from medconv.training.loggers import tensorboard
 from medconv.training.loggers.tensorboard import TensorBoard
 from medconv.training.run_dir import RunDir
 
@@ -46,7 +47,7 @@ def test_a_run_announces_its_data_patch_model_trainer_and_folder(caplog: pytest.
     task: Any = SimpleNamespace(network=nn.Linear(100, 100, bias=False), growing_patch=GrowingPatch((8, 8)))
     caplog.clear()  # of Lightning's messages
     caplog.set_level(logging.INFO, "medconv")
-    report.announce(CONFIG, "Tiny", 5, 2, task, accumulating, RunDir(Path("runs/x")))
+    announce.announce(CONFIG, "Tiny", 5, 2, task, accumulating, RunDir(Path("runs/x")))
     assert caplog.messages == [
         "data: Tiny, 5 cases to train on, 2 to validate",
         "patch: 32 x 48 voxels of 0.5 x 1.25 mm, global batch 12",
@@ -61,7 +62,7 @@ def test_a_run_announces_its_data_patch_model_trainer_and_folder(caplog: pytest.
 
 
 def test_a_run_says_why_its_patches_have_few_sizes() -> None:
-    line = report._growth(GrowingPatch((32, 32, 16), max_sizes=4), (192, 160, 96))
+    line = announce._growth(GrowingPatch((32, 32, 16), max_sizes=4), (192, 160, 96))
     assert line == (
         "patches grow: 4 sizes, from 96 x 96 x 48 voxels; at most 4, since cuDNN tries its algorithms for each"
     )
@@ -73,8 +74,8 @@ NORMS = nn.Sequential(nn.Conv3d(1, 2, 1), nn.InstanceNorm3d(2))
 def test_fast_norm_without_such_norms_is_named() -> None:
     perf = PerfConfig(channels_last=True, fast_norm=True)
     trainer = TrainerConfig(accelerator="cpu")
-    assert report.without_effect(perf, trainer, NORMS) == []
-    (line,) = report.without_effect(perf, trainer, nn.Sequential(nn.Conv3d(1, 2, 1)))
+    assert announce.without_effect(perf, trainer, NORMS) == []
+    (line,) = announce.without_effect(perf, trainer, nn.Sequential(nn.Conv3d(1, 2, 1)))
     assert line == "perf.fast_norm=true has no effect: this network has no instance, group or batch norms"
 
 
@@ -101,33 +102,33 @@ def test_fast_depthwise_without_effect_is_named(
 ) -> None:
     perf = replace(PLAIN, fast_depthwise=setting)
     trainer = TrainerConfig(accelerator="cpu", precision=precision)
-    assert report.without_effect(perf, trainer, network) == ([] if line is None else [line])
+    assert announce.without_effect(perf, trainer, network) == ([] if line is None else [line])
 
 
 def test_switches_without_effect_are_named_with_the_reason() -> None:
     trainer = TrainerConfig(accelerator="cpu")
-    assert report.without_effect(PLAIN, trainer, NORMS) == []
-    assert report.without_effect(
+    assert announce.without_effect(PLAIN, trainer, NORMS) == []
+    assert announce.without_effect(
         replace(PLAIN, cuda_graphs=True), replace(trainer, benchmark=True), NORMS
     ) == [
         "trainer.benchmark=true has no effect: cuDNN runs on NVIDIA GPUs only",
         "perf.cuda_graphs=true has no effect: there is no GPU to replay them on",
     ]
     perf = PerfConfig(channels_last=False, activation_checkpointing="pointwise", compile=True)
-    assert [line.split(" ")[0] for line in report.without_effect(perf, trainer, NORMS)] == [
+    assert [line.split(" ")[0] for line in announce.without_effect(perf, trainer, NORMS)] == [
         "perf.fast_norm=true",
         "perf.activation_checkpointing=pointwise",
     ]
     limited = replace(trainer, limit_test_batches=2)
-    lines = report.without_effect(PLAIN, limited, NORMS)
+    lines = announce.without_effect(PLAIN, limited, NORMS)
     assert lines == ["trainer.limit_test_batches has no effect: a run tests with test=true only"]
-    assert report.without_effect(PLAIN, limited, NORMS, test=True) == []
+    assert announce.without_effect(PLAIN, limited, NORMS, test=True) == []
 
 
 def test_tensorboard_shows_the_config_and_the_plan_as_text(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path, name="", version="tensorboard")
     plan = SimpleNamespace(rows=(("patch", "32 x 48", "the median image"),))
-    report.start_texts(trainer([board]), CONFIG, plan)  # type: ignore[arg-type]
+    tensorboard.log_start_texts(trainer([board]), CONFIG, plan)  # type: ignore[arg-type]
     board.finalize("success")
     events = EventAccumulator(board.log_dir).Reload()
     texts = {
@@ -146,14 +147,14 @@ def test_tensorboard_shows_all_hyperparameters_or_those_of_a_sweep_with_the_best
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep: str, expected: dict[str, Any]
 ) -> None:
     """Other loggers get all hyperparameters in both cases."""
-    monkeypatch.setenv(report.OF_A_SWEEP, sweep)
+    monkeypatch.setenv(tensorboard.OF_A_SWEEP, sweep)
     folder, board = RunDir(tmp_path), TensorBoard(tmp_path, name="", version="tensorboard")
     other = CSVLogger(tmp_path)
     score = {"name": "val/mae", "words": "mean absolute error", "mode": "min"}
     folder.write_summary(**{"score": score, "val/mae": 0.25, "val/dice": 0.5})
     for step, best in enumerate((0.5, 0.25)):
         board.log_metrics({"val/mae_best": best, "val/dice": 0.5}, step)
-    report.hyperparameters(trainer([board, other]), CONFIG, folder)
+    tensorboard.log_hyperparameters(trainer([board, other]), CONFIG, folder)
     events = EventAccumulator(board.log_dir).Reload()
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     page = HParamsPluginData.FromString(content).session_start_info.hparams

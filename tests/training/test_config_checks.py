@@ -1,11 +1,11 @@
-"""medconv/training/class_checks.py: arguments of classes, checked before any data is read."""
+"""medconv/training/config_checks.py: arguments of classes, checked before any data is read."""
 
 import pytest
 from helpers.configs import composed
 
 from medconv.config import ConfigError, validate
 from medconv.config.options import list_options
-from medconv.training.class_checks import check_classes
+from medconv.training.config_checks import check_classes
 
 
 @pytest.mark.parametrize(

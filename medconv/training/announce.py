@@ -1,31 +1,19 @@
-"""What a run reports: log lines and the config before it trains, hyperparameters afterwards."""
+"""What the log says of a run before it trains."""
 
-import json
 import logging
-import os
 from collections.abc import Sequence
-from typing import Any
 
 import lightning as L
 from torch import nn
 
-from medconv import config as configs
 from medconv.config import PerfConfig, RunConfig, TrainerConfig
-from medconv.config.yaml_text import to_yaml
 from medconv.models.layers.depthwise import has_depthwise
 from medconv.models.layers.fast_norm_swap import SWAPPED
-from medconv.planning.planner import Plan
-from medconv.planning.report import table
-from medconv.targets import monitor
 from medconv.training.growing_patch import GrowingPatch
-from medconv.training.loggers.tensorboard import TensorBoard
 from medconv.training.run_dir import RunDir
 from medconv.training.task import Task
 from medconv.utils.hardware import triton_missing, uses_gpu
 from medconv.utils.logging import size_text
-
-# Environment variable of a sweep's job: its own overrides, as JSON.
-OF_A_SWEEP = "MEDCONV_SWEEP"
 
 log = logging.getLogger(__name__)
 
@@ -117,42 +105,3 @@ def without_effect(
     if trainer.model_registry is not None:
         reasons["trainer.model_registry"] = "checkpoints are files"
     return [f"{setting} has no effect: {reason}" for setting, reason in reasons.items()]
-
-
-def start_texts(trainer: L.Trainer, config: RunConfig, plan: Plan) -> None:
-    """The config, and the plan with its reasons, in TensorBoard's TEXT page."""
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoard):
-            logger.log_text("config", to_yaml(config.plain()))
-            if plan.rows:
-                logger.log_text("plan", table(plan.rows))
-
-
-def hyperparameters(trainer: L.Trainer, config: RunConfig, folder: RunDir) -> None:
-    """TensorBoard's HPARAMS page: hyperparameters with the best score; other loggers: hyperparameters.
-
-    A sweep's job logs only its own overrides, since the page shows only the first few in alphabetical order.
-    """
-    groups = ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")
-    content = {group: node for group, node in config.plain().items() if group in groups}
-    params = {key: _loggable(value) for key, value in configs.flatten(content).items()}
-    overrides = json.loads(os.environ.get(OF_A_SWEEP) or "{}")
-    overrides = {key: _number(value) for key, value in overrides.items()}
-    monitored = monitor.metric_of_summary(folder.summary())
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoard):
-            logger.log_hparams_page(overrides or params, monitored.best_name)
-        else:
-            logger.log_hyperparams(params)
-
-
-def _loggable(value: Any) -> int | float | str:
-    """Loggers take no lists and no null."""
-    return value if isinstance(value, (int, float, str, bool)) else str(value)
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text

@@ -1,13 +1,35 @@
-"""Checks the arguments of the config's classes before any data is read, which may take hours."""
+"""Checks of a run's config before any data is read, which may take hours."""
 
 from medconv import config as configs
 from medconv.config import Node, RunConfig
+from medconv.training.growing_patch import has_end
+from medconv.training.optim.build import knows_progress
 
 # what `build_data` gives an augmentation beside its keys
 AUGMENTATION_ARGUMENTS = ("seed", "spacing_mm", "patch_size", "flip_label_pairs", "left_right_axis")
 _TRANSFORMS = (
     "transforms of a sample, as MONAI has them, are a list: augmentation=monai augmentation.transforms="
 )
+
+
+def check_settings(config: RunConfig) -> None:
+    """Raises: ConfigError: two values contradict each other."""
+    init = config.init
+    if init.thaw_at is not None and not init.freeze:
+        raise configs.ConfigError(
+            f"init.thaw_at={init.thaw_at} needs init.freeze, the parameters that are frozen until then"
+        )
+    if init.thaw_at is not None and not (knows_progress(config.scheduler) and has_end(config.trainer)):
+        raise configs.ConfigError(
+            f"init.thaw_at={init.thaw_at} is a share of the run, but its progress is not known: scheduler."
+            f"_target_={config.scheduler['_target_']}, and trainer.max_time, max_steps or max_epochs"
+        )
+    accumulated = config.trainer.accumulate_grad_batches
+    if config.perf.cuda_graphs and accumulated > 1:
+        raise configs.ConfigError(
+            f"perf.cuda_graphs=true: gradients lie in the graph's memory, which its next run overwrites, so "
+            f"trainer.accumulate_grad_batches must be 1, got {accumulated}"
+        )
 
 
 def check_classes(config: RunConfig) -> None:

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers import tiny
 
-from medconv.config import ConfigError, TrainerConfig
+from medconv.config import ConfigError
 from medconv.inference.load import load
 from medconv.models.unet import UNet
-from medconv.training import build
 
 
 @pytest.fixture(scope="module")
@@ -104,16 +102,3 @@ def test_one_warning_if_sides_are_mixed(
     messages = [record.getMessage() for record in caplog.records if "left_kidney" in record.getMessage()]
     assert len(messages) == (warning is not None)
     assert warning is None or warning in messages[0]
-
-
-def test_patches_have_few_sizes_where_kernels_are_tuned_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert build._max_sizes(TrainerConfig(accelerator="cpu", benchmark=True)) is None
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert build._max_sizes(TrainerConfig()) == 4
-    assert build._max_sizes(TrainerConfig(benchmark=True, deterministic=True)) == 4
-    for settings in (
-        TrainerConfig(benchmark=False),
-        TrainerConfig(deterministic=True),
-        TrainerConfig(accelerator="cpu"),
-    ):
-        assert build._max_sizes(settings) is None

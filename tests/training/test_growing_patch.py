@@ -7,7 +7,8 @@ import pytest
 import torch
 from helpers import tiny
 
-from medconv.config import ConfigError
+from medconv.config import ConfigError, TrainerConfig
+from medconv.training import growing_patch
 from medconv.training.growing_patch import GrowingPatch
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 
@@ -120,3 +121,16 @@ def test_a_run_without_an_end_trains_on_whole_patches(tmp_path: Path) -> None:
     endless = ("trainer.max_steps=-1", "trainer.max_epochs=-1", "data.samples_per_epoch=4", *stopping)
     assert tiny.train(dataset, tmp_path / "run", *LAYERED, *spy, *endless)["stopped_early"]
     assert {*sizes.read_text().splitlines()} == {"[16, 16, 16]"}
+
+
+def test_patches_have_few_sizes_where_kernels_are_tuned_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert growing_patch._max_sizes(TrainerConfig(accelerator="cpu", benchmark=True)) is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert growing_patch._max_sizes(TrainerConfig()) == 4
+    assert growing_patch._max_sizes(TrainerConfig(benchmark=True, deterministic=True)) == 4
+    for settings in (
+        TrainerConfig(benchmark=False),
+        TrainerConfig(deterministic=True),
+        TrainerConfig(accelerator="cpu"),
+    ):
+        assert growing_patch._max_sizes(settings) is None

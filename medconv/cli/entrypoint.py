@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from medconv import doors
 from medconv.utils.atomic_io import DISK_FAILED, NO_ACCESS, NO_ROOM, TOO_MANY_FILES
 from medconv.utils.exit_codes import BUG, INTERRUPTED, PREEMPTED, USER
 from medconv.utils.logging import message, shown
@@ -68,6 +69,13 @@ def _guarded(command: Callable[[], int]) -> int:
             return INTERRUPTED
         # argparse exits with 2.
         return USER if error.code == 2 else int(error.code or 0)
+    except ModuleNotFoundError as error:
+        # One feature may import another, whose folder somebody has deleted
+        feature = doors.missing_feature(error.name or "")
+        if feature is None:
+            return _unexpected(error)
+        _print_error(f"this needs {feature}, which this installation lacks")
+        return USER
     except Exception as error:
         return _unexpected(error)
 

@@ -37,6 +37,11 @@ def of_medconv(body: str, **names: Any) -> Callable[[], int]:
         (HydraException("no such option"), USER, "error: no such option\n"),
         (ConfigKeyError("no such key"), USER, "error: no such key\n"),
         (MisconfigurationException("devices"), USER, "error: devices\n"),
+        (
+            ModuleNotFoundError("no module", name="medconv.features.gone.command"),
+            USER,
+            "error: this needs medconv.features.gone, which this installation lacks\n",
+        ),
         (KeyboardInterrupt(), INTERRUPTED, "interrupted\n"),
         (RunInterrupted(), PREEMPTED, "stopped by SIGTERM; run the same command again to resume\n"),
         (

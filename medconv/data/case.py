@@ -11,9 +11,9 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 
-from medconv.targets.base import Targets
+from medconv.targets.base import Targets, names_of
 from medconv.targets.label_map import LabelMapTargets
-from medconv.targets.override import override
+from medconv.targets.parse import override
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import Argument, ArgumentError
 
@@ -205,7 +205,7 @@ class Dataset:
         """The dataset with other targets; settings that are all None keep what the dataset declares.
 
         Args:
-            settings: `regions`, `regions_order` and `ignore_label`, see `targets.override`. If several
+            settings: `regions`, `regions_order` and `ignore_label`, see `targets.parse.override`. If several
                 values are ignored, label maps are read with the first in place of the others.
 
         Raises:
@@ -220,6 +220,9 @@ class Dataset:
                 " instead",
             )
         if isinstance(self.targets, SegmentationTargets):
+            names_of(self.class_names)  # else the layout's names are wrong
+            if all(value is None for value in settings.values()):
+                return self
             names, targets = override(self.class_names, self.targets, **settings)
             dataset = replace(self, class_names=names, targets=targets)
             return dataset._with_one_ignored_value(targets) if targets.also_ignored else dataset

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from medconv.targets.masking import over_voxels
-from medconv.targets.segmentation import ABSENT, SegmentationTargets
+from medconv.targets.segmentation import ABSENT, SegmentationTargets, over_voxels
 
 
 @dataclass(frozen=True)

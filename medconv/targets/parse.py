@@ -1,12 +1,99 @@
 """Segmentation targets from a dataset.json or from the config: classes, overlapping regions, ignore label."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from medconv.targets.base import HIGHEST
+from medconv.targets.base import HIGHEST, names_of
 from medconv.targets.label_map import LabelMapTargets
-from medconv.targets.region_checks import IGNORE, NamesAndTargets, Regions, Source, region_targets
+from medconv.targets.regions import RegionTargets
+from medconv.targets.segmentation import SegmentationTargets
+from medconv.utils.errors import Argument, ArgumentError
+
+IGNORE = "ignore"  # the name that a dataset.json gives to the value of unlabelled voxels
+NamesAndTargets = tuple[tuple[str, ...], SegmentationTargets]  # class names with the background first
+Regions = dict[str, tuple[int, ...]]  # name to its label values
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where regions and their order are given, for messages: by arguments, or by keys of a file."""
+
+    regions: str = "regions"
+    order: str = "regions_order"
+    path: Path | None = None
+
+    def error(self, name: str, problem: str) -> ValueError:
+        """Args: name: `regions` or `order` of this source."""
+        if self.path is None:
+            return ArgumentError(name, problem)
+        return ValueError(f"{self.path}: {name}{problem}")
+
+
+def region_targets(
+    regions: Regions, order: Any, names: tuple[str, ...], ignore: int | None, source: Source
+) -> SegmentationTargets:
+    check_values(regions, names, ignore, source, source.regions)
+    if order is None:
+        _check_disjoint(regions, source)
+        order = [values[0] for values in regions.values()]
+    if not _is_order_of(order, regions):
+        raise source.error(
+            source.order,
+            f" must give each of {list(regions)} a label value of its own, one that lies in it, got {order}",
+        )
+    return RegionTargets(
+        names=tuple(regions),
+        values=tuple(regions.values()),
+        ignore=ignore,
+        order=tuple(int(value) for value in order),
+    )
+
+
+def _check_disjoint(regions: Regions, source: Source) -> None:
+    for first, second in combinations(regions, 2):
+        if set(regions[first]) & set(regions[second]):
+            raise source.error(
+                source.order,
+                f" is needed, as {first} and {second} overlap: for each of {list(regions)} the label value "
+                "that it writes into a prediction, later ones over earlier ones",
+            )
+
+
+def _is_order_of(order: Any, regions: Regions) -> bool:
+    """Whether an order has a different value of each region."""
+    if not isinstance(order, Sequence):
+        return False
+    if not all(type(value) is int for value in order):
+        return False
+    if len(order) != len(regions) or len(set(order)) < len(order):
+        return False
+    pairs = zip(order, regions.values(), strict=True)
+    return all(value in region for value, region in pairs)
+
+
+def check_values(
+    regions: Regions, names: Sequence[str], ignore: int | None, source: Source, name: str
+) -> None:
+    last = len(names) - 1
+    for region, values in regions.items():
+        invalid = [value for value in values if not 0 < value <= last]
+        if values and not invalid and len(set(values)) == len(values):
+            continue
+        if invalid:
+            reason = "the value to ignore" if ignore in invalid else "not a foreground value"
+            detail = f"{invalid[0]} is {reason}"
+        else:
+            detail = f"got {list(values)}"
+        problem = f": {region} must name different label values from 1 to {last}: {detail}"
+        raise source.error(name, problem)
+    if ignore is not None and ignore <= last:
+        raise source.error(
+            name, f": the value to ignore must be above all classes, 0 to {last}, got {ignore}"
+        )
 
 
 def parse_labels(labels: Any, order: Any, path: Path) -> NamesAndTargets:
@@ -98,3 +185,92 @@ def _parse_regions(groups: Regions, ignore: int | None, order: Any, path: Path) 
         )
     source = Source("labels", "regions_class_order", path)
     return names, region_targets(regions, order, names, ignore, source)
+
+
+def _region_values(region: str, members: Any, names: Sequence[str]) -> tuple[int, ...]:
+    """The label values of a region of the config: a class or a list of classes, each by value or name."""
+    if not isinstance(members, Sequence) or isinstance(members, str):
+        members = [members]
+    values = []
+    for member in members:
+        is_value = type(member) is int
+        values.append(member if is_value else _value_of(member, names, "regions", f"{region}: "))
+    return tuple(values)
+
+
+def _value_of(name: Any, names: Sequence[str], argument: str, location: str = "") -> int:
+    if name in names:
+        return list(names).index(name)
+    near = difflib.get_close_matches(str(name), names[1:], n=1)
+    hint = f"did you mean {near[0]}?" if near else f"the classes are {', '.join(names[1:])}"
+    raise ArgumentError(argument, f": {location}{name} is not a class; {hint}")
+
+
+def _drop_ignored(names: tuple[str, ...], ignore: Any) -> tuple[tuple[str, ...], int]:
+    """The remaining classes, and the value to ignore."""
+    value = ignore if type(ignore) is int else _value_of(ignore, names, "ignore_label")
+    last = len(names) - 1
+    # at least one foreground class remains
+    if not max(2, last) <= value <= HIGHEST:
+        meaning = f"class {names[value]}" if 0 <= value <= last else "not a label value"
+        lowest = f"{last} ({names[last]}, which is then not a class)" if last >= 2 else "2"
+        raise ArgumentError(
+            "ignore_label", f" must be above all classes, from {lowest} to {HIGHEST}, got {ignore}, {meaning}"
+        )
+    return names[:-1] if value == last else names, value
+
+
+def override(
+    names: Sequence[str],
+    targets: SegmentationTargets,
+    regions: Mapping[str, Any] | None,
+    regions_order: Sequence[int] | None,
+    ignore_label: Any,
+) -> NamesAndTargets:
+    """Class names and targets of a dataset after other regions, another order of them and another
+    value to ignore; None of all three keeps what the dataset declares.
+
+    Args:
+        names: what the dataset declares, with the background first.
+        targets: what the dataset declares.
+        regions: name to a class or a list of classes, each by value or by name.
+        regions_order: the label value that each region writes, later over earlier.
+        ignore_label: a value above all classes; or the name or value of the last class, which is then no
+            class; or a list of such a value and of further ones.
+    Raises:
+        ArgumentError: names the invalid argument.
+    """
+    if isinstance(ignore_label, (list, tuple)):
+        first, *further = ignore_label or [None]
+        names, targets = override(names, targets, regions, regions_order, first)
+        _check_also_ignored(further, names, targets.ignore, ignore_label)
+        return names, replace(targets, also_ignored=tuple(further))
+    names = names_of(names)
+    ignore = targets.ignore
+    keeps_declared = ignore_label is None or (ignore_label == IGNORE and ignore is not None)
+    if not keeps_declared:
+        names, ignore = _drop_ignored(names, ignore_label)
+    if regions:
+        values = {name: _region_values(name, members, names) for name, members in regions.items()}
+        return names, region_targets(values, regions_order, names, ignore, Source())
+    if regions_order:
+        raise ArgumentError(
+            "regions_order", f"={list(regions_order)} needs ", Argument("regions"), ", which is not set"
+        )
+    if not targets.exclusive:
+        check_values(targets.by_name, names, ignore, Source(), "ignore_label")
+        return names, replace(targets, ignore=ignore)
+    return names, LabelMapTargets.of_classes(names, ignore)
+
+
+def _check_also_ignored(
+    further: Sequence[Any], names: Sequence[str], ignore: int | None, ignore_label: Any
+) -> None:
+    are_valid = all(type(value) is int and len(names) <= value <= HIGHEST for value in further)
+    # checked last, as only whole numbers are certain to go into a set
+    if ignore is None or not are_valid or len({*further, ignore}) <= len(further):
+        raise ArgumentError(
+            "ignore_label",
+            " must be one value, or a list of different values above all classes, from "
+            f"{len(names)} to {HIGHEST}, got {ignore_label}",
+        )

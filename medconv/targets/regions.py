@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medconv.targets.base import label_values
-from medconv.targets.masking import over_voxels
-from medconv.targets.segmentation import ABSENT, SegmentationTargets
+from medconv.targets.segmentation import ABSENT, SegmentationTargets, over_voxels
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from medconv.metrics.dice import ClassScores
 from medconv.targets.base import NamedScore
 from medconv.targets.dice_scores import ValidatedCase
 from medconv.targets.label_map import LabelMapTargets, highest
-from medconv.targets.masking import over_voxels
+from medconv.targets.segmentation import over_voxels
 
 _BY_CLASS = ("dice", "brier", "calibration_error")  # in a row, a list each
 

@@ -22,8 +22,7 @@ from medconv.data.loading.samplers import Sampler
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.data.random_streams import RandomStream, generator
 from medconv.targets import Targets
-from medconv.targets.masking import over_voxels
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.targets.segmentation import SegmentationTargets, over_voxels
 from medconv.utils.errors import ArgumentError
 
 

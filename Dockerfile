@@ -6,7 +6,6 @@ ARG TORCH=https://download.pytorch.org/whl/cpu
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY medconv medconv
-COPY hydra_plugins hydra_plugins
 COPY conf conf
 RUN pip install --no-cache-dir --index-url "$TORCH" "$(grep ^torch== constraints.txt)" \
     && pip install --no-cache-dir -c constraints.txt '.[all]' && rm -rf /src

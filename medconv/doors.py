@@ -57,6 +57,10 @@ DIAGNOSES = "DIAGNOSES"
 # Formats of images: a tuple of "module:object", each a `medconv.data.io.formats.ImageFormat`.
 IMAGE_FORMATS = "IMAGE_FORMATS"
 
+# How `medconv train -m` runs a sweep: a tuple with one function of a `config.compose.Composer`, which returns
+# the exit code.
+SWEEPS = "SWEEPS"
+
 _named: list[str] = []  # packages that the command line names
 
 

@@ -28,7 +28,6 @@ ROOMS = [
     "inference",
     "training",
     "evaluation",
-    "sweeps",
     "cli",
 ]
 FEATURES = sorted(path.name for path in (PACKAGE / "features").iterdir() if (path / "__init__.py").is_file())

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 # Without experiments/, which name files as they were then.
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("data/*.md")])
 CONFIGS = sorted((ROOT / "conf").rglob("*.yaml"))
-FOLDERS = "medconv|tests|scripts|conf|docs|data|hydra_plugins|experiments"
+FOLDERS = "medconv|tests|scripts|conf|docs|data|experiments"
 
 
 def name(path: Path) -> str:

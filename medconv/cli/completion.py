@@ -39,7 +39,7 @@ def complete(arguments: Sequence[str], commands: Mapping[str, tuple[str, str]]) 
 
 
 def _let_hydra_answer(arguments: Sequence[str]) -> None:
-    compose.run_with_config(lambda *_: None, arguments)
+    compose.show(compose.hydra_flags(arguments, "medconv"))
 
 
 def _is_command_complete(words: Sequence[str], commands: Collection[str]) -> bool:

@@ -37,7 +37,7 @@ def run_command(options: argparse.Namespace) -> int:
     flags = compose.hydra_flags(options.overrides, "medconv preprocess")
     start_logging()
     if compose.only_shows(flags):
-        compose.show(flags, options.overrides)
+        compose.show(flags)
         return DONE
     # Not before: it loads torch, which takes seconds.
     from medconv.training.preprocess import preprocess

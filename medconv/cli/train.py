@@ -1,11 +1,20 @@
 """`medconv train`, `python train.py`: compose a config by Hydra and train; `-m` starts a sweep."""
 
-import argparse
+from __future__ import annotations
 
+import argparse
+import os
+from typing import TYPE_CHECKING, Any
+
+from medconv import doors
 from medconv.cli import overrides
 from medconv.cli.parsers import Parser
 from medconv.utils.exit_codes import DONE
-from medconv.utils.logging import start_logging
+from medconv.utils.logging import score_text, start_logging
+
+if TYPE_CHECKING:
+    from medconv.config.compose import Composed
+    from medconv.training.run_dir import RunDir
 
 _HYDRA_FLAGS = """\
 hydra:
@@ -38,8 +47,79 @@ def run_command(options: argparse.Namespace) -> int:
     flags = compose.hydra_flags(options.overrides, "medconv train")
     if compose.only_shows(flags):
         start_logging()
-        compose.show(flags, options.overrides)
+        compose.show(flags)
         return DONE
-    from medconv.sweeps.launch import train
+    # Not before: it loads torch, which takes seconds.
+    from medconv.training.run_dir import is_rank_zero
 
-    return train(options.overrides)
+    start_logging(is_rank_zero())
+    composer = compose.Composer(flags)
+    if not composer.is_sweep:
+        (composed,) = composer.configs()
+        return _train(composed)
+    for run_sweep in doors.objects(doors.SWEEPS):
+        return int(run_sweep(composer))
+    raise ValueError("-m starts a sweep, which is the work of medconv/features/sweeps: it is not installed")
+
+
+def _train(composed: Composed) -> int:
+    from omegaconf import OmegaConf
+
+    from medconv import config
+    from medconv.training.run import train
+    from medconv.training.run_dir import RunDir, is_rank_zero
+
+    os.environ.update(composed.settings.job.env_set)  # variables that the user's own config sets
+    checked = config.validate(composed.values)
+    folder = RunDir.of(checked, composed.choices)
+    if checked.run.dry_run:
+        print(f"# {folder.path}\n{OmegaConf.to_yaml(composed.values)}", end="")
+        return DONE
+    summary = train(checked, folder)
+    if is_rank_zero():
+        print(result_table(summary, folder))
+    return DONE
+
+
+def result_table(summary: dict[str, Any], folder: RunDir) -> str:
+    """Scores of the best checkpoint (for segmentation per class), and where everything is."""
+    lines = ["", *_score_lines(summary), *_caution(summary), "", _speed_line(summary)]
+    if summary.get("verdict"):
+        lines.append(summary["verdict"])
+    if summary.get("stopped_early"):
+        lines.append(f"stopped early: {summary['stopped_early']['reason']}")
+    lines.append(f"checkpoint  {folder.trained}")
+    lines.append(f"summary     {folder.path / 'summary.json'}")
+    if (folder.path / "tensorboard").is_dir():
+        lines.append(f"TensorBoard tensorboard --logdir {folder.path}")
+    return "\n".join(lines)
+
+
+def _score_lines(summary: dict[str, Any]) -> list[str]:
+    from medconv.targets import Targets
+
+    targets = Targets.from_plain(summary["targets"])
+    rows = targets.score_table(summary)
+    if not rows:
+        return ["no validation"]
+    width = max(len(name) for name, _ in rows)
+    case_count = len(summary["val/cases"])
+    lines = [f"{targets.score_title} over {case_count} validation cases, best checkpoint"]
+    for name, score in rows:
+        lines.append(f"  {name:<{width}}  {score_text(score)}")
+    return lines
+
+
+def _caution(summary: dict[str, Any]) -> list[str]:
+    """What speaks against the scores."""
+    warning = summary.get("split_warning")
+    return [f"caution: {warning}"] if warning else []
+
+
+def _speed_line(summary: dict[str, Any]) -> str:
+    speed = summary.get("samples_per_second") or 0
+    data_wait_percent = 100 * (summary.get("data_wait_share") or 0)
+    return (
+        f"{summary.get('steps')} steps in {summary.get('wall_seconds')} s, {speed:.1f} samples/s, "
+        f"{data_wait_percent:.1f} % of the time waiting for data"
+    )

@@ -1,20 +1,27 @@
-"""From a command line to a config by Hydra; `train` and `preprocess` share it."""
+"""From a command line to configs by Hydra: the config of a run, or those of a sweep."""
 
 import argparse
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from copy import deepcopy
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra._internal.utils import get_args_parser
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import _run_hydra, create_automatic_config_search_path, get_args_parser
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import ConfigCompositionException, OverrideParseException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import configure_log
+from hydra.errors import ConfigCompositionException, OverrideParseException, SearchPathException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from medconv import config
 from medconv.config.classes import search_folder
@@ -24,79 +31,157 @@ from medconv.config.override_text import escaped
 from medconv.config.replaced_classes import fit_classes
 from medconv.config.unknown_keys import check_names
 
+_MAIN_CONFIG = "train"
 _FULL_ERROR = "HYDRA_FULL_ERROR"
-_FILE_OF_SWEEPS = Path("runs/multirun.yaml")  # Hydra writes it; hydra.sweep.dir of conf/train.yaml
-_FLAGS_OF_CFG_JOB = ("--cfg", "-c", "job", "--resolve", "--cfg=job", "-cjob")
 
 
-def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[str]) -> None:
-    """Compose the config of these arguments and call `job` with it and Hydra's own settings.
+@dataclass(frozen=True)
+class Composed:
+    """A composed config with its interpolations, which `config.validate` makes a `RunConfig`.
 
-    A sweep calls `job` once per combination. An argument that only asks Hydra for information, such as
-    `--cfg hydra`, does not call it.
-    Raises: ConfigError: a key that does not exist. Any error of Hydra or `job`.
+    Args:
+        settings: Hydra's own, such as the overrides as they were typed.
     """
 
-    @hydra.main(version_base="1.3", config_path=str(config.conf_dir()), config_name="train")
-    def run_job(composed: DictConfig) -> None:
-        settings = HydraConfig.get()
-        modes.add(settings.mode)
-        if settings.mode == RunMode.RUN:
-            sys.argv[:] = full_argv  # Lightning starts the run's other processes with it
-        try:
-            _check_and_fit(composed, settings)
-        except config.ConfigError as error:
-            refused.append(error)  # Hydra would print a line of its own
-            return
-        job(composed, settings)
+    values: DictConfig
+    settings: Any
 
-    refused: list[config.ConfigError] = []
-    modes: set[RunMode | None] = set()
-    check_hydra_settings(arguments)
-    # Hydra then raises its errors instead of printing them; `guard` prints them.
-    full_error = os.environ.get(_FULL_ERROR)
-    os.environ[_FULL_ERROR] = "1"
-    full_argv = sys.argv[:]
+    @property
+    def choices(self) -> dict[str, str]:
+        """Group to option, such as `model` to `customconv`."""
+        return dict(self.settings.runtime.choices)
+
+
+class Composer:
+    """Composes the configs of a command line, each when it is asked for.
+
+    Errors are those of Hydra and OmegaConf, or a `ConfigError` that names the key or option and the nearest
+    ones. `hydra.main` is not used: it calls a function with each config, and knows no subcommands.
+    Args:
+        flags: from `hydra_flags`.
+    Attributes:
+        overrides: as Hydra reads them; those of a sweep with all values.
+        is_sweep: by `-m`, or by `hydra.mode` in a config of the user's own.
+    """
+
+    def __init__(self, flags: argparse.Namespace) -> None:
+        version.setbase("1.3")
+        check_hydra_settings(flags.overrides)
+        self._typed = flags.overrides
+        self.overrides = [escaped(override) for override in flags.overrides]
+        self._config_name = flags.config_name or _MAIN_CONFIG
+        folder = flags.config_path or str(config.conf_dir())
+        search_path = create_automatic_config_search_path(__file__, None, folder)
+        if flags.config_dir is not None:
+            own = Path(flags.config_dir).absolute()
+            if not own.is_dir():
+                raise SearchPathException(f"Additional config directory '{own}' not found")
+            search_path.prepend("command-line", f"file://{own}", SearchPathQuery(provider="schema"))
+        self._hydra = Hydra("medconv", ConfigLoaderImpl(search_path))
+        self.is_sweep = flags.multirun or self._mode() == RunMode.MULTIRUN
+
+    def _mode(self) -> Any:
+        """`hydra.mode`; None: not set, or the config has an error, which `run` raises."""
+        return self._hydra.get_mode(self._config_name, self.overrides)
+
+    def configs(self) -> list[Composed]:
+        """The config of a run; of a sweep one for each combination of the overrides with several values."""
+        if not self.is_sweep:
+            with _explained(self._typed):
+                return [_checked(self._load(RunMode.RUN))]
+        settings = self.sweep_settings
+        overrides = [f"{key}={values}" for key, values in (settings.sweeper.get("params") or {}).items()]
+        overrides += OmegaConf.to_container(settings.overrides.task, resolve=False)
+        with _explained(self._typed):
+            parser = OverridesParser.create(config_loader=self._hydra.config_loader)
+            (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides(overrides), None)
+        return [self.job(combination) for combination in combinations]
+
+    @property
+    def sweep_settings(self) -> Any:
+        """Hydra's settings of the whole sweep, such as its launcher and the overrides with all values."""
+        return self._sweep.hydra
+
+    @cached_property
+    def _sweep(self) -> DictConfig:
+        with _explained(self._typed):
+            return self._load(RunMode.MULTIRUN)
+
+    def job(self, overrides: Sequence[str]) -> Composed:
+        """The config of a job of the sweep. Args: overrides: without several values."""
+        with _explained(self._typed):
+            return _checked(self._hydra.config_loader.load_sweep_config(self._sweep, list(overrides)))
+
+    def _load(self, mode: RunMode) -> DictConfig:
+        overrides = [*self.overrides, f"hydra.mode={mode.name}"]
+        composed = self._hydra.compose_config(self._config_name, overrides, mode, with_log_configuration=True)
+        if composed.hydra.callbacks:
+            raise config.ConfigError("hydra.callbacks has no effect: callbacks=NAME chooses Lightning's")
+        return composed
+
+
+def compose(arguments: Sequence[str]) -> list[Composed]:
+    """The config of these arguments of `medconv train`, or those of a sweep. Raises: as `Composer`."""
+    return Composer(hydra_flags(arguments, "medconv train")).configs()
+
+
+def validated_configs(arguments: Sequence[str]) -> list[config.RunConfig]:
+    """The same as `compose`, checked. Raises: ConfigError: as `Composer` and `validate`."""
+    return [config.validate(composed.values) for composed in compose(arguments)]
+
+
+@contextmanager
+def _explained(arguments: Sequence[str]) -> Iterator[None]:
+    """Inside, Hydra's errors name the nearest keys and options, or how a value is written."""
     try:
-        sys.argv[1:] = map(escaped, arguments)  # Hydra reads the arguments there and knows no subcommands
-        with _help_of_any_type():
-            run_job()
+        yield
     except ConfigCompositionException as error:
         raise explained(error, arguments) from error
     except OverrideParseException as error:
         how = "write KEY=VALUE, and a value with spaces, commas, brackets or other special characters as"
         raise config.ConfigError(f"cannot read {error.override}: {how} 'KEY=\"VALUE\"'") from error
-    finally:
-        sys.argv[:] = full_argv
-        if RunMode.MULTIRUN in modes:
-            _FILE_OF_SWEEPS.unlink(missing_ok=True)  # of one sweep, in the folder of all runs
-        os.environ.pop(_FULL_ERROR)
-        if full_error is not None:
-            os.environ[_FULL_ERROR] = full_error
-    if refused:
-        raise refused[0]
 
 
-def validated_configs(arguments: Sequence[str]) -> list[config.RunConfig]:
-    """The config of these arguments, or those of a sweep.
+def _checked(whole: DictConfig) -> Composed:
+    """Separate Hydra's settings, check the names of keys, and find the user's classes.
 
-    Raises: ConfigError: as `run_with_config` and `validate`.
+    Raises: ConfigError: as `check_names`.
     """
-    composed: list[DictConfig] = []
-    run_with_config(lambda each, _: composed.append(each), arguments)
-    # Not by the job: Hydra would print a line of its own above an error.
-    return [config.validate(each) for each in composed]
-
-
-def _check_and_fit(composed: DictConfig, settings: Any) -> None:
-    """Check the names of keys, and find the user's classes. Raises: ConfigError: as `check_names`."""
-    values: Any = OmegaConf.to_container(composed, resolve=False)
-    check_names(values)
+    settings = whole.hydra
+    with read_write(settings), open_dict(settings):
+        settings.runtime.output_dir = str(Path.cwd())  # the log files of hydra/job_logging=default are there
+    configure_log(settings.job_logging, settings.verbose)
+    values = deepcopy(whole)
+    with read_write(values), open_dict(values):
+        del values["hydra"]
+    _fill_in_hydras(values, whole)
+    plain: Any = OmegaConf.to_container(values, resolve=False)
+    check_names(plain)
     # before classes are imported, whether the command line or a YAML file names them
-    for _, target in iter_targets(values, "config"):
+    for _, target in iter_targets(plain, "config"):
         for folder in _folders_of_classes(settings):
             search_folder(target, folder)
-    fit_classes(composed, settings)
+    fit_classes(values, settings)
+    return Composed(values, settings)
+
+
+def _fill_in_hydras(values: DictConfig, whole: DictConfig) -> None:
+    """Replace interpolations such as `${hydra:runtime.choices.model}`, which Hydra knows only now.
+
+    Its settings are not left for later: Lightning would add overrides to the processes that it starts.
+    """
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(whole)
+    try:
+        for key, value in config.flatten(OmegaConf.to_container(values, resolve=False)).items():
+            if "${hydra:" in str(value):
+                filled = OmegaConf.select(values, key)
+                is_list = OmegaConf.is_config(filled)
+                OmegaConf.update(
+                    values, key, OmegaConf.to_container(filled, resolve=True) if is_list else filled
+                )
+    finally:
+        HydraConfig.instance().cfg = before  # a program of the user's own may have Hydra's settings too
 
 
 def _folders_of_classes(settings: Any) -> list[Path]:
@@ -148,6 +233,10 @@ def hydra_flags(arguments: Sequence[str], command: str) -> argparse.Namespace:
             f"{problem}; keys are written as in trainer.max_steps=20, all before or all after flags; "
             f"flags: {command} --help"
         )
+    if flags.experimental_rerun is not None:
+        raise config.ConfigError("--experimental-rerun is refused: it would run what a pickle file says")
+    if flags.resolve and not flags.cfg:
+        raise config.ConfigError("--resolve is for --cfg job")
     return flags
 
 
@@ -156,20 +245,38 @@ def only_shows(flags: argparse.Namespace) -> bool:
     return bool(flags.cfg or flags.info or flags.hydra_help or flags.shell_completion)
 
 
-def show(flags: argparse.Namespace, arguments: Sequence[str]) -> None:
+def show(flags: argparse.Namespace) -> None:
     """Print what Hydra is asked for; `--cfg job` prints what a run would get, or refuses it as a run would.
 
-    Args: flags: as `hydra_flags` reads them from the arguments.
-    Raises: as `run_with_config`.
+    Raises: as `Composer`.
     """
-    # a package is a part of the config, and a sweep would begin
+    # a package is a part of the config
     if flags.cfg != "job" or flags.package or flags.multirun:
-        run_with_config(lambda *_: None, arguments)
+        _let_hydra_show(flags)
         return
     as_yaml = resolved if flags.resolve else OmegaConf.to_yaml
-    # with the flag, Hydra would print the config itself and call no job, and so check nothing
-    overrides = [argument for argument in arguments if argument not in _FLAGS_OF_CFG_JOB]
-    run_with_config(lambda composed, _: print(as_yaml(composed), end=""), overrides)
+    for composed in Composer(flags).configs():
+        print(as_yaml(composed.values), end="")
+
+
+def _let_hydra_show(flags: argparse.Namespace) -> None:
+    version.setbase("1.3")
+    check_hydra_settings(flags.overrides)
+    shown = argparse.Namespace(**{**vars(flags), "overrides": [escaped(each) for each in flags.overrides]})
+    # Hydra then raises its errors instead of printing them; `guard` prints them.
+    full_error = os.environ.get(_FULL_ERROR)
+    os.environ[_FULL_ERROR] = "1"
+    try:
+        with _explained(flags.overrides), _help_of_any_type():
+            _run_hydra(shown, get_args_parser(), _run_nothing, str(config.conf_dir()), _MAIN_CONFIG)
+    finally:
+        os.environ.pop(_FULL_ERROR)
+        if full_error is not None:
+            os.environ[_FULL_ERROR] = full_error
+
+
+def _run_nothing(composed: DictConfig) -> None:
+    """Hydra wants to know what it would run."""
 
 
 def resolved(composed: DictConfig) -> str:

@@ -24,13 +24,10 @@ _FOLDERS_OF_HYDRA = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra
 
 def check_hydra_settings(arguments: Sequence[str]) -> None:
     """Raises: ConfigError: a setting of Hydra's without effect, or a launcher whose jobs would not train."""
-    problems = [problem for argument in arguments if (problem := _hydra_problem(argument))]
-    if not problems:
-        return
-    from medconv.utils import cluster  # loads torch, which printing a config does not need
-
-    if cluster.is_first():  # Lightning itself gives the other ranks such arguments
-        raise ConfigError(problems[0])
+    for argument in arguments:
+        problem = _hydra_problem(argument)
+        if problem:
+            raise ConfigError(problem)
 
 
 def _hydra_problem(argument: str) -> str:

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.types import RunMode
-from omegaconf import DictConfig
 
 from medconv.config import ConfigError, RunConfig, validate
-from medconv.config.compose import run_with_config
+from medconv.config.compose import Composer, hydra_flags
 from medconv.config.python_values import as_override
 from medconv.data.loading.datamodule import DataModule
 from medconv.targets import Targets
@@ -98,16 +96,15 @@ def compose(
         HydraException, OmegaConfBaseException: as Hydra raises them.
     """
     arguments = _arguments(overrides, config_dir, values)
-    composed_configs: list[tuple[DictConfig, Any]] = []
     with logging_of_a_call():
-        run_with_config(lambda *composed: composed_configs.append(composed), arguments)
-        composed, settings = composed_configs[0]
-        if settings.mode == RunMode.MULTIRUN:
+        composer = Composer(hydra_flags(arguments, "medconv train"))
+        if composer.is_sweep:
             raise ConfigError(f"hydra.mode=MULTIRUN: sweeps need {_COMMAND} -m")
-        config = validate(composed)
+        (composed,) = composer.configs()
+        config = validate(composed.values)
     if config.run.dir or config.run.name:
         return config
-    name = default_name(config, dict(settings.runtime.choices))
+    name = default_name(config, composed.choices)
     return replace(config, run=replace(config.run, name=name))
 
 

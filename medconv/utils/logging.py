@@ -79,6 +79,11 @@ def some(items: Sequence[str], max_items: int = 5) -> str:
     return text
 
 
+def score_text(score: float | None) -> str:
+    """A score in a table; dashes if it is undefined."""
+    return "  -   " if score is None else f"{score:.4f}"
+
+
 def size_text(sizes: Iterable[float], digits: int = 6) -> str:
     """Sizes along axes with so many significant digits, such as `0.5 x 0.5 x 7.5`."""
     return " x ".join(f"{size:.{digits}g}" for size in sizes)

@@ -22,13 +22,7 @@ _TINY_LIMIT = 10  # times a part's limit in the tiny form, where speed means not
 _LEAST_S = 15.0  # a part is not begun with less time left
 _ANSWERED = ("holds", "missed", "ran", "skipped")
 # What parts use; imported once, before the first is forked.
-_LIBRARIES = (
-    "lightning",
-    "monai.losses",
-    "monai.networks.nets",
-    "medconv.training.run",
-    "medconv.sweeps.launch",
-)
+_LIBRARIES = ("lightning", "monai.losses", "monai.networks.nets", "medconv.training.run", "medconv.cli.train")
 
 
 def main(words: Sequence[str] | None = None) -> int:

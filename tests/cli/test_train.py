@@ -1,8 +1,17 @@
-"""`medconv train` and `python train.py`: help and printed configs."""
+"""`medconv train` and `python train.py`: help, printed configs and results."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 from helpers import tiny
+
+from medconv.cli import train
+from medconv.features.image_level.multiclass import MulticlassTargets
+from medconv.targets.label_map import LabelMapTargets
+from medconv.training.run_dir import RunDir
+from medconv.utils.exit_codes import USER
 
 
 def test_train_py_prints_the_same_as_medconv_train(tmp_path: Path) -> None:
@@ -17,3 +26,54 @@ def test_a_resolved_config_is_printed_without_interpolations(tmp_path: Path) -> 
     done = tiny.command("train", "--cfg", "job", "--resolve", "trainer.max_steps=3", cwd=tmp_path)
     assert done.returncode == 0 and "${" not in done.stdout and "max_steps: 3" in done.stdout
     assert "channels: '(from the data: channels)'" in done.stdout
+
+
+def test_a_sweep_without_its_feature_is_one_line(tmp_path: Path) -> None:
+    code = """
+import sys
+sys.modules["medconv.features"] = None
+sys.argv = ["medconv", "train", "-m", "seed=0,1"]
+from medconv.cli.main import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (USER, "")
+    assert done.stderr.startswith("error: -m starts a sweep, which is the work of medconv/features/sweeps")
+
+
+def test_the_result_shows_scores_speed_and_files(tmp_path: Path) -> None:
+    folder = RunDir(tmp_path)
+    dice = {
+        "val/dice": 0.75,
+        "val/dice_per_class": {"box": 0.5, "hole": None},
+        "val/cases": {"a": {}, "b": {}},
+        "targets": LabelMapTargets.of_classes(("background", "box", "hole")).plain(),
+    }
+    speed = {"steps": 4, "wall_seconds": 2.0, "samples_per_second": 3.25, "data_wait_share": 0.125}
+    lines = train.result_table({**dice, **speed}, folder).splitlines()
+    assert lines[1:5] == [
+        "Dice over 2 validation cases, best checkpoint",
+        "  box              0.5000",
+        "  hole               -   ",
+        "  mean foreground  0.7500",
+    ]
+    assert "4 steps in 2.0 s, 3.2 samples/s, 12.5 % of the time waiting for data" in lines
+    assert f"checkpoint  {folder.last}" in lines  # there is no best one
+    targets = MulticlassTargets(("no", "yes")).plain()
+    auc = {"targets": targets, "val/auc": 0.9, "val/accuracy": 0.8, "val/cases": {"a": {}}}
+    text = train.result_table(auc, folder)
+    assert "scores over 1 validation cases" in text and re.search(r"\n  auc +0\.9000\n", text)
+    assert "no validation" in train.result_table({"targets": targets}, folder)
+
+
+def test_a_caution_stands_below_the_scores(tmp_path: Path) -> None:
+    targets = MulticlassTargets(("no", "yes")).plain()
+    summary = {
+        "targets": targets,
+        "val/auc": 0.9,
+        "val/cases": {"a": {}},
+        "split_warning": "two of one patient",
+    }
+    lines = train.result_table(summary, RunDir(tmp_path)).splitlines()
+    scores_end = next(number for number, line in enumerate(lines) if "auc" in line)
+    assert "caution: two of one patient" in lines[scores_end + 1 : scores_end + 3]

@@ -77,6 +77,22 @@ def test_an_override_may_be_an_interpolation() -> None:
     assert OmegaConf.is_interpolation(composed_config.model, "strides")
 
 
+def test_hydras_own_settings_may_be_used() -> None:
+    """They are filled in at once, in lists too."""
+    composed_config = config_of(
+        "model=segresnet", "run.name=x-${hydra:runtime.choices.model}", "tags=['${hydra:job.config_name}']"
+    )
+    plain: Any = OmegaConf.to_container(composed_config, resolve=False)
+    assert plain["run"]["name"] == "x-segresnet" and plain["tags"] == ["train"]
+
+
+def test_flags_without_effect_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--resolve is for --cfg job"):
+        compose.hydra_flags(["--resolve"], "medconv train")
+    with pytest.raises(ConfigError, match="hydra.callbacks has no effect: callbacks=NAME chooses"):
+        config_of("+hydra.callbacks.mine._target_=mine.Callback")
+
+
 @pytest.mark.parametrize("override", ["data.root", "data.root=ü,b", "data.patch_size=[1,2", "loss=a(b"])
 def test_what_cannot_be_read_is_named_with_the_way_to_write_it(override: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"cannot read {override}: write KEY=VALUE, and")):
@@ -140,13 +156,13 @@ def test_a_config_that_a_run_would_refuse_is_not_printed(capsys: pytest.CaptureF
     for flags in (["--cfg", "job"], ["--cfg", "job", "--resolve"], ["-c", "job"]):
         arguments = ["+mykey=1", *flags]
         with pytest.raises(ConfigError, match=r"^there is no key mykey; --cfg job prints all keys$"):
-            compose.show(compose.hydra_flags(arguments, "medconv train"), arguments)
+            compose.show(compose.hydra_flags(arguments, "medconv train"))
     assert capsys.readouterr().out == ""
 
 
 def test_a_printed_config_is_what_a_run_gets(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--cfg", "job", "seed=7"]
-    compose.show(compose.hydra_flags(arguments, "medconv train"), arguments)
+    compose.show(compose.hydra_flags(arguments, "medconv train"))
     assert yaml.safe_load(capsys.readouterr().out) == OmegaConf.to_container(config_of("seed=7"))
 
 

@@ -2,7 +2,6 @@
 
 import re
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -50,11 +49,8 @@ from medconv.utils.logging import message
     ],
 )
 def test_unknown_keys_and_options_are_refused_with_the_nearest_ones(override: str, expected: str) -> None:
-    def job(config: Any, settings: Any) -> None:
-        raise AssertionError("no job may start")
-
     with pytest.raises(Exception) as error:
-        compose.run_with_config(job, [override])
+        compose.compose([override])
     assert expected in message(error.value)
 
 
@@ -83,7 +79,7 @@ def test_a_key_that_no_config_has_cannot_be_added(
     override: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)):
-        compose.run_with_config(lambda *_: None, [override])
+        compose.compose([override])
     assert "Error executing job" not in capsys.readouterr().err  # Hydra's own line
 
 
@@ -100,7 +96,7 @@ def test_values_that_hydra_cannot_read_without_assertions_are_refused(
 
 def test_all_keys_that_no_config_has_are_named_at_once() -> None:
     with pytest.raises(ConfigError) as error:
-        compose.run_with_config(lambda *_: None, ["+data.x1=1", "+perf.x2=2"])
+        compose.compose(["+data.x1=1", "+perf.x2=2"])
     first, *lines = str(error.value).splitlines()
     assert first == "2 keys of the config are wrong:"
     assert sorted(lines) == [
@@ -110,6 +106,6 @@ def test_all_keys_that_no_config_has_are_named_at_once() -> None:
 
 def test_a_new_key_of_a_class_needs_a_plus() -> None:
     with pytest.raises(ConfigError, match=r"there is no key model\.zzz; \+model\.zzz=\.\.\. adds a key"):
-        compose.run_with_config(lambda *_: None, ["model.zzz=1"])
+        compose.compose(["model.zzz=1"])
     with pytest.raises(ConfigError, match=r"there is no key data\.zzz; --cfg job prints all keys$"):
-        compose.run_with_config(lambda *_: None, ["data.zzz=1"])
+        compose.compose(["data.zzz=1"])

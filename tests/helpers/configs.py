@@ -41,6 +41,4 @@ def derived(**values: Any) -> Derived:
 
 def composed(*arguments: str) -> Any:
     """The config that `medconv train` composes of these arguments."""
-    configs: list[Any] = []
-    compose.run_with_config(lambda config, _: configs.append(config), arguments)
-    return configs[0]
+    return compose.compose(arguments)[0].values

@@ -14,7 +14,7 @@ from helpers.processes import FORKED, Forked, is_running
 from helpers.stopped import stopped
 
 from medconv.evaluation.folds import read_folds
-from medconv.sweeps import run
+from medconv.features.sweeps import run
 from medconv.utils.exit_codes import DONE, PREEMPTED
 
 STEPS = 8

@@ -14,10 +14,11 @@ from types import SimpleNamespace
 
 from helpers import tiny
 from helpers.waiting import until
-from hydra.core.global_hydra import GlobalHydra
 
 from medconv.cli.entrypoint import guard
 from medconv.cli.main import run
+from medconv.features.sweeps import run_job
+from medconv.features.sweeps.job import RUN_JOB
 
 
 class Forked:
@@ -62,7 +63,7 @@ class ForkedJob:
     """
 
     def __init__(self, command: list[str], env: dict[str, str]) -> None:
-        assert command[1:3] == ["-m", "medconv.cli"], command
+        assert command[1:3] == ["-m", RUN_JOB], command
         self.pid = os.fork()
         if self.pid:
             with Path("job_pids").open("a") as file:
@@ -73,9 +74,9 @@ class ForkedJob:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.clear()
         os.environ.update(env)
-        GlobalHydra.instance().clear()  # a search starts its jobs inside Hydra
-        sys.argv = ["medconv", *command[3:]]
-        code = guard(partial(run, command[3:]))
+        folder, *arguments = command[3:]
+        sys.argv = ["medconv", folder, *arguments]
+        code = guard(partial(run_job.train, Path(folder), arguments))
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(code)
 
@@ -95,7 +96,7 @@ class ForkedJob:
         return os.waitstatus_to_exitcode(ended[1])
 
 
-# to be put in the place of the module `subprocess` in `medconv.sweeps.run`
+# to be put in the place of the module `subprocess` in `medconv.features.sweeps.run`
 FORKED = SimpleNamespace(Popen=ForkedJob, TimeoutExpired=subprocess.TimeoutExpired)
 
 

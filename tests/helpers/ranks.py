@@ -27,7 +27,6 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     [
         "medconv.cli.main",
-        "medconv.sweeps.launch",
         "medconv.training.run",
         "monai.losses",
         "nibabel",

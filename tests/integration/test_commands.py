@@ -10,7 +10,7 @@ import torch
 from helpers import ranks, tiny
 from helpers.processes import FORKED, Forked
 
-from medconv.sweeps import run as sweep
+from medconv.features.sweeps import run as sweep
 from medconv.utils.exit_codes import DONE, USER
 
 

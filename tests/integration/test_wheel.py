@@ -67,7 +67,6 @@ def test_configs_travel_along(installed: Path, tmp_path: Path) -> None:
     assert (installed / "medconv/conf/train.yaml").is_file()
     assert (installed / "bin/medconv").is_file()
     assert not (installed / "medconv/benchmarks").exists() and not (installed / "benchmarks").exists()
-    assert (installed / "hydra_plugins/medconv_sweeps/__init__.py").is_file()
     assert (installed / "medconv/py.typed").is_file()
     script = str(installed / "bin/medconv")
     assert start(installed, tmp_path, script, "--version").stdout == f"medconv {medconv.__version__}\n"

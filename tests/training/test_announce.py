@@ -147,7 +147,7 @@ def test_tensorboard_shows_all_hyperparameters_or_those_of_a_sweep_with_the_best
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep: str, expected: dict[str, Any]
 ) -> None:
     """Other loggers get all hyperparameters in both cases."""
-    monkeypatch.setenv(tensorboard.OF_A_SWEEP, sweep)
+    monkeypatch.setenv(tensorboard.HPARAMS, sweep)
     folder, board = RunDir(tmp_path), TensorBoard(tmp_path, name="", version="tensorboard")
     other = CSVLogger(tmp_path)
     score = {"name": "val/mae", "words": "mean absolute error", "mode": "min"}

@@ -13,8 +13,8 @@ import torch
 from helpers import tiny
 
 import medconv
+from medconv.cli.main import run as run_command
 from medconv.config import ConfigError
-from medconv.sweeps import launch
 from medconv.training import api, run
 from medconv.utils.exit_codes import PREEMPTED
 from medconv.utils.signals import RunInterrupted
@@ -42,7 +42,7 @@ def test_keywords_are_keys_and_groups(overrides: list[str]) -> None:
 
 def test_the_folder_is_that_of_the_command(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     config = medconv.compose(overrides)
-    launch.train([*overrides, "run.dry_run=true"])
+    run_command(["train", *overrides, "run.dry_run=true"])
     assert f"# runs/{config.run.name}\n" in capsys.readouterr().out
 
 
@@ -86,7 +86,7 @@ def test_a_run_gives_its_result_and_is_not_trained_twice(overrides: list[str]) -
 
 def test_the_same_weights_as_by_the_command(overrides: list[str]) -> None:
     result = medconv.train(overrides, trainer__max_steps=2, run__name="python")
-    launch.train([*overrides, "trainer.max_steps=2", "run.name=command"])
+    run_command(["train", *overrides, "trainer.max_steps=2", "run.name=command"])
     files = [result.checkpoint, Path("runs/command/checkpoints/best.ckpt")]
     first, second = (torch.load(file, weights_only=True)["state_dict"] for file in files)
     assert first.keys() == second.keys()

@@ -19,7 +19,7 @@ from medconv.targets import monitor
 from medconv.training.run_dir import RunDir
 
 # Environment variable of a sweep's job: its own overrides, as JSON.
-OF_A_SWEEP = "MEDCONV_SWEEP"
+HPARAMS = "MEDCONV_HPARAMS"
 
 
 class TensorBoard(TensorBoardLogger):
@@ -73,7 +73,7 @@ def log_hyperparameters(trainer: Trainer, config: RunConfig, folder: RunDir) -> 
     groups = ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")
     content = {group: node for group, node in config.plain().items() if group in groups}
     params = {key: _loggable(value) for key, value in configs.flatten(content).items()}
-    overrides = json.loads(os.environ.get(OF_A_SWEEP) or "{}")
+    overrides = json.loads(os.environ.get(HPARAMS) or "{}")
     overrides = {key: _number(value) for key, value in overrides.items()}
     monitored = monitor.metric_of_summary(folder.summary())
     for logger in trainer.loggers:

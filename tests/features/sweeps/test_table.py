@@ -1,4 +1,4 @@
-"""medconv/sweeps/table.py: jobs are ranked by the monitored metric; the table and `sweep.csv` hold their results."""
+"""medconv/features/sweeps/table.py: jobs are ranked by the monitored metric; the table and `sweep.csv` hold their results."""
 
 import csv
 import json
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from medconv.sweeps import table
-from medconv.sweeps.job import Job
+from medconv.features.sweeps import table
+from medconv.features.sweeps.job import Job
 from medconv.targets import monitor
 from medconv.utils.exit_codes import USER
 

@@ -7,13 +7,13 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
-from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from medconv.config import ConfigError
-from medconv.sweeps.job import key
+from medconv.config.compose import Composed
+from medconv.features.sweeps.job import key
 
-Compose = Callable[[list[str]], DictConfig]
+Compose = Callable[[list[str]], Composed]
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ConfigError)
 # Random points of the space: if none of them composes, the mistake is not in a combination.
 _MAX_COMPOSED = 10
@@ -56,7 +56,7 @@ def search_space(overrides: Sequence[Override], optuna: Any) -> SearchSpace:
     return SearchSpace(distributions, fixed)
 
 
-def first_config(space: SearchSpace, compose: Compose, optuna: Any) -> DictConfig:
+def first_config(space: SearchSpace, compose: Compose, optuna: Any) -> Composed:
     """The first random point of the space that composes.
 
     Raises:
@@ -72,7 +72,7 @@ def first_config(space: SearchSpace, compose: Compose, optuna: Any) -> DictConfi
         except COMPOSE_ERRORS as error:
             last_error = error
             continue
-        if composed.data.fold == "all":
+        if composed.values.data.fold == "all":
             raise ConfigError(
                 "hydra/sweeper=optuna: data.fold=all leaves no cases to validate, and no score to compare"
             )

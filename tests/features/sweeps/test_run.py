@@ -1,4 +1,4 @@
-"""medconv/sweeps/run.py: jobs one after another; how they end, and how a stopped sweep stops them."""
+"""medconv/features/sweeps/run.py: jobs one after another; how they end, and how a stopped sweep stops them."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from medconv.cli.entrypoint import guard
-from medconv.sweeps import run
+from medconv.features.sweeps import run
 from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
 
 

@@ -14,12 +14,13 @@ from helpers import configs, tiny
 from helpers.processes import FORKED, Forked
 from helpers.stopped import stopped
 from hydra.errors import ConfigCompositionException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from medconv.config import ConfigError, conf_dir, data_of
-from medconv.sweeps import optuna_search, run
-from medconv.sweeps.job import Job
-from medconv.sweeps.search_space import SearchSpace
+from medconv.config.compose import Composed
+from medconv.features.sweeps import optuna_search, run
+from medconv.features.sweeps.job import Job
+from medconv.features.sweeps.search_space import SearchSpace
 from medconv.targets.monitor import DICE
 from medconv.utils.exit_codes import DONE, PREEMPTED, USER
 
@@ -181,7 +182,7 @@ def test_a_resumed_search_proposes_new_values(tmp_path: Path) -> None:
     assert len(set(rates)) == 3
 
 
-def composed(folder: Path, overrides: list[str]) -> DictConfig:
+def composed(folder: Path, overrides: list[str]) -> Composed:
     """The config as Hydra composes it; a kernel size for a model without one does not compose."""
     if "misspelt=1" in overrides or (
         "model=monai_unet" in overrides and any(o.startswith("model.kernel_size=") for o in overrides)
@@ -195,7 +196,8 @@ def composed(folder: Path, overrides: list[str]) -> DictConfig:
     names = {"name": "boxes", "class_names": ["background", "box"], "modalities": ["MRI"]}
     layout = {"_target_": "medconv.data.case.Dataset", "cases": cases, **names}
     data = OmegaConf.merge(OmegaConf.load(conf_dir() / "data/base.yaml"), {"layout": layout})
-    return OmegaConf.create({"run": run, "data": data, "hydra": {**settings, **commands}})
+    values = OmegaConf.create({"run": run, "data": data})
+    return Composed(values, OmegaConf.create({**settings, **commands}))
 
 
 WELL = """

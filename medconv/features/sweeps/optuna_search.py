@@ -6,16 +6,17 @@ that were running.
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from medconv.config import ConfigError, DataConfig, data_of
-from medconv.sweeps import run as sweeps_run
-from medconv.sweeps.job import Job, home, key
-from medconv.sweeps.search_space import (
+from medconv.features.sweeps import run as sweeps_run
+from medconv.features.sweeps.job import Job, home, key
+from medconv.features.sweeps.search_space import (
     COMPOSE_ERRORS,
     Compose,
     SearchSpace,
@@ -43,11 +44,14 @@ _FILES = "files"  # a hash of the state of the dataset's files
 log = logging.getLogger(__name__)
 
 
-def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose) -> int:
+def run(
+    arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose, typed: Sequence[str] = ()
+) -> int:
     """Search, print and write the table. Returns: the exit code.
 
     Args:
         arguments: overrides; those with several values are part of the search space.
+        typed: all overrides of the command line, also those of Hydra's own settings.
         settings: of `conf/hydra/sweeper/optuna.yaml`.
 
     Raises:
@@ -61,19 +65,20 @@ def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose)
     overrides = parsed([*params, *arguments])
     space = search_space(overrides, optuna)
     composed = first_config(space, compose, optuna)
-    folder = home(composed)
-    monitored = find_data(data_of(composed))[0].targets.monitored
-    if composed.run.dry_run:
+    folder = home(composed.values, typed)
+    monitored = find_data(data_of(composed.values))[0].targets.monitored
+    if composed.values.run.dry_run:
         print(f"{settings['n_trials']} trials by Optuna for the best {monitored.name}, into {folder}, over")
         print("\n".join(f"  {o.input_line}" for o in overrides if o.is_sweep_override()))
         return DONE
     study = _study(folder, settings, monitored, optuna)
     _check_same_search(study, folder, space)
-    _warn_of_changed_files(study, data_of(composed))
-    launcher: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
-    _search(study, space, settings, launcher, compose, optuna)
+    _warn_of_changed_files(study, data_of(composed.values))
+    launcher: Any = OmegaConf.to_container(composed.settings.launcher, resolve=True)
+    make_job = partial(_job, compose=compose, typed=typed)
+    _search(study, space, settings, launcher, make_job, optuna)
     ended_trials = [trial for trial in study.get_trials() if _CODE in trial.user_attrs]
-    return sweeps_run.finish([_job(trial, compose) for trial in ended_trials])
+    return sweeps_run.finish([make_job(trial) for trial in ended_trials])
 
 
 def _search(
@@ -81,7 +86,7 @@ def _search(
     space: SearchSpace,
     settings: Mapping[str, Any],
     launcher: Mapping[str, Any],
-    compose: Compose,
+    make_job: Callable[[Any], Job],
     optuna: Any,
 ) -> None:
     keys = [key(name) for name in space.distributions]
@@ -90,7 +95,7 @@ def _search(
         trials = _next(study, space, settings, optuna)
         if not trials:
             return
-        jobs = _jobs(study, trials, compose, optuna)
+        jobs = _jobs(study, trials, make_job, optuna)
         if jobs:
             # Optuna counts trials from 0.
             numbers = [number + 1 for number in jobs]
@@ -149,12 +154,12 @@ def _next(study: Any, space: SearchSpace, settings: Mapping[str, Any], optuna: A
     return new_trials
 
 
-def _jobs(study: Any, trials: Sequence[Any], compose: Compose, optuna: Any) -> dict[int, Job]:
+def _jobs(study: Any, trials: Sequence[Any], make_job: Callable[[Any], Job], optuna: Any) -> dict[int, Job]:
     """Trial number to job. Trials whose values do not compose have failed."""
     jobs = {}
     for trial in trials:
         try:
-            jobs[trial.number] = _job(trial, compose)
+            jobs[trial.number] = make_job(trial)
         except COMPOSE_ERRORS as error:
             values = " ".join(chosen(trial.params))
             reason = shown(f"{values}: does not compose: {message(error)}")
@@ -178,9 +183,8 @@ def _tell(study: Any, trial: Any, job: Job, optuna: Any) -> None:
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
 
 
-def _job(trial: Any, compose: Compose) -> Job:
-    composed = compose(list(trial.user_attrs[_OVERRIDES]))
-    job = Job.of(composed, composed.hydra)
+def _job(trial: Any, compose: Compose, typed: Sequence[str]) -> Job:
+    job = Job.of(compose(list(trial.user_attrs[_OVERRIDES])), typed)
     job.code = trial.user_attrs.get(_CODE)
     return job
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from medconv import config
 from medconv.evaluation import cross_validation, cross_validation_report
-from medconv.sweeps import slurm, slurm_script, table
-from medconv.sweeps.job import Job, settings_of, unique, value, values_json, varied
-from medconv.training.loggers.tensorboard import OF_A_SWEEP
+from medconv.features.sweeps import slurm, slurm_script, table
+from medconv.features.sweeps.job import Job, settings_of, unique, value, values_json, varied
+from medconv.training.loggers.tensorboard import HPARAMS
 from medconv.utils import cluster, signals
 from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
 from medconv.utils.logging import shown
@@ -163,9 +163,9 @@ def _run_process(command: list[str], values: str = "") -> int:
 
 def _environment(values: str) -> dict[str, str]:
     """Of a job. Args: values: what the sweep varies, as JSON."""
-    environment = {OF_A_SWEEP: values}
+    environment = {HPARAMS: values}
     for name, text in os.environ.items():
-        if name != OF_A_SWEEP and not _LAUNCHER_VARIABLES.fullmatch(name):
+        if name != HPARAMS and not _LAUNCHER_VARIABLES.fullmatch(name):
             environment[name] = text
     return environment
 

@@ -1,4 +1,4 @@
-"""medconv/sweeps/slurm_script.py: what sbatch and bash make of the script; settings that sbatch would misread."""
+"""medconv/features/sweeps/slurm_script.py: what sbatch and bash make of the script; settings that sbatch would misread."""
 
 import json
 import os
@@ -11,8 +11,8 @@ from helpers import slurm_tools
 from helpers.slurm_tools import SRUN
 
 from medconv.config import ConfigError
-from medconv.sweeps import slurm_script
-from medconv.sweeps.job import Job
+from medconv.features.sweeps import slurm_script
+from medconv.features.sweeps.job import Job
 
 # The last task of an array has the number of the array.
 LAST_TASK = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_ID": "7"}
@@ -86,7 +86,7 @@ def test_overrides_with_special_characters_reach_the_job_unchanged(
     show = tmp_path / "bin/show"
     show.write_text(
         "#!/usr/bin/env python3\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], "
-        'os.environ["MEDCONV_SWEEP"]]))'
+        'os.environ["MEDCONV_HPARAMS"]]))'
     )
     show.chmod(0o755)
     (tmp_path / "bin/srun").write_text(SRUN.replace('exec ${INSTEAD:-"$@"}', 'shift 4; exec show "$@"'))

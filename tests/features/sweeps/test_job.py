@@ -1,27 +1,23 @@
-"""medconv/sweeps/job.py: the folder, arguments and failures of a job."""
+"""medconv/features/sweeps/job.py: the folder, arguments and failures of a job."""
 
-import sys
 from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from medconv.config import compose
-from medconv.sweeps import job
-from medconv.sweeps.job import Job
-from medconv.utils import signals
-from medconv.utils.cluster import PeerLostError
+from medconv.config import ConfigError, compose
+from medconv.features.sweeps import job, run_job
+from medconv.features.sweeps.job import Job
+from medconv.utils.exit_codes import USER
 
 
-def test_only_a_failure_writes_an_error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_fails_writes_why_into_its_folder(tmp_path: Path) -> None:
     """The file distinguishes a job that lost a process from a stopped one; both end with 75."""
-    monkeypatch.setenv("MEDCONV_SWEEP", "")
-    sweep_job = Job(("a=1",), (), tmp_path)
-    composed = OmegaConf.create({"run": {"dir": str(sweep_job.folder.path)}})
-    job.note_failure(composed, signals.RunInterrupted())
-    assert not sweep_job.has_error
-    job.note_failure(composed, PeerLostError("another process is gone"))
+    sweep_job = Job(("a=1",), (), tmp_path, USER)
+    with pytest.raises(ConfigError):
+        run_job.train(sweep_job.folder.path, ["+mykey=1"])
+    assert sweep_job.reason == "exit code 1: there is no key mykey; --cfg job prints all keys"
     assert sweep_job.has_error and sweep_job.begin() is None and not sweep_job.has_error
 
 
@@ -32,10 +28,9 @@ def test_the_order_of_overrides_does_not_change_the_folder() -> None:
 
 
 def test_a_job_has_its_interpolations_as_they_were_typed() -> None:
-    found: list[Job] = []
     typed = ("run.name=fold${data.fold}", "model.strides=${derived.strides}")
-    compose.run_with_config(lambda composed, settings: found.append(Job.of(composed, settings)), typed)
-    assert found[0].overrides == typed
+    (composed,) = compose.compose(typed)
+    assert Job.of(composed, typed).overrides == typed
 
 
 @pytest.mark.parametrize("name", ["it's", "a\\b", "a\\", "a\\'b", 'a "b"', "a b,c=[1]"])
@@ -51,10 +46,9 @@ def test_tables_show_values_as_they_were_typed() -> None:
     assert job.settings_of(limited, ["trainer.max_time", "x"]) == r"trainer.max_time=00:20:00:00 x='a\:b'"
 
 
-def test_a_sweep_without_a_name_is_named_by_what_varies(monkeypatch: pytest.MonkeyPatch) -> None:
-    def home(*arguments: str) -> Path:
-        monkeypatch.setattr(sys, "argv", ["train.py", "-m", "seed=1,2", *arguments])
-        return job.home(OmegaConf.create({"run": {"dir": None, "name": None}}))
+def test_a_sweep_without_a_name_is_named_by_what_varies() -> None:
+    def home(*typed: str) -> Path:
+        return job.home(OmegaConf.create({"run": {"dir": None, "name": None}}), ["seed=1,2", *typed])
 
     same = [
         "hydra/launcher=slurm",

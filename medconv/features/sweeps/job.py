@@ -1,7 +1,6 @@
 """One job of a sweep: its overrides, its folder, its command, and how it ended."""
 
 import json
-import os
 import re
 import signal
 import sys
@@ -13,7 +12,7 @@ from typing import Any, Self
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
-from medconv.training.loggers.tensorboard import OF_A_SWEEP
+from medconv.config.compose import Composed
 from medconv.training.run_dir import RunDir, is_rank_zero, short_hash
 from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import message, shown
@@ -32,6 +31,7 @@ _SAME_SWEEP = (
 # Flags of the command line by Hydra's name of a source of configs.
 _SOURCE_FLAGS = {"command-line": "--config-dir", "main": "--config-path"}
 _ERROR_FILE = "error.txt"
+RUN_JOB = "medconv.features.sweeps.run_job"  # the module that is a job's process
 _ESCAPED_CHARACTER = re.compile(r"\\([\\()\[\]{}:=,\s])")
 
 
@@ -55,15 +55,15 @@ class Job:
     data: str = ""
 
     @classmethod
-    def of(cls, composed: DictConfig, settings: Any) -> Self:
-        """The job of a composed config and Hydra's settings."""
-        all_overrides: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
-        content: Any = OmegaConf.to_container(composed, resolve=False)
-        trained = {name: group for name, group in content.items() if name not in ("run", "hydra")}
+    def of(cls, composed: Composed, typed: Sequence[str]) -> Self:
+        """The job of a composed config. Args: typed: the overrides of the whole sweep."""
+        all_overrides: Any = OmegaConf.to_container(composed.settings.overrides.task, resolve=False)
+        content: Any = OmegaConf.to_container(composed.values, resolve=False)
+        trained = {name: group for name, group in content.items() if name != "run"}
         return cls(
             overrides=tuple(o for o in all_overrides if key(o) not in _NOT_OF_THE_RUN),
-            flags=_config_flags(settings),
-            home=home(composed),
+            flags=_config_flags(composed.settings),
+            home=home(composed.values, typed),
             config=short_hash(trained),
             data=json.dumps(trained["data"], sort_keys=True),
         )
@@ -81,7 +81,7 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "medconv.cli", "train", *self.arguments]
+        return [sys.executable, "-m", RUN_JOB, str(self.folder.path), *self.arguments]
 
     def begin(self) -> None:
         """Forget how an earlier attempt ended."""
@@ -137,23 +137,23 @@ def _config_flags(settings: Any) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def home(composed: DictConfig) -> Path:
-    """The sweep's folder: `run.dir`, `runs/<run.name>`, or named by the overrides not in `_SAME_SWEEP`."""
+def home(composed: DictConfig, typed: Sequence[str]) -> Path:
+    """The sweep's folder: `run.dir`, `runs/<run.name>`, or named by the overrides not in `_SAME_SWEEP`.
+
+    Args: typed: the overrides of the whole sweep.
+    """
     if composed.run.dir:
         return Path(composed.run.dir)
     if composed.run.name:
         return Path("runs", composed.run.name)
-    overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    naming_overrides = [o for o in overrides if not f"{key(o)}.".startswith(_SAME_SWEEP)]
+    naming_overrides = [o for o in typed if not f"{key(o)}.".startswith(_SAME_SWEEP)]
     return Path("runs") / f"sweep-{short_hash(sorted(naming_overrides))}"
 
 
-def note_failure(composed: DictConfig, error: BaseException) -> None:
-    """Inside a job of a sweep: write the error into its folder, for the table."""
-    if OF_A_SWEEP not in os.environ or not composed.run.dir:
-        return
-    if isinstance(error, Exception) and is_rank_zero():
-        _write_error(Path(composed.run.dir), shown(message(error)))
+def note_failure(folder: Path, error: Exception) -> None:
+    """Inside a job: write the error into its folder, for the table."""
+    if is_rank_zero():
+        _write_error(folder, shown(message(error)))
 
 
 def unique(jobs: Sequence[Job]) -> list[Job]:
@@ -174,7 +174,7 @@ def varied(jobs: Sequence[Job]) -> list[str]:
 
 
 def values_json(job: Job, keys: Sequence[str]) -> str:
-    """The job's values of these keys as JSON, for the environment variable `OF_A_SWEEP`."""
+    """The job's values of these keys as JSON, for the environment variable `HPARAMS`."""
     return json.dumps(_values(job, keys))
 
 

@@ -1,8 +1,8 @@
-"""medconv/sweeps/search_space.py: ranges of Hydra as distributions of Optuna."""
+"""medconv/features/sweeps/search_space.py: ranges of Hydra as distributions of Optuna."""
 
 import pytest
 
-from medconv.sweeps import search_space
+from medconv.features.sweeps import search_space
 
 optuna = pytest.importorskip("optuna")
 

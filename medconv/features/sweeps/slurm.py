@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import get_object
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from medconv.config import ConfigError, data_of
-from medconv.sweeps.job import Job, value
-from medconv.sweeps.slurm_script import script
+from medconv.features.sweeps.job import Job, value
+from medconv.features.sweeps.slurm_script import script
 from medconv.training.data_setup import files_state
 from medconv.training.run_dir import short_hash
 from medconv.utils.atomic_io import write_text
@@ -41,8 +40,7 @@ log = logging.getLogger(__name__)
 
 def is_slurm(launcher: Mapping[str, Any]) -> bool:
     """Args: launcher: Hydra's settings of it."""
-    target = launcher.get("_target_")
-    return target is not None and getattr(get_object(target), "submits_an_array", False)
+    return launcher.get("_target_") == "medconv.features.sweeps.slurm.run"  # conf/hydra/launcher/slurm.yaml
 
 
 def run(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]) -> None:

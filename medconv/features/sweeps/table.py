@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medconv.sweeps.job import Job, settings_of, value, varied
+from medconv.features.sweeps.job import Job, settings_of, value, varied
 from medconv.targets import monitor
 from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text
-from medconv.utils.logging import shown
+from medconv.utils.logging import score_text, shown
 
 CSV = "sweep.csv"
 _SUMMARY_COLUMNS = ("steps", "wall_seconds", "samples_per_second")
@@ -38,10 +38,6 @@ def text(jobs: Sequence[Job]) -> str:
         failure = f"  {job.status}, {job.reason}" if job.reason else ""
         lines.append(f"  {score}  {job.folder.path}  {overrides}{failure}")
     return shown("\n".join(lines))
-
-
-def score_text(score: float | None) -> str:
-    return "  -   " if score is None else f"{score:.4f}"
 
 
 def write(home: Path, jobs: Sequence[Job]) -> Path:

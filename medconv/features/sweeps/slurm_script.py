@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from medconv.config import ConfigError
-from medconv.sweeps.job import Job, values_json
-from medconv.training.loggers.tensorboard import OF_A_SWEEP
+from medconv.features.sweeps.job import RUN_JOB, Job, values_json
+from medconv.training.loggers.tensorboard import HPARAMS
 from medconv.utils.exit_codes import PREEMPTED
 from medconv.utils.signals import PREEMPTING
 
@@ -49,6 +49,7 @@ def script(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]
         cwd=shlex.quote(str(Path.cwd())),
         cases="\n    ".join(cases),
         python=shlex.quote(sys.executable),
+        run_job=RUN_JOB,
         preempted=PREEMPTED,
         signalled=" | ".join(str(128 + number) for number in sorted(PREEMPTING)),
         aborted=128 + signal.SIGABRT,
@@ -84,7 +85,7 @@ def _shell_variables(job: Job, keys: Sequence[str]) -> str:
     """What the script needs of a job."""
     folder = shlex.quote(str(job.folder.path.absolute()))
     values = shlex.quote(values_json(job, keys))
-    return f"folder={folder} arguments=({shlex.join(job.arguments)}); export {OF_A_SWEEP}={values}"
+    return f"folder={folder} arguments=({shlex.join(job.arguments)}); export {HPARAMS}={values}"
 
 
 def _list(launcher: Mapping[str, Any], key: str) -> list[str]:
@@ -129,7 +130,7 @@ export MEDCONV_ERROR_FILE="$folder/error-$SLURM_JOB_ID"  # the first process tha
 rm -f "$MEDCONV_ERROR_FILE" "$folder/exit_code"
 # --cpus-per-task: srun does not take it from the job
 srun ${{SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"}} --kill-on-bad-exit=0 --wait=120 \\
-    {python} -m medconv.cli train "${{arguments[@]}}"
+    {python} -m {run_job} "$folder" "${{arguments[@]}}"
 code=$?
 # a process that still imports Python's modules is ended by the signals that ask to stop: nothing has failed
 case "$code" in {signalled}) code={preempted} ;; esac

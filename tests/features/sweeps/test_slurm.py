@@ -18,8 +18,8 @@ from helpers.waiting import PATIENCE_S, until
 from omegaconf import OmegaConf
 
 from medconv.config import ConfigError
-from medconv.sweeps import slurm, slurm_script
-from medconv.sweeps.job import Job
+from medconv.features.sweeps import slurm, slurm_script
+from medconv.features.sweeps.job import Job
 from medconv.utils.exit_codes import DONE, INTERRUPTED, USER
 
 

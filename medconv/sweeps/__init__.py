@@ -1,1 +1,0 @@
-"""Sweeps: jobs, result tables, Slurm job arrays, Optuna searches."""

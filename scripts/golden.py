@@ -5,14 +5,15 @@ A refactoring that must not change results is checked with them, on one machine:
     git worktree add ../before HEAD                       # the tree before the refactoring
     python scripts/golden.py record before.json --checkout ../before
     ...                                                   # refactor
-    python scripts/golden.py record after.json            # minutes; --only cv regions records two of them
+    python scripts/golden.py record after.json            # minutes; --only cv regions: only these
     python scripts/golden.py compare before.json after.json
 
-`compare` prints each run and artefact that differs and exits with 1. To see what differs, record both with
-`--keep FOLDER` and compare the files. Digests depend on the processor and on the versions of torch and
-NumPy, so recordings are not committed, and `compare` refuses those of different machines. Both must be made
-by the same version of this script, and by trees that read the same command lines: after a change that
-renames a key on purpose, record anew.
+`compare` prints each run and artefact that differs, and exits with 1 if there are any; a recording with
+`--only` is compared in these runs alone. To see what differs, record both with `--keep FOLDER` and compare
+the files. Digests depend on the processor and on the versions of torch and NumPy, so recordings are not
+committed, and `compare` refuses those of different machines. Both must be made by the same version of this
+script, and by trees that read the same command lines: after a change that renames a key on purpose, record
+anew.
 
 Only `medconv` commands are run, in processes of their own, and files are read by their own libraries: nothing
 here imports medconv, so that modules may move. Digests are of content: arrays, not containers; without paths,
@@ -48,7 +49,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,14 +174,14 @@ class Recorder:
         for which in ("last", "best"):
             content = torch.load(run / f"checkpoints/{which}.ckpt", map_location="cpu", weights_only=True)
             tensors = content["state_dict"]
-            self.add(f"{name}/{which}", _tensor_digests(tensors))
+            self.add(f"{name}/{which}", tensor_digests(tensors))
             if which == "last":
                 self.add(f"{name}/parameters", list(tensors))
 
     def add_store(self, name: str) -> None:
         """Digest the prepared cases; the folders' names are hashes of paths, so they are left out."""
         prepared = self.folder / "data/prepared"
-        arrays = [[path.name, _array_digest(np.load(path))] for path in prepared.rglob("*.npy")]
+        arrays = [[path.name, array_digest(np.load(path))] for path in prepared.rglob("*.npy")]
         self.add(f"{name}/store", sorted(arrays))
         prints = [self.cleaned(json.loads(path.read_text())) for path in prepared.rglob("fingerprint.json")]
         self.add(f"{name}/fingerprint", sorted(prints, key=json.dumps))
@@ -234,16 +235,16 @@ def _real_data(checkout: Path) -> Path:
     return Path(os.environ.get("MEDCONV_REALDATA") or checkout.parent / "shared/data")
 
 
-def _tensor_digests(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+def tensor_digests(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
     """Of each, by its name; of bfloat16, which NumPy lacks, the bits."""
     arrays = {
         name: (tensor.contiguous().view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
         for name, tensor in tensors.items()
     }
-    return {name: _array_digest(array) for name, array in arrays.items()}
+    return {name: array_digest(array) for name, array in arrays.items()}
 
 
-def _array_digest(array: np.ndarray) -> str:
+def array_digest(array: np.ndarray) -> str:
     head = f"{array.dtype.str} {array.shape} ".encode()
     return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
 
@@ -286,9 +287,9 @@ def _file_content(path: Path) -> Any:
         return None
     if path.name.endswith((".nii", ".nii.gz")):
         voxels, affine = _read(path)
-        return [_array_digest(voxels), affine.tolist()]
+        return [array_digest(voxels), affine.tolist()]
     if path.suffix == ".png":
-        return _array_digest(np.asarray(Image.open(path)))
+        return array_digest(np.asarray(Image.open(path)))
     if path.suffix == ".json":
         return json.loads(path.read_text())
     if path.suffix == ".html":
@@ -446,9 +447,7 @@ class Stop(Callback):
 def preprocess(run: Recorder) -> None:
     """Check and preparation alone, on a given grid."""
     data = ("data=nnunet", f"data.root={write_volumes(run.folder / 'boxes')}", "data.spacing_mm=[1.3,1.3,2]")
-    run.medconv("preprocess", "--check-only", *COMMON, *data)
     run.medconv("preprocess", *COMMON, *data)
-    run.medconv("preprocess", "--verify", *COMMON, *data)
     run.add_store("boxes")
 
 
@@ -617,7 +616,7 @@ def nnunet(run: Recorder) -> None:
     run.add_folder("Dataset001_Boxes")
     (model,) = (run.folder / "Dataset001_Boxes").iterdir()
     weights = torch.load(model / "fold_0/checkpoint_final.pth", weights_only=True)["network_weights"]
-    run.add("Dataset001_Boxes/weights", _tensor_digests(weights))
+    run.add("Dataset001_Boxes/weights", tensor_digests(weights))
     run.medconv("import-nnunet", model, "--output", "imported")
     imported = run.folder / "imported/fold0/checkpoints/best.ckpt"
     run.predict("predicted", [imported], root / "imagesTr")
@@ -701,6 +700,7 @@ RUNS: tuple[Callable[[Recorder], None], ...] = (
     commands,
     preprocess,
 )  # the longest ones first, so that all processes are busy to the end
+RUN_NAMES = tuple(run.__name__ for run in RUNS)
 
 
 def _config(path: Path) -> Any:
@@ -740,19 +740,20 @@ def commit(checkout: Path) -> str:
 def record(options: argparse.Namespace) -> int:
     checkout = options.checkout.resolve()
     _check_import(checkout)
-    names = [run.__name__ for run in RUNS]
     chosen = [run for run in RUNS if not options.only or run.__name__ in options.only]
-    with _folder(options.keep) as folder, ThreadPoolExecutor(options.jobs) as pool:
-        recorded = list(pool.map(lambda run: _recorded(run, folder, checkout), chosen))
-    runs = {run.__name__: entry for run, entry in zip(chosen, recorded, strict=True)}
-    content = {
+    content: dict[str, Any] = {
         "machine": machine(),
         "commit": commit(checkout),
         "script": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
-        "runs": {name: runs[name] for name in names if name in runs},
+        "only": options.only,
+        "runs": {},
     }
-    options.file.write_text(json.dumps(content, indent=1) + "\n")
-    return int(any("failed" in entry for entry in recorded))
+    with _folder(options.keep) as folder, ThreadPoolExecutor(options.jobs) as pool:
+        started = {pool.submit(_recorded, run, folder, checkout): run.__name__ for run in chosen}
+        for done in as_completed(started):
+            content["runs"][started[done]] = done.result()
+            options.file.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+    return int(any("failed" in entry for entry in content["runs"].values()))
 
 
 def _recorded(make: Callable[[Recorder], None], folder: Path, checkout: Path) -> dict[str, Any]:
@@ -800,7 +801,7 @@ def _check_import(checkout: Path) -> None:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Print differences; those of runs that only one recording has, too."""
+    """Print differences; runs that only one recording has, too, unless the other was of chosen ones."""
     one, other = (json.loads(path.read_text()) for path in (options.one, options.other))
     if one["machine"] != other["machine"]:
         pairs = {key: (value, other["machine"].get(key)) for key, value in one["machine"].items()}
@@ -808,15 +809,19 @@ def compare(options: argparse.Namespace) -> int:
         raise SystemExit(f"recorded on different machines or versions, whose results may differ: {values}")
     if one["script"] != other["script"]:
         print("warning: recorded by different versions of this script", file=sys.stderr)
-    runs = one["runs"]
-    if lines := differences(runs, other["runs"]):
+    runs, others = _chosen(one["runs"], other["only"]), _chosen(other["runs"], one["only"])
+    if lines := differences(runs, others):
         print("\n".join(lines))
         return 1
     skipped = [name for name, entry in runs.items() if "skipped" in entry]
     count = sum(len(entry.get("artefacts", ())) for entry in runs.values())
     ending = f"; skipped in both: {', '.join(skipped)}" if skipped else ""
-    print(f"equal: {len(runs) - len(skipped)} runs, {count} artefacts{ending}")
+    print(f"equal: {len(runs) - len(skipped)} of {len(RUNS)} runs, {count} artefacts{ending}")
     return 0
+
+
+def _chosen(runs: dict[str, Any], only: list[str] | None) -> dict[str, Any]:
+    return runs if only is None else {name: entry for name, entry in runs.items() if name in only}
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -849,7 +854,7 @@ def main() -> None:
     recording = actions.add_parser("record", help="run all and write their digests")
     recording.add_argument("file", type=Path, help="JSON file to write")
     recording.add_argument("--checkout", type=Path, default=CHECKOUT, help="whose package; default: this one")
-    recording.add_argument("--only", nargs="+", choices=[run.__name__ for run in RUNS], metavar="NAME")
+    recording.add_argument("--only", nargs="+", choices=RUN_NAMES, metavar="NAME")
     recording.add_argument("--jobs", type=int, default=2, help="runs at a time, a core each; default 2")
     recording.add_argument("--keep", type=Path, help="a new folder for the runs, to compare files")
     recording.set_defaults(action=record)

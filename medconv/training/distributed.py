@@ -8,13 +8,17 @@ from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
+from lightning.pytorch.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import distributed, nn
 
 from medconv.config import PerfConfig, TrainerConfig, arguments_as_keys
 from medconv.utils import cluster
-from medconv.utils.cluster import launcher, srun_tasks
 from medconv.utils.hardware import uses_gpu
 from medconv.utils.signals import RunInterrupted, StopRequest
 
@@ -226,10 +230,29 @@ def cluster_environment() -> ClusterEnvironment | None:
 
     In a batch script of several tasks, without srun, Lightning would wait for the other tasks.
     """
-    started_by = launcher()
-    if started_by is not None and started_by.name == "srun":
+    started_by = cluster.launcher()
+    if started_by is None:
+        return LightningEnvironment() if "SLURM_NTASKS" in os.environ else None
+    if started_by.name == cluster.SRUN:
         return SrunStep()
-    return LightningEnvironment() if started_by is None and "SLURM_NTASKS" in os.environ else None
+    return JobRanks(started_by.devices) if started_by.name == cluster.JOB else None
+
+
+class JobRanks(TorchElasticEnvironment):
+    """Reads RANK and WORLD_SIZE where torchrun has not set them; it sets LOCAL_RANK, too.
+
+    Args: devices: processes per machine.
+    """
+
+    def __init__(self, devices: int) -> None:
+        super().__init__()
+        self._devices = devices
+
+    def local_rank(self) -> int:
+        return self.global_rank() % self._devices
+
+    def node_rank(self) -> int:
+        return self.global_rank() // self._devices
 
 
 class SrunStep(SLURMEnvironment):
@@ -245,7 +268,7 @@ class SrunStep(SLURMEnvironment):
         )
 
     def world_size(self) -> int:
-        return srun_tasks()
+        return cluster.srun_tasks()
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """`cluster.processes` has checked them."""

@@ -1,4 +1,4 @@
-"""Runs of several processes: the launcher (torchrun or srun), its agreement with the config, lost peers."""
+"""Runs of several processes: their launcher, its agreement with the config, lost peers."""
 
 import os
 import re
@@ -22,6 +22,10 @@ _LOST_PEER = re.compile(
 )
 # Messages that look alike, but blame this process.
 _NO_LOST_PEER = re.compile(r"ncclInvalidUsage|ncclInvalidArgument|DataLoader timed out")
+TORCHRUN = "torchrun"
+SRUN = "srun"
+# One that sets torch's variables alone, such as a PyTorchJob of Kubernetes; its name in messages
+JOB = "the job (RANK, WORLD_SIZE)"
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 _ERROR_FILE = "error.txt"  # in the run's folder: why a process failed
 # Environment variable: another file for it, where a batch script looks
@@ -38,7 +42,7 @@ class Launcher:
     """The program that started the processes of this run.
 
     Args:
-        name: torchrun or srun.
+        name: TORCHRUN, SRUN or JOB.
         nodes: the number of machines.
         devices: processes per machine.
     """
@@ -54,28 +58,49 @@ def launcher() -> Launcher | None:
     An srun of one task and a batch script without srun also count as None, so that `devices` works.
 
     Raises:
-        ValueError: the machines have different numbers of processes.
+        ValueError: the machines have different numbers of processes, or the processes cannot find each other.
     """
     environment = os.environ
     if "TORCHELASTIC_RUN_ID" in environment:
         return _launcher(
-            "torchrun",
+            TORCHRUN,
             num_processes=int(environment["WORLD_SIZE"]),
             nodes=int(environment["GROUP_WORLD_SIZE"]),
             processes_per_node=int(environment["LOCAL_WORLD_SIZE"]),
         )
     if srun_tasks() > 1:
         return _launcher(
-            "srun",
+            SRUN,
             num_processes=srun_tasks(),
             nodes=int(environment["SLURM_STEP_NUM_NODES"]),
             processes_per_node=_srun_tasks_per_node(),
+        )
+    if _has_ranks_of_a_job():
+        if not {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
+            raise ValueError(
+                f"RANK={environment['RANK']} and WORLD_SIZE={environment['WORLD_SIZE']} are set, so the "
+                "processes need MASTER_ADDR and MASTER_PORT to find each other; unset RANK to train alone"
+            )
+        world_size = int(environment["WORLD_SIZE"])
+        devices = int(environment.get("LOCAL_WORLD_SIZE") or "1")
+        return _launcher(
+            JOB, num_processes=world_size, nodes=world_size // devices, processes_per_node=devices
         )
     mpi_processes = int(environment.get("OMPI_COMM_WORLD_SIZE", "1"))
     if mpi_processes > 1:
         # Each of them would run as rank 0.
         raise ValueError(f"mpirun started {mpi_processes} processes; start them by torchrun or srun instead")
     return None
+
+
+def _has_ranks_of_a_job() -> bool:
+    """Whether RANK and WORLD_SIZE number the processes of a run. Lightning, which sets LOCAL_RANK and
+    WORLD_SIZE for those that it starts, leaves a RANK that was there as it is.
+    """
+    environment = os.environ
+    started_by_lightning = "LOCAL_RANK" in environment and "LOCAL_WORLD_SIZE" not in environment
+    several = int(environment.get("WORLD_SIZE") or "1") > 1
+    return "RANK" in environment and several and not started_by_lightning
 
 
 def _launcher(name: str, num_processes: int, nodes: int, processes_per_node: int) -> Launcher:
@@ -286,7 +311,8 @@ def _lines_of(path: Path) -> list[str]:
 
 def _attempt() -> str:
     """Identifies this start of an srun step; empty without srun: torchrun restarts after any exit code."""
-    if launcher() is None or "TORCHELASTIC_RUN_ID" in os.environ:
+    started_by = launcher()
+    if started_by is None or started_by.name != SRUN:
         return ""
     variables = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     return " ".join(os.environ.get(name, "") for name in variables)

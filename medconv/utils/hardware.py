@@ -98,7 +98,7 @@ def check_devices(setting: Any, accelerator: str, launched: bool = False) -> Any
         launched: a launcher started all processes; each may be bound to cores of its own and see no others.
 
     Raises:
-        ValueError: the machine has fewer GPUs, or a CPU has fewer cores, than configured.
+        ValueError: the machine has fewer GPUs than configured, or it is no number of processes.
     """
     if setting in ("cpu", "gpu", "cuda"):
         raise ArgumentError(
@@ -116,7 +116,11 @@ def check_devices(setting: Any, accelerator: str, launched: bool = False) -> Any
         return devices
     if devices == "auto":
         return 1
-    _check_cores(devices, setting, launched)
+    if not isinstance(devices, int) or devices < 1:
+        raise ArgumentError("devices", f"={setting}: on a CPU it is a number of processes, 1 or more")
+    cores = num_cores()
+    if devices > cores and not launched:
+        log.warning("%d processes share %d cores: slower than one process for each core", devices, cores)
     return devices
 
 
@@ -140,14 +144,6 @@ def _check_gpus(devices: Any, setting: Any, launched: bool) -> None:
         return
     hint = "; srun's --gpus-per-task hides those of other tasks, take --gpus-per-node" if launched else ""
     raise ArgumentError("devices", f"={setting}: this machine has {gpus} GPUs{hint}")
-
-
-def _check_cores(devices: Any, setting: Any, launched: bool) -> None:
-    cores = num_cores()
-    if not isinstance(devices, int) or devices < 1:
-        raise ArgumentError("devices", f"={setting}: on a CPU it is a number of processes, 1 or more")
-    if devices > cores and not launched:
-        raise ArgumentError("devices", f"={setting}: this machine has {cores} cores, and no GPU")
 
 
 @dataclass(frozen=True)

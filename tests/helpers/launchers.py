@@ -15,6 +15,8 @@ TORCHRUN = {
     "RANK": 0,
     "LOCAL_RANK": 0,
 }
+# of a PyTorchJob of Kubernetes with 8 replicas of one process each
+JOB = {"RANK": 0, "WORLD_SIZE": 8, "MASTER_ADDR": "first", "MASTER_PORT": 23456}
 STEP = {  # of srun
     "SLURM_STEP_NUM_TASKS": 8,
     "SLURM_STEP_NUM_NODES": 2,
@@ -28,13 +30,14 @@ STEP = {  # of srun
 }
 # of a batch script, without srun
 BATCH = {"SLURM_NTASKS": 8, "SLURM_PROCID": 0, "SLURM_NODEID": 0, "SLURM_LOCALID": 0, "SLURM_JOB_ID": 4711}
+_GROUP = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 
 
 def launch(monkeypatch: pytest.MonkeyPatch, **variables: Any) -> None:
     """As if a launcher had started this process, with these variables alone."""
     others = ("SLURM_", "TORCHELASTIC_", "OMPI_")
-    for key in [k for k in os.environ if k.startswith(others) or k in (*_RANKS, "WORLD_SIZE")]:
+    for key in [k for k in os.environ if k.startswith(others) or k in (*_RANKS, *_GROUP)]:
         monkeypatch.delenv(key)
     for key, value in variables.items():
         monkeypatch.setenv(key, str(value))

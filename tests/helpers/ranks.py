@@ -56,17 +56,22 @@ def call(function: Callable[..., None], *arguments: Any) -> None:
 def start(*arguments: str, cwd: Path, number: int = 2, launcher: str = "torchrun") -> list[Any]:
     """The processes of `medconv train ARGUMENTS`.
 
-    Args: launcher: several have the environment that this one gives them, torchrun or lightning.
+    Args: launcher: several have the environment that this one gives them: torchrun, lightning, or a job that
+        sets ranks alone.
     """
     shared: dict[str, Any] = {"OMP_NUM_THREADS": 1}
     if number > 1:
         shared |= _torchrun(number)
-    if launcher == "lightning":  # which sets no variables of torchelastic
-        shared = {name: value for name, value in shared.items() if not name.startswith("TORCHELASTIC")}
+    own = {"torchrun": ("RANK", "LOCAL_RANK"), "lightning": ("LOCAL_RANK",), "job": ("RANK",)}[launcher]
+    if launcher != "torchrun":
+        others = ("TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "GROUP_RANK")
+        shared = {name: value for name, value in shared.items() if name not in others}
+    if launcher == "job":
+        del shared["NODE_RANK"]
     processes = []
     for rank in range(number):
-        variables = {key: str(value) for key, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}
-        processes.append(SERVER.Process(target=_train, args=(arguments, cwd, variables)))
+        variables = {key: str(value) for key, value in {**shared, **dict.fromkeys(own, rank)}.items()}
+        processes.append(SERVER.Process(target=_train, args=(rank, arguments, cwd, variables)))
         processes[-1].start()
     return processes
 
@@ -101,9 +106,9 @@ def wait(processes: list[Any], cwd: Path, timeout: float = PATIENCE_S) -> Ended:
     return Ended(codes, *texts)
 
 
-def _train(arguments: tuple[str, ...], cwd: Path, variables: dict[str, str]) -> None:
+def _train(rank: int, arguments: tuple[str, ...], cwd: Path, variables: dict[str, str]) -> None:
     for number, kind in ((1, "out"), (2, "err")):
-        os.dup2(os.open(cwd / f"{kind}{variables['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.dup2(os.open(cwd / f"{kind}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.chdir(cwd)
     os.environ.update(variables)
     torch.set_num_threads(1)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.launchers import BATCH, STEP, TORCHRUN
+from helpers.launchers import BATCH, JOB, STEP, TORCHRUN
 
 from medconv.utils import cluster
 
@@ -30,6 +30,35 @@ def test_the_launcher_sets_the_number_of_processes_and_the_config_must_agree(
         ValueError, match=f"devices=2, but {name} started 4 processes on each machine; do not set"
     ):
         cluster.processes(None, 2)
+
+
+def test_a_job_that_sets_ranks_alone_starts_a_process_on_each_machine(launched: Any) -> None:
+    launched(**JOB)
+    assert cluster.processes(None, None) == cluster.processes(8, 1) == (8, 1)
+    with pytest.raises(ValueError, match=r"devices=4, but the job \(RANK, WORLD_SIZE\) started 1 processes"):
+        cluster.processes(None, 4)
+    launched(**JOB, LOCAL_RANK=0, LOCAL_WORLD_SIZE=4)
+    assert cluster.processes(None, None) == (2, 4)
+    launched(**{**JOB, "WORLD_SIZE": 6}, LOCAL_RANK=0, LOCAL_WORLD_SIZE=4)
+    with pytest.raises(ValueError, match="started 6 processes on 1 machines"):
+        cluster.processes(None, None)
+    launched(RANK=1, WORLD_SIZE=2)
+    with pytest.raises(
+        ValueError, match="RANK=1 and WORLD_SIZE=2 are set, so .* need MASTER_ADDR and MASTER_PORT"
+    ):
+        cluster.processes(None, None)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {**JOB, "WORLD_SIZE": 1},  # of one replica
+        {**JOB, "WORLD_SIZE": 2, "LOCAL_RANK": 1},  # started by Lightning within such a replica
+    ],
+)
+def test_a_job_of_one_process_is_no_launcher(launched: Any, variables: dict[str, Any]) -> None:
+    launched(**variables)
+    assert cluster.launcher() is None
 
 
 @pytest.mark.parametrize("variables", [{}, BATCH, {**STEP, "SLURM_STEP_NUM_TASKS": 1}])
@@ -85,6 +114,8 @@ def test_machines_with_different_numbers_of_processes_are_refused(launched: Any)
         (STEP, True),
         ({**STEP, "SLURM_PROCID": 4}, False),
         (BATCH, True),
+        (JOB, True),
+        ({**JOB, "RANK": 1}, False),
         ({"LOCAL_RANK": 1}, False),
         ({**BATCH, "LOCAL_RANK": 1}, False),
         ({"NODE_RANK": 1}, False),

@@ -63,6 +63,20 @@ def test_ranks_validate_with_the_batch_norm_statistics_of_rank_0(
     assert all(torch.equal(a, b) for a, b in zip(*buffers, strict=True))
 
 
+def test_a_job_that_sets_ranks_alone_trains_as_under_torchrun(dataset: Path, tmp_path: Path) -> None:
+    """As a PyTorchJob of Kubernetes, whose processes have RANK, but no LOCAL_RANK."""
+    arguments = tiny.overrides(dataset, "trainer.max_steps=3")
+    weights = []
+    for launcher in ("torchrun", "job"):
+        run_dir = tmp_path / launcher
+        processes = ranks.start(*arguments, f"run.dir={run_dir}", cwd=tmp_path, launcher=launcher)
+        ended = ranks.wait(processes, tmp_path)
+        assert ended.codes == [DONE, DONE], ended.stderr
+        assert json.loads((run_dir / "summary.json").read_text())["hardware"]["devices"] == 2
+        weights.append(torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)["state_dict"])
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+
 STOPPED = [
     "trainer.devices=2",
     "trainer.max_steps=100000",

@@ -12,7 +12,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from medconv.convs import (
-    Mirror,
     acs,
     ball,
     basis,
@@ -25,6 +24,7 @@ from medconv.convs import (
     transform,
 )
 from medconv.convs.factorised import product_weight
+from medconv.features.equivariance.mirror import Mirror
 
 FOLDER = Path(__file__).parent / "images"
 CELL = 72  # pixels of a kernel's longer side

@@ -13,6 +13,7 @@ from typing import Any
 from hydra.utils import get_object
 
 from medconv.config.values import ConfigError
+from medconv.doors import missing_feature
 from medconv.utils.errors import with_class
 
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -41,6 +42,9 @@ def check_importable(key: str, target: str) -> None:
 
 
 def _reason(error: Exception, target: str) -> str:
+    feature = missing_feature(target)
+    if feature is not None:
+        return f"this installation lacks {feature}"
     cause = error.__cause__ or error
     missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
     if missing and f"{target}.".startswith(f"{missing}."):

@@ -48,7 +48,10 @@ def _need_harmless(key: str, node: Mapping[str, Any], trusted: Sequence[str]) ->
         return
     is_module = isinstance(named_object, type) and issubclass(named_object, nn.Module)
     is_network = is_module and _below(home, NETWORKS)
-    is_convolution = callable(named_object) and _below(home, ["medconv.convs"])
+    # a function or class of `medconv.convs`, or a class of a feature that derives from one
+    kinds = [kind.__module__ for kind in getattr(named_object, "__mro__", ())] or [home]
+    is_ours = callable(named_object) and _below(home, ["medconv"])
+    is_convolution = is_ours and any(_below(kind, ["medconv.convs"]) for kind in kinds)
     if not is_network and not is_convolution:
         raise ConfigError(
             f"{key}._target_={target} is refused: a checkpoint may name network classes of "

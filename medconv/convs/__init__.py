@@ -3,30 +3,26 @@
 from medconv.convs.acs import acs, load_plane_weight
 from medconv.convs.autograd import Convolution, convolution
 from medconv.convs.channel_transform import TransformPrior, transform
-from medconv.convs.equivariance import NotEquivariantError, check_equivariance
 from medconv.convs.factorised import bottleneck, separable
 from medconv.convs.filter_banks import filter_bank, gabor, gaussian_jet, laplacian_of_gaussian, lines
 from medconv.convs.fold import fold_convs
 from medconv.convs.linear import ball, basis, spacing
 from medconv.convs.masked import masked
-from medconv.convs.mirror import Mirror, equivariant_head, mirror_axes
+from medconv.convs.parametrization import mirror_axes
 from medconv.convs.smooth import smooth
 from medconv.convs.squeeze_excitation import se
-from medconv.convs.swap import SwapReport, plain, swap_convs
+from medconv.convs.swap import NetworkConversion, SwapReport, plain, swap_convs
 
 __all__ = [
     "Convolution",
-    "Mirror",
-    "NotEquivariantError",
+    "NetworkConversion",
     "SwapReport",
     "TransformPrior",
     "acs",
     "ball",
     "basis",
     "bottleneck",
-    "check_equivariance",
     "convolution",
-    "equivariant_head",
     "filter_bank",
     "fold_convs",
     "gabor",

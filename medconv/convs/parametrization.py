@@ -91,6 +91,38 @@ class WeightPrior(Prior):
         return torch.contiguous_format
 
 
+class EquivariantPrior(WeightPrior):
+    """A prior of a network that commutes with flips: f(flip x) = flip f(x).
+
+    Inside, its channels need not be plain ones; there may be a copy of each for each flip.
+
+    Args:
+        axes: spatial axes along which the image may be flipped, counted from 0.
+    """
+
+    axes: tuple[int, ...]
+
+    def make_head(self, layer: nn.Module) -> None:
+        """Make a convolution map the network's channels to plain ones, which a flip only flips; in place.
+
+        Raises:
+            ValueError: its input channels are none of this network.
+        """
+        raise NotImplementedError
+
+
+def equivariance(network: nn.Module) -> EquivariantPrior | None:
+    """A prior by which a network commutes with flips; None: it does not, or it is folded."""
+    priors = (module for module in network.modules() if isinstance(module, EquivariantPrior))
+    return next(priors, None)
+
+
+def mirror_axes(network: nn.Module) -> tuple[int, ...]:
+    """The axes along which flips of the image only flip a network's output, as with `conv=mirror`."""
+    prior = equivariance(network)
+    return () if prior is None else prior.axes
+
+
 class ForwardMixin(nn.Module):
     """Overrides `forward` of the layer that `install` mixes it into.
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from medconv.convs.filter_banks import check_spacing
-from medconv.convs.mirror import Mirror
 from medconv.convs.parametrization import CONVS, TRANSPOSED, UnsuitableLayerError, replace
 from medconv.convs.share import shared
 
@@ -42,6 +41,14 @@ class SwapReport:
             errors = self.errors.values()
             line += f"; weights kept with a relative error of {median(errors):.2g}, {max(errors):.2g} at most"
         return line
+
+
+class NetworkConversion:
+    """A convolution for a network as a whole, not for one layer after the other; a `conv` of `swap_convs`."""
+
+    def __call__(self, network: nn.Module, example: Tensor) -> list[str]:
+        """Convert a network in place. Returns: the convolutions changed, by name."""
+        raise NotImplementedError
 
 
 def plain(conv: nn.Module) -> nn.Module:
@@ -73,18 +80,18 @@ def swap_convs(
         network: any module. Kept: 1x1 and transposed convolutions, those whose kernel equals their stride
             (down-sampling), and those that `conv` cannot replace.
         conv: takes an `nn.ConvNd` and returns the module in its place; one of this package's functions, with
-            its arguments bound by `functools.partial`. Or a `Mirror`, which converts the network as a whole.
+            its arguments bound by `functools.partial`. Or a `NetworkConversion`.
         where: regular expression; only layers whose dotted name it matches (`re.search`) are swapped.
         share: of each layer's output channels; the others stay plain.
         spacing_mm: voxel size of the network's input, for convolutions sampled in mm. Each layer gets the
             voxel size of its own grid, as `spacing_mm` and `scale`; needs `example`.
-        example: a typical input (batch, channels, *spatial); `Mirror` needs it, too.
+        example: a typical input (batch, channels, *spatial); a `NetworkConversion` needs it, too.
     Raises:
         ValueError: nothing could be swapped, or `conv` refuses a layer (named in the message; earlier
             layers are swapped already, so build the network again).
     """
     check_selection(conv, where, share)
-    if isinstance(conv, Mirror):
+    if isinstance(conv, NetworkConversion):
         return _convert_network(network, conv, example)
     if share < 1:
         conv = cast(Any, partial(shared, conv=conv, share=share))
@@ -99,7 +106,7 @@ def check_selection(conv: Callable[..., Any], where: str | None, share: float) -
     """Check which layers, and which share of their outputs, a convolution is for.
 
     Raises:
-        ValueError: no such layers or share of them, or not all of a network for `Mirror`.
+        ValueError: no such layers or share of them, or not all of a network for a `NetworkConversion`.
     """
     if not (isinstance(share, (int, float)) and 0 < share <= 1):
         raise ValueError(f"share must be a number, more than 0 and at most 1, got {share}")
@@ -107,11 +114,13 @@ def check_selection(conv: Callable[..., Any], where: str | None, share: float) -
         re.compile(where or "")
     except (re.error, TypeError) as error:
         raise ValueError(f"where must be a regular expression, got {where!r}: {error}") from error
-    is_mirror = conv is Mirror or isinstance(conv, Mirror)
-    if is_mirror and where is not None:
-        raise ValueError(f"Mirror converts the whole network, where must be None, got {where!r}")
-    if is_mirror and share < 1:
-        raise ValueError(f"Mirror converts the whole network, share must be 1, got {share}")
+    kind = conv if isinstance(conv, type) else type(conv)
+    if not issubclass(kind, NetworkConversion):
+        return
+    if where is not None:
+        raise ValueError(f"{kind.__name__} converts the whole network, where must be None, got {where!r}")
+    if share < 1:
+        raise ValueError(f"{kind.__name__} converts the whole network, share must be 1, got {share}")
 
 
 def _swap_layers(
@@ -163,10 +172,11 @@ def _converted(name: str, layer: nn.Module, conv: Callable[..., Any], settings: 
     return new
 
 
-def _convert_network(network: nn.Module, mirror: Mirror, example: Tensor | None) -> SwapReport:
+def _convert_network(network: nn.Module, conversion: NetworkConversion, example: Tensor | None) -> SwapReport:
     if example is None:
-        raise ValueError("conv=mirror needs `example`, an input of the network, got None")
-    converted = mirror(network, example)
+        name = type(conversion).__name__
+        raise ValueError(f"{name} needs `example`, an input of the network, got None")
+    converted = conversion(network, example)
     if not converted:
         raise ValueError(f"no convolution of {type(network).__name__} could be swapped")
     report = SwapReport(swapped=converted)

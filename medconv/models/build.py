@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node
-from medconv.convs import NotEquivariantError, swap_convs
 from medconv.convs.fold import check_folds, classes_that_stay
-from medconv.convs.swap import check_selection, is_plain
+from medconv.convs.swap import check_selection, is_plain, swap_convs
 from medconv.models.outputs import evaluating, full_resolution
 from medconv.models.unet import UNet
 from medconv.utils.errors import first_line, reason
@@ -89,10 +88,7 @@ def _swap(network: nn.Module, conv: Node, derived: Derived, build: Builder, quie
             example=example,
         )
     except (TypeError, ValueError) as error:
-        hint = ""
-        if isinstance(error, NotEquivariantError) and not derived.per_voxel:
-            hint = "; model=encoder keeps the symmetry"
-        raise ConfigError(f"conv: {error}{hint}") from error
+        raise ConfigError(f"conv: {error}") from error
     log.log(logging.DEBUG if quiet else logging.INFO, "conv: %s", report)
     _probe(network, derived, subject="conv: with it, model")
     check_folding(network, derived)

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from medconv.convs import equivariant_head, mirror_axes
+from medconv.convs.parametrization import equivariance
 from medconv.models.layers.blocks import conv_nd
 from medconv.utils.errors import ArgumentError
 
@@ -13,8 +13,8 @@ class DeepSupervision(nn.Module):
     """Runs a network and adds the logits of its coarser stages; the network itself has no such heads.
 
     So validation, export and benchmarks use the network without heads. Every stage of the decoder has one
-    except the coarsest; with fewer than four stages there are none. For a network that `conv=mirror` made
-    equivariant, the heads are equivariant too.
+    except the coarsest; with fewer than four stages there are none. For a network that commutes
+    with flips, as with `conv=mirror`, so do the heads.
 
     Shape:
         (network, image (batch, channels, *spatial)) -> list of (batch, outputs, *spatial of the stage),
@@ -41,12 +41,12 @@ class DeepSupervision(nn.Module):
         # The network has the head of the finest stage. The decoder begins one stage above the coarsest, and
         # its first stage gets no head.
         self.heads = nn.ModuleList(head(channels, num_outputs, 1) for channels in network.channels[1:-2])
-        axes = mirror_axes(network)
+        prior = equivariance(network)
         for layer in self.heads:
             nn.init.kaiming_normal_(layer.weight, a=0.01)  # type: ignore[arg-type]
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-            if axes:
-                equivariant_head(layer, axes)
+            if prior is not None:
+                prior.make_head(layer)
 
     def forward(self, network: nn.Module, image: Tensor) -> list[Tensor]:
         if not self.heads:

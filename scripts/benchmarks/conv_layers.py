@@ -23,8 +23,8 @@ from medconv.convs import (
     spacing,
     transform,
 )
-from medconv.convs.mirror_layers import MirrorPrior
 from medconv.convs.parametrization import install
+from medconv.features.equivariance.mirror import MirrorPrior
 
 LIBRARY = "nn.Conv"
 TWO = "transform, two launches"

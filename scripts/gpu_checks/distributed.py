@@ -122,7 +122,7 @@ def scaling(setting: Setting) -> Figures:
     no_limit="none: tests measure it, not this command",
 )
 def tensor_parallel(setting: Setting) -> Figures:
-    raise Skip("needs two GPUs and pytest: pytest tests/convs/test_tensor_parallel.py with NCCL")
+    raise Skip("needs two GPUs and pytest: pytest tests/features/tensor_parallel/test_shard.py with NCCL")
 
 
 @claim(

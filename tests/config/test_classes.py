@@ -22,6 +22,14 @@ def test_a_module_that_nobody_has_is_named_once(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_feature_that_is_not_installed_is_named() -> None:
+    expected = (
+        r"^conv\._target_=.*: cannot be imported \(this installation lacks medconv\.features\.nothing\)$"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        check_importable("conv._target_", "medconv.features.nothing.layers.Mirror")
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [

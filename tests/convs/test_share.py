@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from medconv.convs import Mirror, acs, ball, fold_convs, masked, smooth, spacing, swap_convs
+from medconv.convs import acs, ball, fold_convs, masked, smooth, spacing, swap_convs
 from medconv.convs.factorised import separable
 from medconv.convs.parametrization import UnsuitableLayerError
 from medconv.convs.share import shared
+from medconv.features.equivariance.mirror import Mirror
 
 
 def test_the_first_output_channels_have_the_prior() -> None:

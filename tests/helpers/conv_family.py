@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from medconv.convs import (
-    Mirror,
     acs,
     ball,
     basis,
@@ -23,6 +22,7 @@ from medconv.convs import (
 )
 from medconv.convs.factorised import product_weight
 from medconv.convs.share import shared
+from medconv.features.equivariance.mirror import Mirror
 
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 COARSE = (1.0, 0.5, 2.0)  # mm; the first numbers are used

@@ -29,7 +29,8 @@ from reference.convolution import convolve
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from medconv.convs import Mirror, fold_convs, swap_convs
+from medconv.convs import fold_convs, swap_convs
+from medconv.features.equivariance.mirror import Mirror
 
 LAYOUT = {2: torch.channels_last, 3: torch.channels_last_3d}
 GEOMETRIES = [

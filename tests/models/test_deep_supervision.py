@@ -7,7 +7,8 @@ import torch
 from monai.networks.nets import DynUNet
 from torch import Tensor, nn
 
-from medconv.convs import Mirror, fold_convs, swap_convs
+from medconv.convs import fold_convs, swap_convs
+from medconv.features.equivariance.mirror import Mirror
 from medconv.models.deep_supervision import DeepSupervision
 from medconv.models.unet import UNet
 from medconv.performance.switches import apply_switches

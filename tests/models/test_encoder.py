@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from medconv.convs import Mirror, fold_convs, swap_convs
+from medconv.convs import fold_convs, swap_convs
+from medconv.features.equivariance.mirror import Mirror
 from medconv.models.encoder import Encoder
 from medconv.models.unet import UNet
 

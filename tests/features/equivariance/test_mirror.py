@@ -1,15 +1,19 @@
-"""medconv/convs/mirror.py: networks that commute with flips, and those that cannot."""
+"""medconv/features/equivariance/mirror.py: networks that commute with flips, and those that cannot;
+kernels by their definition, and statistics that copies share.
+"""
 
 from collections.abc import Callable
 from copy import deepcopy
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from monai.networks import nets
 from torch import Tensor, nn
 
-from medconv.convs import Mirror, fold_convs, mirror_axes, swap_convs
+from medconv.convs import fold_convs, mirror_axes, swap_convs
+from medconv.features.equivariance.mirror import Mirror, MirrorBatchNorm, MirrorPrior
 from medconv.models.unet import UNet
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
@@ -185,7 +189,7 @@ def test_wrong_axes_are_refused(axes: tuple[int, ...]) -> None:
 
 def test_errors_of_swap_convs_name_what_mirror_needs() -> None:
     network = UNet(2, 1, 2, (8, 8), (2,))
-    with pytest.raises(ValueError, match=r"conv=mirror needs `example`"):
+    with pytest.raises(ValueError, match=r"Mirror needs `example`"):
         swap_convs(network, Mirror())
     with pytest.raises(ValueError, match=r"where must be None, got 'encoder'"):
         swap_convs(network, Mirror(), "encoder", example=torch.zeros(2, 1, 8, 8))
@@ -198,3 +202,50 @@ def test_layers_that_a_forward_pass_does_not_use_are_kept() -> None:
     network.spare = nn.Conv2d(1, 3, 3)
     report = swap_convs(network, Mirror(), example=torch.zeros(2, 1, 8, 8))
     assert report.kept == {"spare": "unused"}
+
+
+@pytest.mark.parametrize("axes", [(0,), (1, 2), (2, 0, 1)])
+@pytest.mark.parametrize(("rows", "columns"), [(True, True), (True, False), (False, True), (False, False)])
+def test_kernels_follow_the_definition(axes: tuple[int, ...], rows: bool, columns: bool) -> None:
+    size, copies = (3, 1, 3), 2 ** len(axes)
+    prior = MirrorPrior(size, axes, rows, columns)
+    own = torch.randn(2, 9, 3 * (copies if rows and columns else 1))
+    weight, kernel = prior(own).numpy(), own.numpy().reshape(2, *size, -1)
+    elements = list(product((0, 1), repeat=len(axes)))
+
+    def flipped(values: np.ndarray, element: tuple[int, ...]) -> np.ndarray:
+        return np.flip(values, [a for a, on in zip(axes, element, strict=True) if on])
+
+    for o, i in product(range(2), range(3)):
+        for (h, eh), (g, eg) in product(enumerate(elements), enumerate(elements)):
+            if rows and columns:
+                between = elements.index(tuple(a ^ b for a, b in zip(eh, eg, strict=True)))
+                expected = flipped(kernel[o, ..., i * copies + between], eh)
+                kernel_made = weight[o * copies + h, i * copies + g]
+            elif rows:
+                expected, kernel_made = flipped(kernel[o, ..., i], eh), weight[o * copies + h, i]
+            elif columns:
+                expected, kernel_made = flipped(kernel[o, ..., i], eg), weight[o, i * copies + g]
+            else:
+                expected = np.mean([flipped(kernel[o, ..., i], e) for e in elements], 0)
+                kernel_made = weight[o, i]
+            np.testing.assert_allclose(kernel_made, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(True, True), (True, False), (False, True), (False, False)])
+def test_right_inverse_recovers_the_kernels(rows: bool, columns: bool) -> None:
+    prior = MirrorPrior((3, 3), (0, 1), rows, columns)
+    weight = prior(torch.randn(2, 9, 3 * (4 if rows and columns else 1)))
+    torch.testing.assert_close(prior(prior.right_inverse(weight)), weight)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
+def test_batch_norm_shares_statistics_among_copies(layout: torch.memory_format) -> None:
+    norm, plain = MirrorBatchNorm(nn.BatchNorm3d(3), 2), nn.BatchNorm3d(3)
+    x = torch.randn(2, 6, 4, 4, 4).contiguous(memory_format=layout)
+    expected = plain(torch.cat([x[:, ::2], x[:, 1::2]], 2))  # copies side by side in space
+    output = norm(x)
+    assert output.is_contiguous(memory_format=layout)
+    torch.testing.assert_close(output[:, ::2], expected[:, :, :4], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(output[:, 1::2], expected[:, :, 4:], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(norm.norm.running_var, plain.running_var)

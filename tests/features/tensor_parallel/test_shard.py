@@ -1,4 +1,4 @@
-"""medconv/convs/tensor_parallel.py: two processes against one, in double precision, and the bytes that
+"""medconv/features/tensor_parallel/shard.py: two processes against one, in double precision, and the bytes that
 they send.
 """
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,13 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from medconv.convs.tensor_parallel import clip_grad_norm, shard_convs
+from medconv.features.tensor_parallel.shard import (
+    clip_grad_norm,
+    largest_share,
+    pair_of,
+    shard_convs,
+    ways_of,
+)
 from medconv.models.unet import UNet
 from medconv.training.optim.muon import Muon
 
@@ -283,3 +290,31 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", TESTS)
 def test_two_processes_give_the_numbers_of_one(failed: list[dict[str, str]], name: str) -> None:
     assert [errors.get(name) for errors in failed] == [None, None]
+
+
+MESH: Any = SimpleNamespace(size=lambda: 3)
+
+
+def plain_block() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.ReLU())
+
+
+def test_the_first_pattern_whose_way_is_for_the_module_counts() -> None:
+    network = nn.ModuleDict({"down": plain_block(), "head": nn.Conv2d(6, 6, 1)})
+    assert ways_of(network, MESH, {"^down$": "pair", "head": "out"}) == {"down": "pair", "head": "out"}
+    assert ways_of(network, MESH, {r"down\.0": "out", "": "in"}) == {
+        "down.0": "out",
+        "down.3": "in",
+        "head": "in",
+    }
+
+
+def test_a_pair_is_two_convolutions_and_the_norms_between() -> None:
+    layers = plain_block()
+    first, norms, second = pair_of(layers)
+    assert first is layers[0] and norms == [layers[1]] and second is layers[3]
+
+
+@pytest.mark.parametrize(("channels", "share"), [(6, 2), (7, 3), (9, 3)])
+def test_only_the_last_process_has_fewer_channels(channels: int, share: int) -> None:
+    assert largest_share(channels, MESH) == share

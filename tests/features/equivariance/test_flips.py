@@ -1,11 +1,12 @@
-"""medconv/convs/equivariance.py: which layers work on fields, and whether a network commutes with flips."""
+"""medconv/features/equivariance/flips.py: which layers work on fields, and whether a network commutes with flips."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from medconv.convs import Mirror, check_equivariance, swap_convs
-from medconv.convs.equivariance import fields
+from medconv.convs import swap_convs
+from medconv.features.equivariance.flips import check_equivariance, fields
+from medconv.features.equivariance.mirror import Mirror
 
 
 class Joined(nn.Module):

@@ -1,0 +1,1 @@
+"""`conv=mirror`: a whole network that commutes with reflections of its image."""

@@ -1,0 +1,1 @@
+"""Shards the weights of convolutions over a device mesh; from Python alone."""

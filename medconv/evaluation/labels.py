@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from medconv.data.datasets import common
+from medconv.data.datasets import dataset_json
+from medconv.data.datasets.common import read_json
 from medconv.data.datasets.patterns import files_of, is_pattern
 from medconv.data.io.formats import structures_of, without_structures
 from medconv.data.io.images import in_folder
@@ -50,7 +51,7 @@ def targets_of(predictions: Path, references: Path) -> SegmentationTargets | Non
         return _from_manifest(manifest_path)
     root = references.absolute().parent  # absolute, as the references may be `.`
     if (root / "dataset.json").is_file():
-        return common.targets_of(root)
+        return dataset_json.targets_of(root)
     return None
 
 
@@ -211,7 +212,7 @@ def recorded_images(predictions: Path) -> dict[str, Path]:
     try:
         if manifest_path.stat().st_size > _MAX_BYTES:
             return {}
-        cases = common.read_json(manifest_path)["cases"]
+        cases = read_json(manifest_path)["cases"]
         images = {}
         for case, entry in cases.items():
             paths = entry["images"]
@@ -243,7 +244,7 @@ def _from_manifest(path: Path) -> SegmentationTargets:
 def _manifest_targets(path: Path) -> SegmentationTargets:
     if path.stat().st_size > _MAX_BYTES:
         raise ValueError("too large")
-    content: Any = common.read_json(path)
+    content: Any = read_json(path)
     if "targets" in content:
         targets = SegmentationTargets.from_plain(content["targets"]).of_answers
     else:  # names alone, which a person may have written

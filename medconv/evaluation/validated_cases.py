@@ -8,7 +8,7 @@ from hydra.utils import get_object
 
 from medconv import config as configs
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.decathlon import msd
+from medconv.data.datasets.dataset_json import msd
 from medconv.data.datasets.phantom import phantom
 from medconv.evaluation.cross_validation import CrossValidation
 from medconv.utils.errors import explained
@@ -17,10 +17,10 @@ from medconv.utils.logging import some
 _JOINED = "medconv.data.datasets.joined.joined"
 # each by its full name, since other functions beside them write files
 _LAYOUTS = (
-    "medconv.data.datasets.auto.auto",
-    "medconv.data.datasets.decathlon.msd",
+    "medconv.data.datasets.dataset_json.auto",
+    "medconv.data.datasets.dataset_json.msd",
     "medconv.data.datasets.folder.folder",
-    "medconv.data.datasets.nnunet.nnunet",
+    "medconv.data.datasets.dataset_json.nnunet",
     "medconv.data.datasets.phantom.phantom",
 )
 

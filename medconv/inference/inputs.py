@@ -8,7 +8,7 @@ from pathlib import Path
 from medconv.data.case import Case
 from medconv.data.datasets import patterns
 from medconv.data.datasets.common import id_error
-from medconv.data.datasets.nnunet import group_channels, missing_numbers
+from medconv.data.datasets.dataset_json import group_channels, missing_numbers
 from medconv.data.io.formats import choice_of
 from medconv.data.io.images import (
     DICOM_IS_MISSING,

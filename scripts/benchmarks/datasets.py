@@ -14,7 +14,7 @@ import nibabel as nib
 import numpy as np
 from scipy import ndimage
 
-from medconv.data.datasets.auto import auto
+from medconv.data.datasets.dataset_json import auto
 from medconv.utils.atomic_io import write_text
 
 _GRAIN = 8  # voxels from one value of the smooth field to the next

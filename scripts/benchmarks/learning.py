@@ -19,9 +19,8 @@ import numpy as np
 
 from benchmarks import gains
 from benchmarks.results import Row, table
-from medconv.data.datasets.auto import auto
-from medconv.data.folds import split_fold
-from medconv.data.splits import grouped
+from medconv.data.datasets.dataset_json import auto
+from medconv.data.splits import grouped, split_fold
 from medconv.training.run_dir import short_hash
 from medconv.utils.progress import track
 

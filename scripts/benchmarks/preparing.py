@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks import ct_phantom, results
 from medconv.data.case_files import image_of, label_of
-from medconv.data.datasets.decathlon import msd
+from medconv.data.datasets.dataset_json import msd
 from medconv.data.preprocessing.dataset_cache import make_entry
 from medconv.data.preprocessing.examine import examine
 from medconv.data.preprocessing.preprocess import PreprocessingConfig

@@ -15,10 +15,9 @@ from benchmarks.peers import training
 from benchmarks.results import Row, conditions, table
 from benchmarks.trainings import Entry, Processes
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.auto import auto
-from medconv.data.folds import split_fold
+from medconv.data.datasets.dataset_json import auto
 from medconv.data.io.images import read_label
-from medconv.data.splits import grouped
+from medconv.data.splits import grouped, split_fold
 from medconv.metrics import dice
 from medconv.metrics.dice import mean, mean_per_class
 from medconv.targets.segmentation import SegmentationTargets

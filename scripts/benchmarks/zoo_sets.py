@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks import ct_phantom, pictures, radiographs
 from medconv.data.case import Case
-from medconv.data.folds import split_fold
+from medconv.data.splits import split_fold
 from medconv.utils.atomic_io import write_text
 
 FOLDS = 5

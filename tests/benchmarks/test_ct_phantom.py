@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import ct_phantom
-from medconv.data.datasets.decathlon import msd
+from medconv.data.datasets.dataset_json import msd
 
 SHAPE = (160, 160, 96)
 

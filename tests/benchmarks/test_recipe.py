@@ -17,8 +17,8 @@ from helpers.benchmarks_harness import ManualClock, benchmark
 
 from benchmark import main
 from benchmarks import dice_curves, recipe
-from medconv.data.datasets.auto import auto
-from medconv.data.folds import split_fold
+from medconv.data.datasets.dataset_json import auto
+from medconv.data.splits import split_fold
 from medconv.training.callbacks.time_budget import TimeBudget
 
 SMALL = [o for o in tiny.SMALL if not o.startswith(("trainer.max_steps", "data.num_folds"))]

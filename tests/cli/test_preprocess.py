@@ -13,8 +13,8 @@ from helpers.preprocess_command import overrides, run_preprocess
 from helpers.processes import Forked
 from helpers.stores import before_each_file
 
-from medconv.data.datasets.decathlon import msd
-from medconv.data.folds import split_fold
+from medconv.data.datasets.dataset_json import msd
+from medconv.data.splits import split_fold
 from medconv.utils.exit_codes import DONE, PREEMPTED, USER
 
 COUNT = 10  # cases

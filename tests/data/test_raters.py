@@ -8,8 +8,7 @@ from helpers.rated import add_rater, with_raters, write_probabilities
 from helpers.volumes import label_array, write_msd, write_nnunet
 
 from medconv.data.case_files import image_of, label_of, probabilities_of, probabilities_on, rater_labels_on
-from medconv.data.datasets.decathlon import msd
-from medconv.data.datasets.nnunet import nnunet
+from medconv.data.datasets.dataset_json import msd, nnunet
 from medconv.data.raters import with_soft_labels
 from medconv.targets.soft import SoftTargets
 

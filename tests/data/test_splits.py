@@ -1,24 +1,45 @@
 """medconv/data/splits.py: folds as in nnU-Net, the dataset's own splits, groups, duplicates, rare classes."""
 
+import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.cases import ids, some_cases
 
 from medconv.data.case import Case
-from medconv.data.datasets.auto import auto
+from medconv.data.datasets.dataset_json import auto
 from medconv.data.splits import (
     DataSplit,
     check_examples,
     drop_duplicates,
     grouped,
     split_cases,
+    split_fold,
     split_patient,
 )
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.utils.errors import ArgumentError
+
+# The validation indices of `sklearn.model_selection.KFold(5, shuffle=True,
+# random_state=12345).split(range(n))`, which is what nnU-Net uses, as scikit-learn 1.9.1 gave them.
+# Regenerate with   [val.tolist() for _, val in KFold(5, shuffle=True, random_state=12345).split(range(n))]
+KFOLD_13 = [[0, 7, 9], [3, 6, 10], [8, 11, 12], [1, 4], [2, 5]]
+# fmt: off
+KFOLD_208 = [
+    [14, 16, 17, 19, 20, 27, 30, 33, 47, 49, 52, 54, 56, 67, 68, 70, 78, 89, 92, 94, 99, 103, 110, 116, 132, 141, 147,
+     148, 151, 152, 159, 175, 177, 178, 179, 180, 188, 192, 194, 202, 203, 205],
+    [2, 10, 24, 26, 35, 40, 42, 44, 48, 50, 51, 55, 57, 61, 66, 73, 85, 93, 98, 106, 109, 111, 120, 121, 122, 135, 137,
+     140, 144, 146, 149, 153, 157, 163, 171, 172, 181, 182, 186, 190, 197, 199],
+    [4, 8, 9, 13, 15, 18, 25, 28, 39, 45, 60, 65, 69, 71, 79, 84, 90, 95, 96, 100, 102, 104, 112, 117, 125, 127, 128,
+     130, 134, 136, 139, 150, 154, 156, 161, 162, 165, 170, 176, 189, 191, 206],
+    [0, 3, 5, 6, 12, 21, 22, 32, 37, 38, 41, 46, 53, 58, 62, 63, 72, 74, 76, 80, 82, 83, 86, 88, 107, 108, 123, 145,
+     155, 158, 160, 167, 168, 173, 174, 183, 184, 185, 196, 201, 204],
+    [1, 7, 11, 23, 29, 31, 34, 36, 43, 59, 64, 75, 77, 81, 87, 91, 97, 101, 105, 113, 114, 115, 118, 119, 124, 126, 129,
+     131, 133, 138, 142, 143, 164, 166, 169, 187, 193, 195, 198, 200, 207],
+]
 
 
 def case(name: str, value: float = 0, split: str = "", group: str = "") -> Case:
@@ -150,3 +171,133 @@ def test_the_two_volumes_of_a_cardiac_patient(realdata: Path) -> None:
     assert patient is not None and patient.group_pattern == "(.+)_frame"
     split = split_cases(grouped(cases, r"(patient\d+)"), 0, 5)
     assert len({case.group for case in split.val}) == 10 and len(split.val) == 20
+
+
+# fmt: on
+
+
+@pytest.mark.parametrize("folds", [KFOLD_13, KFOLD_208], ids=["13", "208"])
+def test_folds_are_those_of_nnunet(folds: list[list[int]]) -> None:
+    cases = some_cases(sum(map(len, folds)))
+    for fold, held_out in enumerate(folds):
+        train, val = split_fold(cases[::-1], fold, 5)
+        assert ids(val) == [f"case_{i:03d}" for i in held_out]
+        assert ids(train) == [case.id for i, case in enumerate(cases) if i not in held_out]
+
+
+@pytest.mark.realdata
+def test_real_decathlon_dataset_has_the_folds_of_nnunet(realdata: Path) -> None:
+    root = realdata / "Task04_Hippocampus"
+    if not root.is_dir():
+        pytest.skip(f"{root} is absent")
+    dataset = auto(root)
+    assert dataset.class_names == ("background", "Anterior", "Posterior")
+    assert all(path.is_file() for case in dataset.cases for path in case.files)
+    if len(dataset.cases) == 208:
+        assert ids(split_fold(dataset.cases, 0, 5)[1]) == [dataset.cases[i].id for i in KFOLD_208[0]]
+
+
+@pytest.mark.parametrize(("count", "num_folds"), [(13, 5), (10, 3), (5, 5), (2, 2)])
+def test_each_case_is_in_one_fold(count: int, num_folds: int) -> None:
+    cases = some_cases(count)
+    folds = [split_fold(cases, fold, num_folds) for fold in range(num_folds)]
+    assert sorted(c for _, val in folds for c in ids(val)) == ids(cases)
+    sizes = [len(val) for _, val in folds]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
+    for train, val in folds:
+        assert not set(ids(train)) & set(ids(val))
+        assert len(train) + len(val) == count
+
+
+def test_fold_all_trains_on_every_case() -> None:
+    train, val = split_fold(some_cases(4)[::-1], "all", 5)
+    assert ids(train) == ids(some_cases(4)) and val == []
+
+
+@pytest.mark.parametrize("fold", [-1, 5, "-1", "first", 1.5])
+def test_fold_must_be_in_range(fold: Any) -> None:
+    with pytest.raises(ValueError, match=rf"fold must be `all` or lie in 0\.\.4, got {fold}"):
+        split_fold(some_cases(10), fold, 5)
+
+
+def test_fold_may_be_text() -> None:
+    assert split_fold(some_cases(10), "3", 5) == split_fold(some_cases(10), 3, 5)
+
+
+@pytest.mark.parametrize("num_folds", [0, 1, 4])
+def test_number_of_folds_must_be_in_range(num_folds: int) -> None:
+    with pytest.raises(
+        ValueError, match=rf"num_folds must lie between 2 and .* 3, got {num_folds}; fold=all"
+    ):
+        split_fold(some_cases(3), 0, num_folds)
+
+
+def write_splits(path: Path, content: Any) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_splits_file_replaces_the_random_folds(tmp_path: Path) -> None:
+    folds = [
+        {"train": ["case_003", "case_000"], "val": ["case_001"]},
+        {"train": ["case_001"], "val": ["case_002"]},
+    ]
+    path = write_splits(tmp_path / "splits_final.json", folds)
+    train, val = split_fold(some_cases(4), 0, 5, path)
+    assert (ids(train), ids(val)) == (["case_003", "case_000"], ["case_001"])
+    assert ids(split_fold(some_cases(4), "1", 5, path)[0]) == ["case_001"]
+    assert len(split_fold(some_cases(4), "all", 5, path)[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            [{"train": ["case_000", "gone"], "val": ["absent"]}],
+            "no such cases: absent, gone; the dataset has case_000, case_001, case_002",
+        ),
+        ([{"train": ["case_000", "case_001"], "val": ["case_001"]}], "cases in both train and val: case_001"),
+        ([{"train": None, "val": ["case_001"]}], "train of fold 0 must be a list of case ids, got None"),
+        ([{"train": ["case_000"], "val": "case_001"}], "val of fold 0 must be a list of case ids"),
+        ([{"train": ["case_000"], "val": []}], "val of fold 0 names no case; fold=all trains on every case"),
+        ([{"train": ["case_000", 1], "val": []}], "train of fold 0 must be a list of case ids"),
+        (
+            [{"train": ["case_000", "case_000"], "val": ["case_001"]}],
+            "train of fold 0 has cases twice: case_000",
+        ),
+        ([], "got 1"),
+        ([{"train": [], "val": []}], r"fold must be `all` or lie in 0\.\.0, got 1"),
+        ([{"train": []}], "a list of folds, each with the keys `train` and `val`"),
+        ({"train": [], "val": []}, "a list of folds"),
+    ],
+)
+def test_invalid_splits_file_is_an_error(tmp_path: Path, content: Any, message: str) -> None:
+    path = write_splits(tmp_path / "splits_final.json", content)
+    with pytest.raises(ValueError, match=message) as error:
+        split_fold(some_cases(3), 0 if "case" in message else 1, 5, path)
+    assert str(error.value).startswith(f"{path}: ")
+
+
+def test_unreadable_splits_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"gone\.json: cannot be read \(No such file"):
+        split_fold(some_cases(3), 0, 5, tmp_path / "gone.json")
+    (tmp_path / "splits.json").write_text("[{")
+    with pytest.raises(ValueError, match=r"splits\.json: not valid JSON"):
+        split_fold(some_cases(3), 0, 5, tmp_path / "splits.json")
+
+
+def test_cases_that_a_splits_file_leaves_out_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folds = [{"train": ["case_000", "case_002"], "val": ["case_001"]}]
+    path = write_splits(tmp_path / "splits_final.json", folds)
+    split_fold(some_cases(3), 0, 5, path)
+    assert not caplog.text
+    split_fold(some_cases(5), 0, 5, path)
+    assert "cases that are neither in train nor in val of fold 0: case_003, case_004" in caplog.text
+
+
+def test_a_splits_file_may_have_another_unicode_form(tmp_path: Path) -> None:
+    cases = [Case("ren\u00e9", ()), Case("anna", ())]
+    path = write_splits(tmp_path / "splits_final.json", [{"train": ["anna"], "val": ["rene\u0301"]}])
+    assert split_fold(cases, 0, 5, path) == ([cases[1]], [cases[0]])

@@ -14,7 +14,7 @@ from medconv.data.io.raster import write_mask, write_picture
 from medconv.inference import postprocessing
 from medconv.utils.exit_codes import DONE, USER
 
-MSD = "medconv.data.datasets.decathlon.msd"
+MSD = "medconv.data.datasets.dataset_json.msd"
 
 
 def postprocess(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -97,7 +97,7 @@ def test_a_config_can_neither_run_code_nor_delete_other_folders(
         assert not (tmp_path / "hit").exists()
         shutil.rmtree(sweep_folder)
         shutil.copytree(unchanged, sweep_folder)
-    edit_configs(sweep_folder, MSD, "medconv.data.datasets.common.targets_of")
+    edit_configs(sweep_folder, MSD, "medconv.data.datasets.dataset_json.targets_of")
     edit_configs(sweep_folder, root, root.replace("    root: ", "    root: !!python/name:os.system "))
     fails("not a readable config")
     shutil.rmtree(sweep_folder)

@@ -17,7 +17,7 @@ def test_a_function_that_is_no_layout_is_refused(target: str | None) -> None:
 
 
 def test_a_layout_takes_plain_values_alone() -> None:
-    layout = {"_target_": "medconv.data.datasets.decathlon.msd", "root": {"_target_": "os.getcwd"}}
+    layout = {"_target_": "medconv.data.datasets.dataset_json.msd", "root": {"_target_": "os.getcwd"}}
     with pytest.raises(ConfigError, match=r"^data\.layout\.root.*os\.getcwd is refused"):
         dataset_of({"data": {"layout": layout}}, trusted=())
 

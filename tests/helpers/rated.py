@@ -9,7 +9,7 @@ import numpy as np
 from helpers.volumes import CLASSES, save
 
 from medconv.data.case import Dataset
-from medconv.data.datasets.decathlon import msd
+from medconv.data.datasets.dataset_json import msd
 from medconv.data.raters import with_soft_labels
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from helpers.waiting import PATIENCE_S
 
 from medconv.data.case import Dataset
-from medconv.data.datasets.decathlon import msd
+from medconv.data.datasets.dataset_json import msd
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 
 SHAPE = (12, 14, 10)

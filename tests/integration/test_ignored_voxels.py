@@ -10,7 +10,7 @@ from helpers.loading import patch_dataset
 from helpers.volumes import AFFINE, edit_json, label_array, preprocessing_config, save, tiny, write_msd
 
 from medconv.data.augmentation.augment import Augment
-from medconv.data.datasets.decathlon import msd
+from medconv.data.datasets.dataset_json import msd
 from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.dataset_cache import cached_fingerprint, dataset_folder, fill_store
 from medconv.data.preprocessing.examine import examine

@@ -22,7 +22,7 @@ from helpers.volumes import preprocessing_config, write_msd
 from helpers.waiting import PATIENCE_S
 
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.decathlon import msd
+from medconv.data.datasets.dataset_json import msd
 from medconv.data.preprocessing import dataset_cache
 from medconv.data.preprocessing.check import CheckResult
 from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_store
@@ -38,7 +38,7 @@ import resource, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from helpers.volumes import preprocessing_config
-from medconv.data.datasets.decathlon import msd
+from medconv.data.datasets.dataset_json import msd
 from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_store
 {before}
 try:

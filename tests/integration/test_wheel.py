@@ -73,7 +73,7 @@ def test_configs_travel_along(installed: Path, tmp_path: Path) -> None:
     words = ["train", "--cfg", "job", "--resolve", "data=msd", "data.root=x", "-p", "data"]
     shown = start(installed, tmp_path, script, *words)
     assert shown.returncode == 0, shown.stderr
-    assert "medconv.data.datasets.decathlon.msd" in shown.stdout
+    assert "medconv.data.datasets.dataset_json.msd" in shown.stdout
 
 
 def test_training_and_own_yaml_from_another_folder(installed: Path, tmp_path: Path) -> None:

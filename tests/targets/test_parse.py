@@ -8,9 +8,7 @@ import pytest
 from helpers.volumes import edit_json, label_array, save, tiny, write_msd, write_nnunet
 
 from medconv.data.case_files import label_of
-from medconv.data.datasets.common import targets_of
-from medconv.data.datasets.decathlon import msd
-from medconv.data.datasets.nnunet import nnunet
+from medconv.data.datasets.dataset_json import msd, nnunet, targets_of
 from medconv.data.preprocessing.examine import examine
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets

@@ -15,7 +15,7 @@ from torch import nn
 
 from medconv import config as configs
 from medconv.config import ConfigError, RunConfig
-from medconv.data.datasets.auto import auto
+from medconv.data.datasets.dataset_json import auto
 from medconv.models.encoder import Stages
 from medconv.models.unet import UNet
 from medconv.performance.trial import Trial

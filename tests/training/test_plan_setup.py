@@ -7,7 +7,7 @@ from helpers import tiny
 from helpers.picture_tables import checked, write
 from helpers.plans import fingerprint
 
-from medconv.data.datasets.auto import auto
+from medconv.data.datasets.dataset_json import auto
 from medconv.training import plan_setup
 from medconv.training.data_setup import prepare_data
 

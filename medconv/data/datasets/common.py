@@ -1,4 +1,4 @@
-"""What the dataset layouts share: dataset.json, case ids, and the channels of files."""
+"""What the dataset layouts share: case ids, the channels of files, and reading of JSON."""
 
 import json
 import logging
@@ -13,9 +13,8 @@ from medconv.data.case import Case, Dataset
 from medconv.data.io import raster
 from medconv.data.io.images import num_channels, stem
 from medconv.data.io.label_values import relabel_of
-from medconv.targets import parse
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.utils.errors import Argument, ArgumentError, explained
+from medconv.utils.errors import explained
 
 # Of a case id; most file systems allow names of 255 bytes, and temporary files have longer ones
 _MAX_ID_BYTES = 200
@@ -93,17 +92,6 @@ def _folder_names(path: Path, root: Path) -> list[str]:
     return [name for name in folder.parts if name not in ("/", ".", "..")]
 
 
-def targets_of(root: Path) -> SegmentationTargets:
-    """The targets in a folder's `dataset.json`: classes or regions, and the value to ignore.
-
-    Raises:
-        ValueError: as `read_dataset_json`, or invalid labels.
-    """
-    meta = read_dataset_json(root)
-    _, targets = parse_labels(meta, root / "dataset.json")
-    return targets
-
-
 def build_dataset(
     name: str,
     cases: list[Case],
@@ -144,40 +132,6 @@ def build_dataset(
     )
 
 
-def read_dataset_json(root: str | Path | None) -> dict[str, Any]:
-    """The content of a folder's `dataset.json`.
-
-    Raises:
-        ValueError: no folder, no dataset.json in it, or not a JSON object.
-    """
-    if root is None or str(root) == "":
-        raise ArgumentError(
-            "root",
-            " is not set: give the folder that holds dataset.json, such as ",
-            Argument("root"),
-            "=/data/Task04",
-        )
-    folder = Path(root)
-    if not folder.is_dir():
-        raise ArgumentError("root", f"={folder}: no such folder")
-    path = folder / "dataset.json"
-    if not path.is_file():
-        names = sorted(entry.name for entry in folder.iterdir())
-        content = ", ".join(names[:5]) or "nothing"
-        raise ValueError(f"{folder}: no dataset.json there; the folder holds {content}")
-    meta = read_json(path)
-    if not isinstance(meta, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(meta).__name__}")
-    return meta
-
-
-def warn_of_count(meta: Mapping[str, Any], cases: Sequence[Case], path: Path) -> None:
-    """Warn if `numTraining` of a `dataset.json` is not the number of cases."""
-    declared = meta.get("numTraining")
-    if declared is not None and declared != len(cases):
-        log.warning("%s: numTraining is %s, but there are %d cases", path, declared, len(cases))
-
-
 def read_json(path: Path) -> Any:
     """The content of a JSON file.
 
@@ -190,31 +144,3 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path}: {size / 2**20:.0f} MB, expected JSON of at most {_MAX_BYTES // 2**20} MB")
     with explained(f"{path}: cannot be read", OSError), explained(f"{path}: not valid JSON", *_NOT_JSON):
         return json.loads(path.read_text(encoding="utf-8-sig"))  # some programs write a BOM
-
-
-def names_by_number(names: Any, path: Path, key: str) -> tuple[str, ...]:
-    """{"0": "T1", "1": "FLAIR"} to ("T1", "FLAIR").
-
-    Args:
-        names: value of the key.
-        path: file, for messages.
-        key: for messages.
-
-    Raises:
-        ValueError: not a mapping of the numbers from 0 to names.
-    """
-    numbers = [str(number) for number in range(len(names))] if isinstance(names, dict) else []
-    if not numbers or sorted(names) != sorted(numbers):
-        raise ValueError(
-            f'{path}: key `{key}` must map channel numbers to names, such as {{"0": "MRI"}}, got {names!r}'
-        )
-    return tuple(str(names[number]) for number in numbers)
-
-
-def parse_labels(meta: Mapping[str, Any], path: Path) -> tuple[tuple[str, ...], SegmentationTargets]:
-    """Class names and targets from the content of a `dataset.json`.
-
-    Raises:
-        ValueError: names the file and its invalid key.
-    """
-    return parse.parse_labels(meta.get("labels"), meta.get("regions_class_order"), path)

@@ -7,11 +7,9 @@ from inspect import signature
 from typing import Any
 
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.auto import auto
 from medconv.data.datasets.common import build_dataset
-from medconv.data.datasets.decathlon import msd
+from medconv.data.datasets.dataset_json import auto, msd, nnunet
 from medconv.data.datasets.folder import folder
-from medconv.data.datasets.nnunet import nnunet
 from medconv.data.datasets.tables import spelling_error
 from medconv.data.preprocessing.normalisation import normalisation_for
 from medconv.targets.label_map import LabelMapTargets

@@ -4,7 +4,9 @@ Tests, the quick start and benchmarks train on it: small, quick to write, and no
 different sizes, a thin vessel, a lesion that is sometimes absent; anisotropic grids, orientations and
 intensity scales that differ between cases.
 
-`phantom_anatomy` draws the cases.
+Anatomy is analytic, in mm along (Right, Anterior, Superior) about the centre of the field of view. 2-D is the
+same code without the last axis: an axial slice through the same body. `points_mm` is (spatial_dims, *grid).
+The order of the random draws is fixed: the same seed gives the same bytes.
 """
 
 import json
@@ -13,25 +15,75 @@ import os
 import shutil
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 from nibabel import orientations
 from numpy.typing import NDArray
+from scipy.linalg import expm
+from scipy.ndimage import gaussian_filter
+from scipy.spatial import cKDTree
 
 from medconv.data.case import Dataset
-from medconv.data.datasets.decathlon import msd
-from medconv.data.datasets.phantom_anatomy import (
-    LABELS,
-    ORIENTATIONS,
-    Array,
-    draw_anatomy,
-    draw_grid,
-    draw_image,
-)
+from medconv.data.datasets.dataset_json import msd
 
 _LOG = logging.getLogger(__name__)
+Array = NDArray[np.float64]
+
+LABELS = ("background", "large_organ", "medium_organ", "small_organ", "vessel", "lesion")
+
+# Tissues are painted into one array: 0 is air, 1..5 are the labels, 6..8 are anatomy without a label
+_LARGE = 1
+_MEDIUM = 2
+_SMALL = 3
+_VESSEL = 4
+_LESION = 5
+_BODY = 6
+_BOWEL = 7
+_GAS = 8
+# Relative signal by tissue. Medium organ, small organ and bowel share one mean: only size, position and gas
+# differ
+_SIGNAL = np.array(
+    [
+        0.0,  # air
+        0.64,  # large organ
+        0.84,  # medium organ
+        0.84,  # small organ
+        1.3,  # vessel
+        0.18,  # lesion
+        0.3,  # body
+        0.84,  # bowel
+        0.1,  # gas
+    ]
+)
+
+# By the number of spatial dimensions
+_FIELD_MM = {2: (128.0, 128.0), 3: (100.0, 100.0, 90.0)}
+_IN_PLANE_MM = {2: (0.9, 1.4), 3: (1.6, 2.2)}
+_THROUGH_PLANE_MM = {2: (5.0, 5.0), 3: (2.4, 3.6)}
+ORIENTATIONS = {2: ("RAS", "LPS", "LAS", "ARS", "PLS"), 3: ("RAS", "LPS", "LAS", "PIR", "ASL", "SRA")}
+
+# Tissue: centre and semi-axes along (R, A, S), as shares of half the first field of view; later ones cover
+# earlier ones
+_ELLIPSOIDS = {
+    _BODY: ((0.0, 0.0, 0.0), (0.94, 0.82, np.inf)),  # an elliptic cylinder, open above and below
+    _BOWEL: ((0.02, 0.60, 0.10), (0.20, 0.14, 0.24)),  # the distractor: as bright as an organ, but background
+    _LARGE: ((0.40, 0.02, 0.05), (0.36, 0.46, 0.52)),
+    _MEDIUM: ((-0.48, -0.18, 0.20), (0.25, 0.30, 0.32)),
+    _SMALL: ((-0.34, 0.36, -0.28), (0.16, 0.18, 0.20)),
+}
+_GAS_SHARE = 0.6  # of the bowel's radius
+_LESION_SHARE = 0.7  # of the cases
+_LESION_RADIUS_MM = (5.0, 7.0)
+_VESSEL_RADIUS_MM = (2.9, 3.3)
+_WARP_MM = 5.0
+_BIAS = 0.25  # largest relative change of the signal by the coil's sensitivity
+_NOISE = 0.04  # standard deviation, relative to the signal
+_SCALE_MAX = 16000.0  # the largest signal, about 1.3 x (1 + _BIAS) of it, still fits into int16
+_SCALE_RANGE = 1000.0
+_INT16_FROM_SCALE = 400.0  # below it rounding to integers would add to the noise: float32
 
 
 def write_phantom(root: Path, *, spatial_dims: int = 3, num_cases: int = 30, seed: int = 0) -> Path:
@@ -176,3 +228,123 @@ def phantom(root: str | Path, spatial_dims: int, num_cases: int, seed: int = 0) 
     """
     folder = write_phantom(Path(root), spatial_dims=spatial_dims, num_cases=num_cases, seed=seed)
     return msd(folder)
+
+
+def draw_grid(rng: np.random.Generator, spatial_dims: int) -> tuple[Array, Array]:
+    """Voxel centres in mm from the middle of the field, (spatial_dims, *grid); the RAS affine, 4 x 4."""
+    in_plane = rng.uniform(*_IN_PLANE_MM[spatial_dims])
+    through_plane = rng.uniform(*_THROUGH_PLANE_MM[spatial_dims])
+    spacing_mm = np.array([in_plane, in_plane, through_plane])
+    field_mm = np.array(_FIELD_MM[spatial_dims]) * rng.uniform(0.96, 1.04, spatial_dims)
+    sizes = np.round(field_mm / spacing_mm[:spatial_dims]).astype(int)
+    axes = []
+    for size, step_mm in zip(sizes, spacing_mm, strict=False):
+        axes.append((np.arange(size) - (size - 1) / 2) * step_mm)
+    affine = np.diag([*spacing_mm, 1.0])
+    affine[:3, 3] = rng.uniform(-100.0, 100.0, 3)  # scanners put the origin anywhere
+    affine[:spatial_dims, 3] += [axis[0] for axis in axes]
+    return np.stack(np.meshgrid(*axes, indexing="ij")), affine
+
+
+@dataclass(frozen=True)
+class _Ellipsoid:
+    """Centre and semi-axes in mm, each (spatial_dims,), and the rotation into the ellipsoid's own axes."""
+
+    centre_mm: Array
+    semi_axes_mm: Array
+    rotation: Array
+
+    def radius(self, points_mm: Array) -> Array:
+        """Distance from the centre in semi-axes, (*grid): 1 on the surface."""
+        offset = np.moveaxis(points_mm, 0, -1) - self.centre_mm
+        distance: Array = np.linalg.norm(offset @ self.rotation.T / self.semi_axes_mm, axis=-1)
+        return distance
+
+    def point_mm(self, unit: Array) -> Array:
+        """The point in mm at `unit`, (spatial_dims,), in the ellipsoid's axes: the surface has norm 1."""
+        return self.centre_mm + self.rotation.T @ (unit * self.semi_axes_mm)
+
+
+def draw_anatomy(rng: np.random.Generator, points_mm: Array) -> NDArray[np.uint8]:
+    """Tissue of each voxel, (*grid). One warp deforms body, organs and lesion, so that they stay separate."""
+    displacements = np.stack([_draw_waves(rng, points_mm) for _ in points_mm])
+    warped_mm = points_mm + _WARP_MM * displacements
+    ellipsoids = {label: _draw_ellipsoid(rng, label, len(points_mm)) for label in _ELLIPSOIDS}
+    tissue = np.zeros(points_mm.shape[1:], np.uint8)
+    for label, ellipsoid in ellipsoids.items():
+        tissue[ellipsoid.radius(warped_mm) < 1] = label
+    tissue[ellipsoids[_BOWEL].radius(warped_mm) < _GAS_SHARE] = _GAS
+    tissue[_draw_vessel(rng, points_mm) & (tissue > 0)] = _VESSEL
+    if rng.random() < _LESION_SHARE:
+        tissue[_draw_lesion(rng, warped_mm, ellipsoids[_LARGE])] = _LESION
+    return tissue
+
+
+def _draw_waves(rng: np.random.Generator, points_mm: Array, count: int = 4) -> Array:
+    """A smooth field in -1..1, (*grid): the mean of plane waves of 60 to 150 mm."""
+    spatial_dims = len(points_mm)
+    directions = rng.normal(size=(count, spatial_dims))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    wavelengths_mm = rng.uniform(60, 150, (count, 1))
+    wave_vectors = directions * (2 * np.pi / wavelengths_mm)
+    phases = np.tensordot(wave_vectors, points_mm, axes=1)  # (count, *grid)
+    shifts = rng.uniform(0, 2 * np.pi, count).reshape(-1, *[1] * spatial_dims)
+    waves: Array = np.cos(phases + shifts).mean(axis=0)
+    return waves
+
+
+def _draw_ellipsoid(rng: np.random.Generator, tissue: int, spatial_dims: int) -> _Ellipsoid:
+    """A tissue of _ELLIPSOIDS, moved by some mm, scaled by up to 12 % per axis, rotated by about 10°."""
+    reach_mm = _FIELD_MM[spatial_dims][0] / 2
+    centre_share, semi_axes_share = _ELLIPSOIDS[tissue]
+    centre_mm = np.array(centre_share[:spatial_dims]) * reach_mm
+    semi_axes_mm = np.array(semi_axes_share[:spatial_dims]) * reach_mm
+    freedom = 0.3 if tissue == _BODY else 1.0  # the body moves little: it must hold the organs
+    centre_mm += freedom * rng.uniform(-0.06, 0.06, spatial_dims) * reach_mm
+    semi_axes_mm *= 1 + freedom * rng.uniform(-0.12, 0.12, spatial_dims)
+    angles = np.triu(freedom * rng.normal(0, 0.2, (spatial_dims, spatial_dims)), 1)
+    # The exponential of a skew-symmetric matrix is a rotation
+    return _Ellipsoid(centre_mm=centre_mm, semi_axes_mm=semi_axes_mm, rotation=expm(angles - angles.T))
+
+
+def _draw_vessel(rng: np.random.Generator, points_mm: Array) -> NDArray[np.bool_]:
+    """A curved tube along the last axis, through the whole field of view, beside the large organ."""
+    spatial_dims = len(points_mm)
+    reach_mm = np.array(_FIELD_MM[spatial_dims]) / 2
+    along = np.linspace(-1.2, 1.2, 1000)  # a step of about 0.1 mm, much below the radius
+    curve_mm = np.stack([along * reach_mm[-1]] * spatial_dims, axis=1)
+    for axis, middle_mm in zip(range(spatial_dims - 1), (4.0, -16.0), strict=False):
+        bend_mm = rng.uniform(6, 10)
+        tilt_mm = rng.uniform(-3, 3)
+        frequency = np.pi * rng.uniform(0.9, 1.4)
+        shift = rng.uniform(0, 2 * np.pi)
+        wave = np.sin(frequency * along + shift)
+        curve_mm[:, axis] = middle_mm + tilt_mm * along + bend_mm * wave
+    radius_mm = rng.uniform(*_VESSEL_RADIUS_MM)
+    voxels_mm = points_mm.reshape(spatial_dims, -1).T
+    # Distances above the radius are infinite, which saves most of the search
+    distance_mm: Array = cKDTree(curve_mm).query(voxels_mm, distance_upper_bound=radius_mm)[0]
+    return (distance_mm < radius_mm).reshape(points_mm.shape[1:])
+
+
+def _draw_lesion(rng: np.random.Generator, points_mm: Array, organ: _Ellipsoid) -> NDArray[np.bool_]:
+    """A ball in the outer half of `organ`, away from the vessel."""
+    unit = rng.uniform(-0.3, 0.3, len(points_mm))
+    unit[0] = rng.uniform(0.1, 0.4)
+    offset_mm = np.moveaxis(points_mm, 0, -1) - organ.point_mm(unit)
+    distance_mm: Array = np.linalg.norm(offset_mm, axis=-1)
+    return distance_mm < rng.uniform(*_LESION_RADIUS_MM)
+
+
+def draw_image(rng: np.random.Generator, tissue: NDArray[np.uint8], points_mm: Array) -> NDArray[np.generic]:
+    """The simulated scan of `tissue`, (*grid): blurred edges, bias field, Rician noise, random scale."""
+    signal = _SIGNAL * rng.uniform(0.95, 1.05, _SIGNAL.shape)
+    waves = _draw_waves(rng, points_mm)
+    clean = gaussian_filter(signal[tissue], sigma=0.5)  # in voxels
+    clean = clean * (1 + _BIAS * waves / np.abs(waves).max())
+    real, imaginary = rng.normal(0, _NOISE, (2, *tissue.shape))
+    scale = _SCALE_MAX * _SCALE_RANGE ** -rng.random()
+    image: Array = scale * np.hypot(clean + real, imaginary)
+    if scale < _INT16_FROM_SCALE:
+        return image.astype(np.float32)
+    return np.clip(np.round(image), 0, np.iinfo(np.int16).max).astype(np.int16)

@@ -136,7 +136,7 @@ def _plan(job: training.Job) -> dict[str, Any]:
 
 
 def _files(job: training.Job) -> dict[str, dict[str, str]]:
-    from medconv.data.datasets.auto import auto
+    from medconv.data.datasets.dataset_json import auto
 
     cases = auto(job.root).cases
     return {case.id: {"image": str(case.images[0]), "label": str(case.label)} for case in cases}

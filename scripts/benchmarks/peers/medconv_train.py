@@ -44,7 +44,7 @@ def train(job: training.Job) -> None:
 
 
 def predict(job: training.Job) -> None:
-    from medconv.data.datasets.auto import auto
+    from medconv.data.datasets.dataset_json import auto
 
     cases = {case.id: case for case in auto(job.root).cases}
     for file, folder, ids in training.missing(job):

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from helpers.volumes import CLASSES, edit_json, write_msd, write_nnunet
 
-from medconv.data.datasets.auto import auto
-from medconv.data.datasets.common import read_json, targets_of
-from medconv.data.datasets.decathlon import msd
-from medconv.data.datasets.nnunet import nnunet
+from medconv.data.datasets.common import read_json
+from medconv.data.datasets.dataset_json import auto, msd, nnunet, targets_of
 
 
 @pytest.mark.parametrize("read", [auto, msd, nnunet, targets_of])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from helpers.volumes import AFFINE, SHAPE, image_array, save, save_raw, truncate
 
 from medconv.data.io import nifti
 from medconv.data.io.images import read_array, read_header
+from medconv.data.io.nifti import read_into
+
+CONTENT = np.random.default_rng(0).integers(0, 20, 5000).astype(np.uint8).tobytes()
 
 
 def damage(path: Path) -> Path:
@@ -228,3 +232,61 @@ def test_compressed_voxels_are_those_of_nibabel(name: str, dtype: str, slope: fl
     array, _ = nifti.read(tmp_path / name)
     np.testing.assert_array_equal(array, expected)
     assert (array.dtype, array.flags.f_contiguous) == (expected.dtype, True)
+
+
+def read(path: Path, offset: int = 0, count: int = len(CONTENT)) -> bytes:
+    target = np.empty(count, np.uint8)
+    read_into(target.data, path, offset)
+    return target.tobytes()
+
+
+@pytest.mark.parametrize("at_once", [7, 2**17])
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("padding", [b"", b"\0" * 600])
+def test_the_bytes_are_those_of_gzip(
+    at_once: int, blocks: int, padding: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of several blocks in a file, and with zeros behind it or between them."""
+    monkeypatch.setattr(nifti, "_COMPRESSED_BYTES", at_once)
+    monkeypatch.setattr(nifti, "_PIECE_BYTES", 100)
+    path = tmp_path / "file.gz"
+    length = -(-len(CONTENT) // blocks)
+    parts = [CONTENT[first : first + length] for first in range(0, len(CONTENT), length)]
+    path.write_bytes(b"".join(gzip.compress(part) + padding for part in parts))
+    assert gzip.decompress(path.read_bytes()) == CONTENT == read(path)
+    assert read(path, offset=352, count=1000) == CONTENT[352:1352]
+    assert read(path, offset=4000, count=1000) == CONTENT[4000:]
+
+
+@pytest.mark.parametrize("at_once", [1, 50, 2**17])
+def test_a_damaged_file_is_an_error(at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nifti, "_COMPRESSED_BYTES", at_once)
+    path = tmp_path / "file.gz"
+    whole = gzip.compress(CONTENT)
+    for cut in (len(whole) - 1, len(whole) - 8, len(whole) // 2, 5):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(EOFError, match="ends in the middle"):
+            read(path)
+    path.write_bytes(whole)
+    with pytest.raises(EOFError, match="Expected 5001 bytes, got 5000"):
+        read(path, count=5001)
+    with pytest.raises(EOFError, match="Expected 10 bytes, got 0"):
+        read(path, offset=6000, count=10)
+    for damaged in (
+        zlib.compress(CONTENT),
+        whole[:-8] + b"\1" + whole[-7:],
+        whole + b"more",
+        b"no gzip",
+        whole[:-1] + b"\1",
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(zlib.error):
+            read(path, count=10)
+
+
+def test_little_is_decompressed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of zeros is a thousandth of its content."""
+    monkeypatch.setattr(nifti, "_PIECE_BYTES", 100)
+    path = tmp_path / "file.gz"
+    path.write_bytes(gzip.compress(bytes(10**5)))
+    assert max(len(piece) for piece in nifti._pieces(path)) == 100

@@ -28,8 +28,7 @@ from helpers.volumes import (
 )
 
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.auto import auto
-from medconv.data.datasets.decathlon import msd
+from medconv.data.datasets.dataset_json import auto, msd
 from medconv.data.preprocessing import check as check_module
 from medconv.data.preprocessing.check import Examined, check
 from medconv.data.preprocessing.examine import CaseReport, examine

@@ -27,8 +27,7 @@ from helpers.volumes import (
 )
 
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.decathlon import msd
-from medconv.data.datasets.nnunet import nnunet
+from medconv.data.datasets.dataset_json import msd, nnunet
 from medconv.data.preprocessing import dataset_cache
 from medconv.data.preprocessing.dataset_cache import (
     cached_fingerprint,

@@ -10,7 +10,7 @@ from helpers.volumes import AFFINE, image_array, label_array, save, save_raw, wr
 from torch import nn
 
 from medconv.data.case import Case
-from medconv.data.datasets.decathlon import msd
+from medconv.data.datasets.dataset_json import msd
 from medconv.data.preprocessing.check import check, far_spacing, lost_spacing
 from medconv.data.preprocessing.examine import header_doubts, is_no_data, repeated_slices, wrapped_negatives
 from medconv.inference.predictor import Predictor

@@ -7,7 +7,7 @@ import pytest
 from helpers.volumes import affine_of, image_array, label_array, save, tiny, write_nnunet
 
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.auto import auto
+from medconv.data.datasets.dataset_json import auto
 from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.examine import CaseReport
 from medconv.data.preprocessing.fingerprint import measure

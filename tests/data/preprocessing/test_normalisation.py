@@ -10,8 +10,7 @@ from helpers.volumes import AFFINE, SHAPE, image_array, preprocessing_config, sa
 from torch import nn
 
 from medconv.data.case import Grid
-from medconv.data.datasets.decathlon import msd
-from medconv.data.datasets.nnunet import nnunet
+from medconv.data.datasets.dataset_json import msd, nnunet
 from medconv.data.preprocessing import normalisation
 from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.dataset_cache import fill_store

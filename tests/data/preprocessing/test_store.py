@@ -38,7 +38,7 @@ from helpers.volumes import (
 from lightning import Callback
 from torch.nn.functional import one_hot
 
-from medconv.data.datasets.decathlon import msd
+from medconv.data.datasets.dataset_json import msd
 from medconv.data.loading.patch_dataset import CaseDataset
 from medconv.data.preprocessing import dataset_cache
 from medconv.data.preprocessing.dataset_cache import fill_store, make_entry

@@ -10,7 +10,7 @@ from helpers.picture_tables import checked, write
 from helpers.plans import fingerprint
 
 from medconv.config import ConfigError
-from medconv.data.datasets.auto import auto
+from medconv.data.datasets.dataset_json import auto
 from medconv.training.data_setup import prepare_data
 from medconv.training.plan_setup import make_plan
 

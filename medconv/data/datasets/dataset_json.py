@@ -1,4 +1,8 @@
-"""`data=nnunet`: raw folders of nnU-Net v2 and v1."""
+"""Folders that a `dataset.json` describes.
+
+`data=msd`: Medical Segmentation Decathlon; `data=nnunet`: raw folders of nnU-Net, version 2 and 1;
+`data=auto` recognises them.
+"""
 
 import logging
 import re
@@ -8,21 +12,83 @@ from pathlib import Path
 from typing import Any
 
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.common import (
-    build_dataset,
-    names_by_number,
-    parse_labels,
-    read_dataset_json,
-    warn_of_count,
-)
+from medconv.data.datasets.common import build_dataset, read_json
 from medconv.data.io.images import stem, suffixes
 from medconv.data.io.raster import channels, is_picture
+from medconv.targets import parse
+from medconv.targets.segmentation import SegmentationTargets
+from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.logging import some
 
 log = logging.getLogger(__name__)
 
 _CHANNEL = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
 _MAX_NAMED = 20  # cases named in one line
+
+
+def auto(root: str | Path) -> Dataset:
+    """Read a Medical Segmentation Decathlon or nnU-Net raw folder; its `dataset.json` tells which.
+
+    Args:
+        root: folder that holds `dataset.json`.
+
+    Raises:
+        ValueError: neither of the two, or as `msd` and `nnunet`.
+    """
+    meta = read_dataset_json(root)
+    if "channel_names" in meta or has_channel_files(Path(root), meta):
+        return nnunet(root)
+    if "training" in meta or "modality" in meta:
+        return msd(root)
+    raise ValueError(
+        f"{Path(root) / 'dataset.json'}: neither a Decathlon file (keys `modality`, `training`) nor an "
+        f"nnU-Net v2 one (keys `channel_names`, `file_ending`); it has {sorted(meta)}"
+    )
+
+
+def msd(root: str | Path) -> Dataset:
+    """Medical Segmentation Decathlon: `dataset.json` lists image and label of every training case.
+
+    Args:
+        root: folder that holds `dataset.json`.
+
+    Raises:
+        ValueError: no such folder, or an invalid `dataset.json`.
+    """
+    meta = read_dataset_json(root)  # also refuses a root that is not set
+    folder = Path(root)
+    path = folder / "dataset.json"
+    if "training" not in meta and "channel_names" in meta:
+        raise ValueError(
+            f"{path}: has the keys of nnU-Net v2 (`channel_names`), not of the Decathlon; take data=nnunet"
+        )
+    entries = meta.get("training")
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f"{path}: key `training` must list at least one case, got {entries!r}")
+    if has_channel_files(folder, meta):
+        raise ValueError(
+            f"{path}: its images have names of nnU-Net (CASE_0000.nii.gz), not of the Decathlon; "
+            "take data=nnunet"
+        )
+    cases = []
+    for entry in entries:
+        if not isinstance(entry, dict) or not {"image", "label"} <= set(entry):
+            raise ValueError(f"{path}: every entry of `training` needs the keys `image` and `label`")
+        case = Case(
+            id=stem(Path(entry["image"])), images=(folder / entry["image"],), label=folder / entry["label"]
+        )
+        cases.append(case)
+    warn_of_count(meta, cases, path)
+    modalities = names_by_number(meta.get("modality"), path, "modality")
+    class_names, targets = parse_labels(meta, path)
+    return build_dataset(
+        name=str(meta.get("name", folder.name)),
+        cases=cases,
+        class_names=class_names,
+        targets=targets,
+        modalities=modalities,
+        path=path,
+    )
 
 
 def nnunet(root: str | Path) -> Dataset:
@@ -191,3 +257,76 @@ def _ordered_files(channels_by_case: dict[str, dict[int, Path]]) -> dict[str, tu
     for case_id, files in channels_by_case.items():
         ordered[case_id] = tuple(files[number] for number in sorted(files))
     return ordered
+
+
+def targets_of(root: Path) -> SegmentationTargets:
+    """The targets in a folder's `dataset.json`: classes or regions, and the value to ignore.
+
+    Raises:
+        ValueError: as `read_dataset_json`, or invalid labels.
+    """
+    meta = read_dataset_json(root)
+    _, targets = parse_labels(meta, root / "dataset.json")
+    return targets
+
+
+def read_dataset_json(root: str | Path | None) -> dict[str, Any]:
+    """The content of a folder's `dataset.json`.
+
+    Raises:
+        ValueError: no folder, no dataset.json in it, or not a JSON object.
+    """
+    if root is None or str(root) == "":
+        raise ArgumentError(
+            "root",
+            " is not set: give the folder that holds dataset.json, such as ",
+            Argument("root"),
+            "=/data/Task04",
+        )
+    folder = Path(root)
+    if not folder.is_dir():
+        raise ArgumentError("root", f"={folder}: no such folder")
+    path = folder / "dataset.json"
+    if not path.is_file():
+        names = sorted(entry.name for entry in folder.iterdir())
+        content = ", ".join(names[:5]) or "nothing"
+        raise ValueError(f"{folder}: no dataset.json there; the folder holds {content}")
+    meta = read_json(path)
+    if not isinstance(meta, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(meta).__name__}")
+    return meta
+
+
+def warn_of_count(meta: Mapping[str, Any], cases: Sequence[Case], path: Path) -> None:
+    """Warn if `numTraining` of a `dataset.json` is not the number of cases."""
+    declared = meta.get("numTraining")
+    if declared is not None and declared != len(cases):
+        log.warning("%s: numTraining is %s, but there are %d cases", path, declared, len(cases))
+
+
+def names_by_number(names: Any, path: Path, key: str) -> tuple[str, ...]:
+    """{"0": "T1", "1": "FLAIR"} to ("T1", "FLAIR").
+
+    Args:
+        names: value of the key.
+        path: file, for messages.
+        key: for messages.
+
+    Raises:
+        ValueError: not a mapping of the numbers from 0 to names.
+    """
+    numbers = [str(number) for number in range(len(names))] if isinstance(names, dict) else []
+    if not numbers or sorted(names) != sorted(numbers):
+        raise ValueError(
+            f'{path}: key `{key}` must map channel numbers to names, such as {{"0": "MRI"}}, got {names!r}'
+        )
+    return tuple(str(names[number]) for number in numbers)
+
+
+def parse_labels(meta: Mapping[str, Any], path: Path) -> tuple[tuple[str, ...], SegmentationTargets]:
+    """Class names and targets from the content of a `dataset.json`.
+
+    Raises:
+        ValueError: names the file and its invalid key.
+    """
+    return parse.parse_labels(meta.get("labels"), meta.get("regions_class_order"), path)

@@ -1,0 +1,120 @@
+"""medconv/targets/override.py: regions, their order and ignored values of the caller."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.volumes import edit_json, label_array, save, tiny, write_msd, write_nnunet
+
+from medconv.data.case_files import label_of
+from medconv.data.datasets.dataset_json import msd, nnunet
+from medconv.data.preprocessing.examine import examine
+from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.regions import RegionTargets
+from medconv.targets.segmentation import SegmentationTargets
+
+REGIONS = {"background": 0, "lesion": [1, 2], "small": 2, "ignore": 3}
+CONFIGS: list[tuple[Any, Any, Any, SegmentationTargets]] = [
+    (None, None, None, LabelMapTargets.of_classes(["background", "big", "small"])),
+    (None, None, 255, LabelMapTargets.of_classes(["background", "big", "small"], 255)),
+    (None, None, 2, LabelMapTargets.of_classes(["background", "big"], 2)),
+    (None, None, "small", LabelMapTargets.of_classes(["background", "big"], 2)),
+    (
+        {"all": ["big", 2], "small": "small"},
+        [1, 2],
+        None,
+        RegionTargets(("all", "small"), ((1, 2), (2,)), None, (1, 2)),
+    ),
+    ({"a": 2, "b": [1]}, None, 9, RegionTargets(("a", "b"), ((2,), (1,)), 9, (2, 1))),
+]
+
+
+@pytest.mark.parametrize(("regions", "order", "ignore", "targets"), CONFIGS)
+def test_the_config_changes_the_targets(
+    tmp_path: Path, regions: Any, order: Any, ignore: Any, targets: SegmentationTargets
+) -> None:
+    dataset = tiny(tmp_path).with_targets(regions=regions, regions_order=order, ignore_label=ignore)
+    assert dataset.targets == targets
+    assert len(dataset.class_names) == (2 if targets.ignore == 2 else 3)
+
+
+def test_the_config_overrides_only_the_keys_it_sets(tmp_path: Path) -> None:
+    dataset = nnunet(edit_json(write_nnunet(tmp_path), labels=REGIONS, regions_class_order=[1, 2]))
+    assert (
+        dataset.with_targets(regions=None, regions_order=None, ignore_label=None).targets == dataset.targets
+    )
+    assert (
+        dataset.with_targets(regions=None, regions_order=None, ignore_label="ignore").targets
+        == dataset.targets
+    )
+    assert dataset.with_targets(regions=None, regions_order=None, ignore_label=7).targets.ignore == 7
+    assert dataset.with_targets(
+        regions={"small": [2]}, regions_order=None, ignore_label=None
+    ).targets == RegionTargets(("small",), ((2,),), 3, (2,))
+
+
+@pytest.mark.parametrize(
+    ("regions", "order", "ignore", "message"),
+    [
+        (
+            {"a": [1, 3]},
+            None,
+            None,
+            r"regions: a must name different label values from 1 to 2: 3 is not a fore",
+        ),
+        ({"a": [0, 1]}, None, None, r"regions: a must name .*: 0 is not a foreground value"),
+        ({"a": [1, 1]}, None, None, r"regions: a must name different .*got \[1, 1\]"),
+        ({"a": []}, None, None, r"regions: a must name .*got \[\]"),
+        ({"a": ["bigg"]}, None, None, r"regions: a: bigg is not a class; did you mean big\?"),
+        ({"a": ["big", "small"]}, None, 2, r"regions: a: small is not a class; the classes are big"),
+        ({"a": [1, 9]}, None, 9, r"regions: a must name .*: 9 is the value to ignore"),
+        ({"a": [1, 2], "b": [2]}, None, None, r"regions_order is needed, as a and b overlap: .*\['a', 'b'\]"),
+        ({"a": [1, 2], "b": [2]}, [1], None, r"regions_order must give each of \['a', 'b'\] .*, got \[1\]"),
+        ({"a": [1, 2], "b": [2]}, [2, 2], None, r"regions_order must give .*, got \[2, 2\]"),
+        (
+            {"a": [1, 2], "b": [2]},
+            [2, 1],
+            None,
+            r"regions_order must give .*one that lies in it, got \[2, 1\]",
+        ),
+        (None, [1, 2], None, r"regions_order=\[1, 2\] needs regions, which is not set"),
+        (None, None, 1, r"ignore_label must be above all classes, from 2 \(small.*got 1, class big"),
+        (None, None, 0, r"ignore_label must be above.*got 0, class background"),
+        (None, None, -1, r"ignore_label must be above.*got -1, not a label value"),
+        (None, None, 40000, r"ignore_label must be above.*to 32767, got 40000"),
+        (None, None, [9, 1], r"ignore_label must be one value, or a list of different values .*3 to"),
+        (None, None, [9, 9], r"ignore_label must be one value, or a list of different values above all"),
+        (None, None, [], r"ignore_label must be one value, or a list"),
+        (None, None, "smal", r"ignore_label: smal is not a class; did you mean small\?"),
+    ],
+)
+def test_values_of_the_config_that_fit_no_dataset_are_refused(
+    tmp_path: Path, regions: Any, order: Any, ignore: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny(tmp_path).with_targets(regions=regions, regions_order=order, ignore_label=ignore)
+
+
+def test_the_only_class_cannot_be_ignored(tmp_path: Path) -> None:
+    dataset = msd(edit_json(write_msd(tmp_path), labels={"0": "background", "1": "box"}))
+    with pytest.raises(
+        ValueError, match=r"ignore_label must be above all classes, from 2 to 32767, got 1, class box"
+    ):
+        dataset.with_targets(regions=None, regions_order=None, ignore_label=1)
+
+
+def test_of_several_values_to_ignore_label_maps_are_read_with_the_first(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path).with_targets(regions=None, regions_order=None, ignore_label=[9, 254, 255])
+    assert (dataset.targets.ignore, dataset.targets.also_ignored) == (9, (254, 255))
+    label = label_array(0).astype(np.int16)
+    label[0], label[1] = 254, 255
+    save(dataset.cases[0].files[1], label)
+    label[:2] = 9
+    np.testing.assert_array_equal(label_of(dataset.cases[0])[0], label)
+    assert not examine(dataset.cases[0], dataset).errors
+    save(dataset.cases[0].files[1], label_array(0) + 3)
+    assert (
+        "label values [3, 4, 5] are not declared, expected 0, 1, 2, 9, 254, 255"
+        in (examine(dataset.cases[0], dataset).errors[0])
+    )

@@ -57,10 +57,6 @@ DIAGNOSES = "DIAGNOSES"
 # Formats of images: a tuple of "module:object", each a `medconv.data.io.formats.ImageFormat`.
 IMAGE_FORMATS = "IMAGE_FORMATS"
 
-# How `medconv train -m` runs a sweep: a tuple with one function of a `config.compose.Composer`, which returns
-# the exit code.
-SWEEPS = "SWEEPS"
-
 _named: list[str] = []  # packages that the command line names
 
 
@@ -70,6 +66,11 @@ def add_package(name: str) -> None:
     if name not in _named:
         _named.append(name)
         features.cache_clear()
+
+
+def named_packages() -> tuple[str, ...]:
+    """The packages that `add_package` let enter."""
+    return tuple(_named)
 
 
 @cache

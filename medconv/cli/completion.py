@@ -11,7 +11,7 @@ from medconv import doors
 from medconv.config import compose
 from medconv.utils.exit_codes import DONE
 
-_COMMANDS_WITH_OVERRIDES = ("train", "preprocess")
+_COMMANDS_WITH_OVERRIDES = ("train", "preprocess", "sweep")
 
 
 def complete(arguments: Sequence[str], commands: Mapping[str, tuple[str, str]]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from medconv.cli.flags import flag_of
-from medconv.cli.parsers import Group, Parser
+from medconv.cli.parsers import Group, Parser, add_package
 from medconv.utils.atomic_io import write_text
 from medconv.utils.cores import num_cores
 from medconv.utils.exit_codes import DONE
@@ -35,7 +35,9 @@ def parser() -> Parser:
     _add_segmentation(command.add_argument_group("segmentation"))
     _add_image_level(command.add_argument_group("classification and regression"))
     cores = num_cores()
-    command.general().add_argument(
+    general = command.general()
+    add_package(general)
+    general.add_argument(
         "--workers",
         type=int,
         default=min(_MAX_WORKERS, cores),
@@ -157,6 +159,7 @@ def run_command(options: argparse.Namespace) -> int:
     # all options are checked before the work
     evaluate = _table_evaluation(options) if is_table else _label_map_evaluation(options)
     check_writable(output, _read_files(options))
+    _check_packages(options, is_table)
     evaluation = evaluate()
     # scores are written before the report, which reads images and may fail
     write(evaluation, output)
@@ -166,6 +169,22 @@ def run_command(options: argparse.Namespace) -> int:
     print(f"\nper case: {output} and {output.with_suffix('.csv')}")
     print(f"report:   {report}")
     return DONE
+
+
+def _check_packages(options: argparse.Namespace, is_table: bool) -> None:
+    """Raises: ConfigError: predictions are of a kind that a package brings which the user has not named."""
+    from medconv.config.classes import check_named
+    from medconv.data.datasets.patterns import home
+    from medconv.evaluation.evaluate import table_path
+    from medconv.inference import manifest
+    from medconv.targets import all_kinds
+
+    for predictions in filter(None, (options.predictions, options.compare)):
+        folder = table_path(predictions).parent if is_table else home(predictions)
+        content = manifest.read(folder)
+        targets = content.get("targets")
+        if isinstance(targets, dict) and targets.get("kind") not in list(all_kinds()):
+            check_named(content.get("packages"), folder / manifest.MANIFEST)
 
 
 def _label_map_evaluation(options: argparse.Namespace) -> Callable[[], Evaluation]:

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from medconv.cli.parsers import Parser, add_device, add_trust
+from medconv.cli.parsers import Parser, add_device, add_package
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import shown, start_logging
 
@@ -33,7 +33,7 @@ def parser() -> Parser:
     )
     general = command.general()
     add_device(general)
-    add_trust(general, "classes")
+    add_package(general)
     return command
 
 
@@ -47,7 +47,7 @@ def run_command(options: argparse.Namespace) -> int:
     device = usable_device(options.device)
     selection = select(options.runs, options.select)
     print(shown(cross_validation_report.table(selection.crossval)) + "\n")
-    result = find(selection, options.trust_package, device)
+    result = find(selection, options.package, device)
     _print_decision(result)
     _print_next_steps(result, selection.crossval)
     return DONE

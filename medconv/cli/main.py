@@ -94,7 +94,13 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
         hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"
         raise ValueError(f"there is no command {name}; {hint}")
     module = doors.load(known[name][1])
-    options = module.parser().parse_args(arguments)
+    parser = module.parser()
+    options = parser.parse_args(arguments)
+    if not parser.takes_overrides and getattr(options, "package", ()):
+        from medconv.config.classes import add_package  # loads Hydra
+
+        for package in options.package:
+            add_package(package)
     with arguments_as_flags(options):
         return int(module.run_command(options))
 

@@ -85,12 +85,11 @@ def add_device(group: Group) -> None:
     group.add_argument("--device", help="cpu, cuda, cuda:1, ...; default: the accelerator if there is one")
 
 
-def add_trust(group: Group, classes: str) -> None:
-    """Args: classes: what is trusted, such as "network classes"."""
+def add_package(group: Group) -> None:
     group.add_argument(
-        "--trust-package",
+        "--package",
         action="append",
         default=[],
-        metavar="PACKAGE",
-        help=f"trust {classes} of this package, such as your own; may be repeated",
+        metavar="NAME",
+        help="import this package of your own, and trust its classes; may be repeated",
     )

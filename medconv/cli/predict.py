@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from medconv import doors
 from medconv.cli.flags import flag_of
-from medconv.cli.parsers import Group, Parser, add_device, add_trust
+from medconv.cli.parsers import Group, Parser, add_device, add_package
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import some, start_logging
 
@@ -48,7 +48,7 @@ def parser() -> Parser:
         metavar="N",
         help="cases to load in parallel, fewer if memory would run out; N + 2 cases are in memory; default 1",
     )
-    add_trust(general, "network classes")
+    add_package(general)
     return command
 
 
@@ -195,7 +195,7 @@ def _load(options: argparse.Namespace, steps: Steps | None) -> Predictor:
     predictor = Predictor.load(
         options.checkpoint,
         device=usable_device(options.device),
-        trusted=options.trust_package,
+        trusted=options.package,
         mirror_axes=options.mirror_axes,
         overlap=options.overlap,
         sw_batch_size=options.sw_batch_size,

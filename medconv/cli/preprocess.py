@@ -3,7 +3,7 @@
 import argparse
 
 from medconv.cli import overrides
-from medconv.cli.parsers import Parser
+from medconv.cli.parsers import Parser, add_package
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
 
@@ -26,7 +26,7 @@ def parser() -> Parser:
     actions.add_argument(
         "--verify", action="store_true", help="compare preprocessed files with their checksums"
     )
-    command.general()
+    add_package(command.general())
     return command
 
 
@@ -34,13 +34,15 @@ def run_command(options: argparse.Namespace) -> int:
     """Preprocess, or only show what Hydra is asked for. Returns: the exit code."""
     from medconv.config import compose
 
-    flags = compose.hydra_flags(options.overrides, "medconv preprocess")
+    flags = compose.hydra_flags(options.overrides, "medconv preprocess", options.package)
     start_logging()
     if compose.only_shows(flags):
         compose.show(flags)
         return DONE
     # Not before: it loads torch, which takes seconds.
+    from medconv.config import validate
     from medconv.training.preprocess import preprocess
 
-    preprocess(options.overrides, checks_only=options.check_only, verifies=options.verify)
+    configs = [validate(composed.values) for composed in compose.Composer(flags).configs()]
+    preprocess(configs, checks_only=options.check_only, verifies=options.verify)
     return DONE

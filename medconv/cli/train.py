@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from medconv import doors
 from medconv.cli import overrides
-from medconv.cli.parsers import Parser
+from medconv.cli.parsers import Parser, add_package
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import score_text, start_logging
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from medconv.config.compose import Composed
     from medconv.training.run_dir import RunDir
 
+_SWEEP = "sweep"  # the command that -m stands for
 _HYDRA_FLAGS = """\
 hydra:
   -m, --multirun              sweep: one run for each combination of KEY=A,B
@@ -36,7 +37,7 @@ def parser() -> Parser:
         takes_overrides=True,
     )
     command.epilog = f"{overrides.listing()}\n\n{_HYDRA_FLAGS}"
-    command.general()
+    add_package(command.general())
     return command
 
 
@@ -44,7 +45,7 @@ def run_command(options: argparse.Namespace) -> int:
     """Train, or only show what Hydra is asked for. Returns: the exit code."""
     from medconv.config import compose
 
-    flags = compose.hydra_flags(options.overrides, "medconv train")
+    flags = compose.hydra_flags(options.overrides, "medconv train", options.package)
     if compose.only_shows(flags):
         start_logging()
         compose.show(flags)
@@ -57,9 +58,10 @@ def run_command(options: argparse.Namespace) -> int:
     if not composer.is_sweep:
         (composed,) = composer.configs()
         return _train(composed)
-    for run_sweep in doors.objects(doors.SWEEPS):
-        return int(run_sweep(composer))
-    raise ValueError("-m starts a sweep, which is the work of medconv/features/sweeps: it is not installed")
+    commands = doors.mapping(doors.COMMANDS)
+    if _SWEEP not in commands:
+        raise ValueError("-m starts a sweep, which medconv/features/sweeps runs, and that is not installed")
+    return int(doors.load(commands[_SWEEP][1]).run_command(options))
 
 
 def _train(composed: Composed) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hydra.utils import get_object
 
+from medconv import doors
 from medconv.config.values import ConfigError
 from medconv.doors import missing_feature
 from medconv.utils.errors import with_class
@@ -30,6 +31,32 @@ def search_folder(target: str, folder: Path) -> None:
     is_here = (folder / f"{package}.py").is_file() or (folder / package).is_dir()
     if is_here and package.isidentifier() and find_spec(package) is None:
         sys.path.append(str(folder))
+
+
+def add_package(name: str, *folders: Path) -> None:
+    """Import a package that the user named, which brings its parts by the doors (`medconv/doors.py`).
+
+    Args: folders: where it may be beside installed packages; the current folder always.
+    Raises: ConfigError: it cannot be imported.
+    """
+    for folder in (Path.cwd(), *folders):
+        search_folder(name, folder)
+    try:
+        doors.add_package(name)
+    except Exception as error:  # importing a user's package may raise anything
+        raise ConfigError(f"--package {name}: cannot be imported ({_reason(error, name)})") from error
+
+
+def check_named(packages: Any, source: Path) -> None:
+    """Check that the user has named the packages that a file was made with: a file never imports one itself.
+
+    Args:
+        packages: as the file records them, which may be malicious.
+    Raises: ConfigError: names the first that is missing.
+    """
+    for name in packages if isinstance(packages, list) else ():
+        if name not in doors.named_packages():
+            raise ConfigError(f"{source} was made with a package of your own: add --package {name!s:.80}")
 
 
 def check_importable(key: str, target: str) -> None:

@@ -24,7 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from medconv import config
-from medconv.config.classes import search_folder
+from medconv.config.classes import add_package, search_folder
 from medconv.config.composition_errors import check_hydra_settings, explained
 from medconv.config.instantiate import iter_targets
 from medconv.config.override_text import escaped
@@ -157,6 +157,8 @@ def _checked(whole: DictConfig) -> Composed:
     _fill_in_hydras(values, whole)
     plain: Any = OmegaConf.to_container(values, resolve=False)
     check_names(plain)
+    for package in plain["run"].get("packages") or ():
+        add_package(str(package), *_folders_of_classes(settings))
     # before classes are imported, whether the command line or a YAML file names them
     for _, target in iter_targets(plain, "config"):
         for folder in _folders_of_classes(settings):
@@ -216,8 +218,14 @@ def _help_of_any_type() -> Iterator[None]:
         argparse.ArgumentParser._check_help = check  # type: ignore[attr-defined]
 
 
-def hydra_flags(arguments: Sequence[str], command: str) -> argparse.Namespace:
-    """The arguments, parsed by Hydra's own parser. Raises: ConfigError: Hydra has no such flag."""
+def hydra_flags(arguments: Sequence[str], command: str, packages: Sequence[str] = ()) -> argparse.Namespace:
+    """The arguments, parsed by Hydra's own parser.
+
+    Args:
+        command: for messages.
+        packages: those of `--package`, which become `run.packages`, so that a run remembers them.
+    Raises: ConfigError: Hydra has no such flag.
+    """
     with _help_of_any_type():
         parser = get_args_parser()
     try:
@@ -237,6 +245,8 @@ def hydra_flags(arguments: Sequence[str], command: str) -> argparse.Namespace:
         raise config.ConfigError("--experimental-rerun is refused: it would run what a pickle file says")
     if flags.resolve and not flags.cfg:
         raise config.ConfigError("--resolve is for --cfg job")
+    if packages:
+        flags.overrides.append(f"run.packages=[{','.join(packages)}]")
     return flags
 
 

@@ -135,6 +135,7 @@ class RunSettings:
         None, "the run's folder is runs/NAME; null: from the main choices and a hash of the config"
     )
     dir: str | None = key(None, "another folder instead")
+    packages: list[str] = key([], "packages of your own to import; the same as --package NAME")
     resume: str = key("auto", "auto resumes a stopped run; never starts a new one; or a checkpoint")
     dry_run: bool = key(False, "true: print what would be run, without running it")
     checkpoint_interval: str = key("00:00:10:00", "DD:HH:MM:SS between checkpoints", duration=True)
@@ -242,7 +243,10 @@ class RunConfig:
 
     def plain(self) -> Node:
         """Nested dicts and lists, as in a run's `config.yaml` and in checkpoints."""
-        return asdict(self)
+        values = asdict(self)
+        if not self.run.packages:  # only runs that have some say so
+            del values["run"]["packages"]
+        return values
 
 
 def open_keys(config: RunConfig) -> list[str]:

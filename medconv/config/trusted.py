@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from medconv.config import ConfigError, build
-from medconv.config.classes import class_of, search_folder
+from medconv.config.classes import add_package, class_of
 from medconv.config.instantiate import check_no_interpolation, iter_nodes
 
 NETWORKS = ("medconv", "monai.networks", "torch.nn")  # whose network classes a checkpoint may name
@@ -31,8 +30,8 @@ def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = ()
     """
     check_size(node, key)
     check_no_interpolation(node, key)
-    for package in trusted:  # named on the command line
-        search_folder(package, Path.cwd())
+    for package in trusted:  # the user named it
+        add_package(package)
     for node_key, described in iter_nodes(node, key):
         _need_harmless(node_key, described, trusted)
     return build(node, key)
@@ -55,14 +54,14 @@ def _need_harmless(key: str, node: Mapping[str, Any], trusted: Sequence[str]) ->
     if not is_network and not is_convolution:
         raise ConfigError(
             f"{key}._target_={target} is refused: a checkpoint may name network classes of "
-            f"{', '.join(NETWORKS)} only; trust your own package by --trust-package "
+            f"{', '.join(NETWORKS)} only; name your own package by --package "
             f"{(home or target).partition('.')[0]}"
         )
     for name, value in _arguments(named_object, node).items():
         if value and (name in _FILES or "pretrained" in str(name)):
             raise ConfigError(
                 f"{key}.{name}={value} is refused: a checkpoint may not name what its network would read or "
-                "fetch. For a checkpoint of your own, add --trust-package "
+                "fetch. For a checkpoint of your own, add --package "
                 f"{home.partition('.')[0]}"
             )
 

@@ -13,6 +13,7 @@ from torch import nn
 from medconv import config as configs
 from medconv.config import DataConfig, Derived, PerfConfig, RunConfig, TaskConfig
 from medconv.config import trusted as config_trusted
+from medconv.config.classes import add_package, check_named
 from medconv.convs import fold_convs
 from medconv.convs import mirror_axes as mirror_axes_of
 from medconv.data.datasets import patterns
@@ -89,7 +90,7 @@ def load(
 
     Args:
         path: the checkpoint, such as `runs/NAME/checkpoints/best.ckpt`.
-        trusted: packages of your own that its network may come from.
+        trusted: packages of your own; they are imported, and its network may come from them.
         device: where the network runs, as torch names it.
         mirror_axes: spatial axes of test-time augmentation; None: those that it was validated with.
         plain: without the fast layers and memory layouts of `perf`, which only medconv has; for export.
@@ -98,9 +99,12 @@ def load(
             allowed, or axes along which the network never saw a mirrored image.
     """
     content = checkpoint_io.read(path)
+    for package in trusted:
+        add_package(package)
     with explaining_damage(path, content["medconv"]):
-        targets = _targets(content["medconv"], path)
         config_trusted.check_size(content["medconv"]["config"], f"{path}: config")
+        check_named(content["medconv"]["config"]["run"].get("packages"), path)
+        targets = _targets(content["medconv"], path)
         config = configs.from_plain(content["medconv"]["config"])
         if plain:
             config = replace(config, perf=_plain(config.perf))

@@ -12,6 +12,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 import medconv
+from medconv import doors
 from medconv.data.case import Case
 from medconv.inference.errors import check_all_predicted, reason, unwritable
 from medconv.inference.memory import fitting_workers
@@ -207,14 +208,16 @@ def _settings(predictor: Predictor, postprocess: Path | None) -> dict[str, Any]:
 
 def _about(predictor: Predictor) -> dict[str, Any]:
     paths = [str(member.path) for member in predictor.members]
-    packages = {name: version(name) for name in ("torch", "monai")}
+    versions = {name: version(name) for name in ("torch", "monai")}
+    packages = {"packages": list(doors.named_packages())} if doors.named_packages() else {}
     return {
         "checkpoint": paths[0],
         "checkpoints": paths,
         "class_names": list(predictor.class_names),
         "targets": predictor.targets.plain(),
         "train_cases": sorted(predictor.train_cases),
-        "versions": {"medconv": medconv.__version__, **packages},
+        "versions": {"medconv": medconv.__version__, **versions},
+        **packages,  # of the user's own, for `medconv evaluate`
     }
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medconv.config import RunConfig, compose
+from medconv.config import RunConfig
 from medconv.data.case import Dataset
 from medconv.data.preprocessing.check import Examined, dataset_warnings, error_report, examine_all
 from medconv.data.preprocessing.dataset_cache import dataset_folder
@@ -18,17 +18,16 @@ from medconv.training.weight_source import weight_source
 from medconv.utils.logging import size_text
 
 
-def preprocess(arguments: Sequence[str], *, checks_only: bool = False, verifies: bool = False) -> None:
+def preprocess(configs: Sequence[RunConfig], *, checks_only: bool = False, verifies: bool = False) -> None:
     """Prepare or check the dataset of each config, and print what is there.
 
     Args:
-        arguments: for Hydra; those of a sweep make several configs.
         checks_only: prepare nothing.
         verifies: compare prepared files with their checksums.
     Raises:
         ValueError: of the checks: some cases are invalid; lists all errors.
     """
-    for run_config in compose.validated_configs(arguments):
+    for run_config in configs:
         if run_config.init.pretrained is not None:
             run_config = weight_source(run_config.init.pretrained).settings(run_config)
         if checks_only:

@@ -13,7 +13,7 @@ from medconv.cli.main import commands
     [
         ("medconv ", list(commands())),
         ("medconv pre", ["preprocess", "predict"]),
-        ("medconv find-postprocessing --s", ["--runs", "--select", "--help", "--device", "--trust-package"]),
+        ("medconv find-postprocessing --s", ["--runs", "--select", "--help", "--device", "--package"]),
         ("medconv train early_stopping=", ["early_stopping=none", "early_stopping=patience"]),
         ("medconv preprocess data=csv data.resi", ["data.resize="]),
         ("medconv train data=csv trainer.accel", ["trainer.accelerator="]),

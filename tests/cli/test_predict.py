@@ -71,9 +71,9 @@ def test_other_results_are_refused_by_the_names_of_the_flags(
 
 
 def test_options_have_the_usual_names() -> None:
-    arguments = "--checkpoint a --trust-package x --trust-package y --input i --output o --save-probabilities"
+    arguments = "--checkpoint a --package x --package y --input i --output o --save-probabilities"
     options = parser().parse_args([*arguments.split(), "--sw-batch-size", "3"])
-    assert options.trust_package == ["x", "y"] and options.save_probabilities and options.sw_batch_size == 3
+    assert options.package == ["x", "y"] and options.save_probabilities and options.sw_batch_size == 3
 
 
 def test_checkpoints_may_be_repeated() -> None:

@@ -38,7 +38,7 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (USER, "")
-    assert done.stderr.startswith("error: -m starts a sweep, which is the work of medconv/features/sweeps")
+    assert done.stderr.startswith("error: -m starts a sweep, which medconv/features/sweeps runs")
 
 
 def test_the_result_shows_scores_speed_and_files(tmp_path: Path) -> None:

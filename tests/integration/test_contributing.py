@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers import tiny
+from helpers.waiting import PATIENCE_S
 
 from medconv import doors
 
@@ -39,7 +42,7 @@ class Home:
         small = [setting for setting in tiny.SMALL if not setting.startswith(("model.", "trainer.max_steps"))]
         data = ["data=pairs", f"data.root={self.path / 'scans'}", f"data.cache_dir={self.path / 'prepared'}"]
         run = [*data, *small, f"run.dir={self.path / 'runs' / name}", "trainer.max_steps=2", *options]
-        self.run("train", "--config-dir", self.path / "mine", *run)
+        self.run("train", "--package", "mine", "--config-dir", self.path / "mine", *run)
         with (self.path / "runs" / name / "metrics.csv").open(newline="") as file:
             return list(csv.DictReader(file))
 
@@ -60,7 +63,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(path)
         patch.chdir(path)
-        doors.add_package("mine")
         yield Home(path, patch)
     doors._named.clear()
     doors.features.cache_clear()
@@ -73,7 +75,7 @@ def test_an_example_of_each_group_in_one_training(home: Home) -> None:
     assert [float(row["train/weight_norm"]) > 0 for row in rows if row["train/loss"]] == [True, True]
     best, scan = home.path / "runs/doors/checkpoints/best.ckpt", home.path / "scans/case_0.image.npz"
     arguments = ["--checkpoint", best, "--input", scan, "--output", home.path / "out"]
-    home.run("predict", *arguments, "--trust-package", "mine")
+    home.run("predict", *arguments, "--package", "mine")
     (written,) = (home.path / "out").glob("*.nii.gz")
     with np.load(scan) as arrays:
         assert nib.load(written).shape == arrays["voxels"].shape
@@ -92,20 +94,94 @@ def test_a_kind_of_targets_and_a_metric(home: Home) -> None:
     data = ["data=csv", f"data.root={table}", "data.target_type=fractions"]
     home.train("fractions", *data, "loss=fractions", "optimizer.lr=1e-3")
     best = home.path / "runs/fractions/checkpoints/best.ckpt"
-    home.run("predict", "--checkpoint", best, "--input", table, "--output", home.path / "answers")
+    answers = ["--input", table, "--output", home.path / "answers"]
+    home.run("predict", "--checkpoint", best, "--package", "mine", *answers)
     predictions = home.path / "answers/predictions.csv"
     with predictions.open(newline="") as file:
         assert all(0 < float(row["label"]) < 1 for row in csv.DictReader(file))
     output = home.path / "scores.json"
-    home.run("evaluate", "--predictions", predictions, "--labels", table, "--output", output)
+    words = ["--predictions", predictions, "--labels", table, "--output", output]
+    home.run("evaluate", "--package", "mine", *words)
     assert 0 <= json.loads(output.read_text())["mean"]["within_5_percent"] <= 1
 
 
 def test_a_metric_of_label_maps(home: Home) -> None:
     folder, output = home.path / "tiny/labelsTr", home.path / "maps.json"
-    home.run("evaluate", "--predictions", folder, "--references", folder, "--output", output)
+    words = ["--predictions", folder, "--references", folder, "--output", output]
+    home.run("evaluate", "--package", "mine", *words)
     assert json.loads(output.read_text())["mean"]["sensitivity"] == 1
     assert "Sensitivity" in output.with_suffix(".html").read_text()
+
+
+def outside(home: Home, *words: object) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, to which nothing but its current folder tells of `mine`."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "medconv.cli", *map(str, words)],
+        cwd=home.path,
+        env={**os.environ, "PYTHONPATH": str(tiny.ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+
+
+SMALL_RUN = ["trainer.max_steps=2", "trainer.enable_progress_bar=false", "trainer.accelerator=cpu"]
+
+
+def test_a_format_and_a_metric_enter_each_process_by_the_name_of_their_package(home: Home) -> None:
+    run = ["data=pairs", f"data.root={home.path / 'scans'}", f"data.cache_dir={home.path / 'other'}"]
+    run += [
+        *SMALL_RUN,
+        "plan.size=tiny",
+        "data.num_folds=2",
+        "data.samples_per_epoch=4",
+        "data.num_workers=2",
+    ]
+    folder = home.path / "runs/outside"
+    trained = outside(
+        home, "train", *run, f"run.dir={folder}", "--package", "mine", "--config-dir", home.path / "mine"
+    )
+    assert trained.returncode == 0, trained.stderr
+    best, scans, out = folder / "checkpoints/best.ckpt", home.path / "scans/case_0.image.npz", home.path / "o"
+    words = ["predict", "--checkpoint", best, "--input", scans, "--output", out]
+    refused = outside(home, *words)
+    assert refused.returncode == 1
+    assert refused.stderr == f"error: {best} was made with a package of your own: add --package mine\n"
+    predicted = outside(home, *words, "--package", "mine")
+    assert predicted.returncode == 0 and list(out.glob("*.nii.gz")), predicted.stderr
+    labels, scores = home.path / "tiny/labelsTr", home.path / "outside.json"
+    words = ["--predictions", labels, "--references", labels, "--output", scores, "--package", "mine"]
+    evaluated = outside(home, "evaluate", *words)
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert json.loads(scores.read_text())["mean"]["sensitivity"] == 1
+
+
+def test_a_kind_of_targets_enters_each_process_by_the_name_of_its_package(home: Home) -> None:
+    table, images = home.path / "tiny/outside.csv", sorted((home.path / "tiny/imagesTr").iterdir())
+    rows = [f"{image.relative_to(table.parent)},{number / 4}" for number, image in enumerate(images)]
+    table.write_text("\n".join(["path,label", *rows]))
+    run = ["data=csv", f"data.root={table}", "data.target_type=fractions", "loss=fractions", *SMALL_RUN]
+    run += ["plan.size=tiny", "data.num_folds=2", "data.samples_per_epoch=4", "data.num_workers=0"]
+    folder = home.path / "runs/kind"
+    package = ["--package", "mine"]
+    trained = outside(home, "train", *package, "--config-dir", "mine", *run, f"run.dir={folder}")
+    assert trained.returncode == 0, trained.stderr
+    predict = ["--checkpoint", folder / "checkpoints/best.ckpt", "--input", table]
+    predicted = outside(home, "predict", *predict, "--output", home.path / "k", *package)
+    assert predicted.returncode == 0, predicted.stderr
+    words = ["evaluate", "--predictions", home.path / "k", "--labels", table]
+    words += ["--output", home.path / "kind.json"]
+    refused = outside(home, *words)
+    assert refused.returncode == 1 and "package of your own: add --package mine\n" in refused.stderr
+    evaluated = outside(home, *words, *package)
+    assert evaluated.returncode == 0, evaluated.stderr
+
+
+def test_a_package_that_is_not_there_is_one_line(home: Home) -> None:
+    for command in (["train"], ["evaluate", "--predictions", "a", "--output", "b.json"]):
+        refused = outside(home, *command, "--package", "nowhere")
+        assert refused.returncode == 1 and refused.stderr.startswith("error: --package nowhere: cannot be im")
 
 
 def test_every_example_is_used_above(home: Home) -> None:

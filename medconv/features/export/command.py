@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 
 from medconv import doors
-from medconv.cli.parsers import Group, Parser, add_trust
+from medconv.cli.parsers import Group, Parser, add_package
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
 
@@ -24,7 +24,7 @@ def parser() -> Parser:
     )
     _add_input_and_output(command.add_argument_group("input and output"))
     _add_comparison(command.add_argument_group("comparison with the checkpoint"))
-    add_trust(command.general(), "network classes")
+    add_package(command.general())
     return command
 
 
@@ -37,7 +37,7 @@ def run_command(options: argparse.Namespace) -> int:
     choices = ExportOptions(
         format=options.format, opset=options.opset, case=options.case, tolerance=options.tolerance
     )
-    export(options.checkpoint, options.output, choices, options.trust_package)
+    export(options.checkpoint, options.output, choices, options.package)
     if options.case is None:
         log.info("--case IMAGE also compares the logits on a real case")
     return DONE

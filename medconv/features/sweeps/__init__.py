@@ -1,3 +1,6 @@
 """Sweeps: many runs of one command, one after another, by Slurm, or chosen by Optuna."""
 
-SWEEPS = ("medconv.features.sweeps.launch:run_sweep",)
+# `medconv train -m` hands over to it
+COMMANDS = {
+    "sweep": ("train once for each combination of settings, as train -m", "medconv.features.sweeps.command")
+}

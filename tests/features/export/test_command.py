@@ -16,7 +16,7 @@ OPTIONS = {
     "opset": 20,
     "case": Path("case.nii"),
     "tolerance": 1e-3,
-    "trust_package": ["mine"],
+    "package": ["mine"],
 }
 
 
@@ -24,9 +24,9 @@ def test_defaults_equal_those_of_the_function() -> None:
     assert (job.OPSETS[0], job.TOLERANCE) == (command.OPSET, command.TOLERANCE)
 
 
-def test_trust_package_may_be_repeated() -> None:
-    arguments = "--checkpoint a --trust-package x --trust-package y --format onnx --output o"
-    assert command.parser().parse_args(arguments.split()).trust_package == ["x", "y"]
+def test_packages_may_be_repeated() -> None:
+    arguments = "--checkpoint a --package x --package y --format onnx --output o"
+    assert command.parser().parse_args(arguments.split()).package == ["x", "y"]
 
 
 def test_each_option_reaches_the_export(monkeypatch: pytest.MonkeyPatch) -> None:

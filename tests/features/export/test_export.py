@@ -70,7 +70,7 @@ def test_bad_options_are_one_error_and_write_nothing(
         ),
         ((*good, *pt2, "--case", exported.images), "expected one case, found 7"),
         (
-            ("--checkpoint", branching, *good[2:], *pt2, "--trust-package", "helpers"),
+            ("--checkpoint", branching, *good[2:], *pt2, "--package", "helpers"),
             "Branching, cannot be exported",
         ),
     ):

@@ -101,12 +101,12 @@ def _score_lines(summary: dict[str, Any]) -> list[str]:
     from medconv.targets import Targets
 
     targets = Targets.from_plain(summary["targets"])
-    rows = targets.score_table(summary)
+    rows = targets.scores.table(summary)
     if not rows:
         return ["no validation"]
     width = max(len(name) for name, _ in rows)
     case_count = len(summary["val/cases"])
-    lines = [f"{targets.score_title} over {case_count} validation cases, best checkpoint"]
+    lines = [f"{targets.scores.title} over {case_count} validation cases, best checkpoint"]
     for name, score in rows:
         lines.append(f"  {name:<{width}}  {score_text(score)}")
     return lines

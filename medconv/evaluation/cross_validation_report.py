@@ -16,19 +16,19 @@ def table(crossval: CrossValidation) -> str:
     targets = crossval.targets
     entry = plain(crossval)
     folds = entry["folds"]
-    names = [name for name, _ in targets.score_columns(folds[0]["scores"])]
+    names = [name for name, _ in targets.scores.columns(folds[0]["scores"])]
     widths = [max(7, len(name)) for name in names]  # 7: such as -0.1234
     total = len(crossval.folds) + len(crossval.missing)
     label = f": {crossval.label}" if crossval.label else ""
     lines = [
         f"cross-validation, {len(crossval.folds)} of {total} folds{label}",
-        _line(targets.score_title, "cases", names, widths),
+        _line(targets.scores.title, "cases", names, widths),
     ]
     for fold in folds:
-        values = [plain_number(value) for _, value in targets.score_columns(fold["scores"])]
+        values = [plain_number(value) for _, value in targets.scores.columns(fold["scores"])]
         lines.append(_line(f"fold {fold['fold']}", fold["cases"], values, widths))
     count: Any = len(crossval.cases)
-    for title, scores in targets.over_folds_lines(entry, len(crossval.cases)):
+    for title, scores in targets.scores.over_folds_lines(entry, len(crossval.cases)):
         lines.append(_line(title, count, map(plain_number, scores), widths))
         count = ""  # only in the first line: the number is the same in all
     lines += [f"warning: {warning}" for warning in crossval.warnings]
@@ -43,13 +43,13 @@ def plain(crossval: CrossValidation) -> dict[str, Any]:
             "fold": fold.number,
             "folder": fold.name,
             "cases": len(fold.rows),
-            "scores": targets.summary(fold.rows),
+            "scores": targets.scores.summary(fold.rows),
         }
         for fold in crossval.folds
     ]
     cases = []
     for fold_number, case, row in crossval.cases:
-        cases.append({"case": case, "fold": fold_number, **targets.case_entry(row)})
+        cases.append({"case": case, "fold": fold_number, **targets.scores.case_entry(row)})
     return {
         "key": crossval.key,
         "label": crossval.label,
@@ -57,7 +57,7 @@ def plain(crossval: CrossValidation) -> dict[str, Any]:
         "warnings": list(crossval.warnings),
         "targets": targets.plain(),
         "folds": folds,
-        **targets.over_folds([fold.rows for fold in crossval.folds]),
+        **targets.scores.over_folds([fold.rows for fold in crossval.folds]),
         "cases": cases,
     }
 
@@ -79,7 +79,7 @@ def _csv_text(crossvals: Sequence[CrossValidation]) -> str:
     for crossval in crossvals:
         for fold_number, case, row in crossval.cases:
             identity = {"crossvalidation": crossval.label, "fold": fold_number, "case": case}
-            rows.append(identity | crossval.targets.case_cells(row))
+            rows.append(identity | crossval.targets.scores.case_cells(row))
     # the union of all columns, in order: cross-validations may have different classes
     columns = dict.fromkeys(column for row in rows for column in row)
     return csv_text([list(columns), *([row.get(column, "") for column in columns] for row in rows)])

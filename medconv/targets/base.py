@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from medconv import doors
 from medconv.targets.family import Family
 from medconv.targets.monitor import MonitoredMetric
+from medconv.targets.scores import Scores
 from medconv.utils.errors import ArgumentError
 
 HIGHEST = torch.iinfo(torch.int16).max  # the largest label value
-NamedScore = tuple[str, float | None]  # None: undefined
 # Kinds of targets by their names; features bring further ones by the door `TARGETS`.
 KINDS = {
     "label_map": "medconv.targets.label_map:LabelMapTargets",
@@ -28,7 +28,7 @@ KINDS = {
 
 class Targets(ABC):
     """What a network's outputs mean: how labels become what a loss compares outputs with, how outputs become
-    answers, how answers are scored, and which metric is monitored.
+    answers, and which metric is monitored. `scores` says how answers are scored.
 
     A kind is a subclass with a `kind`, found by its name in `all_kinds`. `SegmentationTargets` is the base of
     kinds with an output per voxel, `ImageLevelTargets` of those with outputs per image.
@@ -45,7 +45,6 @@ class Targets(ABC):
         calibrated: whether logits are divided by a temperature that fits the validation cases.
         unbounded: whether answers are numbers of any size, not probabilities.
         loss_kinds: further kinds whose losses fit, since their references are alike.
-        score_title: what `score_table` holds.
         names: of the foreground classes, regions, labels or numbers.
         ignore: the label value of unlabelled voxels; None: there is none.
         also_ignored: further label values of unlabelled voxels; they are read as `ignore`.
@@ -62,7 +61,6 @@ class Targets(ABC):
     calibrated: ClassVar[bool] = False
     unbounded: ClassVar[bool] = False
     loss_kinds: ClassVar[tuple[str, ...]] = ()
-    score_title: ClassVar[str] = "scores"
     names: tuple[str, ...]
     ignore: int | None = None
     also_ignored: tuple[int, ...] = ()
@@ -161,6 +159,11 @@ class Targets(ABC):
         """Add what `decode` expects of the network, such as a layer that scales to the units of numbers."""
         return network
 
+    @property
+    @abstractmethod
+    def scores(self) -> Scores:
+        """How answers are scored, from validation to cross-validation."""
+
     @abstractmethod
     def encode(self, label: Tensor) -> Tensor:
         """A batch of labels in the form in which samples are mixed and resized, before `compare`."""
@@ -188,77 +191,6 @@ class Targets(ABC):
             Why it does not fit; None: it fits.
         Raises:
             Exception: any error of the loss.
-        """
-
-    def temperature(self, rows: Mapping[str, Any]) -> float | None:
-        """What to divide logits by, so that answers are not overconfident; None: not `calibrated`.
-
-        Args:
-            rows: as of `logged`, with answers of logits that are not divided yet.
-        """
-        return None
-
-    def at_temperature(self, rows: Mapping[str, Any], temperature: float) -> dict[str, Any]:
-        """These rows with the answers of logits that are divided by a temperature."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def logged(self, rows: Mapping[str, Any], losses: Mapping[str, float | None]) -> dict[str, float | None]:
-        """What a validation logs, without `val/`: metric to value; None if undefined.
-
-        Args:
-            rows: case id to its row of a checkpoint's `validation`.
-            losses: case id to its cross-entropy.
-        """
-
-    @abstractmethod
-    def summary(self, rows: Mapping[str, Any]) -> dict[str, Any]:
-        """Scores for `summary.json`, without `val/`."""
-
-    @abstractmethod
-    def score_table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
-        """Names and values for the terminal.
-
-        Args:
-            summary: the content of `summary.json`.
-        """
-
-    @abstractmethod
-    def case_cells(self, row: Any) -> dict[str, Any]:
-        """Column to cell of a table of cases.
-
-        Args:
-            row: of a checkpoint's `validation`.
-        """
-
-    @abstractmethod
-    def case_entry(self, row: Any) -> dict[str, Any]:
-        """The same for JSON."""
-
-    @abstractmethod
-    def over_folds(self, folds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Scores of a cross-validation: `mean` and `per_class` over all cases, as `evaluate` writes them, how
-        certain they are, and the means of the folds' scores.
-
-        Args:
-            folds: the rows of the `validation` of each fold's checkpoint.
-        """
-
-    @abstractmethod
-    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
-        """Lines of a table: a title, and a value for each of `score_columns`.
-
-        Args:
-            scores: what `over_folds` returned.
-            cases: number of cases of all folds.
-        """
-
-    @abstractmethod
-    def score_columns(self, summary: Mapping[str, Any]) -> list[NamedScore]:
-        """Names and values of a fold, for a table.
-
-        Args:
-            summary: what `summary` returned.
         """
 
 

@@ -12,9 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from medconv.targets.base import label_values, list_of, names_of
-from medconv.targets.dice_scores import DiceScoredTargets
+from medconv.metrics.dice import ClassScores
+from medconv.metrics.dice import dice as label_map_dice
+from medconv.targets.base import Targets, label_values, list_of, names_of
 from medconv.targets.family import LABEL_MAPS, Family
+from medconv.targets.monitor import DICE, MonitoredMetric
+from medconv.targets.scores import DiceScores
 
 ABSENT = -1e4  # a logit whose probability is 0 beside any other, within the range of fp16
 _TOLERANCE = 1e-4  # relative; a loss that changes by less when voxels are shuffled ignores their positions
@@ -23,7 +26,7 @@ _SHUFFLED_TRIAL_EDGE = 4  # the same where it is shuffled
 
 
 @dataclass(frozen=True)
-class SegmentationTargets(DiceScoredTargets):
+class SegmentationTargets(Targets):
     """The foreground to segment: what `LabelMapTargets` and `RegionTargets` share.
 
     Args:
@@ -35,6 +38,8 @@ class SegmentationTargets(DiceScoredTargets):
 
     family: ClassVar[Family] = LABEL_MAPS
     per_voxel: ClassVar[bool] = True
+    monitored: ClassVar[MonitoredMetric] = DICE
+    scores_probabilities: ClassVar[bool] = False
     default_loss: ClassVar[str] = "dice_ce"
     names: tuple[str, ...]
     values: tuple[tuple[int, ...], ...]
@@ -162,6 +167,26 @@ class SegmentationTargets(DiceScoredTargets):
         Args:
             log_total: of all channels.
         """
+
+    def dice(
+        self, prediction: np.ndarray, reference: np.ndarray, annotated: Sequence[bool] | None = None
+    ) -> ClassScores:
+        """Dice of each name; the row of a case in a checkpoint's `validation`. Shape: two label maps.
+
+        Args:
+            annotated: of each output; scores of outputs without a reference are undefined (None).
+        """
+        scores = label_map_dice(prediction, reference, self)
+        if annotated is None:
+            return scores
+        # of exclusive classes, the first output is the background
+        name_annotated = annotated[-len(self.names) :]
+        pairs = zip(self.names, name_annotated, strict=True)
+        return {name: scores[name] if is_annotated else None for name, is_annotated in pairs}
+
+    @property
+    def scores(self) -> DiceScores:
+        return DiceScores(self)
 
     def encode(self, label: Tensor) -> Tensor:
         """The label map itself, which is resized for coarser heads before it becomes masks."""

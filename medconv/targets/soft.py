@@ -15,9 +15,8 @@ from torch.nn import functional as F
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics.calibration import brier, calibration_error
 from medconv.metrics.dice import ClassScores
-from medconv.targets.base import NamedScore
-from medconv.targets.dice_scores import ValidatedCase
 from medconv.targets.label_map import LabelMapTargets, highest
+from medconv.targets.scores import DiceScores, NamedScore, ValidatedCase
 from medconv.targets.segmentation import over_voxels
 
 _BY_CLASS = ("dice", "brier", "calibration_error")  # in a row, a list each
@@ -75,6 +74,16 @@ class SoftTargets(LabelMapTargets):
     def _entropy(self, logits: Tensor, reference: Tensor) -> Tensor:
         return F.cross_entropy(logits, reference, reduction="none").mean()
 
+    @property
+    def scores(self) -> SoftScores:
+        return SoftScores(self)
+
+
+class SoftScores(DiceScores):
+    """The scores of probabilities, beside those of label maps; a row has lists, see `SoftTargets`."""
+
+    targets: SoftTargets
+
     def row(self, case: ValidatedCase) -> dict[str, list[float | None]]:
         dice = super().row(case)
         rater_dice: list[float | None] = []
@@ -82,9 +91,9 @@ class SoftTargets(LabelMapTargets):
             if label_map is None:
                 rater_dice.append(None)
                 continue
-            scores = self.dice(case.prediction, label_map, case.annotated)
+            scores = self.targets.dice(case.prediction, label_map, case.annotated)
             rater_dice.append(metrics_dice.mean(scores))
-        annotated = [True] * self.num_outputs if case.annotated is None else case.annotated
+        annotated = [True] * self.targets.num_outputs if case.annotated is None else case.annotated
         assert case.logits is not None
         calibration = self._calibration(case.logits, case.label, annotated)
         return {"dice": list(dice.values()), "rater_dice": rater_dice, **calibration}
@@ -132,8 +141,8 @@ class SoftTargets(LabelMapTargets):
         scores["rater_dice"] = [metrics_dice.mean(dict(enumerate(column))) for column in by_rater]
         return scores
 
-    def score_table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
-        lines = super().score_table(summary)
+    def table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
+        lines = super().table(summary)
         if not lines:
             return []
         for number, dice in enumerate(summary.get("val/rater_dice") or [], start=1):
@@ -154,11 +163,11 @@ class SoftTargets(LabelMapTargets):
         return {**entry, "rater_dice": row["rater_dice"]}
 
     def over_folds(self, folds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return self.of_answers.over_folds([self._dice_rows(fold) for fold in folds])
+        return self.targets.of_answers.scores.over_folds([self._dice_rows(fold) for fold in folds])
 
     def _dice_rows(self, rows: Mapping[str, Any]) -> dict[str, ClassScores]:
         """The rows as those of other label maps."""
         return {case: self._by_class(row["dice"]) for case, row in rows.items()}
 
     def _by_class(self, values: Sequence[float | None]) -> ClassScores:
-        return dict(zip(self.names, values, strict=True))
+        return dict(zip(self.targets.names, values, strict=True))

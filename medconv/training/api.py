@@ -58,7 +58,7 @@ class TrainResult:
             folder=folder.path,
             checkpoint=folder.trained,
             score=summary.get(metric_of_summary(summary).name),
-            scores=dict(targets.score_table(summary)),
+            scores=dict(targets.scores.table(summary)),
             summary=summary,
         )
 

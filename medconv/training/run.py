@@ -326,7 +326,7 @@ def score_test_cases(trainer: L.Trainer, task: Task, data: DataModule, folder: R
     """Writes `test/cases` and the scores over them to `summary.json`; all ranks take their share of cases."""
     checkpoint = folder.best if folder.best.is_file() else folder.last
     trainer.test(task, datamodule=data, ckpt_path=str(checkpoint), weights_only=True, verbose=False)
-    scores = task.targets.summary(task.rows)
+    scores = task.targets.scores.summary(task.rows)
     values = {f"test/{name}": value for name, value in scores.items()}
     folder.write_summary(**values, **{"test/cases": task.rows})
     # Per-class scores are lists or dictionaries; the log shows the means alone

@@ -69,7 +69,7 @@ def status_after(error: BaseException) -> str:
 def best_scores(record: Mapping[str, Any]) -> dict[str, Any]:
     """Scores as they are logged, and the row of each case. Args: record: a checkpoint's `medconv`."""
     rows = record["validation"]
-    values = Targets.from_plain(record["targets"]).summary(rows)
+    values = Targets.from_plain(record["targets"]).scores.summary(rows)
     if record.get("temperature") is not None:
         values["temperature"] = record["temperature"]
     return {**{f"val/{name}": value for name, value in values.items()}, "val/cases": rows}

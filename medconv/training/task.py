@@ -149,12 +149,12 @@ class Task(LightningModule):
         if self.trainer.sanity_checking or not rows:
             return
         if prefix == "val":
-            self.temperature = self.targets.temperature(rows)
+            self.temperature = self.targets.scores.temperature(rows)
         if self.temperature is not None:
-            rows = self.targets.at_temperature(rows, self.temperature)
+            rows = self.targets.scores.at_temperature(rows, self.temperature)
             self.log(f"{prefix}/temperature", self.temperature, rank_zero_only=True)
         self.rows = rows
-        for name, value in self.targets.logged(rows, losses).items():
+        for name, value in self.targets.scores.logged(rows, losses).items():
             is_monitored = f"val/{name}" == self.targets.monitored.name
             score = math.nan if value is None else value
             # Callbacks of all ranks read the monitored metric; the others are for rank 0's logs

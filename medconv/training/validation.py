@@ -17,7 +17,7 @@ from medconv.data.preprocessing.preprocess import CropInfo, SlabGrid, to_native
 from medconv.inference.slab_answer import Group, Source, answer_of, with_cpu_fallback
 from medconv.inference.sliding_window import SlidingWindow, slab_axis
 from medconv.models.outputs import full_resolution
-from medconv.targets.dice_scores import ValidatedCase
+from medconv.targets.scores import ValidatedCase
 from medconv.targets.segmentation import SegmentationTargets
 
 log = logging.getLogger(__name__)
@@ -28,9 +28,9 @@ class Validated:
     """A validated batch.
 
     Args:
-        rows: by case id, as in `Targets.logged`.
+        rows: by case id, as in `Scores.logged`.
         predicted: for pictures, as the views of the kind of targets take it.
-        losses: by case id, as in `Targets.logged`.
+        losses: by case id, as in `Scores.logged`.
     """
 
     rows: dict[str, Any]
@@ -91,7 +91,7 @@ class LabelMapValidation:
             label=batch["label"],
             annotated=annotated,
         )
-        row = self.targets.row(validated)
+        row = self.targets.scores.row(validated)
         loss = on_prepared_grid.cross_entropy
         if loss is not None and not math.isfinite(loss):
             warn_of_nonfinite(case)
@@ -100,7 +100,7 @@ class LabelMapValidation:
             predicted={
                 "case": case,
                 "prediction": on_prepared_grid.label_map(axis),
-                "dice": self.targets.summary({case: row})["dice"],
+                "dice": self.targets.scores.summary({case: row})["dice"],
             },
             losses={case: loss},
         )

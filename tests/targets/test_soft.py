@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from medconv.targets import Targets
-from medconv.targets.dice_scores import ValidatedCase
 from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.scores import ValidatedCase
 from medconv.targets.soft import SoftTargets
 
 CLASSES = SoftTargets.of_classes(["background", "a", "b"])
@@ -71,11 +71,11 @@ def test_the_network_that_predicts_the_share_of_raters_is_calibrated_and_one_of_
     first, second = two_raters()
     mean = validated([first, second], torch.zeros(3, 6, 5, 4)).label[0]
     shares = torch.cat([1 - mean.sum(0, keepdim=True), mean])
-    perfect = CLASSES.row(validated([first, second], shares.clamp(min=1e-9).log()))
+    perfect = CLASSES.scores.row(validated([first, second], shares.clamp(min=1e-9).log()))
     assert perfect["brier"] == pytest.approx([0, 0], abs=1e-6)
     assert perfect["calibration_error"] == pytest.approx([0, 0], abs=1e-4)
     one_hot = F.one_hot(torch.tensor(first).long(), 3).movedim(-1, 0).float()
-    sure = CLASSES.row(validated([first, second], 50 * one_hot))
+    sure = CLASSES.scores.row(validated([first, second], 50 * one_hot))
     # in the box of all but the first plane: one plane of two rows was drawn by one rater alone
     assert sure["brier"] == pytest.approx([0.25 * 2 / 20, 0], abs=1e-6)
     assert sure["calibration_error"] == pytest.approx([0.5 * 2 / 20, 0], abs=1e-6)
@@ -86,39 +86,39 @@ def test_scores_are_those_of_the_consensus_and_of_each_rater() -> None:
     first, second = two_raters()
     one_hot = F.one_hot(torch.tensor(second).long(), 3).movedim(-1, 0).float()
     rows = {
-        "one": CLASSES.row(validated([first, second], 50 * one_hot)),
-        "two": CLASSES.row(validated([first, None], 50 * one_hot)),
+        "one": CLASSES.scores.row(validated([first, second], 50 * one_hot)),
+        "two": CLASSES.scores.row(validated([first, None], 50 * one_hot)),
     }
     # of two raters the background wins, so the consensus is the second one
     assert rows["one"]["dice"] == [1.0, 1.0] and rows["two"]["dice"] == [0.8, 1.0]
-    summary = CLASSES.summary(rows)
+    summary = CLASSES.scores.summary(rows)
     assert summary["dice"] == pytest.approx(0.95)
     assert summary["rater_dice"] == pytest.approx([0.9, 1.0])
-    logged = CLASSES.logged(rows, {"one": 0.1, "two": 0.3})
+    logged = CLASSES.scores.logged(rows, {"one": 0.1, "two": 0.3})
     assert logged["cross_entropy"] == pytest.approx(0.2)
     assert logged["rater_dice/2"] == 1.0 and logged["dice/a"] == pytest.approx(0.9)
     assert logged["brier"] == summary["brier"] > 0
-    table = dict(CLASSES.score_table({f"val/{name}": value for name, value in summary.items()}))
+    table = dict(CLASSES.scores.table({f"val/{name}": value for name, value in summary.items()}))
     assert table["mean, against rater 1"] == pytest.approx(0.9)
-    assert CLASSES.case_cells(rows["two"])["dice/a"] == 0.8
-    assert CLASSES.case_entry(rows["two"])["rater_dice"] == [pytest.approx(0.9), None]
-    assert CLASSES.over_folds([rows])["mean"]["dice"] == pytest.approx(0.95)
+    assert CLASSES.scores.case_cells(rows["two"])["dice/a"] == 0.8
+    assert CLASSES.scores.case_entry(rows["two"])["rater_dice"] == [pytest.approx(0.9), None]
+    assert CLASSES.scores.over_folds([rows])["mean"]["dice"] == pytest.approx(0.95)
 
 
 def test_of_a_class_that_is_not_annotated_nothing_is_defined() -> None:
     first, second = two_raters()
-    row = CLASSES.row(validated([first, second], torch.zeros(3, 6, 5, 4), (True, False, True)))
+    row = CLASSES.scores.row(validated([first, second], torch.zeros(3, 6, 5, 4), (True, False, True)))
     assert row["dice"][0] is None and row["brier"][0] is None and row["brier"][1] is not None
 
 
 def test_without_any_foreground_there_is_no_calibration() -> None:
     empty = np.zeros((3, 3, 3), np.int16)
     surely_background = torch.tensor([50.0, 0, 0]).view(3, 1, 1, 1).expand(3, 3, 3, 3)
-    row = CLASSES.row(validated([empty], surely_background))
+    row = CLASSES.scores.row(validated([empty], surely_background))
     assert row == {
         "dice": [None, None],
         "rater_dice": [None],
         "brier": [None, None],
         "calibration_error": [None, None],
     }
-    assert CLASSES.summary({"case": row})["brier"] is None
+    assert CLASSES.scores.summary({"case": row})["brier"] is None

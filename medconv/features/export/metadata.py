@@ -184,4 +184,4 @@ def _training(record: Mapping[str, Any]) -> Metadata:
 
 def _validation(record: Mapping[str, Any]) -> Metadata:
     rows = record.get("validation", {})
-    return {"cases": len(rows), "scores": Targets.from_plain(record["targets"]).summary(rows)}
+    return {"cases": len(rows), "scores": Targets.from_plain(record["targets"]).scores.summary(rows)}

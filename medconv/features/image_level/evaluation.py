@@ -52,7 +52,7 @@ class ImageLevelEvaluation:
     def csv_rows(self) -> Iterator[Sequence[Any]]:
         """The header, then a row per case."""
         rows = self.result["cases"]
-        cells = [self.targets.case_cells({**row, "values": row["truth"]}) for row in rows]
+        cells = [self.targets.scores.case_cells({**row, "values": row["truth"]}) for row in rows]
         yield ["case", "error", *cells[0]]
         for row, case_cells in zip(rows, cells, strict=True):
             yield [row["case"], row["error"], *case_cells.values()]
@@ -116,7 +116,7 @@ def evaluate(
         "labels": str(labels),
         "part": split,
         "targets": targets.plain(),
-        **targets.scores(outputs, values),
+        **targets.scores.of_cases(outputs, values),
         "cases": _case_rows(targets, cases, outputs, values),
         "train_cases": train_cases(predictions.parent, cases),
         "without_prediction": sorted(case for case in truth.values if case not in table.outputs),

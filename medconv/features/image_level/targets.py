@@ -14,8 +14,9 @@ from medconv.metrics import image_level
 from medconv.metrics.image_level import Columns
 from medconv.metrics.segmentation import MetricValues
 from medconv.metrics.statistics import describe
-from medconv.targets.base import NamedScore, Targets, finite_number, names_of
+from medconv.targets.base import Targets, finite_number, names_of
 from medconv.targets.family import Family
+from medconv.targets.scores import NamedScore, Scores
 from medconv.utils.errors import ArgumentError
 
 # a row of `validation`: `outputs`, decoded, and `values`, the case's label
@@ -36,14 +37,44 @@ WHOLE_IMAGES = Family(
 )
 
 
-class ImageLevelScoredTargets(Targets):
-    """Targets whose answers are a row of a table. A kind implements the abstract methods.
+@dataclass(frozen=True)
+class ImageLevelTargets(Targets):
+    """The values that each case has, and what a network's outputs mean. A kind implements the abstract
+    methods.
 
     Args:
+        names: of the answers, in their order.
+        name_word: what a name stands for, for people.
+        min_names: the smallest number of names.
         metric_names: the keys of `columns`.
     """
 
+    family: ClassVar[Family] = WHOLE_IMAGES
+    per_voxel: ClassVar[bool] = False
+    name_word: ClassVar[str] = "class"
+    min_names: ClassVar[int] = 1
     metric_names: ClassVar[tuple[str, ...]]
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.names) < self.min_names:
+            raise ValueError(f"too few names of {self.kind}: {list(self.names)}")
+        for index, name in enumerate(self.names):
+            if name in self.names[:index]:
+                raise ValueError(f"{self.kind} names: {name} is there twice")
+
+    @classmethod
+    def from_fields(cls, content: Mapping[str, Any]) -> Self:
+        if "names" not in content:
+            raise ValueError(f"{cls.kind} targets need names")
+        return cls(names_of(content["names"]))
+
+    def plain(self) -> dict[str, Any]:
+        return {"kind": self.kind, "names": list(self.names)}
+
+    @property
+    def scores(self) -> "TableScores":
+        return TableScores(self)
 
     @property
     def num_values(self) -> int:
@@ -84,21 +115,6 @@ class ImageLevelScoredTargets(Targets):
         values = values.reshape(len(rows), self.num_values)
         return outputs, values
 
-    def temperature(self, rows: Mapping[str, CaseOutputs]) -> float | None:
-        if not self.calibrated:
-            return None
-        outputs, truth = self.arrays(list(rows.values()))
-        is_finite = np.isfinite(outputs).all(1)
-        return self.fitted_temperature(outputs[is_finite], truth[is_finite]) if is_finite.any() else 1.0
-
-    def at_temperature(self, rows: Mapping[str, CaseOutputs], temperature: float) -> dict[str, CaseOutputs]:
-        outputs, _ = self.arrays(list(rows.values()))
-        scaled = self.outputs_at_temperature(outputs, temperature).tolist()
-        return {
-            case: {**row, "outputs": case_outputs}
-            for (case, row), case_outputs in zip(rows.items(), scaled, strict=True)
-        }
-
     def fitted_temperature(self, outputs: np.ndarray, truth: np.ndarray) -> float:
         """`calibration.temperature`, of calibrated kinds. Shape: as in `columns`."""
         raise NotImplementedError
@@ -107,118 +123,9 @@ class ImageLevelScoredTargets(Targets):
         """`calibration.at_temperature`, of calibrated kinds. Shape: (cases, names)."""
         raise NotImplementedError
 
-    def logged(
-        self, rows: Mapping[str, CaseOutputs], losses: Mapping[str, float | None]
-    ) -> dict[str, float | None]:
-        return self.summary(rows)
-
     def cross_entropy(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
         """Key `cross_entropy`: `image_level.log_loss` with classes as groups; empty: not defined."""
         return {}
-
-    def summary(self, rows: Mapping[str, CaseOutputs]) -> dict[str, Any]:
-        if not rows:
-            return {}
-        outputs, truth = self.arrays(list(rows.values()))
-        # With the monitored metric, which ranks the runs of a sweep
-        return {**image_level.measure(self, outputs, truth), **self.cross_entropy(outputs, truth)}
-
-    def score_table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
-        scores = []
-        for name in self.metric_names:
-            if f"val/{name}" in summary:
-                title = name.replace("_", " ")
-                scores.append((title, summary[f"val/{name}"]))
-        return scores
-
-    def case_cells(self, row: CaseOutputs) -> dict[str, float]:
-        truth = zip(self.value_names, row["values"], strict=True)
-        outputs = zip(self.names, row["outputs"], strict=True)
-        cells = {f"truth/{name}": value for name, value in truth}
-        cells |= {f"output/{name}": value for name, value in outputs}
-        return cells
-
-    def case_entry(self, row: CaseOutputs) -> dict[str, Any]:
-        return dict(row)
-
-    def scores(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
-        """`mean`: metric to value; `intervals`: metric to its 95 % interval; `per_class`: as `per_name`."""
-        intervals = image_level.intervals(self, outputs, truth)
-        return {
-            "mean": image_level.measure(self, outputs, truth),
-            "intervals": {name: list(ends) for name, ends in intervals.items()},
-            "per_class": self.per_name(outputs, truth),
-        }
-
-    def over_folds(self, folds: Sequence[Mapping[str, CaseOutputs]]) -> dict[str, Any]:
-        rows = [row for fold in folds for row in fold.values()]
-        summaries = [self.summary(fold) for fold in folds]
-        means = {}
-        for name in self.metric_names:
-            fold_values = [summary[name] for summary in summaries]
-            means[name] = describe(fold_values)["mean"]
-        outputs, truth = self.arrays(rows)
-        return {**self.scores(outputs, truth), "mean_of_folds": means}
-
-    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
-        undefined = (None, None)
-        intervals = [scores["intervals"].get(name, undefined) for name in scores["mean"]]
-        return [
-            ("all cases", list(scores["mean"].values())),
-            ("mean of folds", list(scores["mean_of_folds"].values())),
-            ("95 % from", [low for low, _ in intervals]),
-            ("95 % to", [high for _, high in intervals]),
-        ]
-
-    def score_columns(self, summary: Mapping[str, Any]) -> list[NamedScore]:
-        return [(name, summary[name]) for name in self.metric_names]
-
-    def score_text(self, outputs: np.ndarray, truth: np.ndarray) -> str:
-        """Markdown tables of the scores, and of the number of cases of each class or label."""
-        lines = [f"{len(truth)} cases, {self.kind}", "", "| score | |", "|---|---|"]
-        for metric, value in image_level.measure(self, outputs, truth).items():
-            cell = "-" if value is None else f"{value:.4f}"
-            lines.append(f"| {metric} | {cell} |")
-        counts = self.class_counts(truth)
-        if counts is not None:
-            lines += ["", "| name | cases |", "|---|---|"]
-            rows = list(zip(self.names, counts, strict=True))
-            lines += [f"| {name} | {count} |" for name, count in rows[:_MAX_NAMES]]
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class ImageLevelTargets(ImageLevelScoredTargets):
-    """The values that each case has, and what a network's outputs mean. A kind implements the abstract
-    methods.
-
-    Args:
-        names: of the answers, in their order.
-        name_word: what a name stands for, for people.
-        min_names: the smallest number of names.
-    """
-
-    family: ClassVar[Family] = WHOLE_IMAGES
-    per_voxel: ClassVar[bool] = False
-    name_word: ClassVar[str] = "class"
-    min_names: ClassVar[int] = 1
-    names: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.names) < self.min_names:
-            raise ValueError(f"too few names of {self.kind}: {list(self.names)}")
-        for index, name in enumerate(self.names):
-            if name in self.names[:index]:
-                raise ValueError(f"{self.kind} names: {name} is there twice")
-
-    @classmethod
-    def from_fields(cls, content: Mapping[str, Any]) -> Self:
-        if "names" not in content:
-            raise ValueError(f"{cls.kind} targets need names")
-        return cls(names_of(content["names"]))
-
-    def plain(self) -> dict[str, Any]:
-        return {"kind": self.kind, "names": list(self.names)}
 
     @property
     def num_outputs(self) -> int:
@@ -366,6 +273,108 @@ class ImageLevelTargets(ImageLevelScoredTargets):
     def prediction_cells(self, outputs: np.ndarray) -> list[str]:
         """Cells for `prediction_columns`."""
         return []
+
+
+class TableScores(Scores):
+    """The scores of answers that are a row of a table: the metrics of their kind."""
+
+    def __init__(self, targets: ImageLevelTargets) -> None:
+        self.targets = targets
+
+    def temperature(self, rows: Mapping[str, CaseOutputs]) -> float | None:
+        if not self.targets.calibrated:
+            return None
+        outputs, truth = self.targets.arrays(list(rows.values()))
+        is_finite = np.isfinite(outputs).all(1)
+        if not is_finite.any():
+            return 1.0
+        return self.targets.fitted_temperature(outputs[is_finite], truth[is_finite])
+
+    def at_temperature(self, rows: Mapping[str, CaseOutputs], temperature: float) -> dict[str, CaseOutputs]:
+        outputs, _ = self.targets.arrays(list(rows.values()))
+        scaled = self.targets.outputs_at_temperature(outputs, temperature).tolist()
+        return {
+            case: {**row, "outputs": case_outputs}
+            for (case, row), case_outputs in zip(rows.items(), scaled, strict=True)
+        }
+
+    def logged(
+        self, rows: Mapping[str, CaseOutputs], losses: Mapping[str, float | None]
+    ) -> dict[str, float | None]:
+        return self.summary(rows)
+
+    def summary(self, rows: Mapping[str, CaseOutputs]) -> dict[str, Any]:
+        if not rows:
+            return {}
+        outputs, truth = self.targets.arrays(list(rows.values()))
+        # With the monitored metric, which ranks the runs of a sweep
+        return {
+            **image_level.measure(self.targets, outputs, truth),
+            **self.targets.cross_entropy(outputs, truth),
+        }
+
+    def table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
+        scores = []
+        for name in self.targets.metric_names:
+            if f"val/{name}" in summary:
+                title = name.replace("_", " ")
+                scores.append((title, summary[f"val/{name}"]))
+        return scores
+
+    def case_cells(self, row: CaseOutputs) -> dict[str, float]:
+        truth = zip(self.targets.value_names, row["values"], strict=True)
+        outputs = zip(self.targets.names, row["outputs"], strict=True)
+        cells = {f"truth/{name}": value for name, value in truth}
+        cells |= {f"output/{name}": value for name, value in outputs}
+        return cells
+
+    def case_entry(self, row: CaseOutputs) -> dict[str, Any]:
+        return dict(row)
+
+    def of_cases(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
+        """`mean`: metric to value; `intervals`: metric to its 95 % interval; `per_class`: as `per_name`."""
+        intervals = image_level.intervals(self.targets, outputs, truth)
+        return {
+            "mean": image_level.measure(self.targets, outputs, truth),
+            "intervals": {name: list(ends) for name, ends in intervals.items()},
+            "per_class": self.targets.per_name(outputs, truth),
+        }
+
+    def over_folds(self, folds: Sequence[Mapping[str, CaseOutputs]]) -> dict[str, Any]:
+        rows = [row for fold in folds for row in fold.values()]
+        summaries = [self.summary(fold) for fold in folds]
+        means = {}
+        for name in self.targets.metric_names:
+            fold_values = [summary[name] for summary in summaries]
+            means[name] = describe(fold_values)["mean"]
+        outputs, truth = self.targets.arrays(rows)
+        return {**self.of_cases(outputs, truth), "mean_of_folds": means}
+
+    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
+        undefined = (None, None)
+        intervals = [scores["intervals"].get(name, undefined) for name in scores["mean"]]
+        return [
+            ("all cases", list(scores["mean"].values())),
+            ("mean of folds", list(scores["mean_of_folds"].values())),
+            ("95 % from", [low for low, _ in intervals]),
+            ("95 % to", [high for _, high in intervals]),
+        ]
+
+    def columns(self, summary: Mapping[str, Any]) -> list[NamedScore]:
+        return [(name, summary[name]) for name in self.targets.metric_names]
+
+    def text(self, outputs: np.ndarray, truth: np.ndarray) -> str:
+        """Markdown tables of the scores, and of the number of cases of each class or label."""
+        lines = [f"{len(truth)} cases, {self.targets.kind}", "", "| score | |", "|---|---|"]
+        for metric, value in image_level.measure(self.targets, outputs, truth).items():
+            cell = "-" if value is None else f"{value:.4f}"
+            lines.append(f"| {metric} | {cell} |")
+        counts = self.targets.class_counts(truth)
+        if counts is not None:
+            lines += ["", "| name | cases |", "|---|---|"]
+            rows = list(zip(self.targets.names, counts, strict=True))
+            lines += [f"| {name} | {count} |" for name, count in rows[:_MAX_NAMES]]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)

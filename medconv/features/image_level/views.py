@@ -67,7 +67,7 @@ class ImageLevelViews:
         outputs, truth = self.targets.arrays(list(rows.values()))
         plots = self.targets.pictures(outputs, truth)
         pictures = [(f"val/{name}", picture) for name, picture in plots.items()]
-        return pictures, self.targets.score_text(outputs, truth)
+        return pictures, self.targets.scores.text(outputs, truth)
 
     def worst(self, module: Any) -> Iterator[Picture]:
         for wrong in self._worst:

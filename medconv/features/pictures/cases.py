@@ -95,9 +95,12 @@ def views_of(targets: Targets, cases: int, spacing_mm: Sequence[float]) -> "Case
         cases: how many to show at most.
         spacing_mm: of the training samples.
     """
-    views = targets.family.own("views") or LabelMapViews
-    made: CaseViews = views(targets, cases, spacing_mm)
-    return made
+    own_views = targets.family.own("views")
+    if own_views:
+        views: CaseViews = own_views(targets, cases, spacing_mm)
+        return views
+    assert isinstance(targets, SegmentationTargets)
+    return LabelMapViews(targets, cases, spacing_mm)
 
 
 class CaseViews(Protocol):

@@ -54,7 +54,9 @@ def test_small_probabilities_keep_their_order() -> None:
 def test_cases_of_nan_have_no_part_in_the_temperature() -> None:
     nan = {"outputs": [float("nan"), 0.5], "values": [1.0, 0.0]}
     wrong = {"outputs": [0.99, 0.99], "values": [1.0, 0.0]}
-    assert FINDINGS.temperature({"a": nan}) == 1
-    assert FINDINGS.temperature({"a": nan, "b": wrong}) == FINDINGS.temperature({"b": wrong}) > 1
-    rows = FINDINGS.at_temperature({"a": nan, "b": wrong}, 2.0)
+    assert FINDINGS.scores.temperature({"a": nan}) == 1
+    assert (
+        FINDINGS.scores.temperature({"a": nan, "b": wrong}) == FINDINGS.scores.temperature({"b": wrong}) > 1
+    )
+    rows = FINDINGS.scores.at_temperature({"a": nan, "b": wrong}, 2.0)
     assert np.isnan(rows["a"]["outputs"][0]) and 0.5 < rows["b"]["outputs"][0] < 0.99

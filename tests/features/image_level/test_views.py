@@ -49,7 +49,7 @@ def test_predictions_as_text(image_targets: ImageLevelTargets, outputs: Sequence
 
 def test_the_table_has_scores_and_the_cases_of_each_class() -> None:
     outputs = np.array([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6]])
-    lines = CLASSES.score_text(outputs, np.array([[0.0], [0.0], [1.0]])).splitlines()
+    lines = CLASSES.scores.text(outputs, np.array([[0.0], [0.0], [1.0]])).splitlines()
     assert lines[0] == "3 cases, multiclass" and "| accuracy | 1.0000 |" in lines
     assert lines[-2:] == ["| a | 2 |", "| b | 1 |"]
 

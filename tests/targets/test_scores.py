@@ -1,4 +1,4 @@
-"""medconv/targets/dice_scores.py: Dice of names that a case is annotated for."""
+"""medconv/targets/scores.py: Dice of names that a case is annotated for."""
 
 import numpy as np
 import pytest

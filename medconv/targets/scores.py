@@ -1,8 +1,10 @@
-"""How targets per voxel are scored: Dice of each class or region."""
+"""How answers are scored: what every kind of targets says, and the Dice of label maps."""
 
-from abc import abstractmethod
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -10,8 +12,91 @@ from torch import Tensor
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics.dice import ClassScores
 from medconv.metrics.statistics import describe
-from medconv.targets.base import NamedScore, Targets
-from medconv.targets.monitor import DICE, MonitoredMetric
+
+NamedScore = tuple[str, float | None]  # None: undefined
+
+
+class Scores(ABC):
+    """The scores of a kind of targets: in logs, summaries, tables, and over the folds of a cross-validation.
+
+    A case has a row: what the validation of every checkpoint keeps of it.
+
+    Args:
+        title: what `table` holds.
+    """
+
+    title: ClassVar[str] = "scores"
+
+    def temperature(self, rows: Mapping[str, Any]) -> float | None:
+        """What to divide logits by, so that answers are not overconfident; None: not `calibrated`.
+
+        Args:
+            rows: as of `logged`, with answers of logits that are not divided yet.
+        """
+        return None
+
+    def at_temperature(self, rows: Mapping[str, Any], temperature: float) -> dict[str, Any]:
+        """These rows with the answers of logits that are divided by a temperature."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def logged(self, rows: Mapping[str, Any], losses: Mapping[str, float | None]) -> dict[str, float | None]:
+        """What a validation logs, without `val/`: metric to value; None if undefined.
+
+        Args:
+            rows: case id to its row of a checkpoint's `validation`.
+            losses: case id to its cross-entropy.
+        """
+
+    @abstractmethod
+    def summary(self, rows: Mapping[str, Any]) -> dict[str, Any]:
+        """Scores for `summary.json`, without `val/`."""
+
+    @abstractmethod
+    def table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
+        """Names and values for the terminal.
+
+        Args:
+            summary: the content of `summary.json`.
+        """
+
+    @abstractmethod
+    def case_cells(self, row: Any) -> dict[str, Any]:
+        """Column to cell of a table of cases.
+
+        Args:
+            row: of a checkpoint's `validation`.
+        """
+
+    @abstractmethod
+    def case_entry(self, row: Any) -> dict[str, Any]:
+        """The same for JSON."""
+
+    @abstractmethod
+    def over_folds(self, folds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Scores of a cross-validation: `mean` and `per_class` over all cases, as `evaluate` writes them, how
+        certain they are, and the means of the folds' scores.
+
+        Args:
+            folds: the rows of the `validation` of each fold's checkpoint.
+        """
+
+    @abstractmethod
+    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
+        """Lines of a table: a title, and a value for each of `columns`.
+
+        Args:
+            scores: what `over_folds` returned.
+            cases: number of cases of all folds.
+        """
+
+    @abstractmethod
+    def columns(self, summary: Mapping[str, Any]) -> list[NamedScore]:
+        """Names and values of a fold, for a table.
+
+        Args:
+            summary: what `summary` returned.
+        """
 
 
 class ValidatedCase(NamedTuple):
@@ -22,7 +107,7 @@ class ValidatedCase(NamedTuple):
         raters: label maps of several raters, whose consensus is `reference`; None: this one is missing.
         logits, label: (1, channels, *spatial) on the preprocessed grid, as the loss takes them; logits are
             None unless the targets score probabilities, since those of a CT may not fit into memory.
-        annotated: as of `DiceScoredTargets.dice`.
+        annotated: as of `SegmentationTargets.dice`.
     """
 
     prediction: np.ndarray
@@ -33,42 +118,25 @@ class ValidatedCase(NamedTuple):
     annotated: Sequence[bool] | None = None
 
 
-class DiceScoredTargets(Targets):
-    """Targets whose answers are label maps. A row of a checkpoint's `validation` is the Dice of each name."""
-
-    score_title: ClassVar[str] = "Dice"
-    monitored: ClassVar[MonitoredMetric] = DICE
-    scores_probabilities: ClassVar[bool] = False
-
-    @property
-    @abstractmethod
-    def by_name(self) -> dict[str, tuple[int, ...]]:
-        """Name to its label values."""
-
-    @property
-    @abstractmethod
-    def num_values(self) -> int:
-        """Label values are below this number; `ignore` is not counted."""
+class ComparesLabelMaps(Protocol):
+    """What `DiceScores` needs of targets; `SegmentationTargets` has it."""
 
     def dice(
         self, prediction: np.ndarray, reference: np.ndarray, annotated: Sequence[bool] | None = None
-    ) -> ClassScores:
-        """Dice of each name; the row of a case in a checkpoint's `validation`. Shape: two label maps.
+    ) -> ClassScores: ...
 
-        Args:
-            annotated: of each output; scores of outputs without a reference are undefined (None).
-        """
-        scores = metrics_dice.dice(prediction, reference, self)
-        if annotated is None:
-            return scores
-        # of exclusive classes, the first output is the background
-        name_annotated = annotated[-len(self.names) :]
-        pairs = zip(self.names, name_annotated, strict=True)
-        return {name: scores[name] if is_annotated else None for name, is_annotated in pairs}
+
+class DiceScores(Scores):
+    """The scores of label maps. A row of a checkpoint's `validation` is the Dice of each name."""
+
+    title: ClassVar[str] = "Dice"
+
+    def __init__(self, targets: ComparesLabelMaps) -> None:
+        self.targets = targets
 
     def row(self, case: ValidatedCase) -> dict[str, Any]:
         """The row of a case in a checkpoint's `validation`."""
-        return self.dice(case.prediction, case.reference, case.annotated)
+        return self.targets.dice(case.prediction, case.reference, case.annotated)
 
     def logged(
         self, rows: Mapping[str, ClassScores], losses: Mapping[str, float | None]
@@ -82,7 +150,7 @@ class DiceScoredTargets(Targets):
         per_class = metrics_dice.mean_per_class(list(rows.values()))
         return {"dice": metrics_dice.mean(per_class), "dice_per_class": per_class}
 
-    def score_table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
+    def table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
         per_class = summary.get("val/dice_per_class") or {}
         if not per_class:
             return []
@@ -120,7 +188,7 @@ class DiceScoredTargets(Targets):
             lines.append((title, [column[key] for column in columns]))
         return lines
 
-    def score_columns(self, summary: Mapping[str, Any]) -> list[NamedScore]:
+    def columns(self, summary: Mapping[str, Any]) -> list[NamedScore]:
         return [*summary["dice_per_class"].items(), ("mean", summary["dice"])]
 
 

@@ -16,9 +16,8 @@ from filelock import FileLock
 from medconv.data.case import Case
 from medconv.inference.manifest import MANIFEST, Entry, OutputState, differences, entry, read
 from medconv.utils.atomic_io import write_text
-from medconv.utils.claims import Claims
 from medconv.utils.errors import ArgumentError
-from medconv.utils.locks import held
+from medconv.utils.locks import Claims, held
 from medconv.utils.logging import some
 
 TABLE = "predictions.csv"  # in a folder of answers that are no images

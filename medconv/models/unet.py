@@ -1,12 +1,207 @@
-"""The U-Net of `model=customconv`, 2D and 3D; the convolutions are plain before `swap_convs`."""
+"""The U-Net of `model=customconv`, 2D and 3D, and its encoder; convolutions are plain before `swap_convs`."""
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from medconv.models.encoder import Stages
-from medconv.models.layers.blocks import conv_nd, conv_transpose_nd
+from medconv.models.layers.blocks import ConvBlock, ResidualBlock, conv_nd, conv_transpose_nd
+
+_CONVS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class Stages(nn.Module):
+    """Blocks of `convs_per_stage` convolutions, joined by convolutions whose kernel is their stride.
+
+    Unlike a 3-kernel with stride 2 on an even grid, these keep mirror symmetry. The `conv` group may replace
+    all convolutions with a wider kernel.
+
+    Args:
+        as of `UNet`; attributes keep them, per stage or step and axis.
+    Raises:
+        ValueError: lists that do not fit together; of `features`, a size that `divisor` does not divide.
+    """
+
+    default_conv = "smooth"  # the option of `conv` that these networks and subclasses are trained with
+
+    def __init__(
+        self,
+        spatial_dims: int,
+        in_channels: int,
+        out_channels: int,
+        channels: Sequence[int] = (32, 64, 128, 256),
+        strides: Sequence[int | Sequence[int]] = (2, 2, 2),
+        kernel_size: int | Sequence[int | Sequence[int]] = 3,
+        convs_per_stage: int | Sequence[int] = 2,
+        norm: str = "batch",
+        residual_blocks: Sequence[int] | None = None,
+        strided: bool = False,
+    ) -> None:
+        super().__init__()
+        stages = len(channels)
+        if len(strides) != stages - 1:
+            raise ValueError(
+                f"strides must have one entry fewer than channels ({stages}), got {len(strides)}"
+            )
+        self.channels = tuple(channels)
+        self.strides = [_per_axis(stride, spatial_dims, "strides") for stride in strides]
+        # what the size of an image must be divisible by, per axis
+        self.divisor = tuple(prod(stride[axis] for stride in self.strides) for axis in range(spatial_dims))
+        self.convs_per_stage = _convs(convs_per_stage, stages)
+        self.kernel_sizes = _kernels(kernel_size, stages, spatial_dims)
+        self.norm = norm
+        self.strided = strided
+        self.residual_blocks = None if residual_blocks is None else tuple(residual_blocks[:stages])
+        if residual_blocks is not None and len(residual_blocks) < stages:
+            raise ValueError(
+                f"residual_blocks must have {stages} entries or more, one per stage, "
+                f"got {list(residual_blocks)}"
+            )
+        # The order of creation is part of a seeded run: encoder, then down, then what a network adds.
+        self.encoder = self._encoder(in_channels, residual_blocks, strided)
+        self.down = self._down(strided)
+        self.add_outputs(out_channels)
+        self.apply(initialise)
+
+    def _encoder(
+        self, in_channels: int, residual_blocks: Sequence[int] | None, strided: bool
+    ) -> nn.ModuleList:
+        """One block per stage; if `strided`, it changes channels and resolution itself."""
+        encoder = nn.ModuleList()
+        for stage, channels in enumerate(self.channels):
+            # Without `strided`, `down` has changed resolution and channels already.
+            stride: int | Sequence[int] = 1
+            stage_in = in_channels if stage == 0 else channels
+            if strided and stage > 0:
+                stride = self.strides[stage - 1]
+                stage_in = self.channels[stage - 1]
+            if residual_blocks is None:
+                encoder.append(self.block(stage_in, stage, stride))
+            else:
+                encoder.append(self.residual(stage_in, stage, residual_blocks[stage], stride))
+        return encoder
+
+    def _down(self, strided: bool) -> nn.ModuleList:
+        """What joins each stage to the next coarser one."""
+        conv = conv_nd(len(self.divisor))
+        down = nn.ModuleList()
+        for stage, stride in enumerate(self.strides):
+            if strided:
+                down.append(nn.Identity())
+            else:
+                # kernel and stride are equal: windows do not overlap, so a flip of the image flips them
+                fine, coarse = self.channels[stage : stage + 2]
+                down.append(conv(fine, coarse, stride, stride=stride))
+        return down
+
+    def block(self, in_channels: int, stage: int, stride: int | Sequence[int] = 1) -> ConvBlock:
+        """The convolutions of a stage, in the encoder or the decoder."""
+        out_channels = self.channels[stage]
+        widths = [in_channels, *[out_channels] * self.convs_per_stage[stage]]
+        return ConvBlock(len(self.divisor), widths, self.kernel_sizes[stage], self.norm, stride)
+
+    def residual(
+        self, in_channels: int, stage: int, blocks: int, stride: int | Sequence[int] = 1
+    ) -> nn.Sequential:
+        """Residual blocks; the first stage begins with a convolution from the image to its channels."""
+        spatial_dims = len(self.divisor)
+        channels = self.channels[stage]
+        kernel_size = self.kernel_sizes[stage]
+        layers = nn.Sequential()
+        if stage == 0:
+            layers.append(ConvBlock(spatial_dims, [in_channels, channels], kernel_size, self.norm))
+            in_channels = channels
+        layers.append(ResidualBlock(spatial_dims, in_channels, channels, kernel_size, self.norm, stride))
+        for _ in range(blocks - 1):
+            layers.append(ResidualBlock(spatial_dims, channels, channels, kernel_size, self.norm))
+        return layers
+
+    def add_outputs(self, out_channels: int) -> None:
+        """Add what the network has beyond these stages."""
+        raise NotImplementedError
+
+    def features(self, x: Tensor) -> list[Tensor]:
+        """The output of each stage, finest first.
+
+        Shape:
+            (batch, in_channels, *spatial) -> (batch, channels[i], *spatial / strides so far).
+        Raises:
+            ValueError: the spatial size is not divisible by `divisor`.
+        """
+        size = tuple(x.shape[2:])
+        if len(size) != len(self.divisor) or any(
+            voxels % divisor for voxels, divisor in zip(size, self.divisor, strict=True)
+        ):
+            raise ValueError(f"the spatial size must be divisible by {self.divisor} axis by axis, got {size}")
+        outputs = [self.encoder[0](x)]  # at the image's resolution
+        for down, block in zip(self.down, self.encoder[1:], strict=True):
+            outputs.append(block(down(outputs[-1])))
+        return outputs
+
+
+class Encoder(Stages):
+    """The encoder of our U-Net, global average pooling, and a linear layer.
+
+    The linear layer is a 1x1 convolution, which `conv=mirror` can make invariant to flips.
+
+    Shape:
+        (batch, in_channels, *spatial) -> (batch, out_channels), logits.
+    Args:
+        as of `UNet`.
+    Raises:
+        ValueError: as of `Stages`.
+    """
+
+    def add_outputs(self, out_channels: int) -> None:
+        self.head = conv_nd(len(self.divisor))(self.channels[-1], out_channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # kept as an image of one voxel, which a convolution takes
+        coarsest = self.features(x)[-1]
+        spatial_axes = list(range(2, x.ndim))
+        pooled = coarsest.mean(spatial_axes, keepdim=True)
+        logits: Tensor = self.head(pooled)
+        return logits.flatten(1)
+
+
+def initialise(layer: nn.Module) -> None:
+    """Initialise the convolutions of our own networks, for `Module.apply`; as nnU-Net does."""
+    if isinstance(layer, _CONVS):
+        nn.init.kaiming_normal_(layer.weight, a=0.01)  # a: the slope of the leaky ReLU after it
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
+
+def _per_axis(value: int | Sequence[int], spatial_dims: int, name: str) -> tuple[int, ...]:
+    numbers = (value,) * spatial_dims if isinstance(value, int) else tuple(value)
+    if len(numbers) != spatial_dims or any(number < 1 for number in numbers):
+        raise ValueError(f"{name}: needs {spatial_dims} positive numbers, one per axis, got {value}")
+    return numbers
+
+
+def _convs(convs_per_stage: int | Sequence[int], stages: int) -> tuple[int, ...]:
+    """The number of convolutions of each stage's block."""
+    convs = [convs_per_stage] * stages if isinstance(convs_per_stage, int) else convs_per_stage
+    if len(convs) != stages or min(convs) < 1:
+        raise ValueError(f"convs_per_stage must be one number from 1, or {stages}, got {convs_per_stage}")
+    return tuple(convs)
+
+
+def _kernels(
+    kernel_size: int | Sequence[int | Sequence[int]], stages: int, spatial_dims: int
+) -> list[tuple[int, ...]]:
+    """The kernel size of each stage, one number per axis."""
+    per_stage = [kernel_size] * stages if isinstance(kernel_size, int) else list(kernel_size)
+    if len(per_stage) != stages:
+        raise ValueError(
+            f"kernel_size must be one number or have {stages} entries, one per stage, got {len(per_stage)}"
+        )
+    kernels = [_per_axis(size, spatial_dims, "kernel_size") for size in per_stage]
+    if any(size % 2 == 0 for kernel in kernels for size in kernel):
+        raise ValueError(f"kernel_size must be odd along every axis, got {kernel_size}")
+    return kernels
 
 
 class UNet(Stages):

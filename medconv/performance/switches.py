@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from medconv.models.layers.depthwise import swap_depthwise
-from medconv.models.layers.fast_norm_swap import swap_norms
-from medconv.performance.checkpoint_blocks import apply_checkpointing
+from medconv.models.layers.fast_norm import swap_norms
+from medconv.performance.checkpointing import apply_checkpointing
 from medconv.performance.sound_kernels import use_sound_kernels
 from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.hardware import need_compiler

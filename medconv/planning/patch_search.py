@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from math import log2, prod, sqrt
 
 from medconv.planning import topology
-from medconv.planning.memory_model import GB, Budget, step_bytes
-from medconv.planning.overrides import PlanOverrides
-from medconv.planning.sizes import Size, need_size
-from medconv.planning.topology import Network, rounded_up
+from medconv.planning.limits import PlanOverrides, Size, need_size
+from medconv.planning.topology import GB, Budget, Network, rounded_up, step_bytes
 from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.logging import size_text
 

@@ -10,14 +10,22 @@ from typing import Any
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.normalisation import normalisation_for
 from medconv.planning import report
-from medconv.planning.memory_model import Budget
-from medconv.planning.overrides import PlanOverrides
+from medconv.planning.limits import PlanOverrides, need_size
 from medconv.planning.patch_search import MIN_EDGE, PatchSearch, need_axes
 from medconv.planning.report import ReportRow
-from medconv.planning.resolution import SMALL_VIEW, coarser, view_share, voxels_kept
-from medconv.planning.sizes import need_size
-from medconv.planning.spacing import MUCH_LOST, across, lost_shares, median_shape, slice_axis, target_spacing
-from medconv.planning.topology import Network
+from medconv.planning.spacing import (
+    MUCH_LOST,
+    SMALL_VIEW,
+    across,
+    coarser,
+    lost_shares,
+    median_shape,
+    slice_axis,
+    target_spacing,
+    view_share,
+    voxels_kept,
+)
+from medconv.planning.topology import Budget, Network
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import size_text
 

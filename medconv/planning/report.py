@@ -7,11 +7,9 @@ from itertools import groupby
 from math import inf, prod
 
 from medconv.data.preprocessing.fingerprint import Fingerprint
-from medconv.planning.memory_model import Budget
-from medconv.planning.overrides import PlanOverrides
-from medconv.planning.resolution import SMALL_VIEW, voxels_to_keep
-from medconv.planning.spacing import thick_axis
-from medconv.planning.topology import EVEN, MIN_EDGE, Network, coarsest, largest_patch, rounded_up
+from medconv.planning.limits import PlanOverrides
+from medconv.planning.spacing import SMALL_VIEW, thick_axis, voxels_to_keep
+from medconv.planning.topology import EVEN, MIN_EDGE, Budget, Network, coarsest, largest_patch, rounded_up
 from medconv.utils.logging import size_text
 
 _WIDTH = 90  # columns of a terminal

@@ -8,7 +8,7 @@ from torch import nn
 
 from medconv.config import PerfConfig, RunConfig, TrainerConfig
 from medconv.models.layers.depthwise import has_depthwise
-from medconv.models.layers.fast_norm_swap import SWAPPED
+from medconv.models.layers.fast_norm import SWAPPED
 from medconv.training.growing_patch import GrowingPatch
 from medconv.training.run_dir import RunDir
 from medconv.training.task import Task

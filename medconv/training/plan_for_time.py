@@ -14,9 +14,9 @@ from medconv.config import ConfigError, Derived, Node, RunConfig
 from medconv.models.build import PLAIN_CONV, build_network, model_of
 from medconv.models.outputs import heads
 from medconv.performance.trial import Choice, Trial, Work
-from medconv.planning.memory_model import Budget
+from medconv.planning.limits import SIZES
 from medconv.planning.planner import Plan
-from medconv.planning.sizes import SIZES
+from medconv.planning.topology import Budget
 from medconv.training.measured_once import measured_once, measuring
 from medconv.training.optim.muon import Muon
 from medconv.utils.hardware import out_of_memory, uses_gpu

@@ -12,9 +12,9 @@ from medconv.data.case import Case, Dataset
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.models.monai_networks import stem_for
 from medconv.performance.memory_budget import measured_gb
-from medconv.planning.memory_model import Budget
-from medconv.planning.overrides import PlanOverrides
+from medconv.planning.limits import PlanOverrides
 from medconv.planning.planner import Plan, plan
+from medconv.planning.topology import Budget
 from medconv.targets import Targets
 from medconv.training import plan_for_time
 from medconv.training.run_dir import short_hash

@@ -44,9 +44,9 @@ from medconv.training.run_dir import RunDir, is_rank_zero
 from medconv.training.task import Task
 from medconv.training.trainer import build_trainer, epochs_of
 from medconv.training.weight_source import weight_source
-from medconv.utils import allocator, checkpoint_io, cluster, signals
+from medconv.utils import checkpoint_io, cluster, signals
 from medconv.utils.exit_codes import DONE
-from medconv.utils.hardware import apply_backends, check_devices, resolve_precision, uses_gpu
+from medconv.utils.hardware import apply_backends, check_devices, expand_segments, resolve_precision, uses_gpu
 
 # Of an epoch, where the config sets none.
 _FEWEST_SAMPLES = 1000
@@ -90,7 +90,7 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
         # cuBLAS reads it once, at the first matrix product, which may be one of a measurement
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if uses_gpu(config.trainer.accelerator) and may_grow(config) and not config.perf.cuda_graphs:
-        allocator.expand_segments()  # before anything is measured on the GPU; graphs have memory of their own
+        expand_segments()  # before anything is measured on the GPU; graphs have memory of their own
     check_conv(config.conv)
     config = replace(config, scheduler=with_epochs(config.scheduler, epochs_of(config.trainer)))
     check_classes(config)

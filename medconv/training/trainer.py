@@ -17,7 +17,7 @@ from medconv.config.classes import class_of
 from medconv.config.schema import RunSettings
 from medconv.performance.step_profiler import StepProfiler
 from medconv.performance.trace import Trace
-from medconv.planning.sizes import need_size
+from medconv.planning.limits import need_size
 from medconv.training import distributed
 from medconv.training.callbacks import early_stopping
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard

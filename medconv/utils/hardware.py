@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -297,3 +297,49 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return _NO_MEMORY.search(str(error)) is not None
+
+
+class DeviceCopies:
+    """Copies tensors to a device; to CUDA on a stream of their own, so that they overlap with computing.
+
+    On the stream that computes, a copy would begin only when all work queued before it has ended.
+    """
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+
+    def __call__(self, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+        """Copies, which work that is queued from now on may use. Args: tensors: in pinned memory for CUDA."""
+        if device.type != "cuda":
+            return {name: tensor.to(device) for name, tensor in tensors.items()}
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        computing = torch.cuda.current_stream(device)
+        with torch.cuda.stream(self._stream):
+            copies = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+        computing.wait_stream(self._stream)
+        for copy in copies.values():
+            # Else its memory, once freed, would at once take the next copy, while it may still be read
+            copy.record_stream(computing)
+        return copies
+
+
+# torch reads the first one that is set; the second one is its older name
+_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def expand_segments() -> bool:
+    """Let the memory that small tensors have left grow, so that larger ones use it again.
+
+    Without it memory is taken in segments that cannot be joined: tensors that grow during a run take new ones
+    beside those of their smaller predecessors, until the memory is full and all unused ones are given back.
+    What the user has set stays. torch reads the setting once, at the first use of a GPU.
+
+    Returns:
+        Whether it was set.
+    """
+    if any(name in os.environ for name in _SETTINGS) or torch.cuda.is_initialized():
+        return False
+    os.environ[_SETTINGS[0]] = "expandable_segments:True"
+    log.info("GPU memory: %s=%s, since patches grow", _SETTINGS[0], os.environ[_SETTINGS[0]])
+    return True

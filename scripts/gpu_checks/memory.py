@@ -15,8 +15,7 @@ from gpu_checks.claims import Expect, Figures, claim
 from gpu_checks.networks import FAST, NVIDIA, TINY, Size, trial
 from gpu_checks.setting import Setting
 from medconv.inference.sliding_window import SlidingWindow
-from medconv.planning.memory_model import Budget, step_bytes
-from medconv.planning.topology import Network
+from medconv.planning.topology import Budget, Network, step_bytes
 
 _CHOICES = {
     "fp32": replace(FAST, precision="32-true"),

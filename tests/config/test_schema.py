@@ -12,8 +12,8 @@ import yaml
 from medconv.config import DataConfig, RunConfig, conf_dir
 from medconv.config.keys import Key, declared_keys
 from medconv.features.pretrained.fit import TO_3D
-from medconv.performance.checkpoint_blocks import CHECKPOINTING
-from medconv.planning.sizes import SIZES
+from medconv.performance.checkpointing import CHECKPOINTING
+from medconv.planning.limits import SIZES
 from medconv.training.callbacks import nonfinite_guard
 
 KEYS = {key.name: key for key in declared_keys(RunConfig)}

@@ -30,8 +30,8 @@ from medconv.models.layers.fast_norm import (
     ChannelsLastBatchNorm3d,
     ChannelsLastGroupNorm,
     ChannelsLastNorm,
+    swap_norms,
 )
-from medconv.models.layers.fast_norm_swap import swap_norms
 from medconv.models.layers.triton_norm import BatchStatistics
 from medconv.models.unet import UNet
 from medconv.performance.switches import apply_switches

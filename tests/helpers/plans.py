@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from medconv.data.preprocessing.fingerprint import Fingerprint
-from medconv.planning.memory_model import Budget
 from medconv.planning.planner import Plan
+from medconv.planning.topology import Budget
 
 # GB in which our U-Net takes what nnU-Net 2.8.1 plans for 8: its number stands for half precision with a norm
 # that keeps more, ours is a count of fp32's bytes. 9.7 to 10.3 give all four of its patches.

@@ -1,4 +1,4 @@
-"""medconv/models/encoder.py: the encoder that our networks share, and the image-level network made of it."""
+"""medconv/models/unet.py: the encoder that our networks share, and the image-level network made of it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import torch
 
 from medconv.convs import fold_convs, swap_convs
 from medconv.features.equivariance.mirror import Mirror
-from medconv.models.encoder import Encoder
-from medconv.models.unet import UNet
+from medconv.models.unet import Encoder, UNet
 
 
 @pytest.mark.parametrize("dims", [2, 3])

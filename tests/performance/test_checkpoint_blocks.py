@@ -1,4 +1,4 @@
-"""medconv/performance/checkpoint_blocks.py: loss, gradients and statistics are those without checkpointing."""
+"""medconv/performance/checkpointing.py: loss, gradients and statistics are those without checkpointing."""
 
 from copy import deepcopy
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from medconv.convs import fold_convs, swap_convs, transform
 from medconv.models.unet import UNet
-from medconv.performance.checkpoint_blocks import apply_checkpointing
+from medconv.performance.checkpointing import apply_checkpointing
 
 Case = tuple[nn.Module, Tensor, int]
 

@@ -1,4 +1,4 @@
-"""medconv/performance/checkpoint_pointwise.py: bit for bit the plain gradients, from fewer kept tensors."""
+"""medconv/performance/checkpointing.py: bit for bit the plain gradients, from fewer kept tensors."""
 
 import pickle
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from benchmarks.memory import step_memory
 from medconv.convs import basis, swap_convs
 from medconv.models.outputs import heads
 from medconv.models.unet import UNet
-from medconv.performance.checkpoint_blocks import apply_checkpointing
+from medconv.performance.checkpointing import apply_checkpointing
 from medconv.performance.switches import apply_switches
 
 

@@ -1,4 +1,4 @@
-"""medconv/planning/memory_model.py: the estimate against the memory that steps take."""
+"""medconv/planning/topology.py: the estimate against the memory that steps take."""
 
 from functools import partial
 
@@ -8,8 +8,7 @@ import torch
 from benchmarks.memory import step_memory
 from medconv.models.unet import UNet
 from medconv.performance.trial import Choice, Trial, Work
-from medconv.planning.memory_model import Budget, step_bytes
-from medconv.planning.topology import Network, encoder_convs
+from medconv.planning.topology import Budget, Network, encoder_convs, step_bytes
 from medconv.training.losses.segmentation import DiceCrossEntropy
 
 FULL, HALF = partial(Choice, "32-true", True, True), partial(Choice, "bf16-mixed", True, True)

@@ -1,10 +1,10 @@
-"""medconv/planning/overrides.py: values of the config that no plan can have are refused."""
+"""medconv/planning/limits.py: values of the config that no plan can have are refused."""
 
 from typing import Any
 
 import pytest
 
-from medconv.planning.overrides import PlanOverrides
+from medconv.planning.limits import PlanOverrides
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ from math import prod
 import pytest
 from helpers.plans import NNUNET, fingerprint, published, reason, single_case
 
-from medconv.planning.memory_model import Budget, step_bytes
-from medconv.planning.overrides import PlanOverrides
+from medconv.planning.limits import PlanOverrides
 from medconv.planning.planner import plan
-from medconv.planning.topology import Network
+from medconv.planning.topology import Budget, Network, step_bytes
 
 
 def test_more_memory_never_gives_less_and_every_plan_fits() -> None:

@@ -16,12 +16,10 @@ from helpers.plans import NNUNET, PUBLISHED, fingerprint, published, reason, sin
 from medconv.data.case import Case, Dataset
 from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.fingerprint import Fingerprint
-from medconv.planning.memory_model import GB, Budget, step_bytes
-from medconv.planning.overrides import PlanOverrides
+from medconv.planning.limits import SIZES, PlanOverrides
 from medconv.planning.planner import Plan, plan
-from medconv.planning.sizes import SIZES
 from medconv.planning.spacing import median_shape, target_spacing
-from medconv.planning.topology import Network
+from medconv.planning.topology import GB, Budget, Network, step_bytes
 
 # nnU-Net's 2D configurations: patch, number of stages.
 PUBLISHED_2D = {

@@ -6,14 +6,11 @@ from typing import Any
 import pytest
 from helpers.plans import NNUNET, published, reason, single_case
 
-from medconv.planning.memory_model import Budget
-from medconv.planning.overrides import PlanOverrides
+from medconv.planning.limits import SIZES, PlanOverrides
 from medconv.planning.planner import plan
 from medconv.planning.report import network_rows, table
-from medconv.planning.resolution import view_share
-from medconv.planning.sizes import SIZES
-from medconv.planning.spacing import median_shape
-from medconv.planning.topology import Network
+from medconv.planning.spacing import median_shape, view_share
+from medconv.planning.topology import Budget, Network
 
 
 def test_the_table_has_every_value_with_its_reason() -> None:

@@ -1,4 +1,4 @@
-"""medconv/planning/resolution.py: coarser grids, and how coarse a structure allows them to be; and their plans."""
+"""medconv/planning/spacing.py: coarser grids, and how coarse a structure allows them to be; and their plans."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,10 +8,10 @@ import pytest
 from helpers.plans import fingerprint, published, reason
 
 from medconv.data.preprocessing.fingerprint import Fingerprint
-from medconv.planning.memory_model import Budget
-from medconv.planning.overrides import PlanOverrides
+from medconv.planning.limits import PlanOverrides
 from medconv.planning.planner import plan
-from medconv.planning.resolution import coarser, view_share, voxels_to_keep
+from medconv.planning.spacing import coarser, view_share, voxels_to_keep
+from medconv.planning.topology import Budget
 
 # As of `LA2018`: 80 volumes with a left atrium, of which a small patch on the images' grid shows a twentieth
 ATRIA = replace(fingerprint([(192, 142, 88)] * 80, [(0.625,) * 3] * 80), thickness_mm=((30.0, 19.0, 13.0),))

@@ -1,4 +1,4 @@
-"""medconv/planning/sizes.py: smaller sizes cost less in every way, and need fewer steps."""
+"""medconv/planning/limits.py: smaller sizes cost less in every way, and need fewer steps."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 from helpers.plans import published
 
-from medconv.planning.memory_model import Budget
+from medconv.planning.limits import SIZES, need_size
 from medconv.planning.planner import plan
-from medconv.planning.sizes import SIZES, need_size
+from medconv.planning.topology import Budget
 
 
 def test_sizes_fall_in_every_limit() -> None:

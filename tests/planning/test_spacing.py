@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from helpers.plans import fingerprint, reason, single_case
 
-from medconv.planning.overrides import PlanOverrides
+from medconv.planning.limits import PlanOverrides
 from medconv.planning.planner import plan
 from medconv.planning.spacing import across, slice_axis, target_spacing
 

@@ -13,10 +13,9 @@ from helpers.plans import NNUNET, single_case
 from torch import nn
 
 from medconv.models.unet import UNet
-from medconv.planning.memory_model import Budget
-from medconv.planning.overrides import PlanOverrides
+from medconv.planning.limits import PlanOverrides
 from medconv.planning.planner import plan
-from medconv.planning.topology import Network, encoder_convs, num_weights
+from medconv.planning.topology import Budget, Network, encoder_convs, num_weights
 
 THIN_MM, THICK_MM = 0.62, 3.6
 SHAPES: list[tuple[int, ...]] = [

@@ -16,13 +16,11 @@ from torch import nn
 from medconv import config as configs
 from medconv.config import ConfigError, RunConfig
 from medconv.data.datasets.dataset_json import auto
-from medconv.models.encoder import Stages
-from medconv.models.unet import UNet
+from medconv.models.unet import Stages, UNet
 from medconv.performance.trial import Trial
-from medconv.planning.memory_model import Budget
-from medconv.planning.overrides import PlanOverrides
+from medconv.planning.limits import SIZES, PlanOverrides
 from medconv.planning.planner import Plan, plan
-from medconv.planning.sizes import SIZES
+from medconv.planning.topology import Budget
 from medconv.training import plan_for_time
 from medconv.training.plan_for_time import largest
 from medconv.training.plan_setup import make_plan

@@ -1,4 +1,4 @@
-"""medconv/utils/allocator.py: the setting reaches torch; what a user has set stays."""
+"""medconv/utils/hardware.py: the setting reaches torch; what a user has set stays."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from medconv.utils.allocator import expand_segments
+from medconv.utils.hardware import expand_segments
 
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -25,7 +25,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     not hasattr(torch._C, "_accelerator_getAllocatorSettings"), reason="this torch does not tell"
 )
 def test_torch_takes_the_setting_although_it_is_imported_already() -> None:
-    code = "import torch; from medconv.utils.allocator import expand_segments; expand_segments()"
+    code = "import torch; from medconv.utils.hardware import expand_segments; expand_segments()"
     asked = f"{code}; print(torch._C._accelerator_getAllocatorSettings())"
     assert subprocess.check_output([sys.executable, "-c", asked], text=True) == "expandable_segments:True\n"
 

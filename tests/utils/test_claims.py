@@ -1,9 +1,8 @@
-"""medconv/utils/claims.py: processes at work, and pieces of work that only one of them has."""
+"""medconv/utils/locks.py: processes at work, and pieces of work that only one of them has."""
 
 from pathlib import Path
 
-from medconv.utils.claims import Claims
-from medconv.utils.locks import acquired
+from medconv.utils.locks import Claims, acquired
 
 
 def test_a_piece_of_work_belongs_to_one_process(tmp_path: Path) -> None:

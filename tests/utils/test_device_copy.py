@@ -1,9 +1,9 @@
-"""medconv/utils/device_copy.py: copies are complete before work that is queued later reads them."""
+"""medconv/utils/hardware.py: copies are complete before work that is queued later reads them."""
 
 import pytest
 import torch
 
-from medconv.utils.device_copy import DeviceCopies
+from medconv.utils.hardware import DeviceCopies
 
 
 def test_without_cuda_tensors_are_moved() -> None:

@@ -34,9 +34,9 @@ from medconv.data.preprocessing.store import BROKEN, NOTHING, Entry, Store, sign
 from medconv.metrics.consensus import most_probable
 from medconv.utils import locks
 from medconv.utils.atomic_io import NO_ACCESS, write_text
-from medconv.utils.claims import Claims
 from medconv.utils.cluster import has_neighbours
 from medconv.utils.errors import ArgumentError, explained, reason
+from medconv.utils.locks import Claims
 from medconv.utils.logging import size_text
 from medconv.utils.threads import each
 

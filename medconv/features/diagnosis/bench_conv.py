@@ -18,7 +18,7 @@ from medconv.features.diagnosis.conv_cost import Layer
 from medconv.features.diagnosis.speed import NetworkSizes, computing_in, replaced_layers, switches_of
 from medconv.models.build import model_of
 from medconv.models.monai_networks import stem_for
-from medconv.planning.sizes import SIZES
+from medconv.planning.limits import SIZES
 from medconv.planning.topology import halvings, kernels, widths
 from medconv.utils.errors import ArgumentError
 from medconv.utils.hardware import autocast_dtype, resolve_precision, uses_gpu

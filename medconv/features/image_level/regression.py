@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from medconv.features.image_level.output_scaling import in_units
 from medconv.features.image_level.targets import NumberTargets
 from medconv.metrics import image_level, plots
 from medconv.metrics.image_level import Columns
 from medconv.metrics.segmentation import MetricValues
-from medconv.models.output_scaling import in_units
 from medconv.targets.base import list_of
 from medconv.targets.monitor import MAE, MonitoredMetric
 

@@ -18,8 +18,8 @@ from medconv.features.nnunet import plans
 from medconv.features.nnunet.plans import DAMAGED, NnUNetModel, TrainedFold, read_checkpoint
 from medconv.features.pretrained.nnunet_names import unet_weights
 from medconv.models.build import build_network
-from medconv.planning.memory_model import Budget
 from medconv.planning.planner import Plan
+from medconv.planning.topology import Budget
 from medconv.training.build import record_of
 from medconv.training.data_setup import PreparedData
 from medconv.training.run_dir import RunDir

@@ -14,7 +14,7 @@ from medconv.features.pretrained.hub import is_remote, local_file
 from medconv.features.pretrained.load import Origin, Report, load
 from medconv.features.pretrained.read import planned_as
 from medconv.models.build import model_of
-from medconv.planning.sizes import SIZES
+from medconv.planning.limits import SIZES
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
-from medconv.planning.sizes import SIZES, Size
+from medconv.planning.limits import SIZES, Size
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from medconv.models.layers.fast_norm import (
     ChannelsLastInstanceNorm3d,
     ChannelsLastNorm,
     instance_norm,
+    swap_norms,
 )
-from medconv.models.layers.fast_norm_swap import swap_norms
 from medconv.models.unet import UNet
 
 FORMAT = {4: torch.channels_last, 5: torch.channels_last_3d}

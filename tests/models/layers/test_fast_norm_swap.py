@@ -1,4 +1,4 @@
-"""medconv/models/layers/fast_norm_swap.py: a network with exchanged norms is the same network."""
+"""medconv/models/layers/fast_norm.py: a network with exchanged norms is the same network."""
 
 from copy import deepcopy
 
@@ -7,8 +7,7 @@ import torch
 from monai.networks.nets import DynUNet
 from torch import Tensor, nn
 
-from medconv.models.layers.fast_norm import ChannelsLastNorm
-from medconv.models.layers.fast_norm_swap import swap_norms
+from medconv.models.layers.fast_norm import ChannelsLastNorm, swap_norms
 from medconv.models.unet import UNet
 
 FORMAT = {4: torch.channels_last, 5: torch.channels_last_3d}

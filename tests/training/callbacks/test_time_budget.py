@@ -10,7 +10,7 @@ import torch
 from helpers import clock
 from torch import nn
 
-from medconv.planning.sizes import SIZES
+from medconv.planning.limits import SIZES
 from medconv.training.callbacks.time_budget import TimeBudget
 from medconv.training.optim.lr_schedulers import ProgressSchedule, cosine
 

@@ -1,4 +1,4 @@
-"""medconv/models/output_scaling.py: outputs in physical units; everything else of the network stays."""
+"""medconv/features/image_level/output_scaling.py: outputs in physical units; everything else of the network stays."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from medconv.convs import fold_convs
-from medconv.models.encoder import Encoder
-from medconv.models.output_scaling import in_units
+from medconv.features.image_level.output_scaling import in_units
+from medconv.models.unet import Encoder
 from medconv.performance.switches import apply_switches
 
 

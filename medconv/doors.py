@@ -43,16 +43,13 @@ TARGETS = "TARGETS"
 # config with values for them. Asked only if `config.schema.open_keys` names any.
 TUNERS = "TUNERS"
 
-# What a summary says of a run beside its scores: a tuple of modules, asked on rank 0, with
-#   before(resolved config) -> keys of `summary.json`, before it trains
-#   after(resolved config, its `StepProfiler`) -> more keys, at its end
+# What a run tells of itself beside its scores: a tuple of modules with
+#   before(resolved config) -> keys of `summary.json`, before it trains; on rank 0
+#   after(resolved config, its `StepProfiler`) -> more keys, at its end; on rank 0
+#   explain(step, saves, trainer, module, statistics, folder) -> sentences on a step whose gradient is not
+#       finite, on all ranks; step: a `StepRecord` of `medconv/training/callbacks/nonfinite_guard.py`; saves:
+#       whether its batch is worth a file in the folder; statistics: of the module's batch norms
 REMARKS = "REMARKS"
-
-# Who finds out why a gradient is not finite: a tuple with at most one class, made of (trainer, module,
-# statistics of its batch norms, folder for batches) when that has happened, on all ranks. Its
-# `explain(step, saves)` returns sentences for the error; step: a `StepRecord` of
-# `medconv/training/callbacks/nonfinite_guard.py`; saves: whether its batch is worth a file.
-DIAGNOSES = "DIAGNOSES"
 
 # Formats of images: a tuple of "module:object", each a `medconv.data.io.formats.ImageFormat`.
 IMAGE_FORMATS = "IMAGE_FORMATS"

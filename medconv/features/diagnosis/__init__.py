@@ -6,5 +6,4 @@ COMMANDS = {
         "medconv.features.diagnosis.command",
     )
 }
-REMARKS = ("medconv.features.diagnosis.speed",)
-DIAGNOSES = ("medconv.features.diagnosis.nonfinite:Diagnosis",)
+REMARKS = ("medconv.features.diagnosis.remarks",)

@@ -14,8 +14,13 @@ from medconv import config as configs
 from medconv.config import ConfigError, Derived, RunConfig, compose
 from medconv.convs.parametrization import UnsuitableLayerError
 from medconv.features.diagnosis import conv_cost
-from medconv.features.diagnosis.conv_cost import Layer
-from medconv.features.diagnosis.speed import NetworkSizes, computing_in, replaced_layers, switches_of
+from medconv.features.diagnosis.conv_cost import (
+    Layer,
+    NetworkSizes,
+    computing_in,
+    replaced_layers,
+    switches_of,
+)
 from medconv.models.build import model_of
 from medconv.models.monai_networks import stem_for
 from medconv.planning.limits import SIZES

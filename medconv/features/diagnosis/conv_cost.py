@@ -1,7 +1,8 @@
 """What a convolution costs beside `nn.Conv`: seconds, memory and operators, what limits it, what helps."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
+from medconv import config as configs
+from medconv.config import Derived, Node, PerfConfig
 from medconv.convs.channel_transform import TwoLaunches, in_two_launches
 from medconv.convs.fold import fold_convs
 from medconv.convs.parametrization import CONVS
 from medconv.features.diagnosis.alternating import alternate, computing_clock
+from medconv.models.build import PLAIN_CONV, Builder, build_network
+from medconv.models.outputs import evaluating
 from medconv.performance.switches import apply_switches, memory_format, to_memory_format
 
 LIBRARY = "nn.Conv"
@@ -53,6 +58,81 @@ class Layer:
     def case(self) -> str:
         size = "x".join(map(str, self.image.shape[2:]))
         return f"{self.name}, {self.image.shape[1]} channels at {size}, batch {self.image.shape[0]}"
+
+
+@dataclass(frozen=True)
+class NetworkSizes:
+    """Where a convolution is timed: in a network, at the sizes of its layers.
+
+    Args:
+        model: resolved node of the config.
+        derived: patch, channels and classes.
+        batch: samples.
+        device: to compute on.
+        switches: arguments of `apply_switches`, with which the network trains.
+    """
+
+    model: Node
+    derived: Derived
+    batch: int
+    device: torch.device
+    switches: Mapping[str, Any]
+
+
+def switches_of(perf: PerfConfig) -> dict[str, Any]:
+    """Those that change how layers compute; what `perf=autotune` would choose is on."""
+    keys = ("channels_last", "fast_norm", "fast_depthwise")
+    return {key: getattr(perf, key) is not False for key in keys}
+
+
+def replaced_layers(sizes: NetworkSizes, conv: Node, build: Builder = configs.build) -> Iterator[Layer]:
+    """One layer of each kind and size that a convolution replaces, and the input that it gets.
+
+    Args:
+        conv: resolved node of the config.
+        build: builds the convolution from its node.
+    """
+    plain = build_network(sizes.model, PLAIN_CONV, sizes.derived)
+    network = build_network(sizes.model, conv, sizes.derived, build=build, quiet=True)
+    shapes = _input_shapes(plain, sizes.derived)
+    library = dict(apply_switches(plain, **sizes.switches).named_modules())
+    custom = dict(apply_switches(network, **sizes.switches).named_modules())
+    channels_last = sizes.switches["channels_last"]
+    alike: dict[str, list[str]] = {}
+    for name, shape in shapes.items():
+        if type(custom.get(name)) not in (type(library[name]), type(None)):
+            alike.setdefault(f"{library[name]} {shape}", []).append(name)
+    for names in alike.values():
+        name = names[0]
+        image = torch.randn(sizes.batch, *shapes[name], device=sizes.device)
+        yield Layer(
+            name=name,
+            count=len(names),
+            library=library[name].to(sizes.device),
+            custom=custom[name].to(sizes.device),
+            image=image_in_layout(image, channels_last),
+            channels_last=channels_last,
+        )
+
+
+def _input_shapes(network: nn.Module, derived: Derived) -> dict[str, tuple[int, ...]]:
+    """Channels and voxels of the input of each convolution in its first call, in the order of the calls."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def note(name: str, layer: nn.Module, args: tuple[torch.Tensor]) -> None:
+        shapes.setdefault(name, tuple(args[0].shape[1:]))
+
+    for name, layer in network.named_modules():
+        if isinstance(layer, CONVS):
+            layer.register_forward_pre_hook(partial(note, name))
+    with torch.no_grad(), evaluating(network):
+        network(torch.zeros(1, derived.num_channels, *derived.patch_size))
+    return shapes
+
+
+def computing_in(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    """Autocast as in training, but without its cache, which would cast a weight once for all rounds."""
+    return torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=False)
 
 
 def cost(layer: Layer, pairs: int) -> dict[str, Any]:

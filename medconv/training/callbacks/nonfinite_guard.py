@@ -215,11 +215,11 @@ class NonfiniteGuard(Callback):
 
     def _explained(self, step: StepRecord, saves: bool) -> str:
         """What is wrong with a step, in sentences. Args: saves: whether its batch is worth a file."""
-        diagnosis = next(doors.objects(doors.DIAGNOSES), None)
-        if diagnosis is None:
-            return f"step {step.number}: the loss or its gradient is not finite."
-        explained = diagnosis(self._trainer, self._module, self._statistics, self.folder)
-        return str(explained.explain(step, saves))
+        sentences = [
+            remark.explain(step, saves, self._trainer, self._module, self._statistics, self.folder)
+            for remark in doors.objects(doors.REMARKS)
+        ]
+        return " ".join(sentences) or f"step {step.number}: the loss or its gradient is not finite."
 
     def _policy(self) -> str:
         if not self.skips:

@@ -1,4 +1,4 @@
-"""medconv/features/diagnosis/speed.py: a dear convolution is named at the start of a run, a plain one costs nothing; the
+"""medconv/features/diagnosis/remarks.py: a dear convolution is named at the start of a run, a plain one costs nothing; the
 sentence at its end names the worst limit and a switch that addresses it.
 """
 
@@ -14,8 +14,8 @@ import pytest
 from helpers import tiny
 
 from medconv.config import DataConfig, PerfConfig, RunConfig, TrainerConfig
-from medconv.features.diagnosis import speed
-from medconv.features.diagnosis.speed import verdict
+from medconv.features.diagnosis import remarks
+from medconv.features.diagnosis.remarks import verdict
 from medconv.performance.step_profiler import PHASES
 from medconv.training import run
 from medconv.training.run_dir import RunDir
@@ -91,7 +91,7 @@ def test_a_measurement_that_fails_is_a_warning(
     config, prepared = run.prepare(checked, folder)
     resolved = run.resolve(config, prepared, folder)
     broken = replace(resolved, conv={"_target_": f"{own}.broken", "_partial_": True})
-    assert speed.price(broken) is None
+    assert remarks.price(broken) is None
     assert "conv: cannot be timed beside nn.Conv: no such layer" in caplog.text
 
 

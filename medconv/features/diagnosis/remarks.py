@@ -1,30 +1,32 @@
-"""What a run's speed depends on, in two lines of its log and keys of its `summary.json`.
+"""What a run tells of itself beside its scores, in its log and in keys of its `summary.json`.
 
 At the start, what its convolution costs beside `nn.Conv`; at the end, what limited its speed, and which
-setting would help.
+setting would help; and where the first value of a step that is not finite came from.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.utils import get_object
+from lightning import LightningModule, Trainer
 from torch import nn
 
 from medconv import config as configs
-from medconv.config import Derived, Node, PerfConfig, RunConfig, TrainerConfig
+from medconv.config import Node, PerfConfig, RunConfig, TrainerConfig
 from medconv.convs.parametrization import CONVS
 from medconv.convs.swap import is_plain, swap_convs
 from medconv.features.diagnosis import conv_cost
-from medconv.features.diagnosis.conv_cost import Layer
-from medconv.models.build import PLAIN_CONV, Builder, build_network, conv_arguments
-from medconv.models.outputs import evaluating
+from medconv.features.diagnosis.conv_cost import NetworkSizes, computing_in, replaced_layers, switches_of
+from medconv.features.diagnosis.nonfinite import Diagnosis
+from medconv.models.build import conv_arguments
+from medconv.models.layers.batchnorm_stats import RunningStatistics
 from medconv.performance.step_profiler import StepProfiler
-from medconv.performance.switches import apply_switches
+from medconv.training.callbacks.nonfinite_guard import StepRecord
 from medconv.training.measured_once import measured_once, measuring
 from medconv.utils.cores import num_cores
 from medconv.utils.errors import first_line
@@ -51,29 +53,16 @@ def after(config: RunConfig, profiler: StepProfiler) -> Node:
     return {"verdict": verdict(profiler.shares(), config, num_cores())}
 
 
-@dataclass(frozen=True)
-class NetworkSizes:
-    """Where a convolution is timed: in a network, at the sizes of its layers.
-
-    Args:
-        model: resolved node of the config.
-        derived: patch, channels and classes.
-        batch: samples.
-        device: to compute on.
-        switches: arguments of `apply_switches`, with which the network trains.
-    """
-
-    model: Node
-    derived: Derived
-    batch: int
-    device: torch.device
-    switches: Mapping[str, Any]
-
-
-def switches_of(perf: PerfConfig) -> dict[str, Any]:
-    """Those that change how layers compute; what `perf=autotune` would choose is on."""
-    keys = ("channels_last", "fast_norm", "fast_depthwise")
-    return {key: getattr(perf, key) is not False for key in keys}
+def explain(
+    step: StepRecord,
+    saves: bool,
+    trainer: Trainer,
+    module: LightningModule,
+    statistics: RunningStatistics,
+    folder: Path,
+) -> str:
+    """Sentences on a step whose gradient is not finite; all ranks take part. Args: as of `Diagnosis`."""
+    return Diagnosis(trainer, module, statistics, folder).explain(step, saves)
 
 
 def price(config: RunConfig) -> Node | None:
@@ -145,56 +134,6 @@ def _leaves_plain(node: Node, spatial_dims: int) -> bool:
         )
         return type(network[0]) is library
     return False  # it refuses this layer
-
-
-def replaced_layers(sizes: NetworkSizes, conv: Node, build: Builder = configs.build) -> Iterator[Layer]:
-    """One layer of each kind and size that a convolution replaces, and the input that it gets.
-
-    Args:
-        conv: resolved node of the config.
-        build: builds the convolution from its node.
-    """
-    plain = build_network(sizes.model, PLAIN_CONV, sizes.derived)
-    network = build_network(sizes.model, conv, sizes.derived, build=build, quiet=True)
-    shapes = _input_shapes(plain, sizes.derived)
-    library = dict(apply_switches(plain, **sizes.switches).named_modules())
-    custom = dict(apply_switches(network, **sizes.switches).named_modules())
-    channels_last = sizes.switches["channels_last"]
-    alike: dict[str, list[str]] = {}
-    for name, shape in shapes.items():
-        if type(custom.get(name)) not in (type(library[name]), type(None)):
-            alike.setdefault(f"{library[name]} {shape}", []).append(name)
-    for names in alike.values():
-        name = names[0]
-        image = torch.randn(sizes.batch, *shapes[name], device=sizes.device)
-        yield Layer(
-            name=name,
-            count=len(names),
-            library=library[name].to(sizes.device),
-            custom=custom[name].to(sizes.device),
-            image=conv_cost.image_in_layout(image, channels_last),
-            channels_last=channels_last,
-        )
-
-
-def _input_shapes(network: nn.Module, derived: Derived) -> dict[str, tuple[int, ...]]:
-    """Channels and voxels of the input of each convolution in its first call, in the order of the calls."""
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def note(name: str, layer: nn.Module, args: tuple[torch.Tensor]) -> None:
-        shapes.setdefault(name, tuple(args[0].shape[1:]))
-
-    for name, layer in network.named_modules():
-        if isinstance(layer, CONVS):
-            layer.register_forward_pre_hook(partial(note, name))
-    with torch.no_grad(), evaluating(network):
-        network(torch.zeros(1, derived.num_channels, *derived.patch_size))
-    return shapes
-
-
-def computing_in(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
-    """Autocast as in training, but without its cache, which would cast a weight once for all rounds."""
-    return torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=False)
 
 
 @dataclass(frozen=True)

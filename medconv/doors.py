@@ -24,6 +24,17 @@ COMMANDS = "COMMANDS"
 # Metrics of label maps: a tuple of "module:object", each a `medconv.metrics.segmentation.Metric`.
 METRICS = "METRICS"
 
+# Options of `medconv predict`: a tuple of "module", which imports nothing heavy, each with
+# `add_arguments(group)` and `extra(options)` -> a `medconv.inference.extras.Extra`, or None: not given.
+PREDICT_OPTIONS = "PREDICT_OPTIONS"
+# Folders that such options write beside predictions: name -> suffix of their files, one for each case.
+PREDICTION_FOLDERS = "PREDICTION_FOLDERS"
+
+# What `medconv evaluate` measures of files beside predicted label maps: a tuple of "module", each with `KEY`
+# of the result, `measure(folder, cases, names)` -> its value, or None where there are no such files,
+# `lines(value)` for the terminal, and `figure(result)` -> (title, PNG, note) for the report.
+EVALUATIONS = "EVALUATIONS"
+
 # Formats of `medconv export`: name -> object, a `Format` of `medconv/features/export/job.py`. That feature
 # walks it; the core does not.
 EXPORTS = "EXPORTS"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,13 +16,11 @@ from medconv.utils.logging import some, start_logging
 
 if TYPE_CHECKING:
     from medconv.data.case import Case
-    from medconv.inference.postprocessing import Steps
+    from medconv.inference.extras import Extra
     from medconv.inference.predictor import Predictor
-    from medconv.inference.quality import Line
 
-# Options that have an effect for one family of targets alone.
-_FOR_LABEL_MAPS = ("save_probabilities", "dicom_seg", "quality", "calibration", "postprocess", "overlap")
-_FOR_WHOLE_IMAGES = ("saliency",)
+# Options that have an effect for label maps alone; an `Extra` says so itself.
+_FOR_LABEL_MAPS = ("save_probabilities", "dicom_seg", "overlap")
 log = logging.getLogger(__name__)
 
 
@@ -63,12 +61,6 @@ def _add_networks(group: Group) -> None:
         metavar="FILE",
         help="a run's checkpoints/best.ckpt; several are averaged",
     )
-    group.add_argument(
-        "--postprocess",
-        type=Path,
-        metavar="FILE",
-        help="apply the post-processing in a file from medconv find-postprocessing",
-    )
 
 
 def _add_input_and_output(group: Group) -> None:
@@ -99,22 +91,8 @@ def _add_input_and_output(group: Group) -> None:
 
 
 def _add_extra_outputs(group: Group) -> None:
-    group.add_argument(
-        "--quality",
-        action="store_true",
-        help="also write OUTPUT/quality/CASE.json, an estimate of Dice, and OUTPUT/uncertainty/CASE.nii.gz",
-    )
-    group.add_argument(
-        "--calibration",
-        type=Path,
-        metavar="FILE",
-        help="with --quality: metrics.json of medconv evaluate, to also write the expected Dice",
-    )
-    group.add_argument(
-        "--saliency",
-        action="store_true",
-        help="for classification, also write Grad-CAM pictures, OUTPUT/saliency/CASE.png",
-    )
+    for option in doors.objects(doors.PREDICT_OPTIONS):
+        option.add_arguments(group)
     group.add_argument(
         "--dicom-seg",
         action="store_true",
@@ -143,26 +121,20 @@ def _add_inference(group: Group) -> None:
 
 def run_command(options: argparse.Namespace) -> int:
     """Check the options, load the networks and predict the cases. Returns: the exit code."""
-    from medconv.inference import postprocessing
     from medconv.inference.output import ReplaceableResultsError
     from medconv.inference.predict import output_in, predict
 
     start_logging()
     _check_values(options)
-    steps = postprocessing.read(options.postprocess) if options.postprocess else None
-    predictor = _load(options, steps)
+    made = [option.extra(options) for option in doors.objects(doors.PREDICT_OPTIONS)]
+    predictor = _load(options, [extra for extra in made if extra is not None])
     cases = _find_cases(options.input, predictor)
+    for extra in predictor.extras:
+        extra.begin(predictor, cases)
     if options.dicom_seg:
         doors.load("medconv.features.dicom.seg:check")([case.images[0] for case in cases])
     output = output_in(
-        options.output,
-        predictor,
-        probabilities=options.save_probabilities,
-        dicom_seg=options.dicom_seg,
-        saliency=options.saliency,
-        quality=options.quality,
-        calibration=_calibration(options.calibration, predictor),
-        postprocess=options.postprocess,
+        options.output, predictor, probabilities=options.save_probabilities, dicom_seg=options.dicom_seg
     )
     try:
         predict(predictor, cases, output, options.overwrite, options.workers)
@@ -183,14 +155,11 @@ def _check_values(options: argparse.Namespace) -> None:
     if options.source_spacing_mm:
         per_case.check_source_spacing(options.source_spacing_mm, "--source-spacing-mm")
     check_source(options.input, "--input")
-    if options.calibration and not options.quality:
-        raise ValueError("--calibration turns what --quality measures into Dice: add --quality")
 
 
-def _load(options: argparse.Namespace, steps: Steps | None) -> Predictor:
+def _load(options: argparse.Namespace, extras: Sequence[Extra]) -> Predictor:
     from medconv.inference.predict import usable_device
     from medconv.inference.predictor import Predictor
-    from medconv.targets.segmentation import SegmentationTargets
 
     predictor = Predictor.load(
         options.checkpoint,
@@ -200,12 +169,9 @@ def _load(options: argparse.Namespace, steps: Steps | None) -> Predictor:
         overlap=options.overlap,
         sw_batch_size=options.sw_batch_size,
         source_spacing_mm=options.source_spacing_mm,
-        finish=steps.apply if steps else None,
-        with_quality=options.quality,
+        extras=extras,
     )
     _check_options(options, predictor)
-    if steps and isinstance(predictor.targets, SegmentationTargets):
-        steps.check(predictor.targets)
     spacing_mm = predictor.members[0].source_spacing_mm
     if spacing_mm:
         log.info(
@@ -216,21 +182,19 @@ def _load(options: argparse.Namespace, steps: Steps | None) -> Predictor:
 
 def _check_options(options: argparse.Namespace, predictor: Predictor) -> None:
     """Raises: ValueError: an option that has no effect for these networks."""
-    first = predictor.members[0]
-    without_effect: tuple[str, ...]
-    if first.targets.per_voxel:
-        without_effect = _FOR_WHOLE_IMAGES
-        reason = f"is for classification and regression; {first.path} predicts label maps"
-    else:
-        without_effect = _FOR_LABEL_MAPS
-        reason = (
-            f"is for label maps; {first.path} is an image-level network, whose predictions go into "
-            "predictions.csv"
-        )
-    for name in without_effect:
-        # 0 is a value: --overlap 0
-        if getattr(options, name) is not None and getattr(options, name) is not False:
-            raise ValueError(f"{flag_of(name)} {reason}")
+    path = predictor.members[0].path
+    per_voxel = predictor.targets.per_voxel
+    reason = f"is for classification and regression; {path} predicts label maps"
+    if not per_voxel:
+        reason = f"is for label maps; {path} is an image-level network, which writes predictions.csv"
+    without_effect = [extra.flag for extra in predictor.extras if extra.per_voxel != per_voxel]
+    if not per_voxel:
+        values = {name: getattr(options, name) for name in _FOR_LABEL_MAPS}
+        # By identity: --overlap 0 is given, too.
+        given = [name for name, value in values.items() if value is not None and value is not False]
+        without_effect += map(flag_of, given)
+    if without_effect:
+        raise ValueError(f"{without_effect[0]} {reason}")
 
 
 def _find_cases(source: Path, predictor: Predictor) -> list[Case]:
@@ -257,18 +221,3 @@ def _find_cases(source: Path, predictor: Predictor) -> list[Case]:
             some(trained, 2),
         )
     return cases
-
-
-def _calibration(path: Path | None, predictor: Predictor) -> Mapping[str, Line | None]:
-    """Per class, the line from what `--quality` measures to Dice."""
-    from medconv.inference.quality import PAIRWISE, SOFT, read_calibration
-    from medconv.targets.segmentation import SegmentationTargets
-
-    if path is None or not isinstance(predictor.targets, SegmentationTargets):
-        return {}
-    method = PAIRWISE if len(predictor.members) > 1 else SOFT
-    lines = read_calibration(path, predictor.targets.names, method)
-    for name, line in lines.items():
-        if line is None:
-            log.warning("%s: no calibration of %s, there were too few cases", path, name)
-    return lines

@@ -5,9 +5,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from medconv import doors
 from medconv.data.io.label_values import relabel_of
 from medconv.data.io.raster import check_ignored
-from medconv.evaluation import labels, predicted_quality, segmentation_summary
+from medconv.evaluation import labels, segmentation_summary
 from medconv.evaluation.case_measurement import CaseMeasurement, LabelMaps, Settings, measure_cases
 from medconv.evaluation.overlays import images_of
 from medconv.evaluation.raters import RATER_DICE, raters_of, summarize_raters
@@ -182,22 +183,14 @@ def _result(
         **asdict(settings.selection),
         "without_prediction": sorted(set(references.files) - set(first.files)),
     }
-    result |= _quality(first, summaries[0]["cases"], targets.names)
+    for feature in doors.objects(doors.EVALUATIONS):
+        measured = feature.measure(first.folder, summaries[0]["cases"], targets.names)
+        if measured is not None:
+            result[feature.KEY] = measured
     if len(summaries) > 1:
         result["compare"] = summaries[1]
         result["comparison"] = segmentation_summary.compare(summaries[0], summaries[1], settings.selection)
     return result
-
-
-def _quality(predictions: LabelMaps, cases: Sequence[CaseRow], names: Sequence[str]) -> dict[str, Any]:
-    """The key `quality`, where the network predicted its own Dice."""
-    predicted_dice = predicted_quality.read(predictions.folder, names, list(predictions.files))
-    if not predicted_dice:
-        return {}
-    true_dice = {row["case"]: row["dice"] for row in cases}
-    per_class = predicted_quality.compared(predicted_dice, true_dice, names)
-    method = predicted_quality.method(predictions.folder, list(predicted_dice))
-    return {"quality": {"method": method, "per_class": per_class, "cases": predicted_dice}}
 
 
 def _files_of_cases(

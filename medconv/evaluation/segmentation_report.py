@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from medconv.evaluation import predicted_quality, rendering
+from medconv import doors
+from medconv.evaluation import rendering
 from medconv.evaluation.distributions import Series, distribution
 from medconv.evaluation.overlays import case_png
 from medconv.evaluation.segmentation_summary import selection_of
@@ -48,7 +49,7 @@ def write_report(
         tolerance=_tolerance(result["tolerance_mm"]),
         lesion_iou=result["lesion_iou"],
         charts=charts,
-        quality_chart=_quality_chart(result),
+        figures=_figures(result),
         legend=_legend(targets),
         worst=_worst_cases(result, paths, images, targets.ignore),
         definitions={**metric_definitions, **_DEFINITIONS},
@@ -58,11 +59,10 @@ def write_report(
     )
 
 
-def _quality_chart(result: Mapping[str, Any]) -> bytes | None:
-    if "quality" not in result:
-        return None
-    true = {row["case"]: row["dice"] for row in result["cases"]}
-    return predicted_quality.chart(result["quality"]["cases"], true, list(result["per_class"]))
+def _figures(result: Mapping[str, Any]) -> list[tuple[str, bytes, str]]:
+    """Title, PNG and note of what features have measured."""
+    features = doors.objects(doors.EVALUATIONS)
+    return [feature.figure(result) for feature in features if feature.KEY in result]
 
 
 def _tolerance(by_class: Mapping[str, float]) -> str:

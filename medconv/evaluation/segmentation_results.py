@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from medconv import doors
 from medconv.evaluation.rendering import plain_number
 from medconv.evaluation.segmentation_report import write_report
 from medconv.evaluation.segmentation_summary import CaseRow, columns_of, selection_of
@@ -20,8 +21,7 @@ class LabelMapEvaluation:
             metric to class to value), `train_cases` (those that the network was trained on),
             `without_prediction` (references without a prediction), `tolerance_mm`, `lesion_iou`,
             `centreline`; with `compare` also `compare` (the same for the other predictions) and `comparison`;
-            with predicted quality beside the predictions, `quality`; with several raters, what
-            `summarize_raters` returns.
+            with several raters, what `summarize_raters` returns; what features measure, by their keys.
         files: case to its reference, its prediction and, with `compare`, its other prediction.
         images: case to image, for cases that have one.
     """
@@ -54,7 +54,11 @@ class LabelMapEvaluation:
             cells = _cells(per_class[name], values["dice"]["sd"])
             lines.append(f"{name:<{width}} {cells} {values['dice']['n']:>6}")
         lines.append(f"{'mean foreground':<{width}} {_cells(self.result['mean'], None)}")
-        return lines + self._rater_lines() + self._quality_lines()
+        lines += self._rater_lines()
+        for feature in doors.objects(doors.EVALUATIONS):
+            if feature.KEY in self.result:
+                lines += feature.lines(self.result[feature.KEY])
+        return lines
 
     def _titles(self) -> str:
         titles = f"{'Dice':>7} {'sd':>7} {'NSD':>7} {'HD95 mm':>8} {'ASD mm':>7} {'volume %':>8}"
@@ -71,19 +75,6 @@ class LabelMapEvaluation:
         lines = [f"reference: the raters' consensus by {self.result['consensus']}; Dice against each:"]
         for rater, scores in self.result["raters"].items():
             lines.append(f"  {rater}: {plain_number(scores['dice'])} in {scores['n']} cases")
-        return lines
-
-    def _quality_lines(self) -> list[str]:
-        if "quality" not in self.result:
-            return []
-        lines = []
-        for name, row in self.result["quality"]["per_class"].items():
-            difference = plain_number(row["difference"])
-            correlation = plain_number(row["spearman"])
-            lines.append(
-                f"{name}: predicted minus true Dice {difference}, Spearman {correlation} in {row['n']} "
-                f"cases; {_calibration_text(row['mae_calibrated'])}"
-            )
         return lines
 
     def comparison_lines(self) -> list[str]:
@@ -107,12 +98,6 @@ def class_rows(
     for row in cases:
         for name in names:
             yield [row["case"], name, *(row[column][name] for column in columns)]
-
-
-def _calibration_text(error: float | None) -> str:
-    if error is None:
-        return "not calibrated: too few cases, or all predictions alike"
-    return f"calibrated, off by {error:.4f}"
 
 
 def _cells(values: Mapping[str, float | None], sd: float | None) -> str:

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, SlabGrid
+from medconv.inference.extras import Extra
 from medconv.inference.load import LoadedModel
 from medconv.inference.logit_file import LogitFile
 from medconv.inference.logit_stream import LogitSource, WholeLogits
 from medconv.inference.prepare import Input
 from medconv.inference.scores import KeptLogits, LabelMapScores
-from medconv.inference.slab_answer import Group, Source, WeightedGrid, answer_of, mean_logits
+from medconv.inference.slab_answer import Group, Source, WeightedGrid, label_map_of, mean_logits
 from medconv.inference.sliding_window import slab_axis
 from medconv.models.outputs import full_resolution
 from medconv.performance.switches import to_memory_format
@@ -69,12 +70,12 @@ class LabelMapForward(Forward):
     """Sliding windows. Members with the same preprocessing give the mean of their logits.
 
     Args:
-        with_quality: the answers have their uncertainty and each member's own label map, too.
+        extras: those that need logits get an answer of their own for each case.
     """
 
-    def __init__(self, members: Sequence[LoadedModel], device: str, with_quality: bool = False) -> None:
+    def __init__(self, members: Sequence[LoadedModel], device: str, extras: Sequence[Extra] = ()) -> None:
         super().__init__(members, device)
-        self.with_quality = with_quality
+        self._extras = [extra for extra in extras if extra.needs_logits]
 
     def __call__(
         self, inputs: Sequence[Input], keeps_logits: bool = False, logit_folder: Path | None = None
@@ -89,7 +90,7 @@ class LabelMapForward(Forward):
         # One image for each preprocessing.
         images = [case_input.arrays[self.preprocessings.index(each.preprocessing)] for each in self.members]
         axis = slab_axis([each.window for each in self.members], [image.shape[1:] for image in images])
-        only_labels = not (keeps_logits or self.with_quality or logit_folder)
+        only_labels = not (keeps_logits or self._extras or logit_folder)
         groups: list[Group] = []
         prepared = zip(self.preprocessings, case_input.arrays, case_input.crops, strict=True)
         for preprocessing, array, crop in prepared:
@@ -106,8 +107,9 @@ class LabelMapForward(Forward):
         elif logit_folder is not None:
             files = [LogitFile(group.grid.source_length, logit_folder) for group in groups]
             kept = KeptLogits(_grids(groups), files)
-        content = answer_of(groups, targets, self.with_quality, files)
-        return LabelMapScores(content, case_input.crop, targets, kept)
+        answers = {extra.flag: extra.answer(groups, targets) for extra in self._extras}
+        label = label_map_of(groups, targets, list(answers.values()), files)
+        return LabelMapScores(label, case_input.crop, targets, answers, kept)
 
     def _sources(
         self,
@@ -122,8 +124,7 @@ class LabelMapForward(Forward):
         sharing: list[list[LoadedModel]] = []
         for member in members:
             group = next((group for group in sharing if group[0].window == member.window), None)
-            # Quality needs the answer of each.
-            if group is None or self.with_quality:
+            if group is None or self._extras:  # which get the logits of each
                 sharing.append([member])
             else:
                 group.append(member)

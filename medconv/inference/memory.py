@@ -54,18 +54,19 @@ def fitting_workers(
     workers: int,
     available: float | None = None,
     saves_probabilities: bool = False,
-    with_quality: bool = False,
+    only_labels: bool = True,
 ) -> int:
     """Cases to load at once: `workers`, or fewer if memory would run out; a line says what it takes.
 
     Args:
         members: networks for label maps; others take little.
         available: bytes; None: of this machine, or its container.
-        saves_probabilities, with_quality: more than label maps follows from the logits.
+        saves_probabilities: all logits of a case are kept, in a file.
+        only_labels: nothing but label maps and probabilities follows from the logits.
     """
     if not members[0].targets.per_voxel:
         return workers
-    only_labels = not (saves_probabilities or with_quality)
+    only_labels = only_labels and not saves_probabilities
     needs = [need for case in cases[:_LOOKED_AT] if (need := _need(case, members, only_labels))]
     if not needs:
         return workers

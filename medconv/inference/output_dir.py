@@ -1,6 +1,5 @@
 """The output folder of a segmentation: a label map for each case, which several processes may share."""
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,20 +15,16 @@ from medconv.data.case import Case
 from medconv.data.io.formats import choice_of
 from medconv.data.io.images import label_suffix
 from medconv.data.io.writing import write_channels, write_label
-from medconv.inference import quality as inference_quality
 from medconv.inference.output import TABLE, Claim, Output
 from medconv.inference.predictor import Predictor
 from medconv.inference.scores import LabelMapScores
-from medconv.utils.atomic_io import write_text
 from medconv.utils.locks import acquired
 
 PROBABILITIES = "probabilities"
 DICOM_SEG = "dicomseg"
-UNCERTAINTY = "uncertainty"
-QUALITY = inference_quality.FOLDER
 _VOLUME = ".nii.gz"
 # Beside the label maps, with the suffix of their files.
-_FOLDERS = {PROBABILITIES: _VOLUME, DICOM_SEG: ".dcm", UNCERTAINTY: _VOLUME, QUALITY: ".json"}
+_FOLDERS = {PROBABILITIES: _VOLUME, DICOM_SEG: ".dcm"}
 # A temporary file of `atomic_io.replacing`, left by a killed process.
 _PARTIAL = re.compile(r"\.\d+\..*")
 
@@ -46,8 +41,6 @@ class OutputDir(Output):
         about: as in `Output`.
         probabilities: whether they are written, too.
         dicom_seg: whether DICOM SEG files are written, too.
-        quality: whether agreement, of one network its confidence, and uncertainty are written, too.
-        calibration: as in `quality.calibrated`.
     """
 
     result_name = "label maps"
@@ -60,24 +53,16 @@ class OutputDir(Output):
         about: Mapping[str, Any],
         probabilities: bool = False,
         dicom_seg: bool = False,
-        quality: bool = False,
-        calibration: Mapping[str, inference_quality.Line | None] | None = None,
     ) -> None:
         settings = {**settings, "probabilities": probabilities}
         # Named only where they are on, since manifests of earlier versions lack them.
         if dicom_seg:
             settings["dicom_seg"] = True
-        if quality:
-            settings["quality"] = True
-        if calibration:
-            settings["calibration"] = {
-                name: list(line) if line else None for name, line in calibration.items()
-            }
         super().__init__(path, settings, about)
         self.logit_folder = path if probabilities else None
         self._writes_dicom_seg = dicom_seg
-        self._writes_quality = quality
-        self._calibration = calibration or {}
+        # Also those of options that are not given now: what they wrote of a replaced case goes, too.
+        self._folders = {**_FOLDERS, **doors.mapping(doors.PREDICTION_FOLDERS)}
         # Of label maps; `open` chooses it by the cases.
         self._suffix = _VOLUME
 
@@ -86,7 +71,7 @@ class OutputDir(Output):
 
     def beside(self, folder: str, case_id: str) -> Path:
         """A case's file in one of the folders beside the label maps."""
-        return self.path / folder / f"{case_id}{_FOLDERS[folder]}"
+        return self.path / folder / f"{case_id}{self._folders[folder]}"
 
     @contextmanager
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[None]:
@@ -122,18 +107,10 @@ class OutputDir(Output):
         if self._writes_dicom_seg:
             path = self.beside(DICOM_SEG, case.id)
             doors.load("medconv.features.dicom.seg:write")(path, label, image, predictor.class_names)
-        if self._writes_quality:
-            self._write_quality(case, scores)
+        for extra in predictor.extras:
+            extra.write(self.path, predictor, case, scores, label)
         # The label map comes last: a case that has one counts as done.
         write_label(self.label(case.id), label, image)
-
-    def _write_quality(self, case: Case, scores: LabelMapScores) -> None:
-        path = self.beside(UNCERTAINTY, case.id)
-        write_channels(path, [scores.uncertainty()], 1, case.images[0])
-        quality = inference_quality.calibrated(scores.quality(), self._calibration)
-        path = self.beside(QUALITY, case.id)
-        path.parent.mkdir(exist_ok=True)
-        write_text(path, json.dumps(quality, indent=2) + "\n")
 
     def _claimed(self, case: Case, lock: FileLock) -> bool:
         """Whether this process now holds the case's lock, and the case is not done."""
@@ -148,7 +125,7 @@ class OutputDir(Output):
     def _check_apart(self, images: Sequence[Path]) -> None:
         """Raises: ArgumentError: results would be written into a folder of images. Folders are compared by
         identity, not by path, since links give one folder several paths."""
-        folders = [self.path, *(self.path / name for name in _FOLDERS)]
+        folders = [self.path, *(self.path / name for name in self._folders)]
         outputs = {_identity(folder) for folder in folders} - {None}
         for path in images:
             if outputs & _folders_of(path):
@@ -164,14 +141,14 @@ class OutputDir(Output):
         return f"{case_id}{self._suffix}"
 
     def _clean(self, replaced: Sequence[str]) -> None:
-        suffixes = {"": self._suffix, **_FOLDERS}
+        suffixes = {"": self._suffix, **self._folders}
         for folder, suffix in suffixes.items():
             for path in list((self.path / folder).glob(f".*{suffix}")):
                 if _PARTIAL.fullmatch(path.name):
                     path.unlink()
         for case_id in replaced:
             self.label(case_id).unlink(missing_ok=True)
-            for folder in _FOLDERS:
+            for folder in self._folders:
                 self.beside(folder, case_id).unlink(missing_ok=True)
 
 

@@ -1,7 +1,7 @@
 """Predict many cases into an output folder: one is loaded while one is predicted and one is written."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import islice
@@ -21,7 +21,6 @@ from medconv.inference.output_dir import OutputDir
 from medconv.inference.pipeline import stream
 from medconv.inference.predictor import Predictor
 from medconv.inference.prepare import Input
-from medconv.inference.quality import Line
 from medconv.utils import signals
 from medconv.utils.cluster import local_rank
 from medconv.utils.digests import digest
@@ -56,7 +55,7 @@ def predict(
         predictor.members,
         workers,
         saves_probabilities=output.logit_folder is not None,
-        with_quality=predictor.with_quality,
+        only_labels=not any(extra.needs_logits for extra in predictor.extras),
     )
     stages = _Stages(predictor, output)
     # One thread per matrix product in NumPy and SciPy: `workers` of them load beside the network.
@@ -165,33 +164,22 @@ def _report(output: Output, num_cases: int, num_failed: int) -> None:
 
 
 def output_in(
-    folder: Path,
-    predictor: Predictor,
-    *,
-    probabilities: bool = False,
-    dicom_seg: bool = False,
-    saliency: bool = False,
-    quality: bool = False,
-    calibration: Mapping[str, Line | None] | None = None,
-    postprocess: Path | None = None,
+    folder: Path, predictor: Predictor, *, probabilities: bool = False, dicom_seg: bool = False
 ) -> Output:
-    """The output folder for this predictor.
+    """The output folder for this predictor, and for what its extras write.
 
-    Args:
-        probabilities: written, too; as the next three as in `OutputDir`, or in the family's own output.
-        calibration: as in `OutputDir`.
-        postprocess: the file with the predictor's post-processing.
+    Args: probabilities, dicom_seg: of label maps: written, too.
     """
-    settings = _settings(predictor, postprocess)
+    settings = _settings(predictor)
     about = _about(predictor)
     own_output = predictor.targets.family.own("output")
     if own_output:
-        output: Output = own_output(folder, predictor.targets, settings, about, saliency)
+        output: Output = own_output(folder, predictor.targets, settings, about)
         return output
-    return OutputDir(folder, settings, about, probabilities, dicom_seg, quality, calibration)
+    return OutputDir(folder, settings, about, probabilities, dicom_seg)
 
 
-def _settings(predictor: Predictor, postprocess: Path | None) -> dict[str, Any]:
+def _settings(predictor: Predictor) -> dict[str, Any]:
     """What determines the predictions; with other settings, results in the folder do not count as done."""
     members = predictor.members
     digests = [digest(member.path)[:_DIGITS] for member in members if member.path]
@@ -199,8 +187,8 @@ def _settings(predictor: Predictor, postprocess: Path | None) -> dict[str, Any]:
     if predictor.targets.per_voxel:
         settings["overlap"] = [member.window.overlap for member in members]
     settings["mirror_axes"] = [list(member.window.mirror_axes) for member in members]
-    if predictor.targets.per_voxel:
-        settings["postprocess"] = digest(postprocess) if postprocess else None
+    for extra in predictor.extras:
+        settings |= extra.settings()
     if members[0].source_spacing_mm:
         settings["source_spacing_mm"] = members[0].source_spacing_mm
     return settings

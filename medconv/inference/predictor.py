@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from nibabel.spatialimages import SpatialImage
 
-from medconv.data.case import Case, Grid
+from medconv.data.case import Case
 from medconv.data.per_case import check_source_spacing, source_spacing
+from medconv.inference.extras import Extra
 from medconv.inference.forward import Forward, LabelMapForward
 from medconv.inference.images import ImageLike, NamedImage, from_array, from_files, from_nibabel
 from medconv.inference.inputs import name_of
@@ -25,7 +26,6 @@ from medconv.inference.sliding_window import check_batch_size, check_overlap
 from medconv.utils.errors import ArgumentError
 
 log = logging.getLogger(__name__)
-Finish = Callable[[np.ndarray, Grid, Any], np.ndarray]
 _HEADER_SPACING = "its spacing is its header's; training stated that of some cases"
 
 
@@ -40,9 +40,8 @@ class Predictor:
     Args:
         members: the networks, from `inference.load.load`.
         device: where they run, as torch names it.
-        finish: post-processing of the label map, (label, grid, targets) -> label.
         batch_size: whole images in one forward pass of image-level networks; None: by their size.
-        with_quality: answers have their uncertainty and each network's own label map, too.
+        extras: what features add; they change label maps here, and are written by an `Output`.
     Raises:
         ValueError: members that were not trained for the same targets, channels or dimensions.
     Source: means over folds as in Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
@@ -52,25 +51,23 @@ class Predictor:
         self,
         members: Sequence[LoadedModel],
         device: str = "cpu",
-        finish: Finish | None = None,
         batch_size: int | None = None,
-        with_quality: bool = False,
+        extras: Sequence[Extra] = (),
     ) -> None:
         self.members = tuple(members)
-        self.finish = finish
+        self.extras = tuple(extras)
         first = self.members[0]
         for member in self.members[1:]:
             check_same(first, member)
         self.targets = first.targets
         self.class_names = first.class_names
         self.modalities = first.modalities
-        self.with_quality = with_quality
         self.forward: Forward
         own_forward = self.targets.family.own("forward")
         if own_forward:
-            self.forward = own_forward(members, device, batch_size, with_quality)
+            self.forward = own_forward(members, device, batch_size)
         else:
-            self.forward = LabelMapForward(members, device, with_quality)
+            self.forward = LabelMapForward(members, device, extras)
 
     @classmethod
     def load(
@@ -83,8 +80,7 @@ class Predictor:
         overlap: float | None = None,
         sw_batch_size: int | None = None,
         source_spacing_mm: Sequence[float] | None = None,
-        finish: Finish | None = None,
-        with_quality: bool = False,
+        extras: Sequence[Extra] = (),
     ) -> Predictor:
         """From checkpoints; None keeps what each was validated with.
 
@@ -97,8 +93,7 @@ class Predictor:
             sw_batch_size: windows, or whole images, in one forward pass.
             source_spacing_mm: of the images, right, anterior, superior, in place of their headers'; without
                 numbers, their headers'.
-            finish: as of the class.
-            with_quality: as of the class.
+            extras: as of the class.
         Raises:
             ArgumentError: a value that is out of range, or axes along which a network never saw mirrored
                 images.
@@ -119,7 +114,7 @@ class Predictor:
                 check_source_spacing(list(source_spacing_mm), "source_spacing_mm")
             stated = list(source_spacing_mm) or None
             members = [replace(member, source_spacing_mm=stated) for member in members]
-        return cls(members, device, finish, sw_batch_size, with_quality)
+        return cls(members, device, sw_batch_size, extras)
 
     @property
     def train_cases(self) -> frozenset[str]:
@@ -206,9 +201,9 @@ class Predictor:
         Shape: (X, Y, Z) int16; or (names,) float32: class or label probabilities, or numbers.
         """
         answer: np.ndarray = scores.answer()
-        if self.finish is None:
-            return answer
-        return self.finish(answer, scores.crop.grid, self.targets)
+        for extra in self.extras:
+            answer = extra.finish(answer, scores.crop.grid, self.targets)
+        return answer
 
     def _scores_of(
         self,

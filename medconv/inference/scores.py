@@ -1,20 +1,18 @@
-"""What the networks give for a case, and the answers that follow: label map, probabilities, uncertainty."""
+"""What the networks give for a case, and the answers that follow: label map and probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from medconv.data.preprocessing.preprocess import ContentArray, CropInfo, to_native
-from medconv.inference import quality
 from medconv.inference.logit_file import LogitFile
 from medconv.inference.logit_stream import WholeLogits
-from medconv.inference.slab_answer import ContentAnswer, MeanProbabilities, WeightedGrid
+from medconv.inference.slab_answer import MeanProbabilities, SlabAnswer, WeightedGrid
 from medconv.targets.segmentation import SegmentationTargets
 
 
@@ -36,15 +34,17 @@ class LabelMapScores:
     """The networks' answer for a case.
 
     Args:
-        content: label map and quality of the content.
-        crop: where it lies in the image.
+        label: of the content, in canonical axes, (R, A, S) uint8 or int16.
+        crop: where the content lies in the image.
         targets: what the outputs mean.
+        answers: what else follows from the logits, by the flag of the `Extra` that asked for it.
         kept: all logits, if they are kept.
     """
 
-    content: ContentAnswer
+    label: np.ndarray
     crop: CropInfo
     targets: SegmentationTargets
+    answers: Mapping[str, SlabAnswer] = field(default_factory=dict)
     kept: KeptLogits | None = None
 
     @property
@@ -64,20 +64,7 @@ class LabelMapScores:
 
     def answer(self) -> np.ndarray:
         """The label map on the image's own grid, (X, Y, Z) int16; outside the crop it is background."""
-        return to_native(self.content.label, self.crop).astype(np.int16)
-
-    def uncertainty(self) -> np.ndarray:
-        """As `quality.uncertainty`, on the image's own grid, (X, Y, Z) float32; 0 outside the crop."""
-        assert self.content.uncertainty is not None
-        return to_native(self.content.uncertainty, self.crop)
-
-    def quality(self) -> dict[str, Any]:
-        """As `quality.agreement` between the members, or `quality.confidence` of one."""
-        voxel_mm3 = self.crop.grid.voxel_mm3
-        sums = self.content.soft_dice_sums
-        if sums is None:
-            return quality.agreement(self.content.source_labels, self.targets, voxel_mm3)
-        return quality.confidence(self.content.label, sums, self.targets, voxel_mm3)
+        return to_native(self.label, self.crop).astype(np.int16)
 
     @torch.inference_mode()
     def probabilities(self) -> Iterator[np.ndarray]:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from medconv.data.preprocessing.preprocess import ContentArray, Slab, SlabGrid
-from medconv.inference import quality
 from medconv.inference.logit_stream import LogitSource
 from medconv.targets.segmentation import SegmentationTargets
 
@@ -36,6 +35,13 @@ class LogitSink(Protocol):
 
         Shape: logits (outputs, planes, *in_plane).
         """
+
+
+class SlabAnswer(Protocol):
+    """What follows for a case from its logits beside the label map, put together slab by slab."""
+
+    def put(self, slab: Slab, mean: SlabLogits, networks: Sequence[SlabLogits]) -> None:
+        """Args: slab: of the content. mean: over all networks. networks: each by itself."""
 
 
 @dataclass(frozen=True)
@@ -72,76 +78,50 @@ class Group(WeightedGrid):
     check: Callable[[Tensor], None]
 
 
-@dataclass(frozen=True)
-class ContentAnswer:
-    """What follows for a case, in canonical axes.
-
-    Args:
-        label: (R, A, S) uint8, with label values above 255 int16.
-        uncertainty: (R, A, S) float32, as `quality.uncertainty`; None: not asked for.
-        source_labels: the label map of each network; empty: not asked for.
-        soft_dice_sums: of one network, as `quality.soft_dice_sums`; None: several, or not asked for.
-    """
-
-    label: np.ndarray
-    uncertainty: np.ndarray | None = None
-    source_labels: tuple[np.ndarray, ...] = ()
-    soft_dice_sums: np.ndarray | None = None
-
-
-def answer_of(
+def label_map_of(
     groups: Sequence[Group],
     targets: SegmentationTargets,
-    with_quality: bool = False,
+    answers: Sequence[SlabAnswer] = (),
     sinks: Sequence[LogitSink] = (),
-) -> ContentAnswer:
+) -> np.ndarray:
     """The label map, from the mean of logits, or of probabilities where there are several groups.
+
+    Shape: -> (R, A, S) in canonical axes, uint8, with label values above 255 int16.
 
     Args:
         groups: each with the same content and axis.
-        with_quality: the answer has uncertainty and source labels, too.
+        answers: what else follows from the logits.
         sinks: get the mean logits of each group; none: no one else needs them.
     Raises:
         OSError: as `LogitSink.put`.
         ValueError: as `Group.check`.
     """
-    # One byte a voxel where that is enough: of 512 x 512 x 700 voxels two are 350 MB.
-    label_type = np.uint8 if max(targets.written) <= np.iinfo(np.uint8).max else np.int16
-    label = ContentArray(groups[0].grid, label_type)
-    uncertainty = ContentArray(groups[0].grid, np.float32)
-    source_labels = [ContentArray(group.grid, label_type) for group in groups for _ in group.sources]
-    soft_dice_sums = np.zeros((len(targets.names), 2))
+    label = ContentArray(groups[0].grid, label_type(targets))
     # All groups have the same planes of the content in a slab, and each its own planes of the prediction.
     for slabs in zip(*(group.grid.slabs() for group in groups), strict=True):
-        each_source: list[_SlabLogits] = []
+        networks: list[SlabLogits] = []
         means: list[Tensor] = []
         for group, slab in zip(groups, slabs, strict=True):
             logits = [source.logits.take(slab.sources.start, slab.sources.stop) for source in group.sources]
-            each_source += [_SlabLogits([group], [slab], [one], targets) for one in logits]
+            networks += [SlabLogits([group], [slab], [one], targets) for one in logits]
             means.append(mean_logits(logits, [source.share for source in group.sources]))
             group.check(means[-1])
         for sink, slab, mean in zip(sinks, slabs, means, strict=bool(sinks)):
             sink.put(slab.sources.start, mean)
-        ensemble = _SlabLogits(groups, slabs, means, targets)
-        label.put(slabs[0], with_cpu_fallback(ensemble, _SlabLogits.label))
-        if with_quality:
-            uncertainty.put(slabs[0], with_cpu_fallback(ensemble, _SlabLogits.uncertainty))
-            for content, one in zip(source_labels, each_source, strict=True):
-                content.put(slabs[0], with_cpu_fallback(one, _SlabLogits.label))
-            if len(source_labels) == 1:
-                soft_dice_sums += with_cpu_fallback(ensemble, _SlabLogits.soft_dice_sums)
-    if not with_quality:
-        return ContentAnswer(label.array)
-    return ContentAnswer(
-        label.array,
-        uncertainty.array,
-        tuple(content.array for content in source_labels),
-        soft_dice_sums if len(source_labels) == 1 else None,
-    )
+        mean_of_all = SlabLogits(groups, slabs, means, targets)
+        label.put(slabs[0], with_cpu_fallback(mean_of_all, SlabLogits.label))
+        for answer in answers:
+            answer.put(slabs[0], mean_of_all, networks)
+    return label.array
+
+
+def label_type(targets: SegmentationTargets) -> type[np.generic]:
+    """One byte a voxel where that is enough: of 512 x 512 x 700 voxels two are 350 MB."""
+    return np.uint8 if max(targets.written) <= np.iinfo(np.uint8).max else np.int16
 
 
 @dataclass(frozen=True)
-class _SlabLogits:
+class SlabLogits:
     """The mean logits of each group, (outputs, planes, *in_plane), for a slab."""
 
     groups: Sequence[Group]
@@ -154,25 +134,14 @@ class _SlabLogits:
         if len(self.logits) == 1:
             label = self.targets.decode(self.groups[0].grid.channels(self.logits[0], self.slabs[0]))
         else:
-            label = self.targets.decode_mean(self._mean_probabilities())
+            label = self.targets.decode_mean(self.mean_probabilities())
         return label.cpu().numpy()
 
-    def uncertainty(self) -> np.ndarray:
-        """Shape: (planes, *in_plane) of the content, float32."""
-        entropy = quality.uncertainty(
-            self._mean_probabilities(), self.targets.num_outputs, self.targets.exclusive
-        )
-        return entropy.cpu().numpy()
-
-    def soft_dice_sums(self) -> np.ndarray:
-        """As `quality.soft_dice_sums`."""
-        label = torch.from_numpy(self.label()).to(self.logits[0].device)
-        return quality.soft_dice_sums(self._mean_probabilities(), label, self.targets)
-
-    def on_cpu(self) -> _SlabLogits:
+    def on_cpu(self) -> SlabLogits:
         return replace(self, logits=[logits.cpu() for logits in self.logits])
 
-    def _mean_probabilities(self) -> Iterator[Tensor]:
+    def mean_probabilities(self) -> Iterator[Tensor]:
+        """Each channel, (planes, *in_plane) of the content."""
         channels = [logits.unbind() for logits in self.logits]
         mean = MeanProbabilities(self.groups, self.slabs, channels, self.targets)
         return (mean.channel(index) for index in range(self.targets.num_outputs))

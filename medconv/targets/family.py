@@ -18,8 +18,8 @@ class Family:
         samples: module of `ImageDataset` and `ImageCases`, as `data.loading.datamodule.TrainingSamples` says.
         validation: (config, targets, window, store) -> `training.validation.Validation`.
         mixup: (alpha, seed) -> `training.task.Mixup`; "": samples are not mixed.
-        forward: (members, device, batch_size, with_quality) -> `inference.forward.Forward`.
-        output: (folder, targets, settings, about, saliency) -> `inference.output.Output`.
+        forward: (members, device, batch_size) -> `inference.forward.Forward`.
+        output: (folder, targets, settings, about) -> `inference.output.Output`.
         evaluate_table: (predictions, labels, compare, **options) -> `evaluation.evaluate.Evaluation`, of
             predictions that are a table; "": they are images.
         views: (targets, cases, spacing_mm) -> `features.pictures.cases.CaseViews`.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from medconv.data.loading.patch import Batch
 from medconv.data.preprocessing.preprocess import CropInfo, SlabGrid, to_native
-from medconv.inference.slab_answer import Group, Source, answer_of, with_cpu_fallback
+from medconv.inference.slab_answer import Group, Source, label_map_of, with_cpu_fallback
 from medconv.inference.sliding_window import SlidingWindow, slab_axis
 from medconv.models.outputs import full_resolution
 from medconv.targets.scores import ValidatedCase
@@ -81,8 +81,8 @@ class LabelMapValidation:
         # Shape: (channels, *spatial) -> (channels, planes, *in_plane).
         label = batch["label"][0].movedim(1 + axis, 1)
         on_prepared_grid = _OnPreparedGrid(self.targets, label, annotated, keeps_prediction)
-        content = answer_of([group], self.targets, sinks=[on_prepared_grid])
-        prediction = to_native(content.label, crop_info)
+        content = label_map_of([group], self.targets, sinks=[on_prepared_grid])
+        prediction = to_native(content, crop_info)
         validated = ValidatedCase(
             prediction=prediction,
             reference=batch["reference"].cpu().numpy(),

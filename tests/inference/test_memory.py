@@ -92,7 +92,7 @@ def test_quality_takes_the_planes_in_full_precision(case: Case, monkeypatch: pyt
     assert quality.predicting - 4 * 32 * 40 * 64 == 2 * (labels.predicting - 4 * 32 * 40 * 64)
     available = (labels.total(3) + 1) / 0.8
     assert fitting_workers([case], [member()], 3, available) == 3
-    assert fitting_workers([case], [member()], 3, available, with_quality=True) == 2
+    assert fitting_workers([case], [member()], 3, available, only_labels=False) == 2
 
 
 @pytest.mark.parametrize("name", ["a.nii.gz", "a.png"])

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -15,11 +16,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from medconv.data.case import Case
-from medconv.features.image_level.forward import ImageLevelForward, ImageLevelScores
 from medconv.features.image_level.multiclass import MulticlassTargets
+from medconv.features.image_level.saliency_extra import Saliency
+from medconv.features.postprocessing.steps import Step, Steps
 from medconv.inference import predict
 from medconv.inference.inputs import find_cases
-from medconv.inference.postprocessing import Step, Steps
 from medconv.inference.predictor import Predictor
 
 
@@ -164,7 +165,7 @@ def test_postprocessing_is_applied_and_recorded(
     np.testing.assert_array_equal(voxels(output / path.name), processed)
     assert (processed != plain).any()
     assert call(monkeypatch, checkpoint, path, "--output", output) == 1
-    assert "postprocess" in capsys.readouterr().err
+    assert "another post-processing, or none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["txt", "json array", "json object"])
@@ -288,13 +289,13 @@ class Brightness(nn.Module):
         return self.conv(images / 255).flatten(2).mean(2)
 
 
-class FailingOverlay(ImageLevelForward):
+class FailingSaliency(Saliency):
     """Runs out of memory in one picture."""
 
-    def overlay(self, scores: ImageLevelScores) -> np.ndarray:
-        if scores.case_input.case.id == "1":
+    def write(self, folder: Path, predictor: Any, case: Case, *rest: Any) -> None:
+        if case.id == "1":
             raise torch.OutOfMemoryError("no room")
-        return super().overlay(scores)
+        super().write(folder, predictor, case, *rest)
 
 
 def pictures(folder: Path, *brightness: int) -> list[Case]:
@@ -315,9 +316,9 @@ def rows(folder: Path) -> list[str]:
 
 
 def test_a_picture_that_fails_fails_only_its_case(tmp_path: Path) -> None:
-    predictor, listed = by_brightness(), pictures(tmp_path, 10, 20, 30)
-    predictor.forward = FailingOverlay(predictor.members, "cpu")
-    output = predict.output_in(tmp_path / "out", predictor, saliency=True)
+    listed = pictures(tmp_path, 10, 20, 30)
+    predictor = Predictor(by_brightness().members, extras=[FailingSaliency()])
+    output = predict.output_in(tmp_path / "out", predictor)
     with members.refused("1 of 3 cases could not be predicted\n  case 1: out of memory"):
         predict.predict(predictor, listed, output)
     assert rows(tmp_path / "out") == ["0", "2"]

@@ -5,6 +5,7 @@ import torch
 from helpers import loaded_models
 from torch import nn
 
+from medconv.features.quality.extra import Quality, quality_of, uncertainty_of
 from medconv.inference.forward import LabelMapForward
 from medconv.inference.images import from_array
 from medconv.inference.prepare import prepare
@@ -16,7 +17,7 @@ def scores(image: np.ndarray, networks: int = 1) -> LabelMapScores:
     model = loaded_models.segmentation(nn.Conv3d(1, 2, 1))
     models = [model] * networks
     named = from_array(image, 3, spacing_mm=(1, 1, 1))
-    forward = LabelMapForward(models, "cpu", with_quality=networks > 1)
+    forward = LabelMapForward(models, "cpu", [Quality()])
     with torch.inference_mode():
         return forward([prepare(named, models, forward.preprocessings)], keeps_logits=True)[0]
 
@@ -35,7 +36,7 @@ def test_networks_that_agree_have_the_answer_of_one() -> None:
     image = np.random.default_rng(0).normal(1, 1, (4, 5, 6)).astype(np.float32)
     several = scores(image, networks=3)
     np.testing.assert_array_equal(several.answer(), scores(image).answer())
-    (result,) = several.quality()["classes"].values()
-    assert result["dice"] == 1 and several.quality()["networks"] == 3
-    entropy = several.uncertainty()
+    (result,) = quality_of(several)["classes"].values()
+    assert result["dice"] == 1 and quality_of(several)["networks"] == 3
+    entropy = uncertainty_of(several)
     assert entropy.shape == (4, 5, 6) and entropy.min() > 0 and entropy.max() <= 1

@@ -1,5 +1,6 @@
 """medconv/inference/slab_answer.py: answers by slabs are those of all logits at once."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +12,14 @@ from torch import nn
 
 from medconv.data.preprocessing import preprocess
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
+from medconv.features.postprocessing.extra import PostProcessing
+from medconv.features.postprocessing.steps import Step, Steps
+from medconv.features.quality.extra import Quality, uncertainty_of
+from medconv.inference.extras import Extra
 from medconv.inference.forward import LabelMapForward
 from medconv.inference.images import NamedImage, from_array
 from medconv.inference.load import LoadedModel
 from medconv.inference.logit_stream import LogitStream
-from medconv.inference.postprocessing import Step, Steps
 from medconv.inference.predictor import Predictor
 from medconv.inference.prepare import prepare
 from medconv.inference.scores import LabelMapScores
@@ -60,11 +64,11 @@ def regions(*seeds: int, spacing_mm: float = 1.4) -> list[LoadedModel]:
 def scores(
     models: list[LoadedModel],
     keeps_logits: bool,
-    with_quality: bool = False,
+    extras: Sequence[Extra] = (),
     logit_folder: Path | None = None,
     size: tuple[int, ...] = SIZE,
 ) -> LabelMapScores:
-    forward = LabelMapForward(models, "cpu", with_quality)
+    forward = LabelMapForward(models, "cpu", extras)
     with torch.inference_mode():
         case_input = prepare(image(size), models, forward.preprocessings)
         return forward([case_input], keeps_logits, logit_folder)[0]
@@ -126,8 +130,9 @@ def test_logits_in_memory_do_not_grow_with_the_length(
     for length in (34, 102):
         taken.clear()
         folder = tmp_path if way == "probabilities" else None
-        result = scores(ENSEMBLES[name](), False, way == "quality", folder, size=(SIZE[0], length, SIZE[2]))
-        assert result.content.label.shape[1] == length
+        extras = [Quality()] if way == "quality" else []
+        result = scores(ENSEMBLES[name](), False, extras, folder, size=(SIZE[0], length, SIZE[2]))
+        assert result.label.shape[1] == length
         in_memory.append([(stream.num_values, values) for stream, values in taken.items()])
     assert in_memory[0] == in_memory[1] != []
 
@@ -136,7 +141,7 @@ def test_logits_in_memory_do_not_grow_with_the_length(
 def test_a_label_map_in_work_has_one_byte_a_voxel_where_that_is_enough(highest: int, dtype: type) -> None:
     targets = RegionTargets(("lesion", "core"), ((1, highest), (highest,)), None, (1, highest))
     result = scores([model(3, 1.4, targets=targets)], False)
-    assert result.content.label.dtype == dtype
+    assert result.label.dtype == dtype
     label = result.answer()
     assert label.dtype == np.int16 and set(np.unique(label)) == {0, 1, highest}
 
@@ -147,7 +152,7 @@ def test_components_are_those_of_the_whole_label_map() -> None:
     steps = Steps((Step("keep_largest", "a"),), one.targets)
     array = image().voxels[0]
     plain = Predictor([one])(array, spacing_mm=(1, 1, 1))
-    processed = Predictor([one], finish=steps.apply)(array, spacing_mm=(1, 1, 1))
+    processed = Predictor([one], extras=[PostProcessing(steps)])(array, spacing_mm=(1, 1, 1))
     grid = scores([one], False).crop.grid
     np.testing.assert_array_equal(processed, steps.apply(plain, grid, one.targets))
     assert (processed != plain).any()
@@ -176,11 +181,12 @@ def test_probabilities_by_slabs_are_a_softmax_of_the_enlarged_logits() -> None:
 @pytest.mark.parametrize("name", ENSEMBLES)
 def test_quality_is_that_of_all_logits(name: str) -> None:
     models = ENSEMBLES[name]()
-    by_slabs, at_once = (scores(models, keeps, with_quality=True) for keeps in (False, True))
-    np.testing.assert_allclose(by_slabs.uncertainty(), at_once.uncertainty(), atol=1e-5)
-    assert len(by_slabs.content.source_labels) == len(models)
-    for index, label in enumerate(by_slabs.content.source_labels):
-        np.testing.assert_array_equal(label, scores([models[index]], False).content.label)
+    by_slabs, at_once = (scores(models, keeps, [Quality()]) for keeps in (False, True))
+    np.testing.assert_allclose(uncertainty_of(by_slabs), uncertainty_of(at_once), atol=1e-5)
+    label_maps = by_slabs.answers[Quality.flag].label_maps
+    assert len(label_maps) == len(models)
+    for index, label in enumerate(label_maps):
+        np.testing.assert_array_equal(label.array, scores([models[index]], False).label)
 
 
 def test_a_weighted_mean_is_that_of_all_networks() -> None:

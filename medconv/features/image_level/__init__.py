@@ -6,3 +6,5 @@ TARGETS = {
     "ordinal": "medconv.features.image_level.multiclass:OrdinalTargets",
     "regression": "medconv.features.image_level.regression:RegressionTargets",
 }
+PREDICT_OPTIONS = ("medconv.features.image_level.saliency_option",)
+PREDICTION_FOLDERS = {"saliency": ".png"}

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from medconv.data.preprocessing.preprocess import CropInfo
-from medconv.features.image_level import saliency
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.forward import Forward, autocast, check_finite, network_of
 from medconv.inference.load import LoadedModel
@@ -51,16 +50,9 @@ class ImageLevelForward(Forward):
 
     Args:
         batch_size: whole images in one forward pass; None: by their size.
-        with_quality: without effect: the answers say themselves how certain they are.
     """
 
-    def __init__(
-        self,
-        members: Sequence[LoadedModel],
-        device: str,
-        batch_size: int | None = None,
-        with_quality: bool = False,
-    ) -> None:
+    def __init__(self, members: Sequence[LoadedModel], device: str, batch_size: int | None = None) -> None:
         super().__init__(members, device)
         largest = max(prod(member.window.patch_size) for member in members)
         fitting = max(1, min(_MAX_IMAGES, _MAX_VOXELS // largest))
@@ -71,28 +63,14 @@ class ImageLevelForward(Forward):
     ) -> list[ImageLevelScores]:
         outputs: list[np.ndarray] = []
         for member in self.members:
-            images = self._images(member, inputs)
+            images = self.images(member, inputs)
             outputs.append(self._outputs(member, images))
         # (members, cases, names) -> (cases, names)
         means = np.stack(outputs).mean(0).astype(np.float32)
         return [ImageLevelScores(case_input, mean) for case_input, mean in zip(inputs, means, strict=True)]
 
-    def overlay(self, scores: ImageLevelScores) -> np.ndarray:
-        """A Grad-CAM picture from the first network.
-
-        It is for the highest class or label, or for the first number of a regression.
-        Shape: (height, width, 3) uint8.
-        """
-        member = self.members[0]
-        assert isinstance(member.targets, ImageLevelTargets)
-        target = member.targets.shown_output(scores.outputs)
-        image = self._images(member, [scores.case_input])[0]
-        spacing_mm = member.preprocessing.spacing_mm
-        if member.preprocessing.resize is not None:
-            spacing_mm = scores.crop.spacing_mm(member.window.patch_size)
-        return saliency.overlay(member.network, image, spacing_mm, target)
-
-    def _images(self, member: LoadedModel, inputs: Sequence[Input]) -> Tensor:
+    def images(self, member: LoadedModel, inputs: Sequence[Input]) -> Tensor:
+        """Prepared for this network, in one batch on its device."""
         index = self.preprocessings.index(member.preprocessing)
         batch = np.stack([case_input.arrays[index] for case_input in inputs])
         return torch.from_numpy(batch).to(self.device)

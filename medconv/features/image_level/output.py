@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 
 from medconv.data.case import Case
-from medconv.features.image_level.forward import ImageLevelForward, ImageLevelScores
+from medconv.features.image_level.forward import ImageLevelScores
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.manifest import Entry, OutputState
 from medconv.inference.output import TABLE, Claim, Output
 from medconv.inference.predictor import Predictor
-from medconv.metrics.visualization import png
-from medconv.utils.atomic_io import replacing, write_text
+from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text, original
 
-SALIENCY = "saliency"
 # All other columns are outputs.
 CASE_COLUMNS = ("case", "predicted")
 
@@ -36,36 +34,24 @@ class OutputTable(Output):
         targets: what the outputs mean.
         settings: as in `Output`.
         about: as in `Output`.
-        saliency: whether Grad-CAM pictures are written, too.
     """
 
     result_name = "predictions"
 
     def __init__(
-        self,
-        path: Path,
-        targets: ImageLevelTargets,
-        settings: Mapping[str, Any],
-        about: Mapping[str, Any],
-        saliency: bool = False,
+        self, path: Path, targets: ImageLevelTargets, settings: Mapping[str, Any], about: Mapping[str, Any]
     ) -> None:
         plain_targets = targets.plain()
         super().__init__(
-            path,
-            settings={**settings, "saliency": saliency, "targets": plain_targets},
-            about={**about, "targets": plain_targets},
+            path, settings={**settings, "targets": plain_targets}, about={**about, "targets": plain_targets}
         )
         self._targets = targets
-        self._writes_saliency = saliency
         # By case id.
         self._rows: dict[str, list[str]] = {}
 
     @property
     def target(self) -> Path:
         return self.path / TABLE
-
-    def saliency(self, case_id: str) -> Path:
-        return self.path / SALIENCY / f"{case_id}.png"
 
     @contextmanager
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[None]:
@@ -80,14 +66,10 @@ class OutputTable(Output):
                 yield Claim(case, lambda: None)
 
     def write(self, predictor: Predictor, case: Case, scores: ImageLevelScores) -> None:
-        if self._writes_saliency:
-            assert isinstance(predictor.forward, ImageLevelForward)
-            picture = png(predictor.forward.overlay(scores))
-            path = self.saliency(case.id)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as partial:
-                partial.write_bytes(picture)
-        self.add(case, predictor.answer(scores))
+        outputs = predictor.answer(scores)
+        for extra in predictor.extras:
+            extra.write(self.path, predictor, case, scores, outputs)
+        self.add(case, outputs)
 
     def add(self, case: Case, outputs: np.ndarray) -> None:
         """Append a row.

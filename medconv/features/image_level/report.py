@@ -9,7 +9,6 @@ import numpy as np
 from medconv.data.io.grids import to_canonical
 from medconv.data.io.images import read_image
 from medconv.evaluation import rendering
-from medconv.features.image_level.output import SALIENCY
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.metrics import visualization
 
@@ -49,7 +48,7 @@ def write_report(
     charts = targets.pictures(outputs, values)
     first_row = next(iter(result["per_class"].values()))
     # `predict --saliency` writes its pictures beside the table
-    saliency_folder = Path(result["predictions"]).parent / SALIENCY
+    saliency_folder = Path(result["predictions"]).parent / "saliency"
     worst = sorted(result["cases"], key=lambda row: (-row["error"], row["case"]))
     cards = []
     for row in worst[:_WORST_CASES]:

@@ -1,4 +1,4 @@
-"""medconv/evaluation/validated_cases.py: layouts that a config may name; the command's test has the rest."""
+"""medconv/features/postprocessing/validated_cases.py: layouts that a config may name; the command's test has the rest."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from medconv.config import ConfigError
-from medconv.evaluation.validated_cases import dataset_of
+from medconv.features.postprocessing.validated_cases import dataset_of
 
 
 @pytest.mark.parametrize("target", ["os.path.join", "medconv.data.datasets.joined.joined", None])

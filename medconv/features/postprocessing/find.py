@@ -15,10 +15,10 @@ from medconv.data.io.images import read_label
 from medconv.evaluation import cross_validation
 from medconv.evaluation.cross_validation import CrossValidation
 from medconv.evaluation.folds import Fold
-from medconv.evaluation.postprocessing_decision import Decision
-from medconv.evaluation.postprocessing_search import LabelledCase, Load, candidates, decide, volumes
 from medconv.evaluation.stated_spacing import stated_grid, stated_spacing
-from medconv.evaluation.validated_cases import validated_cases
+from medconv.features.postprocessing.decision import Decision
+from medconv.features.postprocessing.search import LabelledCase, Load, candidates, decide, volumes
+from medconv.features.postprocessing.validated_cases import validated_cases
 from medconv.inference.output_dir import OutputDir
 from medconv.inference.predict import output_in, predict
 from medconv.inference.predictor import Predictor

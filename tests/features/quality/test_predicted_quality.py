@@ -1,4 +1,4 @@
-"""medconv/evaluation/predicted_quality.py: the agreement of networks against the true Dice."""
+"""medconv/features/quality/predicted_quality.py: the agreement of networks against the true Dice."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ from helpers.label_maps import folders, label_of, with_names
 
 from medconv.evaluation import segmentation
 from medconv.evaluation.evaluate import table
-from medconv.evaluation.predicted_quality import compared
-from medconv.inference.quality import read_calibration
+from medconv.features.quality.predicted_quality import compared
+from medconv.features.quality.quality import read_calibration
 
 
 def put(predictions: Path, case: str, **dice: object) -> None:

@@ -1,4 +1,4 @@
-"""medconv/evaluation/find_postprocessing.py: the command on a real cross-validation, what it needs, and what it refuses."""
+"""medconv/features/postprocessing/find.py: the command on a real cross-validation, what it needs, and what it refuses."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from helpers import tiny
 from helpers.cross_validations import by_fold, edit, edit_configs, summaries
 
 from medconv.data.io.raster import write_mask, write_picture
-from medconv.inference import postprocessing
+from medconv.features.postprocessing.steps import read
 from medconv.utils.exit_codes import DONE, USER
 
 MSD = "medconv.data.datasets.dataset_json.msd"
@@ -35,7 +35,7 @@ def test_postprocessing_is_decided_on_validation_cases(
         in output.out
     )
     content = json.loads((sweep_folder / "postprocessing.json").read_text())
-    steps = postprocessing.read(sweep_folder / "postprocessing.json")
+    steps = read(sweep_folder / "postprocessing.json")
     assert steps.targets.names == ("box", "hole")
     assert len(content["steps"]) + len(content["rejected"]) >= 9
     assert all(

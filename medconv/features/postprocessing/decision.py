@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from medconv.inference.postprocessing import FOREGROUND, Step
+from medconv.features.postprocessing.steps import FOREGROUND, Step
 from medconv.metrics.dice import ClassScores
 
 LEVEL = 0.05  # significance level of a round's tests together

@@ -10,7 +10,7 @@ from helpers.volumes import ORIENTATIONS, affine_of
 from reference import components as oracle
 
 from medconv.data.case import Grid
-from medconv.inference.postprocessing import FOREGROUND, Step, Steps, component_volumes, read
+from medconv.features.postprocessing.steps import FOREGROUND, Step, Steps, component_volumes, read
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 

@@ -1,4 +1,4 @@
-"""medconv/inference/quality.py: agreement of label maps, and the entropy of probabilities."""
+"""medconv/features/quality/quality.py: agreement of label maps, and the entropy of probabilities."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from medconv.inference.quality import (
+from medconv.features.quality.quality import (
     agreement,
     calibrated,
     confidence,

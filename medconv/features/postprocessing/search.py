@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from medconv.data.case import Grid
-from medconv.evaluation.postprocessing_decision import Decision, Verdict
-from medconv.inference.postprocessing import FOREGROUND, Step, bounding_box, component_volumes, values_of
+from medconv.features.postprocessing.decision import Decision, Verdict
+from medconv.features.postprocessing.steps import FOREGROUND, Step, bounding_box, component_volumes, values_of
 from medconv.metrics.dice import ClassScores, dice
 from medconv.metrics.statistics import holm, paired
 from medconv.targets.segmentation import SegmentationTargets

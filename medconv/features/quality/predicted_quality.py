@@ -9,11 +9,56 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from medconv.data.datasets.common import read_json
-from medconv.inference import quality
+from medconv.evaluation.rendering import plain_number
+from medconv.evaluation.segmentation_summary import CaseRow
+from medconv.features.quality import quality
 from medconv.metrics import plots, visualization
 from medconv.metrics.dice import ClassScores
 
+KEY = "quality"  # in the result of `medconv evaluate`
 _MIN_CASES = 3  # of a rank correlation, and of a calibration
+
+
+def measure(predictions: Path, cases: Sequence[CaseRow], names: Sequence[str]) -> dict[str, Any] | None:
+    """Predicted against true Dice; None: the networks did not predict theirs.
+
+    Args:
+        predictions: the folder of the label maps.
+        cases: measured.
+        names: of the classes.
+    """
+    true_dice = {row["case"]: row["dice"] for row in cases}
+    predicted_dice = read(predictions, names, list(true_dice))
+    if not predicted_dice:
+        return None
+    return {
+        "method": method(predictions, list(predicted_dice)),
+        "per_class": compared(predicted_dice, true_dice, names),
+        "cases": predicted_dice,
+    }
+
+
+def lines(measured: Mapping[str, Any]) -> list[str]:
+    """For the terminal, a line per class."""
+    texts = []
+    for name, row in measured["per_class"].items():
+        error = row["mae_calibrated"]
+        calibration = "not calibrated: too few cases, or all predictions alike"
+        if error is not None:
+            calibration = f"calibrated, off by {error:.4f}"
+        texts.append(
+            f"{name}: predicted minus true Dice {plain_number(row['difference'])}, Spearman "
+            f"{plain_number(row['spearman'])} in {row['n']} cases; {calibration}"
+        )
+    return texts
+
+
+def figure(result: Mapping[str, Any]) -> tuple[str, bytes, str]:
+    """Title, chart and note, for the report."""
+    true = {row["case"]: row["dice"] for row in result["cases"]}
+    png = chart(result[KEY]["cases"], true, list(result["per_class"]))
+    note = "predicted: the mean Dice between the networks of the ensemble; a dot is a case"
+    return "Predicted against true Dice", png, note
 
 
 def read(predictions: Path, names: Sequence[str], cases: Sequence[str]) -> dict[str, ClassScores]:

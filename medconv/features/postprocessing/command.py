@@ -13,7 +13,7 @@ from medconv.utils.logging import shown, start_logging
 
 if TYPE_CHECKING:
     from medconv.evaluation.cross_validation import CrossValidation
-    from medconv.evaluation.find_postprocessing import Result
+    from medconv.features.postprocessing.find import Result
 
 
 def parser() -> Parser:
@@ -40,7 +40,7 @@ def parser() -> Parser:
 def run_command(options: argparse.Namespace) -> int:
     """Find the steps, and print them. Returns: the exit code."""
     from medconv.evaluation import cross_validation_report
-    from medconv.evaluation.find_postprocessing import find, select
+    from medconv.features.postprocessing.find import find, select
     from medconv.inference.predict import usable_device
 
     start_logging()
@@ -54,7 +54,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _print_decision(result: Result) -> None:
-    from medconv.evaluation.postprocessing_decision import table
+    from medconv.features.postprocessing.decision import table
 
     decision = result.decision
     print(f"Dice over {result.num_cases} cases, each predicted by the network that was not trained on it")

@@ -1,13 +1,13 @@
-"""medconv/evaluation/postprocessing_search.py: which steps are kept, tried and rejected."""
+"""medconv/features/postprocessing/search.py: which steps are kept, tried and rejected."""
 
 import numpy as np
 import pytest
 
 from medconv.data.case import Grid
-from medconv.evaluation import postprocessing_search
-from medconv.evaluation.postprocessing_decision import Decision, table
-from medconv.evaluation.postprocessing_search import LabelledCase
-from medconv.inference.postprocessing import FOREGROUND, Step
+from medconv.features.postprocessing import search
+from medconv.features.postprocessing.decision import Decision, table
+from medconv.features.postprocessing.search import LabelledCase
+from medconv.features.postprocessing.steps import FOREGROUND, Step
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 from medconv.targets.segmentation import SegmentationTargets
@@ -36,7 +36,7 @@ def samples(
 
 
 def decide(cases: dict[str, LabelledCase], *steps: Step, targets: SegmentationTargets = CLASSES) -> Decision:
-    return postprocessing_search.decide(cases.__getitem__, sorted(cases), targets, steps)
+    return search.decide(cases.__getitem__, sorted(cases), targets, steps)
 
 
 def strays(count: int, value: int = 1) -> dict[str, np.ndarray]:
@@ -159,11 +159,11 @@ def test_thresholds_come_from_the_components_of_the_references() -> None:
         references[case] = reference()
         references[case][0, 0, : 1 + i % 3] = 2  # 3, 6 or 9 mm^3
     cases = samples({}, references)
-    volumes = postprocessing_search.volumes(cases.__getitem__, CASES, CLASSES)
+    volumes = search.volumes(cases.__getitem__, CASES, CLASSES)
     assert volumes["a"].tolist() == pytest.approx([540] * 16)
     assert sorted(set(volumes["b"].round(6))) == [3, 6, 9, 450]
     assert len(volumes[FOREGROUND]) == 48
-    steps = postprocessing_search.candidates(volumes, CLASSES)
+    steps = search.candidates(volumes, CLASSES)
     assert [str(s) for s in steps if s.label == "a"] == [
         *("keep_largest", "remove_small below 270 mm^3", "remove_small below 540 mm^3", "fill_holes")
     ]
@@ -179,9 +179,7 @@ def test_thresholds_come_from_the_components_of_the_references() -> None:
 def test_a_threshold_does_not_exceed_its_component(mm3: float) -> None:
     thresholds = [
         s.min_mm3
-        for s in postprocessing_search.candidates(
-            {"a": np.array([mm3])}, LabelMapTargets.of_classes(("_", "a"))
-        )
+        for s in search.candidates({"a": np.array([mm3])}, LabelMapTargets.of_classes(("_", "a")))
         if s.min_mm3
     ]
     assert len(thresholds) == 2
@@ -192,14 +190,12 @@ def test_the_foreground_is_tried_unless_a_class_or_region_covers_it() -> None:
     one = LabelMapTargets.of_classes(("background", "a"))
     regions = RegionTargets(("whole", "core"), ((1, 2), (2,)), None, (1, 2))
     for targets, names in ((one, {"a"}), (regions, {"whole", "core"}), (CLASSES, {"a", "b", FOREGROUND})):
-        volumes = postprocessing_search.volumes(samples({}).__getitem__, CASES[:1], targets)
-        assert {step.label for step in postprocessing_search.candidates(volumes, targets)} == names
+        volumes = search.volumes(samples({}).__getitem__, CASES[:1], targets)
+        assert {step.label for step in search.candidates(volumes, targets)} == names
 
 
 def test_an_absent_class_has_no_threshold() -> None:
-    steps = postprocessing_search.candidates(
-        {"a": np.array([])}, LabelMapTargets.of_classes(("background", "a"))
-    )
+    steps = search.candidates({"a": np.array([])}, LabelMapTargets.of_classes(("background", "a")))
     assert [step.operation for step in steps] == ["keep_largest", "fill_holes"]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from helpers import tiny
 
-from medconv.cli import find_postprocessing
+from medconv.features.postprocessing import command
 from medconv.utils.exit_codes import USER
 
 
@@ -21,4 +21,4 @@ def test_errors_name_the_options(
 
 def test_select_takes_overrides_as_text() -> None:
     arguments = "--runs r --select seed=1"
-    assert find_postprocessing.parser().parse_args(arguments.split()).select == "seed=1"
+    assert command.parser().parse_args(arguments.split()).select == "seed=1"

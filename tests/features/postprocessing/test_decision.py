@@ -1,11 +1,11 @@
-"""medconv/evaluation/postprocessing_decision.py: the reason of a verdict, and the table."""
+"""medconv/features/postprocessing/decision.py: the reason of a verdict, and the table."""
 
 from dataclasses import replace
 
 import pytest
 
-from medconv.evaluation.postprocessing_decision import Decision, Verdict, table
-from medconv.inference.postprocessing import FOREGROUND, Step
+from medconv.features.postprocessing.decision import Decision, Verdict, table
+from medconv.features.postprocessing.steps import FOREGROUND, Step
 
 HELPFUL = Verdict(
     step=Step("keep_largest", FOREGROUND),

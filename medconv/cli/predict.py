@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from medconv.inference.predictor import Predictor
 
 # Options that have an effect for label maps alone; an `Extra` says so itself.
-_FOR_LABEL_MAPS = ("save_probabilities", "dicom_seg", "overlap")
+_FOR_LABEL_MAPS = ("save_probabilities", "overlap")
 log = logging.getLogger(__name__)
 
 
@@ -94,11 +94,6 @@ def _add_extra_outputs(group: Group) -> None:
     for option in doors.objects(doors.PREDICT_OPTIONS):
         option.add_arguments(group)
     group.add_argument(
-        "--dicom-seg",
-        action="store_true",
-        help="for DICOM input, also write OUTPUT/dicomseg/CASE.dcm, which refers to the slices",
-    )
-    group.add_argument(
         "--overwrite",
         action="store_true",
         help="replace the results of these cases in OUTPUT; resume a stopped replacement",
@@ -131,11 +126,7 @@ def run_command(options: argparse.Namespace) -> int:
     cases = _find_cases(options.input, predictor)
     for extra in predictor.extras:
         extra.begin(predictor, cases)
-    if options.dicom_seg:
-        doors.load("medconv.features.dicom.seg:check")([case.images[0] for case in cases])
-    output = output_in(
-        options.output, predictor, probabilities=options.save_probabilities, dicom_seg=options.dicom_seg
-    )
+    output = output_in(options.output, predictor, probabilities=options.save_probabilities)
     try:
         predict(predictor, cases, output, options.overwrite, options.workers)
     except ReplaceableResultsError as error:

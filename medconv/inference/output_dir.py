@@ -21,10 +21,9 @@ from medconv.inference.scores import LabelMapScores
 from medconv.utils.locks import acquired
 
 PROBABILITIES = "probabilities"
-DICOM_SEG = "dicomseg"
 _VOLUME = ".nii.gz"
 # Beside the label maps, with the suffix of their files.
-_FOLDERS = {PROBABILITIES: _VOLUME, DICOM_SEG: ".dcm"}
+_FOLDERS = {PROBABILITIES: _VOLUME}
 # A temporary file of `atomic_io.replacing`, left by a killed process.
 _PARTIAL = re.compile(r"\.\d+\..*")
 
@@ -40,27 +39,17 @@ class OutputDir(Output):
         settings: as in `Output`.
         about: as in `Output`.
         probabilities: whether they are written, too.
-        dicom_seg: whether DICOM SEG files are written, too.
     """
 
     result_name = "label maps"
     earlier = "before or by others"
 
     def __init__(
-        self,
-        path: Path,
-        settings: Mapping[str, Any],
-        about: Mapping[str, Any],
-        probabilities: bool = False,
-        dicom_seg: bool = False,
+        self, path: Path, settings: Mapping[str, Any], about: Mapping[str, Any], probabilities: bool = False
     ) -> None:
         settings = {**settings, "probabilities": probabilities}
-        # Named only where they are on, since manifests of earlier versions lack them.
-        if dicom_seg:
-            settings["dicom_seg"] = True
         super().__init__(path, settings, about)
         self.logit_folder = path if probabilities else None
-        self._writes_dicom_seg = dicom_seg
         # Also those of options that are not given now: what they wrote of a replaced case goes, too.
         self._folders = {**_FOLDERS, **doors.mapping(doors.PREDICTION_FOLDERS)}
         # Of label maps; `open` chooses it by the cases.
@@ -104,9 +93,6 @@ class OutputDir(Output):
         if scores.kept is not None:
             path = self.beside(PROBABILITIES, case.id)
             write_channels(path, scores.probabilities(), predictor.targets.num_outputs, image)
-        if self._writes_dicom_seg:
-            path = self.beside(DICOM_SEG, case.id)
-            doors.load("medconv.features.dicom.seg:write")(path, label, image, predictor.class_names)
         for extra in predictor.extras:
             extra.write(self.path, predictor, case, scores, label)
         # The label map comes last: a case that has one counts as done.

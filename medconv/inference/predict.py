@@ -163,12 +163,10 @@ def _report(output: Output, num_cases: int, num_failed: int) -> None:
         )
 
 
-def output_in(
-    folder: Path, predictor: Predictor, *, probabilities: bool = False, dicom_seg: bool = False
-) -> Output:
+def output_in(folder: Path, predictor: Predictor, *, probabilities: bool = False) -> Output:
     """The output folder for this predictor, and for what its extras write.
 
-    Args: probabilities, dicom_seg: of label maps: written, too.
+    Args: probabilities: of label maps: written, too.
     """
     settings = _settings(predictor)
     about = _about(predictor)
@@ -176,7 +174,7 @@ def output_in(
     if own_output:
         output: Output = own_output(folder, predictor.targets, settings, about)
         return output
-    return OutputDir(folder, settings, about, probabilities, dicom_seg)
+    return OutputDir(folder, settings, about, probabilities)
 
 
 def _settings(predictor: Predictor) -> dict[str, Any]:

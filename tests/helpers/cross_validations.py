@@ -13,7 +13,7 @@ from helpers import tiny
 from helpers.processes import FORKED, Forked, is_running
 from helpers.stopped import stopped
 
-from medconv.evaluation.folds import read_folds
+from medconv.features.cross_validation.folds import read_folds
 from medconv.features.sweeps import run
 from medconv.utils.exit_codes import DONE, PREEMPTED
 

@@ -12,7 +12,7 @@ from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import shown, start_logging
 
 if TYPE_CHECKING:
-    from medconv.evaluation.cross_validation import CrossValidation
+    from medconv.features.cross_validation.results import CrossValidation
     from medconv.features.postprocessing.find import Result
 
 
@@ -39,7 +39,7 @@ def parser() -> Parser:
 
 def run_command(options: argparse.Namespace) -> int:
     """Find the steps, and print them. Returns: the exit code."""
-    from medconv.evaluation import cross_validation_report
+    from medconv.features.cross_validation import report as cross_validation_report
     from medconv.features.postprocessing.find import find, select
     from medconv.inference.predict import usable_device
 

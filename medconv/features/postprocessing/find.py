@@ -12,10 +12,10 @@ from medconv.data.case import Case
 from medconv.data.case_files import label_of
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_label
-from medconv.evaluation import cross_validation
-from medconv.evaluation.cross_validation import CrossValidation
-from medconv.evaluation.folds import Fold
 from medconv.evaluation.stated_spacing import stated_grid, stated_spacing
+from medconv.features.cross_validation import results as cross_validation
+from medconv.features.cross_validation.folds import Fold
+from medconv.features.cross_validation.results import CrossValidation
 from medconv.features.postprocessing.decision import Decision
 from medconv.features.postprocessing.search import LabelledCase, Load, candidates, decide, volumes
 from medconv.features.postprocessing.validated_cases import validated_cases

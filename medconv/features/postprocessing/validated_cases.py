@@ -10,7 +10,7 @@ from medconv import config as configs
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.dataset_json import msd
 from medconv.data.datasets.phantom import phantom
-from medconv.evaluation.cross_validation import CrossValidation
+from medconv.features.cross_validation.results import CrossValidation
 from medconv.utils.errors import explained
 from medconv.utils.logging import some
 

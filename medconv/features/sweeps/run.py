@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from medconv import config
-from medconv.evaluation import cross_validation, cross_validation_report
+from medconv.features.cross_validation import report as cross_validation_report
+from medconv.features.cross_validation import results as cross_validation
 from medconv.features.sweeps import slurm, slurm_script, table
 from medconv.features.sweeps.job import Job, settings_of, unique, value, values_json, varied
 from medconv.training.loggers.tensorboard import HPARAMS

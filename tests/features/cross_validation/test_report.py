@@ -1,4 +1,4 @@
-"""medconv/evaluation/cross_validation_report.py: table, JSON and CSV hold the numbers of the runs."""
+"""medconv/features/cross_validation/report.py: table, JSON and CSV hold the numbers of the runs."""
 
 import csv
 import json
@@ -9,7 +9,8 @@ import pytest
 from helpers.cross_validations import Sweep, summaries
 from omegaconf import OmegaConf
 
-from medconv.evaluation import cross_validation, cross_validation_report
+from medconv.features.cross_validation import report as cross_validation_report
+from medconv.features.cross_validation import results as cross_validation
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.regression import RegressionTargets
 from medconv.features.image_level.targets import ImageLevelTargets

@@ -1,4 +1,4 @@
-"""medconv/evaluation/cross_validation.py: the folds in a folder, and what makes one not count."""
+"""medconv/features/cross_validation/results.py: the folds in a folder, and what makes one not count."""
 
 import shutil
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from helpers.cross_validations import by_fold, edit, edit_configs, summaries
 
-from medconv.evaluation import cross_validation, cross_validation_report
+from medconv.features.cross_validation import report as cross_validation_report
+from medconv.features.cross_validation import results as cross_validation
 
 
 def test_a_missing_fold_is_reported_with_the_number_of_remaining_cases(sweep_folder: Path) -> None:

@@ -1,10 +1,10 @@
-"""medconv/evaluation/folds.py: configs that cannot be used."""
+"""medconv/features/cross_validation/folds.py: configs that cannot be used."""
 
 from pathlib import Path
 
 import pytest
 
-from medconv.evaluation.folds import read_folds
+from medconv.features.cross_validation.folds import read_folds
 from medconv.training import identity
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medconv.data.datasets.common import read_json
-from medconv.evaluation.folds import PER_FOLD, Fold, fold_order, read_folds
+from medconv.features.cross_validation.folds import PER_FOLD, Fold, fold_order, read_folds
 from medconv.metrics.dice import ClassScores
 from medconv.targets import Targets
 from medconv.training.run_dir import short_hash

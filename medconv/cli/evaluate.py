@@ -251,7 +251,7 @@ def _read_files(options: argparse.Namespace) -> list[Path]:
     """The tables and descriptions that an evaluation reads, where an output could replace them."""
     from medconv.data.datasets.patterns import home
     from medconv.evaluation.evaluate import table_path
-    from medconv.inference.manifest import MANIFEST
+    from medconv.inference.output import MANIFEST
 
     prediction_sets = [options.predictions]
     if options.compare is not None:

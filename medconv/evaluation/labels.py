@@ -13,8 +13,8 @@ from medconv.data.datasets.common import read_json
 from medconv.data.datasets.patterns import files_of, is_pattern
 from medconv.data.io.formats import structures_of, without_structures
 from medconv.data.io.images import in_folder
-from medconv.inference import manifest
-from medconv.inference.manifest import MANIFEST
+from medconv.inference import output
+from medconv.inference.output import MANIFEST
 from medconv.metrics.dice import value_counts
 from medconv.targets.base import names_of
 from medconv.targets.label_map import LabelMapTargets
@@ -225,7 +225,7 @@ def recorded_images(predictions: Path) -> dict[str, Path]:
 
 def train_cases(predictions: Path, cases: Collection[str]) -> list[str]:
     """The cases that the network was trained on, by the manifest beside the predictions."""
-    trained = set(manifest.read(predictions).get("train_cases", []))
+    trained = set(output.read_manifest(predictions).get("train_cases", []))
     return [case for case in cases if case in trained]
 
 

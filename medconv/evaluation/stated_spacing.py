@@ -6,8 +6,8 @@ from typing import Any
 
 from medconv.data.case import Grid
 from medconv.data.per_case import check_source_spacing, source_spacing
-from medconv.inference import manifest
-from medconv.inference.manifest import MANIFEST
+from medconv.inference import output
+from medconv.inference.output import MANIFEST
 from medconv.utils.errors import explained
 
 
@@ -17,7 +17,7 @@ def stated_spacing(predictions: Path) -> Any:
     Raises:
         ValueError: the manifest's value is not a spacing.
     """
-    stated = manifest.read(predictions).get("settings", {}).get("source_spacing_mm")
+    stated = output.read_manifest(predictions).get("settings", {}).get("source_spacing_mm")
     if stated is not None:
         with explained(f"{predictions / MANIFEST}"):
             check_source_spacing(stated)

@@ -22,7 +22,7 @@ def load(
     """A trained network, or the mean of several, as a function of an image.
 
     Called with an image (a path, a nibabel image, or an array with `affine` or `spacing_mm`), it returns the
-    label map on the image's grid, (X, Y, Z) int16; see `medconv.inference.Predictor`. None keeps what each
+    label map on the image's grid, (X, Y, Z) int16; see `inference.predictor.Predictor`. None keeps what each
     network was validated with.
 
     Args:

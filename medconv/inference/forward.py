@@ -15,11 +15,17 @@ from torch import Tensor
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, SlabGrid
 from medconv.inference.extras import Extra
 from medconv.inference.load import LoadedModel
-from medconv.inference.logit_file import LogitFile
-from medconv.inference.logit_stream import LogitSource, WholeLogits
+from medconv.inference.logit_stream import LogitFile, LogitSource, WholeLogits
 from medconv.inference.prepare import Input
-from medconv.inference.scores import KeptLogits, LabelMapScores
-from medconv.inference.slab_answer import Group, Source, WeightedGrid, label_map_of, mean_logits
+from medconv.inference.slab_answer import (
+    Group,
+    KeptLogits,
+    LabelMapScores,
+    Source,
+    WeightedGrid,
+    label_map_of,
+    mean_logits,
+)
 from medconv.inference.sliding_window import slab_axis
 from medconv.models.outputs import full_resolution
 from medconv.performance.switches import to_memory_format

@@ -1,6 +1,7 @@
 """Load a checkpoint: the network, with its convolutions folded, and the preprocessing that it needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -8,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
+import medconv
 from medconv import config as configs
 from medconv.config import DataConfig, Derived, PerfConfig, RunConfig, TaskConfig
 from medconv.config import trusted as config_trusted
@@ -18,16 +21,34 @@ from medconv.convs import fold_convs
 from medconv.convs import mirror_axes as mirror_axes_of
 from medconv.data.datasets import patterns
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.inference.damaged import explaining_damage
-from medconv.inference.sliding_window import SlidingWindow, check_batch_size, check_overlap
-from medconv.inference.tta import training_axes, usable_axes
-from medconv.inference.window_placement import EVEN_DISTANCE, FIXED_DISTANCE
+from medconv.inference.sliding_window import (
+    EVEN_DISTANCE,
+    FIXED_DISTANCE,
+    SlidingWindow,
+    check_batch_size,
+    check_overlap,
+    training_axes,
+    usable_axes,
+)
 from medconv.metrics.calibration import LARGEST_TEMPERATURE
 from medconv.models.build import build_network, check_folding
 from medconv.performance import switches
 from medconv.performance.switches import apply_switches
 from medconv.targets import Targets
 from medconv.utils import checkpoint_io
+from medconv.utils.errors import with_class
+
+# Errors that a damaged or forged file can cause in the objects that are built from it.
+_ERRORS = (
+    LookupError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ArithmeticError,
+    AssertionError,
+    MemoryError,
+    OmegaConfBaseException,
+)
 
 
 @dataclass(frozen=True)
@@ -269,3 +290,35 @@ def _rounding(data: DataConfig, derived: Derived) -> tuple[int, ...]:
     if derived.spatial_dims != 2 or data.resize or data.patch_size:
         return ()
     return tuple(prod(step[axis] for step in derived.strides) for axis in range(2))
+
+
+@contextmanager
+def explaining_damage(path: Path, metadata: Any) -> Iterator[None]:
+    """Inside, an error that damaged metadata causes becomes one that names the checkpoint.
+
+    Args:
+        metadata: of the checkpoint, not checked yet.
+    Raises:
+        ValueError: instead of such an error.
+    """
+    try:
+        yield
+    except _ERRORS as error:
+        raise ValueError(
+            f"{path}: damaged, or of another version{_version(metadata)}: "
+            f"its metadata cannot be read ({_damage(error)})"
+        ) from error
+
+
+def _damage(error: BaseException) -> str:
+    """An error on one line, with the key of the config that it is about."""
+    key = getattr(error, "full_key", None)
+    return f"config.{key}: {with_class(error)}" if key else with_class(error)
+
+
+def _version(metadata: Any) -> str:
+    """The version that wrote a checkpoint, in words; empty if it does not say."""
+    written_by = metadata.get("version") if isinstance(metadata, dict) else None
+    if not isinstance(written_by, str):
+        return ""
+    return f" (written by medconv {written_by[:20]}, this is {medconv.__version__})"

@@ -1,12 +1,20 @@
-"""Predict many cases into an output folder: one is loaded while one is predicted and one is written."""
+"""Predict many cases into an output folder: one is loaded while one is predicted and one is written.
+
+Threads, not processes: unpacking, matrix products, the network and writing all release Python's lock (GIL).
+A case is in memory from the start of its loading to the end of its writing: at most `workers + 2` cases.
+"""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import shutil
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from threadpoolctl import threadpool_limits
@@ -14,25 +22,26 @@ from threadpoolctl import threadpool_limits
 import medconv
 from medconv import doors
 from medconv.data.case import Case
-from medconv.inference.errors import check_all_predicted, reason, unwritable
 from medconv.inference.memory import fitting_workers
-from medconv.inference.output import Claim, Output
-from medconv.inference.output_dir import OutputDir
-from medconv.inference.pipeline import stream
+from medconv.inference.output import Claim, Output, OutputDir
 from medconv.inference.predictor import Predictor
 from medconv.inference.prepare import Input
 from medconv.utils import signals
+from medconv.utils.atomic_io import NO_ROOM
 from medconv.utils.cluster import local_rank
 from medconv.utils.digests import digest
 from medconv.utils.errors import ArgumentError, first_line
-from medconv.utils.hardware import keep_freed_memory
+from medconv.utils.hardware import keep_freed_memory, out_of_memory
 from medconv.utils.progress import counting
 
+log = logging.getLogger(__name__)
+Item = TypeVar("Item")
+Loaded = TypeVar("Loaded")
+Answer = TypeVar("Answer")
 # Cases with their scores.
 Predicted = list[tuple[Case, Any]]
 # Of a checkpoint's hash, in the manifest.
 _DIGITS = 16
-log = logging.getLogger(__name__)
 
 
 def predict(
@@ -229,3 +238,120 @@ def _own_device() -> str:
     if not torch.cuda.is_available():
         return "cpu"
     return f"cuda:{local_rank() % torch.cuda.device_count()}"
+
+
+def unwritable(path: Path, case_id: str, error: OSError) -> ValueError:
+    """The error to raise when a result cannot be written, as all further ones could not.
+
+    Args:
+        path: the output folder.
+    """
+    if error.errno not in NO_ROOM:
+        return ValueError(f"case {case_id}: cannot write to {path} ({error.strerror or error})")
+    free_mb = shutil.disk_usage(path).free / 1e6
+    return ValueError(
+        f"case {case_id}: no room in {path} ({error.strerror}), {free_mb:.1f} MB are free. Finished cases "
+        "are kept; free some space and rerun the command to resume"
+    )
+
+
+def check_all_predicted(failed: Mapping[str, str], num_cases: int) -> None:
+    """Args: failed: case id to reason. Raises: ValueError: some cases failed; names each with its reason."""
+    if failed:
+        lines = "\n".join(f"  case {case_id}: {reason}" for case_id, reason in failed.items())
+        raise ValueError(f"{len(failed)} of {num_cases} cases could not be predicted\n{lines}")
+
+
+def reason(error: Exception) -> str:
+    """Why a case failed, on one line; the traceback of an unexpected error goes to the log."""
+    if isinstance(error, ValueError):
+        return str(error)
+    lines = str(error).strip().splitlines()
+    first_line = lines[0] if lines else ""
+    text = f"{type(error).__name__}: {first_line}"
+    if out_of_memory(error):
+        return f"out of memory ({text}); try sw_batch_size=1, the CPU as the device, or fewer workers"
+    log.error("%s", "".join(traceback.format_exception(error)))
+    return f"{text} (a bug in medconv, please report it with the lines above)"
+
+
+def stream(
+    items: Iterable[Item],
+    load: Callable[[Item], Loaded],
+    predict: Callable[[Loaded], Answer],
+    write: Callable[[Item, Answer], None],
+    workers: int = 1,
+) -> Iterator[tuple[Item, Exception | None]]:
+    """Yields each item when it is finished, with its error or None; an error does not stop other items.
+
+    Args:
+        items: iterated in the caller's thread, as late as possible.
+        load: runs in one of the loading threads.
+        predict: runs in the caller's thread.
+        write: runs in the writing thread.
+        workers: items that are loaded at once.
+    """
+    writing: tuple[Item, Future[None]] | None = None
+    with ThreadPoolExecutor(workers) as loaders, ThreadPoolExecutor(1) as writer:
+        try:
+            for item, loaded in _loaded(items, load, loaders, workers):
+                predicted, error = _attempt(predict, loaded)
+                _clear_frames(error)
+                # They reference the case, which should not stay in memory.
+                del loaded
+                # The previous item was written while this one was predicted.
+                if writing is not None:
+                    yield writing[0], _error_of(writing[1])
+                    writing = None
+                if error is None:
+                    writing = item, writer.submit(write, item, predicted)  # type: ignore[arg-type]
+                else:
+                    yield item, error
+                del predicted
+            if writing is not None:
+                yield writing[0], _error_of(writing[1])
+        except BaseException:
+            loaders.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _loaded(
+    items: Iterable[Item], load: Callable[[Item], Loaded], loaders: ThreadPoolExecutor, workers: int
+) -> Iterator[tuple[Item, Future[Loaded]]]:
+    """Items that are loaded, in order, while the next `workers` items are being loaded."""
+    upcoming = iter(items)
+    loading: deque[tuple[Item, Future[Loaded]]] = deque()
+
+    def refill(number: int) -> None:
+        for item in islice(upcoming, number - len(loading)):
+            loading.append((item, loaders.submit(load, item)))
+
+    refill(workers)
+    while loading:
+        wait([loading[0][1]])
+        # One more than workers: the first one is loaded already.
+        refill(workers + 1)
+        yield loading.popleft()
+
+
+def _attempt(
+    predict: Callable[[Loaded], Answer], loaded: Future[Loaded]
+) -> tuple[Answer | None, Exception | None]:
+    try:
+        return predict(loaded.result()), None
+    except Exception as error:
+        return None, error
+
+
+def _error_of(future: Future[None]) -> Exception | None:
+    error = future.exception()
+    assert error is None or isinstance(error, Exception)
+    _clear_frames(error)
+    return error
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Free the case, which an error's frames reference; the traceback can still be printed."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

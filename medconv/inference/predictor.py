@@ -16,12 +16,18 @@ from medconv.data.case import Case
 from medconv.data.per_case import check_source_spacing, source_spacing
 from medconv.inference.extras import Extra
 from medconv.inference.forward import Forward, LabelMapForward
-from medconv.inference.images import ImageLike, NamedImage, from_array, from_files, from_nibabel
 from medconv.inference.inputs import name_of
 from medconv.inference.load import LoadedModel, load, with_window
-from medconv.inference.members import check_same
-from medconv.inference.prepare import Input, prepare
-from medconv.inference.scores import LabelMapScores
+from medconv.inference.prepare import (
+    ImageLike,
+    Input,
+    NamedImage,
+    from_array,
+    from_files,
+    from_nibabel,
+    prepare,
+)
+from medconv.inference.slab_answer import LabelMapScores
 from medconv.inference.sliding_window import check_batch_size, check_overlap
 from medconv.utils.errors import ArgumentError
 
@@ -274,3 +280,25 @@ class Predictor:
         if case_input.warning:
             warning = f"{case_input.warning}; {warning}"
         return replace(case_input, warning=warning)
+
+
+def check_same(first: LoadedModel, second: LoadedModel) -> None:
+    """Raises: ValueError: no mean can be taken over the two."""
+    values_of_first = _comparable(first)
+    for name, value in _comparable(second).items():
+        if value != values_of_first[name]:
+            raise ValueError(
+                f"{second.path}: cannot be averaged with {first.path}, its {name} differ: "
+                f"{value}; there {values_of_first[name]}"
+            )
+
+
+def _comparable(model: LoadedModel) -> dict[str, str]:
+    """What must be the same for a mean, by name, in words."""
+    return {
+        "targets": model.targets.description,
+        "classes": ", ".join(model.class_names),
+        "channels": f"{len(model.modalities)}: {', '.join(model.modalities)}",
+        "images": f"{model.preprocessing.image_dims}D",
+        "source_spacing_mm": str(model.source_spacing_mm),
+    }

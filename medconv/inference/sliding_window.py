@@ -1,23 +1,181 @@
 """Sliding-window inference: run a network that takes patches on a full image."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
-from math import prod
+from functools import lru_cache
+from itertools import combinations, product
+from math import ceil, prod
 from typing import Any
 
+import numpy as np
 import torch
+from monai.data.utils import compute_importance_map
+from scipy.ndimage import gaussian_filter
 from torch import Tensor
 from torch.nn import functional as F
 
-from medconv.data.augmentation.spatial import check_axes
+from medconv.config import Node, arguments_as_keys
+from medconv.data.augmentation.spatial import check_axes, mirrored_axes
 from medconv.data.preprocessing.preprocess import left_right_axis
 from medconv.inference.logit_stream import LogitStream, Window
-from medconv.inference.tta import swapped
-from medconv.inference.window_placement import FIXED_DISTANCE, WindowPlacement
 from medconv.models.outputs import full_resolution
 from medconv.utils.errors import ArgumentError
 from medconv.utils.progress import track
+
+log = logging.getLogger(__name__)
+
+
+def usable_axes(
+    requested: Any, spatial_dims: int, trained_axes: Sequence[int], equivariant_axes: Sequence[int]
+) -> tuple[int, ...]:
+    """The requested axes of mirror test-time augmentation without the equivariant ones, which change nothing.
+
+    Args:
+        requested: axes, `all` or None.
+        spatial_dims: of the network, 2 or 3.
+        trained_axes: axes along which the network saw mirrored images in training.
+        equivariant_axes: axes along which a mirrored image gives mirrored logits by construction.
+    Raises:
+        ArgumentError: not spatial axes, or an axis that is neither, so that averaging over flips would make
+            predictions worse.
+    """
+    if requested is None:
+        requested = ()
+    elif requested == "all":
+        requested = range(spatial_dims)
+    axes = check_axes("mirror_axes", requested, spatial_dims)
+
+    # averaging over flips that a network never saw makes its predictions worse
+    unseen = [axis for axis in axes if axis not in trained_axes and axis not in equivariant_axes]
+    if unseen:
+        problem = (
+            f"={list(axes)} needs a network trained on mirrored images: add {unseen} to "
+            f"augmentation.mirror_axes (now {list(trained_axes)}), or use conv=mirror along them"
+        )
+        raise ArgumentError("mirror_axes", problem)
+
+    skipped = [axis for axis in axes if axis in equivariant_axes]
+    if skipped:
+        log.info("mirror_axes: %s skipped, the network is equivariant along them", skipped)
+    return tuple(axis for axis in axes if axis not in equivariant_axes)
+
+
+def training_axes(augmentation: Node, spatial_dims: int) -> tuple[int, ...]:
+    """Axes along which the network sees mirrored images in training. Raises: ValueError: no such axes."""
+    with arguments_as_keys(mirror_axes="augmentation.mirror_axes"):
+        return mirrored_axes(augmentation.get("mirror_axes") or (), spatial_dims)
+
+
+def swapped(logits: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
+    """The logits (batch, classes, *spatial) with the classes of each pair exchanged."""
+    if not pairs:
+        return logits
+    order = list(range(logits.shape[1]))
+    for left, right in pairs:
+        order[left] = right
+        order[right] = left
+    return logits[:, order]
+
+
+def flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
+    """All sets of the axes, the empty one first."""
+    subsets: list[tuple[int, ...]] = []
+    for count in range(len(axes) + 1):
+        subsets.extend(combinations(sorted(axes), count))
+    return subsets
+
+
+# Of the Gaussian weights, as a share of the window.
+_SIGMA = 1 / 8
+# The largest weight of nnU-Net's Gaussian.
+_PEAK = 10.0
+
+
+@dataclass(frozen=True)
+class WindowPlacement:
+    """How windows are placed and weighted.
+
+    Args:
+        description: as an exported model states it.
+        starts: (axis length, window size, overlap) -> first voxels of the windows, in voxels.
+        weights: (window size of each axis, device) -> weights, (*window size) float32.
+        sums_in_fp32: whether outputs are converted to float32 before they are weighted.
+    """
+
+    description: str
+    starts: Callable[[int, int, float], list[int]]
+    weights: Callable[[Sequence[int], torch.device], Tensor]
+    sums_in_fp32: bool
+
+
+def fixed_starts(length: int, window: int, overlap: float) -> list[int]:
+    """First voxels of windows at a fixed distance; the last one ends with the axis and overlaps more.
+
+    Args:
+        length: of the axis, in voxels; at least `window`.
+        overlap: share of a window, from 0 to below 1.
+    Source: MONAI's `dense_patch_slices`.
+    """
+    distance = max(1, int(window * (1 - overlap)))
+    steps = ceil((length - window) / distance)
+    # The last window would end behind the axis.
+    return [min(step * distance, length - window) for step in range(steps + 1)]
+
+
+def even_starts(length: int, window: int, overlap: float) -> list[int]:
+    """First voxels of windows at even distances: as few windows as overlap by at least that share.
+
+    Args:
+        length: of the axis, in voxels; at least `window`.
+        overlap: share of a window, from 0 to below 1.
+    Source: nnU-Net v2's `compute_steps_for_sliding_window`.
+    """
+    steps = ceil((length - window) / (window * (1 - overlap)))
+    if steps == 0:
+        return [0]
+    distance = (length - window) / steps
+    # Halves are rounded to even numbers, as by NumPy.
+    return [round(distance * step) for step in range(steps + 1)]
+
+
+def monai_weights(window_size: Sequence[int], device: torch.device) -> Tensor:
+    """A Gaussian about the middle of the window, at least 0.001. Shape: (*window_size) float32."""
+    return compute_importance_map(tuple(window_size), mode="gaussian", sigma_scale=_SIGMA, device=device)
+
+
+def nnunet_weights(window_size: Sequence[int], device: torch.device) -> Tensor:
+    """A Gaussian about the middle voxel, the right one of two, in float16's precision.
+
+    Shape: (*window_size) float32.
+    Source: nnU-Net v2's `compute_gaussian`.
+    """
+    return _nnunet_weights(tuple(window_size)).to(device)
+
+
+@lru_cache(8)
+def _nnunet_weights(window_size: tuple[int, ...]) -> Tensor:
+    middle = tuple(size // 2 for size in window_size)
+    peak = np.zeros(window_size)
+    peak[middle] = 1
+    sigmas = [size * _SIGMA for size in window_size]
+    gaussian = gaussian_filter(peak, sigmas, mode="constant")
+    scaled = gaussian * (_PEAK / gaussian.max())
+    weights = torch.from_numpy(scaled).half().float()
+    # float16 rounds the corners of large windows to 0, and a sum of weights must not be 0.
+    smallest = weights[weights > 0].min()
+    return weights.clamp(min=float(smallest))
+
+
+FIXED_DISTANCE = WindowPlacement(
+    description="gaussian", starts=fixed_starts, weights=monai_weights, sums_in_fp32=False
+)
+EVEN_DISTANCE = WindowPlacement(
+    description="gaussian, windows at even distances as nnU-Net's",
+    starts=even_starts,
+    weights=nnunet_weights,
+    sums_in_fp32=True,
+)
 
 _BATCH_LOGITS = 2**24  # in one forward pass on a CPU: 64 MiB in fp32
 _MAX_CONSTANTS = 4  # values whose logits are kept

@@ -15,7 +15,7 @@ from medconv.data import left_right
 from medconv.data.preprocessing.preprocess import CropInfo, left_right_axis
 from medconv.data.preprocessing.store import Store
 from medconv.inference.load import window_of
-from medconv.inference.tta import training_axes, usable_axes
+from medconv.inference.sliding_window import training_axes, usable_axes
 from medconv.models.build import build_network
 from medconv.models.freeze import check_factors, description, freeze, frozen_part
 from medconv.models.layers.max_pool import swap_pools

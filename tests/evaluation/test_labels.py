@@ -17,7 +17,7 @@ from medconv.evaluation.labels import (
     tolerance_of,
     tolerances,
 )
-from medconv.inference.manifest import MANIFEST
+from medconv.inference.output import MANIFEST
 from medconv.metrics import dice
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets

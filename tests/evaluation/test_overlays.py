@@ -9,7 +9,7 @@ from helpers.label_maps import dataset, label, save
 from PIL import Image
 
 from medconv.evaluation.overlays import case_png, images_of
-from medconv.inference.manifest import MANIFEST
+from medconv.inference.output import MANIFEST
 
 
 def test_a_picture_shows_where_label_maps_differ(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from medconv.evaluation import segmentation
 from medconv.evaluation.evaluate import table, write
-from medconv.inference.manifest import MANIFEST
+from medconv.inference.output import MANIFEST
 from medconv.metrics.segmentation import MetricSelection
 from medconv.targets.label_map import LabelMapTargets
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from medconv.evaluation import segmentation_report
 from medconv.evaluation.segmentation import evaluate
-from medconv.inference.manifest import MANIFEST
+from medconv.inference.output import MANIFEST
 from medconv.metrics.segmentation import METRICS
 
 NASTY = '<script>alert("x")</script>&\'"'

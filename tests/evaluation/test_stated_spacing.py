@@ -10,7 +10,7 @@ import pytest
 from helpers.label_maps import folders, label_of
 
 from medconv.evaluation import segmentation
-from medconv.inference.manifest import MANIFEST
+from medconv.inference.output import MANIFEST
 
 
 def evaluate(*arguments: Any, **options: Any) -> dict[str, Any]:

@@ -20,8 +20,7 @@ from medconv.features.export.formats import read_written
 from medconv.features.export.job import ExportOptions
 from medconv.features.export.metadata import metadata_path
 from medconv.inference.load import LoadedModel
-from medconv.inference.sliding_window import SlidingWindow
-from medconv.inference.window_placement import EVEN_DISTANCE, FIXED_DISTANCE
+from medconv.inference.sliding_window import EVEN_DISTANCE, FIXED_DISTANCE, SlidingWindow
 from medconv.models.unet import UNet
 from medconv.targets import Targets
 

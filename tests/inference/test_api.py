@@ -7,7 +7,8 @@ import pytest
 from helpers import exports
 
 import medconv
-from medconv.inference import Predictor, sliding_window
+from medconv.inference import sliding_window
+from medconv.inference.predictor import Predictor
 from medconv.utils.errors import ArgumentError
 
 

@@ -1,4 +1,4 @@
-"""medconv/inference/case_lists.py: what lists must hold."""
+"""medconv/inference/inputs.py: what lists must hold."""
 
 import json
 from pathlib import Path

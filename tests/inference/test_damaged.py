@@ -1,11 +1,11 @@
-"""medconv/inference/damaged.py: errors of damaged metadata name the checkpoint and its version."""
+"""medconv/inference/load.py: errors of damaged metadata name the checkpoint and its version."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from medconv.inference.damaged import explaining_damage
+from medconv.inference.load import explaining_damage
 
 
 @pytest.mark.parametrize(

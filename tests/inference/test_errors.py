@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.members import refused
 
-from medconv.inference.errors import check_all_predicted, reason, unwritable
+from medconv.inference.predict import check_all_predicted, reason, unwritable
 
 
 def test_a_full_disk_is_named_with_its_free_space(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from medconv.data.case import Case
-from medconv.inference.images import from_array, from_files, from_nibabel
+from medconv.inference.prepare import from_array, from_files, from_nibabel
 from medconv.utils.errors import ArgumentError
 
 AFFINE = np.array([[0, -1.2, 0, 3], [1.4, 0, 0, 4], [0, 0, 1.7, 5], [0, 0, 0, 1.0]])

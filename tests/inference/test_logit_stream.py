@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from medconv.inference import logit_stream
-from medconv.inference.sliding_window import SlidingWindow
-from medconv.inference.window_placement import EVEN_DISTANCE, FIXED_DISTANCE, WindowPlacement
+from medconv.inference.sliding_window import EVEN_DISTANCE, FIXED_DISTANCE, SlidingWindow, WindowPlacement
 
 PATCH = (6, 4, 4)
 

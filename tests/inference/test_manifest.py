@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from medconv.inference.manifest import MANIFEST, OutputState, differences, entry, read
+from medconv.inference.output import MANIFEST, OutputState, case_entry, differences, read_manifest
 
 A = {"images": ["/a.nii"], "stamps": [[1, 2]]}
 OTHER = {"images": ["/b.nii"], "stamps": [[1, 2]]}
@@ -19,10 +19,10 @@ def state(
 
 
 def test_a_manifest_is_read_back(tmp_path: Path) -> None:
-    assert read(tmp_path) == {}
+    assert read_manifest(tmp_path) == {}
     manifest = {"settings": {"overlap": 0.5}, "cases": {"a": A}, "overwriting": ["a"], "checkpoint": "x"}
     (tmp_path / MANIFEST).write_text(json.dumps(manifest))
-    assert read(tmp_path) == manifest
+    assert read_manifest(tmp_path) == manifest
 
 
 @pytest.mark.parametrize(
@@ -37,16 +37,16 @@ def test_a_manifest_is_read_back(tmp_path: Path) -> None:
 def test_a_damaged_manifest_counts_as_none(tmp_path: Path, changes: dict) -> None:
     manifest = {"settings": {}, "cases": {"a": A}, "overwriting": [], **changes}
     (tmp_path / MANIFEST).write_text(json.dumps(manifest))
-    assert read(tmp_path) == {}
+    assert read_manifest(tmp_path) == {}
 
 
 def test_the_entry_of_a_case_changes_with_its_image(tmp_path: Path) -> None:
     image = tmp_path / "a.nii"
-    assert entry([image]) == {"images": [str(image)], "stamps": [None]}
+    assert case_entry([image]) == {"images": [str(image)], "stamps": [None]}
     image.write_text("1")
-    before = entry([image])
+    before = case_entry([image])
     image.write_text("22")
-    assert before["stamps"][0] and entry([image]) != before
+    assert before["stamps"][0] and case_entry([image]) != before
 
 
 def test_differing_settings_are_named_with_both_values() -> None:

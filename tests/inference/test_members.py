@@ -1,11 +1,11 @@
-"""medconv/inference/members.py: networks that give no mean are refused by what differs; see test_predictor too."""
+"""medconv/inference/predictor.py: networks that give no mean are refused by what differs; see test_predictor too."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from medconv.inference.members import check_same
+from medconv.inference.predictor import check_same
 
 
 def model(**changes: Any) -> Any:

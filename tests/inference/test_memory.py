@@ -14,9 +14,9 @@ from medconv.data.case import Case
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.inference import logit_stream, memory
-from medconv.inference.images import from_files
 from medconv.inference.load import LoadedModel
 from medconv.inference.memory import Need, _need, fitting_workers
+from medconv.inference.prepare import from_files
 from medconv.inference.sliding_window import SlidingWindow
 
 GB = 2**30

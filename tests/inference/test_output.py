@@ -12,9 +12,7 @@ from helpers.members import refused
 from medconv.data.case import Case
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.output import OutputTable
-from medconv.inference.manifest import MANIFEST
-from medconv.inference.output import Output
-from medconv.inference.output_dir import OutputDir
+from medconv.inference.output import MANIFEST, Output, OutputDir
 
 Make = Callable[..., Output]
 

@@ -9,8 +9,7 @@ import pytest
 from helpers import members
 
 from medconv.data.case import Case
-from medconv.inference.manifest import MANIFEST
-from medconv.inference.output_dir import OutputDir
+from medconv.inference.output import MANIFEST, OutputDir
 
 
 def cases(*names: str, root: str = "images") -> list[Case]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 from helpers.waiting import PATIENCE_S
 
-from medconv.inference.pipeline import stream
+from medconv.inference.predict import stream
 
 
 class Big:

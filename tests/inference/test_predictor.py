@@ -17,7 +17,7 @@ from medconv.data.io.images import read_image
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.inference.predictor import Predictor
-from medconv.inference.scores import LabelMapScores
+from medconv.inference.slab_answer import LabelMapScores
 
 
 @pytest.fixture(scope="module")

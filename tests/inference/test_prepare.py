@@ -8,8 +8,7 @@ from helpers import loaded_models
 from torch import nn
 
 from medconv.features.image_level.multiclass import MulticlassTargets
-from medconv.inference.images import from_array
-from medconv.inference.prepare import prepare
+from medconv.inference.prepare import from_array, prepare
 
 
 def test_an_image_has_one_array_for_each_preprocessing() -> None:

@@ -7,9 +7,8 @@ from torch import nn
 
 from medconv.features.quality.extra import Quality, quality_of, uncertainty_of
 from medconv.inference.forward import LabelMapForward
-from medconv.inference.images import from_array
-from medconv.inference.prepare import prepare
-from medconv.inference.scores import LabelMapScores
+from medconv.inference.prepare import from_array, prepare
+from medconv.inference.slab_answer import LabelMapScores
 
 
 def scores(image: np.ndarray, networks: int = 1) -> LabelMapScores:

@@ -5,8 +5,13 @@ import torch
 from monai.networks.nets import DynUNet
 from torch import Tensor
 
-from medconv.inference.sliding_window import SlidingWindow, slab_axis
-from medconv.inference.window_placement import EVEN_DISTANCE, FIXED_DISTANCE, WindowPlacement
+from medconv.inference.sliding_window import (
+    EVEN_DISTANCE,
+    FIXED_DISTANCE,
+    SlidingWindow,
+    WindowPlacement,
+    slab_axis,
+)
 from medconv.models.unet import UNet
 
 

@@ -5,7 +5,7 @@ import torch
 
 from medconv.features.image_level.forward import mean_over_flips
 from medconv.features.image_level.multilabel import MultilabelTargets
-from medconv.inference.tta import flips, swapped, usable_axes
+from medconv.inference.sliding_window import flips, swapped, usable_axes
 from medconv.utils.errors import ArgumentError
 
 

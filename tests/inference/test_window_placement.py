@@ -9,9 +9,9 @@ from monai.data.utils import dense_patch_slices
 from monai.inferers import sliding_window_inference
 from torch import Tensor
 
-from medconv.inference.sliding_window import SlidingWindow
-from medconv.inference.window_placement import (
+from medconv.inference.sliding_window import (
     EVEN_DISTANCE,
+    SlidingWindow,
     even_starts,
     fixed_starts,
     monai_weights,

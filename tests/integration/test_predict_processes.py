@@ -24,7 +24,7 @@ from helpers.processes import Forked
 from helpers.waiting import PATIENCE_S, until
 from nibabel.openers import ImageOpener
 
-from medconv.inference.output_dir import OutputDir
+from medconv.inference.output import OutputDir
 
 NUMBER = 5
 WHOLE = "[!.]*.nii.gz"  # and not what is being written

@@ -14,7 +14,7 @@ from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.forward import Forward, autocast, check_finite, network_of
 from medconv.inference.load import LoadedModel
 from medconv.inference.prepare import Input
-from medconv.inference.tta import flips
+from medconv.inference.sliding_window import flips
 
 # Of whole images, in one forward pass.
 _MAX_VOXELS = 2**21

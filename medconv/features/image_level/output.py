@@ -16,8 +16,7 @@ import numpy as np
 from medconv.data.case import Case
 from medconv.features.image_level.forward import ImageLevelScores
 from medconv.features.image_level.targets import ImageLevelTargets
-from medconv.inference.manifest import Entry, OutputState
-from medconv.inference.output import TABLE, Claim, Output
+from medconv.inference.output import TABLE, Claim, Entry, Output, OutputState
 from medconv.inference.predictor import Predictor
 from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text, original

@@ -16,7 +16,7 @@ from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.output import CASE_COLUMNS, column_of
 from medconv.features.image_level.regression import RegressionTargets
 from medconv.features.image_level.targets import ImageLevelTargets
-from medconv.inference.manifest import MANIFEST
+from medconv.inference.output import MANIFEST
 from medconv.targets import Targets
 from medconv.utils.logging import some
 

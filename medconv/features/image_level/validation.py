@@ -11,8 +11,7 @@ from medconv.data.loading.patch import Batch
 from medconv.data.preprocessing.store import Store
 from medconv.features.image_level.forward import mean_over_flips
 from medconv.features.image_level.targets import ImageLevelTargets
-from medconv.inference.sliding_window import SlidingWindow
-from medconv.inference.tta import flips
+from medconv.inference.sliding_window import SlidingWindow, flips
 from medconv.training.validation import Validated, warn_of_nonfinite
 
 

@@ -19,7 +19,7 @@ from medconv.features.cross_validation.results import CrossValidation
 from medconv.features.postprocessing.decision import Decision
 from medconv.features.postprocessing.search import LabelledCase, Load, candidates, decide, volumes
 from medconv.features.postprocessing.validated_cases import validated_cases
-from medconv.inference.output_dir import OutputDir
+from medconv.inference.output import OutputDir
 from medconv.inference.predict import output_in, predict
 from medconv.inference.predictor import Predictor
 from medconv.metrics.dice import dice

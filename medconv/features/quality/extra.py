@@ -16,8 +16,7 @@ from medconv.data.io.writing import write_channels
 from medconv.data.preprocessing.preprocess import ContentArray, Slab, to_native
 from medconv.features.quality import quality
 from medconv.inference.extras import Extra
-from medconv.inference.scores import LabelMapScores
-from medconv.inference.slab_answer import Group, SlabLogits, label_type, with_cpu_fallback
+from medconv.inference.slab_answer import Group, LabelMapScores, SlabLogits, label_type, with_cpu_fallback
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.atomic_io import write_text
 

@@ -22,7 +22,7 @@ from medconv.data.io.writing import write_channels, write_label
 from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_store
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.inputs import find_cases
-from medconv.inference.output_dir import OutputDir
+from medconv.inference.output import OutputDir
 from medconv.metrics.visualization import overlay
 
 GREY = np.arange(6 * 4, dtype=np.uint8).reshape(4, 6) * 10  # four rows of six pixels, from the top

@@ -12,7 +12,7 @@ from helpers.members import refused
 from medconv.data.case import Case
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.output import TABLE, OutputTable
-from medconv.inference.manifest import MANIFEST
+from medconv.inference.output import MANIFEST
 
 CLASSES = MulticlassTargets(("benign", "case"))
 

@@ -24,8 +24,8 @@ COMMANDS = "COMMANDS"
 # Metrics of label maps: a tuple of "module:object", each a `medconv.metrics.segmentation.Metric`.
 METRICS = "METRICS"
 
-# Options of `medconv predict`: a tuple of "module", which imports nothing heavy, each with
-# `add_arguments(group)` and `extra(options)` -> a `medconv.inference.extras.Extra`, or None: not given.
+# Options of `medconv predict`: "module:object" -> flag -> arguments of argparse's `add_argument`. Where one
+# of these flags is given, the object is called with all options and gives a `medconv.inference.extras.Extra`.
 PREDICT_OPTIONS = "PREDICT_OPTIONS"
 # Folders that such options write beside predictions: name -> suffix of their files, one for each case.
 PREDICTION_FOLDERS = "PREDICTION_FOLDERS"

@@ -12,6 +12,11 @@ def flag_of(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
 
+def name_of(flag: str) -> str:
+    """The option of a flag, such as `mirror_axes` of `--mirror-axes`."""
+    return flag.removeprefix("--").replace("-", "_")
+
+
 @contextmanager
 def arguments_as_flags(options: argparse.Namespace) -> Iterator[None]:
     """Inside, an error about an argument that is also an option names the flag in its place.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from medconv import doors
-from medconv.cli.flags import flag_of
+from medconv.cli.flags import flag_of, name_of
 from medconv.cli.parsers import Group, Parser, add_device, add_package
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import some, start_logging
@@ -91,8 +91,9 @@ def _add_input_and_output(group: Group) -> None:
 
 
 def _add_extra_outputs(group: Group) -> None:
-    for option in doors.objects(doors.PREDICT_OPTIONS):
-        option.add_arguments(group)
+    for flags in doors.mapping(doors.PREDICT_OPTIONS).values():
+        for flag, arguments in flags.items():
+            group.add_argument(flag, **arguments)
     group.add_argument(
         "--overwrite",
         action="store_true",
@@ -121,8 +122,7 @@ def run_command(options: argparse.Namespace) -> int:
 
     start_logging()
     _check_values(options)
-    made = [option.extra(options) for option in doors.objects(doors.PREDICT_OPTIONS)]
-    predictor = _load(options, [extra for extra in made if extra is not None])
+    predictor = _load(options, _extras(options))
     cases = _find_cases(options.input, predictor)
     for extra in predictor.extras:
         extra.begin(predictor, cases)
@@ -146,6 +146,15 @@ def _check_values(options: argparse.Namespace) -> None:
     if options.source_spacing_mm:
         per_case.check_source_spacing(options.source_spacing_mm, "--source-spacing-mm")
     check_source(options.input, "--input")
+
+
+def _extras(options: argparse.Namespace) -> list[Extra]:
+    """What features add by the options that are given."""
+    extras = []
+    for entry, flags in doors.mapping(doors.PREDICT_OPTIONS).items():
+        if any(getattr(options, name_of(flag)) for flag in flags):
+            extras.append(doors.load(entry)(options))
+    return extras
 
 
 def _load(options: argparse.Namespace, extras: Sequence[Extra]) -> Predictor:

@@ -130,7 +130,11 @@ def load(
         if plain:
             config = replace(config, perf=_plain(config.perf))
         model = _build_model(content, config, targets, path, trusted)
-        model = _with_mirror_axes(model, config, mirror_axes)
+        if mirror_axes is not None:
+            model = with_mirror_axes(model, mirror_axes)
+        else:
+            with configs.arguments_as_keys("task"):
+                model = with_mirror_axes(model, config.task.mirror_axes)
     model.network.to(device)
     return model
 
@@ -213,16 +217,6 @@ def _for_inference(network: nn.Module, config: RunConfig) -> nn.Module:
         fast_depthwise=config.perf.fast_depthwise,
     )
     return network
-
-
-def _with_mirror_axes(
-    model: LoadedModel, config: RunConfig, mirror_axes: Sequence[int] | None
-) -> LoadedModel:
-    """Args: mirror_axes: None: those of the config."""
-    if mirror_axes is not None:
-        return with_mirror_axes(model, mirror_axes)
-    with configs.arguments_as_keys("task"):
-        return with_mirror_axes(model, config.task.mirror_axes)
 
 
 def with_mirror_axes(model: LoadedModel, mirror_axes: Any) -> LoadedModel:

@@ -35,7 +35,7 @@ MANIFEST = "prediction.json"
 # A case's images, as the manifest lists them.
 Entry = dict[str, Any]
 # Settings that are known by their hashes alone, which tell a reader nothing.
-_HASHES = {"checkpoints": "another checkpoint", "post-processing": "another post-processing, or none"}
+_HASHES = {"checkpoints": "another checkpoint", "postprocess": "another post-processing, or none"}
 
 
 @dataclass(frozen=True)

@@ -194,6 +194,8 @@ def _settings(predictor: Predictor) -> dict[str, Any]:
     if predictor.targets.per_voxel:
         settings["overlap"] = [member.window.overlap for member in members]
     settings["mirror_axes"] = [list(member.window.mirror_axes) for member in members]
+    if predictor.targets.per_voxel:
+        settings["postprocess"] = None  # label maps are not changed, unless an extra says how
     for extra in predictor.extras:
         settings |= extra.settings()
     if members[0].source_spacing_mm:
@@ -224,7 +226,11 @@ def usable_device(name: str | None) -> str:
     Raises:
         ArgumentError: this machine has no such device.
     """
-    device = name or _own_device()
+    device = name
+    if device is None:
+        device = "cpu"
+        if torch.cuda.is_available():
+            device = f"cuda:{local_rank() % torch.cuda.device_count()}"
     try:
         torch.zeros(1, device=device)
     # AssertionError: torch was built without it.
@@ -232,12 +238,6 @@ def usable_device(name: str | None) -> str:
         problem = f" {device}: cannot be used here ({first_line(error)})"
         raise ArgumentError("device", problem) from error
     return device
-
-
-def _own_device() -> str:
-    if not torch.cuda.is_available():
-        return "cpu"
-    return f"cuda:{local_rank() % torch.cuda.device_count()}"
 
 
 def unwritable(path: Path, case_id: str, error: OSError) -> ValueError:

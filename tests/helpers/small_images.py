@@ -20,7 +20,7 @@ from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.regression import RegressionTargets
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.features.image_level.validation import ImageLevelValidation
-from medconv.inference.tta import flips
+from medconv.inference.sliding_window import flips
 from medconv.models.unet import Encoder
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.image_level import CrossEntropy, RegressionLoss

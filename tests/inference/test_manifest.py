@@ -57,9 +57,9 @@ def test_differing_settings_are_named_with_both_values() -> None:
 
 
 def test_files_are_not_named_by_their_hashes() -> None:
-    old = {"checkpoints": ["ab12"], "post-processing": None}
+    old = {"checkpoints": ["ab12"], "postprocess": None}
     assert differences(old, {**old, "checkpoints": ["cd34"]}) == ["another checkpoint"]
-    assert differences(old, {**old, "post-processing": "ef56"}) == ["another post-processing, or none"]
+    assert differences(old, {**old, "postprocess": "ef56"}) == ["another post-processing, or none"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """What `medconv predict --dicom-seg` adds: each label map as DICOM SEG."""
 
+from __future__ import annotations
+
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,10 @@ import numpy as np
 from medconv.data.case import Case
 from medconv.features.dicom import seg
 from medconv.inference.extras import Extra
+
+
+def of_options(_: argparse.Namespace) -> DicomSeg:
+    return DicomSeg()
 
 
 class DicomSeg(Extra):

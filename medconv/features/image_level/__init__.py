@@ -6,5 +6,12 @@ TARGETS = {
     "ordinal": "medconv.features.image_level.multiclass:OrdinalTargets",
     "regression": "medconv.features.image_level.regression:RegressionTargets",
 }
-PREDICT_OPTIONS = ("medconv.features.image_level.saliency_option",)
+PREDICT_OPTIONS = {
+    "medconv.features.image_level.saliency_extra:of_options": {
+        "--saliency": {
+            "action": "store_true",
+            "help": "for classification, also write Grad-CAM pictures, OUTPUT/saliency/CASE.png",
+        }
+    }
+}
 PREDICTION_FOLDERS = {"saliency": ".png"}

@@ -1,5 +1,8 @@
 """What `medconv predict --saliency` adds: a Grad-CAM picture of each case."""
 
+from __future__ import annotations
+
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,10 @@ from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.extras import Extra
 from medconv.metrics.visualization import png
 from medconv.utils.atomic_io import replacing
+
+
+def of_options(_: argparse.Namespace) -> Saliency:
+    return Saliency()
 
 
 class Saliency(Extra):

@@ -6,4 +6,11 @@ COMMANDS = {
         "medconv.features.postprocessing.command",
     )
 }
-PREDICT_OPTIONS = ("medconv.features.postprocessing.option",)
+PREDICT_OPTIONS = {
+    "medconv.features.postprocessing.extra:of_options": {
+        "--postprocess": {
+            "metavar": "FILE",
+            "help": "apply the post-processing in a file from medconv find-postprocessing",
+        }
+    }
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 from collections.abc import Sequence
@@ -21,6 +22,13 @@ from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.atomic_io import write_text
 
 log = logging.getLogger(__name__)
+
+
+def of_options(options: argparse.Namespace) -> Quality:
+    """Raises: ValueError: a calibration of nothing."""
+    if not options.quality:
+        raise ValueError("--calibration turns what --quality measures into Dice: add --quality")
+    return Quality(Path(options.calibration) if options.calibration else None)
 
 
 class QualityAnswer:

@@ -35,6 +35,10 @@ PREDICTION_FOLDERS = "PREDICTION_FOLDERS"
 # `lines(value)` for the terminal, and `figure(result)` -> (title, PNG, note) for the report.
 EVALUATIONS = "EVALUATIONS"
 
+# Reports of `medconv evaluate`: a tuple of "module:object", called with the `Evaluation`, -> an HTML page, or
+# None: it is of another kind.
+REPORTS = "REPORTS"
+
 # Formats of `medconv export`: name -> object, a `Format` of `medconv/features/export/job.py`. That feature
 # walks it; the core does not.
 EXPORTS = "EXPORTS"

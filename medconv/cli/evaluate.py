@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from medconv import doors
 from medconv.cli.flags import flag_of
 from medconv.cli.parsers import Group, Parser, add_package
 from medconv.utils.atomic_io import write_text
@@ -164,10 +165,13 @@ def run_command(options: argparse.Namespace) -> int:
     # scores are written before the report, which reads images and may fail
     write(evaluation, output)
     print(shown(table(evaluation)))
-    report = output.with_suffix(".html")
-    write_text(report, evaluation.page())
     print(f"\nper case: {output} and {output.with_suffix('.csv')}")
-    print(f"report:   {report}")
+    for page_of in doors.objects(doors.REPORTS):
+        page = page_of(evaluation)
+        if page is not None:
+            report = output.with_suffix(".html")
+            write_text(report, page)
+            print(f"report:   {report}")
     return DONE
 
 

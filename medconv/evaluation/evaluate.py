@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from medconv.evaluation.rendering import training_notes
 from medconv.inference.output import TABLE
 from medconv.targets import all_kinds
 from medconv.utils.atomic_io import write_text
@@ -38,9 +37,6 @@ class Evaluation(Protocol):
 
     def comparison_lines(self) -> list[str]:
         """The comparison with other predictions, for the terminal."""
-
-    def page(self) -> str:
-        """The HTML report; reads the files of the worst cases again."""
 
 
 def table_path(path: Path) -> Path:
@@ -114,3 +110,26 @@ def check_writable(output: Path, read_files: Collection[Path]) -> None:
         probe.unlink()
     except OSError as error:
         raise ArgumentError("output", f" {output}: cannot be written ({error.strerror})") from error
+
+
+def plain_number(value: float | None, digits: int = 4) -> str:
+    """A number as tables of the terminal print it; integers without decimals."""
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.{digits}f}"
+
+
+def training_notes(result: Mapping[str, Any]) -> list[str]:
+    """A line for each set of predictions with cases that its network was trained on."""
+    sets = {"predictions": result, "compare": result.get("compare", {})}
+    notes = []
+    for name, summary in sets.items():
+        cases = summary.get("train_cases")
+        if cases:
+            notes.append(
+                f"{name}: {len(cases)} of these cases ({some(cases, 2)}) have names of training cases; "
+                "their scores are optimistic"
+            )
+    return notes

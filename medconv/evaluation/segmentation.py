@@ -10,7 +10,6 @@ from medconv.data.io.label_values import relabel_of
 from medconv.data.io.raster import check_ignored
 from medconv.evaluation import labels, segmentation_summary
 from medconv.evaluation.case_measurement import CaseMeasurement, LabelMaps, Settings, measure_cases
-from medconv.evaluation.overlays import images_of
 from medconv.evaluation.raters import RATER_DICE, raters_of, summarize_raters
 from medconv.evaluation.segmentation_results import LabelMapEvaluation
 from medconv.evaluation.segmentation_summary import CaseRow, columns_of
@@ -39,7 +38,7 @@ def evaluate(
         compare: folder or pattern of other predictions, which are measured and compared.
         tolerance_mm: of the surface Dice, by class; None stands for all other classes.
         workers: cases measured at once.
-        images: their folder; None: see `overlays.images_of`.
+        images: their folder; None: see `labels.images_of`.
         selection: further metrics; None: none.
         annotated: such as `siteA_*=liver`: other classes are undefined in these cases.
         raters: folder or pattern of the label maps of each further rater of the references.
@@ -64,7 +63,7 @@ def evaluate(
     reference_set = _with_relabel(reference_set, num_values)
     prediction_sets = [_with_relabel(maps, num_values) for maps in prediction_sets]
     first = prediction_sets[0]
-    image_files = images_of(first.folder, reference_set.folder, images, list(first.files))
+    image_files = labels.images_of(first.folder, reference_set.folder, images, list(first.files))
     rows_of_sets = _measure_sets(prediction_sets, reference_set, targets, settings, workers)
     targets = targets or _numbered_targets(rows_of_sets)
     labels.check_tolerances(settings.tolerances, targets.names)

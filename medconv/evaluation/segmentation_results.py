@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from medconv import doors
-from medconv.evaluation.rendering import plain_number
-from medconv.evaluation.segmentation_report import write_report
+from medconv.evaluation.evaluate import plain_number
 from medconv.evaluation.segmentation_summary import CaseRow, columns_of, selection_of
 
 
@@ -86,9 +85,6 @@ class LabelMapEvaluation:
                 f"cases, p {plain_number(dice['p_holm'])} (Wilcoxon, Holm)"
             )
         return lines
-
-    def page(self) -> str:
-        return write_report(self.result, self.files, self.images)
 
 
 def class_rows(

@@ -14,6 +14,7 @@ from PIL import Image
 
 from medconv.evaluation import segmentation
 from medconv.evaluation.evaluate import table, write
+from medconv.features.report.segmentation_report import page as page_of
 from medconv.inference.output import MANIFEST
 from medconv.metrics.segmentation import MetricSelection
 from medconv.targets.label_map import LabelMapTargets
@@ -179,10 +180,10 @@ def test_lesions_are_in_the_table_the_files_and_the_report(tmp_path: Path) -> No
     write(evaluation, tmp_path / "metrics.json")
     with (tmp_path / "metrics.csv").open(newline="") as file:
         assert [row["lesion_sensitivity"] for row in csv.DictReader(file)] == ["1.0", "0.0"] * 2
-    page = evaluation.page()
+    page = page_of(evaluation)
     assert "Panoptic quality" in page and "lesions match from an intersection over union of 0.3 on" in page
     without = segmentation.evaluate(predictions, references)
-    assert without.result["lesion_iou"] is None and "Lesion" not in without.page()
+    assert without.result["lesion_iou"] is None and "Lesion" not in page_of(without)
     assert "lesion_f1" not in without.result["mean"]
 
 
@@ -194,8 +195,8 @@ def test_centrelines_are_in_the_table_the_files_and_the_report(tmp_path: Path) -
     assert [row["cldice"]["1"] for row in evaluation.result["cases"]] == [1.0, 0.0]
     header, row, *_ = (line.split() for line in table(evaluation).splitlines())
     assert header[-2:] == ["clDice", "cases"] and row[-2:] == ["0.5000", "2"]
-    assert "clDice" in evaluation.page()
-    assert "clDice" not in segmentation.evaluate(predictions, references).page()
+    assert "clDice" in page_of(evaluation)
+    assert "clDice" not in page_of(segmentation.evaluate(predictions, references))
 
 
 def test_predictions_and_references_by_pattern(tmp_path: Path) -> None:

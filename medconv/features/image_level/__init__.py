@@ -15,3 +15,4 @@ PREDICT_OPTIONS = {
     }
 }
 PREDICTION_FOLDERS = {"saliency": ".png"}
+REPORTS = ("medconv.features.image_level.evaluation:page",)

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from medconv.data.io.images import in_folder
+from medconv.evaluation.evaluate import Evaluation, plain_number
 from medconv.evaluation.labels import recorded_images, train_cases
-from medconv.evaluation.rendering import plain_number
 from medconv.features.image_level.report import words, write_report
 from medconv.features.image_level.tables import (
     PredictionTable,
@@ -78,9 +78,6 @@ class ImageLevelEvaluation:
             differences = {key: row[key] for key in ("difference", "low", "high", "p")}
             lines.append(f"{words(name)}, predictions minus compare: {_cells(differences)}")
         return lines
-
-    def page(self) -> str:
-        return write_report(self.result, self.targets, self.outputs, self.values, self.images)
 
 
 def evaluate(
@@ -202,3 +199,12 @@ def _comparison(
 
 def _cells(row: Mapping[str, float | None]) -> str:
     return ", ".join(f"{words(name)} {plain_number(value)}" for name, value in row.items())
+
+
+def page(evaluation: Evaluation) -> str | None:
+    """The HTML page of an evaluation of a table."""
+    if not isinstance(evaluation, ImageLevelEvaluation):
+        return None
+    return write_report(
+        evaluation.result, evaluation.targets, evaluation.outputs, evaluation.values, evaluation.images
+    )

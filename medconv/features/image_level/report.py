@@ -8,8 +8,8 @@ import numpy as np
 
 from medconv.data.io.grids import to_canonical
 from medconv.data.io.images import read_image
-from medconv.evaluation import rendering
 from medconv.features.image_level.targets import ImageLevelTargets
+from medconv.features.report import rendering
 from medconv.metrics import visualization
 
 _WORST_CASES = 12

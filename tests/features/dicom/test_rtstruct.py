@@ -20,6 +20,7 @@ from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.dataset_cache import fill_store
 from medconv.evaluation import segmentation
 from medconv.features.dicom.rtstruct import missing_slices, structures_of
+from medconv.features.report.segmentation_report import page as page_of
 from medconv.inference.inputs import find_cases
 
 OUTER = [(1.5, 1.5), (6.5, 1.5), (6.5, 5.5), (1.5, 5.5)]  # columns and rows, in voxels
@@ -144,7 +145,7 @@ def test_patterns_train_and_evaluate(tmp_path: Path) -> None:
     assert not result.errors and np.array(result.fingerprint.class_voxels)[:, 1:].tolist() == [[20, 20]] * 2
     evaluation = segmentation.evaluate(tmp_path / "pred", Path(pattern), None)
     assert evaluation.result["mean"]["dice"] == 1.0 and len(evaluation.result["cases"]) == 2
-    assert evaluation.page()  # reads label maps of the worst cases again
+    assert page_of(evaluation)  # reads label maps of the worst cases again
     rtstruct(tmp_path / "b/rs.dcm", {"Heart": [(2, OUTER)]}, dicoms.affine())
     with pytest.raises(ValueError, match=r"case b: .*rs\.dcm: no structures are 'lung'; there are 'Heart'"):
         check(dataset, workers=1)
@@ -174,7 +175,7 @@ def test_a_missing_structure_is_prepared_and_evaluated_where_it_is_not_annotated
     evaluation = segmentation.evaluate(tmp_path / "pred", Path(pattern), annotated=[f"b={heart}"])
     expected = [{heart: 1.0, lung: 1.0}, {heart: 1.0, lung: None}]
     assert [row["dice"] for row in evaluation.result["cases"]] == expected
-    assert evaluation.page()
+    assert page_of(evaluation)
     with pytest.raises(ValueError, match=r"case b: .*rs\.dcm: no structures are 'lung'; there are 'Heart'"):
         segmentation.evaluate(tmp_path / "pred", Path(pattern))
     with pytest.raises(ValueError, match=r"case b: .*rs\.dcm: no structures are 'lung'"):

@@ -9,6 +9,7 @@ from helpers.image_level_tables import CLASSES, write_table, write_tables
 
 from medconv.evaluation.evaluate import table
 from medconv.features.image_level.evaluation import evaluate
+from medconv.features.image_level.evaluation import page as page_of
 from medconv.features.image_level.regression import RegressionTargets
 from medconv.metrics import image_level as metrics
 
@@ -37,7 +38,7 @@ def test_without_a_manifest_the_labels_decide_the_kind_of_targets(tmp_path: Path
     result = evaluation.result
     assert result["targets"]["kind"] == "regression"
     assert result["mean"]["mae"] == pytest.approx(np.mean([0.1, 0.1, 0.2, 0.1, 0.5, 0.4]))
-    assert "mean absolute error" in table(evaluation) and "R2" in evaluation.page()
+    assert "mean absolute error" in table(evaluation) and "R2" in page_of(evaluation)
 
 
 def test_columns_of_labels_are_paired_by_name(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_comparison_is_over_the_cases_of_both(tmp_path: Path) -> None:
     evaluation = evaluate(predictions, labels, second)
     result = evaluation.result
     assert result["comparison"] == metrics.paired(CLASSES, outputs[:5], others, truth[:5])
-    assert result["compare"]["cases"] == 5 and "5 cases that both have" in evaluation.page()
+    assert result["compare"]["cases"] == 5 and "5 cases that both have" in page_of(evaluation)
 
 
 def test_training_cases_are_those_that_the_manifests_name(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_training_cases_are_those_that_the_manifests_name(tmp_path: Path) -> Non
     evaluation = evaluate(predictions, labels, other)
     assert evaluation.result["train_cases"] == ["c5"]
     assert evaluation.result["compare"]["train_cases"] == ["c2"]
-    assert "1 of these cases (c5) have names of training cases" in evaluation.page()
+    assert "1 of these cases (c5) have names of training cases" in page_of(evaluation)
 
 
 def test_errors_of_numbers_are_in_standard_deviations_of_the_truth(tmp_path: Path) -> None:

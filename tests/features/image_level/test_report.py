@@ -9,6 +9,7 @@ from helpers.image_level_tables import CLASSES, NASTY, write_tables
 from PIL import Image
 
 from medconv.features.image_level.evaluation import evaluate
+from medconv.features.image_level.evaluation import page as page_of
 from medconv.features.image_level.multiclass import OrdinalTargets
 
 
@@ -19,7 +20,7 @@ def test_the_page_is_self_contained_and_escapes_names(tmp_path: Path) -> None:
         pixels = np.random.default_rng(number).integers(0, 255, (9, 7, 3)).astype(np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"images/c{number}.png")
     (tmp_path / "images/c11.png").write_text("no picture")
-    text = evaluate(predictions, labels).page()
+    text = page_of(evaluate(predictions, labels))
     assert NASTY not in text and "&lt;img src=x" in text
     assert not re.findall(r"https?://|url\(|<script|<link", text)
     assert text.count("data:image/png;base64,") == 3 + 12 and "without the image: " in text
@@ -32,4 +33,4 @@ def test_the_page_of_grades_shows_the_true_one(tmp_path: Path) -> None:
     targets = OrdinalTargets(CLASSES.names).plain()
     (tmp_path / "prediction.json").write_text(json.dumps({"targets": targets}))
     evaluation = evaluate(predictions, labels)
-    assert evaluation.result["mean"]["quadratic_kappa"] is not None and "<h3>c" in evaluation.page()
+    assert evaluation.result["mean"]["quadratic_kappa"] is not None and "<h3>c" in page_of(evaluation)

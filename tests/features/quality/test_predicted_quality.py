@@ -11,6 +11,7 @@ from medconv.evaluation import segmentation
 from medconv.evaluation.evaluate import table
 from medconv.features.quality.predicted_quality import compared
 from medconv.features.quality.quality import read_calibration
+from medconv.features.report.segmentation_report import page as page_of
 
 
 def put(predictions: Path, case: str, **dice: object) -> None:
@@ -101,7 +102,7 @@ def test_evaluate_compares_where_predict_wrote_the_quality(tmp_path: Path) -> No
     metrics.write_text(json.dumps(evaluation.result))
     line = read_calibration(metrics, ["one", "two"])
     assert line == {"one": pytest.approx(tuple(np.polyfit([1.0, 0.9, 0.7], true, 1))), "two": None}
-    assert "Predicted against true Dice" in evaluation.page()
+    assert "Predicted against true Dice" in page_of(evaluation)
     by_pattern = segmentation.evaluate(predictions / "{id}.nii.gz", references)
     assert by_pattern.result["quality"] == quality and quality["method"] == "pairwise_dice"
     with pytest.raises(ValueError, match="its calibration is of pairwise_dice, these predictions have soft_"):

@@ -1,4 +1,4 @@
-"""medconv/evaluation/distributions.py: box plots as SVG, with a mark and a tooltip for each case, in the
+"""medconv/features/report/distributions.py: box plots as SVG, with a mark and a tooltip for each case, in the
 page's colours.
 """
 
@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from medconv.evaluation.distributions import Series, distribution
+from medconv.features.report.distributions import Series, distribution
 
 
 def svg(values: dict[str, float], unit: str = "mm", title: str = "liver <b>") -> ElementTree.Element:

@@ -1,4 +1,4 @@
-"""medconv/evaluation/overlays.py: which planes and colours a picture has, and where images are prediction."""
+"""medconv/features/report/overlays.py: which planes and colours a picture has, and where images are prediction."""
 
 import io
 import json
@@ -8,7 +8,8 @@ import numpy as np
 from helpers.label_maps import dataset, label, save
 from PIL import Image
 
-from medconv.evaluation.overlays import case_png, images_of
+from medconv.evaluation.labels import images_of
+from medconv.features.report.overlays import case_png
 from medconv.inference.output import MANIFEST
 
 

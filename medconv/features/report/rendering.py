@@ -5,16 +5,15 @@ safe are charts, in which ElementTree has escaped all text.
 """
 
 import base64
-from collections.abc import Mapping
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import medconv
-from medconv.utils.logging import some
+from medconv.evaluation.evaluate import training_notes
 
 _TEMPLATES = Environment(
-    loader=PackageLoader("medconv.evaluation"),
+    loader=PackageLoader("medconv.features.report"),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
@@ -42,29 +41,6 @@ def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
         return str(value)
     sign = "+" if signed else ""
     return f"{value:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")
-
-
-def plain_number(value: float | None, digits: int = 4) -> str:
-    """A number as tables of the terminal print it; integers without decimals."""
-    if value is None:
-        return "-"
-    if isinstance(value, int):
-        return str(value)
-    return f"{value:.{digits}f}"
-
-
-def training_notes(result: Mapping[str, Any]) -> list[str]:
-    """A line for each set of predictions with cases that its network was trained on."""
-    sets = {"predictions": result, "compare": result.get("compare", {})}
-    notes = []
-    for name, summary in sets.items():
-        cases = summary.get("train_cases")
-        if cases:
-            notes.append(
-                f"{name}: {len(cases)} of these cases ({some(cases, 2)}) have names of training cases; "
-                "their scores are optimistic"
-            )
-    return notes
 
 
 def _base64(content: bytes) -> str:

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from medconv import doors
-from medconv.evaluation import rendering
-from medconv.evaluation.distributions import Series, distribution
-from medconv.evaluation.overlays import case_png
+from medconv.evaluation.evaluate import Evaluation
+from medconv.evaluation.segmentation_results import LabelMapEvaluation
 from medconv.evaluation.segmentation_summary import selection_of
+from medconv.features.report import rendering
+from medconv.features.report.distributions import Series, distribution
+from medconv.features.report.overlays import case_png
 from medconv.metrics import visualization
 from medconv.metrics.dice import mean
 from medconv.metrics.segmentation import Metric
@@ -23,6 +25,13 @@ _DEFINITIONS = {
     "Dice and surface Dice are 0, distances are the length of the image from corner to corner.",
     "sd, interval": "standard deviation over cases (n - 1); 95 % bootstrap interval of the mean.",
 }
+
+
+def page(evaluation: Evaluation) -> str | None:
+    """The HTML page of an evaluation of label maps; reads the files of the worst cases again."""
+    if not isinstance(evaluation, LabelMapEvaluation):
+        return None
+    return write_report(evaluation.result, evaluation.files, evaluation.images)
 
 
 def write_report(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from medconv.evaluation.svg import THEME, Tooltips, svg
+from medconv.features.report.svg import THEME, Tooltips, svg
 
 # points of 1/72 inch; the foot holds the axis' numbers
 _WIDTH = 645

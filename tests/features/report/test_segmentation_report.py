@@ -1,4 +1,4 @@
-"""medconv/evaluation/segmentation_report.py: a self-contained page with the scores and the worst cases."""
+"""medconv/features/report/segmentation_report.py: a self-contained page with the scores and the worst cases."""
 
 import base64
 import gzip
@@ -12,8 +12,9 @@ import numpy as np
 from helpers.label_maps import dataset, label, save
 from PIL import Image
 
-from medconv.evaluation import segmentation_report
 from medconv.evaluation.segmentation import evaluate
+from medconv.features.report import segmentation_report
+from medconv.features.report.segmentation_report import page as page_of
 from medconv.inference.output import MANIFEST
 from medconv.metrics.segmentation import METRICS
 
@@ -52,7 +53,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_is_self_contained(tmp_path: Path) -> None:
-    text = evaluate(*dataset(tmp_path), tmp_path / "other").page()
+    text = page_of(evaluate(*dataset(tmp_path), tmp_path / "other"))
     page = Page(text)
     assert not page.open
     assert {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object"} == set()
@@ -70,7 +71,7 @@ def test_the_page_is_self_contained(tmp_path: Path) -> None:
 
 def test_the_page_shows_scores_and_the_worst_cases_first(tmp_path: Path) -> None:
     evaluation = evaluate(*dataset(tmp_path))
-    page = Page(evaluation.page())
+    page = Page(page_of(evaluation))
     dice = evaluation.result["statistics"]["1"]["dice"]
     assert f"{dice['mean']:.3f} ± {dice['sd']:.3f}" in page.text
     assert f"[{dice['low']:.3f}, {dice['high']:.3f}]" in page.text
@@ -86,7 +87,7 @@ def test_names_cannot_become_html(tmp_path: Path) -> None:
     other = predictions.with_name("other")
     for folder in (predictions, other):
         (folder / MANIFEST).write_text(json.dumps({"class_names": ["background", NASTY, "two"]}))
-    page = Page(evaluate(predictions, references, other, {NASTY: 2.0}).page())
+    page = Page(page_of(evaluate(predictions, references, other, {NASTY: 2.0})))
     assert not [tag for tag, attrs in page.tags if tag == "script" or "onerror" in attrs]
     for name in (NASTY, case, str(predictions), str(references), str(other)):
         assert name in page.text
@@ -94,11 +95,11 @@ def test_names_cannot_become_html(tmp_path: Path) -> None:
 
 def test_missing_and_damaged_images_are_left_out(tmp_path: Path) -> None:
     predictions, references = dataset(tmp_path, images=False)
-    assert "image, reference" not in Page(evaluate(predictions, references).page()).text
+    assert "image, reference" not in Page(page_of(evaluate(predictions, references))).text
     for case in "ab":
         save(tmp_path / "mine" / f"{case}.nii.gz", np.ones((12, 14, 10), np.float32))
     (tmp_path / "mine/b.nii.gz").write_bytes(gzip.compress(b"no image"))
-    text = Page(evaluate(predictions, references, images=tmp_path / "mine").page()).text
+    text = Page(page_of(evaluate(predictions, references, images=tmp_path / "mine"))).text
     assert "image, reference, prediction" in text
     assert (
         f"reference, prediction; without the image: {tmp_path}/mine/b.nii.gz: not a readable NIfTI file"
@@ -110,7 +111,7 @@ def test_a_class_without_voxels_is_undefined(tmp_path: Path) -> None:
     for name in ("labelsTr", "out"):
         save(tmp_path / name / "a.nii.gz", 0 * label(1))
     (tmp_path / "out" / MANIFEST).write_text('{"class_names": ["background", "one"]}')
-    page = Page(evaluate(tmp_path / "out", tmp_path / "labelsTr").page())
+    page = Page(page_of(evaluate(tmp_path / "out", tmp_path / "labelsTr")))
     assert "no case has a defined Dice" in page.text and "undefined in every case" in page.text
 
 

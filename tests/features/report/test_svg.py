@@ -1,8 +1,8 @@
-"""medconv/evaluation/svg.py: reproducible, in the colours of the page, with tooltips."""
+"""medconv/features/report/svg.py: reproducible, in the colours of the page, with tooltips."""
 
 import re
 
-from medconv.evaluation.distributions import Series, distribution
+from medconv.features.report.distributions import Series, distribution
 
 
 def test_the_same_values_give_the_same_text_in_the_colours_of_the_page() -> None:

@@ -1,18 +1,16 @@
 """A case as a PNG: image, reference and predictions, in planes where they differ most."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from medconv.data.case import Grid
 from medconv.data.io.grids import on_grid, to_canonical
-from medconv.data.io.images import in_folder, read_image, read_label
+from medconv.data.io.images import read_image, read_label
 from medconv.data.io.label_values import relabel_of
 from medconv.data.preprocessing.preprocess import content_box
-from medconv.evaluation.labels import case_files, recorded_images
 from medconv.metrics import visualization
-from medconv.utils.errors import ArgumentError
 
 _MARGIN_MM = 10.0  # around the foreground
 
@@ -72,43 +70,6 @@ def _picture(
         differs if differs.any() else None,
     )
     return visualization.png(pixels)
-
-
-def images_of(
-    predictions: Path, references: Path, folder: Path | None, cases: Sequence[str]
-) -> dict[str, Path]:
-    """Case to its image, CASE.nii.gz or its first channel CASE_0000.nii.gz, for cases that have one.
-
-    Args:
-        predictions: folder of the predictions.
-        references: folder of the references.
-        folder: None: the images that the manifest beside the predictions names, else `imagesTr` beside
-            `labelsTr` (or `imagesTs` beside `labelsTs`), if it exists.
-        cases: their ids.
-    Raises:
-        ValueError: `folder` holds no image of these cases.
-    """
-    if folder is not None:
-        images = _images_of_cases(case_files(folder, "images"), cases)
-        if not images:
-            raise ArgumentError("images", f" {folder}: no image of any case there, such as {cases[0]}.nii.gz")
-        return images
-    recorded = recorded_images(predictions)
-    if recorded:
-        return recorded
-    labels_folder = references.absolute()  # the references may be `.`
-    images_folder = labels_folder.with_name(labels_folder.name.replace("labels", "images"))
-    if images_folder == labels_folder:
-        return {}
-    try:
-        return _images_of_cases(in_folder(images_folder, "images"), cases)
-    except ValueError:
-        return {}  # no such folder: the report is made without images
-
-
-def _images_of_cases(images: Mapping[str, Path], cases: Sequence[str]) -> dict[str, Path]:
-    images_by_case = {case: images.get(case) or images.get(f"{case}_0000") for case in cases}
-    return {case: path for case, path in images_by_case.items() if path}
 
 
 def _foreground_box(labels: np.ndarray, spacing_mm: Sequence[float]) -> tuple[slice, ...]:

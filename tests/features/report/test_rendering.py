@@ -1,9 +1,9 @@
-"""medconv/evaluation/rendering.py: numbers as reports print them, and templates that miss a variable."""
+"""medconv/features/report/rendering.py: numbers as reports print them, and templates that miss a variable."""
 
 import jinja2
 import pytest
 
-from medconv.evaluation import rendering
+from medconv.features.report import rendering
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import shown, start_logging
 
 if TYPE_CHECKING:
-    from medconv.evaluation.evaluate import Evaluation
+    from medconv.evaluation.results import Evaluation
 
 _MAX_WORKERS = 8
 # Options that have an effect for one kind of predictions alone.
@@ -148,7 +148,7 @@ def _add_image_level(group: Group) -> None:
 
 def run_command(options: argparse.Namespace) -> int:
     """Check the options, evaluate, write the results and print them. Returns: the exit code."""
-    from medconv.evaluation.evaluate import check_writable, table, write
+    from medconv.evaluation.results import check_writable, table, write
 
     start_logging()
     output: Path = options.output
@@ -224,7 +224,7 @@ def _label_map_evaluation(options: argparse.Namespace) -> Callable[[], Evaluatio
 
 def _table_evaluation(options: argparse.Namespace) -> Callable[[], Evaluation]:
     """The function that evaluates tables. Raises: ValueError: the options do not fit each other."""
-    from medconv.evaluation.evaluate import of_table
+    from medconv.evaluation.results import of_table
 
     if options.labels is None:
         raise ValueError(
@@ -254,7 +254,7 @@ def _given(options: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
 def _read_files(options: argparse.Namespace) -> list[Path]:
     """The tables and descriptions that an evaluation reads, where an output could replace them."""
     from medconv.data.datasets.patterns import home
-    from medconv.evaluation.evaluate import table_path
+    from medconv.evaluation.results import table_path
     from medconv.inference.output import MANIFEST
 
     prediction_sets = [options.predictions]

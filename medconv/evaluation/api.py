@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from medconv.evaluation import arrays, labels, segmentation
-from medconv.evaluation.evaluate import Evaluation, of_table
-from medconv.evaluation.segmentation_results import class_rows
-from medconv.evaluation.segmentation_summary import columns_of
+from medconv.evaluation.results import Evaluation, of_table
+from medconv.evaluation.segmentation_results import class_rows, columns_of
 from medconv.metrics.segmentation import MetricSelection
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import ArgumentError

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from medconv.data.case import Grid
-from medconv.evaluation import labels, segmentation_summary
-from medconv.evaluation.segmentation_summary import CaseRow
+from medconv.evaluation import labels, segmentation_results
+from medconv.evaluation.segmentation_results import CaseRow
 from medconv.metrics.segmentation import MetricSelection, measure
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
@@ -57,7 +57,7 @@ def evaluate(
         grid = _grid(reference.shape, np.ndim(array), spacing_mm, case)
         scores = measure(prediction, reference, grid, targets, tolerances, selection)
         rows.append({"case": case, **scores})
-    return segmentation_summary.described(rows, targets.names, selection or MetricSelection())
+    return segmentation_results.described(rows, targets.names, selection or MetricSelection())
 
 
 def by_case(arrays: np.ndarray | Sequence[np.ndarray] | LabelMaps) -> LabelMaps:

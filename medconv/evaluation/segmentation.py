@@ -8,12 +8,16 @@ from typing import Any
 from medconv import doors
 from medconv.data.io.label_values import relabel_of
 from medconv.data.io.raster import check_ignored
-from medconv.evaluation import labels, segmentation_summary
-from medconv.evaluation.case_measurement import CaseMeasurement, LabelMaps, Settings, measure_cases
+from medconv.evaluation import labels, segmentation_results
+from medconv.evaluation.case_measurement import (
+    CaseMeasurement,
+    LabelMaps,
+    Settings,
+    agreed_spacing,
+    measure_cases,
+)
 from medconv.evaluation.raters import RATER_DICE, raters_of, summarize_raters
-from medconv.evaluation.segmentation_results import LabelMapEvaluation
-from medconv.evaluation.segmentation_summary import CaseRow, columns_of
-from medconv.evaluation.stated_spacing import agreed_spacing
+from medconv.evaluation.segmentation_results import CaseRow, LabelMapEvaluation, columns_of
 from medconv.metrics.segmentation import MetricSelection
 from medconv.targets.segmentation import SegmentationTargets
 
@@ -168,7 +172,7 @@ def _result(
 ) -> dict[str, Any]:
     """The content of the JSON file."""
     summaries = [
-        segmentation_summary.summarize(predictions.path, rows, targets.names, settings.selection)
+        segmentation_results.summarize(predictions.path, rows, targets.names, settings.selection)
         for predictions, rows in zip(prediction_sets, rows_of_sets, strict=True)
     ]
     for summary, rows in zip(summaries, rows_of_sets, strict=True):
@@ -188,7 +192,7 @@ def _result(
             result[feature.KEY] = measured
     if len(summaries) > 1:
         result["compare"] = summaries[1]
-        result["comparison"] = segmentation_summary.compare(summaries[0], summaries[1], settings.selection)
+        result["comparison"] = segmentation_results.compare(summaries[0], summaries[1], settings.selection)
     return result
 
 

@@ -20,7 +20,7 @@ class Family:
         mixup: (alpha, seed) -> `training.task.Mixup`; "": samples are not mixed.
         forward: (members, device, batch_size) -> `inference.forward.Forward`.
         output: (folder, targets, settings, about) -> `inference.output.Output`.
-        evaluate_table: (predictions, labels, compare, **options) -> `evaluation.evaluate.Evaluation`, of
+        evaluate_table: (predictions, labels, compare, **options) -> `evaluation.results.Evaluation`, of
             predictions that are a table; "": they are images.
         views: (targets, cases, spacing_mm) -> `features.pictures.cases.CaseViews`.
     """

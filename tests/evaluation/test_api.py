@@ -10,7 +10,7 @@ from helpers.label_maps import folders, label_of
 
 import medconv
 from medconv.evaluation import segmentation
-from medconv.evaluation.evaluate import write
+from medconv.evaluation.results import write
 from medconv.features.image_level.evaluation import evaluate as evaluate_table
 
 LABELS = {"a": label_of(10, 20), "b": label_of(5, 6)}

@@ -9,7 +9,7 @@ from helpers.label_maps import folders, label_of, save, save_spaced, with_names
 import medconv
 from medconv.cli.evaluate import parser
 from medconv.evaluation import segmentation
-from medconv.evaluation.evaluate import table
+from medconv.evaluation.results import table
 from medconv.metrics import consensus
 
 

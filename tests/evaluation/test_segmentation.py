@@ -13,7 +13,7 @@ from helpers.label_maps import folders, label_of, save, save_spaced, with_names
 from PIL import Image
 
 from medconv.evaluation import segmentation
-from medconv.evaluation.evaluate import table, write
+from medconv.evaluation.results import table, write
 from medconv.features.report.segmentation_report import page as page_of
 from medconv.inference.output import MANIFEST
 from medconv.metrics.segmentation import MetricSelection

@@ -7,7 +7,7 @@ from pathlib import Path
 from helpers.label_maps import folders, label_of, with_names
 
 from medconv.evaluation import segmentation
-from medconv.evaluation.evaluate import table, write
+from medconv.evaluation.results import table, write
 
 
 def test_the_csv_has_a_row_per_case_and_class_the_table_one_per_class(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""medconv/evaluation/segmentation_summary.py: statistics per class, and comparison of two networks."""
+"""medconv/evaluation/segmentation_results.py: statistics per class, and comparison of two networks."""
 
 import csv
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from helpers.label_maps import folders, label_of, save_spaced
 
 from medconv.evaluation import segmentation
-from medconv.evaluation.evaluate import table, write
+from medconv.evaluation.results import table, write
 
 
 def evaluate(*arguments: Any, **options: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""medconv/evaluation/stated_spacing.py: distances in the spacing that training stated."""
+"""medconv/evaluation/case_measurement.py: distances in the spacing that training stated."""
 
 import json
 import shutil

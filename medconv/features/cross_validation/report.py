@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from medconv.evaluation.evaluate import plain_number
+from medconv.evaluation.results import plain_number
 from medconv.features.cross_validation.results import CSV, JSON, CrossValidation
 from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text

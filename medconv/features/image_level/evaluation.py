@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from medconv.data.io.images import in_folder
-from medconv.evaluation.evaluate import Evaluation, plain_number
 from medconv.evaluation.labels import recorded_images, train_cases
+from medconv.evaluation.results import Evaluation, plain_number
 from medconv.features.image_level.report import words, write_report
 from medconv.features.image_level.tables import (
     PredictionTable,

@@ -12,7 +12,7 @@ from medconv.data.case import Case
 from medconv.data.case_files import label_of
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_label
-from medconv.evaluation.stated_spacing import stated_grid, stated_spacing
+from medconv.evaluation.case_measurement import stated_grid, stated_spacing
 from medconv.features.cross_validation import results as cross_validation
 from medconv.features.cross_validation.folds import Fold
 from medconv.features.cross_validation.results import CrossValidation

@@ -9,8 +9,8 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from medconv.data.datasets.common import read_json
-from medconv.evaluation.evaluate import plain_number
-from medconv.evaluation.segmentation_summary import CaseRow
+from medconv.evaluation.results import plain_number
+from medconv.evaluation.segmentation_results import CaseRow
 from medconv.features.quality import quality
 from medconv.metrics import plots, visualization
 from medconv.metrics.dice import ClassScores

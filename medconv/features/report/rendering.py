@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import medconv
-from medconv.evaluation.evaluate import training_notes
+from medconv.evaluation.results import training_notes
 
 _TEMPLATES = Environment(
     loader=PackageLoader("medconv.features.report"),

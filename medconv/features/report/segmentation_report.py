@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from medconv import doors
-from medconv.evaluation.evaluate import Evaluation
-from medconv.evaluation.segmentation_results import LabelMapEvaluation
-from medconv.evaluation.segmentation_summary import selection_of
+from medconv.evaluation.results import Evaluation
+from medconv.evaluation.segmentation_results import LabelMapEvaluation, selection_of
 from medconv.features.report import rendering
 from medconv.features.report.distributions import Series, distribution
 from medconv.features.report.overlays import case_png

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.image_level_tables import CLASSES, write_table, write_tables
 
-from medconv.evaluation.evaluate import table
+from medconv.evaluation.results import table
 from medconv.features.image_level.evaluation import evaluate
 from medconv.features.image_level.evaluation import page as page_of
 from medconv.features.image_level.regression import RegressionTargets

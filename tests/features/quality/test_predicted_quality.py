@@ -8,7 +8,7 @@ import pytest
 from helpers.label_maps import folders, label_of, with_names
 
 from medconv.evaluation import segmentation
-from medconv.evaluation.evaluate import table
+from medconv.evaluation.results import table
 from medconv.features.quality.predicted_quality import compared
 from medconv.features.quality.quality import read_calibration
 from medconv.features.report.segmentation_report import page as page_of

@@ -1,4 +1,4 @@
-"""medconv/features/report/svg.py: reproducible, in the colours of the page, with tooltips."""
+"""medconv/features/report/distributions.py: reproducible, in the colours of the page, with tooltips."""
 
 import re
 

@@ -1,10 +1,10 @@
-"""medconv/evaluation/evaluate.py: an output is checked before the work."""
+"""medconv/evaluation/results.py: an output is checked before the work."""
 
 from pathlib import Path
 
 import pytest
 
-from medconv.evaluation.evaluate import check_writable, table_path
+from medconv.evaluation.results import check_writable, table_path
 from medconv.utils.errors import ArgumentError
 
 

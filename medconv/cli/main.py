@@ -92,7 +92,7 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
     module = doors.load(known[name][1])
     parser = module.parser()
     options = parser.parse_args(arguments)
-    if not parser.takes_overrides and getattr(options, "package", ()):
+    if not parser.takes_overrides and "package" in options and options.package:
         from medconv.config.classes import add_package  # loads Hydra
 
         for package in options.package:

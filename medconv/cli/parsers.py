@@ -50,7 +50,8 @@ class Parser(argparse.ArgumentParser):
             ValueError: no such option. It is reported before a missing one, which it may be, misspelt.
         """
         if self.takes_overrides:
-            options, options.overrides = self.parse_known_args(args)
+            options, overrides = self.parse_known_args(args)
+            options.overrides = overrides
             return options
         self._check_options(args)
         return super().parse_args(args)

@@ -91,7 +91,8 @@ class Composer:
                 return [_checked(self._load(RunMode.RUN))]
         settings = self.sweep_settings
         overrides = [f"{key}={values}" for key, values in (settings.sweeper.get("params") or {}).items()]
-        overrides += OmegaConf.to_container(settings.overrides.task, resolve=False)
+        task: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
+        overrides += task
         with _explained(self._typed):
             parser = OverridesParser.create(config_loader=self._hydra.config_loader)
             (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides(overrides), None)

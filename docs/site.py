@@ -17,7 +17,7 @@ from medconv import doors
 from medconv.cli.main import commands
 from medconv.config.keys import Key, declared_keys
 from medconv.config.schema import RunConfig, conf_dir
-from medconv.config.value_types import enumeration, members
+from medconv.config.values import enumeration, members
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from medconv.config.options import list_options as list_options
+    from medconv.config.schema import list_options as list_options
     from medconv.evaluation.api import evaluate as evaluate
     from medconv.inference.api import load as load
     from medconv.training.api import compose as compose
@@ -17,7 +17,7 @@ __version__ = "0.2.0"
 _MODULES = {
     "compose": "medconv.training.api",
     "evaluate": "medconv.evaluation.api",
-    "list_options": "medconv.config.options",
+    "list_options": "medconv.config.schema",
     "load": "medconv.inference.api",
     "prepare": "medconv.training.api",
     "train": "medconv.training.api",

@@ -177,7 +177,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 def _check_packages(options: argparse.Namespace, is_table: bool) -> None:
     """Raises: ConfigError: predictions are of a kind that a package brings which the user has not named."""
-    from medconv.config.classes import check_named
+    from medconv.config.instantiate import check_named
     from medconv.data.datasets.patterns import home
     from medconv.evaluation.evaluate import table_path
     from medconv.inference import manifest

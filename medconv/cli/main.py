@@ -93,7 +93,7 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
     parser = module.parser()
     options = parser.parse_args(arguments)
     if not parser.takes_overrides and "package" in options and options.package:
-        from medconv.config.classes import add_package  # loads Hydra
+        from medconv.config.instantiate import add_package  # loads Hydra
 
         for package in options.package:
             add_package(package)

@@ -2,7 +2,7 @@
 
 import textwrap
 
-from medconv.config.options import groups, list_options
+from medconv.config.schema import groups, list_options
 
 _WIDTH = 80  # characters of a line
 _NAME_WIDTH = 26  # characters of a group's name

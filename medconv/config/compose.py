@@ -1,12 +1,15 @@
-"""From a command line to configs by Hydra: the config of a run, or those of a sweep."""
+"""From a command line, or from Python, to configs by Hydra: the config of a run, or those of a sweep."""
 
 import argparse
+import logging
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from functools import cached_property
+from inspect import Parameter, isclass
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +21,236 @@ from hydra._internal.utils import _run_hydra, create_automatic_config_search_pat
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.utils import configure_log
 from hydra.errors import ConfigCompositionException, OverrideParseException, SearchPathException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from medconv import config
-from medconv.config.classes import add_package, search_folder
-from medconv.config.composition_errors import check_hydra_settings, explained
-from medconv.config.instantiate import iter_targets
-from medconv.config.override_text import escaped
-from medconv.config.replaced_classes import fit_classes
-from medconv.config.unknown_keys import check_names
+from medconv.config.instantiate import add_package, arguments_of, class_of, iter_targets, search_folder
+from medconv.config.schema import GROUPS_WITH_CLASS, conf_dir
+from medconv.config.unknown_keys import check_hydra_settings, check_names, explained
+from medconv.config.values import ConfigError
+
+_PATTERN_KEY = r"data\.(images|labels)(\.\w+)?"
+_TEXT_WITH_HASH = r"(?:\{id\}|[^,:{}])*#[^,{}]*"  # such as scans/{id}#b=50 or rs.dcm#roi=heart;lung
+_QUOTED_OR_ID = re.compile(r"'[^']*'|(?<!\\)\{id\}")
+_LIST_CHOICES_OR_CALL = r"^(\[|{)|[,$]|^\w+\("
+
+
+def escaped(argument: str) -> str:
+    """An argument with its value in quotes where Hydra would not read it as it stands.
+
+    Hydra gives braces and parentheses a meaning, and knows no letters but ASCII's.
+    """
+    key, equals, value = argument.partition("=")
+    if not equals or argument.startswith("-") or "'" in value or '"' in value:
+        return argument
+    if key == "data.group_pattern" and value != "null":
+        return f"{key}='{value}'"
+    if re.fullmatch(_PATTERN_KEY, key.lstrip("+")):
+        argument = f"{key}={_escaped_pattern(value)}"
+    has_meaning = re.search(_LIST_CHOICES_OR_CALL, value.replace("{id}", "")) is not None
+    if has_meaning or _is_readable(argument):
+        return argument
+    if value.startswith("~"):  # shells leave it in KEY=~/data
+        value = str(Path(value).expanduser())
+    return f"{key}='{value}'"
+
+
+def _escaped_pattern(value: str) -> str:
+    """A pattern of file names: Hydra takes # in quotes alone, and `{id}` with a backslash."""
+    quoted = re.sub(_TEXT_WITH_HASH, r"'\g<0>'", value)
+    return _QUOTED_OR_ID.sub(lambda match: match[0] if match[0].startswith("'") else r"\{id\}", quoted)
+
+
+def _is_readable(argument: str) -> bool:
+    try:
+        OverridesParser.create().parse_overrides([argument])
+    except OverrideParseException:
+        return False
+    return True
+
+
+# Texts that Hydra reads as they stand. Options of a group and class names need no quotes.
+_PLAIN = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+# Words that Hydra would read as another type.
+_NO_TEXT = ("null", "true", "false", "inf", "nan")
+# Hydra allows no quotes around the key of a dictionary.
+_ESCAPED_IN_KEYS = re.compile(r"([\\()\[\]{}:=,\s])")
+
+
+def as_override(name: str, value: Any) -> str:
+    """`KEY=VALUE` for a keyword argument.
+
+    Args:
+        name: a key with two underscores for each dot, such as `trainer__max_steps`; or a group.
+        value: None, bool, int, float, str, path, or a list, tuple or dict of them.
+    Raises:
+        ConfigError: a value of another type; names the key.
+    """
+    key = name.replace("__", ".")
+    return f"{key}={_text(key, value)}"
+
+
+def _text(key: str, value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        # Not `repr`: that of a numpy number names its type.
+        return str(value)
+    if isinstance(value, (str, Path)):
+        return _quoted(str(value))
+    if isinstance(value, (list, tuple)):
+        items = [_text(key, item) for item in value]
+        return f"[{','.join(items)}]"
+    if isinstance(value, Mapping):
+        entries = [f"{_key_text(entry)}:{_text(f'{key}.{entry}', item)}" for entry, item in value.items()]
+        return f"{{{','.join(entries)}}}"
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return _text(key, value.item())  # a number of numpy or torch
+    raise ConfigError(
+        f"{key}: expected None, bool, a number, text, a path, or a list or dict of these, "
+        f"got {type(value).__name__}"
+    )
+
+
+def _quoted(text: str) -> str:
+    if text.startswith("~"):
+        text = str(Path(text).expanduser())
+    is_plain = _PLAIN.fullmatch(text) is not None
+    if is_plain and text.lower() not in _NO_TEXT:
+        return text
+    return QuotedString(text, Quote.single).with_quotes()
+
+
+def _key_text(entry: Any) -> str:
+    return _ESCAPED_IN_KEYS.sub(r"\\\1", str(entry))
+
+
+_CONV_OF_OUR_NETWORKS = "smooth"  # of conf/model/customconv.yaml
+# keys that are no arguments of the class
+_READ_ELSEWHERE = {"conv": ("where", "share")}
+# planned for our networks: MONAI's have arguments of these names and other forms
+_PLANNED = tuple(f"${{derived.{name}}}" for name in ("channels", "strides", "kernel_sizes", "stage_strides"))
+
+log = logging.getLogger(__name__)
+
+
+def fit_classes(composed: DictConfig, settings: Any) -> None:
+    """Adapt a composed config to classes that replace those of the chosen options.
+
+    Of an option's keys such a class keeps those that it can use, see `_is_usable`. For `model`, convolutions
+    stay as they are unless a `conv` is asked for or the network declares our own as its `default_conv`.
+
+    Args: settings: Hydra's own.
+    """
+    # as they were typed: Hydra's list would fill in their interpolations
+    overrides = OmegaConf.to_container(settings.overrides.task, resolve=False)
+    typed: dict[str, str] = {}
+    for override in overrides or ():
+        key, _, value = str(override).lstrip("+").partition("=")
+        typed[key] = value
+    choices = settings.runtime.choices
+    with open_dict(composed), read_write(settings):
+        for group in GROUPS_WITH_CLASS:
+            if group in composed and group in choices:
+                _leave_out(composed[group], group, choices[group], typed)
+        # smooth kernels have first weights of their own, with which other networks were not tried
+        if choices.get("conv") == _CONV_OF_OUR_NETWORKS and _keeps_its_convolutions(typed):
+            composed.conv = OmegaConf.load(conf_dir() / "conv" / "none.yaml")
+            choices.conv = "none"
+            log.info(
+                "conv=none: %s keeps its first weights; conv=%s would draw others",
+                typed["model._target_"],
+                _CONV_OF_OUR_NETWORKS,
+            )
+
+
+def _keeps_its_convolutions(typed: Mapping[str, str]) -> bool:
+    """Whether the command line names a network that is not made for our convolutions, and no `conv`."""
+    if "model._target_" not in typed or any(key.partition(".")[0] == "conv" for key in typed):
+        return False
+    network = class_of(typed["model._target_"])
+    return getattr(network, "default_conv", None) != _CONV_OF_OUR_NETWORKS
+
+
+def _leave_out(node: Any, group: str, choice: str, typed: Mapping[str, str]) -> None:
+    """Leave out the keys of a group's option that the class in the place of its own cannot use.
+
+    Args: typed: what the command line sets; it and an experiment keep their keys, so that wrong ones fail.
+    """
+    file = conf_dir() / group / f"{choice}.yaml"
+    option: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
+    option_target = option.get("_target_", "")
+    is_named = f"{group}._target_" in typed
+    is_replaced = is_named or option_target != _target(node)
+    if not OmegaConf.is_dict(node) or not is_replaced or node.get("_target_") is None:
+        return
+    values: Any = OmegaConf.to_container(node, resolve=False)
+    target = str(values["_target_"])
+    arguments = arguments_of(target)
+    if arguments is None:
+        return
+    takes_the_same = _takes_the_same(target, str(option_target), option)
+    dropped = []
+    for key, value in values.items():
+        # a network of the user's own gets no defaults of ours, whatever an option has made of them
+        is_default = value == option.get(key, "") or (is_named and group == "model" and option)
+        is_set = f"{group}.{key}" in typed or not is_default
+        if key.startswith("_") or is_set or key in _READ_ELSEWHERE.get(group, ()):
+            continue
+        is_kept = (takes_the_same and key in arguments) or _is_usable(key, value, arguments)
+        if not is_kept:
+            del node[key]
+            dropped.append(key)
+    if dropped:
+        log.info("%s: %s gets no %s of %s=%s", group, target, ", ".join(dropped), group, choice)
+
+
+def _is_usable(key: str, value: Any, arguments: Mapping[str, Parameter]) -> bool:
+    """Whether a class takes a value that was chosen for another class.
+
+    It does if it cannot do without it, or if the value describes the data, such as the number of channels.
+    For everything else it has defaults of its own.
+    """
+    if key not in arguments:
+        return any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
+    if arguments[key].default is Parameter.empty:
+        return value is not None  # null stands for what only the option's own class works out
+    is_interpolation = isinstance(value, str) and "${" in value
+    return is_interpolation and value not in _PLANNED
+
+
+def _takes_the_same(target: str, option_target: str, option: Mapping[str, Any]) -> bool:
+    """Whether a class takes all keys of an option in the same meaning as the option's own class.
+
+    It is a subclass, or its arguments have the same names and annotations.
+    """
+    replacement = class_of(target)
+    original = class_of(option_target) if option_target else None
+    if isclass(replacement) and isclass(original) and issubclass(replacement, original):
+        return True
+    original_arguments = arguments_of(option_target) if option_target else None
+    arguments = arguments_of(target)
+    if original_arguments is None or arguments is None:
+        return False
+    keys = [key for key in option if key in original_arguments]
+    return all(
+        key in arguments and arguments[key].annotation == original_arguments[key].annotation for key in keys
+    )
+
+
+def _target(node: Any) -> Any:
+    try:
+        return node.get("_target_")
+    except OmegaConfBaseException:  # an interpolation that only the data fills in
+        return None
+
 
 _MAIN_CONFIG = "train"
 _FULL_ERROR = "HYDRA_FULL_ERROR"

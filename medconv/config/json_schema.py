@@ -3,10 +3,8 @@
 from typing import Any
 
 from medconv.config.keys import Key, Node, declared_keys
-from medconv.config.schema import RunConfig
-from medconv.config.trainer_config import trainer_schema
-from medconv.config.value_types import to_json_schema
-from medconv.config.values import DURATION, tuples_to_lists
+from medconv.config.schema import RunConfig, trainer_schema
+from medconv.config.values import DURATION, to_json_schema, tuples_to_lists
 
 # Hydra fills such values in, whatever the type of the key
 _INTERPOLATION = {"type": "string", "pattern": r"^\$\{.*\}$"}

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from omegaconf import MISSING as OMITTED
 
-from medconv.config.value_types import as_text, enumeration, fits, in_words, members
-from medconv.config.values import ConfigError, duration_seconds
+from medconv.config.values import ConfigError, as_text, duration_seconds, enumeration, fits, in_words, members
 
 Node = dict[str, Any]  # a `_target_` and its arguments, or several by name; for `build` alone
 _METADATA = "key"  # where a dataclass field holds its declaration

@@ -8,12 +8,16 @@ from typing import Any
 from omegaconf import MISSING, Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from medconv.config.classes import check_importable
-from medconv.config.data_config import DataConfig
-from medconv.config.instantiate import check_types, iter_targets
+from medconv.config.instantiate import check_importable, check_types, iter_targets
 from medconv.config.keys import Key, Node, declared_keys
-from medconv.config.schema import GROUPS_WITH_CLASS, Derived, RunConfig
-from medconv.config.trainer_config import TrainerConfig, trainer_schema
+from medconv.config.schema import (
+    GROUPS_WITH_CLASS,
+    DataConfig,
+    Derived,
+    RunConfig,
+    TrainerConfig,
+    trainer_schema,
+)
 from medconv.config.unknown_keys import check_names
 from medconv.config.values import ConfigError
 

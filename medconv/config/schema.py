@@ -1,7 +1,6 @@
 """The typed config of a run: frozen dataclasses, one for each group, which also are OmegaConf's schema.
 
-Each key is declared once, with its type, the values that it takes and one line of text (`keys.key`): here,
-in `data_config.py` or in `trainer_config.py`.
+Each key is declared once, with its type, the values that it takes and one line of text (`keys.key`).
 
 The keys of `model`, `conv`, `loss`, `optimizer`, `scheduler`, `weight_averaging`, `early_stopping`,
 `sampler`, `augmentation`, `logger` and `callbacks` depend on the chosen class and are not typed here. Every
@@ -9,7 +8,11 @@ other key is, so that a typo or a wrong type fails before any work. Those of `tr
 Lightning's `Trainer`, whatever its version.
 """
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from inspect import signature
 from math import inf
 from operator import attrgetter
 from pathlib import Path
@@ -17,10 +20,261 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from medconv.config.data_config import DataConfig
 from medconv.config.keys import Node, key
-from medconv.config.trainer_config import TrainerConfig
-from medconv.utils.precisions import MATMUL_PRECISIONS
+from medconv.config.values import ConfigError, duration_seconds, is_plain
+from medconv.utils.precisions import MATMUL_PRECISIONS, PRECISIONS
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    # where the cases are
+    layout: Node = key(MISSING, "the class that finds the cases of a dataset, and its arguments")
+    root: str | None = key(None, "folder of the dataset; for data=csv the table")
+    images: Any = key(
+        None,
+        "data=folder: pattern of image files with {id}, or one for each channel",
+        accepts=str | dict[str, str] | None,
+    )
+    labels: str | None = key(None, "data=folder: pattern of label files with {id}")
+    class_names: list[str] | None = key(None, "names of the classes, the background first")
+    modality: str = key("MRI", "CT has a normalisation of its own")
+    # which cases train and which validate
+    fold: Any = key(0, "0 ... num_folds - 1, or `all` to train on every case", accepts=int | str)
+    num_folds: int = key(
+        5, "number of cross-validation folds: sorted ids, shuffled with seed 12345, as nnU-Net's", ge=2
+    )
+    group_pattern: str | None = key(
+        None,
+        "regular expression for the patient in a case id, such as '(patient\\d+)'; these stay in one fold",
+    )
+    splits_file: str | None = key(None, "a splits_final.json to use instead of folds by number")
+    # preprocessing; what is null follows from the plan of the data
+    cache_dir: str = key(MISSING, "folder of prepared cases")
+    spacing_mm: list[float] | None = key(
+        None, "grid to resample to, right-anterior-superior; null plans it", gt=0, lt=inf
+    )
+    source_spacing_mm: Any = key(
+        None,
+        "of files whose headers have lost it, such as [1.25,1.25,10], or {siteA_*: [...]} by case id",
+        accepts=list[float] | dict[str, list[float]] | None,
+        gt=0,
+        lt=inf,
+    )
+    patch_size: list[int] | None = key(None, "in voxels of the resampled grid; null plans it", ge=1)
+    normalisation: Any = key(
+        None,
+        "of intensities, one name or one per channel; null decides by modality",
+        accepts=str | list[str] | None,
+        choices=("zscore", "zscore_nonzero", "ct", "dataset", "rescale", "none"),
+    )
+    intensities: Any = key(
+        None,
+        "for ct and dataset, per channel: {mean, std, percentile_00_5, percentile_99_5}; null measures",
+        accepts=list[dict[str, float]] | None,
+    )
+    convention: str | None = key(
+        None,
+        "nnunet: axes as stored, nnU-Net's resampling and windows; nnunet_ras: axes turned",
+        choices=("nnunet", "nnunet_ras"),
+    )
+    spatial_dims: int | None = key(
+        None, "of the network: 2 trains on slices of volumes; null: as the data", choices=(2, 3)
+    )
+    slice_axis: int | None = key(
+        None, "axis across the slices of a 2D network; null: the coarsest axis", choices=(0, 1, 2)
+    )
+    # what labels mean
+    flip_label_pairs: Any = key(
+        None,
+        "pairs of classes that swap when mirroring, such as [[left_kidney, right_kidney]]",
+        accepts=list[Any] | None,
+    )
+    regions: Node | None = key(
+        None, "overlapping regions of classes, a sigmoid each, such as {whole: [edema, core], core: [core]}"
+    )
+    regions_order: list[int] | None = key(
+        None, "label value that each region writes into a prediction; later ones overwrite earlier ones"
+    )
+    ignore_label: Any = key(
+        None,
+        "value or name of unlabelled voxels, above all classes; excluded from loss and metrics",
+        accepts=int | str | list[int | str] | None,
+    )
+    # patterns of case ids are those of a shell, such as siteA_*
+    annotated: Any = key(
+        None,
+        "cases that lack some labels: the labelled classes, such as {siteA_*: [liver, spleen]} by case id",
+        accepts=dict[str, list[str]] | None,
+    )
+    raters: Any = key(
+        None,
+        "folder or pattern of label files by a further rater, or a list of them: trains on the mean",
+        accepts=str | list[str] | None,
+    )
+    soft_labels: bool | None = key(None, "true: label files hold the probability of each class")
+    missing: str | None = key(
+        None,
+        "allow: cases may lack channels; the network learns to do without, and predict takes such cases",
+        choices=("allow",),
+    )
+    channel_dropout: float | None = key(
+        None,
+        "with missing=allow, the probability with which training drops each channel; null: 0.25",
+        ge=0,
+        lt=1,
+    )
+    case_weights: Any = key(
+        None,
+        "such as {siteA_*: 2}: these cases are drawn twice as often",
+        accepts=dict[str, float] | None,
+        gt=0,
+        lt=inf,
+    )
+    entries: Any = key(
+        None,
+        "data=joined: several datasets by name, each with its layout and keys",
+        accepts=dict[str, Any] | None,
+    )
+    # tables (data=csv) and image-level targets
+    path_column: str = key("path", "data=csv: column with the image file")
+    label_columns: Any = key(
+        None, "data=csv: column with the label, or a list of columns", accepts=str | list[str] | None
+    )
+    split_column: str | None = key(None, "data=csv: column with train, val or test")
+    group_column: str | None = key(None, "data=csv: column with the patient")
+    target_type: str | None = key(None, "data=csv: kind of targets; null: by the columns")
+    resize: list[int] | None = key(
+        None, "for image-level targets: size in voxels that each image is scaled to", ge=1
+    )
+    # sampling and loading
+    balanced_sampling: bool = key(False, "true draws each class equally often")
+    batch_size: int | None = key(None, "per device; null plans it", ge=1)
+    samples_per_epoch: int | None = key(
+        None, "over all devices; null: 1000; of whole images 5 per training case, 1000 to 5000", ge=1
+    )
+    oversample_foreground: float = key(
+        0.33, "share of patches that are centred on a foreground voxel", ge=0, le=1
+    )
+    num_workers: int | None = key(
+        None, "loader processes per device; null: half of the cores, 8 or fewer", ge=0
+    )
+    prefetch_factor: int = key(2, "batches that each worker keeps ready", ge=1)
+    persistent_workers: bool | None = key(None, "keep workers between epochs; null: if there are workers")
+    prepare_workers: int | None = key(
+        None, "cases checked or prepared at once; null: one per core, 8 or fewer", ge=1
+    )
+    on_invalid_case: str = key(
+        "raise",
+        "raise an error, or skip invalid cases and list them in the log and summary.json",
+        choices=("raise", "skip"),
+    )
+
+
+# Arguments of Lightning's Trainer that are set elsewhere, and where.
+_ELSEWHERE = {
+    "callbacks": "add callbacks by +callbacks.NAME._target_=CLASS",
+    "logger": "choose loggers by logger=NAME, or add one by +logger.NAME._target_=CLASS",
+    "default_root_dir": "run.dir is the run's folder",
+    "enable_checkpointing": "every run writes checkpoints; run.checkpoint_interval says how often",
+    "use_distributed_sampler": "medconv divides the cases over the devices itself",
+}
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """The keys of Lightning's Trainer that medconv reads or checks; `trainer_schema` adds the others.
+
+    `max_time` also bounds validation and fits the schedule.
+    """
+
+    # devices and processes
+    accelerator: str = key("auto", "cpu, gpu or auto")
+    devices: Any = key(
+        None,
+        "number, list of GPUs or auto; null: as many as torchrun or srun started processes, else 1",
+        accepts=int | str | list[int] | None,
+    )
+    num_nodes: int | None = key(None, "machines; null: as many as torchrun or srun started on", ge=1)
+    strategy: Any = key("auto", "ddp or fsdp for several devices")
+    # numbers; medconv resolves `auto` before Lightning sees it
+    precision: Any = key(
+        "auto",
+        "auto: bf16-mixed where the hardware is fast at it; null: perf=autotune measures it",
+        accepts=str | int | None,
+        choices=PRECISIONS,
+    )
+    # length of the run
+    max_time: str | None = key(
+        None,
+        "DD:HH:MM:SS, validation included, mostly at most 15 %; the learning rate schedule adapts",
+        duration=True,
+        gt=0,
+    )
+    max_epochs: int | None = key(None, "null: 100, unless max_time or max_steps is set", ge=-1)
+    max_steps: int = key(-1, "optimizer steps; -1: no limit", ge=-1)
+    accumulate_grad_batches: int = key(1, "batches before each optimizer step", ge=1)
+    gradient_clip_val: float | None = key(None, "largest norm of the gradient; null does not clip", ge=0)
+    benchmark: bool | None = key(
+        None, "null: cuDNN tries its algorithms on a GPU, unless trainer.deterministic is set"
+    )
+    deterministic: Any = key(
+        None, "true: deterministic algorithms alone; slower on GPUs", accepts=bool | Literal["warn"] | None
+    )
+    sync_batchnorm: bool = key(False, "batch norms over all GPUs")
+    # whole numbers are batches, fractions are shares, as in Lightning
+    limit_train_batches: Any = key(
+        None, "batches of an epoch, or a share of them", accepts=float | None, ge=0
+    )
+    limit_val_batches: Any = key(None, "validation cases, or a share of them", accepts=float | None, ge=0)
+    limit_test_batches: Any = key(None, "test cases, or a share of them", accepts=float | None, ge=0)
+    limit_predict_batches: Any = key(None, "not used: medconv predict predicts", accepts=float | None, ge=0)
+    # Lightning accepts 0 and then never validates
+    check_val_every_n_epoch: int | None = key(1, "epochs between validations", gt=0)
+    val_check_interval: Any = key(
+        None,
+        "batches between validations, a share of an epoch, or a duration",
+        accepts=float | str | dict[str, Any] | None,
+        gt=0,
+    )
+    enable_progress_bar: bool = key(True, "in a terminal")
+    model_registry: str | None = key(None, "not used: checkpoints are files")
+    plugins: Any = key(None, "a list of nodes with _target_")
+
+    @property
+    def max_seconds(self) -> float | None:
+        """`max_time` in seconds. Raises: ConfigError: as `duration_seconds`."""
+        if self.max_time is None:
+            return None
+        return duration_seconds(self.max_time, "trainer.max_time")
+
+
+@cache
+def trainer_schema(trainer: Callable[..., Any]) -> type[TrainerConfig]:
+    """`TrainerConfig` with all other arguments of Lightning's Trainer, with its types and defaults."""
+    declared = {entry.name for entry in fields(TrainerConfig)}
+    added = [
+        (name, _type_of(argument.annotation), field(default=argument.default))
+        for name, argument in signature(trainer).parameters.items()
+        if argument.default is not argument.empty and name not in {*declared, *_ELSEWHERE}
+    ]
+    return make_dataclass("TrainerConfig", added, bases=(TrainerConfig,), frozen=True)
+
+
+def set_elsewhere(key: str) -> str | None:
+    """For an argument of Lightning's Trainer that is not set by its key, an error that says what sets it.
+
+    Args: key: a full key, such as `trainer.callbacks`.
+    """
+    group, _, argument = key.partition(".")
+    if group != "trainer" or argument not in _ELSEWHERE:
+        return None
+    return f"{key} cannot be set: {_ELSEWHERE[argument]}"
+
+
+def _type_of(annotation: Any) -> Any:
+    """The annotation if OmegaConf can check it, else Any."""
+    return annotation if is_plain(annotation) else Any
+
 
 PACKAGE = Path(__file__).parents[1]
 # Groups of the config that are one class and its arguments
@@ -259,3 +513,29 @@ def conf_dir() -> Path:
     """The folder of YAML files: inside the package when installed, beside it in a checkout."""
     inside = PACKAGE / "conf"
     return inside if inside.is_dir() else PACKAGE.parent / "conf"
+
+
+_SHARED = "base"  # what the options of a group share is no option itself
+_OF_HYDRA = "hydra"  # launchers and sweepers
+
+
+def groups() -> list[str]:
+    """Names of the config groups, such as `model` and `conv`, sorted."""
+    folders = [path for path in conf_dir().iterdir() if path.is_dir()]
+    return sorted(folder.name for folder in folders if folder.name != _OF_HYDRA)
+
+
+def list_options(group: str, pattern: str = "*") -> list[str]:
+    """Names of a config group's options, sorted, such as `customconv` and `segresnet` of `model`.
+
+    Args:
+        group: such as `model`, `conv`, `loss`, `data`, `augmentation` or `optimizer`.
+        pattern: only names that match this shell pattern, such as `*unet*`.
+    Raises:
+        ConfigError: there is no such group; names all groups.
+    """
+    if group not in groups():
+        raise ConfigError(f"there is no config group {group!r}; expected one of {', '.join(groups())}")
+    names = {file.stem for file in (conf_dir() / group).glob("*.yaml")}
+    names.discard(_SHARED)
+    return sorted(name for name in names if fnmatchcase(name, pattern))

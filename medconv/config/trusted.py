@@ -7,8 +7,7 @@ from typing import Any
 from torch import nn
 
 from medconv.config import ConfigError, build
-from medconv.config.classes import add_package, class_of
-from medconv.config.instantiate import check_no_interpolation, iter_nodes
+from medconv.config.instantiate import add_package, check_no_interpolation, class_of, iter_nodes
 
 NETWORKS = ("medconv", "monai.networks", "torch.nn")  # whose network classes a checkpoint may name
 # Arguments by which a class reads or fetches weights, beside those with `pretrained` in their name

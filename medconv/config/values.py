@@ -1,8 +1,12 @@
-"""Plain values of a config (nested dicts and lists, dotted keys, durations), and `ConfigError`."""
+"""Plain values of a config: by dotted keys, as YAML, durations; their types in words and JSON schema."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+from omegaconf._utils import get_omega_conf_dumper
 
 DURATION = r"\d+:\d{1,2}:\d{1,2}:\d{1,2}"  # days, hours, minutes, seconds
 
@@ -70,3 +74,119 @@ def texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
             yield from texts(child, f"{key}[{index}]")
     elif isinstance(node, str):
         yield key, node
+
+
+_WORDS = {int: "a whole number", float: "a number", str: "a word", NoneType: "null"}
+_PLURALS = {int: "whole numbers", float: "numbers", str: "words", list: "lists"}
+_JSON_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", NoneType: "null"}
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type such as `list[int] | None`. Whole numbers are numbers; true is none."""
+    if kind is Any:
+        return True
+    origin = get_origin(kind)
+    arguments = get_args(kind)
+    # `int | None` and `Optional[int]`, as Lightning writes it, are of two types
+    if origin in (Union, UnionType):
+        return any(fits(value, member) for member in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is list:
+        return isinstance(value, list) and all(fits(item, arguments[0]) for item in value)
+    if origin is dict:
+        # of keys YAML makes words or numbers, such as of a case id 001
+        return isinstance(value, Mapping) and all(fits(item, arguments[1]) for item in value.values())
+    # by `type`, since true and false are whole numbers for `isinstance`
+    if kind is float:
+        return type(value) in (int, float)
+    return type(value) is kind
+
+
+def is_plain(kind: Any) -> bool:
+    """Whether a type is built of true or false, numbers, words and null alone, which YAML tells apart."""
+    return all(member in _JSON_NAMES for member in members(kind))
+
+
+def members(kind: Any) -> tuple[Any, ...]:
+    """The types of a union; of another type itself."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def in_words(kind: Any) -> str:
+    """A type for messages, such as `a list of numbers or null`."""
+    words = []
+    for member in members(kind):
+        words += ["true", "false"] if member is bool else [_member_in_words(member)]
+    return enumeration(words)
+
+
+def enumeration(words: Sequence[Any]) -> str:
+    """Words as `a, b or c`."""
+    *first, last = map(str, words)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _member_in_words(kind: Any) -> str:
+    origin = get_origin(kind)
+    if origin is Literal:
+        return enumeration(get_args(kind))
+    if origin is list:
+        items = [get_origin(item) or item for item in members(get_args(kind)[0])]
+        return f"a list of {enumeration([_PLURALS.get(item, 'values') for item in items])}"
+    if origin is dict:
+        return "values by name, such as {name: value}"
+    return _WORDS.get(kind, "any value")
+
+
+def as_text(value: Any) -> str:
+    """A value for messages, as YAML writes it where Python has another word."""
+    words = {None: "null", True: "true", False: "false"}
+    is_word = value is None or isinstance(value, bool)
+    return words[value] if is_word else str(value)
+
+
+def to_json_schema(kind: Any, limits: Mapping[str, Any], choices: tuple[Any, ...] = ()) -> dict[str, Any]:
+    """A type as JSON schema.
+
+    Args:
+        limits: of each number in a value, such as `{"minimum": 1}`.
+        choices: the only words or numbers; empty: all.
+    """
+    if kind is Any:
+        return {}
+    alternatives: list[dict[str, Any]] = []
+    for member in members(kind):
+        schema = _member_to_json_schema(member, limits, choices)
+        if schema not in alternatives:  # of `int | str` with choices there is one
+            alternatives.append(schema)
+    return alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives}
+
+
+def _member_to_json_schema(kind: Any, limits: Mapping[str, Any], choices: tuple[Any, ...]) -> dict[str, Any]:
+    origin = get_origin(kind)
+    if origin is Literal:
+        return {"enum": list(get_args(kind))}
+    if origin is list:
+        return {"type": "array", "items": to_json_schema(get_args(kind)[0], limits, choices)}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": to_json_schema(get_args(kind)[1], limits, choices)}
+    if kind is Any:
+        return {}
+    if choices and kind in (int, float, str):
+        return {"enum": list(choices)}
+    schema: dict[str, Any] = {"type": _JSON_NAMES[kind]}
+    return {**schema, **limits} if kind in (int, float) else schema
+
+
+def to_yaml(values: Any) -> str:
+    """YAML of plain values, in their order; texts that YAML or Hydra would read as numbers are quoted."""
+    text: str = yaml.dump(
+        values, Dumper=get_omega_conf_dumper(), default_flow_style=False, allow_unicode=True, sort_keys=False
+    )
+    return text
+
+
+def from_yaml(text: str) -> Any:
+    """Plain values of YAML text. Raises: yaml.YAMLError: it is not YAML."""
+    return yaml.safe_load(text)

@@ -16,7 +16,7 @@ import medconv
 from medconv import config as configs
 from medconv.config import DataConfig, Derived, PerfConfig, RunConfig, TaskConfig
 from medconv.config import trusted as config_trusted
-from medconv.config.classes import add_package, check_named
+from medconv.config.instantiate import add_package, check_named
 from medconv.convs import fold_convs
 from medconv.convs import mirror_axes as mirror_axes_of
 from medconv.data.datasets import patterns

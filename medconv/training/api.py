@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from medconv.config import ConfigError, RunConfig, validate
-from medconv.config.compose import Composer, hydra_flags
-from medconv.config.python_values import as_override
+from medconv.config.compose import Composer, as_override, hydra_flags
 from medconv.data.loading.datamodule import DataModule
 from medconv.targets import Targets
 from medconv.targets.monitor import metric_of_summary

@@ -19,7 +19,7 @@ from typing import IO, Any
 from yaml import AliasEvent, SafeLoader, YAMLError, parse
 
 from medconv.config import ConfigError, Node, RunConfig
-from medconv.config.yaml_text import from_yaml, to_yaml
+from medconv.config.values import from_yaml, to_yaml
 from medconv.training import identity, summary
 from medconv.training.checkpoint import BEST, LAST, PREVIOUS
 from medconv.training.identity import DataIdentity, config_differences

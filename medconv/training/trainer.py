@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ProgressBar as LightningsBar
 from medconv import config as configs
 from medconv import doors
 from medconv.config import Node, RunConfig, TrainerConfig
-from medconv.config.classes import class_of
+from medconv.config.instantiate import class_of
 from medconv.config.schema import RunSettings
 from medconv.performance.step_profiler import StepProfiler
 from medconv.performance.trace import Trace

@@ -8,13 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from helpers.configs import composed as config_of
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from medconv.config import ConfigError, compose, validate
-from medconv.config.options import list_options
+from medconv.config.compose import as_override
+from medconv.config.schema import list_options
 from medconv.config.trusted import build_trusted
 
 
@@ -207,3 +210,76 @@ def test_hydras_setting_for_errors_is_put_back(before: str | None, monkeypatch: 
         monkeypatch.setenv("HYDRA_FULL_ERROR", before)
     config_of("data=phantom")
     assert os.environ.get("HYDRA_FULL_ERROR") == before
+
+
+@pytest.mark.parametrize("images", ["a/{id}_training.tif", r"a/\{id\}_training.tif", "'a/{id}_training.tif'"])
+def test_patterns_stand_on_the_command_line_as_they_are(images: str) -> None:
+    arguments = ["data=folder", f"data.images={images}", "data.labels=*/{id}-T1-*"]
+    data = validate(config_of(*arguments, r"data.group_pattern=(patient\d+)_")).data
+    assert data.layout["images"] == data.images == "a/{id}_training.tif"
+    assert (data.labels, data.group_pattern) == ("*/{id}-T1-*", r"(patient\d+)_")
+    assert validate(config_of("data=folder", "data.group_pattern=null")).data.group_pattern is None
+
+
+def test_a_volume_of_a_series_needs_no_quotes() -> None:
+    """Hydra takes no # outside of quotes."""
+    assert validate(config_of("data=folder", "data.images=a/{id}/dwi#b=50")).data.images == "a/{id}/dwi#b=50"
+    structures = "data.labels=a/{id}/rs.dcm#roi=Heart|Herz;lung L"
+    assert validate(config_of("data=folder", structures)).data.labels == structures.partition("=")[2]
+    channels = "data.images={b0:a/{id}/dwi#1,t2:a/{id}/t2,b50:b/*/{id}/d#b=50.5}"
+    expected = {"b0": "a/{id}/dwi#1", "t2": "a/{id}/t2", "b50": "b/*/{id}/d#b=50.5"}
+    assert validate(config_of("data=folder", channels)).data.images == expected
+
+
+@pytest.mark.parametrize("root", ["a/jürgen/日本", "scans (2)/x=1", "a;b&c/d[1]"])
+def test_a_path_of_any_characters_needs_no_quotes(root: str) -> None:
+    """Hydra reads ASCII letters alone, and gives brackets a meaning."""
+    data = validate(config_of("data=folder", f"data.images={root}/{{id}}.nii", f"data.root={root}")).data
+    assert (data.images, data.root) == (f"{root}/{{id}}.nii", root)
+
+
+def test_a_shell_leaves_the_home_folder_in_a_value() -> None:
+    assert config_of("data.root=~/scans").data.root == str(Path.home() / "scans")
+
+
+def test_a_pattern_for_each_channel() -> None:
+    channels = "data.images={t1:a/{id}_t1.nii.gz,flair:a/{id}_f*.nii.gz}"
+    data = validate(config_of("data=folder", channels)).data
+    assert data.images == {"t1": "a/{id}_t1.nii.gz", "flair": "a/{id}_f*.nii.gz"}
+
+
+def read(override: str) -> tuple[str, Any]:
+    """Key and value, as Hydra reads them."""
+    (parsed,) = OverridesParser.create().parse_overrides([override])
+    return parsed.key_or_group, parsed.value()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, False, 0, -3, 1e-05, 0.25, float("inf")),
+        *("segresnet", "mine.net.Net", "null", "True", "nan", "12", "1e3", "00:00:01:30", ""),
+        *("a path, with (odd) = characters", "it's", 'a "quote"', "ends\\", "Größe", "{id}_t1", "a#b"),
+        *([1, 2.5], [], ["a b", None, [True]], {"a": 1, "b c": ["x,y"], "siteA_*": 2.0}, {}),
+    ],
+)
+def test_a_value_stays_as_it_is(value: Any) -> None:
+    assert read(as_override("data__key", value)) == ("data.key", value)
+
+
+def test_paths_tuples_and_numbers_of_numpy_become_plain_values() -> None:
+    assert read(as_override("a", Path("/data/my images"))) == ("a", "/data/my images")
+    assert read(as_override("a", (1, 2))) == ("a", [1, 2])
+    assert read(as_override("a", np.float32(0.5))) == ("a", 0.5)
+    assert read(as_override("a", np.int64(3))) == ("a", 3)
+    assert read(as_override("a", "~/data")) == ("a", str(Path("~/data").expanduser()))
+
+
+def test_two_underscores_are_a_dot() -> None:
+    assert as_override("model___target_", "mine.Net") == "model._target_=mine.Net"
+    assert as_override("trainer__max_steps", 10) == "trainer.max_steps=10"
+
+
+def test_another_type_names_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"^data\.root: expected None, bool, .* got object"):
+        as_override("data__root", object())

@@ -1,4 +1,4 @@
-"""medconv/config/data_config.py: keys of `data` say what they take; lists of words are those of the code."""
+"""medconv/config/schema.py: keys of `data` say what they take; lists of words are those of the code."""
 
 import pytest
 

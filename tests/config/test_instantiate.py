@@ -1,12 +1,14 @@
 """medconv/config/instantiate.py: objects from nodes; errors name the key."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import nn
 
-from medconv.config import ConfigError, build, errors_with_key, iter_targets
-from medconv.config.instantiate import check_types
+from medconv.config import ConfigError, arguments_as_keys, build, errors_with_key, iter_targets
+from medconv.config.instantiate import check_arguments, check_importable, check_types
+from medconv.utils.errors import Argument, ArgumentError
 
 
 def test_a_node_becomes_its_object() -> None:
@@ -96,3 +98,88 @@ def test_what_annotations_do_not_tell_is_left_to_the_class(arguments: dict[str, 
     check_types({"_target_": f"{__name__}.implicit", **arguments}, "model")
     check_types({"_target_": None, "p": 1}, "early_stopping")
     check_types({"_target_": "no_such_module.Net", "p": 1}, "model")
+
+
+def test_a_module_that_nobody_has_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        check_importable("model._target_", "no_such_module.Net")
+    text = str(raised.value)
+    assert text.startswith("model._target_=no_such_module.Net: cannot be imported (there is no module ")
+    assert text.count("no_such_module") == 2 and "PYTHONPATH" in text and "--config-dir" in text
+    with pytest.raises(
+        ConfigError, match=r"^model\._target_=torch\.nn\.Nothing: .* \(torch\.nn has no Nothing\)$"
+    ):
+        check_importable("model._target_", "torch.nn.Nothing")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_feature_that_is_not_installed_is_named() -> None:
+    expected = (
+        r"^conv\._target_=.*: cannot be imported \(this installation lacks medconv\.features\.nothing\)$"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        check_importable("conv._target_", "medconv.features.nothing.layers.Mirror")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import no_such_module", r"\(ModuleNotFoundError: No module named 'no_such_module'\)$"),
+        ("raise RuntimeError('no licence')", r"\(RuntimeError: no licence\)$"),
+    ],
+)
+def test_what_a_users_module_raises_is_told(
+    source: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "users_module.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=expected):
+        check_importable("model._target_", "users_module.Net")
+
+
+def optimizer(params: Any, lr: float, *, momentum: float = 0) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, r"^optimizer\.lr is missing: .*optimizer needs it; \+\+optimizer\.lr=\.\.\. sets it$"),
+        (
+            {"lr": 1, "momentun": 0.9},
+            r"^there is no key optimizer\.momentun: .*; did you mean optimizer\.momentum\?$",
+        ),
+        ({"lr": 1, "x": 0.9}, r"^there is no key optimizer\.x: .*; it takes params, lr, momentum$"),
+    ],
+)
+def test_keys_that_a_class_needs_or_lacks_are_named(arguments: dict[str, Any], expected: str) -> None:
+    node = {"_target_": f"{__name__}.optimizer", "_partial_": True, **arguments}
+    with pytest.raises(ConfigError, match=expected):
+        check_arguments(node, "optimizer", positional=1)
+    check_arguments({**node, "lr": 1, "_args_": []}, "optimizer")
+    check_arguments({"_target_": None}, "optimizer")
+
+
+@arguments_as_keys("data", "plan", divisible_by="model.divisible_by")
+def fail(argument: str, *problem: str) -> None:
+    raise ArgumentError(argument, *problem)
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (["num_workers", "=-1"], "data.num_workers=-1"),
+        (["max_stages", " is 0"], "plan.max_stages is 0"),
+        (["divisible_by", "=x"], "model.divisible_by=x"),
+        (["images.t1", ": no file"], "data.images.t1: no file"),
+        (["fold", " needs ", Argument("num_folds"), ", fold"], "data.fold needs data.num_folds, fold"),
+    ],
+)
+def test_keys_take_the_place_of_arguments(problem: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        fail(*problem)
+    assert str(raised.value) == message
+
+
+def test_an_argument_without_a_key_keeps_its_error() -> None:
+    with pytest.raises(ArgumentError, match=r"^overlap=1$"):
+        fail("overlap", "=1")

@@ -1,4 +1,4 @@
-"""medconv/config/replaced_classes.py: what a class in the place of an option's own keeps of its keys."""
+"""medconv/config/compose.py: what a class in the place of an option's own keeps of its keys."""
 
 import sys
 from pathlib import Path

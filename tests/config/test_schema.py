@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from medconv import config
 from medconv.config import DataConfig, RunConfig, conf_dir
 from medconv.config.keys import Key, declared_keys
+from medconv.config.schema import groups, list_options
 from medconv.features.pretrained.fit import TO_3D
 from medconv.performance.checkpointing import CHECKPOINTING
 from medconv.planning.limits import SIZES
@@ -143,3 +145,21 @@ def test_declared_keys_of_options_are_seen() -> None:
 )
 def test_a_comment_that_contradicts_is_seen(name: str, comment: str) -> None:
     assert contradictions(KEYS[name], comment)
+
+
+def test_options_are_the_files_of_a_group() -> None:
+    files = {file.stem for file in (config.conf_dir() / "model").glob("*.yaml")}
+    assert list_options("model") == sorted(files - {"base"})
+    assert "base" not in list_options("data")
+    assert "model" in groups() and "hydra" not in groups()
+
+
+def test_a_pattern_selects_names() -> None:
+    names = list_options("model", "*resnet*")
+    assert "segresnet" in names and "customconv" not in names
+    assert list_options("model", "none of them") == []
+
+
+def test_an_unknown_group_names_all_groups() -> None:
+    with pytest.raises(config.ConfigError, match="there is no config group 'models'; .* model, "):
+        list_options("models")

@@ -1,4 +1,4 @@
-"""medconv/config/trainer_config.py: keys of `trainer` are the arguments of Lightning's Trainer."""
+"""medconv/config/schema.py: keys of `trainer` are the arguments of Lightning's Trainer."""
 
 from inspect import signature
 
@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from medconv.config import TrainerConfig, conf_dir
 from medconv.config.keys import declared_keys
-from medconv.config.trainer_config import set_elsewhere, trainer_schema
+from medconv.config.schema import set_elsewhere, trainer_schema
 
 KEYS = {key.name: key for key in declared_keys(TrainerConfig)}
 

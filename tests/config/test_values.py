@@ -1,5 +1,7 @@
 """medconv/config/values.py: nested values, dotted keys and durations."""
 
+from typing import Any, Literal
+
 import pytest
 
 from medconv.config import (
@@ -10,6 +12,7 @@ from medconv.config import (
     lists_to_tuples,
     tuples_to_lists,
 )
+from medconv.config.values import as_text, fits, in_words, is_plain, to_json_schema
 
 
 def test_lists_and_tuples_are_converted_recursively() -> None:
@@ -28,3 +31,61 @@ def test_a_duration_becomes_seconds() -> None:
     assert duration_seconds("01:02:03:04", "trainer.max_time") == 93784.0
     with pytest.raises(ConfigError, match=r"^trainer\.max_time must be written DD:HH:MM:SS.*got '20min'$"):
         duration_seconds("20min", "trainer.max_time")
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (int, [0, -1], [True, 1.0, "1", None]),
+        (float, [0, 1.5], [True, "1", None]),
+        (bool, [True], [1, None]),
+        (str | None, ["a", None], [1, ["a"]]),
+        (list[int] | Literal["all"], [[], [0, 1], "all"], ["al", [0.5], 0, None]),
+        (list[int | list[int]] | None, [[2, [1, 2]], None], [[[[2]]], 3, [None]]),
+        (dict[str, float] | None, [{}, {"a": 2}, {3: 0.5}], [{"a": "b"}, ["a"], 1]),
+        (list[dict[str, float]], [[{"mean": 1}]], [{"mean": 1}, [{"mean": "a"}]]),
+        (Any, [None, 1, "a", [1]], []),
+    ],
+)
+def test_values_fit_their_types(kind: Any, good: list[Any], bad: list[Any]) -> None:
+    assert all(fits(value, kind) for value in good)
+    assert not any(fits(value, kind) for value in bad)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (bool | None, "true, false or null"),
+        (int | str, "a whole number or a word"),
+        (list[float] | None, "a list of numbers or null"),
+        (list[int] | Literal["all"], "a list of whole numbers or all"),
+        (list[int | list[int]], "a list of whole numbers or lists"),
+        (dict[str, float], "values by name, such as {name: value}"),
+    ],
+)
+def test_types_in_words(kind: Any, expected: str) -> None:
+    assert in_words(kind) == expected
+
+
+def test_values_are_shown_as_in_yaml() -> None:
+    assert [as_text(value) for value in (None, True, [1, 0.5], "a")] == ["null", "true", "[1, 0.5]", "a"]
+
+
+def test_only_types_that_yaml_tells_apart_are_plain() -> None:
+    assert is_plain(float | None) and is_plain(bool)
+    assert not is_plain(list[int]) and not is_plain(Any) and not is_plain("float")
+
+
+@pytest.mark.parametrize(
+    ("kind", "choices", "expected"),
+    [
+        (int, (), {"type": "integer", "minimum": 1}),
+        (float | None, (), {"anyOf": [{"type": "number", "minimum": 1}, {"type": "null"}]}),
+        (list[int], (), {"type": "array", "items": {"type": "integer", "minimum": 1}}),
+        (dict[str, str], (), {"type": "object", "additionalProperties": {"type": "string"}}),
+        (str | int, ("a", "b"), {"enum": ["a", "b"]}),
+        (Any, (), {}),
+    ],
+)
+def test_types_as_json_schema(kind: Any, choices: tuple[str, ...], expected: dict[str, Any]) -> None:
+    assert to_json_schema(kind, {"minimum": 1}, choices) == expected

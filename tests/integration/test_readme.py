@@ -17,7 +17,7 @@ from helpers import tiny
 from matplotlib import pyplot
 
 import medconv
-from medconv.config.python_values import as_override
+from medconv.config.compose import as_override
 from medconv.training import api
 
 PAGES = ("README.md", "docs/get-started.md", "docs/python.md", "docs/own-convolution.md")

@@ -4,7 +4,7 @@ import pytest
 from helpers.configs import composed
 
 from medconv.config import ConfigError, validate
-from medconv.config.options import list_options
+from medconv.config.schema import list_options
 from medconv.training.config_checks import check_classes
 
 

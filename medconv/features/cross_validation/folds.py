@@ -10,7 +10,7 @@ from typing import Any
 from yaml import YAMLError
 
 from medconv.config import flatten
-from medconv.config.yaml_text import from_yaml
+from medconv.config.values import from_yaml
 from medconv.data.datasets.common import read_json
 from medconv.metrics.dice import ClassScores
 from medconv.training import identity

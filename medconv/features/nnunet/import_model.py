@@ -11,7 +11,7 @@ from torch import nn
 
 from medconv import config as configs
 from medconv.config import Node, RunConfig
-from medconv.config.yaml_text import to_yaml
+from medconv.config.values import to_yaml
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.store import Store
 from medconv.features.nnunet import plans

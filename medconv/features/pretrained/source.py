@@ -8,7 +8,7 @@ from torch import nn
 
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node, RunConfig
-from medconv.config.classes import class_of
+from medconv.config.instantiate import class_of
 from medconv.features.pretrained.fit import layers_of
 from medconv.features.pretrained.hub import is_remote, local_file
 from medconv.features.pretrained.load import Origin, Report, load

@@ -12,7 +12,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from medconv import config as configs
 from medconv.config import RunConfig
-from medconv.config.yaml_text import to_yaml
+from medconv.config.values import to_yaml
 from medconv.planning.planner import Plan
 from medconv.planning.report import table
 from medconv.targets import monitor

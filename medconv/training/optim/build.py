@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from medconv import config as configs
 from medconv.config import ConfigError, Node, TrainerConfig
-from medconv.config.classes import class_of
+from medconv.config.instantiate import class_of
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 
 OptimizerFactory = Callable[..., Optimizer]  # takes parameters

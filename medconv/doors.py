@@ -24,11 +24,10 @@ COMMANDS = "COMMANDS"
 # Metrics of label maps: a tuple of "module:object", each a `medconv.metrics.segmentation.Metric`.
 METRICS = "METRICS"
 
-# Options of `medconv predict`: "module:object" -> flag -> arguments of argparse's `add_argument`. Where one
-# of these flags is given, the object is called with all options and gives a `medconv.inference.extras.Extra`.
+# Options of `medconv predict`: "module:object" -> `flags`: flag -> arguments of argparse's `add_argument`;
+# and `folders` that the feature writes beside predictions: name -> suffix of their files, one for each case.
+# Where a flag is given, the object is called with all options, and gives a `medconv.inference.extras.Extra`.
 PREDICT_OPTIONS = "PREDICT_OPTIONS"
-# Folders that such options write beside predictions: name -> suffix of their files, one for each case.
-PREDICTION_FOLDERS = "PREDICTION_FOLDERS"
 
 # What `medconv evaluate` measures of files beside predicted label maps: a tuple of "module", each with `KEY`
 # of the result, `measure(folder, cases, names)` -> its value, or None where there are no such files,
@@ -38,10 +37,6 @@ EVALUATIONS = "EVALUATIONS"
 # Reports of `medconv evaluate`: a tuple of "module:object", called with the `Evaluation`, -> an HTML page, or
 # None: it is of another kind.
 REPORTS = "REPORTS"
-
-# Formats of `medconv export`: name -> object, a `Format` of `medconv/features/export/job.py`. That feature
-# walks it; the core does not.
-EXPORTS = "EXPORTS"
 
 # What `init.pretrained` may name: functions of its text, asked in turn, which return None for what they do
 # not read, or an object with

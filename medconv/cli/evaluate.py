@@ -179,16 +179,16 @@ def _check_packages(options: argparse.Namespace, is_table: bool) -> None:
     """Raises: ConfigError: predictions are of a kind that a package brings which the user has not named."""
     from medconv.config.instantiate import check_named
     from medconv.data.datasets.patterns import home
-    from medconv.evaluation.evaluate import table_path
-    from medconv.inference import manifest
+    from medconv.evaluation.results import table_path
+    from medconv.inference.output import MANIFEST, read_manifest
     from medconv.targets import all_kinds
 
     for predictions in filter(None, (options.predictions, options.compare)):
         folder = table_path(predictions).parent if is_table else home(predictions)
-        content = manifest.read(folder)
+        content = read_manifest(folder)
         targets = content.get("targets")
         if isinstance(targets, dict) and targets.get("kind") not in list(all_kinds()):
-            check_named(content.get("packages"), folder / manifest.MANIFEST)
+            check_named(content.get("packages"), folder / MANIFEST)
 
 
 def _label_map_evaluation(options: argparse.Namespace) -> Callable[[], Evaluation]:

@@ -91,8 +91,8 @@ def _add_input_and_output(group: Group) -> None:
 
 
 def _add_extra_outputs(group: Group) -> None:
-    for flags in doors.mapping(doors.PREDICT_OPTIONS).values():
-        for flag, arguments in flags.items():
+    for option in doors.mapping(doors.PREDICT_OPTIONS).values():
+        for flag, arguments in option["flags"].items():
             group.add_argument(flag, **arguments)
     group.add_argument(
         "--overwrite",
@@ -151,8 +151,8 @@ def _check_values(options: argparse.Namespace) -> None:
 def _extras(options: argparse.Namespace) -> list[Extra]:
     """What features add by the options that are given."""
     extras = []
-    for entry, flags in doors.mapping(doors.PREDICT_OPTIONS).items():
-        if any(getattr(options, name_of(flag)) for flag in flags):
+    for entry, option in doors.mapping(doors.PREDICT_OPTIONS).items():
+        if any(getattr(options, name_of(flag)) for flag in option["flags"]):
             extras.append(doors.load(entry)(options))
     return extras
 

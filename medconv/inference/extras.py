@@ -41,7 +41,7 @@ class Extra:
         return label
 
     def write(self, folder: Path, predictor: Any, case: Case, scores: Any, answer: np.ndarray) -> None:
-        """Write the files of a case below the output folder, each in a folder of `doors.PREDICTION_FOLDERS`.
+        """Write the files of a case below the output folder, each in one of the option's `folders`.
 
         Args:
             scores: as `Predictor.scores` gives them.

@@ -377,7 +377,9 @@ class OutputDir(Output):
         super().__init__(path, settings, about)
         self.logit_folder = path if probabilities else None
         # Also those of options that are not given now: what they wrote of a replaced case goes, too.
-        self._folders = {**_FOLDERS, **doors.mapping(doors.PREDICTION_FOLDERS)}
+        self._folders = dict(_FOLDERS)
+        for option in doors.mapping(doors.PREDICT_OPTIONS).values():
+            self._folders |= option["folders"]
         # Of label maps; `open` chooses it by the cases.
         self._suffix = _VOLUME
 

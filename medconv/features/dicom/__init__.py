@@ -3,10 +3,12 @@
 IMAGE_FORMATS = ("medconv.features.dicom.format:DICOM",)
 PREDICT_OPTIONS = {
     "medconv.features.dicom.seg_extra:of_options": {
-        "--dicom-seg": {
-            "action": "store_true",
-            "help": "for DICOM input, also write OUTPUT/dicomseg/CASE.dcm, which refers to the slices",
-        }
+        "flags": {
+            "--dicom-seg": {
+                "action": "store_true",
+                "help": "for DICOM input, also write OUTPUT/dicomseg/CASE.dcm, which refers to the slices",
+            }
+        },
+        "folders": {"dicomseg": ".dcm"},
     }
 }
-PREDICTION_FOLDERS = {"dicomseg": ".dcm"}

@@ -6,6 +6,7 @@ COMMANDS = {
         "medconv.features.export.command",
     )
 }
+# Its own door, which other features may use: a name of `--format` -> object, a `Format` of job.py.
 EXPORTS = {
     "torchscript": "medconv.features.export.formats:TORCHSCRIPT",
     "pt2": "medconv.features.export.formats:PT2",

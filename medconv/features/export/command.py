@@ -47,7 +47,7 @@ def _add_input_and_output(group: Group) -> None:
     group.add_argument(
         "--checkpoint", type=Path, required=True, metavar="FILE", help="a run's checkpoints/best.ckpt"
     )
-    formats = ", ".join(doors.mapping(doors.EXPORTS))
+    formats = ", ".join(doors.mapping("EXPORTS"))
     group.add_argument("--format", required=True, metavar="FORMAT", help=f"one of {formats}")
     group.add_argument(
         "--output",

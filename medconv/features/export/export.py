@@ -50,7 +50,7 @@ def export(source: Path, output: Path, choices: ExportOptions, trusted: Sequence
 
 
 def _format(choices: ExportOptions) -> Format:
-    formats = doors.mapping(doors.EXPORTS)
+    formats = doors.mapping("EXPORTS")
     if choices.format not in formats:
         raise ArgumentError("format", f" must be one of {', '.join(formats)}, got {choices.format}")
     if choices.opset not in OPSETS:

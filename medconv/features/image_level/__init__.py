@@ -8,11 +8,13 @@ TARGETS = {
 }
 PREDICT_OPTIONS = {
     "medconv.features.image_level.saliency_extra:of_options": {
-        "--saliency": {
-            "action": "store_true",
-            "help": "for classification, also write Grad-CAM pictures, OUTPUT/saliency/CASE.png",
-        }
+        "flags": {
+            "--saliency": {
+                "action": "store_true",
+                "help": "for classification, also write Grad-CAM pictures, OUTPUT/saliency/CASE.png",
+            }
+        },
+        "folders": {"saliency": ".png"},
     }
 }
-PREDICTION_FOLDERS = {"saliency": ".png"}
 REPORTS = ("medconv.features.image_level.evaluation:page",)

@@ -8,9 +8,12 @@ COMMANDS = {
 }
 PREDICT_OPTIONS = {
     "medconv.features.postprocessing.extra:of_options": {
-        "--postprocess": {
-            "metavar": "FILE",
-            "help": "apply the post-processing in a file from medconv find-postprocessing",
-        }
+        "flags": {
+            "--postprocess": {
+                "metavar": "FILE",
+                "help": "apply the post-processing in a file from medconv find-postprocessing",
+            }
+        },
+        "folders": {},
     }
 }

@@ -2,16 +2,18 @@
 
 PREDICT_OPTIONS = {
     "medconv.features.quality.extra:of_options": {
-        "--quality": {
-            "action": "store_true",
-            "help": "also write OUTPUT/quality/CASE.json, an estimate of Dice, and "
-            "OUTPUT/uncertainty/CASE.nii.gz",
+        "flags": {
+            "--quality": {
+                "action": "store_true",
+                "help": "also write OUTPUT/quality/CASE.json, an estimate of Dice, and "
+                "OUTPUT/uncertainty/CASE.nii.gz",
+            },
+            "--calibration": {
+                "metavar": "FILE",
+                "help": "with --quality: metrics.json of medconv evaluate, to also write the expected Dice",
+            },
         },
-        "--calibration": {
-            "metavar": "FILE",
-            "help": "with --quality: metrics.json of medconv evaluate, to also write the expected Dice",
-        },
+        "folders": {"uncertainty": ".nii.gz", "quality": ".json"},
     }
 }
-PREDICTION_FOLDERS = {"uncertainty": ".nii.gz", "quality": ".json"}
 EVALUATIONS = ("medconv.features.quality.predicted_quality",)

@@ -17,6 +17,7 @@ from medconv.data.loading.datamodule import DataModule, LoaderSettings, Training
 from medconv.data.loading.patch import PatchShape
 from medconv.data.loading.patch_dataset import ChannelDropout, annotated_classes
 from medconv.data.loading.samplers import ForegroundSampler, Sampler, TrainingCases, balanced, class_indices
+from medconv.data.preprocessing.check import assumed_spacing
 from medconv.data.preprocessing.dataset_cache import (
     cached_fingerprint,
     dataset_folder,
@@ -57,6 +58,8 @@ class PreparedData:
             superior).
         test: cases that training never uses.
         split_warning: as of the function.
+        source_spacing_mm: in place of the headers', as of `data.source_spacing_mm`, or what is assumed where
+            headers have lost it; None: the headers are right.
     """
 
     dataset: Dataset
@@ -71,6 +74,7 @@ class PreparedData:
     spacing_range_mm: tuple[tuple[float, float], ...] = ()
     test: list[Case] = field(default_factory=list)
     split_warning: str | None = None
+    source_spacing_mm: Any = None
 
     @cached_property
     def identity(self) -> DataIdentity:
@@ -131,6 +135,11 @@ def prepare_data(
     home = dataset_folder(Path(data.cache_dir), dataset)
     with signals.raising():
         measured, skipped = cached_fingerprint(dataset, home, workers, skip=data.on_invalid_case == "skip")
+    source_spacing_mm = data.source_spacing_mm or assumed_spacing(measured.shapes, measured.spacings_mm)
+    if source_spacing_mm != data.source_spacing_mm:
+        measured = measured.at_spacing(source_spacing_mm)
+        dataset = per_case.with_source_spacing(dataset, source_spacing_mm)
+        split = split_cases(dataset, data)
     dataset, split = _without_skipped(dataset, split, skipped, data)
     split = check_split(split, dataset, measured, data)
     warning = split_warning(split, data)
@@ -156,6 +165,7 @@ def prepare_data(
         spacing_range_mm=tuple((min(mm), max(mm)) for mm in zip(*measured.spacings_mm, strict=True)),
         test=split.test,
         split_warning=warning,
+        source_spacing_mm=source_spacing_mm,
     )
 
 

@@ -7,7 +7,13 @@ import numpy as np
 
 from medconv.config import RunConfig
 from medconv.data.case import Dataset
-from medconv.data.preprocessing.check import Examined, dataset_warnings, error_report, examine_all
+from medconv.data.preprocessing.check import (
+    Examined,
+    assumed_spacing,
+    dataset_warnings,
+    error_report,
+    examine_all,
+)
 from medconv.data.preprocessing.dataset_cache import dataset_folder
 from medconv.data.preprocessing.examine import CaseReport
 from medconv.data.preprocessing.fingerprint import measure
@@ -63,6 +69,8 @@ def _check(run_config: RunConfig) -> None:
     if errors:
         raise ValueError(error_report(dataset, errors))
     measured = measure(reports)
+    if run_config.data.source_spacing_mm is None:
+        measured = measured.at_spacing(assumed_spacing(measured.shapes, measured.spacings_mm))
     split = check_split(split_cases(dataset, run_config.data), dataset, measured, run_config.data)
     plan = make_plan(run_config, dataset, measured)
     print(f"\n{planning_report.table(plan.rows)}")

@@ -224,6 +224,7 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
         data=replace(
             resolved.data,
             batch_size=prepared.plan.batch_size,
+            source_spacing_mm=prepared.source_spacing_mm,
             samples_per_epoch=resolved.data.samples_per_epoch
             or samples_per_epoch(prepared.targets.per_voxel, len(prepared.train)),
         ),

@@ -22,7 +22,7 @@ from medconv.data.preprocessing.fingerprint import Fingerprint, measure
 from medconv.data.preprocessing.store import signature
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.utils.logging import some
+from medconv.utils.logging import size_text, some
 from medconv.utils.threads import each
 
 _WRONG_DIMS = {
@@ -30,6 +30,7 @@ _WRONG_DIMS = {
     False: "a volume, while most cases are one slice only",
 }
 _FEW = 5  # times fewer slices than rows in every case, at 1 x 1 x 1 mm
+_ASSUMED_MM = 7.0  # of such slices; in sets with headers they are 4 to 15 times as thick as voxels are long
 _FAR_SPACING = 5  # times the median spacing of all cases, or a fifth of it
 _NAMED = 5  # cases in a message
 _FILE = "examined.jsonl"
@@ -77,7 +78,8 @@ def dataset_warnings(reports: Sequence[CaseReport], dataset: Dataset) -> list[st
     warnings += _nothing_ignored_warning(reports, dataset)
     shapes = [report.shape for report in reports]
     spacings_mm = [report.spacing_mm for report in reports]
-    warnings += lost_spacing(shapes, spacings_mm)
+    if not any(case.source_spacing_mm for case in dataset.cases):
+        warnings += lost_spacing(shapes, spacings_mm)
     warnings += far_spacing([report.case for report in reports], spacings_mm)
     warnings += same_images({report.case: report.content for report in reports if report.content})
     return warnings
@@ -163,18 +165,34 @@ def still_invalid(dataset: Dataset, errors: Mapping[str, Sequence[str]]) -> bool
 
 
 def lost_spacing(shapes: Sequence[Sequence[int]], spacings_mm: Sequence[Sequence[float]]) -> list[str]:
-    """A warning if every volume has 1 x 1 x 1 mm and far fewer slices than rows; else none."""
-    thin = [max(shape) >= _FEW * min(shape) and min(shape) > 1 for shape in shapes]
-    unit = [tuple(spacing) == (1.0, 1.0, 1.0) for spacing in spacings_mm]
-    if not thin or not all(thin) or not all(unit):
+    """A warning if the headers have probably lost the spacing; else none."""
+    assumed = assumed_spacing(shapes, spacings_mm)
+    if assumed is None:
         return []
     few = int(np.median([min(shape) for shape in shapes]))
     many = int(np.median([max(shape) for shape in shapes]))
     return [
-        f"all {len(shapes)} volumes have 1 x 1 x 1 mm, but {few} slices of {many} rows: their headers may "
-        "have lost the spacing, from which resampling, plan and distances follow; correct the headers, or "
-        "set source_spacing_mm, such as [1.25,1.25,10] (right, anterior, superior)"
+        f"all {len(shapes)} volumes have 1 x 1 x 1 mm, but {few} slices of {many} rows: their headers have "
+        f"probably lost the spacing, so {size_text(assumed)} mm is taken in its place; correct the headers, "
+        "or set source_spacing_mm to the true spacing, such as [1.25,1.25,10] (right, anterior, superior), "
+        "or to [1,1,1] if the headers are right"
     ]
+
+
+def assumed_spacing(
+    shapes: Sequence[Sequence[int]], spacings_mm: Sequence[Sequence[float]]
+) -> list[float] | None:
+    """The spacing to plan by where every volume has 1 x 1 x 1 mm and far fewer slices than rows; else None.
+
+    Only its proportions matter: slices are thick, as in all sets of that shape, so that kernels, strides and
+    rotations treat them so.
+    """
+    thin = [len(shape) == 3 and max(shape) >= _FEW * min(shape) and min(shape) > 1 for shape in shapes]
+    unit = [tuple(spacing) == (1.0, 1.0, 1.0) for spacing in spacings_mm]
+    if not thin or not all(thin) or not all(unit):
+        return None
+    axis = int(np.argmin(np.median(shapes, axis=0)))
+    return [_ASSUMED_MM if index == axis else 1.0 for index in range(3)]
 
 
 def far_spacing(cases: Sequence[str], spacings_mm: Sequence[Sequence[float]]) -> list[str]:

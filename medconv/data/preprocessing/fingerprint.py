@@ -1,7 +1,7 @@
 """Statistics of a dataset, of which the plan is made."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,6 +32,15 @@ class Fingerprint:
     class_voxels: tuple[tuple[int, ...], ...]
     contents: tuple[str, ...] = ()
     thickness_mm: tuple[tuple[float, ...], ...] = ()
+
+    def at_spacing(self, spacing_mm: Sequence[float] | None) -> "Fingerprint":
+        """Of the same voxels, whose headers all say 1 x 1 x 1 mm, at another spacing; None: unchanged."""
+        if spacing_mm is None:
+            return self
+        scaled = [
+            tuple(mm * scale for mm, scale in zip(row, spacing_mm, strict=True)) for row in self.thickness_mm
+        ]
+        return replace(self, spacings_mm=(tuple(spacing_mm),) * len(self.shapes), thickness_mm=tuple(scaled))
 
 
 def measure(reports: Sequence[CaseReport]) -> Fingerprint:

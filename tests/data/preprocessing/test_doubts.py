@@ -11,7 +11,8 @@ from torch import nn
 
 from medconv.data.case import Case
 from medconv.data.datasets.dataset_json import msd
-from medconv.data.preprocessing.check import check, far_spacing, lost_spacing
+from medconv.data.per_case import with_source_spacing
+from medconv.data.preprocessing.check import assumed_spacing, check, far_spacing, lost_spacing
 from medconv.data.preprocessing.examine import header_doubts, is_no_data, repeated_slices, wrapped_negatives
 from medconv.inference.predictor import Predictor
 
@@ -47,10 +48,22 @@ def test_unit_spacing_of_thin_volumes_is_suspicious(tmp_path: Path) -> None:
     unit = (1.0, 1.0, 1.0)
     (warning,) = check(msd(write_msd(tmp_path, shape=(20, 60, 12), affine=np.eye(4))), 1).warnings
     assert "all 3 volumes have 1 x 1 x 1 mm, but 12 slices of 60 rows" in warning
-    assert "or set source_spacing_mm, such as" in warning
+    assert "so 1 x 1 x 7 mm is taken in its place" in warning
+    assert "or set source_spacing_mm to the true spacing, such as" in warning
     assert not lost_spacing([(35, 50, 36)] * 2, [unit] * 2)
     assert not lost_spacing([(60, 60, 12)] * 2, [unit, (1.0, 1.0, 5.0)])
     assert not lost_spacing([(60, 60, 12), (60, 60, 50)], [unit] * 2)
+
+
+def test_a_spacing_that_is_stated_is_not_doubted(tmp_path: Path) -> None:
+    dataset = msd(write_msd(tmp_path, shape=(20, 60, 12), affine=np.eye(4)))
+    assert not check(with_source_spacing(dataset, [1, 1, 1]), 1).warnings
+
+
+def test_the_few_slices_are_taken_to_be_thick_along_any_axis() -> None:
+    unit = (1.0, 1.0, 1.0)
+    assert assumed_spacing([(60, 12, 70), (60, 10, 70)], [unit] * 2) == [1.0, 7.0, 1.0]
+    assert assumed_spacing([(60, 60)] * 2, [(1.0, 1.0)] * 2) is None
 
 
 @pytest.mark.parametrize("value", [-32768.0, -1e8])

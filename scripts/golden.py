@@ -97,11 +97,19 @@ class Failed(Exception):
 
 @dataclass
 class Recorder:
-    """One golden run: the folder where its commands work, and the digests so far."""
+    """One golden run: the folder where its commands work, and the digests so far.
+
+    `names` has words for texts that differ between two equal runs: paths, and names of folders that are
+    hashes of a config with paths.
+    """
 
     folder: Path
     checkout: Path
     artefacts: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.names |= {str(self.folder): "FOLDER", str(self.checkout): "CHECKOUT"}
 
     # Commands
 
@@ -159,8 +167,8 @@ class Recorder:
         if isinstance(value, (list, tuple)):
             return [self.cleaned(item) for item in value]
         if isinstance(value, str):
-            for path, word in ((self.folder, "FOLDER"), (self.checkout, "CHECKOUT")):
-                value = value.replace(str(path), word)
+            for text, word in self.names.items():
+                value = value.replace(text, word)
         return value
 
     def add_run(self, name: str, run: Path) -> None:
@@ -632,15 +640,15 @@ def cv(run: Recorder) -> None:
     configs = list((run.folder / "runs/cv").glob("*/config.yaml"))
     folds = {_config(path)["data"]["fold"]: path.parent for path in configs}
     for fold, folder in folds.items():
+        run.names[folder.name] = f"fold{fold}"
         run.add_run(f"fold{fold}", folder)
-    names = {folder.name: f"fold{fold}" for fold, folder in folds.items()}
     run.medconv("find-postprocessing", "--runs", "runs/cv", "--device", "cpu")
     for name in ("cross_validation.json", "folds.csv", "postprocessing.json"):
-        run.add(f"cv/{name}", _renamed(_file_content(run.folder / "runs/cv" / name), names))
+        run.add(f"cv/{name}", _file_content(run.folder / "runs/cv" / name))
     found = _file_content(run.folder / "runs/cv/postprocessing.json")
     steps = [{"operation": "keep_largest", "label": "*"}, {"operation": "fill_holes", "label": "box"}]
     chosen = run.folder / "chosen.json"  # since no step passes the test with so few cases
-    chosen.write_text(json.dumps({**found, "steps": steps}))
+    chosen.write_text(json.dumps({**found, "steps": steps, "folds": {}}))
     best = [folds[fold] / "checkpoints/best.ckpt" for fold in sorted(folds)]
     run.predict("predicted", best, root / "imagesTr", "--postprocess", chosen)
 
@@ -652,9 +660,10 @@ def sweep(run: Recorder) -> None:
     jobs = ("conv=transform,mirror", "loss=cldice", "seed=3", "run.name=sweep")
     run.medconv("train", "-m", *COMMON, *data, *jobs)
     for path in (run.folder / "runs/sweep").glob("*/config.yaml"):
-        run.add_run(_config(path)["conv"]["_target_"].rpartition(".")[2], path.parent)
-    table = _rows(run.folder / "runs/sweep/sweep.csv")
-    run.add("sweep.csv", [{key: text for key, text in row.items() if key != "folder"} for row in table])
+        conv = _config(path)["conv"]["_target_"].rpartition(".")[2]
+        run.names[path.parent.name] = conv
+        run.add_run(conv, path.parent)
+    run.add("sweep.csv", _rows(run.folder / "runs/sweep/sweep.csv"))
 
 
 def pictures(run: Recorder) -> None:
@@ -705,14 +714,6 @@ RUN_NAMES = tuple(run.__name__ for run in RUNS)
 
 def _config(path: Path) -> Any:
     return yaml.safe_load(path.read_text())
-
-
-def _renamed(value: Any, names: dict[str, str]) -> Any:
-    """Plain values in which names of run folders, which are hashes of the config, are replaced."""
-    text = json.dumps(value)
-    for hashed, name in names.items():
-        text = text.replace(hashed, name)
-    return json.loads(text)
 
 
 # Commands of this script

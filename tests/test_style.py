@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # Without experiments/, which name files as they were then.
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("data/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("data/*.md")])
 CONFIGS = sorted((ROOT / "conf").rglob("*.yaml"))
 FOLDERS = "medconv|tests|scripts|conf|docs|data|experiments"
 

@@ -1,4 +1,4 @@
-"""The examples of CONTRIBUTING.md work as they are shown: written to a folder `mine`, then used by commands."""
+"""The examples of docs/contributing/ work as they are shown: written to a folder `mine`, then used by commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from helpers.waiting import PATIENCE_S
 
 from medconv import doors
 
-TEXT = (tiny.ROOT / "CONTRIBUTING.md").read_text()
+PAGES = [tiny.ROOT / "CONTRIBUTING.md", *sorted((tiny.ROOT / "docs/contributing").glob("*.md"))]
+TEXT = "\n".join(page.read_text() for page in PAGES)
 EXAMPLES = dict(re.findall(r"```(?:python|yaml)\n# mine/(\S+)\n(.*?)```", TEXT, flags=re.DOTALL))
 OPTIONS = ["sampler=middle", "augmentation=slope", "model=dilated", "model.width=4", "conv=zero_mean"]
 RECIPE = ["loss=top_k", "scheduler=square_root", "callbacks=weight_norm"]

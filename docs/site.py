@@ -55,7 +55,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     places = {"../CONTRIBUTING.md": "contributing.md", "../README.md": "index.md"}
-    places |= {f"../{place}": f"../{page}" for place, page in places.items()}  # of docs/contributing/
     places |= {f"notebooks/{file.name}": f"notebooks/{file.stem}.md" for file in NOTEBOOKS}
     for place, page in places.items():
         markdown = markdown.replace(f"]({place}", f"]({page}")

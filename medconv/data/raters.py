@@ -29,7 +29,12 @@ def with_soft_labels(
     if raters is None and not soft_labels:
         return dataset
     name = "soft_labels" if soft_labels else "raters"
-    _check_targets(dataset, name)
+    if type(dataset.targets) is not LabelMapTargets:
+        raise ArgumentError(
+            name, f" is for label maps of classes, but this dataset has {dataset.targets.kind} targets"
+        )
+    if dataset.targets.ignore is not None:
+        raise ArgumentError(name, " cannot be combined with a value to ignore: ", Argument("ignore_label"))
     if raters is None:
         files: list[dict[str, Path]] = []
     elif soft_labels:
@@ -48,16 +53,6 @@ def with_soft_labels(
         cases.append(replace(case, soft_label=soft_label))
     targets = SoftTargets.of_classes(dataset.class_names)
     return replace(dataset, cases=tuple(cases), targets=targets)
-
-
-def _check_targets(dataset: Dataset, name: str) -> None:
-    targets = dataset.targets
-    if type(targets) is not LabelMapTargets:
-        raise ArgumentError(
-            name, f" is for label maps of classes, but this dataset has {targets.kind} targets"
-        )
-    if targets.ignore is not None:
-        raise ArgumentError(name, " cannot be combined with a value to ignore: ", Argument("ignore_label"))
 
 
 def _files_of_rater(pattern: Path, dataset: Dataset) -> dict[str, Path]:

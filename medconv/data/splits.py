@@ -292,7 +292,9 @@ def _ids_of_file(fold: int | str, path: Path) -> tuple[list[str], list[str]]:
     """Ids for training and validation in a fold of a file, in one Unicode form."""
     fold_index = _fold_index(fold)
     folds = read_json(path)
-    if not isinstance(folds, list) or not all(_has_fold_keys(fold) for fold in folds):
+    if not isinstance(folds, list) or not all(
+        isinstance(fold, dict) and {"train", "val"} <= set(fold) for fold in folds
+    ):
         raise ValueError(f"{path}: expected a list of folds, each with the keys `train` and `val`")
     if not 0 <= fold_index < len(folds):
         highest = len(folds) - 1
@@ -305,10 +307,6 @@ def _ids_of_file(fold: int | str, path: Path) -> tuple[list[str], list[str]]:
         raise ValueError(f"{path}: val of fold {fold_index} names no case; fold=all trains on every case")
     normalised_train_ids = [unicodedata.normalize("NFC", case_id) for case_id in train_ids]
     return normalised_train_ids, [unicodedata.normalize("NFC", case_id) for case_id in val_ids]
-
-
-def _has_fold_keys(fold: Any) -> bool:
-    return isinstance(fold, dict) and {"train", "val"} <= set(fold)
 
 
 def _check_ids(case_ids: Any, location: str) -> None:

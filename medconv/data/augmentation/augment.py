@@ -94,7 +94,8 @@ class Augment(RandomParameters):
                     None if out_label is None else out_label[one],
                 )
         if out_label is not None and self.flip_label_pairs and self.left_right_axis is not None:
-            self._swap(out_label, parameters.flips[:, self.left_right_axis])
+            mirrored = _index(parameters.flips[:, self.left_right_axis], out_label.device)
+            out_label[mirrored] = swapped(out_label[mirrored], self.flip_label_pairs)
         return out, out_label
 
     def _move(
@@ -171,11 +172,6 @@ class Augment(RandomParameters):
                 order[second - 1] = first - 1
             probabilities[samples] = probabilities[samples][:, order]
         return moved[:, :num_channels].contiguous(), probabilities.to(label[0].dtype)
-
-    def _swap(self, label: Tensor, is_mirrored: Tensor) -> None:
-        """Swap the labels of `flip_label_pairs` in place. Shape: (batch, 1, *spatial), (batch,) bool."""
-        samples = _index(is_mirrored, label.device)
-        label[samples] = swapped(label[samples], self.flip_label_pairs)
 
 
 def _index(mask: Tensor, device: torch.device) -> Tensor | slice:

@@ -138,19 +138,23 @@ class RandomParameters:
         self._from_mm = spacing / spacing[:, None]  # times a matrix in mm, it is one in voxels
         # Of control points, in voxels.
         self._distance = tuple(max(1.0, self.elastic_spacing_mm / mm) for mm in self.spacing_mm)
-        self._no_control = np.zeros((len(spacing), *self._control_points()))
         is_elastic = bool(self.p["elastic"])
+        points = control_points(self.patch_size, self._distance) if is_elastic else (0,) * len(spacing)
+        self._no_control = np.zeros((len(spacing), *points))
         self._max_displacement = self.elastic_mm * self.thin / spacing * is_elastic  # voxels along each axis
         self.max_read_size = self._largest_size()
 
-    def _control_points(self) -> tuple[int, ...]:
-        if not self.p["elastic"]:
-            return (0,) * len(self.spacing_mm)
-        return control_points(self.patch_size, self._distance)
-
     def sample(self, numbers: Sequence[int], num_channels: int = 1) -> Parameters:
         """Draw the parameters of these samples, each from its own number."""
-        samples = [self._draw(number, num_channels) for number in numbers]
+        samples = []
+        for number in numbers:
+            draw = self._random_numbers(RandomStream.VALUES, number)
+            noise_std = self._chosen(draw, "noise", between(draw, self.noise_std), 0.0)
+            noise_seed = int(2**62 * draw())
+            channels = [self._draw_channel(draw) for _ in range(num_channels)]
+            fields = {**self._draw_moves(number), "noise_std": noise_std, "noise_seed": noise_seed}
+            fields |= {name: [channel[name] for channel in channels] for name in PER_CHANNEL}
+            samples.append(fields)
         tensors = {}
         for name in samples[0]:
             values = np.array([sample[name] for sample in samples])
@@ -158,19 +162,6 @@ class RandomParameters:
                 values = values.astype(np.float32)
             tensors[name] = torch.from_numpy(values)
         return Parameters(**tensors)
-
-    def _draw(self, number: int, num_channels: int) -> dict[str, Any]:
-        """The fields of `Parameters` for one sample."""
-        draw = self._random_numbers(RandomStream.VALUES, number)
-        noise_std = self._chosen(draw, "noise", between(draw, self.noise_std), 0.0)
-        noise_seed = int(2**62 * draw())
-        channels = [self._draw_channel(draw) for _ in range(num_channels)]
-        return {
-            **self._draw_moves(number),
-            "noise_std": noise_std,
-            "noise_seed": noise_seed,
-            **{name: [channel[name] for channel in channels] for name in PER_CHANNEL},
-        }
 
     def read_size(self, number: int) -> tuple[int, ...]:
         """Voxels around the centre that sample `number` needs; at most `max_read_size`."""
@@ -213,7 +204,10 @@ class RandomParameters:
         is_drawn = {name: draw() < self.p[name] for name in SPATIAL}
         rotation = self._draw_rotation(draw, is_drawn["rotation"])
         zoom = between(draw, self.scale)
-        shift = [self._draw_shift(draw, axis, is_drawn["shift"]) for axis in range(axes)]
+        shift = []  # shares of the patch; along a thick axis a whole number of voxels
+        for voxels, is_thin in zip(self.patch_size, self.thin, strict=True):
+            share = (2 * draw() - 1) * self.shift * is_drawn["shift"]
+            shift.append(share if is_thin else round(share * voxels) / voxels)
         flips = [draw() < 0.5 and axis in self.mirror_axes for axis in range(axes)]
         matrix = rotation
         if is_drawn["scale"]:
@@ -236,14 +230,6 @@ class RandomParameters:
             if is_drawn and self.thin[first] and self.thin[second]:
                 rotation = rotation @ plane_rotation(axes, first, second, angle)
         return rotation
-
-    def _draw_shift(self, draw: Draw, axis: int, is_drawn: bool) -> float:
-        """A share of the patch; along a thick axis a whole number of voxels."""
-        share = (2 * draw() - 1) * self.shift * is_drawn
-        if self.thin[axis]:
-            return share
-        voxels = self.patch_size[axis]
-        return round(share * voxels) / voxels
 
     def _draw_control(self, number: int) -> np.ndarray:
         """Displacements of the control points in voxels. Shape: (axes, *points)."""
@@ -297,9 +283,20 @@ class RandomParameters:
         return size_that_holds(self.patch_size, distance)
 
     def _check(self) -> None:
-        self._check_probabilities()
+        names = (*SPATIAL, *INTENSITY)
+        unknown = [name for name in self.p if name not in names]
+        if unknown or any(not 0 <= probability <= 1 for probability in self.p.values()):
+            raise ArgumentError(
+                "p", f" gives probabilities from 0 to 1 of {', '.join(names)}, got {unknown or self.p}"
+            )
         for name, lowest in _LOWEST.items():
-            _check_range(name, getattr(self, name), lowest)
+            value = getattr(self, name)
+            limits = list(value) if isinstance(value, Sequence) else [value]
+            are_two_numbers = len(limits) == 2 and all(isinstance(limit, (int, float)) for limit in limits)
+            if not are_two_numbers or not lowest <= limits[0] <= limits[1] < np.inf:
+                raise ArgumentError(
+                    name, f" must be a range [low, high] from {lowest:g} upwards, got {limits}"
+                )
         if self.simulate_low_resolution[1] > 1:
             raise ArgumentError(
                 "simulate_low_resolution",
@@ -316,21 +313,6 @@ class RandomParameters:
                 Argument("elastic_spacing_mm"),
                 f", or tissue folds over itself, got {self.elastic_mm} and {self.elastic_spacing_mm}",
             )
-
-    def _check_probabilities(self) -> None:
-        names = (*SPATIAL, *INTENSITY)
-        unknown = [name for name in self.p if name not in names]
-        if unknown or any(not 0 <= probability <= 1 for probability in self.p.values()):
-            raise ArgumentError(
-                "p", f" gives probabilities from 0 to 1 of {', '.join(names)}, got {unknown or self.p}"
-            )
-
-
-def _check_range(name: str, value: Any, lowest: float) -> None:
-    limits = list(value) if isinstance(value, Sequence) else [value]
-    are_two_numbers = len(limits) == 2 and all(isinstance(limit, (int, float)) for limit in limits)
-    if not are_two_numbers or not lowest <= limits[0] <= limits[1] < np.inf:
-        raise ArgumentError(name, f" must be a range [low, high] from {lowest:g} upwards, got {limits}")
 
 
 def plane_rotation(axes: int, first: int, second: int, angle: float) -> np.ndarray:

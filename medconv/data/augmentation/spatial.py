@@ -275,7 +275,9 @@ def _neighbours(
     index = torch.zeros(1, dtype=index_dtype)
     weights: list[Tensor] = []
     for position, voxels, stride in zip(positions, source, strides, strict=True):
-        inside = position.clamp(0, _below(voxels - 1))
+        # the largest float32 below, so that there is always an upper neighbour; 0 for a single voxel
+        below = float(np.nextafter(np.float32(voxels - 1), np.float32(0)))
+        inside = position.clamp(0, below)
         lower = inside.floor()
         weights.append(inside.sub_(lower).reshape(-1))
         index = index + lower.reshape(-1).to(index_dtype).mul_(stride)
@@ -284,11 +286,6 @@ def _neighbours(
         # the nearest voxel is the corner, or one further where more than half of the way is gone
         index.add_(weight.round(), alpha=stride)
     return corner, index.to(corner.dtype), weights
-
-
-def _below(voxel: int) -> float:
-    """The largest float32 below it, so that there is always an upper neighbour; 0 for a single voxel."""
-    return float(np.nextafter(np.float32(voxel), np.float32(0)))
 
 
 def _blend(values: Tensor, corner: Tensor, strides: Sequence[int], weights: Sequence[Tensor]) -> Tensor:

@@ -104,7 +104,12 @@ def write_phantom(root: Path, *, spatial_dims: int = 3, num_cases: int = 30, see
     Raises:
         ValueError: an argument out of range, or `root` is neither empty nor a dataset.
     """
-    _check_arguments(spatial_dims, num_cases, seed)
+    if spatial_dims not in (2, 3):
+        raise ValueError(f"spatial_dims must be 2 or 3, got {spatial_dims}")
+    if num_cases < 1:
+        raise ValueError(f"num_cases must be at least 1, got {num_cases}")
+    if seed < 0:
+        raise ValueError(f"seed must be at least 0, got {seed}")
     description = f"Synthetic abdomens: {spatial_dims}-D, {num_cases} cases, seed {seed}. Not a real patient."
     target = Path(root).resolve()
     if _is_written(target, description):
@@ -118,15 +123,6 @@ def write_phantom(root: Path, *, spatial_dims: int = 3, num_cases: int = 30, see
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return Path(root)
-
-
-def _check_arguments(spatial_dims: int, num_cases: int, seed: int) -> None:
-    if spatial_dims not in (2, 3):
-        raise ValueError(f"spatial_dims must be 2 or 3, got {spatial_dims}")
-    if num_cases < 1:
-        raise ValueError(f"num_cases must be at least 1, got {num_cases}")
-    if seed < 0:
-        raise ValueError(f"seed must be at least 0, got {seed}")
 
 
 def _is_written(root: Path, description: str) -> bool:

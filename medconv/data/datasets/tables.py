@@ -92,7 +92,9 @@ def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
     if not rows:
         raise ValueError(f"{path}: expected a row per image, found none")
     for line_number, row in rows:
-        if len(_without_empty_end(row)) > len(header):
+        # without the empty cells that spreadsheets add to the end of a row
+        last_filled = max((number for number, cell in enumerate(row, 1) if cell), default=0)
+        if last_filled > len(header):
             raise ValueError(
                 f"{path}, row {line_number}: {len(row)} cells, {len(header)} columns: {' | '.join(row)}; "
                 f"a cell that holds {delimiter!r} must be in quotes"
@@ -114,12 +116,6 @@ def _delimiter(header: str) -> str:
         return first_column[1]
     unquoted = re.sub('"[^"]*"', "", header)
     return max(",;\t", key=unquoted.count)
-
-
-def _without_empty_end(row: Sequence[str]) -> list[str]:
-    """A row without the empty cells that spreadsheets add to its end."""
-    filled = [number for number, cell in enumerate(row, 1) if cell]
-    return list(row[: max(filled, default=0)])
 
 
 def _by_column(header: Sequence[str], row: Sequence[str]) -> dict[str, str]:

@@ -90,20 +90,17 @@ def stamp(path: Path) -> list[int]:
     if image_format.stamp is not None:
         return image_format.stamp(path)
     status = path.stat()
-    partner = _partner(path, image_format)
+    # The other file of an image of two files, a header and its voxels; the same path of other images
+    if image_format.voxel_file is not None:
+        partner = image_format.voxel_file(path)
+    else:
+        partner = path.with_suffix(nifti.PAIR.get(path.suffix, path.suffix))
     if partner == path or not partner.exists():
         return [status.st_size, status.st_mtime_ns]
     partner_status = partner.stat()
     times = sorted([(path.name, status.st_mtime_ns), (partner.name, partner_status.st_mtime_ns)])
     total_bytes = status.st_size + partner_status.st_size
     return [total_bytes, zlib.crc32(repr(times).encode())]
-
-
-def _partner(path: Path, image_format: ImageFormat) -> Path:
-    """The other file of an image of two files, a header and its voxels; the same path of other images."""
-    if image_format.voxel_file is not None:
-        return image_format.voxel_file(path)
-    return path.with_suffix(nifti.PAIR.get(path.suffix, path.suffix))
 
 
 def in_folder(folder: Path, argument: str) -> dict[str, Path]:

@@ -124,9 +124,10 @@ def _grey_values(path: Path, pixels: np.ndarray) -> np.ndarray:
     if pixels.ndim == 2:
         return pixels
     if (pixels != pixels[..., :1]).any():
+        count = len(np.unique(pixels.reshape(-1, 3), axis=0))
+        colours = f"a photograph of {count} colours" if count > _MAX_CLASSES else f"{count} colours"
         raise ValueError(
-            f"{path}: {_count_colours(pixels)}, expected a mask of label values: "
-            "grey 0, 1, 2, ..., 0 and 255, or a palette"
+            f"{path}: {colours}, expected a mask of label values: grey 0, 1, 2, ..., 0 and 255, or a palette"
         )
     return pixels[..., 0]
 
@@ -200,7 +201,8 @@ def _upright(path: Path) -> Image.Image:
             image.load()
             upright = ImageOps.exif_transpose(image)
             changed = "16 bits in colour or with alpha" if has_lost_bits else _changed_values(image)
-            if image.mode.startswith("I;16") and _is_white_zero(image):
+            tags = getattr(image, "tag_v2", {})  # of a TIFF
+            if image.mode.startswith("I;16") and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
                 # As Pillow itself does with 8 bits
                 upright = Image.fromarray(65535 - np.asarray(upright).astype(np.uint16))
     if num_pages != 1:
@@ -211,12 +213,6 @@ def _upright(path: Path) -> Image.Image:
         allowed = "8 or 16 bits without a sign, 32 bits with one, or floating-point; in colour 8 bits"
         raise ValueError(f"{path}: values of {changed}, which cannot be read; expected {allowed}")
     return upright
-
-
-def _is_white_zero(image: Image.Image) -> bool:
-    """Whether a TIFF stores white as 0."""
-    tags = getattr(image, "tag_v2", {})
-    return tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
 
 
 def _loses_bits(image: Image.Image) -> bool:
@@ -273,11 +269,6 @@ def _is_grey_gif(path: Path, image: Image.Image) -> bool:
 def _from_rows(pixels: np.ndarray) -> np.ndarray:
     """(height, width, ...) from the top -> (X, Y, ...) from the bottom."""
     return np.swapaxes(pixels[::-1], 0, 1)
-
-
-def _count_colours(pixels: np.ndarray) -> str:
-    count = len(np.unique(pixels.reshape(-1, 3), axis=0))
-    return f"a photograph of {count} colours" if count > _MAX_CLASSES else f"{count} colours"
 
 
 PICTURE = ImageFormat(

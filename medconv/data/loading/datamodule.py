@@ -34,7 +34,7 @@ from medconv.data.loading.patch_dataset import (
 )
 from medconv.data.loading.samplers import Sampler
 from medconv.data.loading.worker_errors import GuardedCollate, GuardedDataset
-from medconv.data.preprocessing.store import Entry, Store, StoreCheck
+from medconv.data.preprocessing.store import Store, StoreCheck
 from medconv.data.splits import DataSplit
 from medconv.performance.step_profiler import StepProfiler
 from medconv.utils.cores import num_cores
@@ -145,31 +145,28 @@ class DataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Raises: ArgumentError: the batches that workers keep ready do not fit into shared memory."""
+        entry = self.store.read(self.split.train[0].id)
+        reading = self._packed_reading()
+        voxels: float  # of a training sample that a worker sends
+        if self.samples.images is not None:
+            voxels = prod(entry.image.shape[1:])
+        elif reading is not None:
+            voxels = fmean(reading.blocks_of(number).voxels for number in range(_MEASURED))
+        else:
+            voxels = prod(self.samples.patch.size)
+        batch_bytes = self.loader.batch_size * patch_bytes(entry, voxels)
+        cases = [*self.split.val, *self.split.test][:_MEASURED]
+        case_bytes = largest_case_bytes(self.store.read(case.id) for case in cases)
+        # Batches of training and, at the same time, of validation.
+        worker_bytes = self.loader.prefetch_factor * (batch_bytes + case_bytes)
         processes = self.trainer.num_devices if self.trainer is not None else 1
-        check_room(self._worker_bytes(), self._num_workers, processes)
+        check_room(worker_bytes, self._num_workers, processes)
 
     def teardown(self, stage: str) -> None:
         self._check.stop()
 
     def on_exception(self, exception: BaseException) -> None:
         self._check.stop()
-
-    def _worker_bytes(self) -> float:
-        """Of the batches that a worker keeps ready: of training, and at the same time of validation."""
-        entry = self.store.read(self.split.train[0].id)
-        cases = [*self.split.val, *self.split.test][:_MEASURED]
-        case_bytes = largest_case_bytes(self.store.read(case.id) for case in cases)
-        batch_bytes = self.loader.batch_size * patch_bytes(entry, self._voxels(entry))
-        return self.loader.prefetch_factor * (batch_bytes + case_bytes)
-
-    def _voxels(self, entry: Entry) -> float:
-        """Of a training sample that is sent by a worker; the mean of some."""
-        if self.samples.images is not None:
-            return prod(entry.image.shape[1:])
-        reading = self._packed_reading()
-        if reading is not None:
-            return fmean(reading.blocks_of(number).voxels for number in range(_MEASURED))
-        return prod(self.samples.patch.size)
 
     def train_dataloader(self) -> Loader:
         order = SampleOrder(

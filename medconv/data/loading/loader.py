@@ -284,12 +284,10 @@ def patch_bytes(entry: Entry, voxels: float) -> float:
 
 def largest_case_bytes(entries: Iterable[Entry]) -> int:
     """Of a whole case for validation; its reference on the original grid counts as a second label map."""
-    return max(map(_case_bytes, entries), default=0)
-
-
-def _case_bytes(entry: Entry) -> int:
-    label = entry.training_label
-    return entry.image.nbytes + label.nbytes + entry.label.nbytes
+    return max(
+        (entry.image.nbytes + entry.training_label.nbytes + entry.label.nbytes for entry in entries),
+        default=0,
+    )
 
 
 def check_room(worker_bytes: float, num_workers: int, processes: int = 1, folder: Path = SHARED) -> None:
@@ -311,10 +309,11 @@ def check_room(worker_bytes: float, num_workers: int, processes: int = 1, folder
     if needed <= free:
         return
     workers = f"={num_workers}" if processes == 1 else f"={num_workers} in each of {processes} processes"
+    gigabytes = int(2 * needed / 2**30) + 1  # twice as much, for what else uses it; rounded up
     raise ArgumentError(
         "num_workers",
         f"{workers}: the batches that they keep ready need about {_size(needed)} in {folder}, and "
-        f"{_size(free)} are free. A container gets more by `docker run --shm-size={_gigabytes(needed)}g`; or "
+        f"{_size(free)} are free. A container gets more by `docker run --shm-size={gigabytes}g`; or "
         "take fewer workers, or a smaller ",
         Argument("prefetch_factor"),
         " or ",
@@ -324,8 +323,3 @@ def check_room(worker_bytes: float, num_workers: int, processes: int = 1, folder
 
 def _size(count: float) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
-
-
-def _gigabytes(count: float) -> int:
-    """Twice as much, for what else uses it; rounded up."""
-    return int(2 * count / 2**30) + 1

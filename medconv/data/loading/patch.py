@@ -164,14 +164,13 @@ def collate_packed(samples: list[Sample]) -> Batch:
         boxes = sample["blocks"]
         of_sample = torch.tensor([number, number + 1])
         blocks.append(torch.cat([of_sample.expand(len(boxes), 2)[..., None], boxes], 2))
-    without_arrays = [_without_arrays(sample) for sample in samples]
+    arrays = ("image", "label", "blocks")
+    without_arrays = [
+        {key: value for key, value in sample.items() if key not in arrays} for sample in samples
+    ]
     return {
         **default_collate(without_arrays),
         "image": torch.cat([sample["image"] for sample in samples], 1),
         "label": torch.cat([sample["label"] for sample in samples], 1),
         "blocks": torch.cat(blocks),
     }
-
-
-def _without_arrays(sample: Sample) -> Sample:
-    return {key: value for key, value in sample.items() if key not in ("image", "label", "blocks")}

@@ -46,14 +46,13 @@ class CaseRounds:
         """Element `number` of the sequence, in 0 ... count - 1."""
         round_number, position = divmod(number, self.count)
         if self._round != (seed, round_number):
-            self._order = shuffled(self._generator(seed, round_number), self.count, self.weights)
+            if self.class_number is None:
+                rng = generator(seed, RandomStream.CASE_ORDER, round_number)
+            else:
+                rng = generator(seed, RandomStream.BALANCED_ORDER, round_number, self.class_number)
+            self._order = shuffled(rng, self.count, self.weights)
             self._round = (seed, round_number)
         return int(self._order[position])
-
-    def _generator(self, seed: int, round_number: int) -> np.random.Generator:
-        if self.class_number is None:
-            return generator(seed, RandomStream.CASE_ORDER, round_number)
-        return generator(seed, RandomStream.BALANCED_ORDER, round_number, self.class_number)
 
 
 def shuffled(rng: np.random.Generator, count: int, weights: np.ndarray | None) -> np.ndarray:

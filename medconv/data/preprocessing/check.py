@@ -73,9 +73,24 @@ def dataset_warnings(reports: Sequence[CaseReport], dataset: Dataset) -> list[st
     unoriented = [report.case for report in reports if not report.oriented]
     if unoriented:
         warnings.append(f"{named(unoriented)}: {UNORIENTED}")
-    warnings += _no_data_warning(reports)
-    warnings += _absent_classes_warning(reports, dataset)
-    warnings += _nothing_ignored_warning(reports, dataset)
+    no_data = {report.case: report.no_data[0] for report in reports if report.no_data}
+    if no_data:
+        texts = {f"{value:.6g}" for value in no_data.values()}
+        lowest = ", ".join(sorted(texts)[:3])
+        warnings.append(
+            f"{named(list(no_data))}: the lowest value ({lowest}) looks like a no-data value, which shifts "
+            "the mean and widens the deviation that normalisation takes; replace it, for example by the "
+            "value of the background"
+        )
+    counts = [report.class_voxels for report in reports if report.class_voxels]
+    if counts and isinstance(dataset.targets, LabelMapTargets):
+        names_and_voxels = zip(dataset.class_names, np.sum(counts, axis=0).tolist(), strict=True)
+        absent = ", ".join(name for name, num_voxels in names_and_voxels if num_voxels == 0)
+        if absent:
+            warnings.append(f"no label map has a voxel of {absent}, which nothing can be learned about")
+    ignore = dataset.targets.ignore if isinstance(dataset.targets, SegmentationTargets) else None
+    if ignore is not None and counts and not any(report.ignored_voxels for report in reports):
+        warnings.append(f"no label map has a voxel of the value to ignore, {ignore}")
     shapes = [report.shape for report in reports]
     spacings_mm = [report.spacing_mm for report in reports]
     if not any(case.source_spacing_mm for case in dataset.cases):
@@ -83,39 +98,6 @@ def dataset_warnings(reports: Sequence[CaseReport], dataset: Dataset) -> list[st
     warnings += far_spacing([report.case for report in reports], spacings_mm)
     warnings += same_images({report.case: report.content for report in reports if report.content})
     return warnings
-
-
-def _no_data_warning(reports: Sequence[CaseReport]) -> list[str]:
-    values = {report.case: report.no_data[0] for report in reports if report.no_data}
-    if not values:
-        return []
-    texts = {f"{value:.6g}" for value in values.values()}
-    lowest = ", ".join(sorted(texts)[:3])
-    return [
-        f"{named(list(values))}: the lowest value ({lowest}) looks like a no-data value, which shifts "
-        "the mean and widens the deviation that normalisation takes; replace it, for example by the "
-        "value of the background"
-    ]
-
-
-def _absent_classes_warning(reports: Sequence[CaseReport], dataset: Dataset) -> list[str]:
-    counts = [report.class_voxels for report in reports if report.class_voxels]
-    if not counts or not isinstance(dataset.targets, LabelMapTargets):
-        return []
-    class_voxels = np.sum(counts, axis=0).tolist()
-    names_and_voxels = zip(dataset.class_names, class_voxels, strict=True)
-    absent = ", ".join(name for name, num_voxels in names_and_voxels if num_voxels == 0)
-    if not absent:
-        return []
-    return [f"no label map has a voxel of {absent}, which nothing can be learned about"]
-
-
-def _nothing_ignored_warning(reports: Sequence[CaseReport], dataset: Dataset) -> list[str]:
-    ignore = dataset.targets.ignore if isinstance(dataset.targets, SegmentationTargets) else None
-    has_labels = any(report.class_voxels for report in reports)
-    if ignore is None or not has_labels or any(report.ignored_voxels for report in reports):
-        return []
-    return [f"no label map has a voxel of the value to ignore, {ignore}"]
 
 
 def examine_all(

@@ -54,7 +54,9 @@ def dataset_folder(cache: Path, dataset: Dataset) -> Path:
     paths = set()
     for case in dataset.cases:
         paths |= {str(path.resolve()).replace(case.id, "*") for path in case.files}
-    return cache / f"{_safe(dataset.name)}-{_hash(sorted(paths))}"
+    # File systems or shells do not take other characters.
+    name = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in dataset.name)
+    return cache / f"{name}-{_hash(sorted(paths))}"
 
 
 def cached_fingerprint(
@@ -73,7 +75,8 @@ def cached_fingerprint(
     with _lock(folder):
         sources = sources_of(dataset)
         result = _read_result(path, sources)
-        if result is None or not _is_usable(result, dataset, skip):
+        # An earlier check is repeated unless it found no errors, or errors to skip that are still there.
+        if result is None or (result.errors and not (skip and still_invalid(dataset, result.errors))):
             result = check(dataset, workers, skip, Examined(dataset, folder).examine)
             for warning in result.warnings:
                 log.warning(warning)
@@ -82,13 +85,6 @@ def cached_fingerprint(
                 write_text(path, json.dumps(content, indent=1))
         error_of_case = {case_id: "; ".join(errors) for case_id, errors in result.errors.items()}
         return result.fingerprint, error_of_case
-
-
-def _is_usable(result: CheckResult, dataset: Dataset, skip: bool) -> bool:
-    """Whether an earlier check needs no repetition: it found no errors, or errors that are to be skipped and
-    are still there.
-    """
-    return not result.errors or (skip and still_invalid(dataset, result.errors))
 
 
 def fill_store(
@@ -117,8 +113,16 @@ def fill_store(
 
         def prepare_one(case: Case) -> None:
             # Another process may have prepared it since.
-            if not store.has(case, verify):
-                _add(store, case, config, dataset)
+            if store.has(case, verify):
+                return
+            sources = signature(case)  # before reading: if the files change meanwhile, it is prepared again
+            memory_error = (
+                f"case {case.id}: memory ran out while it was prepared, at {size_text(config.spacing_mm)} mm "
+                "(spacing_mm); prepare_workers=1 has one case at a time in memory"
+            )
+            with explained(memory_error, MemoryError):
+                entry = make_entry(case, config, len(dataset.class_names), dataset.targets.ignore)
+                store.write(case, entry, sources)
 
         is_done = each(lambda case: _claimed(claims, case, prepare_one), missing, workers, "preparing")
         pairs = zip(missing, list(is_done), strict=True)
@@ -161,16 +165,13 @@ def _claimed(claims: Claims, case: Case, prepare_one: Callable[[Case], None]) ->
 def _store_name(dataset: Dataset, config: PreprocessingConfig) -> str:
     """A hash of all that a prepared case depends on, besides its files."""
     labels = [dataset.class_names, *_ignored(dataset)] if dataset.targets.per_voxel else []
-    return _hash([_VERSION, _hashed_config(config), *labels, *_stated(dataset)])
-
-
-def _hashed_config(config: PreprocessingConfig) -> dict[str, Any]:
-    """What a prepared case depends on: the config, with dataset intensities only if they are used."""
+    # Intensities of the dataset only where they are used.
     intensities = [
         statistics if name in DATASET_NORMALISATIONS else None
         for name, statistics in zip(config.normalisation, config.intensities, strict=True)
     ]
-    return {**asdict(config), "intensities": intensities}
+    settings = {**asdict(config), "intensities": intensities}
+    return _hash([_VERSION, settings, *labels, *_stated(dataset)])
 
 
 def _ignored(dataset: Dataset) -> list[int]:
@@ -188,17 +189,6 @@ def _stated(dataset: Dataset) -> list[Any]:
             are_probabilities = case.soft_label.are_probabilities
             statements[case.id] = [case.source_spacing_mm, case.relabel, are_probabilities]
     return [statements] if statements else []
-
-
-def _add(store: Store, case: Case, config: PreprocessingConfig, dataset: Dataset) -> None:
-    sources = signature(case)  # before reading: if the files change meanwhile, the entry is prepared again
-    memory_error = (
-        f"case {case.id}: memory ran out while it was prepared, at {size_text(config.spacing_mm)} mm "
-        "(spacing_mm); prepare_workers=1 has one case at a time in memory"
-    )
-    with explained(memory_error, MemoryError):
-        entry = make_entry(case, config, len(dataset.class_names), dataset.targets.ignore)
-        store.write(case, entry, sources)
 
 
 def sources_of(dataset: Dataset) -> list[Any]:
@@ -292,11 +282,6 @@ def _lock(folder: Path) -> Iterator[None]:
 
 def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _safe(name: str) -> str:
-    """The name without characters that file systems or shells do not take."""
-    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)
 
 
 def make_entry(case: Case, config: PreprocessingConfig, num_classes: int, ignore: int | None = None) -> Entry:

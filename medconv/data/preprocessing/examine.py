@@ -93,7 +93,17 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
         return report
     label = _read(_label, case, dataset, report)
     if image is not None and label is not None:
-        _describe(image, label, dataset, report)
+        assert report.grid is not None
+        report.flat = report.grid.shape[2] == 1
+        canonical, report.spacing_mm = to_canonical(image, report.grid)
+        report.content = content_hash(canonical, report)
+        report.shape = tuple(s.stop - s.start for s in content_box(canonical))
+        if are_picture_channels(dataset.modalities):
+            report.intensities = sampled(image, samples_per_case(dataset))
+        canonical_label, _ = to_canonical(label[None], report.grid)
+        report.thickness_mm = thickness_of(canonical_label[0], report.class_voxels, report.spacing_mm)
+        if report.intensities is None:
+            report.intensities = _sample_foreground(image, label, dataset)
     if report.intensities is not None and case.missing_channels:
         report.intensities[list(case.missing_channels)] = np.nan
     return report
@@ -200,20 +210,6 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     if report.grid is not None:
         label = on_grid(label, case.images[0], report.grid, case.label, grid)
     return label
-
-
-def _describe(image: np.ndarray, label: np.ndarray, dataset: Dataset, report: CaseReport) -> None:
-    assert report.grid is not None
-    report.flat = report.grid.shape[2] == 1
-    canonical, report.spacing_mm = to_canonical(image, report.grid)
-    report.content = content_hash(canonical, report)
-    report.shape = tuple(s.stop - s.start for s in content_box(canonical))
-    if are_picture_channels(dataset.modalities):
-        report.intensities = sampled(image, samples_per_case(dataset))
-    canonical_label, _ = to_canonical(label[None], report.grid)
-    report.thickness_mm = thickness_of(canonical_label[0], report.class_voxels, report.spacing_mm)
-    if report.intensities is None:
-        report.intensities = _sample_foreground(image, label, dataset)
 
 
 def _sample_foreground(image: np.ndarray, label: np.ndarray, dataset: Dataset) -> np.ndarray:

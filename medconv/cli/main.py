@@ -43,14 +43,10 @@ def main(command: str | None = None) -> None:
     arguments = sys.argv[1:]
     if command is not None:
         arguments = [command, *arguments]
-    _leave_notebook_backend()
-    sys.exit(guard(partial(run, arguments)))
-
-
-def _leave_notebook_backend() -> None:
-    """A notebook's commands inherit its backend for pictures, which is a module that they may lack."""
+    # A notebook's commands inherit its backend for pictures, which is a module that they may lack.
     if os.environ.get("MPLBACKEND", "").startswith("module://"):
         os.environ["MPLBACKEND"] = "agg"
+    sys.exit(guard(partial(run, arguments)))
 
 
 def run(arguments: Sequence[str]) -> int:

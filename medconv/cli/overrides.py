@@ -16,15 +16,11 @@ def listing() -> str:
     """An explanation of GROUP=OPTION and KEY=VALUE, with a line for each folder of `conf/`."""
     lines = ["GROUP=OPTION:"]
     for group in groups():
-        lines += _group_lines(group)
+        lines += textwrap.wrap(
+            ", ".join(list_options(group)),
+            _WIDTH,
+            initial_indent=f"  {group:<{_NAME_WIDTH}}",
+            subsequent_indent=" " * (_NAME_WIDTH + 2),
+            break_on_hyphens=False,
+        )
     return "\n".join([*lines, _AFTER_GROUPS])
-
-
-def _group_lines(group: str) -> list[str]:
-    return textwrap.wrap(
-        ", ".join(list_options(group)),
-        _WIDTH,
-        initial_indent=f"  {group:<{_NAME_WIDTH}}",
-        subsequent_indent=" " * (_NAME_WIDTH + 2),
-        break_on_hyphens=False,
-    )

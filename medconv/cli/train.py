@@ -85,7 +85,16 @@ def _train(composed: Composed) -> int:
 
 def result_table(summary: dict[str, Any], folder: RunDir) -> str:
     """Scores of the best checkpoint (for segmentation per class), and where everything is."""
-    lines = ["", *_score_lines(summary), *_caution(summary), "", _speed_line(summary)]
+    lines = ["", *_score_lines(summary)]
+    if summary.get("split_warning"):  # what speaks against the scores
+        lines.append(f"caution: {summary['split_warning']}")
+    speed = summary.get("samples_per_second") or 0
+    data_wait_percent = 100 * (summary.get("data_wait_share") or 0)
+    lines += [
+        "",
+        f"{summary.get('steps')} steps in {summary.get('wall_seconds')} s, {speed:.1f} samples/s, "
+        f"{data_wait_percent:.1f} % of the time waiting for data",
+    ]
     if summary.get("verdict"):
         lines.append(summary["verdict"])
     if summary.get("stopped_early"):
@@ -110,18 +119,3 @@ def _score_lines(summary: dict[str, Any]) -> list[str]:
     for name, score in rows:
         lines.append(f"  {name:<{width}}  {score_text(score)}")
     return lines
-
-
-def _caution(summary: dict[str, Any]) -> list[str]:
-    """What speaks against the scores."""
-    warning = summary.get("split_warning")
-    return [f"caution: {warning}"] if warning else []
-
-
-def _speed_line(summary: dict[str, Any]) -> str:
-    speed = summary.get("samples_per_second") or 0
-    data_wait_percent = 100 * (summary.get("data_wait_share") or 0)
-    return (
-        f"{summary.get('steps')} steps in {summary.get('wall_seconds')} s, {speed:.1f} samples/s, "
-        f"{data_wait_percent:.1f} % of the time waiting for data"
-    )

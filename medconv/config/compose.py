@@ -52,26 +52,21 @@ def escaped(argument: str) -> str:
         return f"{key}='{value}'"
     if re.fullmatch(_PATTERN_KEY, key.lstrip("+")):
         argument = f"{key}={_escaped_pattern(value)}"
-    has_meaning = re.search(_LIST_CHOICES_OR_CALL, value.replace("{id}", "")) is not None
-    if has_meaning or _is_readable(argument):
+    if re.search(_LIST_CHOICES_OR_CALL, value.replace("{id}", "")):
         return argument
-    if value.startswith("~"):  # shells leave it in KEY=~/data
-        value = str(Path(value).expanduser())
-    return f"{key}='{value}'"
+    try:
+        OverridesParser.create().parse_overrides([argument])
+    except OverrideParseException:
+        if value.startswith("~"):  # shells leave it in KEY=~/data
+            value = str(Path(value).expanduser())
+        return f"{key}='{value}'"
+    return argument
 
 
 def _escaped_pattern(value: str) -> str:
     """A pattern of file names: Hydra takes # in quotes alone, and `{id}` with a backslash."""
     quoted = re.sub(_TEXT_WITH_HASH, r"'\g<0>'", value)
     return _QUOTED_OR_ID.sub(lambda match: match[0] if match[0].startswith("'") else r"\{id\}", quoted)
-
-
-def _is_readable(argument: str) -> bool:
-    try:
-        OverridesParser.create().parse_overrides([argument])
-    except OverrideParseException:
-        return False
-    return True
 
 
 # Texts that Hydra reads as they stand. Options of a group and class names need no quotes.
@@ -109,7 +104,10 @@ def _text(key: str, value: Any) -> str:
         items = [_text(key, item) for item in value]
         return f"[{','.join(items)}]"
     if isinstance(value, Mapping):
-        entries = [f"{_key_text(entry)}:{_text(f'{key}.{entry}', item)}" for entry, item in value.items()]
+        entries = []
+        for entry, item in value.items():
+            entry_key = _ESCAPED_IN_KEYS.sub(r"\\\1", str(entry))
+            entries.append(f"{entry_key}:{_text(f'{key}.{entry}', item)}")
         return f"{{{','.join(entries)}}}"
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return _text(key, value.item())  # a number of numpy or torch
@@ -126,10 +124,6 @@ def _quoted(text: str) -> str:
     if is_plain and text.lower() not in _NO_TEXT:
         return text
     return QuotedString(text, Quote.single).with_quotes()
-
-
-def _key_text(entry: Any) -> str:
-    return _ESCAPED_IN_KEYS.sub(r"\\\1", str(entry))
 
 
 _CONV_OF_OUR_NETWORKS = "smooth"  # of conf/model/customconv.yaml
@@ -188,7 +182,11 @@ def _leave_out(node: Any, group: str, choice: str, typed: Mapping[str, str]) -> 
     option: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
     option_target = option.get("_target_", "")
     is_named = f"{group}._target_" in typed
-    is_replaced = is_named or option_target != _target(node)
+    try:
+        node_target = node.get("_target_")
+    except OmegaConfBaseException:  # an interpolation that only the data fills in
+        node_target = None
+    is_replaced = is_named or option_target != node_target
     if not OmegaConf.is_dict(node) or not is_replaced or node.get("_target_") is None:
         return
     values: Any = OmegaConf.to_container(node, resolve=False)
@@ -245,13 +243,6 @@ def _takes_the_same(target: str, option_target: str, option: Mapping[str, Any]) 
     )
 
 
-def _target(node: Any) -> Any:
-    try:
-        return node.get("_target_")
-    except OmegaConfBaseException:  # an interpolation that only the data fills in
-        return None
-
-
 _MAIN_CONFIG = "train"
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 
@@ -299,11 +290,9 @@ class Composer:
                 raise SearchPathException(f"Additional config directory '{own}' not found")
             search_path.prepend("command-line", f"file://{own}", SearchPathQuery(provider="schema"))
         self._hydra = Hydra("medconv", ConfigLoaderImpl(search_path))
-        self.is_sweep = flags.multirun or self._mode() == RunMode.MULTIRUN
-
-    def _mode(self) -> Any:
-        """`hydra.mode`; None: not set, or the config has an error, which `run` raises."""
-        return self._hydra.get_mode(self._config_name, self.overrides)
+        # None: `hydra.mode` is not set, or the config has an error, which `configs` raises
+        mode = self._hydra.get_mode(self._config_name, self.overrides)
+        self.is_sweep = flags.multirun or mode == RunMode.MULTIRUN
 
     def configs(self) -> list[Composed]:
         """The config of a run; of a sweep one for each combination of the overrides with several values."""

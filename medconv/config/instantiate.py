@@ -140,8 +140,17 @@ def check_arguments(
     named = [name for name, argument in arguments.items() if argument.kind in _NAMED]
     by_position = [name for name, argument in arguments.items() if argument.kind in _BY_POSITION][:positional]
     keys = [name for name in node if not name.startswith("_")]
-    if not takes_any:
-        _check_taken(keys, added, named, key, str(target))
+    refused = [] if takes_any else [name for name in added if name not in named]
+    if refused:
+        raise ConfigError(
+            f"{key}: {target} has no argument {refused[0]}; a class of this group is built with "
+            f"{', '.join(added)}"
+        )
+    unknown = [] if takes_any else [name for name in keys if name not in named]
+    if unknown:
+        near = [f"{key}.{match}" for match in get_close_matches(unknown[0], named, n=2, cutoff=0.6)]
+        hint = f"did you mean {' or '.join(near)}?" if near else f"it takes {', '.join(named)}"
+        raise ConfigError(f"there is no key {key}.{unknown[0]}: {target} has no such argument; {hint}")
     set_arguments = {*keys, *added, *by_position}
     missing = [
         name for name in named if name not in set_arguments and arguments[name].default is Parameter.empty
@@ -150,22 +159,6 @@ def check_arguments(
         raise ConfigError(
             f"{key}.{missing[0]} is missing: {target} needs it; ++{key}.{missing[0]}=... sets it"
         )
-
-
-def _check_taken(
-    keys: Sequence[str], added: Sequence[str], named: Sequence[str], key: str, target: str
-) -> None:
-    refused = [name for name in added if name not in named]
-    if refused:
-        raise ConfigError(
-            f"{key}: {target} has no argument {refused[0]}; a class of this group is built with "
-            f"{', '.join(added)}"
-        )
-    for name in keys:
-        if name not in named:
-            near = [f"{key}.{match}" for match in get_close_matches(name, named, n=2, cutoff=0.6)]
-            hint = f"did you mean {' or '.join(near)}?" if near else f"it takes {', '.join(named)}"
-            raise ConfigError(f"there is no key {key}.{name}: {target} has no such argument; {hint}")
 
 
 _HYDRAS_KEYS = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")
@@ -204,7 +197,9 @@ def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
     except ConfigError:  # names a key itself
         raise
     except ArgumentError as error:
-        raise ConfigError(_with_key(error, node, key)) from error
+        message = error.renamed(lambda argument: _key_of(argument, node, key))
+        comes_from_node = error.argument.partition(".")[0] in node
+        raise ConfigError(message if comes_from_node else f"{key}: {message}") from error
     except ValueError as error:
         text = str(error) or type(error).__name__  # an error may have no text
         raise ConfigError(f"{key}: {text}") from error
@@ -221,13 +216,6 @@ def _argument(value: Any, key: str) -> Any:
     if isinstance(value, (list, tuple)):
         return [_argument(child, f"{key}[{index}]") for index, child in enumerate(value)]
     return value
-
-
-def _with_key(error: ArgumentError, node: Mapping[str, Any], key: str) -> str:
-    """The message of an error about an argument, with the key that gave it."""
-    message = error.renamed(lambda argument: _key_of(argument, node, key))
-    comes_from_node = error.argument.partition(".")[0] in node
-    return message if comes_from_node else f"{key}: {message}"
 
 
 def _key_of(argument: str, node: Mapping[str, Any], key: str) -> str:
@@ -283,18 +271,15 @@ def check_types(node: Any, key: str) -> None:
     """
     for node_key, described in iter_nodes(node, key):
         target = described["_target_"]
-        arguments = None if target is None else arguments_of(str(target))
+        arguments = {} if target is None else arguments_of(str(target)) or {}
         for name, value in described.items():
-            if arguments is not None and name in arguments:
-                _check_type(value, arguments[name], f"{node_key}.{name}")
-
-
-def _check_type(value: Any, argument: Parameter, key: str) -> None:
-    is_filled_in_later = isinstance(value, str) and (value == "???" or "${" in value)
-    if is_filled_in_later or not is_plain(argument.annotation):
-        return
-    if not fits(value, argument.annotation) and type(value) is not type(argument.default):
-        raise ConfigError(f"{key} must be {in_words(argument.annotation)}, got {as_text(value)}")
+            is_filled_in_later = isinstance(value, str) and (value == "???" or "${" in value)
+            argument = arguments.get(name)
+            if argument is None or is_filled_in_later or not is_plain(argument.annotation):
+                continue
+            if not fits(value, argument.annotation) and type(value) is not type(argument.default):
+                expected = in_words(argument.annotation)
+                raise ConfigError(f"{node_key}.{name} must be {expected}, got {as_text(value)}")
 
 
 def check_no_interpolation(node: Any, key: str) -> None:

@@ -45,15 +45,13 @@ class Limits:
             return all(str(leaf) in allowed for leaf in leaves)
         # true and false are numbers in Python, but not here
         numbers = [leaf for leaf in leaves if type(leaf) in (int, float)]
-        return all(self._contain(number) for number in numbers)
-
-    def _contain(self, number: float) -> bool:
         # written so that nan, which compares false with all, lies outside of any bounds
-        return (
+        return all(
             (self.ge is None or number >= self.ge)
             and (self.gt is None or number > self.gt)
             and (self.le is None or number <= self.le)
             and (self.lt is None or number < self.lt)
+            for number in numbers
         )
 
     def in_words(self) -> str:

@@ -1,7 +1,6 @@
 """From a composed config to a `RunConfig`: checked, then with every value filled in; and back from a file."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any
 
@@ -9,7 +8,7 @@ from omegaconf import MISSING, Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from medconv.config.instantiate import check_importable, check_types, iter_targets
-from medconv.config.keys import Key, Node, declared_keys
+from medconv.config.keys import Node, declared_keys
 from medconv.config.schema import (
     GROUPS_WITH_CLASS,
     DataConfig,
@@ -36,9 +35,22 @@ def validate(composed: DictConfig) -> RunConfig:
     # names, types and ranges come first: they need no class, whose import takes seconds
     check_names(values)
     typed, wrong_types = _converted(values)
-    frozen: dict[str, Any] = {name: _plain_or_frozen(typed[name]) for name in typed if name != "derived"}
+    frozen: dict[str, Any] = {}
+    for name in [each for each in typed if each != "derived"]:
+        value = typed[name]
+        if OmegaConf.is_config(value):
+            # a frozen dataclass for a typed group; for others plain values with their interpolations
+            is_typed = OmegaConf.get_type(value) is not dict
+            value = OmegaConf.to_object(value) if is_typed else OmegaConf.to_container(value, resolve=False)
+        frozen[name] = value
     config = RunConfig(**frozen)
-    problems = wrong_types + _out_of_range(config)
+    problems = wrong_types
+    # values out of range; Lightning's further arguments have no range here
+    for declared in declared_keys(RunConfig):
+        group, _, name = declared.name.rpartition(".")
+        problem = declared.problem(getattr(getattr(config, group) if group else config, name))
+        if problem is not None:
+            problems.append(problem)
     if problems:
         raise ConfigError.of_all(problems)
     for group in (*GROUPS_WITH_CLASS, "trainer"):
@@ -153,10 +165,12 @@ def _converted(values: Node) -> tuple[Any, list[str]]:
 
 def _wrong_types(values: Node) -> dict[str, str]:
     """Key to message. OmegaConf stops at the first wrong value; here each key is tried alone."""
+    from lightning import Trainer  # loads torch, which printing a config does not need
+
     schema = _schema()
     OmegaConf.set_readonly(schema, False)
     problems = {}
-    for key in _all_keys():
+    for key in declared_keys(RunConfig, trainer=trainer_schema(Trainer)):
         group, _, name = key.name.rpartition(".")
         section = values.get(group, {}) if group else values
         if name not in section or key.kind == Node:  # a node has no type inside
@@ -174,26 +188,6 @@ def _can_set(section: DictConfig, name: str, value: Any) -> bool:
     except OmegaConfBaseException:
         return False
     return True
-
-
-def _out_of_range(config: RunConfig) -> list[str]:
-    """A message for each value that its key does not take."""
-    problems = []
-    # Lightning's further arguments have no range here
-    for key in declared_keys(RunConfig):
-        group, _, name = key.name.rpartition(".")
-        value = getattr(getattr(config, group) if group else config, name)
-        problem = key.problem(value)
-        if problem is not None:
-            problems.append(problem)
-    return problems
-
-
-def _all_keys() -> Iterator[Key]:
-    """The declared keys, with all of Lightning's Trainer."""
-    from lightning import Trainer  # loads torch, which printing a config does not need
-
-    return declared_keys(RunConfig, trainer=trainer_schema(Trainer))
 
 
 def _typed(values: Any) -> Any:
@@ -216,11 +210,3 @@ def _unlocked(config: RunConfig) -> DictConfig:
         if isinstance(node, Container):
             OmegaConf.set_readonly(node, False)
     return schema
-
-
-def _plain_or_frozen(value: Any) -> Any:
-    """A frozen dataclass for a typed group; for others plain values with their interpolations."""
-    if not OmegaConf.is_config(value):
-        return value
-    is_typed = OmegaConf.get_type(value) is not dict
-    return OmegaConf.to_object(value) if is_typed else OmegaConf.to_container(value, resolve=False)

@@ -253,7 +253,8 @@ def trainer_schema(trainer: Callable[..., Any]) -> type[TrainerConfig]:
     """`TrainerConfig` with all other arguments of Lightning's Trainer, with its types and defaults."""
     declared = {entry.name for entry in fields(TrainerConfig)}
     added = [
-        (name, _type_of(argument.annotation), field(default=argument.default))
+        # Any for an annotation that OmegaConf cannot check
+        (name, argument.annotation if is_plain(argument.annotation) else Any, field(default=argument.default))
         for name, argument in signature(trainer).parameters.items()
         if argument.default is not argument.empty and name not in {*declared, *_ELSEWHERE}
     ]
@@ -269,11 +270,6 @@ def set_elsewhere(key: str) -> str | None:
     if group != "trainer" or argument not in _ELSEWHERE:
         return None
     return f"{key} cannot be set: {_ELSEWHERE[argument]}"
-
-
-def _type_of(annotation: Any) -> Any:
-    """The annotation if OmegaConf can check it, else Any."""
-    return annotation if is_plain(annotation) else Any
 
 
 PACKAGE = Path(__file__).parents[1]

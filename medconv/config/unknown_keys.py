@@ -68,31 +68,23 @@ def check_names(values: Mapping[str, Any]) -> None:
     problems = []
     for name, value in values.items():
         if name in groups:
-            _check_group(name, value)
+            is_interpolation = isinstance(value, str) and "${" in value
+            if not isinstance(value, Mapping) and not is_interpolation:
+                raise ConfigError(f"{name}={as_text(value)}: {name} is no single value; set one of its keys")
             if name in typed_groups and isinstance(value, Mapping):
                 problems += _unknown_in_group(name, value, typed_groups[name])
         elif name not in _single_keys() and name != _OF_THE_COMMAND:
             problems.append(unknown_key(name))
-    problems += _unknown_derived(values)
-    if problems:
-        raise ConfigError.of_all(problems)
-
-
-def _unknown_derived(values: Mapping[str, Any]) -> list[str]:
     known = [entry.name for entry in fields(Derived)]
-    return [
+    problems += [
         f"{key}: there is no derived.{name}; derived has {', '.join(known)}"
         for group, value in values.items()
         for key, text in texts(value, group)
         for name in _DERIVED.findall(text)
         if name not in known
     ]
-
-
-def _check_group(name: str, value: Any) -> None:
-    is_interpolation = isinstance(value, str) and "${" in value
-    if not isinstance(value, Mapping) and not is_interpolation:
-        raise ConfigError(f"{name}={as_text(value)}: {name} is no single value; set one of its keys")
+    if problems:
+        raise ConfigError.of_all(problems)
 
 
 def unknown_key(key: str) -> str:

@@ -45,7 +45,9 @@ class LinearPrior(WeightPrior):
         self.register_buffer("mixtures", mixtures.float().contiguous(), persistent)
         self.register_buffer("kind", kind)
         # `spacing` on its own grid: no multiplication needed
-        self.identity = all(_is_identity(mixture) for mixture in mixtures)
+        self.identity = all(
+            torch.equal(mixture, torch.eye(len(mixture), dtype=mixture.dtype)) for mixture in mixtures
+        )
 
     def _per_output(self, mixtures: Tensor) -> Tensor:
         """One matrix for all outputs, or one for each."""
@@ -60,11 +62,6 @@ class LinearPrior(WeightPrior):
     def nearest(self, taps: Tensor) -> Tensor:
         inverses = torch.linalg.pinv(self.mixtures.double())
         return torch.matmul(self._per_output(inverses), taps)
-
-
-def _is_identity(matrix: Tensor) -> bool:
-    identity = torch.eye(len(matrix), dtype=matrix.dtype)
-    return torch.equal(matrix, identity)
 
 
 def basis(

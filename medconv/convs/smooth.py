@@ -55,8 +55,15 @@ def smooth(
     filter_banks.check_grid(conv.kernel_size, spacing)
     layer_extent_mm = _EXTENT * min(spacing) if extent_mm is None else extent_mm * scale
     layer_length_mm = _LENGTH * min(spacing) if length_mm is None else length_mm * scale
-    _check_positive(extent_mm=layer_extent_mm, length_mm=layer_length_mm, floor=floor, scale=scale)
-    root = _root(covariance(conv.kernel_size, spacing, layer_extent_mm, layer_length_mm, floor))
+    settings = {"extent_mm": layer_extent_mm, "length_mm": layer_length_mm, "floor": floor, "scale": scale}
+    for name, value in settings.items():
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be positive and finite, got {value}")
+    eigenvalues, eigenvectors = torch.linalg.eigh(
+        covariance(conv.kernel_size, spacing, layer_extent_mm, layer_length_mm, floor)
+    )
+    # the symmetric root P^(1/2): white noise times it has covariance P
+    root = eigenvectors @ eigenvalues.sqrt().diag() @ eigenvectors.T
     prior = LinearPrior(conv.kernel_size, root[None])
     if throughout:
         return install(conv, prior, init_from_weights)
@@ -67,19 +74,6 @@ def smooth(
         prior.to(conv.weight)
         conv.weight.copy_(prior(drawn(prior, conv.weight)))
     return conv
-
-
-def _check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{name} must be positive and finite, got {value}")
-
-
-def _root(matrix: Tensor) -> Tensor:
-    """The symmetric root P^(1/2): white noise times it has covariance P."""
-    eigenvalues, eigenvectors = torch.linalg.eigh(matrix)
-    root: Tensor = eigenvectors @ eigenvalues.sqrt().diag() @ eigenvectors.T
-    return root
 
 
 def covariance(

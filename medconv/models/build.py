@@ -2,12 +2,12 @@
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from hydra.utils import get_object
-from torch import Tensor, nn
+from torch import nn
 
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node
@@ -46,18 +46,6 @@ def build_network(
     Raises:
         ConfigError: wrong arguments, or a network that cannot take the patch or returns another shape.
     """
-    network = _build_model(model, derived, build)
-    # Pretrained weights are dense: a prior that projects them needs them first, others start anew.
-    projects_weights = bool(conv.get("init_from_weights"))
-    if projects_weights and load is not None:
-        load(network)
-    _swap(network, conv, derived, build, quiet)
-    if not projects_weights and load is not None:
-        load(network)
-    return network
-
-
-def _build_model(model: Node, derived: Derived, build: Builder) -> nn.Module:
     arguments = {key: value for key, value in model.items() if key != "divisible_by"}
     try:
         network: nn.Module = build(arguments, "model")
@@ -67,6 +55,13 @@ def _build_model(model: Node, derived: Derived, build: Builder) -> nn.Module:
         _probe(network, derived, hint)
     except ImportError as error:  # MONAI imports what few networks need once it is used
         raise ConfigError(f"model: {model['_target_']} {_missing_package(error)}") from error
+    # Pretrained weights are dense: a prior that projects them needs them first, others start anew.
+    projects_weights = bool(conv.get("init_from_weights"))
+    if projects_weights and load is not None:
+        load(network)
+    _swap(network, conv, derived, build, quiet)
+    if not projects_weights and load is not None:
+        load(network)
     return network
 
 
@@ -92,18 +87,10 @@ def _swap(network: nn.Module, conv: Node, derived: Derived, build: Builder, quie
     log.log(logging.DEBUG if quiet else logging.INFO, "conv: %s", report)
     _probe(network, derived, subject="conv: with it, model")
     check_folding(network, derived)
-    if not quiet:
-        _name_what_stays(network, report.swapped)
-
-
-def conv_arguments(conv: Node) -> Node:
-    """The keys of `conv` that its own class or function takes, without those of `swap_convs`."""
-    return {key: value for key, value in conv.items() if key not in _KEYS_OF_SWAP_CONVS}
-
-
-def _name_what_stays(network: nn.Module, swapped: Sequence[str]) -> None:
-    """Warn of a user's layers that prediction and export cannot turn into plain torch modules."""
-    classes = classes_that_stay(network, swapped)
+    if quiet:
+        return
+    # layers of a user's that prediction and export cannot turn into plain torch modules
+    classes = classes_that_stay(network, report.swapped)
     for kind in sorted(classes, key=lambda kind: kind.__qualname__):
         log.warning(
             "conv: %s.%s is no Foldable, so it stays in predictions and exports, at its cost in training; "
@@ -111,6 +98,11 @@ def _name_what_stays(network: nn.Module, swapped: Sequence[str]) -> None:
             kind.__module__,
             kind.__qualname__,
         )
+
+
+def conv_arguments(conv: Node) -> Node:
+    """The keys of `conv` that its own class or function takes, without those of `swap_convs`."""
+    return {key: value for key, value in conv.items() if key not in _KEYS_OF_SWAP_CONVS}
 
 
 def check_folding(network: nn.Module, derived: Derived) -> None:
@@ -137,18 +129,14 @@ def check_conv(conv: Node) -> None:
     swap = get_object(str(conv["_target_"]))
     share = conv.get("share")
     if is_plain(swap):
-        _check_no_keys(conv)
+        for key, value in conv.items():
+            is_default = value is None or (key, value) == ("share", 1.0)
+            if not key.startswith("_") and not is_default:
+                raise ConfigError(f"conv.{key}={value}: conv=none changes no layer and has no keys")
     try:
         check_selection(swap, conv.get("where"), 1.0 if share is None else share)
     except ValueError as error:
         raise ConfigError(f"conv: {error}") from error
-
-
-def _check_no_keys(conv: Node) -> None:
-    for key, value in conv.items():
-        is_default = value is None or (key, value) == ("share", 1.0)
-        if not key.startswith("_") and not is_default:
-            raise ConfigError(f"conv.{key}={value}: conv=none changes no layer and has no keys")
 
 
 def model_of(node: Node, per_voxel: bool) -> Node:
@@ -192,10 +180,6 @@ def _probe(network: nn.Module, derived: Derived, hint: str = "", subject: str = 
         logits = full_resolution(output)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    _check_logits(logits, derived, subject)
-
-
-def _check_logits(logits: Tensor, derived: Derived, subject: str) -> None:
     if derived.per_voxel:
         expected = (1, derived.num_classes, *derived.patch_size)
         axes = "(batch, classes, *patch_size)"

@@ -49,7 +49,10 @@ class Stages(nn.Module):
         self.strides = [_per_axis(stride, spatial_dims, "strides") for stride in strides]
         # what the size of an image must be divisible by, per axis
         self.divisor = tuple(prod(stride[axis] for stride in self.strides) for axis in range(spatial_dims))
-        self.convs_per_stage = _convs(convs_per_stage, stages)
+        convs = [convs_per_stage] * stages if isinstance(convs_per_stage, int) else convs_per_stage
+        if len(convs) != stages or min(convs) < 1:
+            raise ValueError(f"convs_per_stage must be one number from 1, or {stages}, got {convs_per_stage}")
+        self.convs_per_stage = tuple(convs)  # of each stage's block
         self.kernel_sizes = _kernels(kernel_size, stages, spatial_dims)
         self.norm = norm
         self.strided = strided
@@ -61,7 +64,14 @@ class Stages(nn.Module):
             )
         # The order of creation is part of a seeded run: encoder, then down, then what a network adds.
         self.encoder = self._encoder(in_channels, residual_blocks, strided)
-        self.down = self._down(strided)
+        self.down = nn.ModuleList()  # what joins each stage to the next coarser one
+        for stage, stride in enumerate(self.strides):
+            if strided:
+                self.down.append(nn.Identity())
+            else:
+                # kernel and stride are equal: windows do not overlap, so a flip of the image flips them
+                fine, coarse = self.channels[stage : stage + 2]
+                self.down.append(conv_nd(spatial_dims)(fine, coarse, stride, stride=stride))
         self.add_outputs(out_channels)
         self.apply(initialise)
 
@@ -82,19 +92,6 @@ class Stages(nn.Module):
             else:
                 encoder.append(self.residual(stage_in, stage, residual_blocks[stage], stride))
         return encoder
-
-    def _down(self, strided: bool) -> nn.ModuleList:
-        """What joins each stage to the next coarser one."""
-        conv = conv_nd(len(self.divisor))
-        down = nn.ModuleList()
-        for stage, stride in enumerate(self.strides):
-            if strided:
-                down.append(nn.Identity())
-            else:
-                # kernel and stride are equal: windows do not overlap, so a flip of the image flips them
-                fine, coarse = self.channels[stage : stage + 2]
-                down.append(conv(fine, coarse, stride, stride=stride))
-        return down
 
     def block(self, in_channels: int, stage: int, stride: int | Sequence[int] = 1) -> ConvBlock:
         """The convolutions of a stage, in the encoder or the decoder."""
@@ -179,14 +176,6 @@ def _per_axis(value: int | Sequence[int], spatial_dims: int, name: str) -> tuple
     if len(numbers) != spatial_dims or any(number < 1 for number in numbers):
         raise ValueError(f"{name}: needs {spatial_dims} positive numbers, one per axis, got {value}")
     return numbers
-
-
-def _convs(convs_per_stage: int | Sequence[int], stages: int) -> tuple[int, ...]:
-    """The number of convolutions of each stage's block."""
-    convs = [convs_per_stage] * stages if isinstance(convs_per_stage, int) else convs_per_stage
-    if len(convs) != stages or min(convs) < 1:
-        raise ValueError(f"convs_per_stage must be one number from 1, or {stages}, got {convs_per_stage}")
-    return tuple(convs)
 
 
 def _kernels(

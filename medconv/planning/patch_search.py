@@ -71,7 +71,13 @@ class PatchSearch:
         batch_size = self.overrides.batch_size
         batches = [batch_size] if batch_size else sorted({self.min_batch, 1}, reverse=True)
         for batch in batches:
-            network, patch = self._shrunk_to_budget(batch)
+            # the largest patch whose batch takes the size's share of the budget, or else the smallest patch
+            network, patch = self._network_for(topology.largest_patch(self.median, self.spacing))
+            while self.gb(network, patch, batch) > self.memory_gb:
+                smaller = self._smaller(patch)
+                if smaller is None:
+                    break
+                network, patch = smaller
             if self.gb(network, patch, batch) <= self.budget.memory_gb:
                 return network, patch
         raise self.too_small(network, patch, batch)
@@ -97,16 +103,6 @@ class PatchSearch:
     def holds(self, network: Network, patch: Sequence[int], memory_gb: float) -> bool:
         """Whether this memory holds the least batch."""
         return self.gb(network, patch, self.least_batch) <= memory_gb
-
-    def _shrunk_to_budget(self, batch: int) -> tuple[Network, tuple[int, ...]]:
-        """The largest patch whose batch takes the size's share of the budget, or else the smallest patch."""
-        network, patch = self._network_for(topology.largest_patch(self.median, self.spacing))
-        while self.gb(network, patch, batch) > self.memory_gb:
-            smaller = self._smaller(patch)
-            if smaller is None:
-                break
-            network, patch = smaller
-        return network, patch
 
     def _network_for(self, patch: Sequence[int], exact: bool = False) -> tuple[Network, tuple[int, ...]]:
         """The network for a patch, and the patch rounded up to a multiple of its strides.
@@ -143,18 +139,15 @@ class PatchSearch:
         )
         rounded = rounded_up(patch, network.divisor(self.dims))
         if exact and rounded != tuple(patch):
-            raise self._indivisible(patch, network)
+            multiple = overrides.divisible_by
+            raise ArgumentError(
+                "patch_size",
+                f" must be divisible by {network.divisor(self.dims)} (",
+                Argument("strides" if multiple == 1 else "divisible_by"),
+                "" if multiple == 1 else f"={multiple}",
+                f"), got {list(patch)}",
+            )
         return network, rounded
-
-    def _indivisible(self, patch: Sequence[int], network: Network) -> ArgumentError:
-        multiple = self.overrides.divisible_by
-        return ArgumentError(
-            "patch_size",
-            f" must be divisible by {network.divisor(self.dims)} (",
-            Argument("strides" if multiple == 1 else "divisible_by"),
-            "" if multiple == 1 else f"={multiple}",
-            f"), got {list(patch)}",
-        )
 
     def _strides(self, patch: Sequence[int], exact: bool) -> topology.Steps:
         """Those of the config, or else halvings for as many stages as its lists have values."""

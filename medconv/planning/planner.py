@@ -115,10 +115,13 @@ def plan(
         memory_gb=float(budget.memory_gb),
         size=budget.size,
     )
+    grid = choice.grid
+    patch_reason = report.patch_reason(network, patch, search.median, grid, overrides)
     rows = [
         ("size", budget.size, budget.size_origin),
         ("dimensions", f"{images.spatial_dims}D", report.dims_reason(fingerprint, axis, overrides)),
-        *_grid_rows(images, choice),
+        ("spacing", f"{size_text(grid.spacing_mm, 4)} mm", report.spacing_reason(images, overrides, grid)),
+        ("patch", f"{size_text(patch, 4)} voxels", patch_reason),
         ("batch", str(batch), batch_reason),
         *report.network_rows(network, patch, search.spacing, overrides),
         ("normalisation", ", ".join(names), report.normalisation_reason(modalities, overrides)),
@@ -181,18 +184,6 @@ def _warn_of_cuts(choice: _Choice) -> None:
         size_text(choice.patch, 4),
         choice.search.overrides.name("resize"),
     )
-
-
-def _grid_rows(images: Fingerprint, choice: _Choice) -> list[ReportRow]:
-    """The rows of spacing and patch."""
-    search = choice.search
-    grid = choice.grid
-    patch_reason = report.patch_reason(choice.network, choice.patch, search.median, grid, search.overrides)
-    spacing_reason = report.spacing_reason(images, search.overrides, grid)
-    return [
-        ("spacing", f"{size_text(grid.spacing_mm, 4)} mm", spacing_reason),
-        ("patch", f"{size_text(choice.patch, 4)} voxels", patch_reason),
-    ]
 
 
 def _slice_axis(fingerprint: Fingerprint, overrides: PlanOverrides) -> int | None:

@@ -37,12 +37,9 @@ def target_spacing(fingerprint: Fingerprint) -> tuple[float, ...]:
         # thin slices of a few cases must not make the grid finer across slices than within them
         in_plane_mm = np.delete(target, axis).max()
         target[axis] = max(thin_mm, in_plane_mm)
-    return tuple(_rounded(float(mm)) for mm in target)
-
-
-def _rounded(mm: float) -> float:
-    """To 4 decimals, or 4 digits where that is more: microscopes have spacings of 0.00025 mm."""
-    return round(mm, max(_DECIMALS, _DECIMALS - 1 - math.floor(math.log10(mm))))
+    # to 4 decimals, or 4 digits where that is more: microscopes have spacings of 0.00025 mm
+    digits = [max(_DECIMALS, _DECIMALS - 1 - math.floor(math.log10(mm))) for mm in target]
+    return tuple(round(float(mm), count) for mm, count in zip(target, digits, strict=True))
 
 
 def thick_axis(fingerprint: Fingerprint) -> int | None:

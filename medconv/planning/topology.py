@@ -68,7 +68,8 @@ def halvings(patch: Sequence[int], spacing: Sequence[float], exact: bool, max_st
         axes = [axis for axis, edge in enumerate(edges) if edge >= min_edges[axis]]
         if exact:
             axes = [axis for axis in axes if edges[axis] % 2 == 0]
-        halved_axes = _finest(axes, voxel_mm)
+        finest_mm = min((voxel_mm[axis] for axis in axes), default=0.0)
+        halved_axes = [axis for axis in axes if voxel_mm[axis] < EVEN * finest_mm]
         if not halved_axes:
             break
         # an axis that is halved alone must be longer than one that is halved with others
@@ -79,12 +80,6 @@ def halvings(patch: Sequence[int], spacing: Sequence[float], exact: bool, max_st
         edges = [_divided_up(edge, stride) for edge, stride in zip(edges, step, strict=True)]
         voxel_mm = _coarsened(voxel_mm, step)
     return tuple(strides)
-
-
-def _finest(axes: Sequence[int], voxel_mm: Sequence[float]) -> list[int]:
-    """Those of the axes whose voxels are below twice as long as the finest."""
-    finest_mm = min((voxel_mm[axis] for axis in axes), default=0.0)
-    return [axis for axis in axes if voxel_mm[axis] < EVEN * finest_mm]
 
 
 def _coarsened(voxel_mm: Sequence[float], step: Sequence[int]) -> list[float]:
@@ -161,14 +156,14 @@ def need_kernels(kernel_sizes: Sequence[Sequence[int]], num_stages: int, spatial
         ValueError: not one odd number per stage and axis.
     """
     sizes = _per_axis(kernel_sizes, spatial_dims)
-    if sizes is None or len(sizes) != num_stages or not all(map(_is_odd, sizes)):
+    if (
+        sizes is None
+        or len(sizes) != num_stages
+        or any(edge < 1 or edge % 2 != 1 for kernel in sizes for edge in kernel)
+    ):
         needed = f"{spatial_dims} odd numbers for each of {num_stages} stages"
         raise ArgumentError("kernel_sizes", f" needs {needed}, got {kernel_sizes}")
     return sizes
-
-
-def _is_odd(kernel: Sequence[int]) -> bool:
-    return all(edge >= 1 and edge % 2 == 1 for edge in kernel)
 
 
 def need_channels(channels: Sequence[int], num_stages: int) -> tuple[int, ...]:
@@ -297,7 +292,7 @@ def step_bytes(
     its downsampled input, a decoder stage for each and the concatenation. Then the loss and the first
     gradients, without the workspace of the convolutions. Error against measured steps: docs/planning.md.
     """
-    value_bytes = _value_bytes(budget.precision)
+    value_bytes = 2 if "16" in budget.precision else 8 if "64" in budget.precision else 4  # of an activation
     channels = network.channels
     num_stages = len(channels)
     stage_convs = network.encoder_convs or (2,) * num_stages
@@ -319,10 +314,3 @@ def step_bytes(
     weight_bytes = num_weights(network, num_channels, num_classes) * (_WEIGHT_BYTES + half_copy_bytes)
     kept_share = _KEPT_SHARE.get(budget.activation_checkpointing, 1.0)
     return weight_bytes + batch_size * (values * value_bytes + end_bytes) * kept_share
-
-
-def _value_bytes(precision: str) -> int:
-    """Of an activation."""
-    if "16" in precision:
-        return 2
-    return 8 if "64" in precision else 4

@@ -38,7 +38,13 @@ def region_targets(
 ) -> SegmentationTargets:
     check_values(regions, names, ignore, source, source.regions)
     if order is None:
-        _check_disjoint(regions, source)
+        for first, second in combinations(regions, 2):
+            if set(regions[first]) & set(regions[second]):
+                raise source.error(
+                    source.order,
+                    f" is needed, as {first} and {second} overlap: for each of {list(regions)} the label "
+                    "value that it writes into a prediction, later ones over earlier ones",
+                )
         order = [values[0] for values in regions.values()]
     if not _is_order_of(order, regions):
         raise source.error(
@@ -51,16 +57,6 @@ def region_targets(
         ignore=ignore,
         order=tuple(int(value) for value in order),
     )
-
-
-def _check_disjoint(regions: Regions, source: Source) -> None:
-    for first, second in combinations(regions, 2):
-        if set(regions[first]) & set(regions[second]):
-            raise source.error(
-                source.order,
-                f" is needed, as {first} and {second} overlap: for each of {list(regions)} the label value "
-                "that it writes into a prediction, later ones over earlier ones",
-            )
 
 
 def _is_order_of(order: Any, regions: Regions) -> bool:
@@ -128,11 +124,19 @@ def parse_labels(labels: Any, order: Any, path: Path) -> NamesAndTargets:
 def _label_groups(labels: dict[str, Any], path: Path) -> Regions:
     """Name to its label values, of either format."""
     if all(str(key).isdecimal() for key in labels):
-        return _decathlon_groups(labels, path)
+        # of the decathlon, {"0": "background", "1": "liver"}
+        in_order = sorted(labels.items(), key=lambda pair: int(pair[0]))
+        names = [str(name) for _, name in in_order]
+        if len(set(names)) < len(names):
+            raise ValueError(f"{path}: `labels` must give every class a different name, got {names}")
+        return {str(name): (int(value),) for value, name in labels.items()}
     lists = {}
     for name, value in labels.items():
         lists[name] = value if isinstance(value, list) else [value]
-    invalid = [name for name, values in lists.items() if not _are_label_values(values)]
+    invalid = []
+    for name, values in lists.items():
+        if not values or not all(str(value).isdecimal() for value in values):
+            invalid.append(name)
     if not invalid and len(lists.get(IGNORE, [0])) > 1:
         invalid = [IGNORE]
     if invalid:
@@ -142,19 +146,6 @@ def _label_groups(labels: dict[str, Any], path: Path) -> Regions:
             f"{invalid_labels}"
         )
     return {name: tuple(map(int, values)) for name, values in lists.items()}
-
-
-def _decathlon_groups(labels: dict[str, Any], path: Path) -> Regions:
-    """Of {"0": "background", "1": "liver"}."""
-    in_order = sorted(labels.items(), key=lambda pair: int(pair[0]))
-    names = [str(name) for _, name in in_order]
-    if len(set(names)) < len(names):
-        raise ValueError(f"{path}: `labels` must give every class a different name, got {names}")
-    return {str(name): (int(value),) for value, name in labels.items()}
-
-
-def _are_label_values(values: Sequence[Any]) -> bool:
-    return bool(values) and all(str(value).isdecimal() for value in values)
 
 
 def _parse_classes(groups: Regions, ignore: int | None, path: Path) -> NamesAndTargets:

@@ -260,9 +260,6 @@ class SegmentationTargets(Targets):
             shuffled_logits = labelled_row(logits, everywhere)[:, :, order]
             shuffled_reference = labelled_row(reference, everywhere)[:, :, order]
             shuffled = float(loss(shuffled_logits, shuffled_reference))
-        return self._trial_verdict(value, shuffled)
-
-    def _trial_verdict(self, value: float, shuffled: float) -> str | None:
         if not math.isfinite(value + shuffled):
             return f"is {value + shuffled} for {self.kind} targets, expected a finite number"
         if abs(value - shuffled) <= _TOLERANCE * abs(value):

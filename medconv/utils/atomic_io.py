@@ -34,24 +34,16 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
     try:
         yield partial
         if durable:
-            _flush_to_disk(partial)
+            with partial.open("rb+") as file:  # Windows flushes only what it may write
+                os.fsync(file.fileno())
         partial.replace(path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            _name_final_path(error, partial, path)
+        # Without a number the error is only a text, to which a file name adds nothing.
+        has_number = getattr(error, "errno", None) is not None
+        if isinstance(error, OSError) and has_number and error.filename in (None, str(partial)):
+            error.filename = str(path)
         raise
-
-
-def _name_final_path(error: OSError, partial: Path, path: Path) -> None:
-    # Without a number the error is only a text, to which a file name adds nothing.
-    if error.errno is not None and error.filename in (None, str(partial)):
-        error.filename = str(path)
-
-
-def _flush_to_disk(path: Path) -> None:
-    with path.open("rb+") as file:  # Windows flushes only what it may write
-        os.fsync(file.fileno())
 
 
 def flush_folder(folder: Path) -> None:

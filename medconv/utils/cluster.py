@@ -171,7 +171,14 @@ def processes(num_nodes: int | None, devices: Any) -> tuple[int, Any]:
     """
     launched = launcher()
     if launched is None:
-        return _processes_without_launcher(num_nodes, devices)
+        # With NODE_RANK a user has started a process on each machine, as Lightning documents it.
+        if (num_nodes or 1) != 1 and "NODE_RANK" not in os.environ:
+            raise ArgumentError(
+                "num_nodes",
+                f"={num_nodes}, but this process was started alone, on 1 machine; start it on all of them by "
+                "torchrun or srun",
+            )
+        return num_nodes or 1, 1 if devices is None else devices
     name = launched.name
     if num_nodes not in (None, launched.nodes):
         raise ArgumentError(
@@ -188,17 +195,6 @@ def processes(num_nodes: int | None, devices: Any) -> tuple[int, Any]:
             f", so that {name} decides",
         )
     return launched.nodes, devices if isinstance(devices, list) else launched.devices
-
-
-def _processes_without_launcher(num_nodes: int | None, devices: Any) -> tuple[int, Any]:
-    # With NODE_RANK a user has started a process on each machine, as Lightning documents it.
-    if (num_nodes or 1) != 1 and "NODE_RANK" not in os.environ:
-        raise ArgumentError(
-            "num_nodes",
-            f"={num_nodes}, but this process was started alone, on 1 machine; start it on all of them by "
-            "torchrun or srun",
-        )
-    return num_nodes or 1, 1 if devices is None else devices
 
 
 def device_count(devices: Any) -> int | None:
@@ -294,19 +290,15 @@ def _reason_of_peer(path: Path) -> str:
         return ""
     deadline = time.monotonic() + _VISIBLE_SECONDS
     while True:
-        lines = _lines_of(path)
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError):  # not there yet, or not completely
+            lines = []
         if len(lines) == 2 and lines[0] == attempt:
             return lines[1]
         if time.monotonic() > deadline:
             return ""
         time.sleep(0.2)
-
-
-def _lines_of(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):  # not there yet, or not completely
-        return []
 
 
 def _attempt() -> str:

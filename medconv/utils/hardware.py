@@ -110,7 +110,12 @@ def check_devices(setting: Any, accelerator: str, launched: bool = False) -> Any
     gpu = uses_gpu(accelerator)
     if accelerator in ("gpu", "cuda") and not gpu:
         raise ArgumentError("accelerator", f"={accelerator}: no GPU is visible here; take auto or cpu")
-    devices = _parsed_devices(setting)
+    devices = setting
+    # texts of the command line as numbers: `2`, `-1`, or a list such as `0,1`
+    if isinstance(setting, str) and "," in setting:
+        devices = [int(gpu) for gpu in setting.split(",")]
+    elif isinstance(setting, str) and setting.lstrip("-").isdigit():
+        devices = int(setting)
     if gpu:
         _check_gpus(devices, setting, launched)
         return devices
@@ -122,15 +127,6 @@ def check_devices(setting: Any, accelerator: str, launched: bool = False) -> Any
     if devices > cores and not launched:
         log.warning("%d processes share %d cores: slower than one process for each core", devices, cores)
     return devices
-
-
-def _parsed_devices(setting: Any) -> Any:
-    """Texts of the command line as numbers: `2`, `-1`, or a list such as `0,1`."""
-    if not isinstance(setting, str):
-        return setting
-    if "," in setting:
-        return [int(gpu) for gpu in setting.split(",")]
-    return int(setting) if setting.lstrip("-").isdigit() else setting
 
 
 def _check_gpus(devices: Any, setting: Any, launched: bool) -> None:

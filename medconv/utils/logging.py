@@ -64,11 +64,7 @@ def message(error: BaseException) -> str:
 
 def shown(text: str) -> str:
     """A text with control and unprintable characters escaped: names in it may come from files."""
-    return _UNPRINTABLE.sub(_escaped, text)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode()
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def some(items: Sequence[str], max_items: int = 5) -> str:

@@ -220,9 +220,13 @@ def swap_norms(network: nn.Module, fuse: bool = True, keep_batch_norms: bool = F
     swapped = 0
     for layer in network.modules():
         norm: Any = layer
-        if _is_swappable(norm) and not (keep_batch_norms and isinstance(norm, _BATCH_NORMS)):
-            norm.__class__ = _SWAPS[type(norm)]
-            swapped += 1
+        if type(norm) not in _SWAPS or not _is_untouched(norm):
+            continue
+        has_running_statistics = isinstance(norm, _INSTANCE_NORMS) and norm.track_running_stats
+        if has_running_statistics or (keep_batch_norms and isinstance(norm, _BATCH_NORMS)):
+            continue
+        norm.__class__ = _SWAPS[type(norm)]
+        swapped += 1
     if fuse:
         registrations: Counter[int] = Counter()
         for parent in network.modules():
@@ -231,12 +235,6 @@ def swap_norms(network: nn.Module, fuse: bool = True, keep_batch_norms: bool = F
             if isinstance(parent, nn.Sequential) and _is_block(parent):
                 _fuse(parent, registrations)
     return swapped
-
-
-def _is_swappable(norm: Any) -> bool:
-    if type(norm) not in _SWAPS or not _is_untouched(norm):
-        return False
-    return not (isinstance(norm, _INSTANCE_NORMS) and norm.track_running_stats)
 
 
 def _fuse(parent: nn.Sequential, registrations: Counter[int]) -> None:

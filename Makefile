@@ -5,13 +5,19 @@ ARGS ?=
 # processes that share the tests; each of them starts trainings of its own
 JOBS ?= 2
 
-.PHONY: train test lint types docs check clean
+.PHONY: train test test-core lint types docs check clean
 
 train: $(VENV)/.installed
 	$(VENV)/bin/python train.py $(ARGS)
 
 test: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+# what the core promises, without features, whole runs and benchmarks
+test-core: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile tests \
+		--ignore=tests/features --ignore=tests/integration --ignore=tests/benchmarks --ignore=tests/gpu_checks \
+		--ignore=tests/test_benchmark.py $(ARGS)
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .

@@ -19,6 +19,7 @@ from medconv.utils.cores import num_cores
 from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.precisions import MATMUL_PRECISIONS, PRECISIONS
 
+_MOST_PROCESSES = 8  # per core; each takes half a gigabyte before it trains
 log = logging.getLogger(__name__)
 # Messages of torch's CPU allocator, its shared memory, CUDA, cuBLAS and cuDNN that have no error class.
 _NO_MEMORY = re.compile(
@@ -98,7 +99,8 @@ def check_devices(setting: Any, accelerator: str, launched: bool = False) -> Any
         launched: a launcher started all processes; each may be bound to cores of its own and see no others.
 
     Raises:
-        ValueError: the machine has fewer GPUs than configured, or it is no number of processes.
+        ValueError: the machine has fewer GPUs than configured, or it is no number of processes, or so many
+            that memory would run out.
     """
     if setting in ("cpu", "gpu", "cuda"):
         raise ArgumentError(
@@ -124,6 +126,11 @@ def check_devices(setting: Any, accelerator: str, launched: bool = False) -> Any
     if not isinstance(devices, int) or devices < 1:
         raise ArgumentError("devices", f"={setting}: on a CPU it is a number of processes, 1 or more")
     cores = num_cores()
+    if devices > _MOST_PROCESSES * cores and not launched:
+        raise ArgumentError(
+            "devices",
+            f"={setting}: on a CPU at most {_MOST_PROCESSES} processes for each of its {cores} cores",
+        )
     if devices > cores and not launched:
         log.warning("%d processes share %d cores: slower than one process for each core", devices, cores)
     return devices

@@ -160,7 +160,7 @@ def train(composed: DictConfig) -> int:
         ("perf.stop_sync_interval=0", "perf.stop_sync_interval must be at least 1, got 0"),
         ("perf.cuda_graphs=true", "perf.cuda_graphs=true needs perf.compile=true"),
         ("perf=autotune perf.auto_seconds=0", "perf.auto_seconds must be more than 0, got 0"),
-        ("trainer.devices=4096", "trainer.devices=4096: this machine has"),
+        ("trainer.devices=4096", "trainer.devices=4096: on a CPU at most 8 processes for each of its"),
         (
             "trainer.num_nodes=2",
             "trainer.num_nodes=2, but this process was started alone, on 1 machine; start it on all of",

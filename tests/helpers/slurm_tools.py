@@ -52,6 +52,11 @@ exec ${INSTEAD:-"$@"}
 """
 
 
+def killed_by(name: str) -> str:
+    """A line of a shell script that ends it by a signal, even where that is ignored, as SIGHUP is below nohup."""
+    return f"exec env --default-signal={name} sh -c 'kill -{name} $$'"
+
+
 def environment(folder: Path) -> dict[str, str]:
     """The environment of a machine with Slurm, whose tools are in `folder`."""
     tools = folder / "bin"

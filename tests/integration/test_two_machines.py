@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import ranks, tiny
+from helpers.slurm_tools import killed_by
 from helpers.stopped import stopped
 from helpers.waiting import PATIENCE_S
 
@@ -220,7 +221,7 @@ def _summary(folder: Path) -> dict[str, Any]:
         ("exit 75", 75, "2", False),
         ("exit 0", 0, "0", False),
         ("exit 1", 1, "0", False),
-        *((f"kill -{name} $$", 75, "0", True) for name in ("HUP", "USR1", "TERM")),  # as while it imports
+        *((killed_by(name), 75, "0", True) for name in ("HUP", "USR1", "TERM")),  # as while it imports
     ],
 )
 @pytest.mark.parametrize("array", [False, True])

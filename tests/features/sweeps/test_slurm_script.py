@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers import slurm_tools
-from helpers.slurm_tools import SRUN
+from helpers.slurm_tools import SRUN, killed_by
 
 from medconv.config import ConfigError
 from medconv.features.sweeps import slurm_script
@@ -102,7 +102,7 @@ def test_overrides_with_special_characters_reach_the_job_unchanged(
         slurm_script.script([job], {"options": ["--x\nrm -r /"]}, [])
 
 
-@pytest.mark.parametrize("stopped", ["exit 75", "kill -TERM $$", "kill -USR1 $$", "kill -HUP $$"])
+@pytest.mark.parametrize("stopped", ["exit 75", *map(killed_by, ("TERM", "USR1", "HUP"))])
 @pytest.mark.parametrize(
     ("settings", "requeued", "code_written"),
     [

@@ -61,10 +61,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
             scan = nib.load(file)
             name = path / "scans" / f"{file.name.removesuffix('.nii.gz')}.{kind}.npz"
             np.savez(name, voxels=np.asarray(scan.dataobj), affine=scan.affine)
+    _forget_mine()  # another test of this process may have had a folder of this name
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(path)
         patch.chdir(path)
         yield Home(path, patch)
+    _forget_mine()
+
+
+def _forget_mine() -> None:
     doors._named.clear()
     doors.features.cache_clear()
     for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:

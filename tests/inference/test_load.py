@@ -30,7 +30,7 @@ def test_a_loaded_network_is_folded_and_in_evaluation_mode(exported: Exported) -
             "another version: the kind of targets must be one of .*, got 'detection'",
         ),
         (lambda r: r.pop("preprocessing"), "damaged, or of another version.*preprocessing"),
-        (lambda r: r.update(config={}), "damaged, or of another version.*trainer"),
+        (lambda r: r.update(config={}), "damaged, or of another version.*'run'"),
         (
             lambda r: r["config"]["init"].update(_target_="os.system"),
             r"damaged.* \(config\.init\._target_: ConfigKeyError: Key '_target_' not in 'InitConfig'\)$",

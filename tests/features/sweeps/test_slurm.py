@@ -218,8 +218,8 @@ def test_an_exit_code_that_appears_late_counts(
     monkeypatch.setattr(
         slurm_script,
         "_TEMPLATE",
-        script.replace('echo "$code" >', '(sleep 1.5; echo "$code" >').replace(
-            'exit_code"\n', 'exit_code") &\n'
+        script.replace(
+            'echo "$code" > "$folder/exit_code"', '(sleep 1.5; echo "$code" > "$folder/exit_code") &'
         ),
     )
     slurm.run(three[1:2], {"poll_seconds": 0.1}, [])

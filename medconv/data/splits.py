@@ -22,6 +22,8 @@ from medconv.utils.logging import some
 _MAX_NAMED = 20  # cases named in one line
 # An image number after a patient number, such as patient001_frame12
 _NUMBERED = re.compile(r"(?P<patient>.*\d.*)(?P<separator>[_-][A-Za-z]*)[_-]?\d+")
+_HAS_DIGIT = re.compile(r"\d")
+_NEARLY_ALL = 0.9  # share of the images that would be there if every patient had one of each kind
 
 _SHUFFLE_SEED = 12345  # of nnU-Net
 
@@ -123,6 +125,11 @@ def split_patient(data_split: DataSplit) -> SplitPatient | None:
     """A patient in training and validation, as far as case ids tell; None where cases have groups."""
     if any(case.group for cases in data_split for case in cases):
         return None
+    return _numbered_images(data_split) or _images_of_each_kind(data_split)
+
+
+def _numbered_images(data_split: DataSplit) -> SplitPatient | None:
+    """By ids such as patient001_frame12: a patient's number before an image's."""
     train_matches = _patient_matches(data_split.train)
     val_matches = _patient_matches(data_split.val)
     images_per_patient = Counter(match["patient"] for match in [*train_matches, *val_matches])
@@ -140,6 +147,51 @@ def split_patient(data_split: DataSplit) -> SplitPatient | None:
 def _patient_matches(cases: Sequence[Case]) -> list[re.Match[str]]:
     matches = [_NUMBERED.fullmatch(case.id) for case in cases]
     return [match for match in matches if match is not None]
+
+
+def _images_of_each_kind(data_split: DataSplit) -> SplitPatient | None:
+    """By ids such as ED_A0S9V9 and ES_A0S9V9: a word with a number, once beside each kind of image."""
+    train_ids = [case.id for case in data_split.train]
+    val_ids = [case.id for case in data_split.val]
+    for separator in "_-":
+        words_by_id = {case_id: case_id.split(separator) for case_id in [*train_ids, *val_ids]}
+        if len({len(words) for words in words_by_id.values()}) > 1:
+            continue
+        position = _patient_position(list(words_by_id.values()))
+        if position is None:
+            continue
+        train_by_patient = {words_by_id[case_id][position]: case_id for case_id in train_ids}
+        for case_id in val_ids:
+            train_id = train_by_patient.get(words_by_id[case_id][position])
+            if train_id is not None:
+                word = f"([^{separator}]+)"
+                return SplitPatient(train_id, case_id, "^" + f"[^{separator}]+{separator}" * position + word)
+    return None
+
+
+def _patient_position(words_of_ids: Sequence[Sequence[str]]) -> int | None:
+    """Which word of ids is the patient's; None: no word occurs once beside each kind of image.
+
+    Args: words_of_ids: for each id, equally many words.
+    """
+    if not words_of_ids:
+        return None
+    follows_kind = False  # whether a word before this one differs between ids
+    for position, words in enumerate(zip(*words_of_ids, strict=True)):
+        patients = set(words)
+        kinds = {(*words[:position], *words[position + 1 :]) for words in words_of_ids}
+        images = len(words_of_ids) / (len(patients) * len(kinds))
+        # In benign_001 and malignant_001, images of each kind are counted
+        counts_images = follows_kind and all(word.isdecimal() for word in patients)
+        if (
+            1 < len(kinds) < len(patients)
+            and images >= _NEARLY_ALL
+            and all(_HAS_DIGIT.search(word) for word in patients)
+            and not counts_images
+        ):
+            return position
+        follows_kind |= len(patients) > 1
+    return None
 
 
 def drop_cases(data_split: DataSplit, skipped: Mapping[str, str]) -> DataSplit:

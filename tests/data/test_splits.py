@@ -164,6 +164,48 @@ def test_a_patient_that_seems_split_apart_is_found() -> None:
         assert split_patient(split) is None
 
 
+@pytest.mark.parametrize(
+    ("names", "group_pattern"),
+    [
+        (("ED_A{}S9V{}", "ES_A{}S9V{}"), "^[^_]+_([^_]+)"),
+        (("patient{:03d}_ED", "patient{:03d}_ES"), "^([^_]+)"),
+        (("heart-{:03d}-systole", "heart-{:03d}-diastole"), "^[^-]+-([^-]+)"),
+        (("{:03d}_left_eye", "{:03d}_right_eye"), "^([^_]+)"),
+    ],
+)
+def test_a_patient_with_an_image_of_each_kind_is_found(names: tuple[str, ...], group_pattern: str) -> None:
+    cases = [Case(name.format(i, i), ()) for name in names for i in range(20)]
+    cases.pop()  # an image may be missing
+    patient = split_patient(split_cases(cases, 0, 5))
+    assert patient is not None
+    assert patient.group_pattern == group_pattern
+    split = split_cases(grouped(cases, group_pattern), 0, 5)
+    assert len({case.group for case in split.val}) == 4
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("benign_{:03d}", "malignant_{:03d}"),  # pictures of each kind are counted
+        ("{:02d}_training",),
+        ("la_{:03d}",),
+        ("{:012x}",),
+        ("BRATS_HGG_{:03d}", "BRATS_LGG_{:03d}"),
+    ],
+)
+def test_images_that_are_counted_are_no_patients(names: tuple[str, ...]) -> None:
+    cases = [Case(name.format(i), ()) for name in names for i in range(20)]
+    assert split_patient(split_cases(cases, 0, 5)) is None
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("dataset", ["Task04_Hippocampus", "LA2018"])
+def test_real_cases_that_are_counted_are_no_patients(realdata: Path, dataset: str) -> None:
+    if not (realdata / dataset).is_dir():
+        pytest.skip(f"{realdata / dataset} is absent")
+    assert split_patient(split_cases(auto(realdata / dataset).cases, 0, 5)) is None
+
+
 @pytest.mark.realdata
 def test_the_two_volumes_of_a_cardiac_patient(realdata: Path) -> None:
     cases = auto(realdata / "Dataset027_ACDC").cases

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
+from operator import itemgetter
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningDataModule
@@ -15,7 +17,6 @@ from torch.utils.data import default_collate
 
 from medconv.data.augmentation.sample_transforms import SampleTransforms
 from medconv.data.case import Case
-from medconv.data.loading.collate import Augmenting, HalfPrecision, only_item
 from medconv.data.loading.loader import (
     Loader,
     SampleOrder,
@@ -24,7 +25,16 @@ from medconv.data.loading.loader import (
     largest_case_bytes,
     patch_bytes,
 )
-from medconv.data.loading.patch import Batch, PackedReading, PatchShape, Sample, collate_packed, with_boxes
+from medconv.data.loading.patch import (
+    Batch,
+    PackedReading,
+    PatchShape,
+    Sample,
+    augmented,
+    collate_packed,
+    in_half_precision,
+    with_boxes,
+)
 from medconv.data.loading.patch_dataset import (
     Annotated,
     CaseDataset,
@@ -103,6 +113,26 @@ class LoaderSettings:
             )
 
 
+class _Process(NamedTuple):
+    """The place of this process in the run.
+
+    Args:
+        num_workers: its loader processes.
+        rank, world_size: among all processes.
+        of_machine: how many processes this machine has.
+        on_gpu: whether its device is one.
+        sends_half: whether training images are sent to the device in half precision, in which the network
+            computes.
+    """
+
+    num_workers: int
+    rank: int = 0
+    world_size: int = 1
+    of_machine: int = 1
+    on_gpu: bool = False
+    sends_half: bool = False
+
+
 class DataModule(LightningDataModule):
     """Feeds the trainer from a store.
 
@@ -145,22 +175,21 @@ class DataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Raises: ArgumentError: the batches that workers keep ready do not fit into shared memory."""
+        process = self._process()
+        if not process.num_workers:  # no batch travels
+            return
         entry = self.store.read(self.split.train[0].id)
-        reading = self._packed_reading()
-        voxels: float  # of a training sample that a worker sends
+        voxels: float = prod(self.samples.patch.size)  # of a training sample that a worker sends
         if self.samples.images is not None:
             voxels = prod(entry.image.shape[1:])
-        elif reading is not None:
+        elif process.on_gpu and (reading := self._packed_reading()) is not None:
             voxels = fmean(reading.blocks_of(number).voxels for number in range(_MEASURED))
-        else:
-            voxels = prod(self.samples.patch.size)
         batch_bytes = self.loader.batch_size * patch_bytes(entry, voxels)
         cases = [*self.split.val, *self.split.test][:_MEASURED]
         case_bytes = largest_case_bytes(self.store.read(case.id) for case in cases)
         # Batches of training and, at the same time, of validation.
         worker_bytes = self.loader.prefetch_factor * (batch_bytes + case_bytes)
-        processes = self.trainer.num_devices if self.trainer is not None else 1
-        check_room(worker_bytes, self._num_workers, processes)
+        check_room(worker_bytes, process.num_workers, process.of_machine)
 
     def teardown(self, stage: str) -> None:
         self._check.stop()
@@ -169,47 +198,42 @@ class DataModule(LightningDataModule):
         self._check.stop()
 
     def train_dataloader(self) -> Loader:
-        order = SampleOrder(
-            self.loader.samples_per_epoch,
-            self.loader.batch_size,
-            rank=self._rank,
-            world_size=self._world_size,
-        )
-        collate = default_collate
-        if self._packed_reading() is not None:
+        process = self._process()
+        packed = self._packed_reading() if process.on_gpu else None
+        # A batch is augmented on the device if that is an accelerator, else in the worker
+        collate: Callable[[list[Sample]], Batch] = default_collate
+        if packed is not None:
             collate = collate_packed
-        elif self.augment is not None and not self._on_gpu:
-            collate = Augmenting(self.augment)
-        return self._loader(
-            self._training_dataset(),
-            HalfPrecision(collate) if self._in_half_precision else collate,
-            sampler=order,
-            batch_size=self.loader.batch_size,
-            profiler=self.profiler,
-        )
-
-    def _training_dataset(self) -> Any:
-        if self.samples.images is not None:
-            return self.samples.images.ImageDataset(
-                self.store, self.split.train, self.samples.sampler, self.samples.seed, self.transform
+        elif self.augment is not None and not process.on_gpu:
+            collate = partial(augmented, self.augment)
+        if process.sends_half:
+            collate = partial(in_half_precision, collate)
+        samples = self.samples
+        if samples.images is not None:
+            dataset = samples.images.ImageDataset(
+                self.store, self.split.train, samples.sampler, samples.seed, self.transform
             )
-        return PatchDataset(
-            self.store,
-            [case.id for case in self.split.train],
-            self.samples.sampler,
-            self.samples.patch,
-            self.samples.seed,
-            annotated=self.annotated,
-            read_size=getattr(self.augment, "read_size", None),
-            packed=self._packed_reading(),
-            channel_dropout=self.samples.channel_dropout,
-            transform=self.transform,
-        )
+        else:
+            dataset = PatchDataset(
+                self.store,
+                [case.id for case in self.split.train],
+                samples.sampler,
+                samples.patch,
+                samples.seed,
+                annotated=self.annotated,
+                read_size=getattr(self.augment, "read_size", None),
+                packed=packed,
+                channel_dropout=samples.channel_dropout,
+                transform=self.transform,
+            )
+        batch_size = self.loader.batch_size
+        order = SampleOrder(self.loader.samples_per_epoch, batch_size, process.rank, process.world_size)
+        return self._loader(dataset, collate, sampler=order, batch_size=batch_size, profiler=self.profiler)
 
     def _packed_reading(self) -> PackedReading | None:
-        """What is read for an augmentation on the device that needs more than the patch."""
+        """What is read for an augmentation on an accelerator; None: the patch."""
         box_size = getattr(self.augment, "max_read_size", None)
-        if not self._on_gpu or self.samples.images is not None or box_size is None:
+        if self.samples.images is not None or box_size is None:
             return None
         return PackedReading(box_size, getattr(self.augment, "read_blocks", None))
 
@@ -224,23 +248,14 @@ class DataModule(LightningDataModule):
 
         A rank without a case repeats the first one; it counts once, since results are stored by case id.
         """
-        cases = list(cases)
-        cases_of_rank = cases[self._rank :: self._world_size] or cases[:1]
-        if self.samples.images is not None and cases_of_rank:
-            return self._loader(
-                self.samples.images.ImageCases(self.store, cases_of_rank),
-                default_collate,
-                batch_size=self.loader.batch_size,
-                shuffle=False,
-                ends_early=True,
-            )
-        return self._loader(
-            CaseDataset(self.store, cases_of_rank, self.annotated),
-            only_item,
-            batch_size=1,
-            shuffle=False,
-            ends_early=True,
-        )
+        process = self._process()
+        of_rank = list(cases[process.rank :: process.world_size] or cases[:1])
+        dataset: Any = CaseDataset(self.store, of_rank, self.annotated)
+        batching: dict[str, Any] = {"collate": itemgetter(0), "batch_size": 1}  # the case itself
+        if self.samples.images is not None and of_rank:
+            dataset = self.samples.images.ImageCases(self.store, of_rank)
+            batching = {"collate": default_collate, "batch_size": self.loader.batch_size}
+        return self._loader(dataset, **batching, shuffle=False, ends_early=True)
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         """All tensors but those that are read on the host: reading them back would wait for the device."""
@@ -259,27 +274,29 @@ class DataModule(LightningDataModule):
         if self.samples.images is None and self.trainer.local_rank == 0:
             self._check.go_on(self.trainer.global_step)
         self.profiler.mark("copy_to_device")
-        if self._on_gpu:
-            if self._in_half_precision:
+        process = self._process()
+        if process.on_gpu:
+            if process.sends_half:
                 batch = {**batch, "image": batch["image"].float()}
             if "blocks" in batch:
                 batch = with_boxes(batch, self.augment.max_read_size)
             batch = self.augment(batch) if self.augment else batch
         return without_dropped(batch) if "kept" in batch else batch
 
-    def _loader(self, dataset: Any, collate_fn: Callable[[list[Sample]], Batch], **settings: Any) -> Loader:
-        num_workers = self._num_workers
+    def _loader(self, dataset: Any, collate: Callable[[list[Sample]], Batch], **settings: Any) -> Loader:
+        process = self._process()
+        num_workers = process.num_workers
         persistent_workers = self.loader.persistent_workers
         if persistent_workers is None:
             persistent_workers = num_workers > 0
         guarded = GuardedDataset(dataset, num_workers)
         return Loader(
             guarded,
-            collate_fn=GuardedCollate(collate_fn, guarded),
+            collate_fn=GuardedCollate(collate, guarded),
             num_workers=num_workers,
             # Python 3.14 would start them from another process, whose child's death torch does not see.
             multiprocessing_context="fork" if num_workers else None,
-            pin_memory=self._on_gpu,
+            pin_memory=process.on_gpu,
             stop_request=self.stop_request,
             prefetch_factor=self.loader.prefetch_factor if num_workers else None,
             persistent_workers=persistent_workers,
@@ -287,28 +304,19 @@ class DataModule(LightningDataModule):
             **settings,
         )
 
-    @property
-    def _num_workers(self) -> int:
-        if self.loader.num_workers is not None:
-            return self.loader.num_workers
-        devices = self.trainer.num_devices if self.trainer is not None else 1
-        cores = num_cores()
-        half_per_device = cores // (2 * devices)
-        return max(1, min(_MAX_WORKERS, half_per_device))
-
-    @property
-    def _rank(self) -> int:
-        return self.trainer.global_rank if self.trainer is not None else 0
-
-    @property
-    def _world_size(self) -> int:
-        return self.trainer.world_size if self.trainer is not None else 1
-
-    @property
-    def _in_half_precision(self) -> bool:
-        """Whether training images are sent to the device in half precision, in which the network computes."""
-        return self._on_gpu and autocast_dtype(self.trainer.precision) is not None  # type: ignore[union-attr]
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+    def _process(self) -> _Process:
+        num_workers = self.loader.num_workers
+        if num_workers is None:
+            devices = self.trainer.num_devices if self.trainer is not None else 1
+            num_workers = max(1, min(_MAX_WORKERS, num_cores() // (2 * devices)))
+        if self.trainer is None:
+            return _Process(num_workers)
+        on_gpu = self.trainer.strategy.root_device.type == "cuda"
+        return _Process(
+            num_workers=num_workers,
+            rank=self.trainer.global_rank,
+            world_size=self.trainer.world_size,
+            of_machine=self.trainer.num_devices,
+            on_gpu=on_gpu,
+            sends_half=on_gpu and autocast_dtype(self.trainer.precision) is not None,
+        )

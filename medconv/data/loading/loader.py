@@ -62,11 +62,6 @@ class Loader(DataLoader):
         self.stop_request = stop_request or StopRequest()
         self.ends_early = ends_early
 
-    def begin_at(self, batch: int) -> None:
-        """Start the next epoch at this batch, without making those before; call it before iterating."""
-        if isinstance(self.sampler, SampleOrder):  # Lightning replaces it for `trainer.overfit_batches`
-            self.sampler.begin_at(batch)
-
     def __iter__(self) -> Iterator[dict[str, Any]]:  # type: ignore[override]
         batches = self._batches()
         self.dataset.processes = getattr(batches, "_workers", ())  # type: ignore[attr-defined]
@@ -90,6 +85,8 @@ class Loader(DataLoader):
 
     def _batches(self) -> Any:
         """torch's iterator over batches; that of persistent workers begins anew, once each has answered."""
+        if not self.num_workers:
+            return super().__iter__()
         if self._iterator is None:
             with _blocked_signals():
                 return super().__iter__()
@@ -144,6 +141,9 @@ class SampleOrder(TorchSampler[int]):
     A global batch is `batch_size * world_size` consecutive numbers, of which each rank takes its own
     `batch_size`: two devices with batch 2 see what one device with batch 4 sees. An epoch is the smallest
     number of whole global batches with at least `samples_per_epoch` samples.
+
+    Attributes:
+        first_batch: at which the next epoch begins, if a run resumes within it; later ones are complete.
     """
 
     def __init__(self, samples_per_epoch: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
@@ -151,24 +151,20 @@ class SampleOrder(TorchSampler[int]):
         self.rank = rank
         self.world_size = world_size
         self.epoch = 0
-        self._first_batch = 0
+        self.first_batch = 0
         global_batch_size = batch_size * world_size
         self.batches = -(-samples_per_epoch // global_batch_size)  # rounded up
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
-    def begin_at(self, batch: int) -> None:
-        """Leave out the next epoch's batches before this one, if a run resumes within it."""
-        self._first_batch = batch
-
     def __len__(self) -> int:
         return self.batches * self.batch_size
 
     def __iter__(self) -> Iterator[int]:
         first_of_epoch = self.epoch * self.batches
-        first_batch = first_of_epoch + self._first_batch
-        self._first_batch = 0  # later epochs are complete
+        first_batch = first_of_epoch + self.first_batch
+        self.first_batch = 0
         for batch in range(first_batch, first_of_epoch + self.batches):
             first_sample = (batch * self.world_size + self.rank) * self.batch_size
             yield from range(first_sample, first_sample + self.batch_size)

@@ -1,6 +1,13 @@
-"""A patch as a box of its prepared image: shape, crop, and the blocks of it that augmentation needs.
+"""Patches and their batches. A patch is a box of its prepared image.
 
-Packed samples are the blocks of their boxes, one behind the other, for augmentation on an accelerator.
+A sample has one of two forms. Without an accelerator it is a crop, which the worker augments: as large as
+augmentation needs, so that samples of a batch may differ in size (`augmented`). With one it is packed: the
+blocks of its box that are visible, one behind the other (`collate_packed`, `with_boxes`); the box itself may
+hold five times their voxels.
+
+To a network that computes in half precision, images travel in it (`in_half_precision`): through shared
+memory, pinned memory and the copy. Autocast to bf16 rounds its input eight times as coarsely, that to fp16 as
+coarsely. On the accelerator they become fp32 again, before they are augmented.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +23,9 @@ from medconv.data.augmentation.blocks import Blocks, whole
 
 Sample = dict[str, Any]
 Batch = dict[str, Any]
+_ONE_SIZE = ("annotated", "kept")  # in samples of any size, and not augmented
+_LARGEST = torch.finfo(torch.float16).max  # 65504
+_SMALLEST_NORMAL = torch.finfo(torch.float16).tiny  # 2^-14; smaller values have fewer digits
 
 
 @dataclass(frozen=True)
@@ -94,16 +104,47 @@ def crop(array: np.ndarray, corner: Sequence[int] | np.ndarray, size: Sequence[i
     end = begin + size
     inside_begin = np.maximum(begin, 0)
     inside_end = np.minimum(end, array.shape[1:])
-    inside = array[:, *_slices(inside_begin, inside_end)]
+    inside = array[:, *map(slice, inside_begin.tolist(), inside_end.tolist())]
     if inside.shape[1:] == tuple(size):
         return np.array(inside)
     padded = np.zeros((len(array), *size), array.dtype)
-    padded[:, *_slices(inside_begin - begin, inside_end - begin)] = inside
+    first = (inside_begin - begin).tolist()
+    last = (inside_end - begin).tolist()
+    padded[:, *map(slice, first, last)] = inside
     return padded
 
 
-def _slices(begin: np.ndarray, end: np.ndarray) -> list[slice]:
-    return [slice(first, last) for first, last in zip(begin.tolist(), end.tolist(), strict=True)]
+def augmented(augment: Callable[[Batch], Batch], samples: list[Sample]) -> Batch:
+    """The augmented batch of samples, made in the worker."""
+    if len({sample["image"].shape for sample in samples}) == 1:
+        return augment(default_collate(samples))
+    # Samples of different sizes (see `read_size`) stay lists, until augmentation makes them one size.
+    batch = augment({key: [sample[key] for sample in samples] for key in samples[0]})
+    stacked = {key: default_collate(batch[key]) for key in _ONE_SIZE if key in batch}
+    return {**batch, **stacked}
+
+
+def in_half_precision(collate: Callable[[list[Sample]], Batch], samples: list[Sample]) -> Batch:
+    """The batch of samples whose images are rounded to fp16, if all of them fit.
+
+    Args:
+        collate: of samples; their images (channels, *spatial) all have one type.
+    """
+    images = [sample["image"] for sample in samples]
+    halves = [image.half() if fits(image) else image for image in images]
+    if any(half.dtype != torch.float16 for half in halves):
+        # A sample must not depend on the batch that it is in, so those that fit are rounded here as well
+        halves = [half.to(image.dtype) for half, image in zip(halves, images, strict=True)]
+    return collate([{**sample, "image": half} for sample, half in zip(samples, halves, strict=True)])
+
+
+def fits(image: Tensor) -> bool:
+    """Whether rounding to fp16 changes no value by more than 2^-11 of the largest; false with NaN."""
+    if image.numel() == 0:
+        return True
+    low, high = torch.aminmax(image)
+    largest = max(-float(low), float(high))
+    return largest == 0 or _SMALLEST_NORMAL <= largest <= _LARGEST
 
 
 def pack(array: np.ndarray, blocks: Blocks) -> Tensor:

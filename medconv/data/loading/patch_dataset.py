@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medconv.data.augmentation.blocks import Blocks
 from medconv.data.case import Case
 from medconv.data.case_files import label_of, rater_labels_on
 from medconv.data.io.grids import on_grid
@@ -149,11 +150,20 @@ class PatchDataset(monai.data.Dataset):
         case_id = self.case_of(index)
         entry = self.store.read(case_id)
         corner = self.sampler.corner(self.seed, index, entry)
+        # What augmentation needs is larger than the patch, and has its centre
+        size = self.patch.size
         if self.packed is not None:
-            sample = self._packed(entry, corner, self.packed, index)
+            size = self.packed.box_size
+        elif self.read_size is not None:
+            size = self.read_size(index)
+        box = self.patch.box_of(size)
+        corner = corner - np.subtract(box, self.patch.box) // 2
+        if self.packed is not None:
+            sample = self._packed(entry, corner, self.packed.blocks_of(index))
         else:
-            read_size = self.patch.size if self.read_size is None else self.read_size(index)
-            sample = self._whole(entry, corner, read_size)
+            image = self.patch.without_slice_axis(crop(entry.image, corner, box))
+            label = self.patch.without_slice_axis(crop(entry.training_label, corner, box))
+            sample = {"image": torch.from_numpy(image), "label": torch.from_numpy(label)}
         sample["sample"] = index
         if case_id in self.annotated:
             sample["annotated"] = torch.tensor(self.annotated[case_id].outputs)
@@ -161,33 +171,15 @@ class PatchDataset(monai.data.Dataset):
             sample["kept"] = self.channel_dropout.kept(case_id, index)
         return self.transform(sample)  # type: ignore[no-any-return]
 
-    def _whole(self, entry: Entry, corner: np.ndarray, read_size: Sequence[int]) -> Sample:
-        """Image and label of a box around the patch's centre. Args: corner: of the patch."""
-        box = self.patch.box_of(read_size)
-        corner = self._corner_of(box, corner)
-        image = crop(entry.image, corner, box)
-        label = crop(entry.training_label, corner, box)
-        return {
-            "image": torch.from_numpy(self.patch.without_slice_axis(image)),
-            "label": torch.from_numpy(self.patch.without_slice_axis(label)),
-        }
-
-    def _packed(self, entry: Entry, corner: np.ndarray, packed: PackedReading, index: int) -> Sample:
-        """Image, label and blocks of a box around the patch's centre. Args: corner: of the patch."""
-        corner = self._corner_of(self.patch.box_of(packed.box_size), corner)
-        blocks = self.patch.blocks_of(packed.blocks_of(index)).shifted(corner).inside(entry.label.shape)
+    def _packed(self, entry: Entry, corner: np.ndarray, blocks: Blocks) -> Sample:
+        """Image, label and blocks of a box. Args: corner: of the box. blocks: that are read of it."""
+        blocks = self.patch.blocks_of(blocks).shifted(corner).inside(entry.label.shape)
         of_box = self.patch.without_slice_axis_of(blocks.shifted(-corner))
         return {
             "image": pack(entry.image, blocks),
             "label": pack(entry.training_label, blocks),
             "blocks": torch.from_numpy(np.stack([of_box.begin, of_box.end], 1)),
         }
-
-    def _corner_of(self, box: Sequence[int], corner: np.ndarray) -> np.ndarray:
-        """The corner of a box with the centre of the patch that has this corner."""
-        margin = np.subtract(box, self.patch.box) // 2
-        of_box: np.ndarray = corner - margin
-        return of_box
 
     def case_of(self, index: int) -> str:
         """The case id of a sample; reads no file."""

@@ -28,7 +28,8 @@ class CaseRounds:
 
     Args:
         count: of cases, or of whatever else takes turns.
-        weights: how often each comes, relative to the others, shape (count,); None: all equally often.
+        weights: how often each comes over all rounds, relative to the others, shape (count,); in each round
+            at most one time more or less. None: all equally often.
         class_number: a sequence of its own for this class; None: that of all cases.
     """
 
@@ -50,33 +51,17 @@ class CaseRounds:
                 rng = generator(seed, RandomStream.CASE_ORDER, round_number)
             else:
                 rng = generator(seed, RandomStream.BALANCED_ORDER, round_number, self.class_number)
-            self._order = shuffled(rng, self.count, self.weights)
+            order = rng.permutation(self.count)
+            if self.weights is not None:
+                # Systematic resampling: one random offset, then equal steps through the cumulative weights
+                steps = (rng.random() + np.arange(self.count)) / self.count
+                cumulative = np.cumsum(self.weights) / np.sum(self.weights)
+                drawn = np.searchsorted(cumulative, steps, side="right")
+                # The last cumulative weight may be just below 1 by rounding
+                order = drawn.clip(max=self.count - 1)[order]
+            self._order = order
             self._round = (seed, round_number)
         return int(self._order[position])
-
-
-def shuffled(rng: np.random.Generator, count: int, weights: np.ndarray | None) -> np.ndarray:
-    """One round: `count` indices in random order.
-
-    With weights, a case comes as often over all rounds as its weight says, and in each round at most one time
-    more or less (systematic resampling).
-    """
-    order = rng.permutation(count)
-    if weights is None:
-        return order
-    # One random offset, then equal steps through the cumulative weights.
-    steps = (rng.random() + np.arange(count)) / count
-    cumulative = np.cumsum(weights) / np.sum(weights)
-    drawn = np.searchsorted(cumulative, steps, side="right")
-    # The last cumulative weight may be just below 1 by rounding.
-    return drawn.clip(max=count - 1)[order]
-
-
-def random_corner(rng: np.random.Generator, image_shape: Sequence[int], box: Sequence[int]) -> np.ndarray:
-    """A corner of which every one inside the image is equally likely. Shape: (axes,)."""
-    margin = np.subtract(image_shape, box)
-    corner = rng.integers(0, np.maximum(margin, 0) + 1)
-    return np.where(margin > 0, corner, margin // 2)
 
 
 def corner_around(
@@ -111,23 +96,23 @@ def foreground_corner(
         label_values: the classes to centre on, each equally often; None: all classes of the case.
     """
     image_shape = entry.label.shape
+    # Anywhere: every corner inside the image is equally likely; half of the padding on each side, else.
     # Drawn even if it is not used: the numbers after it, and with them all seeded runs, stay the same.
-    corner = random_corner(rng, image_shape, box)
-    labelled, foreground = split_foreground(entry.foreground)
+    margin = np.subtract(image_shape, box)
+    anywhere = np.where(margin > 0, rng.integers(0, np.maximum(margin, 0) + 1), margin // 2)
+    # Rows of class 0 come first, if there are any: labelled voxels of any class, see `Entry`.
+    rows = entry.foreground
+    has_labelled = len(rows) > 0 and rows[0, 0] == 0
+    first_foreground = np.searchsorted(rows[:, 0], 1) if has_labelled else 0
+    labelled = rows[:first_foreground]
+    foreground = rows[first_foreground:]
     if label_values is not None:
         foreground = foreground[np.isin(foreground[:, 0], label_values)]
     on_foreground = len(foreground) > 0 and rng.random() < foreground_share
     candidates = foreground if on_foreground else labelled
     if len(candidates) == 0:
-        return corner
+        return anywhere
     return corner_around(foreground_voxel(candidates, rng), image_shape, box)
-
-
-def split_foreground(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of class 0, which are labelled voxels of any class (see `Entry`), and rows of the foreground."""
-    has_labelled = len(rows) > 0 and rows[0, 0] == 0
-    first_foreground = np.searchsorted(rows[:, 0], 1) if has_labelled else 0
-    return rows[:first_foreground], rows[first_foreground:]
 
 
 def foreground_voxel(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -162,12 +147,6 @@ class TrainingCases:
     patch: PatchShape | None
     class_indices: Callable[[], ClassIndices]
 
-    @property
-    def weights(self) -> np.ndarray | None:
-        """The weight of each case, shape (cases,); None if all are alike."""
-        weights = [case.weight for case in self.cases]
-        return None if len(set(weights)) == 1 else np.array(weights)
-
 
 class Sampler:
     """Cases in random order, by their weights where these differ; patches anywhere in the image.
@@ -185,7 +164,9 @@ class Sampler:
 
     def __init__(self, cases: TrainingCases) -> None:
         self.num_cases = len(cases.cases)
-        self.weights = cases.weights
+        weights = [case.weight for case in cases.cases]
+        # Shape (cases,); None: all are alike
+        self.weights = None if len(set(weights)) == 1 else np.array(weights)
         self.box = cases.patch.box if cases.patch is not None else ()
         self._rounds = CaseRounds(self.num_cases, self.weights)
         # By case index, where a case lacks labels: the label values that it annotates.
@@ -212,13 +193,6 @@ class Sampler:
         )
 
 
-def checked_share(foreground_share: float) -> float:
-    """Raises: ValueError: not between 0 and 1."""
-    if not 0 <= foreground_share <= 1:
-        raise ValueError(f"foreground_share must lie between 0 and 1, got {foreground_share}")
-    return foreground_share
-
-
 class ForegroundSampler(Sampler):
     """Each round has each case once, or as often as its weight says; then the patch is placed.
 
@@ -232,7 +206,9 @@ class ForegroundSampler(Sampler):
 
     def __init__(self, cases: TrainingCases, foreground_share: float, by_weight: bool | None = None) -> None:
         super().__init__(cases)
-        self.foreground_share = checked_share(foreground_share)
+        if not 0 <= foreground_share <= 1:
+            raise ValueError(f"foreground_share must lie between 0 and 1, got {foreground_share}")
+        self.foreground_share = foreground_share
         if by_weight and self.weights is None:
             weight = cases.cases[0].weight
             raise ValueError(
@@ -259,7 +235,7 @@ def balanced(cases: TrainingCases, foreground_share: float) -> Sampler:
     return BalancedPatchSampler(cases, foreground_share)
 
 
-class BalancedPatchSampler(Sampler):
+class BalancedPatchSampler(ForegroundSampler):
     """Draws first the class, each equally often, then a case that has it, by weight, then a voxel of it.
 
     The others than this `foreground_share` of patches are drawn as by `Sampler`.
@@ -268,8 +244,7 @@ class BalancedPatchSampler(Sampler):
     balances_classes = True
 
     def __init__(self, cases: TrainingCases, foreground_share: float) -> None:
-        super().__init__(cases)
-        self.foreground_share = checked_share(foreground_share)
+        super().__init__(cases, foreground_share)
         # Label value and indices of its cases, for classes that occur.
         self._cases_of_class = [
             (label_value, np.array(indices))

@@ -163,18 +163,14 @@ class GuardedCollate:
 
     def __call__(self, items: list[tuple[int, Any]]) -> Any:
         self.guarded.note(AUGMENTING, [index for index, _ in items])
-        batch = self._collated(items)
+        batch: Any = next((item for _, item in items if isinstance(item, WorkerError)), None)
+        if batch is None:
+            try:
+                batch = self.collate([item for _, item in items])
+            except Exception as error:
+                batch = self._find_culprit(items, error)
         self.guarded.note(WAITING)
         return batch
-
-    def _collated(self, items: list[tuple[int, Any]]) -> Any:
-        for _, item in items:
-            if isinstance(item, WorkerError):
-                return item
-        try:
-            return self.collate([item for _, item in items])
-        except Exception as error:
-            return self._find_culprit(items, error)
 
     def _find_culprit(self, items: list[tuple[int, Any]], error: Exception) -> WorkerError:
         """Collate each item alone to find the failing one; the first item if none fails alone."""

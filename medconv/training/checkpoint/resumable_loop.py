@@ -17,6 +17,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loops.training_epoch_loop import RestartStage, _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
+from medconv.data.loading.loader import SampleOrder
 from medconv.training.checkpoint.writer import CheckpointWriter
 from medconv.training.distributed import StopSync
 from medconv.utils.signals import RunInterrupted
@@ -110,7 +111,8 @@ class ResumableEpochLoop(_TrainingEpochLoop):
         _set_counters(self.batch_progress.current, first_batch)
         self.batch_progress.is_last_batch = first_batch == self.trainer.num_training_batches
         for loader in self.trainer.fit_loop._combined_loader.flattened:  # type: ignore[union-attr]
-            loader.begin_at(first_batch)
+            if isinstance(loader.sampler, SampleOrder):  # Lightning replaces it for `trainer.overfit_batches`
+                loader.sampler.first_batch = first_batch
 
     def advance(self, data_fetcher: Any) -> None:
         if self._owed:

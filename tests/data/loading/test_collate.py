@@ -1,15 +1,15 @@
-"""medconv/data/loading/collate.py: samples of one size, and of different ones."""
+"""medconv/data/loading/patch.py: batches of samples of one size, and of different ones."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import default_collate
 
-from medconv.data.loading.collate import Augmenting, HalfPrecision, fits, only_item
-from medconv.data.loading.patch import collate_packed
+from medconv.data.loading.patch import augmented, collate_packed, fits, in_half_precision
 
-collate = HalfPrecision(default_collate)
+collate = partial(in_half_precision, default_collate)
 
 
 def middle_voxel(batch: dict[str, Any]) -> dict[str, Any]:
@@ -22,19 +22,15 @@ def sample_of(voxels: int, **more: Any) -> dict[str, Any]:
 
 
 def test_samples_of_one_size_are_stacked_before() -> None:
-    batch = Augmenting(middle_voxel)([sample_of(5), sample_of(5)])
+    batch = augmented(middle_voxel, [sample_of(5), sample_of(5)])
     assert batch["image"].tolist() == [[2.0], [2.0]] and batch["sample"].tolist() == [5, 5]
 
 
 def test_samples_of_different_sizes_become_one_size() -> None:
     annotated = torch.tensor([True, False])
-    batch = Augmenting(middle_voxel)([sample_of(n, annotated=annotated) for n in (5, 9)])
+    batch = augmented(middle_voxel, [sample_of(n, annotated=annotated) for n in (5, 9)])
     assert batch["image"].tolist() == [[2.0], [4.0]] and batch["sample"] == [5, 9]
     assert torch.equal(batch["annotated"], torch.stack([annotated, annotated]))
-
-
-def test_the_only_item_is_the_batch() -> None:
-    assert only_item([sample_of(3)])["sample"] == 3
 
 
 def sample(image: torch.Tensor) -> dict[str, Any]:
@@ -83,5 +79,5 @@ def test_packed_samples_take_three_bytes_a_voxel() -> None:
         {**sample(torch.rand(1, voxels)), "blocks": torch.tensor([[[0], [voxels]]]), "sample": number}
         for number, voxels in enumerate((7, 9))
     ]
-    batch = HalfPrecision(collate_packed)(samples)
+    batch = in_half_precision(collate_packed, samples)
     assert batch["image"].nbytes + batch["label"].nbytes == 3 * (7 + 9)

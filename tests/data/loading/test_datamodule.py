@@ -147,7 +147,7 @@ def test_workers_and_restarts_do_not_change_transformed_samples(prepared: Prepar
     def batches(workers: int, begin: int = 0) -> list[Batch]:
         data = module(prepared, sample_transforms(*family()), num_workers=workers, samples_per_epoch=12)
         loader = data.train_dataloader()
-        loader.begin_at(begin)
+        loader.sampler.first_batch = begin
         return list(loader)
 
     expected = batches(0)

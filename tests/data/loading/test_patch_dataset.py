@@ -211,10 +211,10 @@ def test_epoch_may_start_at_any_batch() -> None:
     """This applies once: the next epoch is complete again."""
     order = SampleOrder(6, 2)
     order.set_epoch(3)
-    order.begin_at(2)
+    order.first_batch = 2
     assert list(order) == [22, 23]
     assert list(order) == [18, 19, 20, 21, 22, 23]
-    order.begin_at(3)
+    order.first_batch = 3
     assert list(order) == []
 
 

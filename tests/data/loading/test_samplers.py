@@ -20,14 +20,10 @@ from medconv.data.loading.samplers import (
     ForegroundSampler,
     Sampler,
     balanced,
-    checked_share,
     class_indices,
     corner_around,
     foreground_corner,
     foreground_voxel,
-    random_corner,
-    shuffled,
-    split_foreground,
 )
 from medconv.data.preprocessing.dataset_cache import fill_store
 
@@ -81,8 +77,8 @@ def test_a_worker_gets_no_cases() -> None:
 @pytest.mark.parametrize("share", [-0.1, 2, float("nan")])
 def test_a_share_lies_between_0_and_1(share: float) -> None:
     with pytest.raises(ValueError, match=f"foreground_share must lie between 0 and 1, got {share}"):
-        checked_share(share)
-    assert checked_share(1) == 1
+        ForegroundSampler(ALIKE, share)
+    assert ForegroundSampler(ALIKE, 1).foreground_share == 1
 
 
 def centred_entry() -> Any:
@@ -219,9 +215,8 @@ def test_a_round_has_each_index_by_weight_to_within_one(weights: list[float]) ->
     count, shares = len(weights), np.array(weights) / sum(weights)
     total: Counter[int] = Counter()
     for seed in range(300):
-        order = shuffled(np.random.default_rng(seed), count, np.array(weights))
-        drawn = Counter(order.tolist())
-        assert len(order) == count
+        rounds = CaseRounds(count, np.array(weights))
+        drawn = Counter(rounds.index(seed, number) for number in range(count))
         assert all(abs(drawn[index] - count * share) < 1 for index, share in enumerate(shares))
         total += drawn
     for index, share in enumerate(shares):
@@ -242,7 +237,8 @@ def slow_corners(image_size: int, patch_size: int) -> list[int]:
 def test_every_corner_inside_is_drawn() -> None:
     rng = np.random.default_rng(0)
     image_shape, box = (5, 4, 3), (3, 4, 6)
-    drawn = Counter(tuple(random_corner(rng, image_shape, box).tolist()) for _ in range(300))
+    unlabelled = entry(ROWS[:0], image_shape)
+    drawn = Counter(tuple(foreground_corner(rng, unlabelled, box, 0.0).tolist()) for _ in range(300))
     assert set(drawn) == set(product(*map(slow_corners, image_shape, box)))
     assert min(drawn.values()) > 70
 
@@ -264,11 +260,11 @@ def test_a_random_voxel_is_of_a_random_class() -> None:
 
 
 def test_labelled_voxels_are_apart_from_the_foreground() -> None:
-    labelled, foreground = split_foreground(ROWS)
-    assert labelled.tolist() == ROWS[:2].tolist() and foreground.tolist() == ROWS[2:].tolist()
-    labelled, foreground = split_foreground(ROWS[2:])
-    assert len(labelled) == 0 and foreground.tolist() == ROWS[2:].tolist()
-    assert [len(rows) for rows in split_foreground(ROWS[:0])] == [0, 0]
+    rng = np.random.default_rng(4)
+    labelled = {tuple(foreground_corner(rng, entry(ROWS), (1, 1), 0.0).tolist()) for _ in range(60)}
+    assert labelled == {(1, 1), (5, 5)}
+    foreground = {tuple(foreground_corner(rng, entry(ROWS), (1, 1), 1.0).tolist()) for _ in range(90)}
+    assert foreground == {(2, 3), (2, 4), (2, 5), (6, 6)}
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from medconv import doors
@@ -68,6 +69,7 @@ def _train(composed: Composed) -> int:
     from omegaconf import OmegaConf
 
     from medconv import config
+    from medconv.training.config_checks import check_classes, check_settings
     from medconv.training.run import train
     from medconv.training.run_dir import RunDir, is_rank_zero
 
@@ -75,6 +77,8 @@ def _train(composed: Composed) -> int:
     checked = config.validate(composed.values)
     folder = RunDir.of(checked, composed.choices)
     if checked.run.dry_run:
+        check_settings(checked)
+        check_classes(checked)
         print(f"# {folder.path}\n{OmegaConf.to_yaml(composed.values)}", end="")
         return DONE
     summary = train(checked, folder)
@@ -93,7 +97,7 @@ def result_table(summary: dict[str, Any], folder: RunDir) -> str:
     lines += [
         "",
         f"{summary.get('steps')} steps in {summary.get('wall_seconds')} s, {speed:.1f} samples/s, "
-        f"{data_wait_percent:.1f} % of the time waiting for data",
+        f"{data_wait_percent:.1f} % of the time was spent waiting for data",
     ]
     if summary.get("verdict"):
         lines.append(summary["verdict"])
@@ -102,7 +106,7 @@ def result_table(summary: dict[str, Any], folder: RunDir) -> str:
     lines.append(f"checkpoint  {folder.trained}")
     lines.append(f"summary     {folder.path / 'summary.json'}")
     if (folder.path / "tensorboard").is_dir():
-        lines.append(f"TensorBoard tensorboard --logdir {folder.path}")
+        lines.append(f"TensorBoard tensorboard --logdir {shlex.quote(str(folder.path))}")
     return "\n".join(lines)
 
 

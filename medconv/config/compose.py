@@ -349,8 +349,10 @@ def _explained(arguments: Sequence[str]) -> Iterator[None]:
     except ConfigCompositionException as error:
         raise explained(error, arguments) from error
     except OverrideParseException as error:
-        how = "write KEY=VALUE, and a value with spaces, commas, brackets or other special characters as"
-        raise config.ConfigError(f"cannot read {error.override}: {how} 'KEY=\"VALUE\"'") from error
+        how = "a value with spaces, commas, brackets or other special characters as 'KEY=\"VALUE\"'"
+        if any(argument.startswith("=") or argument.endswith("=") for argument in arguments):
+            how = "without spaces around ="
+        raise config.ConfigError(f"cannot read {error.override}: write KEY=VALUE, {how}") from error
 
 
 def _checked(whole: DictConfig) -> Composed:

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import OmegaConf
 
+from medconv.config.instantiate import arguments_of, search_folder
 from medconv.config.keys import Node, declared_keys
 from medconv.config.schema import Derived, RunConfig, conf_dir, set_elsewhere
 from medconv.config.values import ConfigError, as_text, dotted_keys, texts
@@ -28,6 +30,26 @@ _KEYS = {
     "paths": "data.root is the dataset's folder, run.dir the run's",
     "train": "medconv train always trains; test=true also scores the test cases",
     "optimized_metric": "hydra/sweeper=optuna follows the metric of the task (docs/sweeps.md)",
+}
+# The last word of a key as it is called elsewhere, and our key.
+_SYNONYMS = {
+    "lr": "optimizer.lr",
+    "learning_rate": "optimizer.lr",
+    "wd": "optimizer.weight_decay",
+    "epochs": "trainer.max_epochs",
+    "num_epochs": "trainer.max_epochs",
+    "n_epochs": "trainer.max_epochs",
+    "steps": "trainer.max_steps",
+    "iterations": "trainer.max_steps",
+    "time": "trainer.max_time",
+    "gpus": "trainer.devices",
+    "num_gpus": "trainer.devices",
+    "nodes": "trainer.num_nodes",
+    "workers": "data.num_workers",
+    "path": "data.root",
+    "data_dir": "data.root",
+    "output_dir": "run.dir",
+    "name": "run.name",
 }
 _OPTIONS = {
     "logger=many_loggers": (
@@ -98,17 +120,16 @@ def unknown_key(key: str) -> str:
 
 
 def nearest(key: str, names: Sequence[str]) -> list[str]:
-    """The names most similar to a key; for a key of a group, no groups."""
+    """The names that mean the same as a key's last word, or that end in it, or else are similar to the key.
+
+    For a key of a group, no groups.
+    """
+    word = key.rpartition(".")[2]
+    if word in _SYNONYMS:
+        return [_SYNONYMS[word]]
     alike = [name for name in names if "." in name or "." not in key]
-    return _abbreviated(key, alike) or difflib.get_close_matches(key, alike, n=3, cutoff=0.7)
-
-
-def _abbreviated(key: str, names: Sequence[str]) -> list[str]:
-    """The name that has the initials of a key's words, such as optimizer.lr of optimizer.learning_rate."""
-    group, dot, words = key.rpartition(".")
-    initials = "".join(word[:1] for word in words.split("_"))
-    abbreviated = f"{group}{dot}{initials}"
-    return [abbreviated] if len(initials) > 1 and abbreviated in names else []
+    in_other_groups = [name for name in alike if name.endswith(f".{word}")]
+    return in_other_groups[:3] or difflib.get_close_matches(key, alike, n=3, cutoff=0.7)
 
 
 def takes_new_keys(key: str) -> bool:
@@ -204,6 +225,13 @@ def explained(error: ConfigCompositionException, arguments: Sequence[str]) -> Ex
     unknown_key = re.match(r"Could not override '([^']+)'", text)
     if unknown_key is not None:
         return _no_key(unknown_key[1], arguments)
+    several_values = re.match(r"Ambiguous value for argument '(\w+=[^']+)'", text)
+    if several_values is not None:
+        key, _, value = several_values[1].partition("=")
+        return ConfigError(
+            f"{key}={value}: several values; for a sweep over them add -m, for a list write {key}=[{value}], "
+            f"for one text \"{key}='{value}'\""
+        )
     # Hydra would add a second option of a group that has one
     for argument in arguments:
         choice = argument.lstrip("+")
@@ -217,7 +245,7 @@ def explained(error: ConfigCompositionException, arguments: Sequence[str]) -> Ex
 
 
 def _key_exists(text: str, arguments: Sequence[str]) -> ConfigError:
-    known_keys = _keys_with(arguments)
+    known_keys = list(dotted_keys(_config_with(arguments)))
     for argument in arguments:
         choice = argument.removeprefix("+")
         key = choice.partition("=")[0]
@@ -248,13 +276,26 @@ def _no_key(key: str, arguments: Sequence[str]) -> ConfigError:
         return ConfigError(
             f"there is no key {key} with this {group}; {name} is a key of {group}={', '.join(options)}"
         )
-    near = nearest(key, _keys_with(arguments))
+    config = _config_with(arguments)
+    near = nearest(key, list(dotted_keys(config)))
     hint = "--cfg job prints all keys"
+    if takes_new_keys(key):
+        hint = f"+{key}=... adds an argument that the class accepts"
+        group, _, name = key.partition(".")
+        typed = [argument.partition("=")[2] for argument in arguments if f"{group}._target_=" in argument]
+        names = _arguments_of((typed or [config.get(group, {}).get("_target_")])[-1])
+        if name in names:
+            return ConfigError(f"there is no key {key} yet; +{key}=... sets this argument of the class")
+        near = near or [f"+{group}.{each}" for each in difflib.get_close_matches(name, names, n=3)]
     if near:
         hint = f"did you mean {' or '.join(near)}?"
-    elif takes_new_keys(key):
-        hint = f"+{key}=... adds a key"
     return ConfigError(f"there is no key {key}; {hint}")
+
+
+def _arguments_of(target: str | None) -> list[str]:
+    """The names of a class's arguments; its import takes seconds, for which an error has time."""
+    search_folder(str(target), Path.cwd())
+    return [name for name in arguments_of(str(target)) or () if name not in ("args", "kwargs")]
 
 
 def _options_with(key: str) -> list[str]:
@@ -264,8 +305,8 @@ def _options_with(key: str) -> list[str]:
     return [file.stem for file in files if name in (OmegaConf.load(file) or {})]
 
 
-def _keys_with(arguments: Sequence[str]) -> list[str]:
-    """All keys of the config with the options that the arguments choose."""
+def _config_with(arguments: Sequence[str]) -> dict[str, Any]:
+    """The config with the options that the arguments choose, its interpolations as they stand."""
     choices = [argument for argument in arguments if re.match(r"[\w/]+=[\w-]+$", argument)]
     # only options in our folder: the user may have further ones
     our_choices = [
@@ -273,4 +314,5 @@ def _keys_with(arguments: Sequence[str]) -> list[str]:
     ]
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
         composed = hydra.compose("train", our_choices)
-    return list(dotted_keys(OmegaConf.to_container(composed, resolve=False)))
+    values: Any = OmegaConf.to_container(composed, resolve=False)
+    return dict(values)

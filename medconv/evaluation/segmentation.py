@@ -20,6 +20,7 @@ from medconv.evaluation.raters import RATER_DICE, raters_of, summarize_raters
 from medconv.evaluation.segmentation_results import CaseRow, LabelMapEvaluation, columns_of
 from medconv.metrics.segmentation import MetricSelection
 from medconv.targets.segmentation import SegmentationTargets
+from medconv.utils.logging import some
 
 
 def evaluate(
@@ -92,7 +93,13 @@ def _reference_set(references: Path, prediction_sets: Sequence[LabelMaps]) -> La
     predicted_cases = {case for predictions in prediction_sets for case in predictions.files}
     missing = sorted(predicted_cases - set(files))
     if missing:
-        raise ValueError(f"references {references}: no label map there for {', '.join(missing[:20])}")
+        hint = ""
+        if not predicted_cases & set(files):
+            hint = (
+                f"; it has {some(sorted(files), 3)}; if names differ, give patterns with {{id}} in the place "
+                "of the case id, such as 'labels/{id}_manual.png', for both"
+            )
+        raise ValueError(f"references {references}: no label map there for {some(missing, 20)}{hint}")
     return LabelMaps(references, files)
 
 

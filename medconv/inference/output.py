@@ -186,14 +186,12 @@ class Output(ABC):
 
     Attributes:
         result_name: what the folder holds, for messages.
-        earlier: when the predictions were made that are not made now, for messages.
         skipped: cases that `claims` did not give, since they are done.
         claimed_by_others: cases that `claims` did not give, since other processes work on them.
         logit_folder: `write` takes scores that keep all logits of a case in a file there; None: not needed.
     """
 
     result_name: ClassVar[str]
-    earlier: ClassVar[str] = "before"
 
     def __init__(self, path: Path, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
         self.path = path
@@ -368,7 +366,6 @@ class OutputDir(Output):
     """
 
     result_name = "label maps"
-    earlier = "before or by others"
 
     def __init__(
         self, path: Path, settings: Mapping[str, Any], about: Mapping[str, Any], probabilities: bool = False

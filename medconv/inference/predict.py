@@ -32,6 +32,7 @@ from medconv.utils.cluster import local_rank
 from medconv.utils.digests import digest
 from medconv.utils.errors import ArgumentError, first_line
 from medconv.utils.hardware import keep_freed_memory, out_of_memory
+from medconv.utils.logging import some
 from medconv.utils.progress import counting
 
 log = logging.getLogger(__name__)
@@ -158,13 +159,12 @@ def _report(output: Output, num_cases: int, num_failed: int) -> None:
     num_claimed = len(output.claimed_by_others)
     num_now = num_cases - num_claimed - num_before - num_failed
     log.info(
-        "%d of %d predictions are in %s: %d made now, %d %s",
+        "%d of %d predictions are in %s: %d new, %d already there",
         num_before + num_now,
         num_cases,
         output.target,
         num_now,
         num_before,
-        output.earlier,
     )
     if num_claimed:
         log.info(
@@ -256,9 +256,15 @@ def unwritable(path: Path, case_id: str, error: OSError) -> ValueError:
 
 
 def check_all_predicted(failed: Mapping[str, str], num_cases: int) -> None:
-    """Args: failed: case id to reason. Raises: ValueError: some cases failed; names each with its reason."""
+    """Args: failed: case id to reason. Raises: ValueError: some cases failed; names them with each reason."""
+    cases_by_reason: dict[str, list[str]] = {}
+    for case_id, reason in failed.items():
+        cases_by_reason.setdefault(reason, []).append(case_id)
     if failed:
-        lines = "\n".join(f"  case {case_id}: {reason}" for case_id, reason in failed.items())
+        lines = "\n".join(
+            f"  case{'s' * (len(cases) > 1)} {some(cases, 20)}: {reason}"
+            for reason, cases in cases_by_reason.items()
+        )
         raise ValueError(f"{len(failed)} of {num_cases} cases could not be predicted\n{lines}")
 
 

@@ -49,11 +49,13 @@ def usable_gb(kind: str, total_bytes: float, processes: int = 1) -> tuple[float,
     usable = _SHARE[kind] * total_bytes / _GB / processes
     bounded = min(usable, _MAX_GB[kind])
     step_gb = max((step for step in _STEPS_GB if step <= bounded), default=_STEPS_GB[0])
-    source = f"measured, of {total_bytes / _GB:.3g} GB of {kind.upper()} memory"
+    installed = f"{total_bytes / _GB:.3g} GB"
+    if usable >= _MAX_GB[kind]:
+        source = f"the most medconv uses on a {kind.upper()} ({installed} installed)"
+    else:
+        source = f"{100 * _SHARE[kind]:g} % of {installed} of {kind.upper()} memory"
     if processes > 1:
         source += f", {processes} processes"
-    if usable >= _MAX_GB[kind]:
-        source += ", as much as is ever taken"
     return float(step_gb), source
 
 

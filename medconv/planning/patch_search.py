@@ -84,15 +84,15 @@ class PatchSearch:
 
     def too_small(self, network: Network, patch: Sequence[int], batch: int) -> ArgumentError:
         """The error of a budget that does not hold the smallest patch."""
+        gb = self.gb(network, patch, batch)
         return ArgumentError(
             "memory_gb",
-            f": the smallest patch, {size_text(patch, 4)} voxels, in a batch of {batch} takes "
-            f"some {self.gb(network, patch, batch):.2g} GB, the budget is {self.budget.memory_gb:g} "
-            f"({self.budget.origin}); perf=memory, a smaller ",
+            f": the smallest patch, {size_text(patch, 4)} voxels, in a batch of {batch} takes about "
+            f"{float(f'{gb:.2g}'):g} GB, the budget is {self.budget.memory_gb:g} GB ({self.budget.origin}); "
+            "try perf=memory, a smaller ",
             Argument("batch_size"),
             " or fewer ",
             Argument("channels"),
-            " help",
         )
 
     @property
@@ -201,7 +201,7 @@ class PatchSearch:
             return 1, "memory holds no more"
         reason = min(limits, key=lambda name: limits[name])
         if limits[reason] < self.min_batch:
-            return self.min_batch, f"the least; {reason}: {limits[reason]}"
+            return self.min_batch, f"the minimum ({reason} would allow {limits[reason]})"
         other_limits = ", ".join(f"{name}: {limit}" for name, limit in limits.items() if name != reason)
         return limits[reason], f"{reason}; other limits: {other_limits}"
 
@@ -210,10 +210,10 @@ class PatchSearch:
         needed_gb = self.gb(network, patch, batch)
         if needed_gb > self.budget.memory_gb:
             log.warning(
-                "patch_size=[%s] in a batch of %d takes some %.2g GB, the budget is %g (%s)",
+                "patch_size=[%s] in a batch of %d takes about %g GB, the budget is %g GB (%s)",
                 ",".join(map(str, patch)),
                 batch,
-                needed_gb,
+                float(f"{needed_gb:.2g}"),
                 self.budget.memory_gb,
                 self.budget.origin,
             )

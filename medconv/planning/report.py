@@ -79,8 +79,8 @@ def patch_reason(
     if all(p >= m for p, m in zip(patch, median, strict=True)):
         return whole_image
     largest = rounded_up(largest_patch(median, grid.spacing_mm), network.divisor(len(patch)))
-    limit = "what the memory holds of" if prod(patch) < prod(largest) else "as much as is ever taken of"
-    return f"{limit} the median image, {median_size}{hint}"
+    limit = "fits into memory" if prod(patch) < prod(largest) else "medconv plans"
+    return f"the largest that {limit}; the median image is {median_size}{hint}"
 
 
 def cut_text(lost_shares: Sequence[float]) -> str:
@@ -156,12 +156,12 @@ def network_rows(
 ) -> list[tuple[str, str, str]]:
     left = size_text(coarsest(patch, network.strides), 4)
     short = "short or odd" if overrides.patch_size is not None else "short"
-    rests = f"an axis rests until the others' voxels are as long, or where it is {short}"
-    even = "all axes alike" if network.strides else "a single stage"
+    rests = f"an axis is not halved until the other axes' voxels are as long, or where it is {short}"
+    even = "equal along all axes" if network.strides else "a single stage"
     late = any(1 in step for step in network.strides)
     reasons = {
         "stages": _stages_reason(len(network.channels), overrides),
-        "strides": f"{rests if late else even}; {left} voxels are left",
+        "strides": f"{rests if late else even}; the coarsest stage has {left} voxels",
         "kernel_sizes": _kernels_reason(network, spacing),
         "channels": "twice as many in each stage, up to the size's limit",
     }
@@ -186,14 +186,14 @@ def _stages_reason(num_stages: int, overrides: PlanOverrides) -> str:
     lengths = {name: len(value) for name, value in lists.items() if isinstance(value, (list, tuple))}
     limits = {"max_stages": overrides.max_stages, **lengths}
     reached = [overrides.name(name) for name, limit in limits.items() if limit == num_stages]
-    even = "" if overrides.patch_size is None else "it is even and "
-    halved = f"halved while {even}{MIN_EDGE} voxels are left along an axis"
+    odd = "" if overrides.patch_size is None else "an odd number or "
+    halved = f"halved until {odd}fewer than {MIN_EDGE} voxels would remain"
     return f"{halved}, up to {' and '.join(reached)}" if reached else halved
 
 
 def _kernels_reason(network: Network, spacing: Sequence[float]) -> str:
     if any(1 in kernel for kernel in network.kernel_sizes):
-        return "1 across voxels twice as long as the finest, until they even out"
+        return "1 along axes with voxels at least twice as long as the finest, until the spacing is even"
     if max(spacing) < EVEN * min(spacing):
         return "voxels are near cubes" if len(spacing) == 3 else "voxels are near squares"
     return "3 along every axis in the last stage"
@@ -218,5 +218,5 @@ def normalisation_reason(modalities: Sequence[str] | None, overrides: PlanOverri
 def memory_row(needed_gb: float, budget: Budget) -> ReportRow:
     mode = budget.activation_checkpointing
     checkpointing = "" if mode == "none" else f", activation_checkpointing={mode}"
-    reason = f"estimated for a step in {budget.precision}{checkpointing}; the budget: {budget.origin}"
+    reason = f"estimated for a step in {budget.precision}{checkpointing}; budget: {budget.origin}"
     return "memory", f"{needed_gb:.2g} of {budget.memory_gb:g} GB", reason

@@ -1,5 +1,7 @@
 """Checks of a run's config before any data is read, which may take hours."""
 
+import logging
+
 from medconv import config as configs
 from medconv.config import Node, RunConfig
 from medconv.training.growing_patch import has_end
@@ -11,9 +13,14 @@ _TRANSFORMS = (
     "transforms of a sample, as MONAI has them, are a list: augmentation=monai augmentation.transforms="
 )
 
+log = logging.getLogger(__name__)
+
 
 def check_settings(config: RunConfig) -> None:
     """Raises: ConfigError: two values contradict each other."""
+    rate = config.optimizer.get("lr")
+    if isinstance(rate, (int, float)) and rate > 1:
+        log.warning("optimizer.lr=%g: most networks learn nothing above 0.1", rate)
     init = config.init
     if init.thaw_at is not None and not init.freeze:
         raise configs.ConfigError(

@@ -93,15 +93,15 @@ def largest(
             continue
         needed_seconds = SIZES[name].enough_steps * step
         if chosen and seconds < needed_seconds:
-            larger = f"; {name} does not fit into memory"
+            larger = f"; size {name} does not fit into memory"
             if math.isfinite(step):
                 minutes = _rounded_up(needed_seconds / _TRAINING / 60)
-                finer = "" if grids.get(name) == grids.get(chosen) else f" with {grids[name]}"
-                larger = f"; {name}{finer}, {step:.2g} s a step, from {minutes} minutes on"
+                finer = "" if grids.get(name) == grids.get(chosen) else f" at {grids[name]}"
+                larger = f"; size {name}{finer} ({step:.2g} s a step) needs at least {minutes} minutes"
             break
         chosen = name
         steps = seconds / step
-    return chosen, f"some {steps:.0f} steps on whole patches fit into trainer.max_time{larger}"
+    return chosen, f"about {steps:.0f} full-size steps fit into trainer.max_time{larger}"
 
 
 def _rounded_up(minutes: float) -> str:

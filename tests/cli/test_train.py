@@ -57,7 +57,7 @@ def test_the_result_shows_scores_speed_and_files(tmp_path: Path) -> None:
         "  hole               -   ",
         "  mean foreground  0.7500",
     ]
-    assert "4 steps in 2.0 s, 3.2 samples/s, 12.5 % of the time waiting for data" in lines
+    assert "4 steps in 2.0 s, 3.2 samples/s, 12.5 % of the time was spent waiting for data" in lines
     assert f"checkpoint  {folder.last}" in lines  # there is no best one
     targets = MulticlassTargets(("no", "yes")).plain()
     auc = {"targets": targets, "val/auc": 0.9, "val/accuracy": 0.8, "val/cases": {"a": {}}}

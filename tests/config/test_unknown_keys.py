@@ -1,6 +1,8 @@
 """medconv/config/unknown_keys.py: names that no config has are refused with the nearest ones."""
 
 import re
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,10 +47,56 @@ def test_unknown_names_are_refused(values: dict[str, Any], expected: str) -> Non
         check_names(values)
 
 
-def test_words_of_an_abbreviation_lead_to_it() -> None:
-    names = ["optimizer.lr", "optimizer.weight_decay", "optimizer"]
-    assert nearest("optimizer.learning_rate", names) == ["optimizer.lr"]
-    assert nearest("optimizer.weight_dekay", names) == ["optimizer.weight_decay"]
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("optimizer.weight_dekay", "optimizer.weight_decay"),
+        ("lr", "optimizer.lr"),
+        ("trainer.learning_rate", "optimizer.lr"),
+        ("epochs", "trainer.max_epochs"),
+        ("max_steps", "trainer.max_steps"),
+        ("trainer.gpus", "trainer.devices"),
+        ("devices", "trainer.devices"),
+        ("batch_size", "data.batch_size"),
+        ("data.path", "data.root"),
+    ],
+)
+def test_a_key_of_another_framework_leads_to_ours(key: str, expected: str) -> None:
+    names = [*_known_names(), "optimizer.weight_decay"]
+    assert nearest(key, names) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["model.widht=3"], "there is no key model.widht; did you mean +model.width?"),
+        (["model.width=3"], "there is no key model.width yet; +model.width=... sets this argument"),
+        (["model.zzz=3"], "there is no key model.zzz; +model.zzz=... adds an argument that the class"),
+    ],
+)
+def test_arguments_of_the_own_class_are_suggested(
+    arguments: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "widths.py").write_text("class Net:\n    def __init__(self, width=16): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        compose.compose(["model._target_=widths.Net", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["model=customconv,resenc"],
+            "model=customconv,resenc: several values; for a sweep over them add -m",
+        ),
+        (["model", "=", "resenc"], "cannot read model: write KEY=VALUE, without spaces around ="),
+    ],
+)
+def test_a_line_that_is_no_single_run_is_explained(arguments: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        compose.compose(arguments)
 
 
 def test_names_of_typed_groups_and_any_name_of_a_class_are_known() -> None:
@@ -165,7 +213,9 @@ def test_all_keys_that_no_config_has_are_named_at_once() -> None:
 
 
 def test_a_new_key_of_a_class_needs_a_plus() -> None:
-    with pytest.raises(ConfigError, match=r"there is no key model\.zzz; \+model\.zzz=\.\.\. adds a key"):
+    with pytest.raises(
+        ConfigError, match=r"there is no key model\.zzz; \+model\.zzz=\.\.\. adds an argument that"
+    ):
         compose.compose(["model.zzz=1"])
     with pytest.raises(ConfigError, match=r"there is no key data\.zzz; --cfg job prints all keys$"):
         compose.compose(["data.zzz=1"])

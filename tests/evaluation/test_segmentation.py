@@ -101,6 +101,12 @@ def test_missing_references_are_named(tmp_path: Path) -> None:
     predictions, references = folders(tmp_path, labels, {"a": label_of(3), "other": label_of(1)})
     with pytest.raises(ValueError, match=rf"references {references}: no label map there for b, c$"):
         evaluate(predictions, references)
+    (references / "a.nii.gz").rename(references / "a_manual.nii.gz")
+    expected = (
+        "no label map there for a, b, c; it has a_manual, other; if names differ, give patterns with {id}"
+    )
+    with pytest.raises(ValueError, match=expected):
+        evaluate(predictions, references)
 
 
 def test_references_without_a_prediction_are_reported(tmp_path: Path) -> None:

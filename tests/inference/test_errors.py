@@ -25,6 +25,8 @@ def test_failed_cases_are_listed_with_their_reasons() -> None:
     check_all_predicted({}, 3)
     with refused("^2 of 3 cases could not be predicted\n  case a: damaged\n  case b: empty$"):
         check_all_predicted({"a": "damaged", "b": "empty"}, 3)
+    with refused("predicted\n  cases a, c: damaged\n  case b: empty$"):
+        check_all_predicted({"a": "damaged", "b": "empty", "c": "damaged"}, 3)
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def test_cases_that_fail_are_named_and_the_others_are_predicted(
         shutil.copy(exported.images / f"case_{i}.nii.gz", images)
     assert call(monkeypatch, exported.checkpoint, images, "--output", tmp_path / "out") == 0
     out, err = capsys.readouterr()
-    assert "7 of 7 predictions are in" in out and "5 made now, 2 before" in out
+    assert "7 of 7 predictions are in" in out and "5 new, 2 already there" in out
     assert "predicting" in err and "7/7" in err  # the bar also counts those that existed
 
 

@@ -59,7 +59,7 @@ def train(composed: DictConfig) -> int:
         ("plan.memory_gb=0", "plan.memory_gb must be more than 0 and finite, got 0.0"),
         (
             "plan.memory_gb=0.001",
-            "plan.memory_gb: the smallest patch, 16 x 16 x 12 voxels, in a batch of 2 takes some 0.037 GB",
+            "plan.memory_gb: the smallest patch, 16 x 16 x 12 voxels, in a batch of 2 takes about 0.037 GB",
         ),
         (
             "plan.strides=[[2,2]]",

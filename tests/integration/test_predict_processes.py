@@ -51,7 +51,7 @@ def serial(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("serial") / "out"
     code, messages = start(flags, output).wait()
     assert code == 0, messages
-    assert f"{NUMBER} of {NUMBER} predictions are in {output}: {NUMBER} made now, 0 before" in messages
+    assert f"{NUMBER} of {NUMBER} predictions are in {output}: {NUMBER} new, 0 already there" in messages
     return output
 
 
@@ -99,7 +99,7 @@ def test_killed_and_continued(flags: list[str], serial: Path, tmp_path: Path) ->
     assert len(before) == 2 and (output / ".claims").is_dir()
     code, messages = start(flags, output).wait()
     assert code == 0, messages
-    assert f"{NUMBER - len(before)} made now, {len(before)} before" in messages
+    assert f"{NUMBER - len(before)} new, {len(before)} already there" in messages
     assert all(path.stat().st_mtime_ns == when for path, when in before.items())
     assert_same(output, serial)
 
@@ -118,7 +118,7 @@ def test_killed_while_it_writes_probabilities(flags: list[str], tmp_path: Path) 
     assert len(done) == 1 and done == {path.name for path in output.glob(f"probabilities/{WHOLE}")}
     code, messages = start(with_probabilities, output).wait()
     assert code == 0, messages
-    assert f"{NUMBER - len(done)} made now" in messages
+    assert f"{NUMBER - len(done)} new" in messages
     assert {path.name for path in output.iterdir()} - {".lock", "prediction.json", "probabilities"} == {
         f"case_{i}.nii.gz" for i in range(NUMBER)
     }
@@ -132,7 +132,7 @@ def test_three_processes_share_a_list(flags: list[str], serial: Path, tmp_path: 
     processes = [start(flags, tmp_path / "out") for _ in range(3)]
     ended = [process.wait() for process in processes]
     assert [code for code, _ in ended] == [0, 0, 0], ended
-    assert sum(int(re.search(r"(\d+) made now", messages)[1]) for _, messages in ended) == NUMBER
+    assert sum(int(re.search(r"(\d+) new", messages)[1]) for _, messages in ended) == NUMBER
     assert_same(tmp_path / "out", serial)
     assert len(json.loads((tmp_path / "out/prediction.json").read_text())["cases"]) == NUMBER
 

@@ -24,7 +24,10 @@ def test_more_memory_never_gives_less_and_every_plan_fits() -> None:
 def test_a_batch_is_never_larger_than_the_maximum() -> None:
     """Six cases of 32^3 are less than 20 patches: 5 % of their voxels are no patch at all."""
     few = fingerprint([(32,) * 3] * 6, [(1.0,) * 3] * 6)
-    assert (plan(few).batch_size, reason(plan(few), "batch")) == (2, "the least; 5 % of all voxels: 0")
+    assert (plan(few).batch_size, reason(plan(few), "batch")) == (
+        2,
+        "the minimum (5 % of all voxels would allow 0)",
+    )
     assert plan(few, PlanOverrides(max_batch_size=1)).batch_size == 1
 
 
@@ -38,8 +41,8 @@ def test_a_patch_beyond_the_budget_gives_a_warning(caplog: pytest.LogCaptureFixt
     assert not caplog.records
     plan(published("liver"), PlanOverrides(patch_size=[512, 512, 384]), NNUNET)
     (record,) = caplog.records
-    assert "patch_size=[512,512,384] in a batch of 1 takes some" in record.getMessage()
-    assert "GB, the budget is 10 (" in record.getMessage()
+    assert "patch_size=[512,512,384] in a batch of 1 takes about" in record.getMessage()
+    assert "GB, the budget is 10 GB (" in record.getMessage()
     plan(published("liver"), PlanOverrides(patch_size=[512, 512, 384]), NNUNET, warns=False)
     assert len(caplog.records) == 1
 
@@ -88,12 +91,12 @@ def test_a_spacing_or_patch_without_one_positive_number_per_axis_is_refused(
 
 def test_a_budget_too_small_is_refused_with_the_memory_needed() -> None:
     words = (
-        r"memory_gb: the smallest patch, 16 x 16 x 16 voxels, in a batch of 1 takes some "
+        r"memory_gb: the smallest patch, 16 x 16 x 16 voxels, in a batch of 1 takes about "
         r"0\.\d+ GB, the budget is 0.001"
     )
     with pytest.raises(ValueError, match=words):
         plan(published("liver"), budget=Budget(0.001))
-    with pytest.raises(ValueError, match=r"in a batch of 500 takes some"):
+    with pytest.raises(ValueError, match=r"in a batch of 500 takes about"):
         plan(published("liver"), PlanOverrides(batch_size=500), Budget(0.1))
 
 

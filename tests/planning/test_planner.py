@@ -246,7 +246,9 @@ def test_a_grid_that_is_set_holds_for_whole_images(caplog: pytest.LogCaptureFixt
 
 
 def test_a_budget_that_holds_no_image_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"memory_gb: the smallest patch, 16 x 14 .*, the budget is 0.001"):
+    with pytest.raises(
+        ValueError, match=r"memory_gb: the smallest patch, 16 x 14 .*, the budget is 0.001 GB"
+    ):
         plan(single_case((3000, 2500), (1, 1)), PlanOverrides(image_level=True), Budget(0.001))
 
 
@@ -337,5 +339,5 @@ def test_every_plan_fits_its_images_and_its_budget(seed: int) -> None:
     thinnest = np.min(images.thickness_mm, axis=0)
     assert all((spacing == native) | (thinnest >= 4 * spacing))
     left = " x ".join(map(str, patch // divisor))
-    assert f"{left} voxels are left" in reason(made, "strides")
+    assert f"the coarsest stage has {left} voxels" in reason(made, "strides")
     assert prod(patch // divisor) >= 1 and plan(images, budget=budget) == made

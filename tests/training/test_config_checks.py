@@ -5,7 +5,14 @@ from helpers.configs import composed
 
 from medconv.config import ConfigError, validate
 from medconv.config.schema import list_options
-from medconv.training.config_checks import check_classes
+from medconv.training.config_checks import check_classes, check_settings
+
+
+def test_a_learning_rate_that_cannot_learn_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    check_settings(validate(composed("optimizer.lr=1")))
+    assert "optimizer.lr" not in caplog.text
+    check_settings(validate(composed("optimizer.lr=1000")))
+    assert "optimizer.lr=1000: most networks learn nothing above 0.1" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -39,28 +39,28 @@ def test_a_size_is_not_measured_where_the_smaller_one_has_too_few_steps() -> Non
     name, why = largest(SECONDS, lambda name: asked.append(name) or SECONDS[name], 60.0)
     assert (name, asked) == ("tiny", ["tiny", "small"])
     assert why == (  # 80 s of 85 % of them
-        "some 600 steps on whole patches fit into trainer.max_time; small, 0.4 s a step, from 1.6 minutes on"
+        "about 600 full-size steps fit into trainer.max_time; size small (0.4 s a step) needs at least 1.6 minutes"
     )
 
 
 def test_the_finer_grid_that_more_time_buys_is_named() -> None:
     grids = {"tiny": "2 x 2 x 2 mm", "small": "1.6 x 1.6 x 1.6 mm"}
     _, why = largest(SECONDS, SECONDS.__getitem__, 60.0, grids)
-    assert why.endswith("; small with 1.6 x 1.6 x 1.6 mm, 0.4 s a step, from 1.6 minutes on")
+    assert why.endswith("; size small at 1.6 x 1.6 x 1.6 mm (0.4 s a step) needs at least 1.6 minutes")
     _, why = largest(SECONDS, SECONDS.__getitem__, 60.0, {**grids, "small": grids["tiny"]})
-    assert why.endswith("; small, 0.4 s a step, from 1.6 minutes on")
+    assert why.endswith("; size small (0.4 s a step) needs at least 1.6 minutes")
 
 
 @pytest.mark.parametrize("step", [0.31, 0.77, 3.3, 12.0])
 def test_the_time_for_a_larger_size_suffices_for_it(step: float) -> None:
     seconds = {**SECONDS, "medium": step}
-    minutes = float(largest(SECONDS, seconds.__getitem__, 100.0)[1].split()[-3])
+    minutes = float(largest(SECONDS, seconds.__getitem__, 100.0)[1].split()[-2])
     assert largest(SECONDS, {**seconds, "large": math.inf}.__getitem__, 0.85 * 60 * minutes)[0] == "medium"
 
 
 def test_a_size_that_does_not_fit_into_memory_is_not_taken() -> None:
     name, why = largest(SECONDS, {**SECONDS, "medium": math.inf}.__getitem__, 1e6)
-    assert name == "small" and why.endswith("; medium does not fit into memory")
+    assert name == "small" and why.endswith("; size medium does not fit into memory")
 
 
 @pytest.mark.parametrize("gpu", [False, True])

@@ -68,7 +68,7 @@ def test_check_only_shows_a_table_and_writes_only_what_it_has_read(
     assert " %" in rows[0] and " to " in rows[0]
     words = " ".join(out.split())
     assert "the median image, 16 x 18 x 12, rounded up to what the strides divide" in words
-    assert "batch 2 " in words and "GB of CPU memory" in words
+    assert "batch 2 " in words and "the most medconv uses on a CPU" in words
     assert out.endswith("no errors in 7 cases of Tiny\n") and err == ""
     (home,) = (tmp_path / "cache").iterdir()
     assert [path.name for path in home.iterdir()] == ["examined.jsonl"]

@@ -12,7 +12,7 @@ from typing import Any
 from medconv.data.case import Case, Dataset
 from medconv.data.io import raster
 from medconv.data.io.images import num_channels, stem
-from medconv.data.io.label_values import relabel_of
+from medconv.data.io.label_values import check_several_values, relabel_of
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import explained
 
@@ -115,7 +115,10 @@ def build_dataset(
     Raises:
         ValueError: an id twice, or masks of which some hold 0 and 255 as `relabel_of` has it.
     """
-    relabel = relabel_of([case.label for case in cases], len(class_names))
+    masks = [case.label for case in cases]
+    if len(class_names) > 2:
+        check_several_values(masks, len(class_names))
+    relabel = relabel_of(masks, len(class_names))
     if relabel is not None:
         cases = [replace(case, relabel=relabel) for case in cases]
     counts = Counter(case.id for case in cases)

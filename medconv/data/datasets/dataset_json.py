@@ -284,13 +284,19 @@ def read_dataset_json(root: str | Path | None) -> dict[str, Any]:
             "=/data/Task04",
         )
     folder = Path(root)
+    if folder.is_file():
+        raise ArgumentError("root", f"={folder}: is a file; give its folder, {folder.parent}")
     if not folder.is_dir():
         raise ArgumentError("root", f"={folder}: no such folder")
     path = folder / "dataset.json"
     if not path.is_file():
         names = sorted(entry.name for entry in folder.iterdir())
         content = ", ".join(names[:5]) or "nothing"
-        raise ValueError(f"{folder}: no dataset.json there; the folder holds {content}")
+        raise ArgumentError(
+            "root",
+            f"={folder}: no dataset.json there; the folder holds {content}; without one, data=image_mask "
+            "(pictures) and data=folder (other files) take data.images and data.labels",
+        )
     meta = read_json(path)
     if not isinstance(meta, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(meta).__name__}")

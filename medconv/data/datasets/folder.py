@@ -126,10 +126,12 @@ def _check_pairs(image_files: Mapping[str, Path], label_files: Mapping[str, Path
         return
     image_ids = ", ".join(sorted(image_files)[:3])
     label_ids = ", ".join(list(label_files)[:3])
-    raise ValueError(
-        "data=folder: no case has both an image and a label; "
-        f"ids are {image_ids} in images, {label_ids} in labels; "
-        "write {id} in the place of the case id and * for all else"
+    raise ArgumentError(
+        "images",
+        " and ",
+        Argument("labels"),
+        f": no case has both an image and a label; ids are {image_ids} in images, {label_ids} in labels; "
+        "write {id} in the place of the case id and * for all else, such as 'masks/{id}_*.png'",
     )
 
 
@@ -166,8 +168,11 @@ def _numbered_names(labels: Sequence[Path]) -> tuple[str, ...]:
         raise ArgumentError("class_names", problem)
     # Most numbers are missing, as with 0 and 255, or 0, 500 and 600
     if len(values) <= highest // 2:
-        raise ValueError(
-            f"data=folder: labels hold {sorted(values)[:8]}, expected 0, 1, 2, ... for the classes; "
-            "renumber them, or name the classes in class_names, without the value of ignore_label"
+        raise ArgumentError(
+            "labels",
+            f": they hold {sorted(values)[:8]}, expected 0, 1, 2, ... for the classes; renumber them, or "
+            "name the classes in ",
+            Argument("class_names"),
+            ", without the value of ignore_label",
         )
     return ("background", *(str(value) for value in range(1, max(highest, 1) + 1)))

@@ -4,7 +4,7 @@ What a value means belongs to the dataset, not to a file: 0 and 128 in one mask,
 two classes, and 105 may be the class of that number.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 from pathlib import Path
 
@@ -41,6 +41,20 @@ def relabel_of(masks: Iterable[Path | None], num_classes: int | None = None) -> 
                 "expected one such value in all masks, or 0, 1, 2, ... for the classes of class_names"
             )
     return ((0, 0), (first_values[0], 1)) if _is_high(first_values) else None
+
+
+def check_several_values(masks: Collection[Path | None], num_classes: int) -> None:
+    """Raises: ValueError: masks of several classes all hold 0 and one undeclared value, such as 255."""
+    read = list(islice(_foreground_values(masks), 1))
+    if not read or not _is_high(read[0][1]) or read[0][1][0] < num_classes:
+        return  # no further mask is read, as of most datasets
+    read = list(islice(_foreground_values(masks), _NUM_MASKS_READ))
+    if len({values for _, values in read}) == 1:
+        path, values = read[0]
+        raise ValueError(
+            f"{path} and the other masks hold {_text(values)}: this is one class besides the background, "
+            f"but class_names names {num_classes - 1}"
+        )
 
 
 def relabelled(label: np.ndarray, relabel: Relabel, path: Path) -> np.ndarray:

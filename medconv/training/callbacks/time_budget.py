@@ -197,12 +197,12 @@ class TimeBudget(Callback):
         if steps < needed:
             is_smallest = self._size.name == list(SIZES)[-1]
             log.warning(
-                "%d steps are few for plan.size=%s, which needs %d or more: set more trainer.max_time%s or a "
-                "coarser data.spacing_mm, or end other work on this machine",
+                "only %d steps, plan.size=%s needs %d or more: raise trainer.max_time, stop other jobs on "
+                "this machine, or set %sa coarser data.spacing_mm",
                 steps,
                 self._size.name,
                 needed,
-                "" if is_smallest else ", a smaller plan.size",
+                "" if is_smallest else "a smaller plan.size or ",
             )
 
     def _mean_step_seconds(self) -> float:

@@ -40,11 +40,20 @@ def test_missing_root_or_dataset_json_is_an_error(tmp_path: Path, read: Callable
             read(unset)
     with pytest.raises(ValueError, match=rf"root={tmp_path}/gone: no such folder"):
         read(tmp_path / "gone")
-    with pytest.raises(ValueError, match=rf"{tmp_path}: no dataset\.json there; the folder holds nothing"):
+    with pytest.raises(
+        ValueError, match=rf"root={tmp_path}: no dataset\.json there; the folder holds nothing"
+    ):
         read(tmp_path)
     (tmp_path / "imagesTr").mkdir()
     with pytest.raises(ValueError, match=r"no dataset\.json there; the folder holds imagesTr"):
         read(str(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"data=image_mask \(pictures\) and data=folder .* take data\.images"
+    ):
+        read(tmp_path)
+    (tmp_path / "dataset.json").touch()
+    with pytest.raises(ValueError, match=rf"dataset\.json: is a file; give its folder, {tmp_path}$"):
+        read(tmp_path / "dataset.json")
 
 
 def test_repeated_case_ids_are_named(tmp_path: Path) -> None:

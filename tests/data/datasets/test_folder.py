@@ -127,7 +127,9 @@ def test_two_files_of_one_case_are_an_error(tmp_path: Path) -> None:
 def test_masks_of_0_and_255_are_an_error_without_class_names(tmp_path: Path) -> None:
     save(tmp_path / "i/a.nii.gz", image_array(0))
     save(tmp_path / "l/a.nii.gz", (label_array(0) > 0).astype(np.uint8) * 255)
-    with pytest.raises(ValueError, match=r"labels hold \[0, 255\], expected 0, 1, 2, \.\.\. .* class_names"):
+    with pytest.raises(
+        ValueError, match=r"labels: they hold \[0, 255\], expected 0, 1, 2, \.\.\. .* class_names"
+    ):
         folder(f"{tmp_path}/i/*.nii.gz", f"{tmp_path}/l/*.nii.gz")
 
 

@@ -49,6 +49,13 @@ def test_two_such_values_are_refused_with_two_files(tmp_path: Path) -> None:
         check(folder(*paths, ["background", "benign", "malignant"]), 1)
 
 
+def test_one_such_value_for_several_classes_is_refused_once(tmp_path: Path) -> None:
+    paths = write_dataset(tmp_path, 255, 0, 255)
+    with pytest.raises(ValueError, match=r"c00\.png and the other masks hold 0, 255: .* class_names names 2"):
+        folder(*paths, ["background", "benign", "malignant"])
+    assert folder(*write_dataset(tmp_path, 2, 0, 255), ["background", "a", "b"]).cases[2].relabel is None
+
+
 def test_a_mask_after_the_first_is_checked_when_it_is_read(tmp_path: Path) -> None:
     dataset = folder(*write_dataset(tmp_path, *[255] * 20, 128))
     with pytest.raises(ValueError, match=r"c20\.png: label values \[128\] are not declared, expected 0, 255"):

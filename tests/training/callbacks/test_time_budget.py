@@ -122,7 +122,7 @@ def test_too_few_steps_for_the_size_of_the_plan_are_a_warning(
     size: str, needed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One second a step, and no validation."""
-    expected = f"steps are few for plan.size={size}, which needs {needed} or more: set more trainer.max_time"
+    expected = f"steps, plan.size={size} needs {needed} or more: raise trainer.max_time, stop other jobs"
     for seconds, is_warned in ((needed - 1, True), (needed, False)):
         caplog.clear()
         first_estimate(TimeBudget(float(seconds), SIZES[size], clock.CLOCK))

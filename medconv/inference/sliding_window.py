@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medconv.config import Node, arguments_as_keys
-from medconv.data.augmentation.spatial import check_axes, mirrored_axes
+from medconv.data.augmentation.spatial import mirrored_axes
 from medconv.data.preprocessing.preprocess import left_right_axis
 from medconv.inference.logit_stream import LogitStream, Window
 from medconv.models.outputs import full_resolution
@@ -40,11 +40,7 @@ def usable_axes(
         ArgumentError: not spatial axes, or an axis that is neither, so that averaging over flips would make
             predictions worse.
     """
-    if requested is None:
-        requested = ()
-    elif requested == "all":
-        requested = range(spatial_dims)
-    axes = check_axes("mirror_axes", requested, spatial_dims)
+    axes = mirrored_axes(() if requested is None else requested, spatial_dims)
 
     # averaging over flips that a network never saw makes its predictions worse
     unseen = [axis for axis in axes if axis not in trained_axes and axis not in equivariant_axes]
@@ -210,7 +206,7 @@ class SlidingWindow:
     def __post_init__(self) -> None:
         check_overlap("overlap", self.overlap)
         check_batch_size("batch_size", self.batch_size)
-        check_axes("mirror_axes", self.mirror_axes, len(self.patch_size))
+        mirrored_axes(tuple(self.mirror_axes), len(self.patch_size))
 
     def in_small_batches(self, num_outputs: int, device: torch.device) -> "SlidingWindow":
         """On a CPU large batches save no time, and the logits of a batch with many classes are large."""

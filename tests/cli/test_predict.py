@@ -20,7 +20,10 @@ from medconv.cli.predict import parser
             ["--mirror-axes", "2"],
             "error: --mirror-axes=[2] needs a network trained on mirrored images: add [2] to",
         ),
-        (["--mirror-axes", "5"], "error: --mirror-axes must be different spatial axes from 0 to 2, got [5]"),
+        (
+            ["--mirror-axes", "5"],
+            "error: --mirror-axes must be different spatial axes from 0 to 2, or `all`, got [5]",
+        ),
         (["--source-spacing-mm", "1"], "error: --source-spacing-mm=[1.0]: expected positive numbers of mm"),
         (["--device", "quantum"], "error: --device quantum: cannot be used here"),
         (["--checkpoint", "."], "error: .: is a folder, expected a checkpoint, such as RUN/checkpoints/best"),

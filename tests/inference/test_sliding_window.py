@@ -134,7 +134,9 @@ def test_mirror_augmentation_is_the_mean_over_all_flips() -> None:
 
 @pytest.mark.parametrize("axes", [(2,), (0, 0), (-1,)])
 def test_mirror_axes_must_be_different_spatial_axes(axes: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"^mirror_axes must be different spatial axes from 0 to 1, got"):
+    with pytest.raises(
+        ValueError, match=r"^mirror_axes must be different spatial axes from 0 to 1, or `all`, got"
+    ):
         SlidingWindow((8, 8), mirror_axes=axes)
 
 

@@ -240,7 +240,7 @@ def train(composed: DictConfig) -> int:
         ),
         (
             "task.mirror_axes=[0,0] augmentation.mirror_axes=[0]",
-            "task.mirror_axes must be different spatial axes from 0 to 2, got [0, 0]",
+            "task.mirror_axes must be different spatial axes from 0 to 2, or `all`, got [0, 0]",
         ),
         ("run.resume=sometimes", "run.resume must be auto, never or a checkpoint"),
         ("run.checkpoint_interval=soon", "run.checkpoint_interval must be written DD:HH:MM:SS"),

@@ -152,7 +152,7 @@ ON_HOST = {  # asked of tensors on the host, or once they have come there
     ("weight_averaging.py", "update_parameters"),  # the number of updates
     ("augment.py", "__call__"),
     # parameters of augmentations; what these do to images is tested above
-    *(("augment.py", name) for name in ("_move", "_resample", "_index")),
+    *(("augment.py", name) for name in ("_move", "_index")),
     *(("intensity.py", name) for name in ("add_noise", "_chosen", "_softening")),
 }
 
@@ -160,7 +160,8 @@ ON_HOST = {  # asked of tensors on the host, or once they have come there
 @pytest.mark.parametrize("more", [[], ["model.norm=batch", "task.deep_supervision=true", "optimizer=adamw"]])
 def test_a_training_does_not_wait(more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: augmentation in the main process, the guard reads one step late."""
-    monkeypatch.setattr(DataModule, "_on_gpu", True)
+    process = DataModule._process
+    monkeypatch.setattr(DataModule, "_process", lambda data: process(data)._replace(on_gpu=True))
     monkeypatch.setattr(NonfiniteGuard, "_reads_late", lambda *_: True)
     advance, values = ResumableEpochLoop.advance, Values()
 

@@ -7,13 +7,14 @@ Source: the list of transforms follows Isensee et al. 2021, doi:10.1038/s41592-0
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from medconv.data.augmentation import intensity, spatial
-from medconv.data.augmentation.parameters import MOVES, Parameters, RandomParameters
+from medconv.data.augmentation.parameters import MOVES, PER_CHANNEL, Parameters, RandomParameters
 from medconv.utils.hardware import to_device
 
 Images = Tensor | Sequence[Tensor]
@@ -62,12 +63,17 @@ class Augment(RandomParameters):
         intensity.add_noise(values, parameters.noise_std, parameters.noise_seed)
         # A row is one channel of one sample; rows are views of `values`, changed in place.
         rows = values.flatten(0, 1)
-        per_row = parameters.per_row()
-        intensity.soften(rows, per_row["blur"], per_row["simulate_low_resolution"])
-        intensity.scale_values(rows, per_row["brightness"], per_row["additive_brightness"])
-        intensity.stretch(rows, per_row["contrast"])
-        intensity.bend(rows, per_row["gamma_inverted"], inverted=True)
-        intensity.bend(rows, per_row["gamma"], inverted=False)
+        of_row = {name: getattr(parameters, name).flatten(0, 1) for name in PER_CHANNEL}
+        intensity.soften(rows, of_row["blur"], of_row["simulate_low_resolution"])
+        gain = of_row["brightness"]
+        offset = of_row["additive_brightness"]
+        intensity.change(rows, (gain != 1) | (offset != 0), intensity.scale_, gain, offset)
+        contrast = of_row["contrast"]
+        intensity.change(rows, contrast != 1, intensity.stretch_, contrast)
+        gamma = of_row["gamma_inverted"]
+        intensity.change(rows, gamma != 1, partial(intensity.bend_, inverted=True), gamma)
+        gamma = of_row["gamma"]
+        intensity.change(rows, gamma != 1, intensity.bend_, gamma)
         return values.to(moved.dtype), label
 
     def apply_spatial(self, image: Images, label: Images | None, parameters: Parameters) -> Pair:
@@ -79,8 +85,7 @@ class Augment(RandomParameters):
         if label is not None:
             out_label = label[0].new_empty((batch_size, 1, *self.patch_size))
         moves = {name: getattr(parameters, name) for name in MOVES}
-        spatial_dims = len(self.patch_size)
-        is_faster_stacked = spatial.plain(label, spatial_dims) or not spatial.one_by_one(out.device)
+        is_faster_stacked = spatial.is_faster_stacked(label, len(self.patch_size), out.device)
         if is_faster_stacked and isinstance(image, Tensor) and not isinstance(label, Sequence):
             self._move(image, label, moves, out, out_label)
         else:
@@ -110,7 +115,23 @@ class Augment(RandomParameters):
         moved = moves["moved"]
         # parameters are on the CPU, so this waits for no device
         if bool(moved.any()):
-            self._resample(image, label, moves, out, out_label)
+            samples = _index(moved, image.device)
+            field = None
+            control_points = moves["elastic"][moved]
+            if control_points.any():
+                control_points = to_device(control_points, image.device)
+                field = spatial.spline_field(control_points, self.patch_size, self._distance)
+            resampled, resampled_label = spatial.resample(
+                image[samples].float(),
+                None if label is None else label[samples],
+                moves["matrix"][moved],
+                moves["shift"][moved] * torch.tensor(self.patch_size),  # voxels, from a share of the patch
+                field,
+                self.patch_size,
+            )
+            out[samples] = resampled.to(out.dtype)
+            if out_label is not None and resampled_label is not None:
+                out_label[samples] = resampled_label
         flips = moves["flips"]
         # Equal flips together, for few kernel launches.
         for pattern in {tuple(row) for row in flips[~moved].tolist()}:
@@ -120,34 +141,6 @@ class Augment(RandomParameters):
             out[samples] = centre(image, self.patch_size)[samples].flip(dims)
             if label is not None and out_label is not None:
                 out_label[samples] = centre(label, self.patch_size)[samples].flip(dims)
-
-    def _resample(
-        self,
-        image: Tensor,
-        label: Tensor | None,
-        moves: dict[str, Tensor],
-        out: Tensor,
-        out_label: Tensor | None,
-    ) -> None:
-        """Write those samples into `out` that move."""
-        moved = moves["moved"]
-        samples = _index(moved, image.device)
-        control_points = moves["elastic"][moved]
-        field = None
-        if control_points.any():
-            control_points = to_device(control_points, image.device)
-            field = spatial.spline_field(control_points, self.patch_size, self._distance)
-        resampled, resampled_label = spatial.resample(
-            image[samples].float(),
-            None if label is None else label[samples],
-            moves["matrix"][moved],
-            moves["shift"][moved] * torch.tensor(self.patch_size),  # voxels, from a share of the patch
-            field,
-            self.patch_size,
-        )
-        out[samples] = resampled.to(out.dtype)
-        if out_label is not None and resampled_label is not None:
-            out_label[samples] = resampled_label
 
     def _move_probabilities(
         self, image: Images, label: Images, parameters: Parameters

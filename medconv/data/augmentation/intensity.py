@@ -4,7 +4,7 @@ On an accelerator the selected rows are changed as one stack; on a CPU one by on
 chooses them; what changes them, functions whose names end in `_`, are whole graphs to `torch.compile`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -47,27 +47,14 @@ def soften(rows: Tensor, sigma: Tensor, resolution: Tensor) -> None:
             multiply_(selected, to_device(matrix, selected.device), axis)
 
 
-def scale_values(rows: Tensor, gain: Tensor, offset: Tensor) -> None:
-    """value * gain + offset. Shape: rows (rows, *spatial), the others (rows,)."""
-    for selected, indices in _chosen(rows, (gain != 1) | (offset != 0)):
-        scale_(selected, _beside(selected, gain[indices]), _beside(selected, offset[indices]))
+def change(rows: Tensor, mask: Tensor, transform_: Callable[..., None], *values: Tensor) -> None:
+    """Change the rows of a mask by one of the functions below. Shape: (rows, *spatial), the others (rows,).
 
-
-def stretch(rows: Tensor, contrast: Tensor) -> None:
-    """Contrast: scale values about the row's mean, clipped to its range. Shape: (rows, *spatial), (rows,)."""
-    for selected, indices in _chosen(rows, contrast != 1):
-        stretch_(selected, _beside(selected, contrast[indices]))
-
-
-def bend(rows: Tensor, gamma: Tensor, inverted: bool) -> None:
-    """Gamma: a power of the values scaled to 0..1, then mean and standard deviation are restored.
-
-    Shape: rows (rows, *spatial), gamma (rows,), 1 for none.
     Args:
-        inverted: apply it to the inverted values.
+        values: arguments of the function, one for each row.
     """
-    for selected, indices in _chosen(rows, gamma != 1):
-        bend_(selected, _beside(selected, gamma[indices]), inverted)
+    for selected, indices in _chosen(rows, mask):
+        transform_(selected, *(to_device(v[indices].to(rows.dtype), rows.device) for v in values))
 
 
 def multiply_(rows: Tensor, matrix: Tensor, axis: int) -> None:
@@ -83,12 +70,13 @@ def multiply_(rows: Tensor, matrix: Tensor, axis: int) -> None:
 
 
 def scale_(rows: Tensor, gain: Tensor, offset: Tensor) -> None:
-    """Shape: (rows, *spatial), the others (rows,), as in the functions below."""
+    """value * gain + offset. Shape: (rows, *spatial), the others (rows,), as in the functions below."""
     rows.mul_(_like(rows, gain))
     rows.add_(_like(rows, offset))
 
 
 def stretch_(rows: Tensor, contrast: Tensor) -> None:
+    """Contrast: scale values about the row's mean, clipped to its range."""
     low, high = _range(rows)
     factor = _like(rows, contrast)
     # (value - mean) * factor + mean, with the mean of the scaled values
@@ -98,7 +86,12 @@ def stretch_(rows: Tensor, contrast: Tensor) -> None:
     torch.maximum(rows, low, out=rows)
 
 
-def bend_(rows: Tensor, gamma: Tensor, inverted: bool) -> None:
+def bend_(rows: Tensor, gamma: Tensor, inverted: bool = False) -> None:
+    """Gamma: a power of the values scaled to 0..1, then mean and standard deviation are restored.
+
+    Args:
+        inverted: apply it to the inverted values.
+    """
     low, high = _range(rows)
     mean, std = _moments(rows)
     width = (high - low).clamp(min=_TINY)
@@ -121,7 +114,7 @@ def bend_(rows: Tensor, gamma: Tensor, inverted: bool) -> None:
 def _chosen(rows: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """The rows of a mask with their indices; changes to them are kept."""
     indices = mask.nonzero().flatten()
-    if spatial.one_by_one(rows.device):
+    if rows.device.type in spatial.ONE_BY_ONE:
         for i in indices:
             yield rows[i : i + 1], i[None]
     elif len(indices):
@@ -129,11 +122,6 @@ def _chosen(rows: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         selected = rows[on_device]  # a copy
         yield selected, indices
         rows[on_device] = selected
-
-
-def _beside(rows: Tensor, values: Tensor) -> Tensor:
-    """The values in the type and on the device of the rows."""
-    return to_device(values.to(rows.dtype), rows.device)
 
 
 def _like(rows: Tensor, values: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The parameters of augmentation: drawn here from (seed, sample number) alone, applied by `augment.py`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import combinations
 from typing import Any
@@ -74,10 +74,6 @@ class Parameters:
     gamma_inverted: Tensor
     gamma: Tensor
 
-    def per_row(self) -> dict[str, Tensor]:
-        """The parameters per channel, name to values, with samples and channels flattened into rows."""
-        return {name: getattr(self, name).flatten(0, 1) for name in PER_CHANNEL}
-
 
 @dataclass(eq=False, repr=False)
 class RandomParameters:
@@ -148,13 +144,15 @@ class RandomParameters:
         """Draw the parameters of these samples, each from its own number."""
         samples = []
         for number in numbers:
-            draw = self._random_numbers(RandomStream.VALUES, number)
-            noise_std = self._chosen(draw, "noise", between(draw, self.noise_std), 0.0)
+            draw = generator(self.seed, RandomStream.VALUES, number).random
+            # Unused numbers are drawn, too, here and below: so a probability changes nothing else
+            noise_std = between(draw, self.noise_std)
+            has_noise = draw() < self.p["noise"]
             noise_seed = int(2**62 * draw())
             channels = [self._draw_channel(draw) for _ in range(num_channels)]
-            fields = {**self._draw_moves(number), "noise_std": noise_std, "noise_seed": noise_seed}
-            fields |= {name: [channel[name] for channel in channels] for name in PER_CHANNEL}
-            samples.append(fields)
+            fields = {name: [channel[name] for channel in channels] for name in PER_CHANNEL}
+            fields |= {"noise_std": noise_std if has_noise else 0.0, "noise_seed": noise_seed}
+            samples.append({**self._draw_moves(number), **fields})
         tensors = {}
         for name in samples[0]:
             values = np.array([sample[name] for sample in samples])
@@ -188,84 +186,67 @@ class RandomParameters:
             displacement=control.max(1, initial=0.0),  # the spline does not exceed its control points
         )
 
-    def _random_numbers(self, stream: RandomStream, number: int) -> Draw:
-        rng = generator(self.seed, stream, number)
-
-        def numbers() -> Iterator[float]:
-            while True:
-                yield from rng.random(32).tolist()  # in blocks, because a call costs as much as ten numbers
-
-        return numbers().__next__
-
     def _draw_moves(self, number: int) -> dict[str, Any]:
-        """The `MOVES` of one sample. Unused numbers are drawn, too, which keeps the others."""
+        """The `MOVES` of one sample."""
         axes = len(self.spacing_mm)
-        draw = self._random_numbers(RandomStream.PLACE, number)
+        draw = generator(self.seed, RandomStream.PLACE, number).random
         is_drawn = {name: draw() < self.p[name] for name in SPATIAL}
-        rotation = self._draw_rotation(draw, is_drawn["rotation"])
+        # One rotation in each plane of two thin axes, in mm.
+        matrix = np.eye(axes)
+        for first, second in combinations(range(axes), 2):
+            angle = np.deg2rad(self.rotation_deg) * (2 * draw() - 1)
+            if is_drawn["rotation"] and self.thin[first] and self.thin[second]:
+                rotation = np.eye(axes)
+                rotation[[first, second], [first, second]] = np.cos(angle)
+                rotation[first, second] = -np.sin(angle)
+                rotation[second, first] = np.sin(angle)
+                matrix = matrix @ rotation
         zoom = between(draw, self.scale)
+        if is_drawn["scale"]:
+            matrix = np.where(self.thin, zoom, 1.0)[:, None] * matrix
         shift = []  # shares of the patch; along a thick axis a whole number of voxels
         for voxels, is_thin in zip(self.patch_size, self.thin, strict=True):
             share = (2 * draw() - 1) * self.shift * is_drawn["shift"]
             shift.append(share if is_thin else round(share * voxels) / voxels)
         flips = [draw() < 0.5 and axis in self.mirror_axes for axis in range(axes)]
-        matrix = rotation
-        if is_drawn["scale"]:
-            matrix = np.where(self.thin, zoom, 1.0)[:, None] * matrix
         matrix = matrix * self._from_mm * np.where(flips, -1.0, 1.0)
+        # Displacements of the control points, in voxels. Shape: (axes, *points).
+        elastic = self._no_control
+        if is_drawn["elastic"]:
+            rng = generator(self.seed, RandomStream.ELASTIC, number)
+            largest = self.elastic_mm * rng.random() * self.thin / np.array(self.spacing_mm)
+            elastic = rng.uniform(-1, 1, elastic.shape) * largest.reshape(-1, *(1,) * axes)
         return {
             "moved": any(is_drawn.values()),
             "matrix": matrix,
             "shift": shift,
             "flips": flips,
-            "elastic": self._draw_control(number) * is_drawn["elastic"],
+            "elastic": elastic,
         }
-
-    def _draw_rotation(self, draw: Draw, is_drawn: bool) -> np.ndarray:
-        """One rotation in each plane of two thin axes. Shape: (axes, axes), in mm."""
-        axes = len(self.spacing_mm)
-        rotation = np.eye(axes)
-        for first, second in combinations(range(axes), 2):
-            angle = np.deg2rad(self.rotation_deg) * (2 * draw() - 1)
-            if is_drawn and self.thin[first] and self.thin[second]:
-                rotation = rotation @ plane_rotation(axes, first, second, angle)
-        return rotation
-
-    def _draw_control(self, number: int) -> np.ndarray:
-        """Displacements of the control points in voxels. Shape: (axes, *points)."""
-        if not self.p["elastic"]:
-            return self._no_control
-        axes = len(self.spacing_mm)
-        rng = generator(self.seed, RandomStream.ELASTIC, number)
-        largest = self.elastic_mm * rng.random() * self.thin / np.array(self.spacing_mm)
-        directions = rng.uniform(-1, 1, self._no_control.shape)
-        displacements: np.ndarray = directions * largest.reshape(-1, *(1,) * axes)
-        return displacements
 
     def _draw_channel(self, draw: Draw) -> dict[str, Any]:
         """The values of `PER_CHANNEL`, of one channel."""
-        axes = len(self.spacing_mm)
+        # The order is that of the random numbers: another one would change every seeded run.
         blur = [between(draw, self.blur_sigma) * thin for thin in self.thin]
         resolution = between(draw, self.simulate_low_resolution)
         resolutions = [resolution if thin else 1.0 for thin in self.thin]
-        # The order is that of the random numbers: another one would change every seeded run.
-        return {
-            "blur": self._chosen(draw, "blur", blur, [0.0] * axes),
-            "simulate_low_resolution": self._chosen(
-                draw, "simulate_low_resolution", resolutions, [1.0] * axes
-            ),
-            "brightness": self._chosen(draw, "brightness", factor(draw, self.brightness), 1.0),
-            "additive_brightness": self._chosen(
-                draw, "additive_brightness", between(draw, self.additive_brightness), 0.0
-            ),
-            "contrast": self._chosen(draw, "contrast", factor(draw, self.contrast), 1.0),
-            "gamma_inverted": self._chosen(draw, "gamma_inverted", factor(draw, self.gamma), 1.0),
-            "gamma": self._chosen(draw, "gamma", factor(draw, self.gamma), 1.0),
+        has_blur = draw() < self.p["blur"]
+        is_coarse = draw() < self.p["simulate_low_resolution"]
+        values: dict[str, Any] = {
+            "blur": blur if has_blur else [0.0] * len(blur),
+            "simulate_low_resolution": resolutions if is_coarse else [1.0] * len(blur),
         }
-
-    def _chosen(self, draw: Draw, name: str, value: Any, neutral: Any) -> Any:
-        """The value with the transform's probability, else the neutral one."""
-        return value if draw() < self.p[name] else neutral
+        for name, limits, is_factor in (
+            ("brightness", self.brightness, True),
+            ("additive_brightness", self.additive_brightness, False),
+            ("contrast", self.contrast, True),
+            ("gamma_inverted", self.gamma, True),
+            ("gamma", self.gamma, True),
+        ):
+            value = between(draw, limits, is_factor)
+            neutral = 1.0 if is_factor else 0.0
+            values[name] = value if draw() < self.p[name] else neutral
+        return values
 
     def _largest_size(self) -> tuple[int, ...]:
         """For a patch rotated in one plane and scaled up to `_ZOOM_OUT`; what lies outside is 0."""
@@ -315,26 +296,11 @@ class RandomParameters:
             )
 
 
-def plane_rotation(axes: int, first: int, second: int, angle: float) -> np.ndarray:
-    """A rotation in the plane of two axes. Shape: (axes, axes)."""
-    rotation = np.eye(axes)
-    rotation[first, first] = np.cos(angle)
-    rotation[second, second] = np.cos(angle)
-    rotation[first, second] = -np.sin(angle)
-    rotation[second, first] = np.sin(angle)
-    return rotation
-
-
-def factor(draw: Draw, limits: Sequence[float]) -> float:
-    """As often below 1 as above, if the range contains 1."""
+def between(draw: Draw, limits: Sequence[float], is_factor: bool = False) -> float:
+    """Uniform from low to high; a factor is as often below 1 as above, if the range contains 1."""
     low, high = limits
-    is_below = draw() < 0.5
-    if low < 1 < high:
-        low, high = (low, 1.0) if is_below else (1.0, high)
-    return between(draw, (low, high))
-
-
-def between(draw: Draw, limits: Sequence[float]) -> float:
-    """Uniform from low to high."""
-    low, high = limits
+    if is_factor:
+        is_below = draw() < 0.5
+        if low < 1 < high:
+            low, high = (low, 1.0) if is_below else (1.0, high)
     return low + draw() * (high - low)

@@ -19,23 +19,19 @@ from medconv.utils.hardware import to_device
 
 Array = TypeVar("Array", Tensor, np.ndarray)
 _PIECE = 40_000  # voxels at once on a CPU: a dozen float32 vectors of that length fit into its second cache
+ONE_BY_ONE = ("cpu",)  # devices on which samples are faster one at a time, without copies, than stacked
 _EXACT = 2**24  # whole numbers that float32 holds
 
 
-def mirrored_axes(axes: Sequence[int] | str, spatial_dims: int) -> tuple[int, ...]:
+def mirrored_axes(axes: Any, spatial_dims: int) -> tuple[int, ...]:
     """The axes of `mirror_axes`. Raises: ArgumentError: neither different spatial axes nor `all`."""
     if axes == "all":
         return tuple(range(spatial_dims))
-    return check_axes("mirror_axes", axes, spatial_dims, also=", or `all`")
-
-
-def check_axes(name: str, axes: Any, spatial_dims: int, also: str = "") -> tuple[int, ...]:
-    """The axes of an argument. Raises: ArgumentError: not different spatial axes of the image."""
     is_list = isinstance(axes, Sequence) and not isinstance(axes, str)
     valid = is_list and all(type(axis) is int and 0 <= axis < spatial_dims for axis in axes)
     if not valid or len(set(axes)) != len(axes):
-        axis_range = f"different spatial axes from 0 to {spatial_dims - 1}{also}"
-        raise ArgumentError(name, f" must be {axis_range}, got {axes}")
+        axis_range = f"different spatial axes from 0 to {spatial_dims - 1}, or `all`"
+        raise ArgumentError("mirror_axes", f" must be {axis_range}, got {axes}")
     return tuple(axes)
 
 
@@ -57,8 +53,20 @@ def resample(
         matrix (batch, axes, axes), shift (batch, axes): in voxels, on the CPU.
         field (batch, axes, *size) or None: in voxels, on the image's device.
     """
-    if not plain(label, image.ndim - 2) and one_by_one(image.device):
-        return _resample_one_by_one(image, label, matrix, shift, field, size)
+    if not is_faster_stacked(label, image.ndim - 2, image.device):
+        out = image.new_empty((*image.shape[:2], *size))
+        out_label = None if label is None else label.new_empty((*label.shape[:2], *size))
+        for i in range(len(image)):
+            _gather(
+                image[i],
+                None if label is None else label[i],
+                matrix[i].double(),
+                shift[i].double(),
+                None if field is None else field[i],
+                out[i],
+                None if out_label is None else out_label[i],
+            )
+        return out, out_label
     # `grid_sample` counts from -1 to 1, and its axes begin with the last.
     half = torch.tensor(image.shape[2:]) / 2
     # from voxels to units of half an edge, of the output on the right and of the input on the left
@@ -70,37 +78,9 @@ def resample(
     return sample(image, label, theta, half, field, size)
 
 
-def _resample_one_by_one(
-    image: Tensor,
-    label: Tensor | None,
-    matrix: Tensor,
-    shift: Tensor,
-    field: Tensor | None,
-    size: Sequence[int],
-) -> tuple[Tensor, Tensor | None]:
-    out = image.new_empty((*image.shape[:2], *size))
-    out_label = None if label is None else label.new_empty((*label.shape[:2], *size))
-    for i in range(len(image)):
-        _gather(
-            image[i],
-            None if label is None else label[i],
-            matrix[i].double(),
-            shift[i].double(),
-            None if field is None else field[i],
-            out[i],
-            None if out_label is None else out_label[i],
-        )
-    return out, out_label
-
-
-def one_by_one(device: torch.device) -> bool:
-    """Whether samples are faster one at a time, without copies, than stacked."""
-    return device.type == "cpu"
-
-
-def plain(label: object, spatial_dims: int) -> bool:
-    """Whether these are 2D images without label maps, which are always faster stacked."""
-    return label is None and spatial_dims == 2
+def is_faster_stacked(label: object, spatial_dims: int, device: torch.device) -> bool:
+    """Whether all samples at once are faster than one after the other: always of 2D images without labels."""
+    return device.type not in ONE_BY_ONE or (label is None and spatial_dims == 2)
 
 
 def reach(matrix: Array, shift: Array, size: Sequence[int]) -> Array:
@@ -208,7 +188,12 @@ def _gather(
     """
     size = out.shape[1:]
     axes = len(size)
-    if _reaches_outside(image.shape[1:], matrix, shift, field, size):
+    # How far from the centre voxels are shown, and where the centres of the source's last voxels are
+    distance = reach(matrix, shift, size)
+    if field is not None:
+        distance = distance + field.abs().flatten(1).amax(1)
+    limits = [(voxels - 1) / 2 - 1e-3 for voxels in image.shape[1:]]  # of a voxel, for rounding
+    if any(far > limit for far, limit in zip(distance.tolist(), limits, strict=True)):
         frame = (1,) * 2 * axes  # of zeros: what comes in from outside
         image = F.pad(image, frame)
         label = None if label is None else F.pad(label, frame)
@@ -231,37 +216,22 @@ def _gather(
             out_channel.reshape(-1)[piece] = _blend(channel.reshape(-1), corner, strides, weights)
 
 
-def _reaches_outside(
-    source: Sequence[int], matrix: Tensor, shift: Tensor, field: Tensor | None, size: Sequence[int]
-) -> bool:
-    """Whether some output voxel lies outside of the centres of the source's voxels."""
-    distance = reach(matrix, shift, size)
-    if field is not None:
-        distance = distance + field.abs().flatten(1).amax(1)
-    # a thousandth of a voxel for rounding
-    limits = [(voxels - 1) / 2 - 1e-3 for voxels in source]
-    return any(far > limit for far, limit in zip(distance.tolist(), limits, strict=True))
-
-
 def _lines(
     matrix: Tensor, shift: Tensor, source: Sequence[int], size: Sequence[int]
 ) -> list[tuple[Tensor, Tensor]]:
     """Per source axis its position as a sum: what the first output axis adds, and what the others add."""
     axes = len(size)
-
-    def along(source_axis: int, axis: int) -> Tensor:
-        """What an output axis adds to the position along a source axis; broadcastable to *size."""
-        steps = torch.arange(size[axis]) - (size[axis] - 1) / 2
-        steps = steps * matrix[source_axis, axis]
-        return steps.reshape(*(1,) * axis, -1, *(1,) * (axes - 1 - axis))
-
+    steps = []  # from the centre along each output axis; broadcastable to *size
+    for axis, voxels in enumerate(size):
+        from_centre = torch.arange(voxels) - (voxels - 1) / 2
+        steps.append(from_centre.reshape(*(1,) * axis, -1, *(1,) * (axes - 1 - axis)))
     lines = []
     for source_axis in range(axes):
         centre = (source[source_axis] - 1) / 2 + float(shift[source_axis])
+        along_first = steps[0] * matrix[source_axis, 0] + centre
         along_others = torch.zeros(1)
         for axis in range(1, axes):
-            along_others = along_others + along(source_axis, axis)
-        along_first = along(source_axis, 0) + centre
+            along_others = along_others + steps[axis] * matrix[source_axis, axis]
         lines.append((along_first.float(), along_others.float()))
     return lines
 

@@ -1,6 +1,7 @@
 """medconv/data/augmentation/intensity.py: compared row by row with NumPy, SciPy and torch."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +17,18 @@ SHAPE = (5, 20, 17, 14)
 
 def rows(seed: int = 0) -> Tensor:
     return torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed)) * 2 + 3
+
+
+def scale(rows: Tensor, gain: Tensor, offset: Tensor) -> None:
+    intensity.change(rows, (gain != 1) | (offset != 0), intensity.scale_, gain, offset)
+
+
+def stretch(rows: Tensor, contrast: Tensor) -> None:
+    intensity.change(rows, contrast != 1, intensity.stretch_, contrast)
+
+
+def bend(rows: Tensor, gamma: Tensor, inverted: bool) -> None:
+    intensity.change(rows, gamma != 1, partial(intensity.bend_, inverted=inverted), gamma)
 
 
 def only(value: float, neutral: float, count: int = 5) -> Tensor:
@@ -80,7 +93,7 @@ def test_blur_comes_before_low_resolution() -> None:
 def test_values_are_scaled_and_shifted() -> None:
     x, y = rows(), rows()
     gain, offset = torch.tensor([1.0, 2.0, 1.0, 0.5, 1.0]), torch.tensor([0.0, -1.0, 3.0, 0.0, 0.0])
-    intensity.scale_values(y, gain, offset)
+    scale(y, gain, offset)
     expected = torch.stack([x[0], x[1] * 2 - 1, x[2] + 3, x[3] * 0.5, x[4]])
     torch.testing.assert_close(y, expected)
 
@@ -88,7 +101,7 @@ def test_values_are_scaled_and_shifted() -> None:
 @pytest.mark.parametrize("factor", [0.75, 1.25])
 def test_contrast_scales_about_the_mean_and_keeps_the_range(factor: float) -> None:
     x, y = rows(), rows()
-    intensity.stretch(y, only(factor, 1.0))
+    stretch(y, only(factor, 1.0))
     for i in (1, 4):
         expected = ((x[i] - x[i].mean()) * factor + x[i].mean()).clamp(x[i].min(), x[i].max())
         torch.testing.assert_close(y[i], expected, rtol=0, atol=1e-5)
@@ -99,7 +112,7 @@ def test_contrast_scales_about_the_mean_and_keeps_the_range(factor: float) -> No
 @pytest.mark.parametrize("exponent", [0.7, 1.5])
 def test_gamma_keeps_mean_and_deviation(inverted: bool, exponent: float) -> None:
     x, y = rows(), rows()
-    intensity.bend(y, only(exponent, 1.0), inverted)
+    bend(y, only(exponent, 1.0), inverted)
     for i in (1, 4):
         source = -x[i].double() if inverted else x[i].double()
         bent = ((source - source.min()) / (source.max() - source.min())) ** exponent
@@ -111,9 +124,9 @@ def test_gamma_keeps_mean_and_deviation(inverted: bool, exponent: float) -> None
 @pytest.mark.parametrize(
     "change",
     [
-        lambda x: intensity.bend(x, torch.full((5,), 1.3), False),
-        lambda x: intensity.bend(x, torch.full((5,), 1.3), True),
-        lambda x: intensity.stretch(x, torch.full((5,), 1.3)),
+        lambda x: bend(x, torch.full((5,), 1.3), False),
+        lambda x: bend(x, torch.full((5,), 1.3), True),
+        lambda x: stretch(x, torch.full((5,), 1.3)),
         lambda x: intensity.soften(x, torch.ones(5, 3), torch.full((5, 3), 0.5)),
     ],
 )
@@ -129,11 +142,11 @@ def test_all_rows_at_once_give_the_same_as_one_by_one(monkeypatch: pytest.Monkey
 
     def change(x: Tensor) -> None:
         intensity.soften(x, only(0.9, 0.0)[:, None].expand(5, 3), only(0.6, 1.0)[:, None].expand(5, 3))
-        intensity.scale_values(x, only(1.2, 1.0), only(0.3, 0.0))
-        intensity.stretch(x, only(1.2, 1.0))
-        intensity.bend(x, only(1.2, 1.0), False)
+        scale(x, only(1.2, 1.0), only(0.3, 0.0))
+        stretch(x, only(1.2, 1.0))
+        bend(x, only(1.2, 1.0), False)
 
     change(one_by_one)
-    monkeypatch.setattr(spatial, "one_by_one", lambda device: False)
+    monkeypatch.setattr(spatial, "ONE_BY_ONE", ())
     change(stack)
     torch.testing.assert_close(one_by_one, stack, rtol=1e-5, atol=1e-5)

@@ -6,24 +6,7 @@ import pytest
 import torch
 from helpers.augmentation import ALL, SHAPES, SPACING
 
-from medconv.data.augmentation.parameters import (
-    INTENSITY,
-    PER_CHANNEL,
-    SPATIAL,
-    RandomParameters,
-    between,
-    factor,
-    plane_rotation,
-)
-
-
-def test_rows_are_samples_times_channels() -> None:
-    sampler = RandomParameters(0, (1.0, 1.0), (8, 8), p={"brightness": 1.0, "blur": 1.0})
-    parameters = sampler.sample([3, 4], num_channels=3)
-    rows = parameters.per_row()
-    assert tuple(rows) == PER_CHANNEL
-    assert rows["blur"].shape == (6, 2)
-    torch.testing.assert_close(rows["brightness"][4], parameters.brightness[1, 1], rtol=0, atol=0)
+from medconv.data.augmentation.parameters import INTENSITY, SPATIAL, RandomParameters, between
 
 
 def make(axes: int = 3, seed: int = 0, **settings: Any) -> RandomParameters:
@@ -180,10 +163,14 @@ def test_a_range_is_reached_from_its_lower_end() -> None:
 
 @pytest.mark.parametrize(("numbers", "expected"), [((0.4, 0.5), 0.75), ((0.6, 0.5), 2.0)])
 def test_a_factor_is_as_often_below_1_as_above(numbers: tuple[float, ...], expected: float) -> None:
-    assert factor(cycle(numbers).__next__, (0.5, 3.0)) == expected
+    assert between(cycle(numbers).__next__, (0.5, 3.0), is_factor=True) == expected
 
 
 def test_a_rotation_turns_its_plane_alone() -> None:
-    rotation = plane_rotation(3, 0, 2, np.pi / 2)
-    np.testing.assert_allclose(rotation @ [1, 0, 0], [0, 0, 1], atol=1e-12)
-    np.testing.assert_allclose(rotation @ [0, 1, 0], [0, 1, 0], atol=1e-12)
+    """The middle axis is thick, so the only plane is that of the others."""
+    drawn = make(spacing_mm=(1, 4, 1), p={"rotation": 1}, rotation_deg=90).sample([2])
+    matrix = drawn.matrix[0].double()
+    torch.testing.assert_close(matrix @ matrix.T, torch.eye(3).double())
+    assert torch.linalg.det(matrix).item() == pytest.approx(1)
+    assert matrix[1].tolist() == [0, 1, 0] and matrix[:, 1].tolist() == [0, 1, 0]
+    assert matrix[0, 2].abs() > 0.1

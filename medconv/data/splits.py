@@ -296,12 +296,18 @@ def split_fold(
     fold_index = _fold_index(fold)
     units = sorted({case.group or case.id for case in ordered})
     if not 2 <= num_folds <= len(units):
-        unit_name = "groups" if any(case.group for case in ordered) else "cases"
+        unit_name = "group" if any(case.group for case in ordered) else "case"
+        if len(units) < 2:
+            raise ArgumentError(
+                "fold", f"={fold}: a single {unit_name} has no folds; ", Argument("fold"), "=all trains on it"
+            )
         raise ArgumentError(
             "num_folds",
-            f" must lie between 2 and the number of {unit_name}, {len(units)}, got {num_folds}; ",
+            f" must lie between 2 and the number of {unit_name}s, {len(units)}, got {num_folds}; ",
+            Argument("num_folds"),
+            f"={len(units)} validates one {unit_name} a fold, and ",
             Argument("fold"),
-            "=all needs no folds",
+            "=all trains on every case and validates none",
         )
     if not 0 <= fold_index < num_folds:
         raise ArgumentError("fold", f" must be `all` or lie in 0..{num_folds - 1}, got {fold}")

@@ -75,7 +75,7 @@ def build_task(
         validation=_validation(config, targets, network, store),
         record=record,
         deep_supervision=config.task.deep_supervision,
-        growing_patch=growing_patch_of(config, network),
+        growing_patch=growing_patch_of(config, getattr(network, "divisor", None)),
         mixup=mixup,
         memory_format=memory_format(bool(config.perf.channels_last), derived.spatial_dims),
     )

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from math import floor, prod
 from typing import Any
 
+import numpy as np
 from lightning import Callback, Trainer
-from torch import nn
 
 from medconv import config as configs
 from medconv.config import RunConfig, TrainerConfig
@@ -17,6 +17,9 @@ _FIRST_SHARE = 0.5  # share of a patch's edge at the start
 _WHOLE_FROM = 0.8  # progress of the run from which on patches are whole
 _MIN_EDGE = 2  # voxels at the coarsest stage
 _LISTED = 1000  # points of a run at which its sizes are listed
+# Share of a step on the whole patch that does not depend on its size: augmentation and optimizer
+# (docs/planning.md)
+_FIXED_COST = 0.2
 # Sizes of growing patches if cuDNN tries its algorithms for each of them, which takes seconds
 _TUNED_SIZES = 4
 
@@ -56,6 +59,12 @@ class GrowingPatch:
         by_progress = [self.size(patch, number / _LISTED) for number in range(_LISTED + 1)]
         return list(dict.fromkeys(by_progress))
 
+    def costs(self, patch: Sequence[int], start: float = 0.0, end: float = 1.0) -> np.ndarray:
+        """Time of a step, as a share of one on the whole patch, at 100 points between two progresses."""
+        points = start + (end - start) * (np.arange(100) + 0.5) / 100
+        voxels = np.array([prod(self.size(patch, progress)) for progress in points])
+        return _FIXED_COST + (1 - _FIXED_COST) * voxels / prod(patch)
+
     def _growth(self, progress: float) -> float:
         """0 at the start, 1 for the whole patch. Args: progress: of the run, 0 to 1."""
         growth = min(1.0, progress / _WHOLE_FROM)
@@ -76,21 +85,24 @@ class GrowingPatch:
         return {**batch, "image": batch["image"][middle], "label": batch["label"][middle]}
 
 
-def growing_patch_of(config: RunConfig, network: nn.Module) -> GrowingPatch | None:
+def growing_patch_of(config: RunConfig, divisor: Sequence[int] | None) -> GrowingPatch | None:
     """Cuts training batches to patches that grow; None: training sees whole patches.
 
+    Args:
+        config: resolved.
+        divisor: of the network; None: it does not tell.
     Raises:
         ConfigError: `schedule.patch` has an unknown value, or is progressive where patches cannot grow.
     """
     setting = config.schedule.patch
     if setting not in (None, "progressive", "whole"):
         raise configs.ConfigError(f"schedule.patch must be progressive, whole or null, got {setting}")
-    obstacle = _obstacle_to_growing(config, network)
+    obstacle = _obstacle_to_growing(config, divisor)
     if setting == "progressive" and obstacle is not None:
         raise configs.ConfigError(f"schedule.patch=progressive: {obstacle}")
-    if obstacle is not None or not may_grow(config):
+    if divisor is None or obstacle is not None or not may_grow(config):
         return None
-    return GrowingPatch(network.divisor, _max_sizes(config.trainer))  # type: ignore[arg-type]
+    return GrowingPatch(divisor, _max_sizes(config.trainer))
 
 
 def may_grow(config: RunConfig) -> bool:
@@ -107,11 +119,11 @@ def _max_sizes(trainer: TrainerConfig) -> int | None:
     return _TUNED_SIZES if tunes and uses_gpu(trainer.accelerator) else None
 
 
-def _obstacle_to_growing(config: RunConfig, network: nn.Module) -> str | None:
+def _obstacle_to_growing(config: RunConfig, divisor: Sequence[int] | None) -> str | None:
     """Why patches cannot grow in this run; None: they can."""
     if not config.derived.per_voxel:
         return "the data has values of whole images"
-    if getattr(network, "divisor", None) is None:
+    if divisor is None:
         return f"model._target_={config.model['_target_']} does not tell what divides its input"
     if not knows_progress(config.scheduler):
         target = config.scheduler["_target_"]

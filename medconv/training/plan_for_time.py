@@ -4,6 +4,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from medconv.performance.trial import Choice, Trial, Work
 from medconv.planning.limits import SIZES
 from medconv.planning.planner import Plan
 from medconv.planning.topology import Budget
+from medconv.training.growing_patch import growing_patch_of
 from medconv.training.measured_once import measured_once, measuring
 from medconv.training.optim.muon import Muon
 from medconv.utils.hardware import out_of_memory, uses_gpu
@@ -49,32 +52,47 @@ def fitting(config: RunConfig, planned: Planned, derive: Callable[[Plan], Derive
     refused = {}  # size to the error of its network
     seconds = _TRAINING * (config.trainer.max_seconds or math.inf)
 
-    def step_seconds(name: str) -> float | None:
+    @cache
+    def measured_step(name: str) -> Step | None:
         size_plan = plans[name]
         if size_plan is None:
-            return math.inf
+            return Step(math.inf)
         try:
-            batch_seconds = _step_seconds(config, size_plan, derive(size_plan), budget)
+            return _measured_step(config, size_plan, derive(size_plan), budget)
         except ConfigError as error:
             refused[name] = error
             return None
-        return batch_seconds * config.trainer.accumulate_grad_batches
+
+    def step_seconds(name: str) -> float | None:
+        step = measured_step(name)
+        return None if step is None else step.seconds * config.trainer.accumulate_grad_batches
 
     grids = {name: f"{size_text(plan.spacing_mm, 3)} mm" for name, plan in plans.items() if plan is not None}
-    name, reason = largest(plans, step_seconds, seconds, grids)
+    name, larger = largest(plans, step_seconds, seconds, grids)
     if not name:
         tried, error = next(iter(refused.items()))
         raise ConfigError(f"{error} (plan.size={tried}, and so for the others)") from error
-    return planned(name, reason)
+    step = measured_step(name)
+    chosen = plans[name]
+    assert step is not None and chosen is not None
+    num_steps = seconds / (step.seconds * config.trainer.accumulate_grad_batches)
+    growing = growing_patch_of(configs.resolve(config, derive(chosen)), step.divisor)
+    grows = ""
+    if growing is not None:
+        num_steps *= (1 / growing.costs(chosen.patch_size)).mean()
+        grows = ", as patches grow,"
+    return planned(name, f"about {num_steps:.0f} steps{grows} fit into trainer.max_time{larger}")
 
 
 def largest(
     names: Iterable[str],
     step_seconds: Callable[[str], float | None],
     seconds: float,
-    grids: Mapping[str, str] | None = None,
+    grids: Mapping[str, str],
 ) -> tuple[str, str]:
-    """The largest size of which enough steps fit, or the smallest, and the reason; empty if there is none.
+    """The largest size of which enough steps on whole patches fit, or the smallest; empty if there is none.
+
+    And what the next larger one would need, as the end of a sentence.
 
     Args:
         names: of sizes, smallest first.
@@ -83,25 +101,21 @@ def largest(
         seconds: for all steps.
         grids: size to the spacing of its plan, as text; one that more time would buy is named.
     """
-    grids = grids or {}
     chosen = ""
-    steps = 0.0
-    larger = ""
     for name in names:
         step = step_seconds(name)
         if step is None:
             continue
         needed_seconds = SIZES[name].enough_steps * step
-        if chosen and seconds < needed_seconds:
-            larger = f"; size {name} does not fit into memory"
-            if math.isfinite(step):
-                minutes = _rounded_up(needed_seconds / _TRAINING / 60)
-                finer = "" if grids.get(name) == grids.get(chosen) else f" at {grids[name]}"
-                larger = f"; size {name}{finer} ({step:.2g} s a step) needs at least {minutes} minutes"
-            break
-        chosen = name
-        steps = seconds / step
-    return chosen, f"about {steps:.0f} full-size steps fit into trainer.max_time{larger}"
+        if not chosen or seconds >= needed_seconds:
+            chosen = name
+        elif math.isfinite(step):
+            minutes = _rounded_up(needed_seconds / _TRAINING / 60)
+            finer = "" if grids.get(name) == grids.get(chosen) else f" at {grids[name]}"
+            return chosen, f"; size {name}{finer} ({step:.2g} s a step) needs at least {minutes} minutes"
+        else:
+            return chosen, f"; size {name} does not fit into memory"
+    return chosen, ""
 
 
 def _rounded_up(minutes: float) -> str:
@@ -132,8 +146,19 @@ def _plans(planned: Planned, sizes: Sequence[str]) -> dict[str, Plan | None]:
     return plans
 
 
-def _step_seconds(config: RunConfig, plan: Plan, derived: Derived, budget: Budget) -> float:
-    """Seconds of a training step of a plan; infinite if it does not fit into memory."""
+class Step(NamedTuple):
+    """A training step of a plan on whole patches.
+
+    Args:
+        seconds: infinite if it does not fit into memory.
+        divisor: of the network's input; None: it does not tell.
+    """
+
+    seconds: float
+    divisor: list[int] | None = None
+
+
+def _measured_step(config: RunConfig, plan: Plan, derived: Derived, budget: Budget) -> Step:
     model = model_of(configs.resolve(config, derived).model, derived.per_voxel)
     key = {
         "model": model,
@@ -155,13 +180,14 @@ def _step_seconds(config: RunConfig, plan: Plan, derived: Derived, budget: Budge
                 if not out_of_memory(error):
                     raise
                 seconds = math.inf
-        return {"seconds": seconds}
+        divisor = getattr(networks[0], "divisor", None)
+        return {"seconds": seconds, "divisor": None if divisor is None else list(divisor)}
 
     def complete(result: Node) -> bool:
-        return isinstance(result["seconds"], float) and result["seconds"] > 0
+        return result["seconds"] > 0 and "divisor" in result
 
     result, _ = measured_once(config, "step_seconds", key, measure, complete, build)
-    return float(result["seconds"])
+    return Step(result["seconds"], result["divisor"])
 
 
 def _trial(config: RunConfig, network: nn.Module, plan: Plan, derived: Derived, budget: Budget) -> Trial:

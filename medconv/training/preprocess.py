@@ -71,9 +71,9 @@ def _check(run_config: RunConfig) -> None:
     measured = measure(reports)
     if run_config.data.source_spacing_mm is None:
         measured = measured.at_spacing(assumed_spacing(measured.shapes, measured.spacings_mm))
-    split = check_split(split_cases(dataset, run_config.data), dataset, measured, run_config.data)
     plan = make_plan(run_config, dataset, measured)
     print(f"\n{planning_report.table(plan.rows)}")
+    split = check_split(split_cases(dataset, run_config.data), dataset, measured, run_config.data)
     warning = split_warning(split, run_config.data)
     if warning:
         print(f"\nwarning: {warning}")

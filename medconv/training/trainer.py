@@ -247,8 +247,8 @@ def _progress(
     if not trainer.enable_progress_bar:
         return []
     if not in_terminal():
-        return [ProgressLines()]
-    lines = ProgressLines(level=logging.DEBUG)  # for train.log
+        return [ProgressLines(budget)]
+    lines = ProgressLines(budget, level=logging.DEBUG)  # for train.log
     if any(isinstance(callback, LightningsBar) for callback in users):
         return [lines]
     return [ProgressBar(checkpoints, budget), lines]

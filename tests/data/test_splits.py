@@ -262,6 +262,11 @@ def test_fold_must_be_in_range(fold: Any) -> None:
         split_fold(some_cases(10), fold, 5)
 
 
+def test_a_single_case_has_no_folds() -> None:
+    with pytest.raises(ValueError, match=r"fold=0: a single case has no folds; fold=all trains on it"):
+        split_fold(some_cases(1), 0, 5)
+
+
 def test_fold_may_be_text() -> None:
     assert split_fold(some_cases(10), "3", 5) == split_fold(some_cases(10), 3, 5)
 
@@ -269,7 +274,8 @@ def test_fold_may_be_text() -> None:
 @pytest.mark.parametrize("num_folds", [0, 1, 4])
 def test_number_of_folds_must_be_in_range(num_folds: int) -> None:
     with pytest.raises(
-        ValueError, match=rf"num_folds must lie between 2 and .* 3, got {num_folds}; fold=all"
+        ValueError,
+        match=rf"num_folds must lie between 2 and .* 3, got {num_folds}; num_folds=3 validates one case a fold, and fold=all",
     ):
         split_fold(some_cases(3), 0, num_folds)
 

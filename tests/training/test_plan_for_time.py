@@ -31,16 +31,14 @@ SECONDS = {"tiny": 0.1, "small": 0.4, "medium": 1.0, "large": 4.0, "full": 4.0}
 @pytest.mark.parametrize("name", SIZES)
 def test_the_largest_size_with_enough_steps_is_taken(name: str) -> None:
     needed = SIZES[name].enough_steps * SECONDS[name]
-    assert largest(SECONDS, SECONDS.__getitem__, 1.01 * needed + 1)[0] == name
+    assert largest(SECONDS, SECONDS.__getitem__, 1.01 * needed + 1, {})[0] == name
 
 
 def test_a_size_is_not_measured_where_the_smaller_one_has_too_few_steps() -> None:
     asked = []
-    name, why = largest(SECONDS, lambda name: asked.append(name) or SECONDS[name], 60.0)
+    name, larger = largest(SECONDS, lambda name: asked.append(name) or SECONDS[name], 60.0, {})
     assert (name, asked) == ("tiny", ["tiny", "small"])
-    assert why == (  # 80 s of 85 % of them
-        "about 600 full-size steps fit into trainer.max_time; size small (0.4 s a step) needs at least 1.6 minutes"
-    )
+    assert larger == "; size small (0.4 s a step) needs at least 1.6 minutes"  # 80 s of 85 % of them
 
 
 def test_the_finer_grid_that_more_time_buys_is_named() -> None:
@@ -54,12 +52,14 @@ def test_the_finer_grid_that_more_time_buys_is_named() -> None:
 @pytest.mark.parametrize("step", [0.31, 0.77, 3.3, 12.0])
 def test_the_time_for_a_larger_size_suffices_for_it(step: float) -> None:
     seconds = {**SECONDS, "medium": step}
-    minutes = float(largest(SECONDS, seconds.__getitem__, 100.0)[1].split()[-2])
-    assert largest(SECONDS, {**seconds, "large": math.inf}.__getitem__, 0.85 * 60 * minutes)[0] == "medium"
+    minutes = float(largest(SECONDS, seconds.__getitem__, 100.0, {})[1].split()[-2])
+    assert (
+        largest(SECONDS, {**seconds, "large": math.inf}.__getitem__, 0.85 * 60 * minutes, {})[0] == "medium"
+    )
 
 
 def test_a_size_that_does_not_fit_into_memory_is_not_taken() -> None:
-    name, why = largest(SECONDS, {**SECONDS, "medium": math.inf}.__getitem__, 1e6)
+    name, why = largest(SECONDS, {**SECONDS, "medium": math.inf}.__getitem__, 1e6, {})
     assert name == "small" and why.endswith("; size medium does not fit into memory")
 
 
@@ -89,10 +89,18 @@ def plan_of(dataset: Path, cache: Path, *overrides: str) -> Plan:
 
 
 def test_steps_of_several_batches_take_as_many_times_as_long(dataset: Path, tmp_path: Path) -> None:
-    planned = plan_of(dataset, tmp_path, "trainer.accumulate_grad_batches=50")
+    planned = plan_of(dataset, tmp_path, "trainer.accumulate_grad_batches=50", "schedule.patch=whole")
     of_a_batch = measured(tmp_path)[planned.channels[0]]
     steps = int(reason(planned, "size").split()[1])
     assert steps == pytest.approx(0.85 * 20 / (50 * of_a_batch), abs=1)
+
+
+def test_more_steps_fit_as_patches_grow(dataset: Path, tmp_path: Path) -> None:
+    grows = plan_of(dataset, tmp_path)
+    whole = plan_of(dataset, tmp_path, "schedule.patch=whole")
+    num_steps = [int(reason(planned, "size").split()[1]) for planned in (grows, whole)]
+    assert " steps, as patches grow, fit into trainer.max_time" in reason(grows, "size")
+    assert num_steps[0] >= num_steps[1]
 
 
 def test_residual_blocks_are_timed(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

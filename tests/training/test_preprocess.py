@@ -133,6 +133,16 @@ def test_check_only_names_the_key_of_a_wrong_fold(
     assert err.startswith("error: data.fold")
 
 
+def test_check_only_of_few_cases_prints_the_plan_and_the_possible_folds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tiny.write_dataset(tmp_path / "few", cases=4)
+    arguments = [*overrides(root, tmp_path / "cache"), "--check-only", "data.num_folds=5"]
+    out, err = run_preprocess(arguments, tmp_path, monkeypatch, capsys, USER)
+    assert any(line.startswith("patch ") for line in out.splitlines())
+    assert "data.num_folds=4 validates one case a fold, and data.fold=all trains on every case" in err
+
+
 def test_check_only_lists_every_error_and_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

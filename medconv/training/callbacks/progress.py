@@ -23,7 +23,7 @@ class ProgressBar(Callback):
 
     Args:
         checkpoints: know the best score.
-        budget: of time; estimates the number of steps.
+        budget: of time; knows what is left, and how many steps that makes.
         every: seconds between updates; to read the loss, each of them waits for the GPU.
         clock: of seconds.
         console: a terminal.
@@ -108,25 +108,19 @@ class ProgressBar(Callback):
     def _draw_training(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self._bar is not None
         self._bar.update(
-            self._bar.task_ids[0], completed=trainer.global_step, total=self._total_steps(trainer)
+            self._bar.task_ids[0], completed=trainer.global_step, total=_total_steps(trainer, self.budget)
         )
         self._draw(
             description=f"epoch {trainer.current_epoch}", figures="  ".join(self._figures(trainer, pl_module))
         )
-
-    def _total_steps(self, trainer: Trainer) -> float | None:
-        """None: the end is not known."""
-        steps = float(trainer.estimated_stepping_batches)
-        if self.budget is not None and self.budget.total_steps is not None:
-            steps = min(steps, self.budget.total_steps)
-        return steps if math.isfinite(steps) else None
 
     def _figures(self, trainer: Trainer, pl_module: LightningModule) -> list[str]:
         """Time left, loss, speed and best score, as far as they are known."""
         assert self._bar is not None
         metrics = trainer.callback_metrics
         figures = []
-        seconds = self._bar.tasks[0].time_remaining
+        by_steps = self._bar.tasks[0].time_remaining
+        seconds = by_steps if self.budget is None else self.budget.seconds_left()
         if seconds is not None:
             figures.append(f"{_duration(seconds)} left")
         if "train/loss" in metrics:
@@ -151,27 +145,46 @@ class ProgressBar(Callback):
             self._bar = None
 
 
+def _total_steps(trainer: Trainer, budget: TimeBudget | None) -> float | None:
+    """None: the end is not known."""
+    steps = float(trainer.estimated_stepping_batches)
+    if budget is not None and budget.expected_steps is not None:
+        steps = min(steps, budget.expected_steps)
+    return steps if math.isfinite(steps) else None
+
+
 class ProgressLines(Callback):
     """Logs a line every few seconds and one per validation; in a log file a bar would be thousands of lines.
 
     Args:
+        budget: of time; knows what is left, and how many steps that makes.
         every: seconds between lines.
         level: of these; `logging.DEBUG` writes them to `train.log` alone.
         clock: of seconds.
     """
 
     def __init__(
-        self, every: float = 20.0, level: int = logging.INFO, clock: Callable[[], float] = time.monotonic
+        self,
+        budget: TimeBudget | None = None,
+        every: float = 20.0,
+        level: int = logging.INFO,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.budget = budget
         self.every = every
         self.level = level
         self._clock = clock
         self._logged_at = clock()
         self._num_samples = 0  # since then
+        # When this start of the run began to train, and after which step
+        self._began_at = 0.0
+        self._first_step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.global_step > 0:
             log.info("resumed at step %d", trainer.global_step)
+        self._began_at = self._clock()
+        self._first_step = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -183,13 +196,32 @@ class ProgressLines(Callback):
             return
         log.log(
             self.level,
-            "epoch %d, step %d: loss %.4f, %.1f samples/s",
+            "epoch %d, %s: loss %.4f, %.1f samples/s",
             trainer.current_epoch,
-            trainer.global_step,
+            self._how_far(trainer, pl_module, batch),
             float(trainer.callback_metrics.get("train/loss", math.nan)),
             self._num_samples / seconds,
         )
         self._begin_interval(now)
+
+    def _how_far(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> str:
+        """`step 620 of about 1640, 11:48 left`."""
+        step = trainer.global_step
+        total = _total_steps(trainer, self.budget)
+        if self.budget is not None:
+            of_total = "" if total is None else f" of about {total:.0f}"
+            return f"step {step}{of_total}, {_duration(self.budget.seconds_left())} left"
+        if total is None or step == self._first_step:
+            return f"step {step}"
+        growing = getattr(pl_module, "growing_patch", None)
+        work_done: float = step - self._first_step
+        work_left: float = total - step
+        if growing is not None:
+            patch = batch["image"].shape[2:]
+            work_done *= growing.costs(patch, self._first_step / total, step / total).mean()
+            work_left *= growing.costs(patch, step / total).mean()
+        seconds_left = (self._clock() - self._began_at) * work_left / work_done
+        return f"step {step} of {total:.0f}, about {_duration(seconds_left)} left"
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         monitored: MonitoredMetric = getattr(pl_module, "monitored", DICE)

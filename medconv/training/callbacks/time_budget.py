@@ -5,13 +5,14 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
 from medconv.planning.limits import SIZES, Size
+from medconv.training.growing_patch import GrowingPatch
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,9 @@ class TimeBudget(Callback):
         validates_all: every validation takes all batches, however long.
         clock: seconds that never run backwards.
     Attributes:
-        total_steps: how many steps fit; None: not yet estimated.
+        total_steps: how many steps fit at the present speed, by which the schedule ends; None: not yet
+            estimated.
+        expected_steps: how many the run will make, which are fewer where patches grow.
         spent: seconds that earlier starts of the run have trained, and of the validation before training.
     Raises:
         ValueError: `seconds` is not positive.
@@ -59,6 +62,7 @@ class TimeBudget(Callback):
         self._validations = ValidationBudget(seconds, validates_all, clock)
         self.spent = 0.0
         self.total_steps: int | None = None
+        self.expected_steps: int | None = None
         self._clock = clock
         self._every = min(10.0, seconds / 20)  # seconds between estimates
         self._next_estimate = self._WARMUP + 2  # step
@@ -78,13 +82,19 @@ class TimeBudget(Callback):
             **self._validations.state_dict(),
             "limit": self._max_steps,
             "total_steps": self.total_steps,
+            "expected_steps": self.expected_steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.spent = state["spent"]
         self._validations.load_state_dict(state)
         self.total_steps = state["total_steps"]
+        self.expected_steps = state.get("expected_steps")
         self._earlier = {key: state[key] for key in ("seconds", "limit") if key in state}
+
+    def seconds_left(self) -> float:
+        """Until the end of the run."""
+        return max(0.0, self.seconds - self._elapsed())
 
     def exclude(self, seconds: float) -> None:
         """Time that has just passed does not count against the budget."""
@@ -108,6 +118,7 @@ class TimeBudget(Callback):
     def _begin_other_budget(self, trainer: Trainer) -> None:
         """The resumed run had another time or number of steps, so its estimate says nothing."""
         self.total_steps = None
+        self.expected_steps = None
         progress = max(self.spent / self.seconds, trainer.global_step / self._max_steps)
         for schedule in _schedules(trainer):
             schedule.move_end(self._max_steps, progress=min(1.0, progress))
@@ -141,7 +152,7 @@ class TimeBudget(Callback):
         self._step_began_at = now
         is_due = self._last_step >= self._next_estimate
         if is_due or (self.total_steps is None and self._are_slow(trainer)):
-            self._agree(trainer)
+            self._agree(trainer, batch)
         self._stop_at_the_end(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -168,7 +179,7 @@ class TimeBudget(Callback):
         slow = self._clock() - self._began_at > share * (self.seconds - self.spent)
         return bool(trainer.strategy.broadcast(slow))
 
-    def _agree(self, trainer: Trainer) -> None:
+    def _agree(self, trainer: Trainer, batch: Any) -> None:
         """All ranks take rank 0's estimate, and the step at which to estimate again."""
         step_seconds = self._mean_step_seconds()
         estimate = self._last_step + self._fitting(trainer, step_seconds)
@@ -179,15 +190,28 @@ class TimeBudget(Callback):
         self.total_steps = total_steps
         for schedule in _schedules(trainer):
             schedule.move_end(min(float(total_steps), self._max_steps))
-        if is_first_estimate and total_steps < self._max_steps:
-            grows = getattr(trainer.lightning_module, "growing_patch", None) is not None
+        growing = getattr(trainer.lightning_module, "growing_patch", None)
+        self.expected_steps = total_steps
+        if growing is not None:
+            self.expected_steps = self._expected(growing, batch["image"].shape[2:], _schedules(trainer)[0])
+        if is_first_estimate and self.expected_steps < self._max_steps:
             log.info(
                 "at the speed of the first steps, about %d steps fit into %.0f s%s",
-                total_steps,
+                self.expected_steps,
                 self.seconds,
-                ", and fewer as patches grow" if grows else "",
+                "" if growing is None else ", as patches grow",
             )
-            self._warn_of_few(total_steps)
+            self._warn_of_few(self.expected_steps)
+
+    def _expected(self, growing: GrowingPatch, patch: Sequence[int], schedule: ProgressSchedule) -> int:
+        """How many steps the run will make if their time is that of the present patch until it grows.
+
+        Its schedule moves its end with the speed, so that its progress is the share of the time.
+        """
+        assert self.total_steps is not None
+        (cost, *_) = growing.costs(patch, schedule.progress, schedule.progress)
+        mean_speed = (1 / growing.costs(patch, schedule.progress)).mean()
+        return self._last_step + round((self.total_steps - self._last_step) * cost * mean_speed)
 
     def _warn_of_few(self, steps: int) -> None:
         """The plan took the fastest of a few steps, maybe on an idle machine, or its size is the user's."""

@@ -4,10 +4,12 @@ import io
 import logging
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
 import pytest
+import torch
 from helpers.clock import CLOCK, Ticks
 from helpers.small_images import CLASSES, fit, task
 from rich.console import Console
@@ -15,6 +17,7 @@ from rich.console import Console
 from medconv.training.callbacks.progress import ProgressBar, ProgressLines, _duration
 from medconv.training.callbacks.time_budget import TimeBudget
 from medconv.training.checkpoint.writer import AtomicCheckpointIO, CheckpointWriter
+from medconv.training.growing_patch import GrowingPatch
 
 
 def test_lines_are_logged_every_few_seconds_and_after_a_validation(caplog: pytest.LogCaptureFixture) -> None:
@@ -22,8 +25,35 @@ def test_lines_are_logged_every_few_seconds_and_after_a_validation(caplog: pytes
     with caplog.at_level("INFO", logger="medconv"):
         fit(task(CLASSES), 5, Ticks(step=8.0), ProgressLines(every=20.0, clock=CLOCK))
     steps, validation = (record.message for record in caplog.records if record.name.startswith("medconv"))
-    assert re.fullmatch(r"epoch 0, step 3: loss \d\.\d{4}, 2\.0 samples/s", steps)
+    assert re.fullmatch(r"epoch 0, step 3 of 5, about 0:16 left: loss \d\.\d{4}, 2\.0 samples/s", steps)
     assert re.fullmatch(r"epoch 0, step 5: validation cross-entropy \d\.\d{4}", validation)
+
+
+def test_lines_of_a_budget_say_how_many_steps_and_how_much_time_are_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    budget = TimeBudget(100.0, clock=CLOCK)
+    lines = ProgressLines(budget, every=20.0, clock=CLOCK)
+    with caplog.at_level("INFO", logger="medconv"):
+        fit(task(CLASSES), 8, Ticks(step=8.0), budget, lines)
+    assert [line.partition(": loss")[0] for line in caplog.messages if "left" in line] == [
+        "epoch 0, step 3 of about 8, 1:16 left",
+        "epoch 0, step 6 of about 8, 0:52 left",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "text"), [(10, "step 10 of 100, about 2:42 left"), (90, "step 90 of 100, about 0:31 left")]
+)
+def test_the_time_left_counts_the_growth_of_patches(step: int, text: str) -> None:
+    """Ten steps on half of each edge take 10 seconds, the other 90 of the run some 160 seconds."""
+    lines = ProgressLines(clock=CLOCK)
+    trainer: Any = SimpleNamespace(global_step=0, estimated_stepping_batches=100)
+    module: Any = SimpleNamespace(growing_patch=GrowingPatch((1, 1)))
+    lines.on_train_start(trainer, module)
+    CLOCK.advance(10.0 if step == 10 else 200.0)
+    trainer.global_step = step
+    assert lines._how_far(trainer, module, {"image": torch.zeros(1, 1, 100, 100)}) == text
 
 
 def test_a_resumed_run_says_at_which_step(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
@@ -73,7 +103,7 @@ def test_the_bar_is_drawn_now_and_then_and_follows_the_budget_of_time(tmp_path: 
     numbers = [int(line.split("/8 ")[0][-1]) for line in lines if line.startswith("epoch")]
     assert numbers == [1, 4, 7, 8, 8]  # the last one as it ends
     budget = TimeBudget(1000.0, clock=CLOCK)
-    budget.total_steps = 6
+    budget.expected_steps = 6
     assert " 1/6 " in next(line for line in drawn(tmp_path, 8, budget=budget) if line.startswith("epoch"))
 
 

@@ -1,6 +1,7 @@
 """medconv/training/callbacks/time_budget.py: how many steps fit into the time; whole runs are in tests/integration."""
 
 import math
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from medconv.planning.limits import SIZES
 from medconv.training.callbacks.time_budget import TimeBudget
+from medconv.training.growing_patch import GrowingPatch
 from medconv.training.optim.lr_schedulers import ProgressSchedule, cosine
 
 
@@ -130,19 +132,31 @@ def test_too_few_steps_for_the_size_of_the_plan_are_a_warning(
         assert ("smaller plan.size" in caplog.text) is (is_warned and size != "tiny")  # there is none
 
 
-def first_estimate(budget: TimeBudget) -> None:
+def first_estimate(budget: TimeBudget, module: Any = None, schedules: Sequence[Any] = ()) -> None:
     """That of a run whose five first steps took a second each."""
     strategy = SimpleNamespace(broadcast=lambda value: value)
     settings = {"num_training_batches": 10_000, "accumulate_grad_batches": 1, "val_check_batch": 10_000}
     limits = {"min_steps": None, "min_epochs": None, "check_val_every_n_epoch": 1}
     trainer: Any = SimpleNamespace(
-        **settings, **limits, strategy=strategy, lightning_module=None, lr_scheduler_configs=[]
+        **settings, **limits, strategy=strategy, lightning_module=module, lr_scheduler_configs=schedules
     )
     budget._began_at = clock.CLOCK()
     clock.CLOCK.advance(5.0)
     budget._step_seconds.extend([1.0] * 5)
     budget._last_step = 5
-    budget._agree(trainer)
+    budget._agree(trainer, {"image": torch.zeros(1, 1, 100, 100)})
+
+
+def test_fewer_steps_are_expected_as_patches_grow(caplog: pytest.LogCaptureFixture) -> None:
+    """The first ones have a quarter of the pixels, which takes 0.4 of the time; their mean speed is 1.49."""
+    schedule = cosine(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1))
+    budget = TimeBudget(1000.0, clock=clock.CLOCK)
+    module = SimpleNamespace(growing_patch=GrowingPatch((1, 1)))
+    with caplog.at_level("INFO", logger="medconv"):
+        first_estimate(budget, module, [SimpleNamespace(scheduler=schedule)])
+    assert budget.total_steps == 1000
+    assert budget.expected_steps == pytest.approx(5 + 995 * 0.4 * 1.487, abs=3)
+    assert f"about {budget.expected_steps} steps fit into 1000 s, as patches grow" in caplog.text
 
 
 @pytest.mark.parametrize(("seconds", "warns"), [(105.0, False), (130.0, True)])

@@ -13,6 +13,7 @@ from types import FrameType
 
 from medconv import doors
 from medconv.utils.atomic_io import DISK_FAILED, NO_ACCESS, NO_ROOM, TOO_MANY_FILES
+from medconv.utils.errors import reason
 from medconv.utils.exit_codes import BUG, INTERRUPTED, PREEMPTED, USER
 from medconv.utils.logging import message, shown
 from medconv.utils.signals import RunInterrupted
@@ -89,26 +90,37 @@ def _unexpected(error: Exception) -> int:
     # Such as `medconv train --help | head -1`
     if isinstance(error, BrokenPipeError) and _reader_is_gone():
         return USER
-    if isinstance(error, OSError) and error.errno in NO_ROOM:
-        _print_error(f"{_file_of(error)}: cannot be written ({error.strerror})")
-        return USER
-    if isinstance(error, OSError) and error.errno in DISK_FAILED:
-        _print_error(f"{_file_of(error)}: its disk or network file system failed ({error.strerror})")
-        return USER
-    if isinstance(error, OSError) and error.errno in TOO_MANY_FILES:
-        _print_error(f"{_file_of(error)}: {error.strerror}; `ulimit -n 65536` permits more")
-        return USER
-    log.debug("the error came from", exc_info=True)
-    if isinstance(error, OSError) and error.errno in NO_ACCESS and error.filename:
-        _print_error(f"{_file_of(error)}: no access ({error.strerror})")
+    location = _user_code_location(error)
+    problem = _file_problem(error, location) if isinstance(error, OSError) else None
+    if problem:
+        log.debug("the error came from", exc_info=True)
+        _print_error(problem)
         return USER
     traceback.print_exc()
-    location = _user_code_location(error)
     if location:
         _print_error(f"{location}: {type(error).__name__}: {error}")
         return USER
     print("error: this is a bug in medconv, please report it with the lines above", file=sys.stderr)
     return BUG
+
+
+def _file_problem(error: OSError, location: str | None) -> str | None:
+    """What is wrong with a file of the user's, such as one in a folder that was deleted; None: a bug, or an
+    error in code of the user's. Args: location: of that code.
+    """
+    file = _file_of(error)
+    name = file or "a file"
+    if error.errno in NO_ROOM:
+        return f"{name}: cannot be written ({reason(error)})"
+    if error.errno in DISK_FAILED:
+        return f"{name}: its disk or network file system failed ({reason(error)})"
+    if error.errno in TOO_MANY_FILES:
+        return f"{name}: {reason(error)}; `ulimit -n 65536` permits more"
+    if file and error.errno in NO_ACCESS:
+        return f"{name}: no access ({reason(error)})"
+    if file and location is None and not os.path.abspath(file).startswith(_PACKAGE):  # noqa: PTH100 - any text
+        return f"{name}: {reason(error)}"
+    return None
 
 
 def _user_code_location(error: BaseException) -> str | None:
@@ -149,15 +161,15 @@ def _imported(*names: tuple[str, str]) -> tuple[type[BaseException], ...]:
     return tuple(error_class for error_class in classes if error_class is not None)
 
 
-def _file_of(error: BaseException | None) -> str:
-    """The file that the error names, or an earlier error in its context."""
+def _file_of(error: BaseException | None) -> str | None:
+    """The file that the error names, or an earlier error in its context; None: none does."""
     while error is not None:
         if isinstance(error, OSError) and error.filename:
             name = error.filename
             # TensorBoard opens its files by bytes
             return os.fsdecode(name) if isinstance(name, bytes) else str(name)
         error = error.__context__
-    return "a file"
+    return None
 
 
 def _reader_is_gone() -> bool:

@@ -96,7 +96,8 @@ def result_table(summary: dict[str, Any], folder: RunDir) -> str:
     data_wait_percent = 100 * (summary.get("data_wait_share") or 0)
     lines += [
         "",
-        f"{summary.get('steps')} steps in {summary.get('wall_seconds')} s, {speed:.1f} samples/s, "
+        f"{summary.get('steps')} steps in {summary.get('fit_seconds')} s with validations, in all "
+        f"{summary.get('wall_seconds')} s with preparation; {speed:.1f} samples/s, "
         f"{data_wait_percent:.1f} % of the time was spent waiting for data",
     ]
     if summary.get("verdict"):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from inspect import Parameter, isclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from medconv import config
 from medconv.config.instantiate import add_package, arguments_of, class_of, iter_targets, search_folder
+from medconv.config.keys import declared_keys
 from medconv.config.schema import GROUPS_WITH_CLASS, conf_dir
 from medconv.config.unknown_keys import check_hydra_settings, check_names, explained
-from medconv.config.values import ConfigError
+from medconv.config.values import NO_TEXT, ConfigError, is_text
 
 _PATTERN_KEY = r"data\.(images|labels)(\.\w+)?"
 _TEXT_WITH_HASH = r"(?:\{id\}|[^,:{}])*#[^,{}]*"  # such as scans/{id}#b=50 or rs.dcm#roi=heart;lung
@@ -50,6 +51,9 @@ def escaped(argument: str) -> str:
         return argument
     if key == "data.group_pattern" and value != "null":
         return f"{key}='{value}'"
+    if key.lstrip("+") in _text_keys():
+        value = _as_texts(value)
+        argument = f"{key}={value}"
     if re.fullmatch(_PATTERN_KEY, key.lstrip("+")):
         argument = f"{key}={_escaped_pattern(value)}"
     if re.search(_LIST_CHOICES_OR_CALL, value.replace("{id}", "")):
@@ -61,6 +65,22 @@ def escaped(argument: str) -> str:
             value = str(Path(value).expanduser())
         return f"{key}='{value}'"
     return argument
+
+
+@cache
+def _text_keys() -> frozenset[str]:
+    """Keys whose value is a text even if it looks like a number, such as a run named 1e5."""
+    return frozenset(key.name for key in declared_keys(config.RunConfig) if is_text(key.kind))
+
+
+def _as_texts(value: str) -> str:
+    """A text, choices of a sweep or a list, with quotes around what Hydra would read as a number."""
+    opening, inner, closing = ("[", value[1:-1], "]") if re.fullmatch(r"\[.*\]", value) else ("", value, "")
+    items = []
+    for item in inner.split(","):
+        is_number = NO_TEXT.fullmatch(item) and item != "null"
+        items.append(f"'{item}'" if is_number else item)
+    return f"{opening}{','.join(items)}{closing}"
 
 
 def _escaped_pattern(value: str) -> str:

@@ -15,10 +15,11 @@ from medconv.config.schema import (
     Derived,
     RunConfig,
     TrainerConfig,
+    list_options,
     trainer_schema,
 )
 from medconv.config.unknown_keys import check_names
-from medconv.config.values import ConfigError
+from medconv.config.values import ConfigError, as_text, in_words, is_text
 
 _PLACEHOLDER = "\ue000{}\ue001"  # characters without a meaning: Unicode leaves them to private use
 
@@ -34,7 +35,9 @@ def validate(composed: DictConfig) -> RunConfig:
     values = _without_ckpt_path(composed)
     # names, types and ranges come first: they need no class, whose import takes seconds
     check_names(values)
+    _check_complete(values)
     typed, wrong_types = _converted(values)
+    wrong_types += _numbers_for_texts(values)
     frozen: dict[str, Any] = {}
     for name in [each for each in typed if each != "derived"]:
         value = typed[name]
@@ -59,6 +62,34 @@ def validate(composed: DictConfig) -> RunConfig:
             check_importable(key, target)
         check_types(node, group)
     return config
+
+
+def _check_complete(values: Node) -> None:
+    """Raises: ConfigError: a group without defaults is missing, as `~loss` removes it."""
+    for key in declared_keys(RunConfig):
+        group, _, name = key.name.rpartition(".")
+        section = values.get(group, {}) if group else values
+        if key.default == MISSING and group != "derived" and name not in section:
+            missing = group or name
+            options = ", ".join(list_options(missing))
+            raise ConfigError(
+                f"{missing}: every run needs one; leave out ~{missing}, or choose one of {options}"
+            )
+
+
+def _numbers_for_texts(values: Node) -> list[str]:
+    """A message for each text that YAML read as a number, whose spelling is lost: 1e5 as 100000.0."""
+    problems = []
+    for key in declared_keys(RunConfig):
+        group, _, name = key.name.rpartition(".")
+        value = (values.get(group, {}) if group else values).get(name)
+        items = value if isinstance(value, list) else [value]
+        lost = [item for item in items if isinstance(item, (bool, float))]
+        if lost and is_text(key.kind):
+            problems.append(
+                f"{key.name} must be {in_words(key.kind)}, got {as_text(lost[0])}; write it in quotes"
+            )
+    return problems
 
 
 def data_of(composed: DictConfig) -> DataConfig:

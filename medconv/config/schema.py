@@ -39,7 +39,7 @@ class DataConfig:
     class_names: list[str] | None = key(None, "names of the classes, the background first")
     modality: str = key("MRI", "CT has a normalisation of its own")
     # which cases train and which validate
-    fold: Any = key(0, "0 ... num_folds - 1, or `all` to train on every case", accepts=int | str)
+    fold: Any = key(0, "0 ... num_folds - 1, or `all` to train on every case", accepts=int | Literal["all"])
     num_folds: int = key(
         5, "number of cross-validation folds: sorted ids, shuffled with seed 12345, as nnU-Net's", ge=2
     )

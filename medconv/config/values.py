@@ -76,6 +76,11 @@ def texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
         yield key, node
 
 
+# What a command line and YAML read as a number, a truth value or null
+NO_TEXT = re.compile(
+    r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(e[+-]?\d+)?|[+-]?inf|nan|true|false|null", re.IGNORECASE
+)
+
 _WORDS = {int: "a whole number", float: "a number", str: "a word", NoneType: "null"}
 _PLURALS = {int: "whole numbers", float: "numbers", str: "words", list: "lists"}
 _JSON_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", NoneType: "null"}
@@ -113,6 +118,11 @@ def members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
+def is_text(kind: Any) -> bool:
+    """Whether a type takes words alone, or lists of them."""
+    return kind is not NoneType and all(member in (str, list[str], NoneType) for member in members(kind))
+
+
 def in_words(kind: Any) -> str:
     """A type for messages, such as `a list of numbers or null`."""
     words = []
@@ -140,10 +150,12 @@ def _member_in_words(kind: Any) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A value for messages, as YAML writes it where Python has another word."""
+    """A value for messages, as YAML writes it: a text that looks like a number is in quotes."""
     words = {None: "null", True: "true", False: "false"}
     is_word = value is None or isinstance(value, bool)
-    return words[value] if is_word else str(value)
+    if is_word:
+        return words[value]
+    return f"'{value}'" if isinstance(value, str) and NO_TEXT.fullmatch(value) else str(value)
 
 
 def to_json_schema(kind: Any, limits: Mapping[str, Any], choices: tuple[Any, ...] = ()) -> dict[str, Any]:

@@ -235,16 +235,20 @@ def drop_duplicates(data_split: DataSplit, contents: Mapping[str, str]) -> DataS
     return data_split._replace(train=train)
 
 
-def check_examples(data_split: DataSplit, targets: Targets) -> None:
+def check_examples(data_split: DataSplit, targets: Targets, remedy: str) -> None:
     """Check that training and validation have examples; less serious problems become a warning.
 
+    Args: remedy: what changes this split, for the message.
     Raises:
         ValueError: training or validation lacks cases of some class, see `targets.check_examples`.
     """
     for split_name, cases in (("training", data_split.train), ("validation", data_split.val)):
         if not cases:
             continue
-        warning = targets.check_examples(values_of(cases), split_name)
+        try:
+            warning = targets.check_examples(values_of(cases), split_name)
+        except ValueError as error:
+            raise ValueError(f"{error}; {remedy}") from error
         if warning:
             log.warning("%s", warning)
 

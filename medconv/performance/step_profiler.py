@@ -80,6 +80,11 @@ class StepProfiler(Callback):
         return self._earlier_seconds + time.monotonic() - self._started_at
 
     @property
+    def fit_seconds(self) -> float:
+        """Of all steps and validations, which `trainer.max_time` counts."""
+        return sum(self.seconds.values())
+
+    @property
     def training_seconds(self) -> float:
         """Of all steps, without validation."""
         return sum(seconds for phase, seconds in self.seconds.items() if phase != "validation")
@@ -94,7 +99,7 @@ class StepProfiler(Callback):
 
     def shares(self) -> dict[str, float]:
         """Phase to its share of all time, validation included."""
-        total = sum(self.seconds.values())
+        total = self.fit_seconds
         if not total:
             return {}
         return {phase: self.seconds[phase] / total for phase in PHASES}

@@ -31,6 +31,9 @@ def check_settings(config: RunConfig) -> None:
             f"init.thaw_at={init.thaw_at} is a share of the run, but its progress is not known: scheduler."
             f"_target_={config.scheduler['_target_']}, and trainer.max_time, max_steps or max_epochs"
         )
+    for key in ("max_steps", "max_epochs", "limit_train_batches"):
+        if getattr(config.trainer, key) == 0:
+            raise configs.ConfigError(f"trainer.{key}=0: the run would train no step; expected more than 0")
     accumulated = config.trainer.accumulate_grad_batches
     if config.perf.cuda_graphs and accumulated > 1:
         raise configs.ConfigError(

@@ -268,7 +268,7 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
     # strict=False: there are no contents if all images are constant
     contents = dict(zip([case.id for case in dataset.cases], measured.contents, strict=False))
     split = splits.drop_duplicates(split, contents)
-    splits.check_examples(split, targets)
+    splits.check_examples(split, targets, _remedy(split, data))
     if data.balanced_sampling and not targets.per_voxel:
         targets.balanced_groups(splits.values_of(split.train))  # fails where there are no classes to draw
     sized = targets.per_voxel or data.resize is not None or data.patch_size is not None
@@ -282,6 +282,15 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
             f"{common[1]}; expected one size; data.resize=[{resize}], for example, scales all of them to it"
         )
     return split
+
+
+def _remedy(split: DataSplit, data: DataConfig) -> str:
+    """What changes which cases are in training and validation."""
+    if data.splits_file is not None:
+        return f"change fold {data.fold} of {data.splits_file}"
+    if any(case.split == "val" for case in split.val):
+        return "the dataset itself defines the splits: correct it there, or data.splits_file sets others"
+    return "another data.fold or data.num_folds may help"
 
 
 def build_sampler(node: Node, data: DataConfig, cases: TrainingCases) -> Sampler:

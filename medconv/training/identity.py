@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from medconv.config import Node, flatten
+from medconv.config.values import as_text
 from medconv.data.case import Case
 from medconv.data.preprocessing.store import BROKEN, Store
 from medconv.utils.atomic_io import write_text
@@ -52,7 +53,7 @@ def config_differences(earlier: Node, current: Node) -> list[str]:
         before = earlier_values.get(key)
         now = current_values.get(key)
         if before != now and not f"{key}.".startswith(free):
-            lines.append(f"{key}: {before} there, {now} now")
+            lines.append(f"{key}: {as_text(before)} there, {as_text(now)} now")
     return lines
 
 

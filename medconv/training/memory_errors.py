@@ -33,6 +33,10 @@ def naming_memory(data: DataConfig) -> Iterator[None]:
     except worker_errors.SharedMemoryFullError as error:
         raise ValueError(f"{error}. {_shared_memory_advice(data)}") from error
     except (RuntimeError, MemoryError) as error:
+        if worker_errors.too_many_files(error):
+            raise ValueError(
+                f"too many open files; `ulimit -n 65536` permits more, or {_less_data(data)}"
+            ) from error
         ended = worker_errors.ended_worker(error)
         if ended is not None:
             pid, ended_by = ended

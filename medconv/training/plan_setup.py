@@ -5,13 +5,15 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from medconv import config as configs
 from medconv.config import Derived, Node, RunConfig
 from medconv.data import splits
 from medconv.data.case import Case, Dataset
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.models.monai_networks import stem_for
-from medconv.performance.memory_budget import measured_gb
+from medconv.performance.memory_budget import measured_gb, total_memory
 from medconv.planning.limits import PlanOverrides
 from medconv.planning.planner import Plan, plan
 from medconv.planning.topology import Budget
@@ -19,7 +21,9 @@ from medconv.targets import Targets
 from medconv.training import plan_for_time
 from medconv.training.run_dir import short_hash
 from medconv.training.weight_source import weight_source
+from medconv.utils.errors import ArgumentError
 from medconv.utils.hardware import resolve_precision, uses_gpu
+from medconv.utils.logging import size_text
 
 _DATA_KEYS = (
     "spatial_dims",
@@ -31,6 +35,7 @@ _DATA_KEYS = (
     "resize",
 )
 _MODEL_KEYS = ("divisible_by", "residual_blocks")
+_FLOAT32 = 4  # bytes of a voxel
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -70,6 +75,8 @@ def make_plan(
             dataset.targets.num_outputs,
             warns=bool(origin),
         )
+        if config.data.resize is None:
+            _check_memory(size_plan, dataset, measured)
         return _as_used(size_plan, config.model)
 
     if config.plan.size is not None:
@@ -85,6 +92,27 @@ def make_plan(
         return derived_values(size_plan, dataset, dataset.cases, fitted_targets)
 
     return plan_for_time.fitting(config, planned, derive, budget)
+
+
+def _check_memory(size_plan: Plan, dataset: Dataset, measured: Fingerprint) -> None:
+    """Raises: ArgumentError: the largest image does not fit into main memory once resampled."""
+    target_mm = list(size_plan.spacing_mm)
+    if size_plan.slice_axis is not None:  # slices keep their own
+        target_mm.insert(size_plan.slice_axis, 0.0)
+    spacings_mm = np.array(measured.spacings_mm)
+    scales = np.divide(spacings_mm, target_mm, out=np.ones_like(spacings_mm), where=np.array(target_mm) > 0)
+    shapes = np.array(measured.shapes) * scales
+    gigabytes = shapes.prod(1) * len(measured.intensities) * _FLOAT32 / 2**30
+    largest = int(gigabytes.argmax())
+    memory_gb = total_memory() / 2**30
+    if gigabytes[largest] > memory_gb:
+        raise ArgumentError(
+            "spacing_mm",
+            f": case {dataset.cases[largest].id} has {size_text(spacings_mm[largest])} mm, and at "
+            f"{size_text(size_plan.spacing_mm, 4)} mm {size_text(shapes[largest].round().astype(int))} "
+            f"voxels, {gigabytes[largest]:.3g} GB; this machine has {memory_gb:.3g}. Choose a coarser one, "
+            "or correct the headers",
+        )
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

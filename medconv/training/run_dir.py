@@ -234,6 +234,7 @@ class RunDir:
             status=status,
             steps=trainer.global_step,
             wall_seconds=round(profiler.wall_seconds, 1),
+            fit_seconds=round(profiler.fit_seconds, 1),
             samples_per_second=profiler.samples_per_second,
             data_wait_share=profiler.data_wait_share,
             step_shares=profiler.shares(),

@@ -24,6 +24,7 @@ _KEYS = (
     "val/dice_per_class",
     "steps",
     "wall_seconds",
+    "fit_seconds",
     "samples_per_second",
     "data_wait_share",
     "step_shares",

@@ -12,9 +12,10 @@ NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
 # A disk is broken, or a network file system has lost its server or was mounted again.
 DISK_FAILED = (errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO)
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+GONE = (errno.ENOENT, errno.ENOTDIR)  # the folder of a file that is to be written was deleted
 # The file itself may be whole.
 UNREADABLE = (*NO_ACCESS, *DISK_FAILED, *TOO_MANY_FILES, errno.ENOMEM)
-DISK_ERRORS = (*NO_ROOM, *NO_ACCESS, *DISK_FAILED, *TOO_MANY_FILES)
+DISK_ERRORS = (*NO_ROOM, *NO_ACCESS, *DISK_FAILED, *TOO_MANY_FILES, *GONE)
 
 
 @contextmanager

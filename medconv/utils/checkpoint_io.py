@@ -1,8 +1,11 @@
 """Read checkpoints; only tensors and plain values are ever unpickled."""
 
+import logging
 import pickle
+import re
 import zipfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,10 @@ import torch
 from torch import nn
 from torch.serialization import safe_globals
 
+import medconv
 from medconv.utils.atomic_io import UNREADABLE
+
+log = logging.getLogger(__name__)
 
 # Classes of NumPy's numbers, by their names before and after NumPy 2.
 _NUMPY_CLASSES = ("numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
@@ -29,7 +35,26 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path}: not a medconv checkpoint, the keys `medconv` and `state_dict` are not in it"
         )
+    metadata = content["medconv"]
+    version = metadata.get("version") if isinstance(metadata, dict) else None
+    if isinstance(version, str) and _numbers(version) > _numbers(medconv.__version__):
+        _warn_of_later(version[:20])
     return content
+
+
+def _numbers(version: str) -> list[int]:
+    """Such as [0, 12, 1] of 0.12.1rc2."""
+    return [int(number) for number in re.findall(r"\d{1,9}", version)[:3]]
+
+
+@cache
+def _warn_of_later(version: str) -> None:
+    """Once for a process, which may read several files of a run."""
+    log.warning(
+        "a checkpoint was written by medconv %s, this is %s, which does not know what is new there",
+        version,
+        medconv.__version__,
+    )
 
 
 def is_ours(content: Any) -> bool:

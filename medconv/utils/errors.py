@@ -1,7 +1,9 @@
 """Errors of libraries, which raise anything in any form, as errors of one line for users."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class Argument(str):
@@ -43,7 +45,17 @@ def explained(problem: str, *errors: type[BaseException]) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """An error on one line; an error of the operating system without its number and path."""
+    """An error on one line; an error of the operating system without its number and path.
+
+    A link that leads nowhere is named: the system says both that it exists and that it does not.
+    """
+    name = getattr(error, "filename", None)
+    if isinstance(name, (str, bytes)):
+        path = Path(os.fsdecode(name))
+        for link in (path, *path.parents):
+            if os.path.islink(link) and not os.path.exists(link):  # noqa: PTH110, PTH114 - any text
+                place = "" if link == path else f"{link} is "
+                return f"{place}a link to {os.readlink(link)}, which does not exist"  # noqa: PTH115
     text = getattr(error, "strerror", None) or str(error)
     return " ".join(text.split()) or type(error).__name__
 

@@ -153,7 +153,7 @@ def _route_lightning() -> None:
 
 
 def _on_thread_error(args: threading.ExceptHookArgs) -> None:
-    """No traceback for a full or failed disk: the main thread reports the same error."""
+    """No traceback for a full or failed disk or a deleted folder: the main thread reports the same error."""
     is_disk_error = isinstance(args.exc_value, OSError) and args.exc_value.errno in DISK_ERRORS
     if not is_disk_error:
         threading.__excepthook__(args)

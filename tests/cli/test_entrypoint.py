@@ -77,6 +77,16 @@ def of_medconv(body: str, **names: Any) -> Callable[[], int]:
             USER,
             f"error: x: its disk or network file system failed ({os.strerror(errno.ESTALE)})\n",
         ),
+        (
+            OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), "x"),
+            USER,
+            f"error: x: {os.strerror(errno.ENAMETOOLONG)}\n",
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "runs/x/last.ckpt"),
+            USER,
+            f"error: runs/x/last.ckpt: {os.strerror(errno.ENOENT)}\n",
+        ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
@@ -96,6 +106,23 @@ def test_a_bug_shows_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert guard(of_medconv("raise AssertionError('ours')")) == BUG
     shown = capsys.readouterr().err
     assert "Traceback" in shown and shown.endswith("please report it with the lines above\n")
+
+
+def test_a_file_that_medconv_itself_lacks_is_a_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    own = Path(entrypoint.__file__).with_name("absent.html")
+    assert guard(of_medconv("open(own)", own=own)) == BUG
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The system says that it exists, or of a file below it, that it does not."""
+    link = tmp_path / "runs"
+    link.symlink_to("nowhere")
+    assert guard(of_medconv("link.mkdir(exist_ok=True)", link=link)) == USER
+    assert capsys.readouterr().err == f"error: {link}: a link to nowhere, which does not exist\n"
+    below = link / "x"
+    assert guard(of_medconv("below.mkdir()", below=below)) == USER
+    assert capsys.readouterr().err == f"error: {below}: {link} is a link to nowhere, which does not exist\n"
 
 
 def test_an_error_in_own_code_is_the_users(capsys: pytest.CaptureFixture[str]) -> None:

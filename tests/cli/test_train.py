@@ -49,7 +49,13 @@ def test_the_result_shows_scores_speed_and_files(tmp_path: Path) -> None:
         "val/cases": {"a": {}, "b": {}},
         "targets": LabelMapTargets.of_classes(("background", "box", "hole")).plain(),
     }
-    speed = {"steps": 4, "wall_seconds": 2.0, "samples_per_second": 3.25, "data_wait_share": 0.125}
+    speed = {
+        "steps": 4,
+        "wall_seconds": 2.0,
+        "fit_seconds": 1.5,
+        "samples_per_second": 3.25,
+        "data_wait_share": 0.125,
+    }
     lines = train.result_table({**dice, **speed}, folder).splitlines()
     assert lines[1:5] == [
         "Dice over 2 validation cases, best checkpoint",
@@ -57,7 +63,10 @@ def test_the_result_shows_scores_speed_and_files(tmp_path: Path) -> None:
         "  hole               -   ",
         "  mean foreground  0.7500",
     ]
-    assert "4 steps in 2.0 s, 3.2 samples/s, 12.5 % of the time was spent waiting for data" in lines
+    assert (
+        "4 steps in 1.5 s with validations, in all 2.0 s with preparation; 3.2 samples/s, "
+        "12.5 % of the time was spent waiting for data"
+    ) in lines
     assert f"checkpoint  {folder.last}" in lines  # there is no best one
     targets = MulticlassTargets(("no", "yes")).plain()
     auc = {"targets": targets, "val/auc": 0.9, "val/accuracy": 0.8, "val/cases": {"a": {}}}

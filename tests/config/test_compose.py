@@ -238,6 +238,38 @@ def test_a_path_of_any_characters_needs_no_quotes(root: str) -> None:
     assert (data.images, data.root) == (f"{root}/{{id}}.nii", root)
 
 
+@pytest.mark.parametrize("text", ["1e5", "007", "1_000", ".5", "true", "inf"])
+def test_a_text_that_looks_like_a_number_stays_as_it_was_typed(text: str) -> None:
+    config = validate(
+        config_of("data=csv", f"run.name={text}", f"data.class_names=[a,{text}]", f"tags=[{text},b]")
+    )
+    assert config.run.name == text
+    assert config.data.class_names == ["a", text]
+    assert config.tags == [text, "b"]
+
+
+def test_null_is_no_text() -> None:
+    assert validate(config_of("run.name=null")).run.name is None
+
+
+def test_a_text_that_a_file_gives_as_a_number_is_refused(tmp_path: Path) -> None:
+    """YAML has lost how it was spelled."""
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [train, _self_]\nrun: {name: 1.0e5}\ndata: {class_names: [a, true]}\n"
+    )
+    with pytest.raises(ConfigError) as raised:
+        validate(config_of("--config-name=mine", f"--config-dir={tmp_path}"))
+    assert "run.name must be a word or null, got 100000.0; write it in quotes" in str(raised.value)
+    assert "data.class_names must be a list of words or null, got true; write it in" in str(raised.value)
+
+
+def test_a_group_that_is_removed_is_named() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^loss: every run needs one; leave out ~loss, or choose one of auto, "
+    ):
+        validate(config_of("~loss"))
+
+
 def test_a_shell_leaves_the_home_folder_in_a_value() -> None:
     assert config_of("data.root=~/scans").data.root == str(Path.home() / "scans")
 

@@ -23,7 +23,7 @@ def test_choices_are_those_that_the_code_knows() -> None:
         ("data.ignore_label", [255, "unlabelled", [255, 254], None], [2.5, {"a": 1}]),
         ("data.images", ["a/{id}.nii", {"t1": "a/{id}"}, None], [3, ["a", "b"]]),
         ("data.annotated", [{"a_*": ["liver"]}], ["liver", {"a_*": "liver"}]),
-        ("data.fold", [0, "all", "2"], [None, 0.5]),
+        ("data.fold", [0, "all"], [None, 0.5, "2"]),
     ],
 )
 def test_keys_that_take_several_types(name: str, good: list[object], bad: list[object]) -> None:

@@ -39,6 +39,12 @@ def test_a_wrong_argument_is_named(arguments: list[str], expected: str) -> None:
         check_classes(validate(composed(*arguments)))
 
 
+@pytest.mark.parametrize("key", ["max_steps", "max_epochs", "limit_train_batches"])
+def test_a_run_of_no_step_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^trainer\.{key}=0: the run would train no step"):
+        check_settings(validate(composed(f"trainer.{key}=0")))
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -1,5 +1,6 @@
 """medconv/training/memory_errors.py: the advice when memory runs out or a loader worker is killed."""
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,16 @@ def test_full_shared_memory_names_what_helps() -> None:
     data = DataConfig(num_workers=4)
     with pytest.raises(ValueError, match=r"--shm-size=8g.*data\.num_workers \(now 4\)"), naming_memory(data):
         raise SharedMemoryFullError("no shared memory left for a batch")
+
+
+def test_too_many_open_files_are_named_by_their_number() -> None:
+    """torch raises an error of its own in the context of the system's."""
+    message = r"^too many open files; `ulimit -n 65536` permits more, or fewer .*data\.num_workers \(now 4\)"
+    with pytest.raises(ValueError, match=message), naming_memory(DataConfig(num_workers=4)):
+        try:
+            raise OSError(errno.EMFILE, "in any language")
+        except OSError:
+            raise RuntimeError("Communication with the workers is no longer possible") from None
 
 
 def test_advice_fits_the_signal() -> None:

@@ -1,5 +1,6 @@
 """medconv/training/plan_setup.py: the size and the dimensions of a plan, from a config and what a run recorded."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,30 @@ def test_a_run_that_goes_on_keeps_slices_or_volumes(
     found = auto(dataset)
     planned = plan_setup.make_plan(config, found, THICK, recorded)
     assert (planned.spatial_dims, planned.slice_axis) == (dims, {2: 2, 3: None}[dims])
+
+
+@pytest.mark.parametrize(
+    ("spacing", "fits"), [([0.5, 0.5, 0.5], True), ([0.001, 0.001, 0.001], False), ([0.0001, 0.0001], False)]
+)
+def test_a_grid_that_memory_cannot_hold_is_refused_with_its_case(
+    spacing: list[float], fits: bool, tmp_path: Path, dataset: Path
+) -> None:
+    found = auto(dataset)
+    shapes = [(48, 48, 9)] * len(found.cases)
+    shapes[2] = (64, 48, 9)
+    measured = fingerprint(shapes, [(1.0, 1.0, 8.0)] * len(shapes), classes=3)
+    dims = len(spacing)
+    values = ",".join(map(str, spacing))
+    config = tiny.checked(
+        dataset,
+        f"data.cache_dir={tmp_path}",
+        f"data.spacing_mm=[{values}]",
+        f"data.spatial_dims={dims}",
+        *OPEN,
+    )
+    message = rf"^data\.spacing_mm: case {found.cases[2].id} has 1 x 1 x 8 mm, and at .*GB; this machine has"
+    with nullcontext() if fits else pytest.raises(ValueError, match=message):
+        plan_setup.make_plan(config, found, measured)
 
 
 @pytest.mark.parametrize(("model", "others"), [("resnet", True), ("encoder", False)])

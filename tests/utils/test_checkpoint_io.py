@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import medconv
 from medconv.utils import checkpoint_io
 
 
@@ -23,6 +24,18 @@ class Payload:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize(
+    ("version", "warns"),
+    [("99.0", True), ("0.1.7", False), (medconv.__version__, False), (3, False), ("of tomorrow", False)],
+)
+def test_a_later_version_is_named_with_this_one(
+    version: Any, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.save({"medconv": {"version": version}, "state_dict": {}}, tmp_path / "x.ckpt")
+    checkpoint_io.read(tmp_path / "x.ckpt")
+    assert (f"written by medconv {version}, this is {medconv.__version__}" in caplog.text) == warns
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ in place of the batch. A worker killed by a signal sends nothing; its current ta
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import signal
@@ -21,13 +20,15 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from medconv.utils.atomic_io import TOO_MANY_FILES
 from medconv.utils.errors import first_line, with_class
 from medconv.utils.hardware import out_of_memory
 
 _DEAD = re.compile(
     r"DataLoader worker \(pid\S* ([\d, ]+)\) (?:is killed by signal: ([^.]+)\.|exited unexpectedly)"
 )
-_NO_SHARED_MEMORY = re.compile(r"shared memory|/torch_\d+")  # in torch's errors
+_SHARED_MEMORY = re.compile(r"shared memory|/torch_\d+")  # in torch's errors
+_ERRNO = re.compile(r"\((\d+)\)")  # such as `<...>: Too many open files (24)`
 _NAMES = {signal.strsignal(number): number.name for number in signal.Signals}
 WAITING, READING, AUGMENTING = range(3)
 _GUARDED: WeakSet[GuardedDataset] = WeakSet()  # of this process
@@ -57,13 +58,13 @@ class WorkerError:
     def unsent(cls, error: Exception) -> WorkerError:
         """Of a batch that cannot be sent to the main process."""
         text = "".join(traceback.format_exception(error))
-        if _NO_SHARED_MEMORY.search(str(error)):
+        lacks_files = too_many_files(error)
+        if _SHARED_MEMORY.search(str(error)) and not lacks_files:
             message = f"no shared memory left for a batch ({first_line(error)})"
             return cls(message, True, text, SharedMemoryFullError)
-        too_many_files = isinstance(error, OSError) and error.errno == errno.EMFILE
-        advice = "; `ulimit -n 65536` permits more open files" if too_many_files else ""
-        message = f"a loader worker cannot send its batch: {type(error).__name__}: {error}{advice}"
-        return cls(message, too_many_files, text)
+        advice = "; `ulimit -n 65536` permits more open files" if lacks_files else ""
+        message = f"a loader worker cannot send its batch: {with_class(error)}{advice}"
+        return cls(message, lacks_files, text)
 
     @classmethod
     def lost(cls, error: Exception) -> WorkerError:
@@ -76,7 +77,7 @@ class WorkerError:
 
     @classmethod
     def of(cls, error: Exception, case: str, sample: str) -> WorkerError:
-        if _NO_SHARED_MEMORY.search(str(error)):
+        if _SHARED_MEMORY.search(str(error)):
             return cls.unsent(error)
         is_users = isinstance(error, ValueError)
         message = f"{type(error).__name__}: {error}"
@@ -98,6 +99,19 @@ class WorkerError:
         error = self.kind(self.message) if self.is_users else RuntimeError(self.message)
         error.__cause__ = WorkerTraceback(self.traceback)
         return error
+
+
+def too_many_files(error: BaseException | None) -> bool:
+    """Whether this error or one in its context has that number, which torch writes into a text."""
+    while error is not None:
+        numbers = _ERRNO.findall(first_line(error)) if _SHARED_MEMORY.search(str(error)) else []
+        if (
+            getattr(error, "errno", None) in TOO_MANY_FILES
+            or int(numbers[-1] if numbers else 0) in TOO_MANY_FILES
+        ):
+            return True
+        error = error.__context__
+    return False
 
 
 class GuardedDataset(Dataset[Any]):

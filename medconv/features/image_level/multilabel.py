@@ -64,7 +64,7 @@ class MultilabelTargets(NumberTargets):
         if not has_both.any():
             raise ValueError(
                 "no label has both positive and negative validation cases, so there is no AUC to choose a "
-                "checkpoint by; another fold or num_folds may help"
+                "checkpoint by"
             )
         missing = self.missing(values)
         if not missing:

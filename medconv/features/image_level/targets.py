@@ -197,10 +197,7 @@ class ImageLevelTargets(Targets):
         names = ", ".join(missing)
         # with one class alone nothing can be validated
         if split == "training" or len(missing) >= len(self.names) - 1:
-            raise ValueError(
-                f"no {split} case has {self.name_word} {names}, expected at least one of each; another "
-                "fold or num_folds, or class_names without it, may help"
-            )
+            raise ValueError(f"no {split} case has {self.name_word} {names}, expected at least one of each")
         return f"no {split} case has {names}, so there is no score of it"
 
     def missing(self, values: np.ndarray) -> list[str]:

@@ -218,6 +218,14 @@ class FullSharedMemory:
         return {**batch, "image": batch["image"] + 1}
 
 
+@pytest.mark.parametrize(("number", "is_memory"), [(24, False), (28, True), (12, True)])
+def test_torchs_error_of_shared_memory_is_told_by_its_number(number: int, is_memory: bool) -> None:
+    text = f"unable to open shared memory object </torch_1_2> in read-write mode: any words ({number})"
+    error = worker_errors.WorkerError.unsent(RuntimeError(text))
+    assert (error.kind is worker_errors.SharedMemoryFullError) == is_memory
+    assert ("`ulimit -n 65536`" in error.message) != is_memory
+
+
 class Unsendable:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {**batch, "image": lambda: "no process can get this"}

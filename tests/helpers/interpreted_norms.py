@@ -44,8 +44,9 @@ CASES: list[tuple[tuple[int, ...], torch.dtype, float | None, bool, float]] = [
     ((3, 8, 9, 7, 5), torch.float64, 0.1, True, 0),
     ((2, 3, 4, 5, 3), torch.bfloat16, 0.0, True, 0),
     ((2, 5, 41, 43), torch.float32, None, True, 1000),
+    ((2, 5, 41, 43), torch.float16, None, True, 1000),
 ]
-TOLERANCES = {torch.float64: 1e-11, torch.float32: 5e-5, torch.bfloat16: 1e-2}
+TOLERANCES = {torch.float64: 1e-11, torch.float32: 5e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 STATISTICS = ("sample", "groups", "batch", "running")
 
 
@@ -254,10 +255,10 @@ def operators_are_sound() -> None:
     torch.manual_seed(0)
     x = _last(torch.randn(2, 3, 4, 5)).requires_grad_()
     affine = (torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True))
-    opcheck(triton_norm._forward, (x, *affine, None, None, 1e-5, 0.01, False, 0))
-    opcheck(triton_norm._forward, (x, *affine, None, None, 1e-5, 0.01, False, 1))
-    opcheck(triton_norm._forward, (x, *affine, None, None, 1e-5, 0.01, True, 0))
-    opcheck(triton_norm._forward, (x, *affine, torch.randn(3), torch.rand(3), 1e-5, 0.01, True, 0))
+    opcheck(triton_norm._operator, (x, *affine, None, None, 1e-5, 0.01, False, 0))
+    opcheck(triton_norm._operator, (x, *affine, None, None, 1e-5, 0.01, False, 1))
+    opcheck(triton_norm._operator, (x, *affine, None, None, 1e-5, 0.01, True, 0))
+    opcheck(triton_norm._operator, (x, *affine, torch.randn(3), torch.rand(3), 1e-5, 0.01, True, 0))
     block = ConvBlock(2, (3, 4), (3, 3), "batch").to(memory_format=torch.channels_last)
     assert swap_norms(block) == 1
     plain = deepcopy(block)

@@ -1,16 +1,20 @@
-"""Channels-last instance, group and batch norm as operators of torch, by kernels of `triton_norm_launch`.
+"""Channels-last instance, group and batch norm by kernels of `triton_norm_launch`, with their own backward.
 
-Custom operators, so that the compiler sees one operation and autograd the hand-written backward. Triton is
-imported where they run: it is not installed everywhere, and its import takes a second.
+Eager training calls them through a plain `autograd.Function`. While compiling they are operators of torch, so
+that the compiler sees one operation: an operator's Python costs the host 170 us a norm, more than its kernels
+take on a GPU in the coarse stages. Triton is imported where they run: it is not installed everywhere, and its
+import takes a second.
 """
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
 from medconv.convs.parametrization import CHANNELS_LAST
@@ -92,15 +96,15 @@ def triton_norm(
     if batch is not None and not batch.training:
         running = (batch.running_mean, batch.running_var)
     over_batch = batch is not None
+    norm = _operator if torch.compiler.is_compiling() else _Norm.apply
     result: tuple[Tensor, Tensor, Tensor]
-    result = _forward(x, weight, bias, *running, eps, negative_slope, over_batch, groups)
+    result = norm(x, weight, bias, *running, eps, negative_slope, over_batch, groups)
     y, mean, variance = result
     if batch is not None and batch.training:
         batch.update(mean.detach(), variance.detach(), x.numel() // x.shape[1])
     return y
 
 
-@torch.library.custom_op("medconv::norm", mutates_args=())
 def _forward(
     x: Tensor,
     weight: Tensor | None,
@@ -119,11 +123,10 @@ def _forward(
         return triton_norm_launch.forward(x, weight, bias, None, eps, negative_slope, over_batch, groups)
     running = (running_mean, running_var)
     y = triton_norm_launch.forward(x, weight, bias, running, eps, negative_slope, over_batch)[0]
-    # an operator must not return its inputs
+    # neither an operator nor a function of autograd may return its inputs
     return y, running_mean.new_empty(0), running_mean.new_empty(0)
 
 
-@torch.library.custom_op("medconv::norm_backward", mutates_args=())
 def _backward(
     grad: Tensor,
     x: Tensor,
@@ -144,7 +147,11 @@ def _backward(
     )
 
 
-@_forward.register_fake
+_operator = torch.library.custom_op("medconv::norm", _forward, mutates_args=())
+_backward_operator = torch.library.custom_op("medconv::norm_backward", _backward, mutates_args=())
+
+
+@_operator.register_fake
 def _(
     x: Tensor,
     weight: Any,
@@ -164,7 +171,7 @@ def _(
     return y, x.new_empty(shape, dtype=dtype), x.new_empty(shape, dtype=dtype)
 
 
-@_backward.register_fake
+@_backward_operator.register_fake
 def _(
     grad: Tensor,
     x: Tensor,
@@ -193,9 +200,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     ctx.save_for_backward(x, *statistics, weight, bias)
 
 
-def _gradients(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _gradients(backward: Any, ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     x, mean, variance, weight, bias = ctx.saved_tensors
-    x_grad, weight_grad, bias_grad = _backward(
+    x_grad, weight_grad, bias_grad = backward(
         grad, x, mean, variance, weight, bias, *ctx.constants, ctx.are_given
     )
     return (
@@ -206,4 +213,10 @@ def _gradients(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     )
 
 
-_forward.register_autograd(_gradients, setup_context=_save)
+_operator.register_autograd(partial(_gradients, _backward_operator), setup_context=_save)
+
+
+class _Norm(torch.autograd.Function):
+    forward = staticmethod(_forward)
+    setup_context = staticmethod(_save)  # type: ignore[assignment]
+    backward = staticmethod(once_differentiable(partial(_gradients, _backward)))

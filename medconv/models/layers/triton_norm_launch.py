@@ -17,6 +17,8 @@ _MAX_COLUMNS = 64  # 128 bytes of bf16
 _MOMENT_PROGRAMS = 7
 _GRADIENT_PROGRAMS = 5
 _A100_MULTIPROCESSORS = 108
+_TILES = 4  # of a program that changes tiles one by one: numbers of a channel are combined once for them
+_WAVES = 8  # programs for each multiprocessor; with fewer of them a program has one tile
 _MAX_CHUNKS = 1024  # that one program merges
 _MIN_STEPS = 4  # tiles of a chunk, so that its partial result is small beside what it reads
 _MERGED_COLUMNS = 4  # channels of a program that merges
@@ -59,6 +61,7 @@ def forward(
             plan.channels,
             EPS=eps,
             SLOPE=negative_slope,
+            TILES=plan.tiles,
             **plan.tile,
         )
     return y, mean, variance
@@ -128,7 +131,7 @@ def backward(
         elif groups:
             through_statistics = tuple(_weighted_mean(each, weight, groups) for each in (shift, scale))
         kernels.input_gradient[plan.tile_grid](
-            *inputs, *through_statistics, dx, *sizes, GROUPED=groups > 0, **constants
+            *inputs, *through_statistics, dx, *sizes, GROUPED=groups > 0, TILES=plan.tiles, **constants
         )
     return dx, scale.sum(0), shift.sum(0)
 
@@ -181,14 +184,19 @@ class Plan:
         self.chunks = triton.cdiv(self.voxels, self.steps * self.rows)  # none is empty
         # program ids: 0 chunk or tile of voxels, 1 block of channels, 2 sample
         self.chunk_grid = (self.chunks, column_blocks, self.samples)
-        self.tile_grid = (triton.cdiv(self.voxels, self.rows), column_blocks, self.samples)
+        tiles = triton.cdiv(self.voxels, self.rows)
+        fills = tiles * column_blocks * self.samples >= _TILES * _WAVES * multiprocessors(x.device)
+        self.tiles = _TILES if fills else 1
+        self.tile_grid = (triton.cdiv(tiles, self.tiles), column_blocks, self.samples)
         is_double = x.dtype == torch.float64
         self.acc = tl.float64 if is_double else tl.float32
         self.dtype = torch.float64 if is_double else torch.float32
         self.device = x.device
         # 16 bytes of bf16 at once if 8 divides the channels
         align = math.gcd(self.channels, 16)
-        self.tile = {"ALIGN": align, "ROWS": self.rows, "COLS": columns, "ACC": self.acc}
+        # Where an address serves one element, a thread with 16 of them would not have the registers
+        warps = 4 if align >= 8 else 8
+        self.tile = {"ALIGN": align, "ROWS": self.rows, "COLS": columns, "ACC": self.acc, "num_warps": warps}
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)

@@ -69,12 +69,20 @@ class AverageWeights(WeightAveraging):
         """Moves the mean toward the current tensors, in place. Args: count: number of earlier updates."""
         averaged_steps = max(0, count - self.begin)
         share = (self.power + 1) / (averaged_steps + self.power + 1)
-        if self._skipped is None:
-            torch._foreach_lerp_(mean, current, share)
-        else:
-            # Decided on the device: a skipped step has the share 0
-            share_or_0 = torch.where(self._skipped, 0.0, share)
-            torch._foreach_lerp_(mean, current, [share_or_0.to(tensor.dtype) for tensor in mean])
+        skipped = self._skipped
+        if skipped is None or skipped.is_cpu:
+            if not skipped:
+                torch._foreach_lerp_(mean, current, share)
+            return
+        # Decided on the device: a skipped step has the share 0
+        move(mean, current, torch.where(skipped, 0.0, share))
+
+
+def move(mean: list[Tensor], current: list[Tensor], share: Tensor) -> None:
+    """`torch._foreach_lerp_` by a share on the device, which would be a launch for each tensor."""
+    differences = torch._foreach_sub(current, mean)
+    torch._foreach_mul_(differences, share.to(mean[0].dtype))
+    torch._foreach_add_(mean, differences)
 
 
 class _Mean(AveragedModel):

@@ -122,26 +122,31 @@ class Muon(Optimizer):
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         is_taken: Any = 1.0  # 0 if the step is skipped
         if found_inf is not None:
+            if found_inf.is_cpu and found_inf:
+                return
             is_taken = 1 - found_inf
-            is_skipped = found_inf.bool()  # once: each call is a launch
-            # Finite gradients that leave the momentum as it is
-            gradients = [
-                torch.where(is_skipped, momentum, gradient)
-                for momentum, gradient in zip(momenta, gradients, strict=True)
-            ]
+            if not found_inf.is_cpu:
+                # Finite gradients that leave the momentum as it is
+                gradients = _either(found_inf.bool(), momenta, gradients)
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         # Nesterov's look-ahead: the update is between gradient and momentum
         torch._foreach_lerp_(gradients, momenta, group["momentum"])
         # FSDP shards tensors over the ranks; sharding needs no communication, as each rank has all of it.
         full = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
         torch._foreach_mul_(kernels, 1 - is_taken * (group["lr"] * group["weight_decay"]))
-        for kernel, update in zip(kernels, _orthogonal_kernels(full), strict=True):
+        updates = _orthogonal_kernels(full)
+        if found_inf is not None and not found_inf.is_cpu:
+            torch._foreach_mul_(updates, is_taken)
+        by_side: dict[int, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+        for kernel, update in zip(kernels, updates, strict=True):
             if isinstance(kernel, DTensor):
                 update = distribute_tensor(update, kernel.device_mesh, kernel.placements, src_data_rank=None)
-            if found_inf is not None:
-                update.mul_(is_taken)
+            of_side = by_side[max(_sides(kernel))]
+            of_side[0].append(kernel)
+            of_side[1].append(update)
+        for side, (moved, by) in by_side.items():
             # The weights of an orthogonal update have the RMS 1 / sqrt(larger side)
-            kernel.sub_(update, alpha=group["lr"] * _ADAMS_UPDATE * max(_sides(kernel)) ** 0.5)
+            torch._foreach_sub_(moved, by, alpha=group["lr"] * _ADAMS_UPDATE * side**0.5)
 
     def _update_vectors(self, vectors: list[Tensor], group: dict[str, Any]) -> None:
         """Args: vectors: that have taken equally many steps."""
@@ -188,6 +193,25 @@ def _kernels_apart(params: Iterable[Any]) -> list[dict[str, Any]]:
 
 def _gradients(parameters: list[Tensor]) -> list[Tensor]:
     return [p.grad for p in parameters if p.grad is not None]
+
+
+def _either(condition: Tensor, if_true: list[Tensor], if_false: list[Tensor]) -> list[Tensor]:
+    """`torch.where` for lists of tensors with the same shapes and strides, without a launch for each.
+
+    Args: condition: one value, on the device.
+    """
+    sizes = [tensor.numel() for tensor in if_true]
+    flat = []
+    for tensors in (if_true, if_false):
+        flat.append(tensors[0].new_empty(sum(sizes)))
+        torch._foreach_copy_(_parts(flat[-1], sizes, tensors), tensors)
+    return _parts(torch.where(condition, *flat), sizes, if_true)
+
+
+def _parts(flat: Tensor, sizes: list[int], like: list[Tensor]) -> list[Tensor]:
+    """Views of parts of a flat tensor, each with the shape and strides of one of `like`."""
+    pieces = zip(flat.split(sizes), like, strict=True)
+    return [piece.as_strided(other.shape, other.stride()) for piece, other in pieces]
 
 
 def _sides(kernel: Tensor) -> tuple[int, int]:
@@ -280,6 +304,8 @@ def orthogonal(matrices: Sequence[Tensor], batched: bool = False) -> list[Tensor
                 for share, product, matrix in zip(shares, products, wide, strict=True)
             ]
     results = list(matrices)
+    if batched:  # one launch each, where the optimizer's would be one for each kernel
+        wide = [batch.to(matrices[0].dtype) for batch in wide]
     orthogonals = [single for batch in wide for single in batch.view(-1, rows, batch.shape[-1])]
     for index, result in zip(order, orthogonals, strict=True):
         results[index] = _narrow(result, matrices[index])

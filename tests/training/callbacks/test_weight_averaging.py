@@ -11,7 +11,7 @@ from helpers import tiny
 from lightning import Callback
 
 from medconv.inference.load import load
-from medconv.training.callbacks.weight_averaging import AverageWeights
+from medconv.training.callbacks.weight_averaging import AverageWeights, move
 from medconv.utils import checkpoint_io
 
 STEPS = [
@@ -148,3 +148,14 @@ def test_the_mean_of_weights_of_another_precision(tmp_path: Path, precision: str
     averaged = state(tmp_path / "run/checkpoints/last.ckpt")
     assert {value.dtype for value in averaged.values() if value.is_floating_point()} == {torch.float32}
     assert all(value.isfinite().all() for value in averaged.values())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_a_share_on_the_device_moves_the_mean_as_a_number_does(share: float) -> None:
+    torch.manual_seed(0)
+    current = [torch.randn(5, 3), torch.randn(7)]
+    means = [[torch.ones(5, 3), torch.ones(7)] for _ in range(2)]
+    move(means[0], current, torch.tensor(share))
+    torch._foreach_lerp_(means[1], current, share)
+    torch.testing.assert_close(means[0], means[1])
+    assert share or torch.equal(means[0][0], torch.ones(5, 3))

@@ -72,12 +72,15 @@ def _claims(groups: Sequence[str]) -> tuple[list[Claim], dict[str, str]]:
 
 
 def _chosen(claims: Sequence[Claim], names: Sequence[str] | None, broken: set[str]) -> list[Claim]:
-    """In the order of the claims. Raises: SystemExit: a name is unknown."""
+    """In the order of the names. Raises: SystemExit: a name is unknown."""
     known = {name for claim in claims for name in (claim.name, claim.group)} | broken
     unknown = sorted(set(names or ()) - known)
     if unknown:
         raise SystemExit(f"gpu_check.py: no part {', '.join(unknown)}; --list prints them")
-    return [c for c in claims if names is None or c.name in names or c.group in names]
+    if names is None:
+        return list(claims)
+    chosen = {c.name: c for name in names for c in claims if name in (c.name, c.group)}
+    return list(chosen.values())
 
 
 def _check(

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from monai.networks.nets import SegResNet
+from torch import Tensor
 
 from gpu_checks.claims import Expect, Figures, claim
 from gpu_checks.limits import Peaks
 from gpu_checks.networks import seconds
 from gpu_checks.setting import Setting
+from gpu_checks.wide import wide_conv3d
 from medconv.performance.switches import apply_switches, memory_format, to_memory_format
 
+# Inputs, outputs and edge of the finest convolutions at NVIDIA's size
+_THIN = ((4, 32, 128), (32, 32, 128), (64, 32, 128), (64, 64, 64), (128, 64, 64))
+_WIDTHS = (1, 2, 4)
 NORM = (2, 32, 120, 168, 120)  # the finest stage of `layers --scale 3`
 _NORMS = {  # ours and torch's
     "instance norm": ("ours, channels-last", "nn.InstanceNorm3d, channels-last"),
@@ -156,3 +163,44 @@ def group_norm(setting: Setting) -> Figures:
         "channels-last, times contiguous": times[True] / times[False],
         "contiguous, seconds": times[False],
     }
+
+
+@claim(
+    "wide-convolutions",
+    "Thin convolutions as wide ones: 1, 2 and 4 outputs along the last axis at once; w=1 is `nn.Conv3d`",
+    Expect("32 to 32 at 128, best width, times the plain speed", least=1.3),
+    Expect("error", most=0.02, tiny=True),
+    limit_s=60,
+    no_limit="none: a ratio",
+)
+def wide_convolutions(setting: Setting) -> Figures:
+    """Forward alone, and with both gradients, in bf16; a batch of 4, channels-last."""
+    device, rounds = setting.device, setting.pick(3, 1)
+    torch.backends.cudnn.benchmark = True
+    figures: dict[str, Any] = {}
+    worst = 0.0
+    for inputs, outputs, edge in _THIN:
+        size = setting.pick(edge, 8)
+        shape = (setting.pick(4, 1), inputs, size, size, size)
+        x = torch.randn(shape, device=device, dtype=torch.bfloat16)
+        x = to_memory_format(x, torch.channels_last_3d).requires_grad_()
+        weight = (torch.randn(outputs, inputs, 3, 3, 3, device=device) / (27 * inputs) ** 0.5).bfloat16()
+        weight = weight.to(memory_format=torch.channels_last_3d).requires_grad_()
+        times: dict[int, tuple[float, float]] = {}
+        plain = F.conv3d(x, weight, padding=1).detach()
+        for width in _WIDTHS:
+            conv = partial(F.conv3d, padding=1) if width == 1 else partial(wide_conv3d, width=width)
+            worst = max(worst, float((conv(x, weight).detach() - plain).abs().max() / plain.abs().max()))
+            with torch.no_grad():
+                forward = seconds(partial(conv, x, weight), device, rounds, warm_up=2)
+
+            def step(conv: Any = conv, leaves: Any = (x, weight), grad: Tensor = plain) -> None:
+                torch.autograd.grad(conv(*leaves), leaves, grad)
+
+            times[width] = (forward, seconds(step, device, rounds, warm_up=2))
+        name = f"{inputs} to {outputs} at {edge}"
+        milliseconds = [f"w={width} {1e3 * a:.2f} and {1e3 * b:.2f}" for width, (a, b) in times.items()]
+        figures[f"{name}, ms of a forward pass and of all three"] = ", ".join(milliseconds)
+        best = min(times[width][1] for width in _WIDTHS[1:])
+        figures[f"{name}, best width, times the plain speed"] = times[1][1] / best
+    return {**figures, "error": worst}

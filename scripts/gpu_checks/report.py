@@ -23,8 +23,12 @@ no network and no pytest:
 
 ```bash
 check="python scripts/gpu_check.py --json h100.json --missing --minutes 9 --part"
-$check smoke no-waits images-per-second images-compiled  # if these fail, mend them first
-$check norms convolutions step-large norm-price muon-share memory-estimate
+$check images-per-second wide-convolutions tuning norm-price muon-share guard-price  # the next minutes
+$check step-large step-small copy group-norm depthwise-price small-layers deep-supervision
+for part in resume nonfinite plan-full nccl-one fsdp-one; do  # right or wrong: five at once
+    OMP_NUM_THREADS=2 python scripts/gpu_check.py --json "$part.json" --minutes 9 --part "$part" &
+done; wait
+$check whole-images fault-tolerance prediction-stream export-speed convolutions-price
 $check correctness speed layers memory data distributed  # again and again, until nothing is missing
 ```
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -95,9 +96,37 @@ def images_cuda_graphs(setting: Setting) -> Figures:
     return _throughput(setting, **setting.pick({"compile": True, "cuda_graphs": True}, {}))
 
 
+@claim(
+    "tuning",
+    "cuDNN's search for the fastest algorithm: seconds until the first steps of four sizes, and of a step",
+    Expect("limit 3, seconds a step, times limit 10", most=1.05),
+    limit_s=150,
+    no_limit="none: a ratio",
+)
+def tuning(setting: Setting) -> Figures:
+    """`cudnn.benchmark` off, with 3 algorithms tried and with torch's 10, for each size of a growing patch."""
+    device = setting.device
+    figures: dict[str, Any] = {}
+    for name, on, limit in (("off", False, 10), ("limit 3", True, 3), ("limit 10", True, 10)):
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = on, limit
+        spent = 0.0
+        for edge in setting.pick((32, 64, 96, 128), (8, 16)):
+            size = replace(setting.pick(NVIDIA, TINY), patch=(edge, edge, edge), batch=2)
+            measured = trial(size, FAST, device)
+            start = time.perf_counter()
+            measured.step()
+            wait(device)
+            spent += time.perf_counter() - start
+            step = seconds(measured.step, device, setting.pick(3, 1), warm_up=2)
+            del measured
+        figures |= {f"{name}, seconds of the first steps": spent, f"{name}, seconds a step": step}
+    ratio = figures["limit 3, seconds a step"] / figures["limit 10, seconds a step"]
+    return figures | {"limit 3, seconds a step, times limit 10": ratio}
+
+
 def _step_table(setting: Setting, size: Size, *words: str) -> Figures:
     size = setting.pick(size, TINY)
-    rounds = ["--pairs", setting.pick("10", "1")]
+    rounds = ["--pairs", setting.pick("3", "1")]
     peers = ["--peers", *setting.pick(["dynunet"], [])]
     rows = setting.benchmark("step", *size.words(), *rounds, *peers, *words)
     found = {row["variant"]: row for row in rows}

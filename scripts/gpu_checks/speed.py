@@ -104,7 +104,7 @@ def images_cuda_graphs(setting: Setting) -> Figures:
     no_limit="none: a ratio",
 )
 def tuning(setting: Setting) -> Figures:
-    """`cudnn.benchmark` off, with 3 algorithms tried and with torch's 10, for each size of a growing patch."""
+    """`cudnn.benchmark` off, 3 algorithms tried, and torch's 10, for each size of a patch."""
     device = setting.device
     figures: dict[str, Any] = {}
     for name, on, limit in (("off", False, 10), ("limit 3", True, 3), ("limit 10", True, 10)):

@@ -23,7 +23,7 @@ no network and no pytest:
 
 ```bash
 check="python scripts/gpu_check.py --json h100.json --missing --minutes 9 --part"
-$check images-per-second wide-convolutions tuning norm-price muon-share guard-price  # the next minutes
+$check images-per-second wide-convolutions tuning norm-price muon-share guard-price
 $check step-large step-small copy group-norm depthwise-price small-layers deep-supervision
 for part in resume nonfinite plan-full nccl-one fsdp-one; do  # right or wrong: five at once
     OMP_NUM_THREADS=2 python scripts/gpu_check.py --json "$part.json" --minutes 9 --part "$part" &

@@ -33,6 +33,7 @@ def measured_once(
     complete: Callable[[Node], bool],
     begin: Callable[[], None] = lambda: None,
     shared: bool = True,
+    holds: Callable[[Node], bool] = lambda result: True,
 ) -> tuple[Node, Path]:
     """The result of `measure`, or of an earlier run with the same key, and its file.
 
@@ -44,6 +45,8 @@ def measured_once(
         complete: whether the content of a file is a result.
         begin: called before on each rank that finds no result; its errors must be those of all ranks.
         shared: all ranks ask for it; else rank 0 alone does.
+        holds: whether a result counts for later runs, too; one that does not is not written, unless other
+            ranks wait for it.
     Raises:
         ConfigError: the file of several ranks cannot be written, or waiting for rank 0 timed out.
     """
@@ -56,8 +59,14 @@ def measured_once(
     if not is_rank_zero():
         return _wait_for(path, name, complete), path
     result = {**measure(), "key": key}
-    _write(result, path, name, config, shared)
+    others_wait = shared and _has_other_ranks(config)
+    if others_wait or holds(result):
+        _write(result, path, name, others_wait)
     return result, path
+
+
+def _has_other_ranks(config: RunConfig) -> bool:
+    return config.trainer.devices not in (None, 1, "1") or config.trainer.num_nodes not in (None, 1)
 
 
 @contextmanager
@@ -111,14 +120,12 @@ def _read(path: Path, name: str, complete: Callable[[Node], bool]) -> Node | Non
     return None
 
 
-def _write(result: Node, path: Path, name: str, config: RunConfig, shared: bool) -> None:
+def _write(result: Node, path: Path, name: str, others_wait: bool) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(result, indent=1) + "\n")
     except OSError as error:
-        one_device = config.trainer.devices in (None, 1, "1")
-        one_machine = config.trainer.num_nodes in (None, 1)
-        if shared and not (one_device and one_machine):
+        if others_wait:
             raise ConfigError(f"{name}: cannot tell the other ranks: data.cache_dir: {error}") from error
         log.warning("%s: the result cannot be kept for later runs: %s", name, error)
 

@@ -27,6 +27,7 @@ from medconv.utils.logging import size_text
 
 _TRAINING = 0.85  # share of the time for steps; the rest is for validation
 _QUICK = 0.5  # seconds in which a third step is timed
+_BUSY = 1.25  # times its time on a core, beyond which a step was slowed by other work
 
 log = logging.getLogger(__name__)
 Planned = Callable[[str, str], Plan]  # from a size and the reason for it; without one it is only compared
@@ -175,18 +176,31 @@ def _measured_step(config: RunConfig, plan: Plan, derived: Derived, budget: Budg
         log.info("plan.size: measuring a step of size %s", plan.size)
         with measuring(config):
             try:
-                seconds = _timed(_trial(config, networks[0], plan, derived, budget))
+                timing = _timed(_trial(config, networks[0], plan, derived, budget))
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
-                seconds = math.inf
+                timing = Timing(math.inf, math.inf)
+        # A thread may sleep while it waits for a GPU
+        if timing.is_busy and not uses_gpu(config.trainer.accelerator):
+            log.warning(
+                "this machine is busy: a step of size %s took %.2g s, %.2g s of them on a core; this plan "
+                "counts the first, and later runs measure again",
+                plan.size,
+                timing.seconds,
+                timing.core_seconds,
+            )
         divisor = getattr(networks[0], "divisor", None)
-        return {"seconds": seconds, "divisor": None if divisor is None else list(divisor)}
+        return {**timing._asdict(), "divisor": None if divisor is None else list(divisor)}
 
     def complete(result: Node) -> bool:
-        return result["seconds"] > 0 and "divisor" in result
+        return result["seconds"] > 0 and {"core_seconds", "divisor"} <= set(result)
 
-    result, _ = measured_once(config, "step_seconds", key, measure, complete, build)
+    def holds(result: Node) -> bool:
+        timing = Timing(result["seconds"], result["core_seconds"])
+        return uses_gpu(config.trainer.accelerator) or not timing.is_busy
+
+    result, _ = measured_once(config, "step_seconds", key, measure, complete, build, holds=holds)
     return Step(result["seconds"], result["divisor"])
 
 
@@ -211,15 +225,33 @@ def _trial(config: RunConfig, network: nn.Module, plan: Plan, derived: Derived, 
     return Trial(work, choice)
 
 
-def _timed(trial: Trial) -> float:
-    """Seconds of a step: the fastest of the second and third, or of three quick ones.
+class Timing(NamedTuple):
+    """A measured step.
+
+    Args:
+        core_seconds: in which the thread that runs the step was on a core; it takes part in all the work of
+            a CPU, so the rest is time that other processes had.
+    """
+
+    seconds: float
+    core_seconds: float
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other work made the step slower."""
+        return self.seconds > _BUSY * self.core_seconds
+
+
+def _timed(trial: Trial) -> Timing:
+    """The fastest step of the second and third, or of three quick ones.
 
     Other work on the machine makes steps slower, never faster.
     """
     trial.step()
-    seconds: list[float] = []
-    while len(seconds) < 2 or (len(seconds) < 3 and sum(seconds) < _QUICK):
+    timings: list[Timing] = []
+    while len(timings) < 2 or (len(timings) < 3 and sum(timing.seconds for timing in timings) < _QUICK):
         start = time.perf_counter()
+        core_start = time.thread_time()
         float(trial.step())  # waits for a GPU
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+        timings.append(Timing(time.perf_counter() - start, time.thread_time() - core_start))
+    return min(timings)

@@ -32,6 +32,21 @@ def test_later_runs_read_the_first_result_of_the_same_key(tmp_path: Path) -> Non
     assert measured(config(tmp_path), 3.0, patch=16)[0]["seconds"] == 3.0
 
 
+def test_a_result_that_holds_once_is_written_for_other_ranks_alone(tmp_path: Path) -> None:
+    def measured_busy(devices: int) -> Path:
+        return measured_once.measured_once(
+            config(tmp_path, devices),
+            "steps",
+            {"devices": devices},
+            lambda: {"seconds": 2.0},
+            lambda result: "seconds" in result,
+            holds=lambda result: False,
+        )[1]
+
+    assert not measured_busy(devices=1).exists()
+    assert measured_busy(devices=2).is_file()
+
+
 def test_steps_are_measured_with_the_flags_of_the_run(tmp_path: Path) -> None:
     """And so a result with other flags is another one."""
 

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from medconv.planning.limits import SIZES, PlanOverrides
 from medconv.planning.planner import Plan, plan
 from medconv.planning.topology import Budget
 from medconv.training import plan_for_time
-from medconv.training.plan_for_time import largest
+from medconv.training.plan_for_time import Timing, largest
 from medconv.training.plan_setup import make_plan
 
 SECONDS = {"tiny": 0.1, "small": 0.4, "medium": 1.0, "large": 4.0, "full": 4.0}
@@ -88,6 +89,13 @@ def plan_of(dataset: Path, cache: Path, *overrides: str) -> Plan:
     return make_plan(config, auto(dataset), single_case((16, 16, 16), (1.0, 1.0, 1.0)))
 
 
+@pytest.fixture
+def any_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements are kept, whatever else this machine does."""
+    monkeypatch.setattr(plan_for_time, "_BUSY", math.inf)
+
+
+@pytest.mark.usefixtures("any_load")
 def test_steps_of_several_batches_take_as_many_times_as_long(dataset: Path, tmp_path: Path) -> None:
     planned = plan_of(dataset, tmp_path, "trainer.accumulate_grad_batches=50", "schedule.patch=whole")
     of_a_batch = measured(tmp_path)[planned.channels[0]]
@@ -95,6 +103,7 @@ def test_steps_of_several_batches_take_as_many_times_as_long(dataset: Path, tmp_
     assert steps == pytest.approx(0.85 * 20 / (50 * of_a_batch), abs=1)
 
 
+@pytest.mark.usefixtures("any_load")
 def test_more_steps_fit_as_patches_grow(dataset: Path, tmp_path: Path) -> None:
     grows = plan_of(dataset, tmp_path)
     whole = plan_of(dataset, tmp_path, "schedule.patch=whole")
@@ -126,14 +135,42 @@ def test_the_network_of_the_config_is_timed(
 ) -> None:
     seen: list[nn.Module] = []
 
-    def timed(trial: Trial) -> float:
+    def timed(trial: Trial) -> Timing:
         trial.step()
         seen.append(trial.network)
-        return 1.0
+        return Timing(1.0, 1.0)
 
     monkeypatch.setattr(plan_for_time, "_timed", timed)
     plan_of(dataset, tmp_path, f"model={model}")
     assert {type(one) for one in seen} == {network}
+
+
+@pytest.mark.parametrize(("core_seconds", "is_busy"), [(0.9, False), (0.1, True)])
+def test_a_step_of_a_busy_machine_counts_once(
+    core_seconds: float,
+    is_busy: bool,
+    dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(plan_for_time, "_timed", lambda trial: Timing(1.0, core_seconds))
+    planned = plan_of(dataset, tmp_path, "schedule.patch=whole")
+    assert reason(planned, "size").startswith("about 17 steps")
+    assert bool(measured(tmp_path)) is not is_busy
+    assert ("this machine is busy: a step of size tiny took 1 s, 0.1 s of them" in caplog.text) is is_busy
+
+
+def test_time_on_a_core_is_that_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three steps of 0.2 s, of which other processes take half, the fastest."""
+    seconds = iter([0.0, 0.3, 1.0, 1.2, 2.0, 2.3])
+    core_seconds = iter([0.0, 0.1, 0.1, 0.2, 0.2, 0.3])
+    clock = SimpleNamespace(perf_counter=seconds.__next__, thread_time=core_seconds.__next__)
+    monkeypatch.setattr(plan_for_time, "time", clock)
+    trial: Any = SimpleNamespace(step=lambda: 0.0)
+    timing = plan_for_time._timed(trial)
+    assert timing == pytest.approx((0.2, 0.1))
+    assert timing.is_busy
 
 
 def test_a_size_whose_network_cannot_be_built_is_passed_over(dataset: Path, tmp_path: Path) -> None:
@@ -159,6 +196,7 @@ def test_a_size_whose_smallest_patch_does_not_fit_is_not_taken(dataset: Path, tm
     assert plan_of(dataset, tmp_path, *keys).size == "tiny"
 
 
+@pytest.mark.usefixtures("any_load")
 def test_a_run_with_a_time_limit_takes_a_size_and_records_it(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "data/tiny")
     open_keys = ("data.patch_size=null", "data.batch_size=null", "model.channels=${derived.channels}")

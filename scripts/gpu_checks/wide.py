@@ -30,7 +30,7 @@ def wide_conv3d(x: Tensor, weight: Tensor, width: int) -> Tensor:
         raise ValueError(f"weight must be 3 x 3 x 3, got {tuple(weight.shape[2:])}")
     if x.shape[-1] % width:
         raise ValueError(f"the last axis must be a multiple of width {width}, got {x.shape[-1]}")
-    result: Tensor = _WideConv.apply(x, weight, width)  # type: ignore[no-untyped-call]
+    result: Tensor = _WideConv.apply(x, weight, width)
     return result
 
 

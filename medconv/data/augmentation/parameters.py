@@ -150,7 +150,7 @@ class RandomParameters:
             has_noise = draw() < self.p["noise"]
             noise_seed = int(2**62 * draw())
             channels = [self._draw_channel(draw) for _ in range(num_channels)]
-            fields = {name: [channel[name] for channel in channels] for name in PER_CHANNEL}
+            fields: dict[str, Any] = {name: [each[name] for each in channels] for name in PER_CHANNEL}
             fields |= {"noise_std": noise_std if has_noise else 0.0, "noise_seed": noise_seed}
             samples.append({**self._draw_moves(number), **fields})
         tensors = {}

@@ -218,5 +218,5 @@ _operator.register_autograd(partial(_gradients, _backward_operator), setup_conte
 
 class _Norm(torch.autograd.Function):
     forward = staticmethod(_forward)
-    setup_context = staticmethod(_save)  # type: ignore[assignment]
-    backward = staticmethod(once_differentiable(partial(_gradients, _backward)))
+    setup_context = staticmethod(_save)
+    backward = staticmethod(once_differentiable(partial(_gradients, _backward)))  # type: ignore[assignment]

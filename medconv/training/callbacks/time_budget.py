@@ -211,7 +211,7 @@ class TimeBudget(Callback):
         assert self.total_steps is not None
         (cost, *_) = growing.costs(patch, schedule.progress, schedule.progress)
         mean_speed = (1 / growing.costs(patch, schedule.progress)).mean()
-        return self._last_step + round((self.total_steps - self._last_step) * cost * mean_speed)
+        return self._last_step + round(float((self.total_steps - self._last_step) * cost * mean_speed))
 
     def _warn_of_few(self, steps: int) -> None:
         """The plan took the fastest of a few steps, maybe on an idle machine, or its size is the user's."""

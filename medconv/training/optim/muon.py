@@ -205,7 +205,8 @@ def _either(condition: Tensor, if_true: list[Tensor], if_false: list[Tensor]) ->
     for tensors in (if_true, if_false):
         flat.append(tensors[0].new_empty(sum(sizes)))
         torch._foreach_copy_(_parts(flat[-1], sizes, tensors), tensors)
-    return _parts(torch.where(condition, *flat), sizes, if_true)
+    chosen = torch.where(condition, flat[0], flat[1])
+    return _parts(chosen, sizes, if_true)
 
 
 def _parts(flat: Tensor, sizes: list[int], like: list[Tensor]) -> list[Tensor]:

@@ -170,6 +170,9 @@ class LabelMapEvaluation:
             titles += f" {'lesion F1':>9} {'PQ':>7}"
         if self.result["centreline"]:
             titles += f" {'clDice':>7}"
+        # Those of features and packages, in the width that `_cells` gives them.
+        for metric in doors.objects(doors.METRICS):
+            titles += f" {metric.label:>{_own_width(metric)}}"
         return titles
 
     def _rater_lines(self) -> list[str]:
@@ -219,4 +222,11 @@ def _cells(values: Mapping[str, float | None], sd: float | None) -> str:
         cells.append((values["panoptic_quality"], 4, 7))
     if "cldice" in values:
         cells.append((values["cldice"], 4, 7))
+    for metric in doors.objects(doors.METRICS):
+        cells.append((values[metric.name], 4, _own_width(metric)))
     return " ".join(f"{plain_number(value, digits):>{width}}" for value, digits, width in cells)
+
+
+def _own_width(metric: Metric) -> int:
+    """Letters of a column of a feature's metric."""
+    return max(7, len(metric.label))

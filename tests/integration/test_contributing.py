@@ -161,6 +161,9 @@ def test_a_format_and_a_metric_enter_each_process_by_the_name_of_their_package(h
     evaluated = outside(home, "evaluate", *words)
     assert evaluated.returncode == 0, evaluated.stderr
     assert json.loads(scores.read_text())["mean"]["sensitivity"] == 1
+    table = [line.split() for line in evaluated.stdout.splitlines()]
+    assert table[0][-2:] == ["Sensitivity", "cases"]
+    assert table[1][-2] == "1.0000"
 
 
 def test_a_kind_of_targets_enters_each_process_by_the_name_of_its_package(home: Home) -> None:

@@ -37,19 +37,22 @@ _HEAD = ("layer", "times", "nn.Conv", "this", "ratio", "kept MB", "operators")
 log = logging.getLogger(__name__)
 
 
-def configs_with(conv: str, overrides: Sequence[str]) -> list[RunConfig]:
+def configs_with(conv: str, overrides: Sequence[str], packages: Sequence[str] = ()) -> list[RunConfig]:
     """The configs of a convolution; several for the overrides of a sweep.
 
     Args:
         conv: an option, or the dotted path of a class.
         overrides: for Hydra.
+        packages: of the user's own, which are imported first.
     """
-    return compose.validated_configs(_with_conv(conv, overrides))
+    return compose.validated_configs(_with_keys(conv, overrides, packages))
 
 
-def _with_conv(conv: str, overrides: Sequence[str]) -> list[str]:
-    """The overrides with the convolution before the first key: Hydra wants all keys in a row."""
+def _with_keys(conv: str, overrides: Sequence[str], packages: Sequence[str]) -> list[str]:
+    """The overrides with convolution and packages before the first key: Hydra wants all keys in a row."""
     keys = [f"conv={conv}"] if "." not in conv else ["conv=none", f"conv._target_={conv}"]
+    if packages:
+        keys.append(f"run.packages=[{','.join(packages)}]")
     is_key = ["=" in argument and not argument.startswith("-") for argument in overrides]
     first = is_key.index(True) if True in is_key else len(overrides)
     return [*overrides[:first], *keys, *overrides[first:]]

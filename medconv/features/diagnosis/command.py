@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from medconv.cli.parsers import Parser
+from medconv.cli.parsers import Parser, add_package
 from medconv.utils.atomic_io import write_text
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
@@ -31,7 +31,7 @@ def parser() -> Parser:
         "--compile", action="store_true", help="also time torch.compile; takes up to a minute"
     )
     measuring.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
-    command.general()
+    add_package(command.general())
     return command
 
 
@@ -41,7 +41,7 @@ def run_command(options: argparse.Namespace) -> int:
 
     start_logging()
     sizes = bench_conv.Sizes(options.inputs, options.outputs, options.batch)
-    for config in bench_conv.configs_with(options.conv, options.overrides):
+    for config in bench_conv.configs_with(options.conv, options.overrides, options.package):
         rows = bench_conv.measure(config, sizes, options.pairs, options.compile)
         print(bench_conv.table(rows))
         if options.json is not None:

@@ -1,17 +1,22 @@
-"""The planner: decides every value that the config leaves open, and gives its reason."""
+"""The planner: decides every value that the config leaves open, and gives its reason.
+
+`plan` takes the images' grid, or a coarser one; on each grid a `PatchSearch` looks for a network, a patch and
+a batch that fit the memory there is.
+"""
+
+from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import prod
+from math import log2, prod, sqrt
 from statistics import median
 from typing import Any
 
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.normalisation import normalisation_for
-from medconv.planning import report
-from medconv.planning.limits import PlanOverrides, need_size
-from medconv.planning.patch_search import MIN_EDGE, PatchSearch, need_axes
+from medconv.planning import report, topology
+from medconv.planning.limits import PlanOverrides, Size, need_size
 from medconv.planning.report import ReportRow
 from medconv.planning.spacing import (
     MUCH_LOST,
@@ -25,13 +30,16 @@ from medconv.planning.spacing import (
     view_share,
     voxels_kept,
 )
-from medconv.planning.topology import Budget, Network
-from medconv.utils.errors import ArgumentError
+from medconv.planning.topology import GB, Budget, Network, rounded_up, step_bytes
+from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.logging import size_text
 
+MIN_EDGE = 16  # voxels; no axis of a patch is made smaller
+_MIN_BATCH = 2  # norms and the Dice loss need more than one sample
+_DATA_SHARE = 0.05  # largest share of all voxels in one batch; nnU-Net's rule against overfitting
+_IMAGE_LEVEL_ROOT = 4700  # image-level batch size: this, divided by the root of an image's voxels
+
 log = logging.getLogger(__name__)
-# Of a grid, and the network and the patch on it.
-_Enough = Callable[[PatchSearch, Network, tuple[int, ...]], bool]
 
 
 @dataclass(frozen=True)
@@ -87,22 +95,35 @@ def plan(
     """
     overrides = overrides or PlanOverrides()
     budget = budget or Budget()
-    axis = _slice_axis(fingerprint, overrides)
+    # A 2D network takes slices of volumes; they keep their own spacing.
+    if overrides.image_level:
+        _check_whole_images(fingerprint, overrides)
+        axis = None
+    else:
+        axis = slice_axis(fingerprint, overrides.spatial_dims, overrides.slice_axis)
     images = fingerprint if axis is None else across(fingerprint, axis)
     names = normalisation_for(overrides.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))
     num_outputs = num_outputs or len(fingerprint.class_voxels[0])
+    # Grid, patch and network are decided together.
     choice = _choose(images, overrides, budget, num_outputs, hints=warns)
-    search = choice.search
-    network = choice.network
-    patch = choice.patch
-    # slices keep their own spacing
+    search, network, patch = choice.search, choice.network, choice.patch
     num_slices = 1 if axis is None else median(shape[axis] for shape in fingerprint.shapes)
     all_voxels = prod(search.median) * num_slices * len(fingerprint.shapes)
     batch, batch_reason = search.batch(network, patch, all_voxels)
-    if warns:
-        search.warn(network, patch, batch)
+    needed_gb = search.gb(network, patch, batch)
+    # A patch size that the user sets is not changed.
+    if warns and needed_gb > budget.memory_gb:
+        log.warning(
+            "patch_size=[%s] in a batch of %d takes about %g GB, the budget is %g GB (%s)",
+            ",".join(map(str, patch)),
+            batch,
+            float(f"{needed_gb:.2g}"),
+            budget.memory_gb,
+            budget.origin,
+        )
+    if warns and choice.grid.lost_shares:
         _warn_of_cuts(choice)
-    planned = Plan(
+    return Plan(
         spatial_dims=images.spatial_dims,
         slice_axis=axis,
         spacing_mm=search.spacing,
@@ -114,20 +135,15 @@ def plan(
         normalisation=names,
         memory_gb=float(budget.memory_gb),
         size=budget.size,
+        rows=(
+            ("size", budget.size, budget.size_origin),
+            ("dimensions", f"{images.spatial_dims}D", report.dims_reason(fingerprint, axis, overrides)),
+            *report.grid_rows(images, network, patch, search.median, choice.grid, overrides),
+            ("batch", str(batch), batch_reason),
+            *report.network_rows(network, patch, search.spacing, overrides),
+            *report.last_rows(names, modalities, needed_gb, budget, overrides),
+        ),
     )
-    grid = choice.grid
-    patch_reason = report.patch_reason(network, patch, search.median, grid, overrides)
-    rows = [
-        ("size", budget.size, budget.size_origin),
-        ("dimensions", f"{images.spatial_dims}D", report.dims_reason(fingerprint, axis, overrides)),
-        ("spacing", f"{size_text(grid.spacing_mm, 4)} mm", report.spacing_reason(images, overrides, grid)),
-        ("patch", f"{size_text(patch, 4)} voxels", patch_reason),
-        ("batch", str(batch), batch_reason),
-        *report.network_rows(network, patch, search.spacing, overrides),
-        ("normalisation", ", ".join(names), report.normalisation_reason(modalities, overrides)),
-        report.memory_row(search.gb(network, patch, batch), budget),
-    ]
-    return replace(planned, rows=tuple(rows))
 
 
 @dataclass(frozen=True)
@@ -147,9 +163,12 @@ def _choose(
     search = native_search
     network, patch = search.network_and_patch()
     is_fixed = overrides.spacing_mm or overrides.patch_size or overrides.resize
-    coarsens = need_size(budget.size).coarsens and not is_fixed and not overrides.image_level
+    coarsens = search.size.coarsens and not is_fixed and not overrides.image_level
     if coarsens:
-        search, network, patch = _coarsened(search, images, network, patch, _sees(1))
+        # until the patch covers the median image
+        search, network, patch = _coarsened(
+            search, images, network, patch, lambda on, _, seen: view_share(seen, on.median) >= 1
+        )
     elif overrides.image_level and not is_fixed:
         # whole images have no smaller patch, so their grid becomes coarser in every size
         search, network, patch = _held(search, images, network, patch)
@@ -158,15 +177,26 @@ def _choose(
     is_bounded = coarsens and view < 1 and coarser(search.spacing, images.thickness_mm, view) is None
     wider_spacing = None
     if hints and view < SMALL_VIEW:
+        # the grid on which a patch would see enough, if structures could be lost
         no_structures = replace(images, thickness_mm=())
-        wider_search, _, _ = _coarsened(search, no_structures, network, patch, _sees(SMALL_VIEW))
+        wider_search, _, _ = _coarsened(
+            search,
+            no_structures,
+            network,
+            patch,
+            lambda on, _, seen: view_share(seen, on.median) >= SMALL_VIEW,
+        )
         wider_spacing = wider_search.spacing if wider_search.spacing != search.spacing else None
+    native_mm = native_search.spacing
+    kept = None
+    if search.spacing != native_mm:
+        kept = voxels_kept(search.spacing, native_mm, images.thickness_mm)
     grid = report.Grid(
         spacing_mm=search.spacing,
-        native_spacing_mm=native_search.spacing,
+        native_spacing_mm=native_mm,
         view_share=view,
         is_bounded=is_bounded,
-        voxels_kept=voxels_kept(search.spacing, native_search.spacing, images.thickness_mm),
+        voxels_kept=kept,
         wider_spacing_mm=wider_spacing,
         lost_shares=lost_shares(images, search.spacing, patch) if takes_median else (),
     )
@@ -186,20 +216,14 @@ def _warn_of_cuts(choice: _Choice) -> None:
     )
 
 
-def _slice_axis(fingerprint: Fingerprint, overrides: PlanOverrides) -> int | None:
-    """The axis across which a 2D network takes slices; None: it takes whole images.
-
-    Raises: ArgumentError: dimensions that the images do not have.
-    """
-    if not overrides.image_level:
-        return slice_axis(fingerprint, overrides.spatial_dims, overrides.slice_axis)
+def _check_whole_images(fingerprint: Fingerprint, overrides: PlanOverrides) -> None:
+    """Raises: ArgumentError: dimensions that the images do not have."""
     if overrides.spatial_dims not in (None, fingerprint.spatial_dims):
         raise ArgumentError(
             "spatial_dims",
             f" must be {fingerprint.spatial_dims} or null, as the network takes whole images and these are "
             f"{fingerprint.spatial_dims}D, got {overrides.spatial_dims}",
         )
-    return None
 
 
 def _search(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_outputs: int) -> PatchSearch:
@@ -222,13 +246,19 @@ def _search(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_o
         budget=budget,
         num_channels=len(images.intensities),
         num_classes=num_outputs,
+        size=need_size(budget.size),
+        min_batch=min(_MIN_BATCH, overrides.max_batch_size or _MIN_BATCH),
     )
 
 
 def _coarsened(
-    search: PatchSearch, images: Fingerprint, network: Network, patch: tuple[int, ...], is_enough: _Enough
+    search: PatchSearch,
+    images: Fingerprint,
+    network: Network,
+    patch: tuple[int, ...],
+    is_enough: Callable[[PatchSearch, Network, tuple[int, ...]], bool],
 ) -> tuple[PatchSearch, Network, tuple[int, ...]]:
-    """The finest grid that is coarse enough.
+    """The finest grid that is coarse enough, by the network and the patch on it.
 
     As far as the thinnest structure allows, and the values of the config, such as channels for more stages
     than a coarser grid has.
@@ -255,21 +285,200 @@ def _held(
     All of it where weights, a batch that is set or the padding for strides leave too little of the share.
     Raises: ValueError: memory holds no image.
     """
-    limits = [search.memory_gb, search.budget.memory_gb]
+    limits = [search.budget.memory_gb * search.size.memory_share, search.budget.memory_gb]
     for memory_gb in limits[-1:] if search.overrides.batch_size else limits:
-        held, held_network, held_patch = _coarsened(search, images, network, patch, _holds(memory_gb))
+        held, held_network, held_patch = _coarsened(
+            search,
+            images,
+            network,
+            patch,
+            # or they cannot reasonably be smaller
+            lambda on, each, size, limit=memory_gb: on.holds(each, size, limit) or max(on.median) <= MIN_EDGE,
+        )
         if held.holds(held_network, held_patch, memory_gb):
             return held, held_network, held_patch
     raise held.too_small(held_network, held_patch, held.least_batch)
 
 
-def _holds(memory_gb: float) -> _Enough:
-    """Whether this memory holds whole images, or they cannot reasonably be smaller."""
-    return lambda search, network, patch: (
-        search.holds(network, patch, memory_gb) or max(search.median) <= MIN_EDGE
-    )
+@dataclass(frozen=True)
+class PatchSearch:
+    """The search on one grid.
+
+    Args:
+        spacing: of the grid, mm.
+        median: shape of the median image on it, voxels.
+        overrides: values that the config sets.
+        budget: memory, precision and size.
+        size: that of the budget.
+        min_batch: the least batch that is planned.
+    """
+
+    spacing: tuple[float, ...]
+    median: tuple[int, ...]
+    overrides: PlanOverrides
+    budget: Budget
+    num_channels: int
+    num_classes: int
+    size: Size
+    min_batch: int
+
+    def gb(self, network: Network, patch: Sequence[int], batch: int) -> float:
+        return step_bytes(network, patch, batch, self.num_channels, self.num_classes, self.budget) / GB
+
+    def network_and_patch(self) -> tuple[Network, tuple[int, ...]]:
+        """The largest patch for which a batch fits: the median image, its axes reduced in turn.
+
+        Raises: ValueError: not even the smallest patch fits.
+        """
+        if self.overrides.patch_size is not None:
+            patch = tuple(self.overrides.patch_size)
+            need_axes("patch_size", patch, len(self.spacing))
+            return self._network_for(patch, exact=True)
+        if self.overrides.image_level:
+            return self._network_for(self.median)
+        batch_size = self.overrides.batch_size
+        share_gb = self.budget.memory_gb * self.size.memory_share
+        batches = [batch_size] if batch_size else sorted({self.min_batch, 1}, reverse=True)
+        for batch in batches:
+            # the largest patch whose batch takes the size's share of the budget, or else the smallest patch
+            network, patch = self._network_for(topology.largest_patch(self.median, self.spacing))
+            while self.gb(network, patch, batch) > share_gb:
+                smaller = self._smaller(patch)
+                if smaller is None:
+                    break
+                network, patch = smaller
+            if self.gb(network, patch, batch) <= self.budget.memory_gb:
+                return network, patch
+        raise self.too_small(network, patch, batch)
+
+    def too_small(self, network: Network, patch: Sequence[int], batch: int) -> ArgumentError:
+        """The error of a budget that does not hold the smallest patch."""
+        gb = self.gb(network, patch, batch)
+        return ArgumentError(
+            "memory_gb",
+            f": the smallest patch, {size_text(patch, 4)} voxels, in a batch of {batch} takes about "
+            f"{float(f'{gb:.2g}'):g} GB, the budget is {self.budget.memory_gb:g} GB ({self.budget.origin}); "
+            "try perf=memory, a smaller ",
+            Argument("batch_size"),
+            " or fewer ",
+            Argument("channels"),
+        )
+
+    @property
+    def least_batch(self) -> int:
+        """The batch that the config sets, or the smallest one that is planned."""
+        return self.overrides.batch_size or self.min_batch
+
+    def holds(self, network: Network, patch: Sequence[int], memory_gb: float) -> bool:
+        """Whether this memory holds the least batch."""
+        return self.gb(network, patch, self.least_batch) <= memory_gb
+
+    def _network_for(self, patch: Sequence[int], exact: bool = False) -> tuple[Network, tuple[int, ...]]:
+        """The network for a patch, and the patch rounded up to a multiple of its strides.
+
+        Args:
+            exact: the patch must be such a multiple already.
+        """
+        overrides = self.overrides
+        dims = len(self.spacing)
+        if overrides.strides is not None:
+            strides = topology.need_strides(overrides.strides, dims)
+        else:
+            # halvings for as many stages as the config's lists have values; an empty list is no limit here,
+            # it is refused where the list is read
+            per_stage = (overrides.channels, overrides.kernel_sizes, overrides.residual_blocks)
+            limits = [len(values) for values in per_stage if isinstance(values, (list, tuple))]
+            most = min((limit for limit in (*limits, overrides.max_stages or 0) if limit > 0), default=None)
+            strides = topology.halvings(patch, self.spacing, exact, most)
+        num_stages = len(strides) + 1
+        if overrides.max_stages is not None and num_stages > overrides.max_stages:
+            raise ArgumentError(
+                "strides",
+                f"={overrides.strides} makes {num_stages} stages, ",
+                Argument("max_stages"),
+                f" allows {overrides.max_stages}",
+            )
+        kernel_sizes = topology.kernels(self.spacing, strides)
+        if overrides.kernel_sizes is not None:
+            kernel_sizes = topology.need_kernels(overrides.kernel_sizes, num_stages, dims)
+        channels = topology.widths(num_stages, dims, self.size)
+        if overrides.channels is not None:
+            channels = topology.need_channels(overrides.channels, num_stages)
+        encoder_convs = None
+        if overrides.residual_blocks is not None:
+            encoder_convs = topology.encoder_convs(overrides.residual_blocks, num_stages)
+        network = Network(
+            strides=strides,
+            kernel_sizes=kernel_sizes,
+            channels=channels,
+            encoder_convs=encoder_convs,
+            decoder_convs=overrides.decoder_convs,
+            divisible_by=overrides.divisible_by,
+        )
+        rounded = rounded_up(patch, network.divisor())
+        if exact and rounded != tuple(patch):
+            multiple = overrides.divisible_by
+            raise ArgumentError(
+                "patch_size",
+                f" must be divisible by {network.divisor()} (",
+                Argument("strides" if multiple == 1 else "divisible_by"),
+                "" if multiple == 1 else f"={multiple}",
+                f"), got {list(patch)}",
+            )
+        return network, rounded
+
+    def _smaller(self, patch: Sequence[int]) -> tuple[Network, tuple[int, ...]] | None:
+        """The next smaller patch along the axis that covers most of the median image; None if none fits."""
+        # the axis that covers the largest share of the median image first; of equal ones the first
+        axes = sorted(range(len(self.spacing)), key=lambda axis: (-patch[axis] / self.median[axis], axis))
+        for axis in axes:
+            for edge in range(patch[axis] - 1, MIN_EDGE - 1, -1):
+                cut_patch = (*patch[:axis], edge, *patch[axis + 1 :])
+                try:
+                    network, rounded = self._network_for(cut_patch)
+                except ValueError:  # too small for as many stages as channels or kernel_sizes have
+                    break
+                if rounded[axis] < patch[axis] and prod(rounded) < prod(patch):
+                    return network, rounded
+        return None
+
+    def batch(self, network: Network, patch: Sequence[int], voxels: float) -> tuple[int, str]:
+        """Batch size, and the reason.
+
+        Args:
+            voxels: of all cases.
+        """
+        if self.overrides.batch_size is not None:
+            return self.overrides.batch_size, self.overrides.name("batch_size")
+        first_gb = self.gb(network, patch, 1)
+        sample_gb = self.gb(network, patch, 2) - first_gb  # of each further sample
+        limits = {
+            "memory": int((self.budget.memory_gb - first_gb) // sample_gb) + 1,
+            f"{100 * _DATA_SHARE:g} % of all voxels": round(_DATA_SHARE * voxels / prod(patch)),
+        }
+        if self.overrides.max_batch_size is not None:
+            limits[self.overrides.name("max_batch_size")] = self.overrides.max_batch_size
+        elif self.overrides.image_level:
+            limits["short runs need many steps"] = _image_level_batch(patch)
+        else:
+            limits["short runs need many steps"] = self.size.max_batch[len(self.spacing)]
+        if limits["memory"] < self.min_batch:
+            return 1, "memory holds no more"
+        reason = min(limits, key=lambda name: limits[name])
+        if limits[reason] < self.min_batch:
+            return self.min_batch, f"the minimum ({reason} would allow {limits[reason]})"
+        other_limits = ", ".join(f"{name}: {limit}" for name, limit in limits.items() if name != reason)
+        return limits[reason], f"{reason}; other limits: {other_limits}"
 
 
-def _sees(share: float) -> _Enough:
-    """Whether a patch covers this share of the median image's voxels."""
-    return lambda search, network, patch: view_share(patch, search.median) >= share
+def _image_level_batch(patch: Sequence[int]) -> int:
+    """A power of two from 2 to 128: 128 pictures of 28 x 28, 32 volumes of 28 x 28 x 28, 16 of 224 x 224."""
+    batch = 2 ** round(log2(_IMAGE_LEVEL_ROOT / sqrt(prod(patch))))
+    return int(min(128, max(2, batch)))
+
+
+def need_axes(name: str, values: Sequence[float], spatial_dims: int) -> None:
+    """Raises: ArgumentError: not a positive number per spatial axis."""
+    if len(values) != spatial_dims or any(not 0 < v < float("inf") for v in values):
+        needed = f"{spatial_dims} positive numbers, one per spatial axis"
+        raise ArgumentError(name, f" needs {needed}, got {list(values)}")

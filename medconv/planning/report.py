@@ -9,7 +9,7 @@ from math import inf, prod
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.planning.limits import PlanOverrides
 from medconv.planning.spacing import SMALL_VIEW, thick_axis, voxels_to_keep
-from medconv.planning.topology import EVEN, MIN_EDGE, Budget, Network, coarsest, largest_patch, rounded_up
+from medconv.planning.topology import EVEN, MIN_EDGE, Budget, Network, largest_patch, rounded_up
 from medconv.utils.logging import size_text
 
 _WIDTH = 90  # columns of a terminal
@@ -60,12 +60,36 @@ def table(rows: Sequence[ReportRow]) -> str:
     return "\n".join(lines)
 
 
-def patch_reason(
+def grid_rows(
+    images: Fingerprint,
+    network: Network,
+    patch: Sequence[int],
+    median: Sequence[int],
+    grid: Grid,
+    overrides: PlanOverrides,
+) -> list[ReportRow]:
+    """Spacing and patch. Args: median: the median image's voxels."""
+    patch_reason = _patch_reason(network, patch, median, grid, overrides)
+    if overrides.spacing_mm is not None:
+        spacing_reason = overrides.name("spacing_mm")
+    elif overrides.resize is not None:
+        spacing_reason = f"the median of {len(images.shapes)} cases, scaled by {overrides.name('resize')}"
+    elif grid.spacing_mm != grid.native_spacing_mm:
+        spacing_reason = _coarser_reason(grid, overrides.image_level)
+    else:
+        across_slices = "" if thick_axis(images) is None else "; across the thick slices the 10th percentile"
+        spacing_reason = f"the median of {len(images.shapes)} cases{across_slices}"
+    return [
+        ("spacing", f"{size_text(grid.spacing_mm, 4)} mm", spacing_reason),
+        ("patch", f"{size_text(patch, 4)} voxels", patch_reason),
+    ]
+
+
+def _patch_reason(
     network: Network, patch: Sequence[int], median: Sequence[int], grid: Grid, overrides: PlanOverrides
 ) -> str:
-    """Args: median: the median image's voxels."""
     median_size = size_text(median, 4)
-    hint = _view_hint(grid, overrides)
+    hint = _view_hint(grid, overrides) if grid.view_share < SMALL_VIEW else ""
     multiple = overrides.divisible_by
     up_to = "to what the strides divide" if multiple == 1 else f"to multiples of {multiple}, for the network"
     if overrides.patch_size is not None:
@@ -78,7 +102,7 @@ def patch_reason(
         return f"{whole_image}; {cut}" if cut else whole_image
     if all(p >= m for p, m in zip(patch, median, strict=True)):
         return whole_image
-    largest = rounded_up(largest_patch(median, grid.spacing_mm), network.divisor(len(patch)))
+    largest = rounded_up(largest_patch(median, grid.spacing_mm), network.divisor())
     limit = "fits into memory" if prod(patch) < prod(largest) else "medconv plans"
     return f"the largest that {limit}; the median image is {median_size}{hint}"
 
@@ -93,9 +117,7 @@ def cut_text(lost_shares: Sequence[float]) -> str:
 
 
 def _view_hint(grid: Grid, overrides: PlanOverrides) -> str:
-    """What to do about a patch that sees little of the image; empty if it sees enough."""
-    if grid.view_share >= SMALL_VIEW:
-        return ""
+    """What to do about a patch that sees little of the image."""
     share = f"; {_percent(grid.view_share)} % of it"
     fewer = f"a smaller {overrides.name('batch_size')} or " if (overrides.batch_size or 1) > 1 else ""
     if grid.wider_spacing_mm is None:
@@ -124,18 +146,6 @@ def dims_reason(fingerprint: Fingerprint, axis: int | None, overrides: PlanOverr
     return f"the images are {'volumes' if fingerprint.spatial_dims == 3 else flat}"
 
 
-def spacing_reason(images: Fingerprint, overrides: PlanOverrides, grid: Grid) -> str:
-    if overrides.spacing_mm is not None:
-        return overrides.name("spacing_mm")
-    if overrides.resize is not None:
-        return f"the median of {len(images.shapes)} cases, scaled by {overrides.name('resize')}"
-    if grid.spacing_mm != grid.native_spacing_mm:
-        return _coarser_reason(grid, overrides.image_level)
-    axis = thick_axis(images)
-    across_slices = "" if axis is None else "; across the thick slices the 10th percentile"
-    return f"the median of {len(images.shapes)} cases{across_slices}"
-
-
 def _coarser_reason(grid: Grid, image_level: bool) -> str:
     """What a coarser grid is taken for, and what it costs."""
     use = f"a patch covers {_percent(grid.view_share)} % of the median image"
@@ -153,16 +163,23 @@ def _percent(share: float) -> str:
 
 def network_rows(
     network: Network, patch: Sequence[int], spacing: Sequence[float], overrides: PlanOverrides
-) -> list[tuple[str, str, str]]:
-    left = size_text(coarsest(patch, network.strides), 4)
+) -> list[ReportRow]:
+    """Stages, strides, kernels and channels."""
+    left = [edge // prod(step[axis] for step in network.strides) for axis, edge in enumerate(patch)]
     short = "short or odd" if overrides.patch_size is not None else "short"
     rests = f"an axis is not halved until the other axes' voxels are as long, or where it is {short}"
     even = "equal along all axes" if network.strides else "a single stage"
     late = any(1 in step for step in network.strides)
+    if any(1 in kernel for kernel in network.kernel_sizes):
+        kernels_reason = "1 along axes with voxels at least twice as long as the finest, until the spacing is even"
+    elif max(spacing) < EVEN * min(spacing):
+        kernels_reason = "voxels are near cubes" if len(spacing) == 3 else "voxels are near squares"
+    else:
+        kernels_reason = "3 along every axis in the last stage"
     reasons = {
         "stages": _stages_reason(len(network.channels), overrides),
-        "strides": f"{rests if late else even}; the coarsest stage has {left} voxels",
-        "kernel_sizes": _kernels_reason(network, spacing),
+        "strides": f"{rests if late else even}; the coarsest stage has {size_text(left, 4)} voxels",
+        "kernel_sizes": kernels_reason,
         "channels": "twice as many in each stage, up to the size's limit",
     }
     reasons |= {name: overrides.name(name) for name in reasons if getattr(overrides, name, None) is not None}
@@ -191,14 +208,6 @@ def _stages_reason(num_stages: int, overrides: PlanOverrides) -> str:
     return f"{halved}, up to {' and '.join(reached)}" if reached else halved
 
 
-def _kernels_reason(network: Network, spacing: Sequence[float]) -> str:
-    if any(1 in kernel for kernel in network.kernel_sizes):
-        return "1 along axes with voxels at least twice as long as the finest, until the spacing is even"
-    if max(spacing) < EVEN * min(spacing):
-        return "voxels are near cubes" if len(spacing) == 3 else "voxels are near squares"
-    return "3 along every axis in the last stage"
-
-
 def _each(rows: Sequence[Sequence[int]]) -> str:
     """Such as `1x2x2 (2), 2x2x2`: equal neighbours are counted."""
     texts = ["x".join(map(str, row)) for row in rows]
@@ -209,14 +218,20 @@ def _each(rows: Sequence[Sequence[int]]) -> str:
     return ", ".join(counted) or "none"
 
 
-def normalisation_reason(modalities: Sequence[str] | None, overrides: PlanOverrides) -> str:
-    if overrides.normalisation is not None:
-        return overrides.name("normalisation")
-    return f"modality {', '.join(modalities or ['MRI'])}"
-
-
-def memory_row(needed_gb: float, budget: Budget) -> ReportRow:
+def last_rows(
+    normalisation: Sequence[str],
+    modalities: Sequence[str] | None,
+    needed_gb: float,
+    budget: Budget,
+    overrides: PlanOverrides,
+) -> list[ReportRow]:
+    """Normalisation and memory."""
+    modality = f"modality {', '.join(modalities or ['MRI'])}"
+    is_set = overrides.normalisation is not None
     mode = budget.activation_checkpointing
     checkpointing = "" if mode == "none" else f", activation_checkpointing={mode}"
-    reason = f"estimated for a step in {budget.precision}{checkpointing}; budget: {budget.origin}"
-    return "memory", f"{needed_gb:.2g} of {budget.memory_gb:g} GB", reason
+    memory_reason = f"estimated for a step in {budget.precision}{checkpointing}; budget: {budget.origin}"
+    return [
+        ("normalisation", ", ".join(normalisation), overrides.name("normalisation") if is_set else modality),
+        ("memory", f"{needed_gb:.2g} of {budget.memory_gb:g} GB", memory_reason),
+    ]

@@ -105,7 +105,8 @@ def across(fingerprint: Fingerprint, axis: int) -> Fingerprint:
 
 def median_shape(fingerprint: Fingerprint, spacing: Sequence[float]) -> tuple[int, ...]:
     """Voxels of the median image on a grid of this spacing."""
-    return tuple(max(1, round(float(edge))) for edge in np.median(_shapes_on(fingerprint, spacing), axis=0))
+    shapes = (np.array(fingerprint.shapes) * np.array(fingerprint.spacings_mm) / np.array(spacing)).round()
+    return tuple(max(1, round(float(edge))) for edge in np.median(shapes, axis=0))
 
 
 def lost_shares(fingerprint: Fingerprint, spacing: Sequence[float], frame: Sequence[int]) -> list[float]:
@@ -113,15 +114,9 @@ def lost_shares(fingerprint: Fingerprint, spacing: Sequence[float], frame: Seque
 
     Args: frame: voxels in the middle of the image.
     """
-    lost = 1 - np.array(frame) / np.maximum(_shapes_on(fingerprint, spacing), 1)
+    shapes = (np.array(fingerprint.shapes) * np.array(fingerprint.spacings_mm) / np.array(spacing)).round()
+    lost = 1 - np.array(frame) / np.maximum(shapes, 1)
     return [float(share) for share in lost.max(axis=1).clip(min=0)]
-
-
-def _shapes_on(fingerprint: Fingerprint, spacing: Sequence[float]) -> np.ndarray:
-    """Voxels of each image on a grid of this spacing. Shape: (images, axes)."""
-    sizes_mm = np.array(fingerprint.shapes) * np.array(fingerprint.spacings_mm)
-    shapes: np.ndarray = (sizes_mm / np.array(spacing)).round()
-    return shapes
 
 
 # Voxels across the mean thickness of the thinnest structure that a coarser grid keeps; a ball then has half

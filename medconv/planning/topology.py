@@ -37,15 +37,10 @@ class Network:
     decoder_convs: int = 2
     divisible_by: int = 1
 
-    def divisor(self, spatial_dims: int) -> tuple[int, ...]:
+    def divisor(self) -> tuple[int, ...]:
         """The divisor of the patch size, per axis."""
-        total_strides = _total_strides(self.strides, spatial_dims)
-        return tuple(lcm(stride, self.divisible_by) for stride in total_strides)
-
-
-def _total_strides(strides: Steps, spatial_dims: int) -> tuple[int, ...]:
-    """From the finest stage to the coarsest, per axis."""
-    return tuple(prod(step[axis] for step in strides) for axis in range(spatial_dims))
+        axes = range(len(self.kernel_sizes[0]))
+        return tuple(lcm(prod(step[axis] for step in self.strides), self.divisible_by) for axis in axes)
 
 
 def halvings(patch: Sequence[int], spacing: Sequence[float], exact: bool, max_stages: int | None) -> Steps:
@@ -77,38 +72,28 @@ def halvings(patch: Sequence[int], spacing: Sequence[float], exact: bool, max_st
             break
         step = tuple(2 if axis in halved_axes else 1 for axis in range(len(edges)))
         strides.append(step)
-        edges = [_divided_up(edge, stride) for edge, stride in zip(edges, step, strict=True)]
-        voxel_mm = _coarsened(voxel_mm, step)
+        # rounded up, as the patch will be
+        edges = [-(-edge // stride) for edge, stride in zip(edges, step, strict=True)]
+        voxel_mm = [mm * stride for mm, stride in zip(voxel_mm, step, strict=True)]
     return tuple(strides)
-
-
-def _coarsened(voxel_mm: Sequence[float], step: Sequence[int]) -> list[float]:
-    return [mm * stride for mm, stride in zip(voxel_mm, step, strict=True)]
-
-
-def _divided_up(dividend: int, divisor: int) -> int:
-    return -(-dividend // divisor)
 
 
 def kernels(spacing: Sequence[float], strides: Steps) -> Steps:
     """3 along every axis; but before the last stage 1 across slices twice as thick as the finest axis."""
     num_axes = len(spacing)
     voxel_mm = [float(mm) for mm in spacing]
-    kernel_sizes = [_kernel(voxel_mm, (1,) * num_axes)]
-    for step in strides:
-        voxel_mm = _coarsened(voxel_mm, step)
-        kernel_sizes.append(_kernel(voxel_mm, kernel_sizes[-1]))
+    kernel = (1,) * num_axes
+    kernel_sizes: list[tuple[int, ...]] = []
+    for step in ((1,) * num_axes, *strides):
+        voxel_mm = [mm * stride for mm, stride in zip(voxel_mm, step, strict=True)]
+        even_mm = EVEN * min(voxel_mm)
+        # an axis that has 3 in the finer stage keeps them
+        axes = zip(kernel, voxel_mm, strict=True)
+        kernel = tuple(3 if finer == 3 or mm < even_mm else 1 for finer, mm in axes)
+        kernel_sizes.append(kernel)
     # the last stage is 3 along every axis, however thick the slices still are
     kernel_sizes[-1] = (3,) * num_axes
     return tuple(kernel_sizes)
-
-
-def _kernel(voxel_mm: Sequence[float], finer_kernel: Sequence[int]) -> tuple[int, ...]:
-    """The kernel of a stage; an axis that has 3 in the finer stage keeps them."""
-    even_mm = EVEN * min(voxel_mm)
-    return tuple(
-        3 if finer == 3 or mm < even_mm else 1 for finer, mm in zip(finer_kernel, voxel_mm, strict=True)
-    )
 
 
 def widths(num_stages: int, spatial_dims: int, size: Size) -> tuple[int, ...]:
@@ -120,7 +105,7 @@ def widths(num_stages: int, spatial_dims: int, size: Size) -> tuple[int, ...]:
 def rounded_up(patch: Sequence[int], divisor: Sequence[int]) -> tuple[int, ...]:
     """The patch size, in voxels per axis, rounded up to a multiple of the divisor."""
     axes = zip(patch, divisor, strict=True)
-    return tuple(_divided_up(edge, multiple) * multiple for edge, multiple in axes)
+    return tuple(-(-edge // multiple) * multiple for edge, multiple in axes)
 
 
 def largest_patch(median: Sequence[int], spacing: Sequence[float]) -> tuple[int, ...]:
@@ -207,12 +192,6 @@ def _per_axis(rows: object, spatial_dims: int) -> Steps | None:
             return None
         full_rows.append(tuple(full_row))
     return tuple(full_rows)
-
-
-def coarsest(patch: Sequence[int], strides: Steps) -> tuple[int, ...]:
-    """Voxels left at the coarsest stage."""
-    total_strides = _total_strides(strides, len(patch))
-    return tuple(edge // stride for edge, stride in zip(patch, total_strides, strict=True))
 
 
 def num_weights(network: Network, num_channels: int, num_classes: int) -> int:

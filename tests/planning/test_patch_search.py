@@ -1,4 +1,4 @@
-"""medconv/planning/patch_search.py: every plan fits the memory; the batch has bounds; bad sizes are refused."""
+"""The search for a patch: every plan fits the memory; the batch has bounds; bad sizes are refused."""
 
 from math import prod
 

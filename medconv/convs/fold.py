@@ -23,7 +23,14 @@ def fold_convs(network: nn.Module) -> nn.Module:
         return folded.folded()
     layers: list[tuple[str, Any]] = list(folded.named_modules())
     # All kernels first: several may be computed from one parameter.
-    computed = [(layer, key) for _, layer in layers for key in _keys_with_priors(layer)]
+    # Not those that another package's parametrizations compute.
+    computed = [
+        (layer, key)
+        for _, layer in layers
+        if parametrize.is_parametrized(layer)
+        for key, parametrizations in layer.parametrizations.items()
+        if any(isinstance(each, Prior) for each in parametrizations)
+    ]
     kernels = [getattr(layer, key).detach().clone() for layer, key in computed]
     for (layer, key), kernel in zip(computed, kernels, strict=True):
         _fold(layer, key, kernel)
@@ -93,17 +100,6 @@ class _FoldCheck:
                 f"{subject} computes something else than the layer, by {difference:.2g} of its largest "
                 "output; predictions and exports use it"
             )
-
-
-def _keys_with_priors(layer: Any) -> list[str]:
-    """The parameters of a layer that this package's parametrizations compute."""
-    if not parametrize.is_parametrized(layer):
-        return []
-    return [
-        key
-        for key, parametrizations in layer.parametrizations.items()
-        if any(isinstance(parametrization, Prior) for parametrization in parametrizations)
-    ]
 
 
 def _fold(layer: Any, key: str, kernel: Tensor) -> None:

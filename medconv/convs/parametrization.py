@@ -34,6 +34,18 @@ def for_volumes(option: Option) -> Option:
     return option
 
 
+def draws_only(unless: str) -> Callable[[Option], Option]:
+    """Mark a convolution that gives layers new weights and leaves them as they are, unless this argument is
+    true. Where weights are loaded afterwards, it has nothing to do.
+    """
+
+    def mark(option: Option) -> Option:
+        option.draws_only_unless = unless  # type: ignore[attr-defined]
+        return option
+
+    return mark
+
+
 class Prior(nn.Module):
     """Any parametrization of this package; `fold_convs` removes these and no others."""
 
@@ -111,16 +123,10 @@ class EquivariantPrior(WeightPrior):
         raise NotImplementedError
 
 
-def equivariance(network: nn.Module) -> EquivariantPrior | None:
-    """A prior by which a network commutes with flips; None: it does not, or it is folded."""
-    priors = (module for module in network.modules() if isinstance(module, EquivariantPrior))
-    return next(priors, None)
-
-
 def mirror_axes(network: nn.Module) -> tuple[int, ...]:
     """The axes along which flips of the image only flip a network's output, as with `conv=mirror`."""
-    prior = equivariance(network)
-    return () if prior is None else prior.axes
+    priors = (module for module in network.modules() if isinstance(module, EquivariantPrior))
+    return next((prior.axes for prior in priors), ())
 
 
 class ForwardMixin(nn.Module):

@@ -7,13 +7,14 @@ from torch import Tensor, nn
 
 from medconv.convs import filter_banks
 from medconv.convs.linear import LinearPrior
-from medconv.convs.parametrization import Conv, check_free, drawn, install
+from medconv.convs.parametrization import Conv, check_free, draws_only, install, rms
 
 # defaults, in units of the layer's finest voxel axis
 _EXTENT = 2.0
 _LENGTH = 0.8
 
 
+@draws_only(unless="throughout")
 def smooth(
     conv: Conv,
     *,
@@ -64,15 +65,21 @@ def smooth(
     )
     # the symmetric root P^(1/2): white noise times it has covariance P
     root = eigenvectors @ eigenvalues.sqrt().diag() @ eigenvectors.T
-    prior = LinearPrior(conv.kernel_size, root[None])
     if throughout:
-        return install(conv, prior, init_from_weights)
+        return install(conv, LinearPrior(conv.kernel_size, root[None]), init_from_weights)
     if init_from_weights:
         raise ValueError("init_from_weights=true keeps the weights: then only throughout=true does anything")
     check_free(conv)
     with torch.no_grad():
-        prior.to(conv.weight)
-        conv.weight.copy_(prior(drawn(prior, conv.weight)))
+        weight = conv.weight
+        precise = torch.promote_types(weight.dtype, torch.float32)
+        mixture = root.float().to(weight.device, precise)
+        # for each pair of channels, white noise along the taps: (out, taps, in)
+        noise = torch.randn(len(weight), len(root), weight.shape[1], dtype=weight.dtype, device=weight.device)
+        drawn = torch.matmul(mixture, noise.to(precise)).to(weight.dtype)
+        # scaled to the size of the weights before
+        noise *= rms(weight) / rms(drawn.transpose(1, 2).contiguous())
+        weight.copy_(torch.matmul(mixture, noise.to(precise)).transpose(1, 2).view_as(weight))
     return conv
 
 

@@ -65,6 +65,13 @@ def is_plain(conv: Callable[..., Any]) -> bool:
     return function is plain
 
 
+def only_draws(conv: Callable[..., Any]) -> bool:
+    """Whether a convolution, with its arguments, leaves layers as they are but for new weights."""
+    function, arguments = (conv.func, conv.keywords) if isinstance(conv, partial) else (conv, {})
+    unless = getattr(function, "draws_only_unless", None)
+    return unless is not None and not arguments.get(unless)
+
+
 def swap_convs(
     network: nn.Module,
     conv: Callable[..., Any],
@@ -131,7 +138,13 @@ def _swap_layers(
 ) -> SwapReport:
     """Replace the layers of a network one by one; `grids` as of `_grids`, None: `conv` needs none."""
     report = SwapReport()
-    users = _users_of_weights(network)
+    weights = (
+        layer._parameters.get("weight")
+        for layer in network.modules()
+        if isinstance(layer, CONVS + TRANSPOSED)
+    )
+    # computed weights are not counted
+    users = Counter(id(weight) for weight in weights if weight is not None)
     # a list: replacing layers would disturb the iteration
     for name, layer in list(network.named_modules()):
         if not isinstance(layer, CONVS + TRANSPOSED):
@@ -146,30 +159,20 @@ def _swap_layers(
         if reason is not None:
             report.kept[name] = reason
             continue
-        settings = {} if grids is None else grids[name]
         try:
-            new = _converted(name, layer, conv, settings)
+            new = conv(layer, **({} if grids is None else grids[name]))
+            if not isinstance(new, nn.Module):
+                raise ValueError(f"it must return a module, it returned a {type(new).__name__}")
         except UnsuitableLayerError as error:
             report.kept[name] = error.reason
             continue
+        except ValueError as error:
+            raise ValueError(f"layer {name}: {error}" if name else str(error)) from error
         replace(network, name, new.train(layer.training))
         report.swapped.append(name)
         if hasattr(new, "approximation_error"):
             report.errors[name] = new.approximation_error
     return report
-
-
-def _converted(name: str, layer: nn.Module, conv: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
-    """What `conv` makes of a layer; errors name the layer, except `UnsuitableLayerError`."""
-    try:
-        new = conv(layer, **settings)
-        if not isinstance(new, nn.Module):
-            raise ValueError(f"it must return a module, it returned a {type(new).__name__}")
-    except UnsuitableLayerError:
-        raise
-    except ValueError as error:
-        raise ValueError(f"layer {name}: {error}" if name else str(error)) from error
-    return new
 
 
 def _convert_network(network: nn.Module, conversion: NetworkConversion, example: Tensor | None) -> SwapReport:
@@ -205,8 +208,18 @@ def _grids(
             f"spacing_mm={tuple(spacing_mm)} needs an example of {len(spacing_mm)} spatial axes, got {shape}"
         )
     check_spacing(spacing_mm)
+    # the spatial size of each convolution's input in its first call; in a copy in evaluation mode, as the
+    # batch norms must not count the example
+    copy = deepcopy(network).eval()
+    sizes: dict[str, torch.Size] = {}
+    for name, layer in copy.named_modules():
+        if isinstance(layer, CONVS):
+            layer.register_forward_pre_hook(
+                lambda _, args, name=name: sizes.setdefault(name, args[0].shape[2:]) and None
+            )
+    copy(example)
     grids = {}
-    for name, size in _input_sizes(network, example).items():
+    for name, size in sizes.items():
         layer_mm = []
         for image_voxels, layer_voxels, mm in zip(example.shape[2:], size, spacing_mm, strict=True):
             # how many voxels of the image one voxel of the layer's input spans
@@ -214,33 +227,6 @@ def _grids(
             layer_mm.append(mm * step)
         grids[name] = {"spacing_mm": tuple(layer_mm), "scale": min(layer_mm) / min(spacing_mm)}
     return grids
-
-
-def _input_sizes(network: nn.Module, example: Tensor) -> dict[str, torch.Size]:
-    """The spatial size of each convolution's input in its first call."""
-    # a copy in evaluation mode: the batch norms must not count the example
-    copy = deepcopy(network).eval()
-    sizes: dict[str, torch.Size] = {}
-
-    def note(name: str, layer: nn.Module, args: tuple[Tensor]) -> None:
-        sizes.setdefault(name, args[0].shape[2:])
-
-    for name, layer in copy.named_modules():
-        if isinstance(layer, CONVS):
-            layer.register_forward_pre_hook(partial(note, name))
-    copy(example)
-    return sizes
-
-
-def _users_of_weights(network: nn.Module) -> Counter[int]:
-    """How many convolutions share each weight, by its id; computed weights are not counted."""
-    users: Counter[int] = Counter()
-    for layer in network.modules():
-        if isinstance(layer, CONVS + TRANSPOSED):
-            weight = layer._parameters.get("weight")
-            if weight is not None:
-                users[id(weight)] += 1
-    return users
 
 
 def _reason_to_keep(name: str, layer: Any, where: str | None) -> str | None:

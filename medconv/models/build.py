@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from torch import nn
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node
 from medconv.convs.fold import check_folds, classes_that_stay
-from medconv.convs.swap import check_selection, is_plain, swap_convs
+from medconv.convs.parametrization import Foldable
+from medconv.convs.swap import check_selection, is_plain, only_draws, swap_convs
 from medconv.models.outputs import evaluating, full_resolution
 from medconv.models.unet import UNet
 from medconv.utils.errors import first_line, reason
@@ -31,7 +32,7 @@ def build_network(
     derived: Derived,
     build: Builder = configs.build,
     load: Callable[[nn.Module], Any] | None = None,
-    quiet: bool = False,
+    weights_follow: bool = False,
 ) -> nn.Module:
     """Build `model` with its `conv` and run it once on an empty patch.
 
@@ -42,7 +43,8 @@ def build_network(
         build: `trusted.build_trusted` for the config of a checkpoint.
         load: loads pretrained weights; before the convolutions are swapped if `conv.init_from_weights`
             projects them, else afterwards.
-        quiet: do not log which convolutions were swapped: for a checkpoint, whose training has logged it.
+        weights_follow: those of a checkpoint, whose training has checked and logged what is swapped; a
+            convolution that only draws new weights is left out.
     Raises:
         ConfigError: wrong arguments, or a network that cannot take the patch or returns another shape.
     """
@@ -59,18 +61,21 @@ def build_network(
     projects_weights = bool(conv.get("init_from_weights"))
     if projects_weights and load is not None:
         load(network)
-    _swap(network, conv, derived, build, quiet)
+    share = conv.get("share")
+    swap = build(conv_arguments(conv), "conv")
+    is_needless = weights_follow and share in (None, 1) and only_draws(swap)
+    if not is_plain(swap) and not is_needless:
+        _swap(network, conv, swap, derived, weights_follow)
     if not projects_weights and load is not None:
         load(network)
     return network
 
 
-def _swap(network: nn.Module, conv: Node, derived: Derived, build: Builder, quiet: bool) -> None:
-    """Put the convolution of a config into a network."""
+def _swap(
+    network: nn.Module, conv: Node, swap: Callable[..., Any], derived: Derived, weights_follow: bool
+) -> None:
+    """Put the convolution of a config into a network, and check that it still runs, and folds."""
     share = conv.get("share")
-    swap = build(conv_arguments(conv), "conv")
-    if is_plain(swap):
-        return
     # two samples: batch norm in training mode needs more than one value per channel
     example = torch.zeros(2, derived.num_channels, *derived.patch_size)
     try:
@@ -84,13 +89,19 @@ def _swap(network: nn.Module, conv: Node, derived: Derived, build: Builder, quie
         )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"conv: {error}") from error
-    log.log(logging.DEBUG if quiet else logging.INFO, "conv: %s", report)
+    log.log(logging.DEBUG if weights_follow else logging.INFO, "conv: %s", report)
     _probe(network, derived, subject="conv: with it, model")
-    check_folding(network, derived)
-    if quiet:
+    if weights_follow:
         return
-    # layers of a user's that prediction and export cannot turn into plain torch modules
-    classes = classes_that_stay(network, report.swapped)
+    check_folding(network, derived)
+    layers = [layer for name in report.swapped for layer in network.get_submodule(name).modules()]
+    if any(not type(layer).__module__.startswith(("torch.", "medconv.")) for layer in layers):
+        _warn_of_layers_that_stay(network, report.swapped)
+
+
+def _warn_of_layers_that_stay(network: nn.Module, swapped: Sequence[str]) -> None:
+    """Layers of a user's that prediction and export cannot turn into plain torch modules."""
+    classes = classes_that_stay(network, swapped)
     for kind in sorted(classes, key=lambda kind: kind.__qualname__):
         log.warning(
             "conv: %s.%s is no Foldable, so it stays in predictions and exports, at its cost in training; "
@@ -111,6 +122,10 @@ def check_folding(network: nn.Module, derived: Derived) -> None:
     Raises:
         ConfigError: one folds to something else, see `convs.fold.check_folds`.
     """
+    layers = [layer for layer in network.modules() if isinstance(layer, Foldable)]
+    # Those of this package are tested.
+    if all(layer.fold_is_tested for layer in layers):
+        return
     generator = torch.Generator().manual_seed(0)
     example = torch.randn(1, derived.num_channels, *derived.patch_size, generator=generator)
     try:

@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from medconv.convs.parametrization import equivariance
-from medconv.models.layers.blocks import conv_nd
+from medconv.convs.parametrization import EquivariantPrior
+from medconv.models.layers.blocks import CONVS
 from medconv.utils.errors import ArgumentError
 
 
@@ -37,16 +37,16 @@ class DeepSupervision(nn.Module):
                 f"=true needs our own U-Net (customconv or resenc), got {network_class}; dynunet, mednext, "
                 "unetplusplus (deep_supervision=true) and segresnet_ds (dsdepth=3) have heads of their own",
             )
-        head = conv_nd(len(network.divisor))
+        head = CONVS[len(network.divisor)]
         # The network has the head of the finest stage. The decoder begins one stage above the coarsest, and
         # its first stage gets no head.
         self.heads = nn.ModuleList(head(channels, num_outputs, 1) for channels in network.channels[1:-2])
-        prior = equivariance(network)
+        priors = [layer for layer in network.modules() if isinstance(layer, EquivariantPrior)]
         for layer in self.heads:
             nn.init.kaiming_normal_(layer.weight, a=0.01)  # type: ignore[arg-type]
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-            if prior is not None:
-                prior.make_head(layer)
+            if priors:
+                priors[0].make_head(layer)
 
     def forward(self, network: nn.Module, image: Tensor) -> list[Tensor]:
         if not self.heads:

@@ -9,7 +9,7 @@ from typing import Any
 from monai.networks import nets
 from torch import Tensor, nn
 
-from medconv.models.layers.blocks import conv_nd
+from medconv.models.layers.blocks import CONVS
 
 _STEM_VOXELS = 4096  # after the stem, about: 64 x 64 or 16 x 16 x 16
 
@@ -137,7 +137,7 @@ def _with_stem(conv: Any, stem: Mapping[str, Any]) -> Any:
     has_stride = conv.stride == (stride,) * spatial_dims
     if has_size and has_stride:
         return conv
-    new: Any = conv_nd(spatial_dims)(
+    new: Any = CONVS[spatial_dims](
         conv.in_channels, conv.out_channels, size, stride=stride, padding=size // 2, bias=False
     )
     nn.init.kaiming_normal_(new.weight)

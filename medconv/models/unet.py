@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medconv.models.layers.blocks import ConvBlock, ResidualBlock, conv_nd, conv_transpose_nd
+from medconv.models.layers.blocks import CONVS, NORMS, TRANSPOSED_CONVS, ConvBlock, ResidualBlock
 
 _CONVS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -40,6 +40,10 @@ class Stages(nn.Module):
         strided: bool = False,
     ) -> None:
         super().__init__()
+        if spatial_dims not in CONVS:
+            raise ValueError(f"spatial_dims must be 2 or 3, got {spatial_dims}")
+        if norm not in NORMS:
+            raise ValueError(f"norm must be one of {sorted(NORMS)}, got {norm!r}")
         stages = len(channels)
         if len(strides) != stages - 1:
             raise ValueError(
@@ -71,7 +75,7 @@ class Stages(nn.Module):
             else:
                 # kernel and stride are equal: windows do not overlap, so a flip of the image flips them
                 fine, coarse = self.channels[stage : stage + 2]
-                self.down.append(conv_nd(spatial_dims)(fine, coarse, stride, stride=stride))
+                self.down.append(CONVS[spatial_dims](fine, coarse, stride, stride=stride))
         self.add_outputs(out_channels)
         self.apply(initialise)
 
@@ -152,7 +156,7 @@ class Encoder(Stages):
     """
 
     def add_outputs(self, out_channels: int) -> None:
-        self.head = conv_nd(len(self.divisor))(self.channels[-1], out_channels, 1)
+        self.head = CONVS[len(self.divisor)](self.channels[-1], out_channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         # kept as an image of one voxel, which a convolution takes
@@ -223,7 +227,7 @@ class UNet(Stages):
 
     def add_outputs(self, out_channels: int) -> None:
         spatial_dims = len(self.divisor)
-        up_conv = conv_transpose_nd(spatial_dims)
+        up_conv = TRANSPOSED_CONVS[spatial_dims]
         self.up = nn.ModuleList()
         for stage, stride in enumerate(self.strides):
             fine, coarse = self.channels[stage : stage + 2]
@@ -231,7 +235,7 @@ class UNet(Stages):
         self.decoder = nn.ModuleList()
         for stage, fine in enumerate(self.channels[:-1]):
             self.decoder.append(self.block(2 * fine, stage))  # the skip and what comes from below
-        self.head = conv_nd(spatial_dims)(self.channels[0], out_channels, 1)
+        self.head = CONVS[spatial_dims](self.channels[0], out_channels, 1)
 
     def forward(self, x: Tensor, stages: int = 0) -> Any:
         """The logits, or a list of them and of coarser stages.

@@ -99,13 +99,13 @@ def test_networks_that_are_not_ours_stay_for_image_level_targets(target: str) ->
     assert model_of(model(target), per_voxel=False) == model(target)
 
 
-@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("weights_follow", [False, True])
 def test_the_report_is_logged_by_whatever_function_builds(
-    caplog: pytest.LogCaptureFixture, quiet: bool
+    caplog: pytest.LogCaptureFixture, weights_follow: bool
 ) -> None:
     with caplog.at_level(logging.INFO, "medconv.models.build"):
-        build_network(model(), CONV, LABEL_MAPS, partial(configs.build), quiet=quiet)
-    assert ("4 convolutions swapped" in caplog.text) != quiet
+        build_network(model(), CONV, LABEL_MAPS, partial(configs.build), weights_follow=weights_follow)
+    assert ("4 convolutions swapped" in caplog.text) != weights_follow
 
 
 def test_a_patch_that_another_network_cannot_take_is_refused_with_what_helps() -> None:

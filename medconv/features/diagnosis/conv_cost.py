@@ -93,7 +93,7 @@ def replaced_layers(sizes: NetworkSizes, conv: Node, build: Builder = configs.bu
         build: builds the convolution from its node.
     """
     plain = build_network(sizes.model, PLAIN_CONV, sizes.derived)
-    network = build_network(sizes.model, conv, sizes.derived, build=build, quiet=True)
+    network = build_network(sizes.model, conv, sizes.derived, build=build, weights_follow=True)
     shapes = _input_shapes(plain, sizes.derived)
     library = dict(apply_switches(plain, **sizes.switches).named_modules())
     custom = dict(apply_switches(network, **sizes.switches).named_modules())

@@ -7,44 +7,15 @@ from typing import Any
 from torch import Tensor, nn
 
 _Builder = Callable[..., nn.Module]
-_CONVS: dict[int, _Builder] = {2: nn.Conv2d, 3: nn.Conv3d}
-_TRANSPOSED_CONVS: dict[int, _Builder] = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+# By the number of spatial axes.
+CONVS: dict[int, _Builder] = {2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED_CONVS: dict[int, _Builder] = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 _POOLS: dict[int, _Builder] = {2: nn.AvgPool2d, 3: nn.AvgPool3d}
-_NORMS: dict[str, dict[int, _Builder]] = {
+NORMS: dict[str, dict[int, _Builder]] = {
     "batch": {2: nn.BatchNorm2d, 3: nn.BatchNorm3d},
     "instance": {2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d},
 }
 _NEGATIVE_SLOPE = 0.01  # of leaky ReLUs, as nnU-Net's
-
-
-def conv_nd(spatial_dims: int) -> _Builder:
-    """`nn.Conv2d` or `nn.Conv3d`.
-
-    Raises:
-        ValueError: spatial_dims is neither 2 nor 3.
-    """
-    return _of_dims(_CONVS, spatial_dims)
-
-
-def conv_transpose_nd(spatial_dims: int) -> _Builder:
-    """`nn.ConvTranspose2d` or `nn.ConvTranspose3d`.
-
-    Raises:
-        ValueError: spatial_dims is neither 2 nor 3.
-    """
-    return _of_dims(_TRANSPOSED_CONVS, spatial_dims)
-
-
-def norm_nd(name: str, spatial_dims: int, channels: int) -> nn.Module:
-    """A norm with learned scale and shift.
-
-    Raises:
-        ValueError: `name` is neither `batch` nor `instance`, or spatial_dims neither 2 nor 3.
-    """
-    if name not in _NORMS:
-        raise ValueError(f"norm must be one of {sorted(_NORMS)}, got {name!r}")
-    norm = _of_dims(_NORMS[name], spatial_dims)
-    return norm(channels, affine=True)
 
 
 class ConvBlock(nn.Sequential):
@@ -68,7 +39,7 @@ class ConvBlock(nn.Sequential):
         norm: str,
         stride: int | Sequence[int] = 1,
     ) -> None:
-        conv = conv_nd(spatial_dims)
+        conv = CONVS[spatial_dims]
         padding = tuple(size // 2 for size in kernel_size)
         layers: list[nn.Module] = []
         # only the first convolution has the stride
@@ -83,7 +54,7 @@ class ConvBlock(nn.Sequential):
                     bias=False,  # the norm after it has a shift
                 )
             )
-            layers.append(norm_nd(norm, spatial_dims, out_channels))
+            layers.append(NORMS[norm][spatial_dims](out_channels, affine=True))
             layers.append(nn.LeakyReLU(_NEGATIVE_SLOPE, inplace=True))
         super().__init__(*layers)
 
@@ -125,10 +96,10 @@ class ResidualBlock(nn.Module):
         self.convs = block[:-1]  # the last activation comes after the sum
         self.skip = nn.Sequential()
         if stride not in (1, (1,) * spatial_dims):
-            self.skip.append(_of_dims(_POOLS, spatial_dims)(stride))
+            self.skip.append(_POOLS[spatial_dims](stride))
         if in_channels != channels:
-            self.skip.append(conv_nd(spatial_dims)(in_channels, channels, 1, bias=False))
-            self.skip.append(norm_nd(norm, spatial_dims, channels))
+            self.skip.append(CONVS[spatial_dims](in_channels, channels, 1, bias=False))
+            self.skip.append(NORMS[norm][spatial_dims](channels, affine=True))
         self.activation = nn.LeakyReLU(_NEGATIVE_SLOPE, inplace=True)
         # the scale of the last norm: at first the block adds nothing to its input
         nn.init.zeros_(self.convs[-1].weight)
@@ -136,9 +107,3 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.activation(self.skip(x) + self.convs(x))
         return result
-
-
-def _of_dims(classes: dict[int, _Builder], spatial_dims: int) -> _Builder:
-    if spatial_dims not in classes:
-        raise ValueError(f"spatial_dims must be 2 or 3, got {spatial_dims}")
-    return classes[spatial_dims]

@@ -79,5 +79,5 @@ def block_weight(weight: Tensor, channels: int, size: int) -> Tensor:
 def _suits(layer: nn.Conv3d) -> bool:
     is_depthwise = layer.groups == layer.in_channels > 1
     is_spatial = any(size > 1 for size in layer.kernel_size)
-    has_blocks = block_size(layer.in_channels) > 1
-    return is_depthwise and is_spatial and has_blocks and layer.padding_mode == "zeros"
+    is_usual = is_depthwise and is_spatial and layer.padding_mode == "zeros"
+    return is_usual and block_size(layer.in_channels) > 1

@@ -48,7 +48,10 @@ def instance_norm(
         y = norm_by_sample(dense, weight, bias, eps)
     else:
         y = F.instance_norm(x, weight=weight, bias=bias, eps=eps)
-    return _activated(y, negative_slope)
+    if negative_slope is None:
+        return y
+    # torch cannot undo it in the backward pass for a slope below zero
+    return F.leaky_relu(y, negative_slope, inplace=negative_slope >= 0)
 
 
 def norm_by_sample(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -104,7 +107,11 @@ class ChannelsLastNorm(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         if self._is_usual(input):
             return self._fast_forward(input)
-        return _activated(super().forward(input), self.negative_slope)
+        y: Tensor = super().forward(input)
+        if self.negative_slope is None:
+            return y
+        # in place: y is no input of the caller; torch cannot undo a slope below zero in the backward pass
+        return F.leaky_relu(y, self.negative_slope, inplace=self.negative_slope >= 0)
 
     def _is_usual(self, input: Tensor) -> bool:
         """Whether `_fast_forward` can do it."""
@@ -184,14 +191,6 @@ class ChannelsLastBatchNorm3d(_BatchNorm, nn.BatchNorm3d):
     spatial_dims = 3
 
 
-def _activated(x: Tensor, negative_slope: float | None) -> Tensor:
-    """A leaky ReLU, in place: x is no input of the caller."""
-    if negative_slope is None:
-        return x
-    # torch cannot undo it in the backward pass for a slope below zero
-    return F.leaky_relu(x, negative_slope, inplace=negative_slope >= 0)
-
-
 _SWAPS: dict[type, type] = {
     nn.BatchNorm2d: ChannelsLastBatchNorm2d,
     nn.BatchNorm3d: ChannelsLastBatchNorm3d,
@@ -220,20 +219,26 @@ def swap_norms(network: nn.Module, fuse: bool = True, keep_batch_norms: bool = F
     swapped = 0
     for layer in network.modules():
         norm: Any = layer
-        if type(norm) not in _SWAPS or not _is_untouched(norm):
+        # Not where a forward was put on the object itself.
+        if type(norm) not in _SWAPS or "forward" in vars(norm):
             continue
         has_running_statistics = isinstance(norm, _INSTANCE_NORMS) and norm.track_running_stats
         if has_running_statistics or (keep_batch_norms and isinstance(norm, _BATCH_NORMS)):
             continue
         norm.__class__ = _SWAPS[type(norm)]
         swapped += 1
-    if fuse:
-        registrations: Counter[int] = Counter()
-        for parent in network.modules():
-            registrations.update(id(child) for child in parent._modules.values())
-        for parent in network.modules():
-            if isinstance(parent, nn.Sequential) and _is_block(parent):
-                _fuse(parent, registrations)
+    if not fuse:
+        return swapped
+    registrations: Counter[int] = Counter()
+    for parent in network.modules():
+        registrations.update(id(child) for child in parent._modules.values())
+    for parent in network.modules():
+        kind = type(parent)
+        # A subclass that does nothing but run its layers one after another.
+        if not isinstance(parent, nn.Sequential) or kind is nn.Sequential or "forward" in vars(parent):
+            continue
+        if kind.forward is nn.Sequential.forward and kind.__iter__ is nn.Sequential.__iter__:
+            _fuse(parent, registrations)
     return swapped
 
 
@@ -254,23 +259,8 @@ def _fuse(parent: nn.Sequential, registrations: Counter[int]) -> None:
             parent._modules[name] = nn.Identity().train(activation.training)
 
 
-def _is_block(parent: nn.Sequential) -> bool:
-    """Whether a subclass of `nn.Sequential` does nothing but run its layers one after another."""
-    parent_class = type(parent)
-    if parent_class is nn.Sequential or not _is_untouched(parent):
-        return False
-    has_own_forward = parent_class.forward is not nn.Sequential.forward
-    has_own_iterator = parent_class.__iter__ is not nn.Sequential.__iter__
-    return not has_own_forward and not has_own_iterator
-
-
-def _is_untouched(layer: nn.Module) -> bool:
-    """No forward was put on the object itself."""
-    return "forward" not in vars(layer)
-
-
 def _is_bare(layer: Any) -> bool:
-    """Untouched, and nothing watches it."""
+    """No forward was put on the object itself, and nothing watches it."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     has_hooks = any(getattr(layer, attribute, None) for attribute in hooks)
-    return _is_untouched(layer) and not has_hooks
+    return "forward" not in vars(layer) and not has_hooks

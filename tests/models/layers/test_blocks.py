@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
 
-from medconv.models.layers.blocks import ConvBlock, conv_nd, conv_transpose_nd, norm_nd
+from medconv.models.layers.blocks import ConvBlock
 
 
 @pytest.mark.parametrize(("norm", "kind"), [("batch", nn.BatchNorm3d), ("instance", nn.InstanceNorm3d)])
@@ -26,9 +24,3 @@ def test_a_block_repeats_convolution_norm_and_leaky_relu(norm: str, kind: type) 
 def test_a_block_can_be_sliced() -> None:
     block = ConvBlock(2, [1, 2, 3], (3, 3), "batch")
     assert list(block[3:]) == list(block)[3:] and block[-1] is list(block)[-1]
-
-
-@pytest.mark.parametrize("make", [conv_nd, conv_transpose_nd, lambda dims: norm_nd("batch", dims, 4)])
-def test_one_spatial_axis_is_refused(make: Callable[[int], object]) -> None:
-    with pytest.raises(ValueError, match="spatial_dims must be 2 or 3, got 1"):
-        make(1)

@@ -243,10 +243,11 @@ def check_examples(data_split: DataSplit, targets: Targets, remedy: str) -> None
         ValueError: training or validation lacks cases of some class, see `targets.check_examples`.
     """
     for split_name, cases in (("training", data_split.train), ("validation", data_split.val)):
-        if not cases:
+        values = values_of(cases)
+        if not values.size:  # label maps have no such values
             continue
         try:
-            warning = targets.check_examples(values_of(cases), split_name)
+            warning = targets.check_examples(values, split_name)
         except ValueError as error:
             raise ValueError(f"{error}; {remedy}") from error
         if warning:

@@ -1,6 +1,6 @@
 """Dice of label maps in validation, and means that skip undefined classes; `segmentation` has all metrics."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -51,12 +51,13 @@ def mean_per_class(rows: Sequence[Mapping[str, float | None]]) -> ClassScores:
     """Mean of each class over the cases in which it is defined; None if there are none."""
     if not rows:
         return {}
-    return {name: _mean_of_defined(row[name] for row in rows) for name in rows[0]}
+    return {name: mean({number: row[name] for number, row in enumerate(rows)}) for name in rows[0]}
 
 
 def mean(row: Mapping[Any, float | None]) -> float | None:
     """Mean over the defined classes; None if there are none."""
-    return _mean_of_defined(row.values())
+    defined = [value for value in row.values() if value is not None]
+    return float(np.mean(defined)) if defined else None
 
 
 def _contingency_table(prediction: np.ndarray, reference: np.ndarray, num_values: int) -> np.ndarray:
@@ -76,11 +77,6 @@ def pieces(label: np.ndarray, order: Literal["C", "K"] = "C") -> list[np.ndarray
     """Voxels in a row, some at a time. Args: order: "K", as they lie in memory, which copies nothing."""
     voxels = label.ravel(order=order)
     return [voxels[first : first + _VOXELS_AT_ONCE] for first in range(0, len(voxels), _VOXELS_AT_ONCE)]
-
-
-def _mean_of_defined(values: Iterable[float | None]) -> float | None:
-    defined = [value for value in values if value is not None]
-    return float(np.mean(defined)) if defined else None
 
 
 def value_counts(label: np.ndarray) -> np.ndarray:

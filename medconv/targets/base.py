@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from medconv import doors
-from medconv.targets.family import Family
 from medconv.targets.monitor import MonitoredMetric
 from medconv.targets.scores import Scores
 from medconv.utils.errors import ArgumentError
@@ -24,6 +24,43 @@ KINDS = {
     "regions": "medconv.targets.regions:RegionTargets",
     "soft": "medconv.targets.soft:SoftTargets",
 }
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a family of targets has in the place of what the core does with label maps.
+
+    Each text names an object, "module:object"; "": the core's own. The core asks in one place for each:
+    `targets.family.own("forward")`.
+
+    Args:
+        examine: (case, image, dataset, report): completes the report, in the place of the label map.
+        samples: module of `ImageDataset` and `ImageCases`, as `data.loading.datamodule.TrainingSamples` says.
+        validation: (config, targets, window, store) -> `training.validation.Validation`.
+        mixup: (alpha, seed) -> `training.task.Mixup`; "": samples are not mixed.
+        forward: (members, device, batch_size) -> `inference.predictor.Forward`.
+        check_prepared: (image, member, its shape after preprocessing, crop): raises ValueError, if the
+            network cannot take it.
+        output: (folder, targets, settings, about) -> `inference.output.Output`.
+        evaluate_table: (predictions, labels, compare, **options) -> `evaluation.results.Evaluation`, of
+            predictions that are a table; "": they are images.
+        views: (targets, cases, spacing_mm) -> `features.pictures.cases.CaseViews`.
+    """
+
+    examine: str = ""
+    samples: str = ""
+    validation: str = ""
+    mixup: str = ""
+    forward: str = ""
+    check_prepared: str = ""
+    output: str = ""
+    evaluate_table: str = ""
+    views: str = ""
+
+    def own(self, name: str) -> Any:
+        """The object of this name; None: the core's."""
+        entry = getattr(self, name)
+        return doors.load(entry) if entry else None
 
 
 class Targets(ABC):
@@ -75,7 +112,9 @@ class Targets(ABC):
         # the file may hold anything, such as a list for `kind`
         kind = content.get("kind") if isinstance(content, Mapping) else None
         # one module is loaded, not those of all kinds
-        entry = _kind_names().get(kind) if isinstance(kind, str) else None
+        entry = None
+        if isinstance(kind, str):
+            entry = KINDS.get(kind) or doors.mapping(doors.TARGETS).get(kind)
         targets = doors.load(entry) if entry else None
         if targets is None or not issubclass(targets, cls):
             fitting = [name for name, other in all_kinds().items() if issubclass(other, cls)]
@@ -194,14 +233,10 @@ class Targets(ABC):
         """
 
 
-def _kind_names() -> dict[str, str]:
-    """Every kind of targets: its name, and the class as "module:object"."""
-    return {**KINDS, **doors.mapping(doors.TARGETS)}
-
-
 def all_kinds() -> dict[str, type[Targets]]:
     """Every kind of targets by its name, loaded."""
-    return {name: doors.load(entry) for name, entry in _kind_names().items()}
+    entries = {**KINDS, **doors.mapping(doors.TARGETS)}
+    return {name: doors.load(entry) for name, entry in entries.items()}
 
 
 def names_of(content: Any) -> tuple[str, ...]:

@@ -74,10 +74,20 @@ class LabelMapTargets(SegmentationTargets):
         return torch.cat([merged_background, remaining_classes], 1)
 
     def decode(self, logits: Iterable[Tensor]) -> Tensor:
-        return highest(logits)
+        """The index of the highest channel, the first of equals.
+
+        Equals `argmax(0)`, but holds one channel at a time and takes a fifth of the time on a CPU.
+        """
+        channels = iter(logits)
+        highest = next(channels)
+        label = torch.zeros_like(highest, dtype=torch.int16)
+        for index, channel in enumerate(channels, start=1):
+            label.masked_fill_(channel > highest, index)
+            highest = torch.maximum(highest, channel)
+        return label
 
     def decode_mean(self, probabilities: Iterable[Tensor]) -> Tensor:
-        return highest(probabilities)
+        return self.decode(probabilities)
 
     def log_total(self, channels: Iterable[Tensor]) -> Tensor:
         return reduce(torch.logaddexp, channels)
@@ -90,17 +100,3 @@ class LabelMapTargets(SegmentationTargets):
         # CUDA has no deterministic kernel for the mean of images
         voxel_losses = F.cross_entropy(logits, reference[:, 0].long(), reduction="none")
         return voxel_losses.mean()
-
-
-def highest(channels: Iterable[Tensor]) -> Tensor:
-    """The index of the highest channel, the first of equals; each (*spatial) -> (*spatial) int16.
-
-    Equals `argmax(0)`, but holds one channel at a time and takes a fifth of the time on a CPU.
-    """
-    channels = iter(channels)
-    highest_logit = next(channels)
-    label = torch.zeros_like(highest_logit, dtype=torch.int16)
-    for index, channel in enumerate(channels, start=1):
-        label.masked_fill_(channel > highest_logit, index)
-        highest_logit = torch.maximum(highest_logit, channel)
-    return label

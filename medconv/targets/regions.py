@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ class RegionTargets(SegmentationTargets):
     order: tuple[int, ...] = ()
 
     @classmethod
-    def _further_fields(cls, content: Mapping[str, Any]) -> dict[str, Any]:
-        return {"order": tuple(label_values(content.get("order")))}
+    def from_fields(cls, content: Mapping[str, Any], **_: Any) -> Self:
+        return super().from_fields(content, order=tuple(label_values(content.get("order"))))
 
     def plain(self) -> dict[str, Any]:
         return {**super().plain(), "order": list(self.order)}

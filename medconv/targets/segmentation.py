@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from medconv.metrics.dice import ClassScores
 from medconv.metrics.dice import dice as label_map_dice
-from medconv.targets.base import Targets, label_values, list_of, names_of
-from medconv.targets.family import LABEL_MAPS, Family
+from medconv.targets.base import Family, Targets, label_values, list_of, names_of
 from medconv.targets.monitor import DICE, MonitoredMetric
 from medconv.targets.scores import DiceScores
 
@@ -36,7 +35,7 @@ class SegmentationTargets(Targets):
         also_ignored: further label values of unlabelled voxels; `one_ignored` replaces them by `ignore`.
     """
 
-    family: ClassVar[Family] = LABEL_MAPS
+    family: ClassVar[Family] = Family()
     per_voxel: ClassVar[bool] = True
     monitored: ClassVar[MonitoredMetric] = DICE
     scores_probabilities: ClassVar[bool] = False
@@ -47,15 +46,19 @@ class SegmentationTargets(Targets):
     also_ignored: tuple[int, ...] = field(default=(), kw_only=True)
 
     @classmethod
-    def from_fields(cls, content: Mapping[str, Any]) -> Self:
+    def from_fields(cls, content: Mapping[str, Any], **further_fields: Any) -> Self:
         if not {"names", "values", "ignore"} <= set(content):
             raise ValueError("targets of label maps need names, values and ignore")
         names = names_of(content["names"])
         values = tuple(tuple(label_values(group)) for group in list_of(content["values"]))
         if len(values) != len(names) or not all(values):
             raise ValueError("each name needs its label values")
-        ignore, also_ignored = ignored_values(content, values)
-        further_fields = cls._further_fields(content)
+        ignore = content["ignore"]
+        also_ignored = tuple(label_values(content.get("also_ignored", ())))
+        ignored = label_values([] if ignore is None else [ignore, *also_ignored])
+        of_classes = {value for group in values for value in group}
+        if of_classes & set(ignored) or (also_ignored and ignore is None):
+            raise ValueError("the label value to ignore must not be a class")
         targets = cls(names, values, ignore, also_ignored=also_ignored, **further_fields)
         # else a label map could not tell two names apart
         if len(set(targets.written)) != len(names):
@@ -64,11 +67,6 @@ class SegmentationTargets(Targets):
             if value not in group:
                 raise ValueError("the label value that a region writes must be one of its values")
         return targets
-
-    @classmethod
-    def _further_fields(cls, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of a kind, from the content of `plain`."""
-        return {}
 
     def plain(self) -> dict[str, Any]:
         content: dict[str, Any] = {
@@ -322,20 +320,3 @@ def labelled_row(values: Tensor, labelled: Tensor) -> Tensor:
     row = values.movedim(1, -1)[labelled[:, 0]].T
     trailing_ones = (1,) * (values.ndim - 3)
     return row.reshape(1, *row.shape, *trailing_ones)
-
-
-def ignored_values(
-    content: Mapping[str, Any], values: Sequence[Sequence[int]]
-) -> tuple[int | None, tuple[int, ...]]:
-    """`ignore` and `also_ignored` of an untrusted file.
-
-    Raises:
-        ValueError: not label values, or those of a class.
-    """
-    ignore = content["ignore"]
-    also_ignored = tuple(label_values(content.get("also_ignored", ())))
-    ignored = label_values([] if ignore is None else [ignore, *also_ignored])
-    of_classes = {value for group in values for value in group}
-    if of_classes & set(ignored) or (also_ignored and ignore is None):
-        raise ValueError("the label value to ignore must not be a class")
-    return ignore, also_ignored

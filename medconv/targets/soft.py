@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics.calibration import brier, calibration_error
 from medconv.metrics.dice import ClassScores
-from medconv.targets.label_map import LabelMapTargets, highest
+from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.scores import DiceScores, NamedScore, ValidatedCase
 from medconv.targets.segmentation import over_voxels
 
@@ -50,7 +50,7 @@ class SoftTargets(LabelMapTargets):
         return label.float()
 
     def label_map(self, label: Tensor) -> Tensor:
-        return highest(self.reference(label[None])[0])
+        return self.decode(self.reference(label[None])[0])
 
     def random_labels(
         self, batch: int, patch_size: Sequence[int], generator: torch.Generator | None = None

@@ -152,6 +152,7 @@ def prepare_data(
     preprocessing = _preprocessing(planned, dataset, measured, data)
     with signals.raising():
         store = fill_store(dataset, preprocessing, home, workers, verify)
+    values = splits.values_of(split.train)
     return PreparedData(
         dataset=dataset,
         train=split.train,
@@ -159,7 +160,7 @@ def prepare_data(
         preprocessing=preprocessing,
         plan=planned,
         store=store,
-        targets=dataset.targets.fitted(splits.values_of(split.train)),
+        targets=dataset.targets.fitted(values) if values.size else dataset.targets,
         flip_label_pairs=pairs,
         skipped=skipped,
         spacing_range_mm=tuple((min(mm), max(mm)) for mm in zip(*measured.spacings_mm, strict=True)),

@@ -86,7 +86,8 @@ def make_plan(
     if config.trainer.max_time is None:
         size = "full" if uses_gpu(config.trainer.accelerator) else "large"
         return planned(size, f"{budget.size_origin}; with trainer.max_time the plan may be another one")
-    fitted_targets = dataset.targets.fitted(splits.values_of(dataset.cases))
+    values = splits.values_of(dataset.cases)
+    fitted_targets = dataset.targets.fitted(values) if values.size else dataset.targets
 
     def derive(size_plan: Plan) -> Derived:
         return derived_values(size_plan, dataset, dataset.cases, fitted_targets)
@@ -205,12 +206,13 @@ def derived_values(
     del planned["batch_size"]  # it stands in `data`
     # The first stage keeps the resolution
     first_strides = [1] * plan.spatial_dims
+    values = splits.values_of(train)
     return Derived(
         num_channels=len(dataset.modalities),
         num_classes=targets.num_outputs,
         targets=targets.plain(),
         per_voxel=targets.per_voxel,
-        class_counts=targets.output_counts(splits.values_of(train)),
+        class_counts=targets.output_counts(values) if values.size else None,
         overlapping=not targets.exclusive,
         exclusive=targets.exclusive,
         class_names=list(dataset.class_names),

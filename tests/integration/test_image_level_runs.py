@@ -15,10 +15,10 @@ from helpers import ranks, tiny
 from helpers import small_runs as smallruns
 
 from medconv.config import ConfigError
+from medconv.features.image_level import metrics as image_level
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.load import load
-from medconv.metrics import image_level
 from medconv.targets import monitor
 from medconv.training.callbacks import nonfinite_guard
 from medconv.utils import checkpoint_io

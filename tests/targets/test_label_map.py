@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from medconv.targets.label_map import LabelMapTargets, highest
+from medconv.targets.label_map import LabelMapTargets
 
 CLASSES = LabelMapTargets.of_classes(["background", "a", "b"])
 IGNORING = LabelMapTargets.of_classes(["background", "a", "b"], ignore=9)
@@ -15,7 +15,7 @@ def test_classes_are_decoded_to_the_highest_channel(axes: int) -> None:
     logits = torch.randn(4, *(5, 6, 7)[:axes], generator=torch.Generator().manual_seed(0)).round()
     label = CLASSES.decode(iter(logits[:3]))
     assert torch.equal(label, logits[:3].argmax(0).to(torch.int16))
-    assert torch.equal(highest(logits), logits.argmax(0).to(torch.int16))
+    assert torch.equal(CLASSES.decode_mean(logits), logits.argmax(0).to(torch.int16))
 
 
 def test_unlabelled_voxels_become_background_and_are_not_known() -> None:

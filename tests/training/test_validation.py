@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, default_collate
 from medconv.data.case import Grid
 from medconv.data.preprocessing import preprocess
 from medconv.data.preprocessing.preprocess import CropInfo
+from medconv.features.image_level import metrics as image_level
 from medconv.features.image_level.mixup import Mixup
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.sliding_window import SlidingWindow
-from medconv.metrics import image_level
 from medconv.models.unet import UNet
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets

@@ -4,6 +4,7 @@ per case, and compared.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +13,8 @@ import numpy as np
 from medconv.data.io.images import in_folder
 from medconv.evaluation.labels import recorded_images, train_cases
 from medconv.evaluation.results import Evaluation, plain_number
-from medconv.features.image_level.report import words, write_report
+from medconv.features.image_level import metrics as image_level
+from medconv.features.image_level.metrics import words
 from medconv.features.image_level.tables import (
     PredictionTable,
     Truth,
@@ -21,7 +23,6 @@ from medconv.features.image_level.tables import (
     targets_of,
 )
 from medconv.features.image_level.targets import ImageLevelTargets
-from medconv.metrics import image_level
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import some
 
@@ -35,7 +36,7 @@ class ImageLevelEvaluation:
             `cases` (a row each), `train_cases` (those that the network was trained on),
             `without_prediction` (cases with a label but no prediction), `without_label` (the reverse: their
             cells are empty), `targets`, `part` (the split); with `compare` also `compare` and `comparison`
-            (metric to what `metrics.image_level.paired` returns).
+            (metric to what `metrics.paired` returns).
         targets: what the outputs mean.
         outputs: (cases, names).
         values: the true labels, (cases, values).
@@ -202,9 +203,11 @@ def _cells(row: Mapping[str, float | None]) -> str:
 
 
 def page(evaluation: Evaluation) -> str | None:
-    """The HTML page of an evaluation of a table."""
-    if not isinstance(evaluation, ImageLevelEvaluation):
+    """The HTML page of an evaluation of a table; without the feature `report` there is none."""
+    if not isinstance(evaluation, ImageLevelEvaluation) or find_spec("medconv.features.report") is None:
         return None
+    from medconv.features.image_level.report import write_report
+
     return write_report(
         evaluation.result, evaluation.targets, evaluation.outputs, evaluation.values, evaluation.images
     )

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.data.preprocessing.preprocess import CropInfo
+from medconv.data.preprocessing.preprocess import CropInfo, resampled_shape
 from medconv.features.image_level.targets import ImageLevelTargets
-from medconv.inference.forward import Forward, autocast, check_finite, network_of
 from medconv.inference.load import LoadedModel
-from medconv.inference.prepare import Input
+from medconv.inference.predictor import Forward, check_finite
+from medconv.inference.prepare import Input, NamedImage
 from medconv.inference.sliding_window import flips
+from medconv.planning.topology import rounded_up
+from medconv.utils.logging import size_text
 
 # Of whole images, in one forward pass.
 _MAX_VOXELS = 2**21
@@ -78,8 +80,7 @@ class ImageLevelForward(Forward):
     def _outputs(self, member: LoadedModel, images: Tensor) -> np.ndarray:
         assert isinstance(member.targets, ImageLevelTargets)
         axes_sets = flips(member.window.mirror_axes)
-        with autocast(member.precision, self.device):
-            outputs = mean_over_flips(network_of(member), images, member.targets, axes_sets)
+        outputs = mean_over_flips(member.outputs, images, member.targets, axes_sets)
         check_finite("outputs", member, images, outputs)
         undivided = outputs.cpu().numpy()
         if member.temperature is None:
@@ -104,3 +105,33 @@ def mean_over_flips(
         flipped = image.flip(dims) if dims else image
         outputs.append(targets.decode(network(flipped)))
     return torch.stack(outputs).mean(0)
+
+
+def check_prepared(image: NamedImage, model: LoadedModel, prepared: Sequence[int], crop: CropInfo) -> None:
+    """Check the size for an image-level network, which takes images of one size.
+
+    Raises:
+        ValueError: another size; or a 2D image of another size than all training images, so that the network
+            would see only its middle, or padding around it.
+    """
+    if tuple(prepared) != model.window.patch_size:
+        raise ValueError(
+            f"{image.name}: {size_text(prepared)} voxels after preprocessing, the network was trained on "
+            f"images of {size_text(model.window.patch_size)}"
+        )
+    preprocessing = model.preprocessing
+    spacing_mm = crop.native_spacing_mm
+    # With several spacings, images are resampled, and scans of one native size get several sizes.
+    has_training_spacing = all(
+        low == mm == high for mm, (low, high) in zip(spacing_mm, model.spacing_range_mm, strict=False)
+    )
+    if not model.rounding or not has_training_spacing or preprocessing.frame is None:
+        return
+    size = resampled_shape(crop.shape[:2], spacing_mm[:2], preprocessing.spacing_mm)
+    if rounded_up(size, model.rounding) != preprocessing.frame:
+        native = crop.shape[:2]
+        largest = resampled_shape(preprocessing.frame, preprocessing.spacing_mm, spacing_mm)
+        raise ValueError(
+            f"{image.name}: {size_text(native)} pixels, the network was trained on images of one size and "
+            f"takes up to {size_text(largest)}; resize the image, or train with resizing"
+        )

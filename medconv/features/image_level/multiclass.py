@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from medconv.features.image_level import metrics as image_level
+from medconv.features.image_level import plots
+from medconv.features.image_level.metrics import Columns
 from medconv.features.image_level.targets import ImageLevelTargets
-from medconv.metrics import calibration, image_level, plots
-from medconv.metrics.image_level import Columns
+from medconv.metrics import calibration
 from medconv.metrics.segmentation import MetricValues
 from medconv.targets.base import finite_number
 from medconv.targets.monitor import CROSS_ENTROPY, MonitoredMetric

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medconv.features.image_level import metrics as image_level
+from medconv.features.image_level import plots
+from medconv.features.image_level.metrics import Columns
 from medconv.features.image_level.targets import NumberTargets
-from medconv.metrics import calibration, image_level, plots
-from medconv.metrics.image_level import Columns
+from medconv.metrics import calibration
 from medconv.metrics.segmentation import MetricValues
 from medconv.targets.monitor import CROSS_ENTROPY, MonitoredMetric
 

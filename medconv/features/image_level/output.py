@@ -44,13 +44,10 @@ class OutputTable(Output):
         super().__init__(
             path, settings={**settings, "targets": plain_targets}, about={**about, "targets": plain_targets}
         )
+        self.target = path / TABLE
         self._targets = targets
         # By case id.
         self._rows: dict[str, list[str]] = {}
-
-    @property
-    def target(self) -> Path:
-        return self.path / TABLE
 
     @contextmanager
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[None]:

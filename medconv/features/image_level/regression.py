@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from medconv.features.image_level import metrics as image_level
+from medconv.features.image_level import plots
+from medconv.features.image_level.metrics import Columns
 from medconv.features.image_level.output_scaling import in_units
 from medconv.features.image_level.targets import NumberTargets
-from medconv.metrics import image_level, plots
-from medconv.metrics.image_level import Columns
 from medconv.metrics.segmentation import MetricValues
 from medconv.targets.base import list_of
 from medconv.targets.monitor import MAE, MonitoredMetric

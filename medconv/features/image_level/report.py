@@ -8,6 +8,7 @@ import numpy as np
 
 from medconv.data.io.grids import to_canonical
 from medconv.data.io.images import read_image
+from medconv.features.image_level.metrics import words
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.features.report import rendering
 from medconv.metrics import visualization
@@ -15,7 +16,6 @@ from medconv.metrics import visualization
 _WORST_CASES = 12
 _MAX_OUTPUTS = 4  # of a case
 _MAX_BYTES = 4_000_000  # of a saliency picture; a larger file was not written by medconv
-_DISPLAY_NAMES = {"auc": "AUC", "f1": "F1", "mae": "mean absolute error", "rmse": "RMSE", "r2": "R2"}
 _DEFINITIONS = {
     "AUC": "area under the ROC curve: the share of pairs of a positive and a negative case in which the "
     "positive one has the higher probability; a tie counts half. With two classes, that of the second; with "
@@ -30,11 +30,6 @@ _DEFINITIONS = {
     "Error": "of a case: 1 minus the probability of the truth, for multilabel the largest over labels; for "
     "regression the absolute error in standard deviations of the truth, the mean over names.",
 }
-
-
-def words(name: str) -> str:
-    """The display name of a metric."""
-    return _DISPLAY_NAMES.get(name, name.replace("_", " "))
 
 
 def write_report(

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.metrics import image_level
-from medconv.metrics.image_level import Columns
+from medconv.features.image_level import metrics as image_level
+from medconv.features.image_level.metrics import Columns
 from medconv.metrics.segmentation import MetricValues
 from medconv.metrics.statistics import describe
-from medconv.targets.base import Targets, finite_number, names_of
-from medconv.targets.family import Family
+from medconv.targets.base import Family, Targets, finite_number, names_of
 from medconv.targets.scores import NamedScore, Scores
 from medconv.utils.errors import ArgumentError
 
@@ -31,6 +30,7 @@ WHOLE_IMAGES = Family(
     validation="medconv.features.image_level.validation:image_validation",
     mixup="medconv.features.image_level.mixup:Mixup",
     forward="medconv.features.image_level.forward:ImageLevelForward",
+    check_prepared="medconv.features.image_level.forward:check_prepared",
     output="medconv.features.image_level.output:OutputTable",
     evaluate_table="medconv.features.image_level.evaluation:evaluate",
     views="medconv.features.image_level.views:ImageLevelViews",

@@ -2,6 +2,8 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from io import BytesIO
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,10 @@ from medconv.data.datasets.common import read_json
 from medconv.evaluation.results import plain_number
 from medconv.evaluation.segmentation_results import CaseRow
 from medconv.features.quality import quality
-from medconv.metrics import plots, visualization
 from medconv.metrics.dice import ClassScores
 
 KEY = "quality"  # in the result of `medconv evaluate`
+_MAX_PANELS = 6  # of the chart, a class in each
 _MIN_CASES = 3  # of a rank correlation, and of a calibration
 
 
@@ -131,20 +133,34 @@ def chart(
     """PNG: predicted against true Dice, a panel per class, at most six; a dot is a case, the line the
     calibration.
     """
-    cases = list(predicted)
-    lines = [_fitted(*_defined_pairs(predicted, true, name)) for name in names]
-    pixels = plots.scatter(
-        names,
-        outputs=_dice_table(predicted, cases, names),
-        truth=_dice_table(true, cases, names),
-        lines=lines,
-    )
-    return visualization.png(pixels)
+    from matplotlib.figure import Figure  # takes half a second: only this chart needs it
 
-
-def _dice_table(scores: Mapping[str, ClassScores], cases: Sequence[str], names: Sequence[str]) -> np.ndarray:
-    """Shape: (cases, names), NaN where undefined."""
-    return np.array([[scores[case][name] for name in names] for case in cases], float)
+    names = names[:_MAX_PANELS]
+    columns, rows = min(3, len(names)), ceil(len(names) / 3)
+    figure = Figure(figsize=(4 * columns, 4 * rows), dpi=100, layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in panels[len(names) :]:
+        axes.set_axis_off()
+    for axes, name in zip(panels, names, strict=False):
+        predicted_dice, true_dice = _defined_pairs(predicted, true, name)
+        axes.scatter(true_dice, predicted_dice, s=9, alpha=0.6, linewidths=0)
+        ends = [*predicted_dice, *true_dice] or [0.0, 1.0]
+        axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color="0.7", linestyle=":", linewidth=1)
+        line = _fitted(predicted_dice, true_dice)
+        if line is not None:
+            # over predicted values, which are on the vertical axis
+            slope, intercept = line
+            low, high = float(predicted_dice.min()), float(predicted_dice.max())
+            axes.plot(
+                [slope * low + intercept, slope * high + intercept], [low, high], color="C1", linewidth=1
+            )
+        # not parsed as a formula
+        axes.set(xlabel="truth", ylabel="predicted", title=f"{name:.24}".replace("$", r"\$"))
+    content = BytesIO()
+    with warnings.catch_warnings():  # a letter that the font lacks is drawn as a box
+        warnings.simplefilter("ignore")
+        figure.savefig(content, format="png")
+    return content.getvalue()
 
 
 def _defined_pairs(

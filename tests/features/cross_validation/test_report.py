@@ -11,10 +11,10 @@ from omegaconf import OmegaConf
 
 from medconv.features.cross_validation import report as cross_validation_report
 from medconv.features.cross_validation import results as cross_validation
+from medconv.features.image_level import metrics as image_level
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.regression import RegressionTargets
 from medconv.features.image_level.targets import ImageLevelTargets
-from medconv.metrics import image_level
 
 CLASSES, NUMBERS = MulticlassTargets(("no", "yes")), RegressionTargets(("age",))
 

@@ -8,10 +8,10 @@ import pytest
 from helpers.image_level_tables import CLASSES, write_table, write_tables
 
 from medconv.evaluation.results import table
+from medconv.features.image_level import metrics
 from medconv.features.image_level.evaluation import evaluate
 from medconv.features.image_level.evaluation import page as page_of
 from medconv.features.image_level.regression import RegressionTargets
-from medconv.metrics import image_level as metrics
 
 
 def test_scores_are_those_of_the_metrics(tmp_path: Path) -> None:

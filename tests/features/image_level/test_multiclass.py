@@ -8,9 +8,9 @@ import torch
 from helpers import small_runs
 from torch import nn
 
+from medconv.features.image_level import metrics as image_level
 from medconv.features.image_level.multiclass import MulticlassTargets, OrdinalTargets
 from medconv.inference.load import load
-from medconv.metrics import image_level
 from medconv.targets import Targets
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.image_level import CrossEntropy, RegressionLoss

@@ -1,4 +1,4 @@
-"""medconv/metrics/plots.py: plots for all target types, without cases and with unusual names."""
+"""medconv/features/image_level/plots.py: plots for all target types, without cases and with unusual names."""
 
 import warnings
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from helpers.image_level_outputs import FINDINGS, FOUR, NUMBERS, TWO, drawn
 
+from medconv.features.image_level import plots
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.targets import ImageLevelTargets
-from medconv.metrics import plots
 
 ODD = MulticlassTargets(("_hidden", "$\\frac{", "two\nlines and very much longer than any name", "肺炎"))
 CURVES = {"confusion", "roc", "precision_recall", "reliability"}

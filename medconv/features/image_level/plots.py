@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from medconv.metrics import image_level
+from medconv.features.image_level import metrics
 
 _MAX_CURVES = 10  # in one picture
 _MAX_COUNTED_NAMES = 15  # names up to which a matrix has its counts written in it
@@ -42,7 +42,7 @@ def right_and_wrong(names: Sequence[str], predicted: np.ndarray, positive: np.nd
         "true negative": ~predicted & ~positive,
     }
     table = np.stack([mask.sum(0) for mask in masks.values()], 1)
-    title = f"predicted above {image_level.THRESHOLD}"
+    title = f"predicted above {metrics.THRESHOLD}"
     return _count_matrix(table, rows=names, columns=tuple(masks), title=title)
 
 
@@ -124,7 +124,7 @@ def _draw_curves(
 
 
 def _roc_curve(axes: Any, name: str, scores: np.ndarray, is_positive: np.ndarray) -> bool:
-    area = image_level.auc(scores, is_positive)
+    area = metrics.auc(scores, is_positive)
     if area is None:
         return False
     false_positive_rate, true_positive_rate = roc_points(scores, is_positive)
@@ -155,11 +155,11 @@ def reliability(curves: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> np.ndar
     figure, (axes, histogram) = _stacked(height_ratios=(3, 1))
     drawn_curves = curves[:_MAX_CURVES]
     for name, probabilities, right in drawn_curves:
-        mean, share, counts = image_level.bins(probabilities, right)
+        mean, share, counts = metrics.bins(probabilities, right)
         has_cases = counts > 0
         axes.plot(mean[has_cases], share[has_cases], marker="o", markersize=4, label=f" {_plain(name)}")
     all_probabilities = [probabilities for _, probabilities, _ in drawn_curves]
-    histogram.hist(all_probabilities, bins=image_level.BINS, range=(0, 1), stacked=True)
+    histogram.hist(all_probabilities, bins=metrics.BINS, range=(0, 1), stacked=True)
     _plot_diagonal(axes, 0, 1)
     axes.set(ylabel="share correct", xlim=_UNIT_RANGE, ylim=_UNIT_RANGE, title="Reliability")
     histogram.set(xlabel="probability", ylabel="cases", xlim=_UNIT_RANGE)
@@ -167,41 +167,18 @@ def reliability(curves: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> np.ndar
     return _pixels(figure)
 
 
-def scatter(
-    names: Sequence[str],
-    outputs: np.ndarray,
-    truth: np.ndarray,
-    lines: Sequence[tuple[float, float] | None] = (),
-) -> np.ndarray:
-    """Predicted against true values, a panel per name, at most six; a dot is a case.
-
-    Args:
-        lines: for each name slope and intercept of the true values over the predicted ones.
-    """
+def scatter(names: Sequence[str], outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Predicted against true values, a panel per name, at most six; a dot is a case."""
     names = names[:_MAX_PANELS]
     figure, panels = _panel_grid(len(names))
-    # a name without a line has None
-    lines = [*lines, *[None] * len(names)]
-    for axes, name, predicted, true, line in zip(panels, names, outputs.T, truth.T, lines, strict=False):
+    for axes, name, predicted, true in zip(panels, names, outputs.T, truth.T, strict=False):
         is_finite = np.isfinite(predicted) & np.isfinite(true)
-        _scatter_panel(axes, predicted[is_finite], true[is_finite], line)
+        axes.scatter(true[is_finite], predicted[is_finite], s=9, alpha=0.6, linewidths=0)
+        if is_finite.any():
+            values = np.concatenate([predicted[is_finite], true[is_finite]])
+            _plot_diagonal(axes, float(values.min()), float(values.max()))
         axes.set(xlabel="truth", ylabel="predicted", title=_plain(name))
     return _pixels(figure)
-
-
-def _scatter_panel(
-    axes: Any, predicted: np.ndarray, true: np.ndarray, line: tuple[float, float] | None
-) -> None:
-    axes.scatter(true, predicted, s=9, alpha=0.6, linewidths=0)
-    if not len(predicted):
-        return
-    values = np.concatenate([predicted, true])
-    _plot_diagonal(axes, float(values.min()), float(values.max()))
-    if line is not None:
-        # a line over predicted values, which are on the vertical axis
-        slope, intercept = line
-        ends = [float(predicted.min()), float(predicted.max())]
-        axes.plot([slope * end + intercept for end in ends], ends, color="C1", linewidth=1)
 
 
 def _plot_diagonal(axes: Any, low: float, high: float) -> None:

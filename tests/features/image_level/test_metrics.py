@@ -1,4 +1,4 @@
-"""medconv/metrics/image_level.py: against slow second implementations and torchmetrics; undefined metrics."""
+"""medconv/features/image_level/metrics.py: against slow second implementations and torchmetrics; undefined metrics."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ import torchmetrics.functional.classification as torch_classes
 from helpers.image_level_outputs import FINDINGS, FOUR, NUMBERS, TWO, drawn, slow_metrics
 from reference import scores as reference
 
+from medconv.features.image_level import metrics as image_level
+from medconv.features.image_level.metrics import Columns
 from medconv.features.image_level.targets import ImageLevelTargets
-from medconv.metrics import image_level
-from medconv.metrics.image_level import Columns
 
 
 @pytest.mark.parametrize("targets", [TWO, FINDINGS, NUMBERS], ids=lambda o: o.kind)

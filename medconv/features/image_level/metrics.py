@@ -13,6 +13,7 @@ THRESHOLD = 0.5  # multilabel: a label with a probability above it is predicted
 OF_CLASSES = ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error")
 OF_NUMBERS = ("mae", "rmse", "r2", "pearson")
 _CONSTANT = 1e-12  # a spread below this share of the largest value is rounding error
+_DISPLAY_NAMES = {"auc": "AUC", "f1": "F1", "mae": "mean absolute error", "rmse": "RMSE", "r2": "R2"}
 Columns = dict[str, np.ndarray]  # metric to one value for each sample
 _WEIGHTS_PER_CHUNK = 4_000_000  # 32 MB
 
@@ -30,6 +31,11 @@ class ScoredTargets(Protocol):
     def num_values(self) -> int: ...
 
     def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns: ...
+
+
+def words(name: str) -> str:
+    """The display name of a metric."""
+    return _DISPLAY_NAMES.get(name, name.replace("_", " "))
 
 
 def measure(targets: ScoredTargets, outputs: np.ndarray, truth: np.ndarray) -> MetricValues:

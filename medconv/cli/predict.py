@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,12 +30,31 @@ def parser() -> Parser:
         "Predict images with trained networks. Segmentation writes a label map for each image; "
         "classification and regression write one table, predictions.csv.",
     )
-    _add_networks(command.add_argument_group("networks"))
-    input_and_output = command.add_argument_group("input and output")
-    _add_input_and_output(input_and_output)
-    _add_extra_outputs(input_and_output)
-    inference_title = "sliding window and test-time augmentation (default: as validated in training)"
-    _add_inference(command.add_argument_group(inference_title))
+    command.add_argument_group("networks").add_argument(
+        "--checkpoint",
+        type=Path,
+        nargs="+",
+        # A second `--checkpoint` adds to the first.
+        action="extend",
+        required=True,
+        metavar="FILE",
+        help="a run's checkpoints/best.ckpt; several are averaged",
+    )
+    _add_input_and_output(command.add_argument_group("input and output"))
+    inference = command.add_argument_group(
+        "sliding window and test-time augmentation (default: as validated in training)"
+    )
+    inference.add_argument(
+        "--mirror-axes",
+        type=int,
+        nargs="*",
+        metavar="AXIS",
+        help="axes to flip in test-time augmentation; without numbers, no flips",
+    )
+    inference.add_argument("--overlap", type=float, help="overlap of windows, from 0 to below 1")
+    inference.add_argument(
+        "--sw-batch-size", type=int, metavar="N", help="windows, or whole images, in one forward pass"
+    )
     general = command.general()
     add_device(general)
     general.add_argument(
@@ -48,19 +66,6 @@ def parser() -> Parser:
     )
     add_package(general)
     return command
-
-
-def _add_networks(group: Group) -> None:
-    group.add_argument(
-        "--checkpoint",
-        type=Path,
-        nargs="+",
-        # A second `--checkpoint` adds to the first.
-        action="extend",
-        required=True,
-        metavar="FILE",
-        help="a run's checkpoints/best.ckpt; several are averaged",
-    )
 
 
 def _add_input_and_output(group: Group) -> None:
@@ -88,9 +93,6 @@ def _add_input_and_output(group: Group) -> None:
         metavar="MM",
         help="replace the headers' spacing, in mm (right, anterior, superior); without numbers, keep it",
     )
-
-
-def _add_extra_outputs(group: Group) -> None:
     for option in doors.mapping(doors.PREDICT_OPTIONS).values():
         for flag, arguments in option["flags"].items():
             group.add_argument(flag, **arguments)
@@ -101,66 +103,26 @@ def _add_extra_outputs(group: Group) -> None:
     )
 
 
-def _add_inference(group: Group) -> None:
-    group.add_argument(
-        "--mirror-axes",
-        type=int,
-        nargs="*",
-        metavar="AXIS",
-        help="axes to flip in test-time augmentation; without numbers, no flips",
-    )
-    group.add_argument("--overlap", type=float, help="overlap of windows, from 0 to below 1")
-    group.add_argument(
-        "--sw-batch-size", type=int, metavar="N", help="windows, or whole images, in one forward pass"
-    )
-
-
 def run_command(options: argparse.Namespace) -> int:
     """Check the options, load the networks and predict the cases. Returns: the exit code."""
+    from medconv.data.per_case import check_source_spacing
+    from medconv.inference.inputs import check_source
     from medconv.inference.output import ReplaceableResultsError
-    from medconv.inference.predict import output_in, predict
+    from medconv.inference.predict import output_in, predict, usable_device
+    from medconv.inference.predictor import Predictor
 
     start_logging()
-    _check_values(options)
-    predictor = _load(options, _extras(options))
-    cases = _find_cases(options.input, predictor)
-    for extra in predictor.extras:
-        extra.begin(predictor, cases)
-    output = output_in(options.output, predictor, probabilities=options.save_probabilities)
-    try:
-        predict(predictor, cases, output, options.overwrite, options.workers)
-    except ReplaceableResultsError as error:
-        raise ValueError(
-            f"--output {error.folder}: {error.conflict}; take another folder, or --overwrite to replace them"
-        ) from error
-    return DONE
-
-
-def _check_values(options: argparse.Namespace) -> None:
-    """Check what can be checked before anything is read."""
-    from medconv.data import per_case
-    from medconv.inference.inputs import check_source
-
+    # What can be checked before anything is read.
     if options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     if options.source_spacing_mm:
-        per_case.check_source_spacing(options.source_spacing_mm, "--source-spacing-mm")
+        check_source_spacing(options.source_spacing_mm, "--source-spacing-mm")
     check_source(options.input, "--input")
-
-
-def _extras(options: argparse.Namespace) -> list[Extra]:
-    """What features add by the options that are given."""
-    extras = []
+    # What features add by the options that are given.
+    extras: list[Extra] = []
     for entry, option in doors.mapping(doors.PREDICT_OPTIONS).items():
         if any(getattr(options, name_of(flag)) for flag in option["flags"]):
             extras.append(doors.load(entry)(options))
-    return extras
-
-
-def _load(options: argparse.Namespace, extras: Sequence[Extra]) -> Predictor:
-    from medconv.inference.predict import usable_device
-    from medconv.inference.predictor import Predictor
-
     predictor = Predictor.load(
         options.checkpoint,
         device=usable_device(options.device),
@@ -171,13 +133,19 @@ def _load(options: argparse.Namespace, extras: Sequence[Extra]) -> Predictor:
         source_spacing_mm=options.source_spacing_mm,
         extras=extras,
     )
-    _check_options(options, predictor)
-    spacing_mm = predictor.members[0].source_spacing_mm
-    if spacing_mm:
-        log.info(
-            "spacing of the images, in place of their headers': %s mm (data.source_spacing_mm)", spacing_mm
-        )
-    return predictor
+    if extras or not predictor.targets.per_voxel:
+        _check_options(options, predictor)
+    cases = _find_cases(options.input, predictor)
+    for extra in extras:
+        extra.begin(predictor, cases)
+    output = output_in(options.output, predictor, probabilities=options.save_probabilities)
+    try:
+        predict(predictor, cases, output, options.overwrite, options.workers)
+    except ReplaceableResultsError as error:
+        raise ValueError(
+            f"--output {error.folder}: {error.conflict}; take another folder, or --overwrite to replace them"
+        ) from error
+    return DONE
 
 
 def _check_options(options: argparse.Namespace, predictor: Predictor) -> None:
@@ -200,6 +168,11 @@ def _check_options(options: argparse.Namespace, predictor: Predictor) -> None:
 def _find_cases(source: Path, predictor: Predictor) -> list[Case]:
     from medconv.inference.inputs import find_cases
 
+    spacing_mm = predictor.members[0].source_spacing_mm
+    if spacing_mm:
+        log.info(
+            "spacing of the images, in place of their headers': %s mm (data.source_spacing_mm)", spacing_mm
+        )
     cases = find_cases(
         source,
         len(predictor.modalities),

@@ -135,8 +135,25 @@ def find_cases(
     check_source(source, name)
     path, choice = choice_of(source)
     location = Source(path, name)
-    cases = _by_patterns(location, image_patterns, takes_missing) if path.is_dir() else []
-    cases = cases or _cases(location, num_channels, answers, takes_missing)
+    cases: list[Case] = []
+    if path.is_dir():
+        if image_patterns:
+            cases = _by_patterns(location, image_patterns, takes_missing)
+        cases = cases or _in_folder(location, num_channels, takes_missing)
+    elif patterns.is_pattern(path) and not path.exists():
+        cases = [Case(case_id, (file,)) for case_id, file in patterns.files_of(path, name).items()]
+    elif path.suffix == ".txt":
+        cases = _named(location, read_text_list(location))
+    elif path.suffix == ".json":
+        cases = _named(location, read_json(location))
+    elif path.suffix == ".csv":
+        cases = _named(location, read_table(location, answers))
+    else:
+        cases = [_single(location, num_channels, takes_missing)]
+    for case in cases:
+        error = id_error(case.id)
+        if error:
+            raise ValueError(f"{location}: {error}")
     if choice:
         return [_with_choice(case, choice, name) for case in cases]
     return cases
@@ -150,22 +167,6 @@ def check_source(source: Path, name: str = "source") -> None:
     """
     if not (patterns.is_pattern(source) or choice_of(source)[0].exists()):
         raise ValueError(f"{name} {source}: no such file or folder")
-
-
-def _cases(source: Source, num_channels: int, answers: Sequence[str], takes_missing: bool) -> list[Case]:
-    path = source.path
-    if patterns.is_pattern(path) and not path.exists():
-        files = patterns.files_of(path, source.name)
-        return [Case(_checked_id(case_id, source), (file,)) for case_id, file in files.items()]
-    if path.is_dir():
-        return _in_folder(source, num_channels, takes_missing)
-    if path.suffix == ".txt":
-        return _named(source, read_text_list(source))
-    if path.suffix == ".json":
-        return _named(source, read_json(source))
-    if path.suffix == ".csv":
-        return _named(source, read_table(source, answers))
-    return [_single(source, num_channels, takes_missing)]
 
 
 def _by_patterns(source: Source, image_patterns: Sequence[str], takes_missing: bool) -> list[Case]:
@@ -183,7 +184,7 @@ def _by_patterns(source: Source, image_patterns: Sequence[str], takes_missing: b
             pattern = image_patterns[missing[0]]
             raise ValueError(f"{source}: case {case_id} has no image that matches {pattern}, as in training")
         images = tuple(files[case_id] for files in channels if case_id in files)
-        cases.append(Case(_checked_id(case_id, source), images, missing_channels=missing))
+        cases.append(Case(case_id, images, missing_channels=missing))
     if cases:
         _note_skipped(source, image_patterns, [path for case in cases for path in case.images])
     return cases
@@ -226,28 +227,26 @@ def _in_folder(source: Source, num_channels: int, takes_missing: bool) -> list[C
     files = list(in_folder(source.path, source.name).values())
     if any(stem(path).endswith(_FIRST_CHANNEL) for path in files):
         channels = group_channels(files, num_channels, takes_missing)
-        return [_of_channels(case_id, paths, num_channels, source) for case_id, paths in channels.items()]
-    return [Case(_checked_id(stem(path), source), (path,)) for path in files]
-
-
-def _of_channels(case_id: str, paths: Sequence[Path], num_channels: int, source: Source) -> Case:
-    """The case with these channels, of which some may be missing."""
-    # By the numbers in their names
-    missing_channels = missing_numbers(paths, num_channels)
-    return Case(_checked_id(case_id, source), tuple(paths), missing_channels=missing_channels)
+        return [
+            # By the numbers in their names.
+            Case(case_id, tuple(paths), missing_channels=missing_numbers(paths, num_channels))
+            for case_id, paths in channels.items()
+        ]
+    return [Case(stem(path), (path,)) for path in files]
 
 
 def _single(source: Source, num_channels: int, takes_missing: bool) -> Case:
     """The case of one file; for `CASE_0000`, with the other channels beside it."""
     path = source.path
-    case_id = _checked_id(name_of(path), source)
+    case_id = name_of(path)
     if not stem(path).endswith(_FIRST_CHANNEL):
         return Case(case_id, (path,))
     suffix = path.name.removeprefix(stem(path))
     channels = tuple(path.with_name(f"{case_id}_{number:04d}{suffix}") for number in range(num_channels))
     missing = [channel.name for channel in channels if not channel.is_file()]
     if missing and takes_missing:
-        return _of_channels(case_id, [path for path in channels if path.is_file()], num_channels, source)
+        found = tuple(path for path in channels if path.is_file())
+        return Case(case_id, found, missing_channels=missing_numbers(found, num_channels))
     if missing:
         raise ValueError(
             f"{source}: the network takes {num_channels} channels, missing: {', '.join(missing)}"
@@ -262,7 +261,6 @@ def _named(source: Source, entries: Sequence[Entry]) -> list[Case]:
     for entry in entries:
         paths = tuple(folder / path for path in entry.paths if path is not None)
         case_id = entry.case_id if entry.case_id is not None else name_of(paths[0])
-        case_id = _checked_id(case_id, source)
         if case_id in cases:
             by_file_name = entry.case_id is None or source.path.is_dir()
             advice = "; a JSON object gives them ids" if by_file_name else ""
@@ -277,10 +275,3 @@ def _named(source: Source, entries: Sequence[Entry]) -> list[Case]:
 def name_of(first: Path) -> str:
     """The id of a case from its first file's name, without `_0000`, as for the files of a dataset."""
     return stem(first).removesuffix(_FIRST_CHANNEL)
-
-
-def _checked_id(case_id: str, source: Source) -> str:
-    error = id_error(case_id)
-    if error:
-        raise ValueError(f"{source}: {error}")
-    return case_id

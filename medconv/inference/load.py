@@ -1,7 +1,7 @@
 """Load a checkpoint: the network, with its convolutions folded, and the preprocessing that it needs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from omegaconf.errors import OmegaConfBaseException
-from torch import nn
+from torch import Tensor, nn
 
 import medconv
 from medconv import config as configs
-from medconv.config import DataConfig, Derived, PerfConfig, RunConfig, TaskConfig
+from medconv.config import DataConfig, Derived, RunConfig, TaskConfig
 from medconv.config import trusted as config_trusted
 from medconv.config.instantiate import add_package, check_named
 from medconv.convs import fold_convs
@@ -25,18 +25,18 @@ from medconv.inference.sliding_window import (
     EVEN_DISTANCE,
     FIXED_DISTANCE,
     SlidingWindow,
-    check_batch_size,
-    check_overlap,
     training_axes,
     usable_axes,
 )
 from medconv.metrics.calibration import LARGEST_TEMPERATURE
 from medconv.models.build import build_network, check_folding
+from medconv.models.outputs import full_resolution
 from medconv.performance import switches
 from medconv.performance.switches import apply_switches
 from medconv.targets import Targets
 from medconv.utils import checkpoint_io
 from medconv.utils.errors import with_class
+from medconv.utils.hardware import autocast_dtype
 
 # Errors that a damaged or forged file can cause in the objects that are built from it.
 _ERRORS = (
@@ -99,6 +99,12 @@ class LoadedModel:
     takes_missing: bool = False
     image_patterns: tuple[str, ...] = ()
 
+    def outputs(self, images: Tensor) -> Tensor:
+        """The network's outputs, in its precision and memory format, without those of deep supervision."""
+        dtype = autocast_dtype(self.precision)
+        with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
+            return full_resolution(self.network(images.to(memory_format=self.memory_format)))
+
 
 def load(
     path: Path,
@@ -122,129 +128,89 @@ def load(
     content = checkpoint_io.read(path)
     for package in trusted:
         add_package(package)
-    with explaining_damage(path, content["medconv"]):
-        config_trusted.check_size(content["medconv"]["config"], f"{path}: config")
-        check_named(content["medconv"]["config"]["run"].get("packages"), path)
-        targets = _targets(content["medconv"], path)
-        config = configs.from_plain(content["medconv"]["config"])
+    metadata = content["medconv"]
+    with explaining_damage(path, metadata):
+        config_trusted.check_size(metadata["config"], f"{path}: config")
+        check_named(metadata["config"]["run"].get("packages"), path)
+        try:
+            targets = Targets.from_plain(metadata["targets"])
+        except ValueError as error:
+            raise ValueError(f"{path}: of another task, or of another version: {error}") from error
+        config = configs.from_plain(metadata["config"])
         if plain:
-            config = replace(config, perf=_plain(config.perf))
-        model = _build_model(content, config, targets, path, trusted)
-        if mirror_axes is not None:
-            model = with_mirror_axes(model, mirror_axes)
-        else:
-            with configs.arguments_as_keys("task"):
-                model = with_mirror_axes(model, config.task.mirror_axes)
+            perf = replace(config.perf, channels_last=False, fast_norm=False, fast_depthwise=False)
+            config = replace(config, perf=perf)
+        # The network with its weights, as in training.
+        build = partial(config_trusted.build_trusted, trusted=trusted)
+        network = build_network(config.model, config.conv, config.derived, build, weights_follow=True)
+        network = targets.finish(network)
+        checkpoint_io.load_weights(network, content, path)
+        model = _loaded(network, metadata, config, targets, path, mirror_axes)
     model.network.to(device)
     return model
 
 
-def _plain(perf: PerfConfig) -> PerfConfig:
-    return replace(perf, channels_last=False, fast_norm=False, fast_depthwise=False)
-
-
-def _build_model(
-    content: dict[str, Any], config: RunConfig, targets: Targets, path: Path, trusted: Sequence[str]
+def _loaded(
+    trained: nn.Module,
+    metadata: dict[str, Any],
+    config: RunConfig,
+    targets: Targets,
+    path: Path,
+    mirror_axes: Sequence[int] | None,
 ) -> LoadedModel:
-    """The model, without flips."""
-    metadata = content["medconv"]
-    derived = config.derived
-    network = _build_trained(content, config, targets, path, trusted)
-    # Before folding, which removes the layers that tell them.
-    equivariant_axes = mirror_axes_of(network)
-    preprocessing = {key: configs.lists_to_tuples(value) for key, value in metadata["preprocessing"].items()}
-    return LoadedModel(
-        network=_for_inference(network, config),
-        preprocessing=PreprocessingConfig(**preprocessing),
-        window=window_of(config.task, derived, (), config.data.convention),
-        class_names=tuple(metadata["class_names"]),
-        targets=targets,
-        modalities=tuple(metadata["modalities"]),
-        precision=str(config.trainer.precision),
-        memory_format=switches.memory_format(bool(config.perf.channels_last), derived.spatial_dims),
-        spacing_range_mm=tuple((float(low), float(high)) for low, high in metadata["spacing_range_mm"]),
-        path=path,
-        seen_axes=training_axes(config.augmentation, derived.spatial_dims),
-        equivariant_axes=equivariant_axes,
-        rounding=() if targets.per_voxel else _rounding(config.data, derived),
-        source_spacing_mm=config.data.source_spacing_mm,
-        train_cases=frozenset(metadata.get("train_cases", ())),
-        temperature=_temperature(metadata, targets, path),
-        takes_missing=config.data.missing is not None,
-        image_patterns=_image_patterns(config.data.images),
+    """The network as prediction runs it, folded, and what it needs to know."""
+    derived, perf = config.derived, config.perf
+    # Axes of flips: asked before folding, which removes the layers that tell them.
+    equivariant_axes = mirror_axes_of(trained)
+    seen_axes = training_axes(config.augmentation, derived.spatial_dims)
+    # An argument of the caller, or a key of the config.
+    names = configs.arguments_as_keys("task") if mirror_axes is None else nullcontext()
+    with names:
+        requested = config.task.mirror_axes if mirror_axes is None else mirror_axes
+        axes = usable_axes(requested, derived.spatial_dims, seen_axes, equivariant_axes)
+    # Convolutions are folded, and get the fast layers and memory layouts of `perf`.
+    check_folding(trained, derived)
+    network = apply_switches(
+        fold_convs(trained).eval(),
+        channels_last=bool(perf.channels_last),
+        fast_norm=bool(perf.fast_norm),
+        fast_depthwise=perf.fast_depthwise,
     )
-
-
-def _image_patterns(images: Any) -> tuple[str, ...]:
-    """Args: images: `data.images`, a pattern or folder, or one for each channel by its name."""
-    texts = list(images.values()) if isinstance(images, Mapping) else [images]
-    are_patterns = all(isinstance(text, str) and patterns.is_pattern(text) for text in texts)
-    return patterns.below_home(texts) if are_patterns else ()
-
-
-def _build_trained(
-    content: dict[str, Any], config: RunConfig, targets: Targets, path: Path, trusted: Sequence[str]
-) -> nn.Module:
-    """The network with its weights, as in training."""
-    build = partial(config_trusted.build_trusted, trusted=trusted)
-    trained = build_network(config.model, config.conv, config.derived, build, quiet=True)
-    network = targets.finish(trained)
-    checkpoint_io.load_weights(network, content, path)
-    return network
-
-
-def _temperature(metadata: dict[str, Any], targets: Targets, path: Path) -> float | None:
-    """Raises: ValueError: not a number that logits can be divided by."""
-    temperature = metadata.get("temperature")
-    if temperature is None or not targets.calibrated:
-        return None
-    if type(temperature) is not float or not 1 <= temperature <= LARGEST_TEMPERATURE:
+    temperature = metadata.get("temperature") if targets.calibrated else None
+    if temperature is not None and not (
+        type(temperature) is float and 1 <= temperature <= LARGEST_TEMPERATURE
+    ):
         raise ValueError(
             f"{path}: temperature: expected a number from 1 to {LARGEST_TEMPERATURE:g}, "
             f"got {temperature!r:.40}"
         )
-    return temperature
-
-
-def _for_inference(network: nn.Module, config: RunConfig) -> nn.Module:
-    """The network with folded convolutions, and the fast layers and memory layouts of `perf`."""
-    check_folding(network, config.derived)
-    network = fold_convs(network).eval()
-    apply_switches(
-        network,
-        channels_last=bool(config.perf.channels_last),
-        fast_norm=bool(config.perf.fast_norm),
-        fast_depthwise=config.perf.fast_depthwise,
+    # `data.images`: a pattern or folder, or one for each channel by its name.
+    images = config.data.images
+    texts = list(images.values()) if isinstance(images, Mapping) else [images]
+    are_patterns = all(isinstance(text, str) and patterns.is_pattern(text) for text in texts)
+    values = {key: configs.lists_to_tuples(value) for key, value in metadata["preprocessing"].items()}
+    preprocessing = PreprocessingConfig(**values)
+    return LoadedModel(
+        network=network,
+        preprocessing=preprocessing,
+        window=window_of(config.task, derived, axes, config.data.convention),
+        class_names=tuple(metadata["class_names"]),
+        targets=targets,
+        modalities=tuple(metadata["modalities"]),
+        precision=str(config.trainer.precision),
+        memory_format=switches.memory_format(bool(perf.channels_last), derived.spatial_dims),
+        spacing_range_mm=tuple((float(low), float(high)) for low, high in metadata["spacing_range_mm"]),
+        path=path,
+        seen_axes=seen_axes,
+        equivariant_axes=equivariant_axes,
+        # Whole images of one size are framed.
+        rounding=() if preprocessing.frame is None else _rounding(config.data, derived),
+        source_spacing_mm=config.data.source_spacing_mm,
+        train_cases=frozenset(metadata.get("train_cases", ())),
+        temperature=temperature,
+        takes_missing=config.data.missing is not None,
+        image_patterns=patterns.below_home(texts) if are_patterns else (),
     )
-    return network
-
-
-def with_mirror_axes(model: LoadedModel, mirror_axes: Any) -> LoadedModel:
-    """The same network with other flips in test-time augmentation.
-
-    Args:
-        mirror_axes: spatial axes, `all` or None.
-    Raises:
-        ArgumentError: not spatial axes, or axes along which the network never saw a mirrored image.
-    """
-    axes = usable_axes(mirror_axes, model.preprocessing.spatial_dims, model.seen_axes, model.equivariant_axes)
-    return replace(model, window=replace(model.window, mirror_axes=axes))
-
-
-def with_window(
-    model: LoadedModel, overlap: float | None = None, batch_size: int | None = None
-) -> LoadedModel:
-    """The same network with other windows; None keeps what it was validated with.
-
-    Raises:
-        ArgumentError: a value that is out of range.
-    """
-    window = model.window
-    if overlap is not None:
-        window = replace(window, overlap=overlap)
-    if batch_size is not None:
-        window = replace(window, batch_size=batch_size)
-    return replace(model, window=window)
 
 
 def window_of(
@@ -259,24 +225,15 @@ def window_of(
         ConfigError: a key of `task` is out of range.
     """
     with configs.arguments_as_keys("task"):
-        check_overlap("overlap", task.overlap)
-        check_batch_size("sw_batch_size", task.sw_batch_size)
-    return SlidingWindow(
-        patch_size=tuple(derived.patch_size),
-        overlap=task.overlap,
-        batch_size=task.sw_batch_size,
-        mirror_axes=axes,
-        slice_axis=derived.slice_axis,
-        flip_label_pairs=configs.lists_to_tuples(derived.flip_label_pairs or []),
-        placement=FIXED_DISTANCE if convention is None else EVEN_DISTANCE,
-    )
-
-
-def _targets(metadata: dict[str, Any], path: Path) -> Targets:
-    try:
-        return Targets.from_plain(metadata["targets"])
-    except ValueError as error:
-        raise ValueError(f"{path}: of another task, or of another version: {error}") from error
+        return SlidingWindow(
+            patch_size=tuple(derived.patch_size),
+            overlap=task.overlap,
+            batch_size=task.sw_batch_size,
+            mirror_axes=axes,
+            slice_axis=derived.slice_axis,
+            flip_label_pairs=configs.lists_to_tuples(derived.flip_label_pairs or []),
+            placement=FIXED_DISTANCE if convention is None else EVEN_DISTANCE,
+        )
 
 
 def _rounding(data: DataConfig, derived: Derived) -> tuple[int, ...]:

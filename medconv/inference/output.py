@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -44,51 +45,17 @@ class OutputState:
 
     Args:
         listed: the manifest's cases.
-        overwriting: cases that an unfinished overwrite replaces; those with a label map are done.
         differences: between the manifest's settings and the present ones.
         existing: cases with a result.
         busy: another process works there.
+        changed: cases that were, or are being, predicted from other images.
     """
 
     listed: dict[str, Entry]
-    overwriting: list[str]
     differences: list[str]
     existing: list[str]
     busy: bool
-
-    def changed(self, cases: dict[str, Entry]) -> list[str]:
-        """Cases that were, or are being, predicted from other images."""
-        predicted = self.listed
-        if not self.busy:
-            predicted = {case_id: self.listed[case_id] for case_id in self.existing if case_id in self.listed}
-        return [
-            case_id
-            for case_id, images in cases.items()
-            if case_id in predicted and predicted[case_id] != images
-        ]
-
-    def renewed(self, cases: dict[str, Entry]) -> set[str]:
-        """Cases whose old results an unfinished overwrite has removed already."""
-        if self.differences:
-            return set()
-        return set(self.overwriting) - set(self.changed(cases))
-
-    def conflict(self, cases: dict[str, Entry], replaced: Sequence[str]) -> str | None:
-        """Why new results do not fit; None: they fit.
-
-        Args:
-            cases: to be predicted.
-            replaced: those of them whose results are made again.
-        """
-        if self.differences and (self.existing or self.busy):
-            return f"holds results made with other settings ({'; '.join(self.differences)})"
-        changed = self.changed(cases)
-        if changed:
-            case_id = changed[0]
-            return _other_image(case_id, self.listed[case_id], cases[case_id])
-        if self.busy and set(replaced) & set(self.existing):
-            return "holds results that would be overwritten"
-        return None
+    changed: list[str]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -96,11 +63,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
         assert isinstance(manifest["settings"], dict)
-        assert _are_names(manifest["overwriting"])
-        assert _are_names(manifest.get("train_cases", []))
-        for case in manifest["cases"].values():
-            assert _are_names(case["images"])
-            assert 0 < len(case["images"]) == len(case["stamps"])
+        cases = list(manifest["cases"].values())
+        assert all(0 < len(case["images"]) == len(case["stamps"]) for case in cases)
+        lists = [manifest["overwriting"], manifest.get("train_cases", [])]
+        lists += [case["images"] for case in cases]
+        assert all(isinstance(names, list) for names in lists)
+        assert all(isinstance(name, str) for names in lists for name in names)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError):
         return {}
     return manifest
@@ -108,15 +76,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def case_entry(images: Sequence[Path]) -> Entry:
     """A case's images, with stamps that show when a file was replaced by another of the same name."""
-    return {"images": [str(path.absolute()) for path in images], "stamps": [_stamp(path) for path in images]}
-
-
-def _stamp(path: Path) -> list[int] | None:
-    try:
-        return stamp(path)
-    # Missing, or not a possible file name; such a case fails when it is read.
-    except (OSError, ValueError):
-        return None
+    stamps: list[list[int] | None] = []
+    for path in images:
+        try:
+            stamps.append(stamp(path))
+        # Missing, or not a possible file name; such a case fails when it is read.
+        except (OSError, ValueError):
+            stamps.append(None)
+    return {"images": [str(path.absolute()) for path in images], "stamps": stamps}
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -133,10 +100,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         for name in names
         if old.get(name) != new.get(name)
     ]
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _other_image(case_id: str, before: Entry, now: Entry) -> str:
@@ -185,6 +148,7 @@ class Output(ABC):
         about: what else the manifest says; of `train_cases`, those that are cases of the folder.
 
     Attributes:
+        target: the file or folder with the predictions.
         result_name: what the folder holds, for messages.
         skipped: cases that `claims` did not give, since they are done.
         claimed_by_others: cases that `claims` did not give, since other processes work on them.
@@ -195,6 +159,7 @@ class Output(ABC):
 
     def __init__(self, path: Path, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
         self.path = path
+        self.target = path
         self.about = dict(about)
         # As the manifest gives them back: tuples become lists.
         self.settings = json.loads(json.dumps(settings))
@@ -204,11 +169,6 @@ class Output(ABC):
         self._entries: dict[str, Entry] = {}  # of the cases to predict, when the prediction began
         self._lock = FileLock(path / ".lock")
         self._claims = Claims(path / ".claims")
-
-    @property
-    def target(self) -> Path:
-        """The file or folder with the predictions."""
-        return self.path
 
     @abstractmethod
     def claims(self, cases: Sequence[Case]) -> Iterator[Claim]:
@@ -247,7 +207,13 @@ class Output(ABC):
             completed = True
         finally:
             with held(self._lock):
-                self._end(completed)
+                was_last = self._claims.leave()
+                # The last process that completed all its cases ends an unfinished overwrite.
+                manifest = read_manifest(self.path) if was_last and completed else {}
+                if manifest.get("overwriting"):
+                    # A full disk: all cases are done nevertheless.
+                    with suppress(OSError):
+                        self._write_manifest(manifest["cases"], [])
 
     def check_unchanged(self, case: Case) -> None:
         """Check that a case's images are those of the beginning: its result gets the grid of the file now.
@@ -272,14 +238,30 @@ class Output(ABC):
         return case_id
 
     def _begin(self, cases: dict[str, Entry], overwrite: bool) -> None:
-        state = self._state()
-        renewed = state.renewed(cases)
+        """Look at what is here, refuse what does not fit, remove what is replaced, and write the manifest."""
+        manifest = read_manifest(self.path)
+        listed = manifest.get("cases", {})
+        existing = self._existing(manifest)
+        busy = self._claims.is_shared()
+        predicted = listed.keys() if busy else listed.keys() & set(existing)
+        state = OutputState(
+            listed=listed,
+            differences=differences(manifest["settings"], self.settings) if manifest else [],
+            existing=existing,
+            busy=busy,
+            changed=[each for each in cases if each in predicted and listed[each] != cases[each]],
+        )
+        # An unfinished overwrite has removed the old results of these; those with a result are done.
+        renewed: set[str] = set()
+        if not state.differences:
+            renewed = set(manifest.get("overwriting", ())) - set(state.changed)
         replaced = [case_id for case_id in cases if case_id not in renewed] if overwrite else []
-        self._check(state, cases, overwrite, replaced)
-        if not state.busy:
+        if existing or listed or busy:
+            self._check(state, cases, overwrite, replaced)
+        if not busy:
             self._clean(replaced)
         # Entries of results made with other settings would make these count as done.
-        previous = {} if state.differences else state.listed
+        previous = {} if state.differences else listed
         self._write_manifest({**previous, **cases}, sorted({*renewed, *replaced}))
         self._claims.join()
 
@@ -293,7 +275,14 @@ class Output(ABC):
                 f"holds {self.result_name} that {MANIFEST} does not list, such as "
                 f"{self._prediction_name(unlisted[0])}; take another folder, or remove them"
             )
-        conflict = state.conflict(cases, replaced)
+        conflict = None
+        if state.differences and (state.existing or state.busy):
+            conflict = f"holds results made with other settings ({'; '.join(state.differences)})"
+        elif state.changed:
+            case_id = state.changed[0]
+            conflict = _other_image(case_id, state.listed[case_id], cases[case_id])
+        elif state.busy and set(replaced) & set(state.existing):
+            conflict = "holds results that would be overwritten"
         if conflict and state.busy:
             raise self._refusal(f"{conflict}; another process is writing there")
         if conflict and not overwrite:
@@ -308,20 +297,6 @@ class Output(ABC):
     def _refusal(self, reason: str) -> ArgumentError:
         return ArgumentError("output", f" {self.path}: {reason}")
 
-    def _end(self, completed: bool) -> None:
-        """Leave the folder; the last process that completed all its cases ends an unfinished overwrite.
-
-        Args:
-            completed: this process did all its cases.
-        """
-        if not self._claims.leave():
-            return
-        manifest = read_manifest(self.path) if completed else {}
-        if manifest.get("overwriting"):
-            # A full disk: all cases are done nevertheless.
-            with suppress(OSError):
-                self._write_manifest(manifest["cases"], [])
-
     def _write_manifest(self, cases: dict[str, Entry], overwriting: Sequence[str]) -> None:
         train_cases = [case_id for case_id in self.about.get("train_cases", ()) if case_id in cases]
         manifest = {
@@ -332,16 +307,6 @@ class Output(ABC):
             "overwriting": list(overwriting),
         }
         write_text(self.path / MANIFEST, json.dumps(manifest, indent=2) + "\n")
-
-    def _state(self) -> OutputState:
-        manifest = read_manifest(self.path)
-        return OutputState(
-            listed=manifest.get("cases", {}),
-            overwriting=manifest.get("overwriting", []),
-            differences=differences(manifest["settings"], self.settings) if manifest else [],
-            existing=self._existing(manifest),
-            busy=self._claims.is_shared(),
-        )
 
 
 PROBABILITIES = "probabilities"
@@ -399,17 +364,22 @@ class OutputDir(Output):
     def claims(self, cases: Sequence[Case]) -> Iterator[Claim]:
         """Cases that another process works on are tried again at the end, and then skipped."""
         postponed: list[Case] = []
-        for is_second_pass, remaining in ((False, cases), (True, postponed)):
-            for case in remaining:
-                lock = self._claims.lock(case.id)
-                if self._claimed(case, lock):
+        passes = chain(((case, False) for case in cases), ((case, True) for case in postponed))
+        for case, is_second_pass in passes:
+            path = self.label(case.id)
+            lock = self._claims.lock(case.id)
+            if not path.exists() and acquired(lock):
+                if not path.exists():
                     yield Claim(case, lock.release)
-                elif self.label(case.id).exists():
-                    self.skipped.append(case.id)
-                elif is_second_pass:
-                    self.claimed_by_others.append(case.id)
-                else:
-                    postponed.append(case)
+                    continue
+                # Another process has written it in between.
+                lock.release()
+            if path.exists():
+                self.skipped.append(case.id)
+            elif is_second_pass:
+                self.claimed_by_others.append(case.id)
+            else:
+                postponed.append(case)
 
     @torch.inference_mode()
     def write(self, predictor: Predictor, case: Case, scores: LabelMapScores) -> None:
@@ -423,23 +393,19 @@ class OutputDir(Output):
         # The label map comes last: a case that has one counts as done.
         write_label(self.label(case.id), label, image)
 
-    def _claimed(self, case: Case, lock: FileLock) -> bool:
-        """Whether this process now holds the case's lock, and the case is not done."""
-        if self.label(case.id).exists() or not acquired(lock):
-            return False
-        # Another process may have written it in between.
-        if self.label(case.id).exists():
-            lock.release()
-            return False
-        return True
-
     def _check_apart(self, images: Sequence[Path]) -> None:
         """Raises: ArgumentError: results would be written into a folder of images. Folders are compared by
         identity, not by path, since links give one folder several paths."""
-        folders = [self.path, *(self.path / name for name in self._folders)]
-        outputs = {_identity(folder) for folder in folders} - {None}
+        outputs = {_identity(self.path / name) for name in ("", *self._folders)} - {None}
         for path in images:
-            if outputs & _folders_of(path):
+            image, _ = choice_of(path)
+            # Its folder, also the real one if it is a link; a DICOM series is a folder itself.
+            try:
+                folders = (image.parent, Path(os.path.realpath(image)).parent, image)
+            # Not a possible file name; such a case fails when it is read.
+            except ValueError:
+                continue
+            if outputs & set(map(_identity, folders)):
                 raise self._refusal(f"holds the images themselves, such as {path}; take another folder")
 
     def _existing(self, manifest: Mapping[str, Any]) -> list[str]:
@@ -463,23 +429,11 @@ class OutputDir(Output):
                 self.beside(folder, case_id).unlink(missing_ok=True)
 
 
-def _folders_of(image: Path) -> set[tuple[int, int] | None]:
-    """Identities of the folder in the path, of the real folder if the path is a link, and of the path itself,
-    which is a folder for a DICOM series.
-    """
-    image, _ = choice_of(image)
-    try:
-        real = Path(os.path.realpath(image))
-        return {_identity(image.parent), _identity(real.parent), _identity(image)}
-    # Not a possible file name; such a case fails when it is read.
-    except ValueError:
-        return set()
-
-
 def _identity(folder: Path) -> tuple[int, int] | None:
     """Device and inode, which are the same for all paths of a folder; None: it does not exist."""
     try:
         stat = folder.stat()
-    except OSError:
+    # ValueError: not a possible file name.
+    except (OSError, ValueError):
         return None
     return stat.st_dev, stat.st_ino

@@ -10,9 +10,11 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,18 +23,24 @@ from threadpoolctl import threadpool_limits
 
 import medconv
 from medconv import doors
-from medconv.data.case import Case
-from medconv.inference.memory import fitting_workers
+from medconv.data.case import Case, Grid
+from medconv.data.io.grids import canonical_shape, canonical_spacing
+from medconv.data.io.images import shape_and_affine
+from medconv.data.io.nifti import check_memory
+from medconv.data.preprocessing.preprocess import resampled_shape
+from medconv.inference.load import LoadedModel
 from medconv.inference.output import Claim, Output, OutputDir
 from medconv.inference.predictor import Predictor
-from medconv.inference.prepare import Input
+from medconv.inference.prepare import Input, is_plausible
+from medconv.inference.sliding_window import slab_axis, takes_half
+from medconv.performance.memory_budget import total_memory
 from medconv.utils import signals
 from medconv.utils.atomic_io import NO_ROOM
 from medconv.utils.cluster import local_rank
 from medconv.utils.digests import digest
 from medconv.utils.errors import ArgumentError, first_line
 from medconv.utils.hardware import keep_freed_memory, out_of_memory
-from medconv.utils.logging import some
+from medconv.utils.logging import size_text, some
 from medconv.utils.progress import counting
 
 log = logging.getLogger(__name__)
@@ -43,6 +51,16 @@ Answer = TypeVar("Answer")
 Predicted = list[tuple[Case, Any]]
 # Of a checkpoint's hash, in the manifest.
 _DIGITS = 16
+_LOADING = 12  # bytes a voxel and channel, measured: three times the float32 image
+_LABEL = 4  # bytes a voxel: the label map on the content's grid and on the image's
+# Bytes a voxel while probabilities are written: the sum over classes, a channel on the content's grid and on
+# the image's.
+_PROBABILITIES = 12
+# Planes in work, in lengths of a window: its own, those not asked for yet, and of a row that a batch begins.
+_PLANES = 1.4
+_USABLE = 0.8  # share of the machine's memory
+_LOOKED_AT = 8  # cases; headers of thousands would take minutes
+_WORTH_SAYING = 2**30  # bytes
 
 
 def predict(
@@ -60,30 +78,46 @@ def predict(
         ValueError: `output` holds other results, cases failed, or the disk is full.
     """
     keep_freed_memory()
-    workers = fitting_workers(
-        cases,
-        predictor.members,
-        workers,
-        saves_probabilities=output.logit_folder is not None,
-        only_labels=not any(extra.needs_logits for extra in predictor.extras),
-    )
+    # Whole images take little memory.
+    if not predictor.targets.family.forward:
+        workers = fitting_workers(
+            cases,
+            predictor.members,
+            workers,
+            saves_probabilities=output.logit_folder is not None,
+            only_labels=not any(extra.needs_logits for extra in predictor.extras),
+        )
     stages = _Stages(predictor, output)
     # One thread per matrix product in NumPy and SciPy: `workers` of them load beside the network.
     limits = threadpool_limits(1, user_api="blas")
     progress = counting("predicting", len(cases))
     with signals.raising(), output.open(cases, overwrite), limits, progress:
+        claims = output.claims(cases)
+        size = predictor.forward.batch_size
+        batches = iter(lambda: list(islice(claims, size)), [])
         ended = 0
-        batches = _batches(output.claims(cases), predictor.forward.batch_size)
-        for batch, error in stream(batches, stages.load, stages.predict, stages.write, workers):
+        for batch in stream(batches, stages.load, stages.predict, stages.write, workers):
             for claim in batch:
                 claim.release()
-            if error is not None:
-                raise error
             ended += len(batch)
             progress.update(progress.task_ids[0], completed=ended + len(output.skipped))
-    _report(output, len(cases), len(stages.failed))
-    failed = {case.id: stages.failed[case.id] for case in cases if case.id in stages.failed}
-    check_all_predicted(failed, len(cases))
+    num_before, num_claimed = len(output.skipped), len(output.claimed_by_others)
+    num_now = len(cases) - num_claimed - num_before - len(stages.failed)
+    log.info(
+        "%d of %d predictions are in %s: %d new, %d already there",
+        num_before + num_now,
+        len(cases),
+        output.target,
+        num_now,
+        num_before,
+    )
+    if num_claimed:
+        log.info(
+            "other processes still work on %d cases, such as %s", num_claimed, output.claimed_by_others[0]
+        )
+    if stages.failed:
+        in_order = {case.id: stages.failed[case.id] for case in cases if case.id in stages.failed}
+        raise ValueError(failures(in_order, len(cases)))
 
 
 @dataclass
@@ -148,74 +182,43 @@ class _Stages:
                 self.failed[case.id] = reason(error)
 
 
-def _batches(claims: Iterable[Claim], size: int) -> Iterator[list[Claim]]:
-    claims = iter(claims)
-    while batch := list(islice(claims, size)):
-        yield batch
-
-
-def _report(output: Output, num_cases: int, num_failed: int) -> None:
-    num_before = len(output.skipped)
-    num_claimed = len(output.claimed_by_others)
-    num_now = num_cases - num_claimed - num_before - num_failed
-    log.info(
-        "%d of %d predictions are in %s: %d new, %d already there",
-        num_before + num_now,
-        num_cases,
-        output.target,
-        num_now,
-        num_before,
-    )
-    if num_claimed:
-        log.info(
-            "other processes still work on %d cases, such as %s", num_claimed, output.claimed_by_others[0]
-        )
-
-
 def output_in(folder: Path, predictor: Predictor, *, probabilities: bool = False) -> Output:
     """The output folder for this predictor, and for what its extras write.
 
     Args: probabilities: of label maps: written, too.
     """
-    settings = _settings(predictor)
-    about = _about(predictor)
-    own_output = predictor.targets.family.own("output")
-    if own_output:
-        output: Output = own_output(folder, predictor.targets, settings, about)
-        return output
-    return OutputDir(folder, settings, about, probabilities)
-
-
-def _settings(predictor: Predictor) -> dict[str, Any]:
-    """What determines the predictions; with other settings, results in the folder do not count as done."""
-    members = predictor.members
-    digests = [digest(member.path)[:_DIGITS] for member in members if member.path]
-    settings: dict[str, Any] = {"checkpoints": digests}
-    if predictor.targets.per_voxel:
+    members, targets = predictor.members, predictor.targets
+    own_output = targets.family.own("output")
+    # What determines the predictions; with other settings, results in the folder do not count as done.
+    settings: dict[str, Any] = {
+        "checkpoints": [digest(member.path)[:_DIGITS] for member in members if member.path]
+    }
+    if own_output is None:
         settings["overlap"] = [member.window.overlap for member in members]
     settings["mirror_axes"] = [list(member.window.mirror_axes) for member in members]
-    if predictor.targets.per_voxel:
+    if own_output is None:
         settings["postprocess"] = None  # label maps are not changed, unless an extra says how
     for extra in predictor.extras:
         settings |= extra.settings()
     if members[0].source_spacing_mm:
         settings["source_spacing_mm"] = members[0].source_spacing_mm
-    return settings
-
-
-def _about(predictor: Predictor) -> dict[str, Any]:
-    paths = [str(member.path) for member in predictor.members]
+    # What else a reader wants to know; packages of the user's own are for `medconv evaluate`.
+    paths = [str(member.path) for member in members]
     versions = {name: version(name) for name in ("torch", "monai")}
-    packages = {"packages": list(doors.named_packages())} if doors.named_packages() else {}
-    return {
+    packages = doors.named_packages()
+    about = {
         "checkpoint": paths[0],
         "checkpoints": paths,
         "class_names": list(predictor.class_names),
-        "targets": predictor.targets.plain(),
+        "targets": targets.plain(),
         "train_cases": sorted(predictor.train_cases),
         "versions": {"medconv": medconv.__version__, **versions},
-        **packages,  # of the user's own, for `medconv evaluate`
+        **({"packages": list(packages)} if packages else {}),
     }
+    if own_output:
+        output: Output = own_output(folder, targets, settings, about)
+        return output
+    return OutputDir(folder, settings, about, probabilities)
 
 
 def usable_device(name: str | None) -> str:
@@ -255,17 +258,15 @@ def unwritable(path: Path, case_id: str, error: OSError) -> ValueError:
     )
 
 
-def check_all_predicted(failed: Mapping[str, str], num_cases: int) -> None:
-    """Args: failed: case id to reason. Raises: ValueError: some cases failed; names them with each reason."""
+def failures(failed: Mapping[str, str], num_cases: int) -> str:
+    """Which cases failed, by their reasons. Args: failed: case id to reason."""
     cases_by_reason: dict[str, list[str]] = {}
-    for case_id, reason in failed.items():
-        cases_by_reason.setdefault(reason, []).append(case_id)
-    if failed:
-        lines = "\n".join(
-            f"  case{'s' * (len(cases) > 1)} {some(cases, 20)}: {reason}"
-            for reason, cases in cases_by_reason.items()
-        )
-        raise ValueError(f"{len(failed)} of {num_cases} cases could not be predicted\n{lines}")
+    for case_id, why in failed.items():
+        cases_by_reason.setdefault(why, []).append(case_id)
+    lines = "\n".join(
+        f"  case{'s' * (len(cases) > 1)} {some(cases, 20)}: {why}" for why, cases in cases_by_reason.items()
+    )
+    return f"{len(failed)} of {num_cases} cases could not be predicted\n{lines}"
 
 
 def reason(error: Exception) -> str:
@@ -287,8 +288,8 @@ def stream(
     predict: Callable[[Loaded], Answer],
     write: Callable[[Item, Answer], None],
     workers: int = 1,
-) -> Iterator[tuple[Item, Exception | None]]:
-    """Yields each item when it is finished, with its error or None; an error does not stop other items.
+) -> Iterator[Item]:
+    """Yields each item when it is finished; an error ends the stream.
 
     Args:
         items: iterated in the caller's thread, as late as possible.
@@ -297,67 +298,126 @@ def stream(
         write: runs in the writing thread.
         workers: items that are loaded at once.
     """
-    writing: tuple[Item, Future[None]] | None = None
-    with ThreadPoolExecutor(workers) as loaders, ThreadPoolExecutor(1) as writer:
-        try:
-            for item, loaded in _loaded(items, load, loaders, workers):
-                predicted, error = _attempt(predict, loaded)
-                _clear_frames(error)
-                # They reference the case, which should not stay in memory.
-                del loaded
-                # The previous item was written while this one was predicted.
-                if writing is not None:
-                    yield writing[0], _error_of(writing[1])
-                    writing = None
-                if error is None:
-                    writing = item, writer.submit(write, item, predicted)  # type: ignore[arg-type]
-                else:
-                    yield item, error
-                del predicted
-            if writing is not None:
-                yield writing[0], _error_of(writing[1])
-        except BaseException:
-            loaders.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _loaded(
-    items: Iterable[Item], load: Callable[[Item], Loaded], loaders: ThreadPoolExecutor, workers: int
-) -> Iterator[tuple[Item, Future[Loaded]]]:
-    """Items that are loaded, in order, while the next `workers` items are being loaded."""
     upcoming = iter(items)
     loading: deque[tuple[Item, Future[Loaded]]] = deque()
+    writing: deque[tuple[Item, Future[None]]] = deque()
+    with ExitStack() as stack:
+        loaders = ThreadPoolExecutor(workers)
+        # After an error, what has not begun is not loaded.
+        stack.callback(loaders.shutdown, cancel_futures=True)
+        writer = stack.enter_context(ThreadPoolExecutor(1))
+        loading.extend((item, loaders.submit(load, item)) for item in islice(upcoming, workers))
+        while loading:
+            wait([loading[0][1]])
+            # One more than workers, beside the one that is loaded.
+            new = islice(upcoming, workers + 1 - len(loading))
+            loading.extend((item, loaders.submit(load, item)) for item in new)
+            item, loaded = loading.popleft()
+            predicted = predict(loaded.result())
+            # The future holds the case, which should not stay in memory.
+            del loaded
+            # The previous item was written while this one was predicted.
+            if writing:
+                yield _written(*writing.popleft())
+            writing.append((item, writer.submit(write, item, predicted)))
+            del predicted
+        while writing:
+            yield _written(*writing.popleft())
 
-    def refill(number: int) -> None:
-        for item in islice(upcoming, number - len(loading)):
-            loading.append((item, loaders.submit(load, item)))
 
-    refill(workers)
-    while loading:
-        wait([loading[0][1]])
-        # One more than workers: the first one is loaded already.
-        refill(workers + 1)
-        yield loading.popleft()
+def _written(item: Item, future: Future[None]) -> Item:
+    """Raises: Exception: as the writing of the item did."""
+    future.result()
+    return item
 
 
-def _attempt(
-    predict: Callable[[Loaded], Answer], loaded: Future[Loaded]
-) -> tuple[Answer | None, Exception | None]:
+@dataclass(frozen=True)
+class Need:
+    """Bytes of a case: while it is loaded, while it is predicted, and while its probabilities are written."""
+
+    shape: tuple[int, ...]
+    loading: float
+    predicting: float
+    writing: float = 0.0
+
+    def total(self, workers: int) -> float:
+        """Of a case that is predicted, one that is written and one that waits, beside those that are being
+        loaded.
+        """
+        return self.predicting + self.writing + (workers + 1) * self.loading
+
+
+def fitting_workers(
+    cases: Sequence[Case],
+    members: Sequence[LoadedModel],
+    workers: int,
+    available: float | None = None,
+    saves_probabilities: bool = False,
+    only_labels: bool = True,
+) -> int:
+    """Cases to load at once: `workers`, or fewer if memory would run out; a line says what it takes.
+
+    Args:
+        members: networks for label maps; others take little.
+        available: bytes; None: of this machine, or its container.
+        saves_probabilities: all logits of a case are kept, in a file.
+        only_labels: nothing but label maps and probabilities follows from the logits.
+    """
+    only_labels = only_labels and not saves_probabilities
+    needs = [need for case in cases[:_LOOKED_AT] if (need := _need(case, members, only_labels))]
+    if not needs:
+        return workers
+    if saves_probabilities:
+        needs = [replace(need, writing=_PROBABILITIES * prod(need.shape)) for need in needs]
+    largest = max(needs, key=lambda need: need.total(workers))
+    machine = total_memory() if available is None else available
+    usable = _USABLE * machine
+    fitting = workers
+    while fitting > 1 and largest.total(fitting) > usable:
+        fitting -= 1
+    if fitting < workers or largest.total(fitting) > _WORTH_SAYING:
+        fewer = f", instead of {workers}" if fitting < workers else ""
+        too_large = f"; this machine has {machine / 2**30:.1f} GB, and may kill the process"
+        is_too_large = largest.total(fitting) > usable
+        log.log(
+            logging.WARNING if is_too_large else logging.INFO,
+            "memory: about %.1f GB for %s voxels, the largest of the first %d cases; %d loaded at once%s%s",
+            largest.total(fitting) / 2**30,
+            size_text(largest.shape),
+            len(needs),
+            fitting,
+            fewer,
+            too_large if is_too_large else "",
+        )
+    return fitting
+
+
+def _need(case: Case, members: Sequence[LoadedModel], only_labels: bool) -> Need | None:
+    """None: the header cannot be read, or is refused, which prediction will say."""
     try:
-        return predict(loaded.result()), None
-    except Exception as error:
-        return None, error
-
-
-def _error_of(future: Future[None]) -> Exception | None:
-    error = future.exception()
-    assert error is None or isinstance(error, Exception)
-    _clear_frames(error)
-    return error
-
-
-def _clear_frames(error: BaseException | None) -> None:
-    """Free the case, which an error's frames reference; the traceback can still be printed."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+        shape, affine = shape_and_affine(case.images[0])
+        check_memory(case.images[0], shape)
+    except (ValueError, OSError):
+        return None
+    grid = Grid.of(shape, affine)
+    spacing_mm = canonical_spacing(grid, members[0].preprocessing.reorients)
+    if members[0].source_spacing_mm is None and not is_plausible(spacing_mm, members[0]):
+        return None
+    voxels = prod(grid.shape)
+    loading = _LOADING * voxels * len(members[0].modalities)
+    # Members with the same preprocessing and windows share a sum.
+    sums = list({(str(member.preprocessing), member.window): member for member in members}.values())
+    shapes: list[tuple[int, ...]] = []
+    for preprocessing in (member.preprocessing for member in sums):
+        spacing_mm = canonical_spacing(grid, preprocessing.reorients)
+        shape = canonical_shape(grid, preprocessing.reorients)
+        shapes.append(resampled_shape(shape, spacing_mm, preprocessing.target_mm(spacing_mm)))
+    axis = slab_axis([member.window for member in sums], shapes)
+    # The planes that windows still add to.
+    logits = 0.0
+    for member, shape in zip(sums, shapes, strict=True):
+        window_length = 1 if member.window.slice_axis is not None else member.window.patch_size[axis]
+        values = min(shape[axis], _PLANES * window_length) * prod(shape) / shape[axis]
+        is_half = only_labels and takes_half(member.targets.num_outputs, values)
+        logits += (2 if is_half else 4) * member.targets.num_outputs * values
+    return Need(grid.shape, loading, logits + _LABEL * voxels)

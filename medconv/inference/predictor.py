@@ -1,23 +1,32 @@
-"""From an image to its answer, a label map or image-level outputs, by one network or the mean of several."""
+"""From an image to its answer, a label map or image-level outputs, by one network or the mean of several.
+
+`Predictor` reads and prepares an image, a `Forward` runs the networks on it: `LabelMapForward` a volume by
+sliding windows, that of another family of targets whole images at once.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from nibabel.spatialimages import SpatialImage
+from torch import Tensor
 
 from medconv.data.case import Case
 from medconv.data.per_case import check_source_spacing, source_spacing
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, SlabGrid
 from medconv.inference.extras import Extra
-from medconv.inference.forward import Forward, LabelMapForward
 from medconv.inference.inputs import name_of
-from medconv.inference.load import LoadedModel, load, with_window
+from medconv.inference.load import LoadedModel, load
+from medconv.inference.logit_file import LogitFile
 from medconv.inference.prepare import (
     ImageLike,
     Input,
@@ -27,12 +36,27 @@ from medconv.inference.prepare import (
     from_nibabel,
     prepare,
 )
-from medconv.inference.slab_answer import LabelMapScores
-from medconv.inference.sliding_window import check_batch_size, check_overlap
+from medconv.inference.slab_answer import (
+    Group,
+    KeptLogits,
+    LabelMapScores,
+    LogitSource,
+    Source,
+    WeightedGrid,
+    WholeLogits,
+    label_map_of,
+    mean_logits,
+)
+from medconv.inference.sliding_window import slab_axis
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import ArgumentError
+from medconv.utils.hardware import release_freed_memory
 
 log = logging.getLogger(__name__)
-_HEADER_SPACING = "its spacing is its header's; training stated that of some cases"
+# Voxels. Loading a CT of 512 x 512 x 150 leaves 400 MB free, which the sum of its logits cannot use.
+_LARGE = 2**24
+# Of a prepared image; float16 ends at 65504.
+_FAR_VALUE = 1e4
 
 
 class Predictor:
@@ -68,6 +92,9 @@ class Predictor:
         self.targets = first.targets
         self.class_names = first.class_names
         self.modalities = first.modalities
+        # The networks all can do without some channels; the cases that at least one was trained on.
+        self.takes_missing = all(member.takes_missing for member in self.members)
+        self.train_cases = frozenset[str]().union(*(member.train_cases for member in self.members))
         self.forward: Forward
         own_forward = self.targets.family.own("forward")
         if own_forward:
@@ -105,35 +132,20 @@ class Predictor:
                 images.
             ValueError: as `inference.load.load`, no network, or no mean can be taken over them.
         """
-        if overlap is not None:
-            check_overlap("overlap", overlap)
-        if sw_batch_size is not None:
-            check_batch_size("sw_batch_size", sw_batch_size)
         if isinstance(checkpoints, (str, Path)):
             checkpoints = [checkpoints]
         members = [load(Path(path), trusted, device, mirror_axes) for path in checkpoints]
         if not members:
             raise ValueError("checkpoints are needed: the networks to predict with")
-        members = [with_window(member, overlap, sw_batch_size) for member in members]
+        given = {"overlap": overlap, "batch_size": sw_batch_size}
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        members = [replace(member, window=replace(member.window, **changes)) for member in members]
         if source_spacing_mm is not None:
             if source_spacing_mm:
                 check_source_spacing(list(source_spacing_mm), "source_spacing_mm")
             stated = list(source_spacing_mm) or None
             members = [replace(member, source_spacing_mm=stated) for member in members]
         return cls(members, device, sw_batch_size, extras)
-
-    @property
-    def train_cases(self) -> frozenset[str]:
-        """Names of the cases that at least one of the networks was trained on."""
-        cases: frozenset[str] = frozenset()
-        for member in self.members:
-            cases |= member.train_cases
-        return cases
-
-    @property
-    def takes_missing(self) -> bool:
-        """Whether all networks were trained to predict cases that lack channels."""
-        return all(member.takes_missing for member in self.members)
 
     def __call__(
         self,
@@ -185,8 +197,10 @@ class Predictor:
         Raises:
             ValueError: its files cannot be read, or do not fit the network.
         """
-        case = replace(case, source_spacing_mm=self._stated_spacing_mm(case.id))
-        return self._prepared(from_files(case), has_header=True)
+        # The spacing that training, or the user, stated in place of the header's.
+        stated_mm = source_spacing(self.members[0].source_spacing_mm, case.id)
+        image = from_files(replace(case, source_spacing_mm=stated_mm))
+        return prepare(image, self.members, self.forward.preprocessings)
 
     @torch.inference_mode()
     def scores(
@@ -247,39 +261,24 @@ class Predictor:
         if paths:
             case = Case(name_of(paths[0]), tuple(paths), missing_channels=missing_channels)
             return self.read(case)
-        image = self._with_stated_spacing(from_nibabel(in_memory))
-        return self._prepared(image, has_header=True)
+        return self._prepared(from_nibabel(in_memory))
 
     def _input_of_array(
         self, array: np.ndarray, affine: np.ndarray | None, spacing_mm: Sequence[float] | None
     ) -> Input:
         image = from_array(array, self.members[0].preprocessing.image_dims, affine, spacing_mm)
         # An affine comes from a header, which training may have corrected; a spacing is the caller's word.
-        has_header = spacing_mm is None
-        if has_header:
-            image = self._with_stated_spacing(image)
-        return self._prepared(image, has_header)
+        if spacing_mm is None:
+            return self._prepared(image)
+        return prepare(replace(image, has_header=False), self.members, self.forward.preprocessings)
 
-    def _stated_spacing_mm(self, case_id: str) -> tuple[float, ...] | None:
-        """The spacing that training, or the user, stated in place of the header's."""
-        return source_spacing(self.members[0].source_spacing_mm, case_id)
-
-    def _with_stated_spacing(self, image: NamedImage) -> NamedImage:
-        stated = self._stated_spacing_mm(image.case.id)
-        if stated is None:
-            return image
-        case = replace(image.case, source_spacing_mm=stated)
-        return replace(image, case=case, grid=image.grid.with_spacing_mm(stated))
-
-    def _prepared(self, image: NamedImage, has_header: bool) -> Input:
-        case_input = prepare(image, self.members, self.forward.preprocessings)
-        stated_of_some = isinstance(self.members[0].source_spacing_mm, Mapping)
-        if not (has_header and stated_of_some and image.case.source_spacing_mm is None):
-            return case_input
-        warning = _HEADER_SPACING
-        if case_input.warning:
-            warning = f"{case_input.warning}; {warning}"
-        return replace(case_input, warning=warning)
+    def _prepared(self, image: NamedImage) -> Input:
+        """With the spacing that was stated in place of the header's."""
+        stated_mm = source_spacing(self.members[0].source_spacing_mm, image.case.id)
+        if stated_mm is not None:
+            case = replace(image.case, source_spacing_mm=stated_mm)
+            image = replace(image, case=case, grid=image.grid.with_spacing_mm(stated_mm))
+        return prepare(image, self.members, self.forward.preprocessings)
 
 
 def check_same(first: LoadedModel, second: LoadedModel) -> None:
@@ -302,3 +301,150 @@ def _comparable(model: LoadedModel) -> dict[str, str]:
         "images": f"{model.preprocessing.image_dims}D",
         "source_spacing_mm": str(model.source_spacing_mm),
     }
+
+
+class Forward(ABC):
+    """Networks of the same targets, which give a mean.
+
+    Args:
+        members: the networks.
+        device: where they run, as torch names it.
+        batch_size: cases in one call.
+    """
+
+    batch_size: int = 1
+
+    def __init__(self, members: Sequence[LoadedModel], device: str) -> None:
+        self.members = tuple(members)
+        self.device = device
+        self.preprocessings: list[PreprocessingConfig] = []
+        for member in self.members:
+            if member.preprocessing not in self.preprocessings:
+                self.preprocessings.append(member.preprocessing)
+
+    @abstractmethod
+    def __call__(
+        self, inputs: Sequence[Input], keeps_logits: bool = False, logit_folder: Path | None = None
+    ) -> Sequence[Any]:
+        """The scores of each case.
+
+        Args:
+            keeps_logits: of label maps, for their probabilities, in memory; else a slab of them is.
+            logit_folder: of label maps, where they are kept instead, in a temporary file.
+        Raises:
+            OSError: no room in `logit_folder`.
+            ValueError: the networks' outputs are not finite.
+        """
+
+
+class LabelMapForward(Forward):
+    """Sliding windows. Members with the same preprocessing give the mean of their logits.
+
+    Args:
+        extras: those that need logits get an answer of their own for each case.
+    """
+
+    def __init__(self, members: Sequence[LoadedModel], device: str, extras: Sequence[Extra] = ()) -> None:
+        super().__init__(members, device)
+        self._extras = [extra for extra in extras if extra.needs_logits]
+
+    def __call__(
+        self, inputs: Sequence[Input], keeps_logits: bool = False, logit_folder: Path | None = None
+    ) -> list[LabelMapScores]:
+        targets = self.members[0].targets
+        assert isinstance(targets, SegmentationTargets)
+        only_labels = not (keeps_logits or self._extras or logit_folder)
+        all_scores = []
+        for case_input in inputs:
+            if prod(case_input.crop.content_shape) > _LARGE:
+                release_freed_memory()
+            # The networks run slab by slab, in `label_map_of`, or now if all logits are kept.
+            groups = self._groups(case_input, keeps_logits, only_labels)
+            files: list[LogitFile] = []
+            kept = None
+            if keeps_logits:
+                groups, kept = _kept(groups)
+            elif logit_folder is not None:
+                files = [LogitFile(group.grid.source_length, logit_folder) for group in groups]
+                kept = KeptLogits(_grids(groups), files)
+            answers = {extra.flag: extra.answer(groups, targets) for extra in self._extras}
+            label = label_map_of(groups, targets, list(answers.values()), files)
+            all_scores.append(LabelMapScores(label, case_input.crop, targets, answers, kept))
+        return all_scores
+
+    def _groups(self, case_input: Input, keeps_logits: bool, only_labels: bool) -> list[Group]:
+        """The logits of the members, by their preprocessing; those with the same windows share a sum."""
+        # One image for each preprocessing.
+        images = [case_input.arrays[self.preprocessings.index(each.preprocessing)] for each in self.members]
+        axis = slab_axis([each.window for each in self.members], [image.shape[1:] for image in images])
+        groups: list[Group] = []
+        prepared = zip(self.preprocessings, case_input.arrays, case_input.crops, strict=True)
+        for preprocessing, array, crop in prepared:
+            members = [member for member in self.members if member.preprocessing == preprocessing]
+            grid = SlabGrid(crop, axis, array.shape[1 + axis])
+            image = torch.from_numpy(array).to(self.device)
+            planes_at_once = None if keeps_logits else grid.planes_at_once
+            sharing: dict[Any, list[LoadedModel]] = {}
+            for number, member in enumerate(members):
+                # Extras get the logits of each.
+                sharing.setdefault(number if self._extras else member.window, []).append(member)
+            sources = []
+            for each in sharing.values():
+                logits = _stream(each, image, axis, planes_at_once, only_labels)
+                sources.append(Source(logits, share=len(each) / len(members)))
+            check = partial(check_finite, "logits", members[0], array)
+            groups.append(Group(grid, len(members) / len(self.members), sources, check))
+        return groups
+
+
+def _stream(
+    members: Sequence[LoadedModel], image: Tensor, axis: int, planes_at_once: int | None, only_labels: bool
+) -> LogitSource:
+    """The mean logits of members with the same windows."""
+    window = members[0].window.in_small_batches(members[0].targets.num_outputs, image.device)
+    network = members[0].outputs if len(members) == 1 else partial(_mean_outputs, members)
+    if window.slice_axis not in (None, axis):
+        # Slices along another axis than those of another member.
+        logits = window(network, image[None])[0]
+        return WholeLogits(logits.movedim(1 + axis, 1))
+    return window.stream(network, image, axis, planes_at_once, only_labels)
+
+
+def _mean_outputs(members: Sequence[LoadedModel], windows: Tensor) -> Tensor:
+    """Each in its own precision."""
+    total = members[0].outputs(windows).float()
+    for member in members[1:]:
+        total = total + member.outputs(windows)
+    return total / len(members)
+
+
+def _kept(groups: Sequence[Group]) -> tuple[list[Group], KeptLogits]:
+    """The same groups with all of their logits in memory, and these logits."""
+    kept_groups: list[Group] = []
+    means: list[WholeLogits] = []
+    for group in groups:
+        logits = [source.logits.take(0, group.grid.source_length) for source in group.sources]
+        shares = [source.share for source in group.sources]
+        sources = [Source(WholeLogits(each), share) for each, share in zip(logits, shares, strict=True)]
+        kept_groups.append(replace(group, sources=sources))
+        means.append(WholeLogits(mean_logits(logits, shares)))
+    return kept_groups, KeptLogits(_grids(groups), means)
+
+
+def _grids(groups: Sequence[Group]) -> list[WeightedGrid]:
+    """Without the images and sums that the groups hold."""
+    return [WeightedGrid(group.grid, group.weight) for group in groups]
+
+
+def check_finite(kind: str, member: LoadedModel, images: np.ndarray | Tensor, values: Tensor) -> None:
+    """Raises: ValueError: not finite; it blames the images where they are far from what a network is fed."""
+    # A finite sum has finite terms only. `isfinite` copies, but huge terms may overflow the sum.
+    if bool(values.sum(dtype=torch.float32).isfinite()) or bool(values.isfinite().all()):
+        return
+    cause = f"the network's {kind} are not finite (precision={member.precision})"
+    low = float(images.min())
+    high = float(images.max())
+    if max(-low, high) > _FAR_VALUE:
+        by = "/".join(dict.fromkeys(member.preprocessing.normalisation))
+        cause = f"the image has values from {low:.4g} to {high:.4g} after normalisation={by}; {cause}"
+    raise ValueError(cause)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -25,7 +25,6 @@ from medconv.data.preprocessing.preprocess import (
 from medconv.inference.inputs import name_of
 from medconv.inference.load import LoadedModel
 from medconv.planning.spacing import MUCH_LOST
-from medconv.planning.topology import rounded_up
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import size_text
 
@@ -45,6 +44,7 @@ class NamedImage:
         voxels: (channels, X, Y, Z) float32; a 2D image has Z = 1.
         grid: of the voxels.
         is_oriented: whether it says where left and right are.
+        has_header: whether its spacing is a header's, which somebody may have corrected for others.
     """
 
     case: Case
@@ -52,6 +52,7 @@ class NamedImage:
     voxels: np.ndarray
     grid: Grid
     is_oriented: bool = True
+    has_header: bool = True
 
 
 def from_files(case: Case) -> NamedImage:
@@ -205,10 +206,7 @@ def prepare(
     Raises:
         ValueError: the image does not fit the networks.
     """
-    _check_image(image, members[0])
-    _check_missing(image, members)
-    for member in members:
-        _check_spacing(image, member)
+    _check_image(image, members)
     arrays: list[np.ndarray] = []
     crops: list[CropInfo] = []
     for preprocessing in preprocessings:
@@ -220,17 +218,25 @@ def prepare(
             raise ValueError(f"{image.name}: {error}") from error
         arrays.append(array)
         crops.append(crop)
-    _check_common_grid(image, crops)
-    for member in members:
-        if not member.targets.per_voxel:
+    # Only `data.convention` makes a difference.
+    boxes = [replace(crop, nearest_axis=None) for crop in crops[1:]]
+    if any(box != replace(crops[0], nearest_axis=None) for box in boxes):
+        raise ValueError(
+            f"{image.name}: networks of different conventions have no common grid for this image; "
+            "predict with each alone"
+        )
+    check_prepared = members[0].targets.family.own("check_prepared")
+    if check_prepared:
+        for member in members:
             array = arrays[preprocessings.index(member.preprocessing)]
-            _check_size(image, member, array.shape[1:], crops[0])
+            check_prepared(image, member, array.shape[1:], crops[0])
     warnings = _warnings(image, members, crops[0])
     return Input(image.case, arrays, crops, "; ".join(warnings) or None)
 
 
-def _check_image(image: NamedImage, model: LoadedModel) -> None:
-    preprocessing = model.preprocessing
+def _check_image(image: NamedImage, members: Sequence[LoadedModel]) -> None:
+    """Raises: ValueError: another number of channels or axes than in training, or voxels of another size."""
+    model = members[0]
     num_channels = len(image.voxels)
     if num_channels != len(model.modalities):
         expected = f"{len(model.modalities)} channels ({', '.join(model.modalities)})"
@@ -239,10 +245,10 @@ def _check_image(image: NamedImage, model: LoadedModel) -> None:
             advice = "; name channels CASE_0000, CASE_0001, ..., or list a missing one as null in a .json"
         raise ValueError(f"{image.name}: the network was trained on {expected}, found {num_channels}{advice}")
     shape = image.grid.shape
-    is_3d = preprocessing.image_dims == 3
+    is_3d = model.preprocessing.image_dims == 3
     if min(shape) == 1 if is_3d else shape[2] > 1:
-        dims = f"{preprocessing.spatial_dims}D"
-        if preprocessing.slice_axis is not None:
+        dims = f"{model.preprocessing.spatial_dims}D"
+        if model.preprocessing.slice_axis is not None:
             dims += " on slices of volumes"
         expected = "several slices along each axis" if is_3d else "one slice, along the third axis"
         raise ValueError(
@@ -250,36 +256,22 @@ def _check_image(image: NamedImage, model: LoadedModel) -> None:
         )
     if not np.isfinite(image.voxels).all():
         raise ValueError(f"{image.name}: has voxels that are NaN or infinite, expected finite numbers")
-
-
-def _check_missing(image: NamedImage, members: Sequence[LoadedModel]) -> None:
-    if not image.case.missing_channels:
-        return
+    missing = image.case.missing_channels
     for member in members:
-        if not member.takes_missing:
-            names = ", ".join(member.modalities[channel] for channel in image.case.missing_channels)
+        if missing and not member.takes_missing:
+            names = ", ".join(member.modalities[channel] for channel in missing)
             raise ValueError(
                 f"{image.name}: {names} is missing, and {member.path} was not trained with data.missing=allow"
             )
-
-
-def _check_spacing(image: NamedImage, model: LoadedModel) -> None:
-    """Check that a header does not make an image huge or tiny; a spacing that somebody stated is used.
-
-    Raises:
-        ValueError: voxels far larger or smaller than in all training cases.
-    """
-    spacing_mm = canonical_spacing(image.grid, model.preprocessing.reorients)
-    if image.case.source_spacing_mm is not None or is_plausible(spacing_mm, model):
-        return
-    ranges = model.spacing_range_mm
-    shape = size_text(image.grid.shape)
-    actual = size_text(spacing_mm[: len(ranges)], 3)
-    trained = _range_text(ranges)
-    raise ValueError(
-        f"{image.name}: {shape} voxels of {actual} mm (right, anterior, superior), but of {trained} mm in "
-        "training; correct the header, or state the spacing by source_spacing_mm"
-    )
+        # A header must not make an image huge or tiny; a spacing that somebody stated is used.
+        spacing_mm = canonical_spacing(image.grid, member.preprocessing.reorients)
+        if image.case.source_spacing_mm is None and not is_plausible(spacing_mm, member):
+            ranges = member.spacing_range_mm
+            raise ValueError(
+                f"{image.name}: {size_text(shape)} voxels of {size_text(spacing_mm[: len(ranges)], 3)} mm "
+                f"(right, anterior, superior), but of {_range_text(ranges)} mm in training; correct the "
+                "header, or state the spacing by source_spacing_mm"
+            )
 
 
 def is_plausible(spacing_mm: Sequence[float], model: LoadedModel) -> bool:
@@ -302,86 +294,36 @@ def _range_text(ranges: Sequence[tuple[float, float]]) -> str:
     return " x ".join(f"{low:.3g} to {high:.3g}" for low, high in ranges)
 
 
-def _check_common_grid(image: NamedImage, crops: Sequence[CropInfo]) -> None:
-    """Only `data.convention` makes a difference."""
-    boxes = [replace(crop, nearest_axis=None) for crop in crops]
-    if any(box != boxes[0] for box in boxes):
-        raise ValueError(
-            f"{image.name}: networks of different conventions have no common grid for this image; "
-            "predict with each alone"
-        )
-
-
-def _check_size(image: NamedImage, model: LoadedModel, prepared: Sequence[int], crop: CropInfo) -> None:
-    """Check the size for an image-level network, which takes images of one size.
-
-    Raises:
-        ValueError: another size; or a 2D image of another size than all training images, so that the network
-            would see only its middle, or padding around it.
-    """
-    if tuple(prepared) != model.window.patch_size:
-        raise ValueError(
-            f"{image.name}: {size_text(prepared)} voxels after preprocessing, the network was trained on "
-            f"images of {size_text(model.window.patch_size)}"
-        )
-    preprocessing = model.preprocessing
-    spacing_mm = crop.native_spacing_mm
-    # With several spacings, images are resampled, and scans of one native size get several sizes.
-    has_training_spacing = all(
-        low == mm == high for mm, (low, high) in zip(spacing_mm, model.spacing_range_mm, strict=False)
-    )
-    if not model.rounding or not has_training_spacing or preprocessing.frame is None:
-        return
-    size = resampled_shape(crop.shape[:2], spacing_mm[:2], preprocessing.spacing_mm)
-    if rounded_up(size, model.rounding) != preprocessing.frame:
-        native = crop.shape[:2]
-        largest = resampled_shape(preprocessing.frame, preprocessing.spacing_mm, spacing_mm)
-        raise ValueError(
-            f"{image.name}: {size_text(native)} pixels, the network was trained on images of one size and "
-            f"takes up to {size_text(largest)}; resize the image, or train with resizing"
-        )
-
-
 def _warnings(image: NamedImage, members: Sequence[LoadedModel], crop: CropInfo) -> list[str]:
+    """What is unusual of an image that is used nevertheless."""
     warnings: list[str] = []
-    spacing_warning = _spacing_warning(crop.native_spacing_mm, members)
-    if spacing_warning:
-        warnings.append(spacing_warning)
-    cut_warning = _cut_warning(crop, members)
-    if cut_warning:
-        warnings.append(cut_warning)
+    # Voxels of far another size than in training.
+    spacing_mm = crop.native_spacing_mm
+    for member in members:
+        ranges = member.spacing_range_mm
+        pairs = list(zip(spacing_mm, ranges, strict=False))
+        if any(mm * _FAR < low or mm > _FAR * high for mm, (low, high) in pairs):
+            warnings.append(
+                f"its spacing, {size_text(spacing_mm[: len(ranges)], 3)} mm (right, anterior, superior), is "
+                f"far from that of training, {_range_text(ranges)} mm"
+            )
+            break
+    # Networks of whole images see a frame of it.
+    for preprocessing in (member.preprocessing for member in members):
+        frame = preprocessing.frame
+        if frame is None or preprocessing.resize is not None:
+            continue
+        size = resampled_shape(crop.shape, spacing_mm, preprocessing.spacing_mm)[: len(frame)]
+        if max(1 - seen / edge for seen, edge in zip(frame, size, strict=True)) > MUCH_LOST:
+            seen_of_all = f"{size_text(frame)} of {size_text(size)} voxels"
+            warnings.append(f"the network sees only its middle, {seen_of_all} on the network's grid")
+            break
     shear = image.grid.shear
     if shear > _MAX_SHEAR:
         warnings.append(f"its axes are {shear:.1f} degrees off a right angle; it is used as it is")
     if not image.is_oriented:
         warnings.append(UNORIENTED)
+    stated_of_some = isinstance(members[0].source_spacing_mm, Mapping)
+    if image.has_header and stated_of_some and image.case.source_spacing_mm is None:
+        warnings.append("its spacing is its header's; training stated that of some cases")
     return warnings
-
-
-def _cut_warning(crop: CropInfo, members: Sequence[LoadedModel]) -> str | None:
-    """Of an image of which a network sees far from all."""
-    for preprocessing in (member.preprocessing for member in members):
-        frame = preprocessing.frame
-        if frame is None or preprocessing.resize is not None:
-            continue
-        size = resampled_shape(crop.shape, crop.native_spacing_mm, preprocessing.spacing_mm)[: len(frame)]
-        lost = max(1 - seen / edge for seen, edge in zip(frame, size, strict=True))
-        if lost > MUCH_LOST:
-            seen_of_all = f"{size_text(frame)} of {size_text(size)} voxels"
-            return f"the network sees only its middle, {seen_of_all} on the network's grid"
-    return None
-
-
-def _spacing_warning(spacing_mm: Sequence[float], members: Sequence[LoadedModel]) -> str | None:
-    for member in members:
-        ranges = member.spacing_range_mm
-        far = [
-            mm * _FAR < low or mm > _FAR * high for mm, (low, high) in zip(spacing_mm, ranges, strict=False)
-        ]
-        if any(far):
-            actual = size_text(spacing_mm[: len(ranges)], 3)
-            return (
-                f"its spacing, {actual} mm (right, anterior, superior), is far from that of training, "
-                f"{_range_text(ranges)} mm"
-            )
-    return None

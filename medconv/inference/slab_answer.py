@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from medconv.data.preprocessing.preprocess import ContentArray, CropInfo, Slab, SlabGrid, to_native
-from medconv.inference.logit_stream import LogitFile, LogitSource, WholeLogits
+from medconv.inference.logit_file import LogitFile
 from medconv.targets.segmentation import SegmentationTargets
 
 Result = TypeVar("Result")
@@ -25,6 +25,31 @@ class OnCpu(Protocol):
 
 
 Logits = TypeVar("Logits", bound=OnCpu)
+
+
+class LogitSource(Protocol):
+    """Logits of an image along one axis, whose planes are asked for in order."""
+
+    def take(self, first: int, stop: int) -> Tensor:
+        """The planes from `first` to `stop`; those before `first` are never asked for again.
+
+        They may lie in memory that the next call changes.
+        Shape: (classes, stop - first, *in_plane), float16, float32 or float64.
+        """
+
+
+@dataclass
+class WholeLogits:
+    """Logits that are in memory already. Args: logits: (classes, length, *in_plane)."""
+
+    logits: Tensor
+
+    def take(self, first: int, stop: int) -> Tensor:
+        return self.logits[:, first:stop]
+
+    def channels(self, planes: slice) -> Sequence[Tensor]:
+        """Each (planes, *in_plane)."""
+        return self.logits[:, planes].unbind()
 
 
 class LogitSink(Protocol):
@@ -104,7 +129,8 @@ def label_map_of(
         for group, slab in zip(groups, slabs, strict=True):
             logits = [source.logits.take(slab.sources.start, slab.sources.stop) for source in group.sources]
             networks += [SlabLogits([group], [slab], [one], targets) for one in logits]
-            means.append(mean_logits(logits, [source.share for source in group.sources]))
+            shares = [source.share for source in group.sources]
+            means.append(logits[0] if len(logits) == 1 else mean_logits(logits, shares))
             group.check(means[-1])
         for sink, slab, mean in zip(sinks, slabs, means, strict=bool(sinks)):
             sink.put(slab.sources.start, mean)
@@ -190,8 +216,6 @@ def with_cpu_fallback(logits: Logits, compute: Callable[[Logits], Result]) -> Re
 
 def mean_logits(logits: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     """The weighted mean. Args: shares: they add up to 1."""
-    if len(logits) == 1:
-        return logits[0]
     # Where one network's sum did not fit into GPU memory.
     if len({each.device for each in logits}) > 1:
         logits = [each.cpu() for each in logits]

@@ -1,11 +1,15 @@
-"""Sliding-window inference: run a network that takes patches on a full image."""
+"""Sliding-window inference: run a network that takes patches on a full image.
+
+`SlidingWindow.stream` pads an image, lays windows over it, and returns a `LogitStream`. This runs the network
+as planes are asked for, and holds only those that windows still add to.
+"""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import combinations, product
-from math import ceil, prod
+from itertools import combinations, pairwise, product
+from math import ceil, inf, prod
 from typing import Any
 
 import numpy as np
@@ -18,7 +22,6 @@ from torch.nn import functional as F
 from medconv.config import Node, arguments_as_keys
 from medconv.data.augmentation.spatial import mirrored_axes
 from medconv.data.preprocessing.preprocess import left_right_axis
-from medconv.inference.logit_stream import LogitStream, Window
 from medconv.models.outputs import full_resolution
 from medconv.utils.errors import ArgumentError
 from medconv.utils.progress import track
@@ -175,6 +178,8 @@ EVEN_DISTANCE = WindowPlacement(
 
 _BATCH_LOGITS = 2**24  # in one forward pass on a CPU: 64 MiB in fp32
 _MAX_CONSTANTS = 4  # values whose logits are kept
+_VALUES_AT_ONCE = 2**22  # of a window's logits that are weighted; all of 105 classes in 64^3 are 110 MB
+_HALF_ABOVE = 2**30  # bytes of the planes in fp32; more have fp16, where only labels follow from them
 
 
 @dataclass(frozen=True)
@@ -191,7 +196,7 @@ class SlidingWindow:
         placement: where windows begin and how they are weighted; by default as in MONAI.
         progress: a bar counts the forward passes of an image.
     Raises:
-        ValueError: overlap, batch_size or mirror_axes are out of range.
+        ArgumentError: overlap, batch_size (named `sw_batch_size`, as by users) or mirror_axes out of range.
     """
 
     patch_size: tuple[int, ...]
@@ -204,8 +209,11 @@ class SlidingWindow:
     progress: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_overlap("overlap", self.overlap)
-        check_batch_size("batch_size", self.batch_size)
+        if not 0 <= self.overlap < 1:
+            raise ArgumentError("overlap", f" must be at least 0 and below 1, got {self.overlap}")
+        if type(self.batch_size) is not int or self.batch_size < 1:
+            problem = f" must be a whole number of at least 1, got {self.batch_size}"
+            raise ArgumentError("sw_batch_size", problem)
         mirrored_axes(tuple(self.mirror_axes), len(self.patch_size))
 
     def in_small_batches(self, num_outputs: int, device: torch.device) -> "SlidingWindow":
@@ -239,121 +247,103 @@ class SlidingWindow:
         axis: int,
         planes_at_once: int | None = None,
         only_labels: bool = False,
-    ) -> LogitStream:
+    ) -> "LogitStream":
         """The logits of an image, plane after plane along an axis; `take` runs the network.
 
         Shape: image (channels, *spatial).
         Args:
             axis: of the planes; for slices, `slice_axis`.
-            planes_at_once, only_labels: as in `LogitStream`.
+            planes_at_once: at most so many planes are taken at once; None: all of them.
+            only_labels: only label maps follow from the logits, which may have fp16 where fp32 takes much
+                memory.
         """
-        # Planes first: (channels, planes, *in_plane).
+        # Planes first: (channels, planes, *in_plane), at least of a window's size.
         volume = image.movedim(1 + axis, 1)
-        if self.slice_axis is None:
-            size = (self.patch_size[axis], *_without(self.patch_size, axis))
-        else:
-            size = (1, *self.patch_size)
-        padded, content = _padded(volume, size)
-        cut = _Cut(padded, size, axis, takes_slices=self.slice_axis is not None)
         weights = self.placement.weights(self.patch_size, image.device)
-        depth_first = weights.movedim(axis, 0) if self.slice_axis is None else weights[None]
-
-        @torch.no_grad()
-        def logits_of(windows: Sequence[Window]) -> Tensor:
-            logits = cut.planes_first(self._mean_over_flips(network, cut.patches(windows)))
-            return logits.float() if self.placement.sums_in_fp32 else logits
-
+        # A slice is a window of one plane.
+        weights = weights.movedim(axis, 0) if self.slice_axis is None else weights[None]
+        shape = volume.shape[1:]
+        missing = [max(0, edge - length) for edge, length in zip(weights.shape, shape, strict=True)]
+        before = [voxels // 2 for voxels in missing]
+        content = [slice(start, start + length) for start, length in zip(before, shape, strict=True)]
+        if any(missing):
+            # Before and after each axis, the last axis first, as `F.pad` takes them.
+            pairs = zip(before[::-1], missing[::-1], strict=True)
+            volume = F.pad(volume, [pad for first, both in pairs for pad in (first, both - first)])
+        windows = _windows(volume, weights.shape, self.overlap, self.placement)
+        batches = [
+            windows[first : first + self.batch_size] for first in range(0, len(windows), self.batch_size)
+        ]
         return LogitStream(
-            cut.with_constants(_windows(padded.shape[1:], size, self.overlap, self.placement)),
-            _OncePerConstant(logits_of),
-            depth_first,
-            padded.shape[1:],
+            batches,
+            _WindowLogits(self, network, volume, axis),
+            weights,
+            volume.shape[1:],
             content,
-            batch_size=self.batch_size,
             planes_at_once=planes_at_once,
             only_labels=only_labels,
-            device=image.device,
-            track=_bar if self.progress else iter,
+            track=(lambda each: track(each, "predicting")) if self.progress else iter,
         )
-
-    def _mean_over_flips(self, network: Callable[[Tensor], Any], windows: Tensor) -> Tensor:
-        """The network's logits, returned as they are where nothing is flipped: they can be large."""
-        logit_sum = full_resolution(network(windows))
-        for flips in _nonempty_flips(self.mirror_axes):
-            dims = [2 + axis for axis in flips]
-            flipped_logits = full_resolution(network(windows.flip(dims)))
-            logits = flipped_logits.flip(dims)
-            if left_right_axis(self.slice_axis) in flips:
-                logits = swapped(logits, self.flip_label_pairs)
-            # `flip` has copied `logits`, so they may be overwritten; the first sum is the network's.
-            logit_sum = logits.add_(logit_sum)
-        if not self.mirror_axes:
-            return logit_sum
-        return logit_sum.div_(2 ** len(self.mirror_axes))
 
 
 @dataclass(frozen=True)
-class _Cut:
-    """Cuts windows from a volume, as the network takes them.
+class Window:
+    """Where a window lies.
 
     Args:
-        volume: (channels, planes, *in_plane).
-        size: of a window, depth first.
+        box: in the padded image, planes first.
+        constant: the value of each channel, if all voxels have it.
+    """
+
+    box: tuple[slice, ...]
+    constant: tuple[float, ...] | None = None
+
+
+def _windows(volume: Tensor, size: Sequence[int], overlap: float, placement: WindowPlacement) -> list[Window]:
+    """All windows, by their first plane; along the last axis they change fastest.
+
+    Shape: volume (channels, planes, *in_plane).
+    """
+    # Windows of one voxel, such as slices, cannot overlap.
+    starts = [
+        list(range(length)) if edge == 1 else placement.starts(length, edge, overlap)
+        for length, edge in zip(volume.shape[1:], size, strict=True)
+    ]
+    boxes = [
+        tuple(slice(start, start + edge) for start, edge in zip(corner, size, strict=True))
+        for corner in product(*starts)
+    ]
+    # One transfer from a GPU for the constants of all of them.
+    ends = [volume[:, *box].flatten(1).aminmax(dim=1) for box in boxes]
+    lowest = torch.stack([each.min for each in ends])
+    is_constant = (lowest == torch.stack([each.max for each in ends])).all(1).tolist()
+    return [
+        Window(box, tuple(values) if same else None)
+        for box, values, same in zip(boxes, lowest.tolist(), is_constant, strict=True)
+    ]
+
+
+@dataclass
+class _WindowLogits:
+    """Cuts windows from a volume and runs the network on them, and on their flips.
+
+    Windows of one value, such as air, have one answer, which is computed once.
+
+    Args:
+        volume: (channels, planes, *in_plane), padded.
         axis: where the network has the planes' axis.
-        takes_slices: whether the network takes single planes.
+        known: the answers of some values.
     """
 
+    settings: SlidingWindow
+    network: Callable[[Tensor], Any]
     volume: Tensor
-    size: tuple[int, ...]
     axis: int
-    takes_slices: bool
-
-    def patches(self, windows: Sequence[Window]) -> Tensor:
-        """Shape: -> (windows, channels, *patch_size)."""
-        depth = self.size[0]
-        patches = torch.stack(
-            [
-                self.volume[:, window.first_plane : window.first_plane + depth, *window.box]
-                for window in windows
-            ]
-        )
-        return patches[:, :, 0] if self.takes_slices else patches.movedim(2, 2 + self.axis)
-
-    def with_constants(self, windows: Sequence[Window]) -> list[Window]:
-        """The windows with their `constant`; one transfer from a GPU for all of them."""
-        depth = self.size[0]
-        lowest: list[Tensor] = []
-        highest: list[Tensor] = []
-        for window in windows:
-            planes = slice(window.first_plane, window.first_plane + depth)
-            low, high = self.volume[:, planes, *window.box].flatten(1).aminmax(dim=1)
-            lowest.append(low)
-            highest.append(high)
-        values = torch.stack(lowest)
-        is_constant = (values == torch.stack(highest)).all(1).tolist()
-        return [
-            replace(window, constant=tuple(constant)) if same else window
-            for window, constant, same in zip(windows, values.tolist(), is_constant, strict=True)
-        ]
-
-    def planes_first(self, logits: Tensor) -> Tensor:
-        """Shape: (windows, classes, *patch_size) -> (windows, classes, *size)."""
-        return logits[:, :, None] if self.takes_slices else logits.movedim(2 + self.axis, 2)
-
-
-class _OncePerConstant:
-    """Windows of one value, such as air, have one answer, which is computed once.
-
-    Args:
-        network: takes windows to their logits, (windows, classes, depth, *in_plane).
-    """
-
-    def __init__(self, network: Callable[[Sequence[Window]], Tensor]) -> None:
-        self._network = network
-        self._known: dict[tuple[float, ...] | None, Tensor] = {}
+    known: dict[tuple[float, ...] | None, Tensor] = field(default_factory=dict)
 
     def __call__(self, windows: Sequence[Window]) -> list[Tensor]:
-        kept = set(self._known)
+        """Each (classes, depth, *in_plane)."""
+        kept = set(self.known)
         unknown: list[Window] = []
         for window in windows:
             if window.constant in kept:
@@ -362,56 +352,215 @@ class _OncePerConstant:
             if window.constant is not None and len(kept) < _MAX_CONSTANTS:
                 kept.add(window.constant)
         not_kept: list[Tensor] = []
-        for window, logits in zip(unknown, self._network(unknown) if unknown else (), strict=True):
+        for window, logits in zip(unknown, self._run(unknown) if unknown else (), strict=True):
             if window.constant in kept:
                 # Without the memory of the other windows.
-                self._known[window.constant] = logits.clone()
+                self.known[window.constant] = logits.clone()
             else:
                 not_kept.append(logits)
         in_order = iter(not_kept)
         return [
-            self._known[window.constant] if window.constant in kept else next(in_order) for window in windows
+            self.known[window.constant] if window.constant in kept else next(in_order) for window in windows
         ]
 
+    @torch.no_grad()
+    def _run(self, windows: Sequence[Window]) -> Tensor:
+        """Shape: -> (windows, classes, depth, *in_plane)."""
+        mirror_axes, slice_axis = self.settings.mirror_axes, self.settings.slice_axis
+        patches = torch.stack([self.volume[:, *window.box] for window in windows])
+        # As the network takes them: (windows, channels, *patch_size).
+        patches = patches.movedim(2, 2 + self.axis) if slice_axis is None else patches[:, :, 0]
+        # Returned as they are where nothing is flipped: they can be large.
+        logit_sum = full_resolution(self.network(patches))
+        # In a fixed order: sums of floats depend on it.
+        for is_flipped in product((False, True), repeat=len(mirror_axes)):
+            flipped = [axis for axis, flips in zip(mirror_axes, is_flipped, strict=True) if flips]
+            if not flipped:
+                continue
+            dims = [2 + axis for axis in flipped]
+            logits = full_resolution(self.network(patches.flip(dims))).flip(dims)
+            if left_right_axis(slice_axis) in flipped:
+                logits = swapped(logits, self.settings.flip_label_pairs)
+            # `flip` has copied `logits`, so they may be overwritten; the first sum is the network's.
+            logit_sum = logits.add_(logit_sum)
+        mean = logit_sum.div_(2 ** len(mirror_axes)) if mirror_axes else logit_sum
+        mean = mean.movedim(2 + self.axis, 2) if slice_axis is None else mean[:, :, None]
+        return mean.float() if self.settings.placement.sums_in_fp32 else mean
 
-def _windows(
-    shape: Sequence[int], size: Sequence[int], overlap: float, placement: WindowPlacement
-) -> list[Window]:
-    """All windows, by their first plane; along the last axis they change fastest."""
-    starts = []
-    for length, window in zip(shape, size, strict=True):
-        # Windows of one voxel, such as slices, cannot overlap.
-        starts.append(list(range(length)) if window == 1 else placement.starts(length, window, overlap))
-    windows = []
-    for first_plane, *corner in product(*starts):
-        box = tuple(slice(start, start + side) for start, side in zip(corner, size[1:], strict=True))
-        windows.append(Window(first_plane, box))
-    return windows
 
+class LogitStream:
+    """The mean of overlapping windows' logits, weighted, along one axis of the image.
 
-def _padded(volume: Tensor, size: Sequence[int]) -> tuple[Tensor, tuple[slice, ...]]:
-    """A volume of at least the window's size, padded with 0, and the box of the content in it.
+    In memory are the planes from the first that may be asked for to the last of the windows at hand, so it
+    does not grow with the length of the axis. They are no ring: planes that are asked for would wrap around
+    it, and be copied. If they do not fit into a GPU, they go on in the computer's memory.
 
-    Shape: (channels, planes, *in_plane).
+    They are weighted sums, divided in the end, in fp32. In fp16 they are the mean of the windows so far: it
+    has the size of logits, where sums may overflow, and products with a corner's small weights lose digits.
+    Once a logit exceeds the range of fp16, the mean goes on in fp32: clipped, classes would be equal.
+
+    Args:
+        batches: of windows, which are ordered by their first plane.
+        network: takes a batch to its logits, each (classes, depth, *in_plane).
+        weights: of a window's voxels, (depth, *in_plane), on the device of the planes.
+        shape: of the padded image, planes first: (length, *in_plane).
+        content: the box of the image in its padding, planes first.
+        planes_at_once, only_labels: as of `SlidingWindow.stream`.
+        track: wraps the batches, such as with a progress bar.
+
+    Attributes:
+        length: planes of the image.
+        num_values: of the planes in memory, per class.
     """
-    # Before and after each axis, the last axis first, as `F.pad` takes them.
-    pads: list[int] = []
-    content: list[slice] = []
-    for length, window in zip(volume.shape[1:], size, strict=True):
-        missing = max(0, window - length)
-        before = missing // 2
-        pads = [before, missing - before, *pads]
-        content.append(slice(before, before + length))
-    padded = F.pad(volume, pads) if any(pads) else volume
-    return padded, tuple(content)
+
+    def __init__(
+        self,
+        batches: Sequence[Sequence[Window]],
+        network: Callable[[Sequence[Window]], Sequence[Tensor]],
+        weights: Tensor,
+        shape: Sequence[int],
+        content: Sequence[slice],
+        *,
+        planes_at_once: int | None,
+        only_labels: bool,
+        track: Callable[[Iterable[Sequence[Window]]], Iterable[Sequence[Window]]] = iter,
+    ) -> None:
+        planes, *self._in_plane = content
+        self._offset = planes.start
+        self.length = planes.stop - planes.start
+        self._network = network
+        self._weights = weights
+        self._shape = tuple(shape)
+        self._device = weights.device
+        self._batches = iter(track(batches))
+        # After each batch, the planes before the next batch's first one are complete.
+        first_planes = [*(batch[0].box[0].start for batch in batches), shape[0]]
+        self._complete_after = iter(first_planes[1:])
+        spans = [
+            batch[-1].box[0].stop - first
+            for batch, (first, _) in zip(batches, pairwise(first_planes), strict=True)
+        ]
+        # When the next windows are added, at least one of the planes that are asked for is theirs.
+        self._capacity = min(shape[0], max(spans) + (planes_at_once or shape[0]) - 1)
+        self.num_values = self._capacity * prod(shape[1:])
+        self._start = 0  # first plane in memory
+        self._first = 0  # first plane that may be asked for
+        self._complete = 0  # planes before this one have all their windows
+        self._only_labels = only_labels
+        self._is_mean = False  # `_sum` is the mean of the windows so far
+        self._sum = torch.empty(0)
+        self._weight_sum = torch.empty(0)
+        self._weighted = torch.empty(0)
+
+    def take(self, first: int, stop: int) -> Tensor:
+        """The planes from `first` to `stop`; those before `first` are never asked for again.
+
+        They may lie in memory that the next call changes.
+        Shape: (classes, stop - first, *in_plane), float16, float32 or float64.
+        """
+        first, stop = first + self._offset, stop + self._offset
+        self._first = first
+        while self._complete < stop:
+            self._add_batch()
+        return self._sum[:, first - self._start : stop - self._start, *self._in_plane]
+
+    def _add_batch(self) -> None:
+        """The next batch of windows: run, weight, add; then divide the planes that it completes."""
+        batch = next(self._batches)
+        all_logits = self._logits_of(batch)
+        # Planes that are not asked for again give way to those of this batch.
+        if batch[-1].box[0].stop - self._start > self._capacity:
+            start = min(self._first, self._complete)
+            for planes in (self._sum, self._weight_sum):
+                _drop(planes, start - self._start)
+            self._start = start
+        classes_at_once = len(self._weighted)
+        for window, logits in zip(batch, all_logits, strict=True):
+            planes, *in_plane = window.box
+            box = (slice(None), slice(planes.start - self._start, planes.stop - self._start), *in_plane)
+            self._weight_sum[box] += self._weights
+            share = (self._weights / self._weight_sum[box]).to(self._sum.dtype) if self._is_mean else None
+            for first in range(0, len(logits), classes_at_once):
+                some_logits = logits[first : first + classes_at_once]
+                some_sums = self._sum[first : first + classes_at_once][box]
+                weighted = self._weighted[: len(some_logits)]
+                if share is not None:
+                    some_sums.lerp_(weighted.copy_(some_logits), share)
+                else:
+                    some_sums += torch.mul(some_logits, self._weights, out=weighted)
+        complete = next(self._complete_after)
+        if not self._is_mean:
+            done = slice(self._complete - self._start, complete - self._start)
+            self._sum[:, done] /= self._weight_sum[:, done]
+        self._complete = complete
+
+    def _logits_of(self, batch: Sequence[Window]) -> list[Tensor]:
+        """Of each window, on the device of the planes."""
+        try:
+            return self._on_device(self._network(batch))
+        # The GPU's error; the CPU raises another class.
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+        if self._device.type != "cpu":
+            log.info("the logits of this image do not fit into GPU memory; summing them on the CPU")
+        self._device = torch.device("cpu")
+        if self._sum.numel():
+            self._sum = self._sum.cpu()
+            self._weight_sum = self._weight_sum.cpu()
+            self._weights = self._weights.cpu()
+        return self._on_device(self._network(batch))
+
+    def _on_device(self, logits: Sequence[Tensor]) -> list[Tensor]:
+        """The first ones say how large the planes are."""
+        if not self._sum.numel():
+            # Half-precision logits are weighted in their own precision, as MONAI does, and summed in fp32.
+            dtype = torch.promote_types(logits[0].dtype, torch.float32)
+            self._weights = self._weights.to(self._device, dtype)
+            planes = (self._capacity, *self._shape[1:])
+            self._weight_sum = torch.zeros((1, *planes), dtype=dtype, device=self._device)
+            self._is_mean = self._only_labels and takes_half(len(logits[0]), self.num_values)
+            if self._is_mean and _fit_half(logits):
+                dtype = torch.float16
+            self._sum = torch.zeros((len(logits[0]), *planes), dtype=dtype, device=self._device)
+            # Of some classes, apart from the logits: a network may return its input. One for all windows,
+            # since fresh memory costs more than the multiplication.
+            classes_at_once = max(1, _VALUES_AT_ONCE // logits[0][0].numel())
+            weighted_shape = (min(classes_at_once, len(logits[0])), *logits[0].shape[1:])
+            self._weighted = torch.empty(weighted_shape, dtype=dtype if self._is_mean else logits[0].dtype)
+        elif self._sum.dtype == torch.float16 and not _fit_half(logits):
+            log.info(
+                "logits beyond the range of fp16: their planes go on in fp32, and take %.1f GB, not %.1f",
+                4 * self._sum.numel() / 2**30,
+                2 * self._sum.numel() / 2**30,
+            )
+            self._sum = self._sum.float()
+            self._weighted = self._weighted.float()
+        self._weighted = self._weighted.to(self._device)
+        return [each.to(self._device) for each in logits]
 
 
-def _without(values: Sequence[int], axis: int) -> tuple[int, ...]:
-    return (*values[:axis], *values[axis + 1 :])
+def takes_half(classes: int, values: float) -> bool:
+    """Whether the mean of so many values per class has fp16 where only labels follow from it."""
+    return 4 * classes * values > _HALF_ABOVE
 
 
-def _bar(batches: Iterable[Sequence[Window]]) -> Iterable[Sequence[Window]]:
-    return track(list(batches), "predicting")
+def _fit_half(logits: Sequence[Tensor]) -> bool:
+    """Whether logits that are finite are so in fp16."""
+    ends = torch.stack([torch.stack(each.aminmax()) for each in logits])
+    return not torch.finfo(torch.float16).max < float(ends.abs().max()) < inf
+
+
+def _drop(planes: Tensor, count: int) -> None:
+    """The first planes give way to those behind them, and as many of zeros follow.
+
+    Shape: planes (classes, planes, *in_plane).
+    """
+    length = planes.shape[1]
+    for first in range(0, length - count, count):
+        # No more than `count` at once, so that none is overwritten before it is moved.
+        target = planes[:, first : min(first + count, length - count)]
+        target.copy_(planes[:, first + count : first + count + target.shape[1]])
+    planes[:, length - count :] = 0
 
 
 def slab_axis(windows: Sequence[SlidingWindow], shapes: Sequence[Sequence[int]]) -> int:
@@ -426,32 +575,11 @@ def slab_axis(windows: Sequence[SlidingWindow], shapes: Sequence[Sequence[int]])
     for window in windows:
         if window.slice_axis is not None:
             return window.slice_axis
-
-    def voxels_in_work(axis: int) -> int:
-        voxels = 0
-        for window, shape in zip(windows, shapes, strict=True):
-            planes = min(window.patch_size[axis], shape[axis])
-            voxels += planes * prod(shape) // shape[axis]
-        return voxels
-
-    axes = range(len(windows[0].patch_size))
-    return min(axes, key=lambda axis: (voxels_in_work(axis), -shapes[0][axis]))
-
-
-def check_overlap(name: str, overlap: float) -> None:
-    """Args: name: of the argument. Raises: ArgumentError: not from 0 to below 1."""
-    if not 0 <= overlap < 1:
-        raise ArgumentError(name, f" must be at least 0 and below 1, got {overlap}")
-
-
-def check_batch_size(name: str, batch_size: int) -> None:
-    """Args: name: of the argument. Raises: ArgumentError: not a whole number of at least 1."""
-    if type(batch_size) is not int or batch_size < 1:
-        raise ArgumentError(name, f" must be a whole number of at least 1, got {batch_size}")
-
-
-def _nonempty_flips(axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Sets of axes to flip along, in a fixed order: sums of floats depend on it."""
-    for flipped in product((False, True), repeat=len(axes)):
-        if any(flipped):
-            yield tuple(axis for axis, flip in zip(axes, flipped, strict=True) if flip)
+    in_work = [
+        sum(
+            min(window.patch_size[axis], shape[axis]) * prod(shape) // shape[axis]
+            for window, shape in zip(windows, shapes, strict=True)
+        )
+        for axis in range(len(windows[0].patch_size))
+    ]
+    return min(range(len(in_work)), key=lambda axis: (in_work[axis], -shapes[0][axis]))

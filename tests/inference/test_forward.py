@@ -12,8 +12,7 @@ from helpers import loaded_models
 from helpers.members import refused
 from torch import nn
 
-from medconv.inference.forward import check_finite
-from medconv.inference.predictor import Predictor
+from medconv.inference.predictor import Predictor, check_finite
 
 
 def test_logits_that_are_not_finite_are_an_error(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""medconv/inference/logit_stream.py: planes come back, and a full disk is an error."""
+"""medconv/inference/logit_file.py: planes come back, and a full disk is an error."""
 
 import resource
 import signal
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from medconv.inference.logit_stream import LogitFile
+from medconv.inference.logit_file import LogitFile
 from medconv.utils.atomic_io import NO_ROOM
 
 

@@ -1,10 +1,10 @@
-"""medconv/inference/logit_stream.py: planes asked for a few at a time are those of the whole image."""
+"""Streams of logits: planes asked for a few at a time are those of the whole image."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from medconv.inference import logit_stream
+from medconv.inference import sliding_window
 from medconv.inference.sliding_window import EVEN_DISTANCE, FIXED_DISTANCE, SlidingWindow, WindowPlacement
 
 PATCH = (6, 4, 4)
@@ -44,7 +44,7 @@ def test_logits_are_weighted_a_few_classes_at_a_time(
     """A copy of all would be as large as the window's logits."""
     window = SlidingWindow(PATCH, 0.5, batch_size=2)
     expected = window(network, volume(13, 9, 7)[None])
-    monkeypatch.setattr(logit_stream, "_VALUES_AT_ONCE", classes_at_once * 6 * 4 * 4)
+    monkeypatch.setattr(sliding_window, "_VALUES_AT_ONCE", classes_at_once * 6 * 4 * 4)
     stream = window.stream(network, volume(13, 9, 7), 0)
     assert torch.equal(stream.take(0, stream.length), expected[0])
     assert len(stream._weighted) == max(1, min(classes_at_once, 3))
@@ -64,7 +64,7 @@ def test_planes_that_would_take_much_memory_have_half_the_bytes(
 
     exact = window.stream(large, image, 0, 3).take(0, 3)
     assert exact.dtype == torch.float32
-    monkeypatch.setattr(logit_stream, "_HALF_ABOVE", 100)
+    monkeypatch.setattr(sliding_window, "_HALF_ABOVE", 100)
     assert window.stream(large, image, 0, 3).take(0, 3).dtype == torch.float32
     half = window.stream(large, image, 0, 3, only_labels=True).take(0, 3)
     assert half.dtype == torch.float16
@@ -72,8 +72,8 @@ def test_planes_that_would_take_much_memory_have_half_the_bytes(
 
 
 def test_planes_of_more_than_a_gibibyte_in_fp32_take_half() -> None:
-    assert not logit_stream.takes_half(64, 2**22)
-    assert logit_stream.takes_half(64, 2**22 + 1)
+    assert not sliding_window.takes_half(64, 2**22)
+    assert sliding_window.takes_half(64, 2**22 + 1)
 
 
 @pytest.mark.parametrize("large", [1e5, -1e5])
@@ -82,7 +82,7 @@ def test_logits_beyond_fp16_go_on_in_fp32(
     first_large: int, large: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """From the first window with such logits on; planes before it are not lost."""
-    monkeypatch.setattr(logit_stream, "_HALF_ABOVE", 100)
+    monkeypatch.setattr(sliding_window, "_HALF_ABOVE", 100)
     image = volume(25, 9, 7)
     calls = 0
 
@@ -126,7 +126,7 @@ def test_logits_are_summed_in_fp32_or_their_own_precision(
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 65504.0, -65504.0])
 def test_fp32_would_not_make_logits_finite(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a network whose outputs are not finite, or are in fp16."""
-    monkeypatch.setattr(logit_stream, "_HALF_ABOVE", 100)
+    monkeypatch.setattr(sliding_window, "_HALF_ABOVE", 100)
     window = SlidingWindow(PATCH, 0.5)
     stream = window.stream(lambda windows: windows * 0 - value, volume(13, 9, 7), 0, 3, only_labels=True)
     logits = stream.take(0, 3)
@@ -229,7 +229,7 @@ def test_a_few_constants_are_kept_without_the_memory_of_their_batch() -> None:
     image = torch.arange(6.0).repeat_interleave(8)[None, :, None, None].expand(1, 48, 4, 4)
     stream = SlidingWindow((8, 4, 4), 0.0, batch_size=3).stream(torch.clone, image, 0)
     torch.testing.assert_close(stream.take(0, 48), image)
-    known = stream._network._known.values()  # type: ignore[attr-defined]
+    known = stream._network.known.values()  # type: ignore[attr-defined]
     assert len(known) == 4
     assert all(logits.untyped_storage().nbytes() == 4 * 8 * 4 * 4 for logits in known)
 

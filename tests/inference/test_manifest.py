@@ -5,17 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from medconv.inference.output import MANIFEST, OutputState, case_entry, differences, read_manifest
+from medconv.inference.output import MANIFEST, case_entry, differences, read_manifest
 
 A = {"images": ["/a.nii"], "stamps": [[1, 2]]}
-OTHER = {"images": ["/b.nii"], "stamps": [[1, 2]]}
-CHANGED = {"images": ["/a.nii"], "stamps": [[1, 3]]}
-
-
-def state(
-    differing: tuple[str, ...] = (), existing: tuple[str, ...] = ("a",), busy: bool = False
-) -> OutputState:
-    return OutputState({"a": A}, ["a"], [*differing], [*existing], busy)
 
 
 def test_a_manifest_is_read_back(tmp_path: Path) -> None:
@@ -60,28 +52,3 @@ def test_files_are_not_named_by_their_hashes() -> None:
     old = {"checkpoints": ["ab12"], "postprocess": None}
     assert differences(old, {**old, "checkpoints": ["cd34"]}) == ["another checkpoint"]
     assert differences(old, {**old, "postprocess": "ef56"}) == ["another post-processing, or none"]
-
-
-@pytest.mark.parametrize(
-    ("existing", "entries", "reason"),
-    [
-        (state(), {"a": A, "b": OTHER}, None),
-        (state(("overlap: 0.5 there, 1 now",)), {"a": A}, "with other settings (overlap: 0.5 there, 1 now)"),
-        (state(("overlap: 0.5 there, 1 now",), existing=()), {"a": A}, None),
-        (state(), {"a": OTHER}, "case a predicted from another image, /a.nii, not /b.nii"),
-        (state(), {"a": CHANGED}, "case a predicted from an image that has changed since: /a.nii"),
-        (state(existing=()), {"a": CHANGED}, None),
-        (state(existing=(), busy=True), {"a": CHANGED}, "an image that has changed since"),
-        (state(busy=True), {"a": A}, "holds results that would be overwritten"),
-    ],
-)
-def test_the_conflict_with_existing_results_is_explained(
-    existing: OutputState, entries: dict, reason: str | None
-) -> None:
-    conflict = existing.conflict(entries, ["a"])
-    assert conflict is None if reason is None else reason in str(conflict)
-
-
-def test_an_unfinished_overwrite_is_resumed_only_with_the_same_settings_and_images() -> None:
-    assert state().renewed({"a": A}) == {"a"}
-    assert state().renewed({"a": CHANGED}) == state(("overlap",)).renewed({"a": A}) == set()

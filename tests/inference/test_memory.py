@@ -1,4 +1,4 @@
-"""medconv/inference/memory.py: the estimate, and fewer workers where it does not fit."""
+"""The memory of a prediction: the estimate, and fewer workers where it does not fit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +12,9 @@ from torch import nn
 
 from medconv.data.case import Case
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.features.image_level.multiclass import MulticlassTargets
-from medconv.inference import logit_stream, memory
+from medconv.inference import predict, sliding_window
 from medconv.inference.load import LoadedModel
-from medconv.inference.memory import Need, _need, fitting_workers
+from medconv.inference.predict import Need, _need, fitting_workers
 from medconv.inference.prepare import from_files
 from medconv.inference.sliding_window import SlidingWindow
 
@@ -86,7 +85,7 @@ def test_probabilities_that_are_written_take_memory(case: Case) -> None:
 
 
 def test_quality_takes_the_planes_in_full_precision(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logit_stream, "_HALF_ABOVE", 0)
+    monkeypatch.setattr(sliding_window, "_HALF_ABOVE", 0)
     labels, quality = (_need(case, [member()], only_labels) for only_labels in (True, False))
     assert labels is not None and quality is not None
     assert quality.predicting - 4 * 32 * 40 * 64 == 2 * (labels.predicting - 4 * 32 * 40 * 64)
@@ -99,11 +98,6 @@ def test_quality_takes_the_planes_in_full_precision(case: Case, monkeypatch: pyt
 def test_a_file_that_cannot_be_read_is_left_to_the_prediction(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"damaged")
     assert fitting_workers([Case("a", (tmp_path / name,))], [member()], 3, available=1.0) == 3
-
-
-def test_whole_images_take_little() -> None:
-    model = loaded_models.image_level(nn.Identity(), MulticlassTargets(("a", "b")))
-    assert fitting_workers([Case("a", (Path("missing.png"),))], [model], 3, available=1.0) == 3
 
 
 def test_the_case_that_is_predicted_is_not_the_only_one() -> None:
@@ -125,7 +119,7 @@ def test_the_largest_of_the_first_cases_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cases = [header_only(tmp_path, (20, 20, length)) for length in (30, 50, *range(31, 37), 60)]
-    monkeypatch.setattr(memory, "_WORTH_SAYING", 1)
+    monkeypatch.setattr(predict, "_WORTH_SAYING", 1)
     with caplog.at_level("INFO"):
         assert fitting_workers(cases, [member()], 2, available=GB) == 2
     assert "for 20 x 20 x 50 voxels, the largest of the first 8 cases" in caplog.text
@@ -160,7 +154,7 @@ def test_the_need_follows_from_channels_windows_and_precision(
     long = replace(member(), window=SlidingWindow((16, 20, 32)))
     assert planes_bytes(long) == 4 * 2 * 16 * 20 * 32
     full = planes_bytes(member())
-    monkeypatch.setattr(logit_stream, "_HALF_ABOVE", 1)
+    monkeypatch.setattr(sliding_window, "_HALF_ABOVE", 1)
     assert planes_bytes(member()) == full / 2
     assert planes_bytes(member(), only_labels=False) == full
 

@@ -6,7 +6,7 @@ from helpers import loaded_models
 from torch import nn
 
 from medconv.features.quality.extra import Quality, quality_of, uncertainty_of
-from medconv.inference.forward import LabelMapForward
+from medconv.inference.predictor import LabelMapForward
 from medconv.inference.prepare import from_array, prepare
 from medconv.inference.slab_answer import LabelMapScores
 

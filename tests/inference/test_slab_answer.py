@@ -16,12 +16,11 @@ from medconv.features.postprocessing.extra import PostProcessing
 from medconv.features.postprocessing.steps import Step, Steps
 from medconv.features.quality.extra import Quality, uncertainty_of
 from medconv.inference.extras import Extra
-from medconv.inference.forward import LabelMapForward
 from medconv.inference.load import LoadedModel
-from medconv.inference.logit_stream import LogitStream
-from medconv.inference.predictor import Predictor
+from medconv.inference.predictor import LabelMapForward, Predictor
 from medconv.inference.prepare import NamedImage, from_array, prepare
 from medconv.inference.slab_answer import LabelMapScores, mean_logits, with_cpu_fallback
+from medconv.inference.sliding_window import LogitStream
 from medconv.targets.regions import RegionTargets
 from medconv.targets.segmentation import SegmentationTargets
 

@@ -9,7 +9,9 @@ from medconv.inference.sliding_window import (
     EVEN_DISTANCE,
     FIXED_DISTANCE,
     SlidingWindow,
+    Window,
     WindowPlacement,
+    _WindowLogits,
     slab_axis,
 )
 from medconv.models.unet import UNet
@@ -114,7 +116,7 @@ def test_deep_supervision_heads_are_left_out() -> None:
     [
         ({"overlap": 1.0}, r"^overlap must be at least 0 and below 1.*got 1\.0"),
         ({"overlap": -0.1}, r"^overlap must be at least 0 and below 1.*got -0\.1"),
-        ({"batch_size": 0}, r"^batch_size must be a whole number of at least 1, got 0"),
+        ({"batch_size": 0}, r"^sw_batch_size must be a whole number of at least 1, got 0"),
     ],
 )
 def test_errors_name_the_argument_and_its_value(arguments: dict, message: str) -> None:
@@ -165,9 +167,10 @@ def test_logits_are_summed_on_the_cpu_if_gpu_memory_is_full() -> None:
 
 def test_without_flips_the_logits_are_not_copied() -> None:
     """Those of a batch of windows with many classes are large."""
-    windows = SlidingWindow((8, 8))
     logits = torch.randn(2, 3, 8, 8)
-    assert windows._mean_over_flips(lambda _: logits, torch.zeros(2, 1, 8, 8)) is logits
+    run = _WindowLogits(SlidingWindow((8, 8)), lambda _: logits, torch.zeros(1, 8, 8), axis=0)
+    window = Window((slice(0, 8), slice(0, 8)))
+    assert run([window, window])[0].data_ptr() == logits.data_ptr()
 
 
 @pytest.mark.parametrize("axes", [(), (0,), (0, 1)])

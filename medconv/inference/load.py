@@ -29,7 +29,7 @@ from medconv.inference.sliding_window import (
     usable_axes,
 )
 from medconv.metrics.calibration import LARGEST_TEMPERATURE
-from medconv.models.build import build_network, check_folding
+from medconv.models.build import build_network, check_folding, has_own_layers
 from medconv.models.outputs import full_resolution
 from medconv.performance import switches
 from medconv.performance.switches import apply_switches
@@ -169,7 +169,8 @@ def _loaded(
         requested = config.task.mirror_axes if mirror_axes is None else mirror_axes
         axes = usable_axes(requested, derived.spatial_dims, seen_axes, equivariant_axes)
     # Convolutions are folded, and get the fast layers and memory layouts of `perf`.
-    check_folding(trained, derived)
+    if has_own_layers(trained):
+        check_folding(trained, derived)
     network = apply_switches(
         fold_convs(trained).eval(),
         channels_last=bool(perf.channels_last),

@@ -12,7 +12,6 @@ from torch import nn
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node
 from medconv.convs.fold import check_folds, classes_that_stay
-from medconv.convs.parametrization import Foldable
 from medconv.convs.swap import check_selection, is_plain, only_draws, swap_convs
 from medconv.models.outputs import evaluating, full_resolution
 from medconv.models.unet import UNet
@@ -91,11 +90,8 @@ def _swap(
         raise ConfigError(f"conv: {error}") from error
     log.log(logging.DEBUG if weights_follow else logging.INFO, "conv: %s", report)
     _probe(network, derived, subject="conv: with it, model")
-    if weights_follow:
-        return
-    check_folding(network, derived)
-    layers = [layer for name in report.swapped for layer in network.get_submodule(name).modules()]
-    if any(not type(layer).__module__.startswith(("torch.", "medconv.")) for layer in layers):
+    if not weights_follow and has_own_layers(network):
+        check_folding(network, derived)
         _warn_of_layers_that_stay(network, report.swapped)
 
 
@@ -116,16 +112,17 @@ def conv_arguments(conv: Node) -> Node:
     return {key: value for key, value in conv.items() if key not in _KEYS_OF_SWAP_CONVS}
 
 
+def has_own_layers(network: nn.Module) -> bool:
+    """Whether some layers are neither torch's nor of this package, whose folds are tested."""
+    return any(not type(layer).__module__.startswith(("torch.", "medconv.")) for layer in network.modules())
+
+
 def check_folding(network: nn.Module, derived: Derived) -> None:
     """Compare each layer of a user's that folds with what it folds to, on a random patch.
 
     Raises:
         ConfigError: one folds to something else, see `convs.fold.check_folds`.
     """
-    layers = [layer for layer in network.modules() if isinstance(layer, Foldable)]
-    # Those of this package are tested.
-    if all(layer.fold_is_tested for layer in layers):
-        return
     generator = torch.Generator().manual_seed(0)
     example = torch.randn(1, derived.num_channels, *derived.patch_size, generator=generator)
     try:

@@ -13,7 +13,6 @@ from medconv.convs import acs, ball, fold_convs, masked, smooth, spacing, swap_c
 from medconv.convs.factorised import separable
 from medconv.convs.parametrization import UnsuitableLayerError
 from medconv.convs.share import shared
-from medconv.features.equivariance.mirror import Mirror
 
 
 def test_the_first_output_channels_have_the_prior() -> None:
@@ -71,11 +70,6 @@ def test_a_layer_with_one_output_stays() -> None:
 def test_a_share_out_of_range_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match=f"share must be a number, more than 0 and at most 1, got {share}"):
         swap_convs(nn.Sequential(nn.Conv2d(4, 4, 3)), ball, share=share)
-
-
-def test_the_whole_network_s_symmetry_is_not_shared() -> None:
-    with pytest.raises(ValueError, match=r"share must be 1, got 0.5"):
-        swap_convs(nn.Sequential(nn.Conv2d(2, 2, 3)), Mirror(), share=0.5, example=torch.zeros(1, 2, 4, 4))
 
 
 def test_new_weights_alone_are_shared_too() -> None:

@@ -10,17 +10,7 @@ from helpers.cases import ids, some_cases
 
 from medconv.data.case import Case
 from medconv.data.datasets.dataset_json import auto
-from medconv.data.splits import (
-    DataSplit,
-    check_examples,
-    drop_duplicates,
-    grouped,
-    split_cases,
-    split_fold,
-    split_patient,
-)
-from medconv.features.image_level.multiclass import MulticlassTargets
-from medconv.features.image_level.multilabel import MultilabelTargets
+from medconv.data.splits import DataSplit, drop_duplicates, grouped, split_cases, split_fold, split_patient
 from medconv.utils.errors import ArgumentError
 
 # The validation indices of `sklearn.model_selection.KFold(5, shuffle=True,
@@ -85,23 +75,6 @@ def test_group_in_two_splits_is_an_error(tmp_path: Path) -> None:
         split_cases([case(n, group="q" if n == "c" else "p") for n in "abc"], 0, 5, tmp_path / "s.json")
 
 
-def test_class_without_an_example_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    image_targets = MulticlassTargets(("no", "yes"))
-    check_examples(DataSplit([case("a", 0), case("b", 1)], [case("c", 0), case("d", 1)], []), image_targets, "another fold")
-    with pytest.raises(ValueError, match="no training case has class yes, expected .*; another fold$"):
-        check_examples(DataSplit([case("a", 0)], [case("c", 0), case("d", 1)], []), image_targets, "another fold")
-    with pytest.raises(ValueError, match="no validation case has class no"):
-        check_examples(DataSplit([case("a", 0), case("b", 1)], [case("d", 1)], []), image_targets, "another fold")
-    check_examples(DataSplit([case("a", 0), case("b", 1)], [], []), image_targets, "another fold")
-    findings = MultilabelTargets(("x", "y"))
-    neither, both, second = (Case(str(v), (), values=v) for v in ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0)))
-    check_examples(DataSplit([both], [neither, second], []), findings, "another fold")
-    assert "no validation case has x" in caplog.text
-    with pytest.raises(ValueError, match="no training case has label x"):
-        check_examples(DataSplit([second], [neither, second], []), findings, "another fold")
-    for val in ([neither, neither], [second, second]):  # no finding has an AUC
-        with pytest.raises(ValueError, match="no label has both positive and negative validation cases"):
-            check_examples(DataSplit([both], val, []), findings, "another fold")
 
 
 def test_copies_of_validation_and_test_images_are_dropped_from_training(

@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import image_level_tables
 from helpers.label_maps import folders, label_of
 
 import medconv
 from medconv.evaluation import segmentation
 from medconv.evaluation.results import write
-from medconv.features.image_level.evaluation import evaluate as evaluate_table
 
 LABELS = {"a": label_of(10, 20), "b": label_of(5, 6)}
 REFERENCES = {"a": label_of(12, 16), "b": label_of(5, 6)}
@@ -63,11 +61,3 @@ def test_options_that_do_not_fit_each_other(options: dict[str, Any], error: str)
     arguments = {"predictions": LABELS, "references": REFERENCES, **options}
     with pytest.raises(ValueError, match=error):
         medconv.evaluate(arguments.pop("predictions"), arguments.pop("references"), **arguments)
-
-
-def test_a_table_of_image_level_predictions(tmp_path: Path) -> None:
-    predictions, labels, *_ = image_level_tables.write_tables(tmp_path)
-    scores = medconv.evaluate(predictions, labels)
-    expected = evaluate_table(predictions, labels).result
-    assert scores.mean == expected["mean"] and len(scores.rows) == len(expected["cases"])
-    assert scores.rows[0]["case"] == expected["cases"][0]["case"]

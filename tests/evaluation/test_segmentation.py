@@ -1,6 +1,5 @@
 """medconv/evaluation/segmentation.py: folders of label maps, in JSON, CSV and as a table."""
 
-import csv
 import json
 import math
 from dataclasses import replace
@@ -14,9 +13,7 @@ from PIL import Image
 
 from medconv.evaluation import segmentation
 from medconv.evaluation.results import table, write
-from medconv.features.report.segmentation_report import page as page_of
 from medconv.inference.output import MANIFEST
-from medconv.metrics.segmentation import MetricSelection
 from medconv.targets.label_map import LabelMapTargets
 
 
@@ -166,43 +163,6 @@ def test_suffixes_may_differ_and_hidden_files_are_skipped(tmp_path: Path) -> Non
     save_spaced(references / "a.nii", label_of(1))
     (predictions / ".partial.b.nii.gz").write_bytes(b"")
     assert evaluate(predictions, references)["mean"]["dice"] == 1
-
-
-def test_lesions_are_in_the_table_the_files_and_the_report(tmp_path: Path) -> None:
-    """Of two cases one lesion each; the one that is missed has 0 in all scores, the other is found by 0.4."""
-    true_labels = {"a": label_of(10), "b": label_of(10)}
-    predictions, references = folders(tmp_path, {"a": label_of(4), "b": label_of(2)}, true_labels)
-    evaluation = segmentation.evaluate(
-        predictions, references, predictions, selection=MetricSelection(lesion_iou=0.3)
-    )
-    result = evaluation.result
-    assert result["lesion_iou"] == 0.3
-    assert [row["lesion_f1"] for row in result["cases"]] == [{"1": 1.0}, {"1": 0.0}]
-    described = result["statistics"]["1"]["panoptic_quality"]
-    assert (described["mean"], described["low"], described["high"]) == (0.2, 0.0, 0.4)
-    assert result["comparison"]["1"]["lesion_f1"]["difference"] == 0.0
-    header, row, *_ = (line.split() for line in table(evaluation).splitlines())
-    assert header[-5:] == ["%", "lesion", "F1", "PQ", "cases"] and row[-3:] == ["0.5000", "0.2000", "2"]
-    write(evaluation, tmp_path / "metrics.json")
-    with (tmp_path / "metrics.csv").open(newline="") as file:
-        assert [row["lesion_sensitivity"] for row in csv.DictReader(file)] == ["1.0", "0.0"] * 2
-    page = page_of(evaluation)
-    assert "Panoptic quality" in page and "lesions match from an intersection over union of 0.3 on" in page
-    without = segmentation.evaluate(predictions, references)
-    assert without.result["lesion_iou"] is None and "Lesion" not in page_of(without)
-    assert "lesion_f1" not in without.result["mean"]
-
-
-def test_centrelines_are_in_the_table_the_files_and_the_report(tmp_path: Path) -> None:
-    true_labels = {"a": label_of(10), "b": label_of(10)}
-    predictions, references = folders(tmp_path, {"a": label_of(10), "b": label_of(0)}, true_labels)
-    evaluation = segmentation.evaluate(predictions, references, selection=MetricSelection(centreline=True))
-    assert evaluation.result["centreline"] is True
-    assert [row["cldice"]["1"] for row in evaluation.result["cases"]] == [1.0, 0.0]
-    header, row, *_ = (line.split() for line in table(evaluation).splitlines())
-    assert header[-2:] == ["clDice", "cases"] and row[-2:] == ["0.5000", "2"]
-    assert "clDice" in page_of(evaluation)
-    assert "clDice" not in page_of(segmentation.evaluate(predictions, references))
 
 
 def test_predictions_and_references_by_pattern(tmp_path: Path) -> None:

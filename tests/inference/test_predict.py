@@ -3,24 +3,16 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers import loaded_models, members
+from helpers import members
 from helpers.exports import Exported
 from helpers.members import call
-from PIL import Image
-from torch import Tensor, nn
 
-from medconv.data.case import Case
-from medconv.features.image_level.multiclass import MulticlassTargets
-from medconv.features.image_level.saliency_extra import Saliency
-from medconv.features.postprocessing.steps import Step, Steps
 from medconv.inference import predict
-from medconv.inference.inputs import find_cases
 from medconv.inference.predictor import Predictor
 
 
@@ -149,25 +141,6 @@ def test_quality_of_one_network_is_how_sure_it_is(
     assert "expected_dice" in json.loads((output / "quality/case_0.json").read_text())["classes"]["box"]
 
 
-def test_postprocessing_is_applied_and_recorded(
-    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    images, checkpoint, _ = exported
-    predictor = Predictor.load([checkpoint])
-    steps = Steps((Step("remove_small", "box", 1e6),), predictor.targets)
-    (file := tmp_path / "steps.json").write_text(
-        json.dumps({"targets": predictor.targets.plain(), "steps": [step.plain() for step in steps.steps]})
-    )
-    path, output = images / "case_0.nii.gz", tmp_path / "out"
-    assert call(monkeypatch, checkpoint, path, "--output", output, "--postprocess", file) == 0
-    plain, grid = predictor(path), predictor.read(find_cases(path, 1)[0]).crop.grid
-    processed = steps.apply(plain, grid, predictor.targets)
-    np.testing.assert_array_equal(voxels(output / path.name), processed)
-    assert (processed != plain).any()
-    assert call(monkeypatch, checkpoint, path, "--output", output) == 1
-    assert "another post-processing, or none" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("kind", ["txt", "json array", "json object"])
 def test_the_cases_of_a_list_are_predicted(
     exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -274,84 +247,6 @@ def test_metaimage_is_read_and_written(
     assert images[".mha"].GetOrigin() == pytest.approx(images[".nii.gz"].GetOrigin())
     assert images[".mha"].GetDirection() == pytest.approx(images[".nii.gz"].GetDirection())
     assert not list((tmp_path / ".mha/out").glob("*.nii.gz"))
-
-
-class Brightness(nn.Module):
-    """Two classes by mean brightness; runs out of memory on a batch with a white image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 2, 1)
-
-    def forward(self, images: Tensor) -> Tensor:
-        if (images == 255).all((1, 2, 3)).any():
-            raise torch.OutOfMemoryError("no room")
-        return self.conv(images / 255).flatten(2).mean(2)
-
-
-class FailingSaliency(Saliency):
-    """Runs out of memory in one picture."""
-
-    def write(self, folder: Path, predictor: Any, case: Case, *rest: Any) -> None:
-        if case.id == "1":
-            raise torch.OutOfMemoryError("no room")
-        super().write(folder, predictor, case, *rest)
-
-
-def pictures(folder: Path, *brightness: int) -> list[Case]:
-    paths = [folder / f"{number}.png" for number in range(len(brightness))]
-    for path, value in zip(paths, brightness, strict=True):
-        Image.fromarray(np.full((8, 8), value, np.uint8)).save(path)
-    return [Case(path.stem, (path,)) for path in paths]
-
-
-def by_brightness(batch_size: int | None = None) -> Predictor:
-    model = loaded_models.image_level(Brightness(), MulticlassTargets(("dark", "bright")))
-    return Predictor([model], batch_size=batch_size)
-
-
-def rows(folder: Path) -> list[str]:
-    lines = (folder / "predictions.csv").read_text().splitlines()
-    return [line.partition(",")[0] for line in lines[1:]]
-
-
-def test_a_picture_that_fails_fails_only_its_case(tmp_path: Path) -> None:
-    listed = pictures(tmp_path, 10, 20, 30)
-    predictor = Predictor(by_brightness().members, extras=[FailingSaliency()])
-    output = predict.output_in(tmp_path / "out", predictor)
-    with members.refused("1 of 3 cases could not be predicted\n  case 1: out of memory"):
-        predict.predict(predictor, listed, output)
-    assert rows(tmp_path / "out") == ["0", "2"]
-    assert {path.name for path in (tmp_path / "out/saliency").iterdir()} == {"0.png", "2.png"}
-
-
-def test_a_batch_that_fails_is_predicted_one_by_one(tmp_path: Path) -> None:
-    predictor, listed = by_brightness(batch_size=3), pictures(tmp_path, 10, 255, 30)
-    with members.refused("1 of 3 cases could not be predicted\n  case 1: out of memory"):
-        predict.predict(predictor, listed, predict.output_in(tmp_path / "out", predictor))
-    assert rows(tmp_path / "out") == ["0", "2"]
-
-
-class Replacing(Brightness):
-    """Another program replaces an image while it is predicted."""
-
-    file = Path()
-
-    def forward(self, images: Tensor) -> Tensor:
-        Image.fromarray(np.full((9, 9), 30, np.uint8)).save(self.file)
-        return super().forward(images)
-
-
-def test_a_file_that_is_replaced_meanwhile_fails_its_case(tmp_path: Path) -> None:
-    """Else the result of one image would get the grid of another."""
-    listed = pictures(tmp_path, 10, 20)
-    network = Replacing()
-    network.file = listed[1].images[0]
-    model = loaded_models.image_level(network, MulticlassTargets(("dark", "bright")))
-    predictor = Predictor([model], batch_size=2)
-    with members.refused(rf"case 1: {network.file}: was replaced or removed while it was predicted"):
-        predict.predict(predictor, listed, predict.output_in(tmp_path / "out", predictor))
-    assert rows(tmp_path / "out") == ["0"]
 
 
 def test_processes_of_a_launcher_take_different_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,11 @@ import pytest
 import torch
 from helpers import loaded_models, members
 from helpers.restoring import restore
-from PIL import Image
 from torch import nn
 
 from medconv.data.case import Case
 from medconv.data.io.images import read_image
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image
-from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.inference.predictor import Predictor
 from medconv.inference.slab_answer import LabelMapScores
 
@@ -212,21 +210,6 @@ def test_a_tilted_gantry_gives_a_warning(trained: tuple[Path, Path], tmp_path: P
     assert case.warning == "its axes are 14.0 degrees off a right angle; it is used as it is"
 
 
-def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
-    """Training took one size, which was rounded up to a multiple of 4."""
-    for size in (14, 20):
-        Image.fromarray(np.full((size, size), 90, np.uint8)).save(tmp_path / f"{size}.png")
-    network = nn.Sequential(nn.Flatten(), nn.Linear(256, 2))
-    model = loaded_models.image_level(network, MulticlassTargets(("a", "b")), (16, 16), rounding=(4, 4))
-    predictor = Predictor([model])
-    assert predictor(tmp_path / "14.png").sum() == pytest.approx(1)
-    with members.refused(r"20\.png: 20 x 20 pixels, the network was trained on .* and takes up to 16 x 16"):
-        predictor(tmp_path / "20.png")
-    coarser = replace(model, preprocessing=replace(model.preprocessing, spacing_mm=(2.0, 2.0)))
-    with members.refused(r"20\.png: 20 x 20 pixels, .* and takes up to 32 x 32"):
-        Predictor([coarser])(tmp_path / "20.png")
-
-
 def test_arrays_and_nibabel_images_give_the_answer_of_their_file(
     trained: tuple[Path, Path], image: Path
 ) -> None:
@@ -270,12 +253,3 @@ def test_a_stated_spacing_replaces_that_of_headers_but_not_of_arrays() -> None:
     assert stated.crop.grid.spacing_mm == (2, 2, 2)
     assert predictor._input_of([array], np.eye(4), None).crop.grid.spacing_mm == (2, 2, 2)
     assert predictor._input_of([array], None, (1, 1, 1)).crop.grid.spacing_mm == (1, 1, 1)
-
-
-def test_whole_images_are_arrays_too_and_have_no_label_map() -> None:
-    network = nn.Sequential(nn.Flatten(), nn.Linear(256, 2))
-    predictor = Predictor([loaded_models.image_level(network, MulticlassTargets(("a", "b")), (16, 16))])
-    pixels = np.full((16, 16), 90, np.uint8)
-    assert predictor(pixels, spacing_mm=(1, 1)).sum() == pytest.approx(1)
-    with members.refused("^label maps are needed; image-level networks give one answer"):
-        predictor.label_and_probabilities(pixels, spacing_mm=(1, 1))

@@ -7,7 +7,6 @@ import pytest
 from helpers import loaded_models
 from torch import nn
 
-from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.inference.prepare import from_array, prepare
 
 
@@ -76,14 +75,3 @@ def test_a_spacing_that_was_stated_and_unusual_headers_are_used() -> None:
     tiny = from_array(np.ones((40, 50, 60), np.float32), 3, spacing_mm=(0.1, 0.1, 0.1))
     stated = replace(tiny, case=replace(tiny.case, source_spacing_mm=(0.1, 0.1, 0.1)))
     assert prepare(stated, [model], [model.preprocessing]).arrays[0].shape == (1, 4, 5, 6)
-
-
-@pytest.mark.parametrize(("edge", "is_cut"), [(8, False), (10, False), (11, True), (80, True)])
-def test_a_picture_of_which_the_network_sees_only_the_middle_causes_a_warning(
-    edge: int, is_cut: bool
-) -> None:
-    model = loaded_models.image_level(nn.Identity(), MulticlassTargets(("a", "b")), (8, 8))
-    image = from_array(np.ones((edge, 8), np.float32), 2, spacing_mm=(1, 1))
-    warning = prepare(image, [model], [model.preprocessing]).warning
-    text = f"the network sees only its middle, 8 x 8 of {edge} x 8 voxels on the network's grid"
-    assert (text in str(warning)) == is_cut

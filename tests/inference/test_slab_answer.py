@@ -12,12 +12,9 @@ from torch import nn
 
 from medconv.data.preprocessing import preprocess
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.features.postprocessing.extra import PostProcessing
-from medconv.features.postprocessing.steps import Step, Steps
-from medconv.features.quality.extra import Quality, uncertainty_of
 from medconv.inference.extras import Extra
 from medconv.inference.load import LoadedModel
-from medconv.inference.predictor import LabelMapForward, Predictor
+from medconv.inference.predictor import LabelMapForward
 from medconv.inference.prepare import NamedImage, from_array, prepare
 from medconv.inference.slab_answer import LabelMapScores, mean_logits, with_cpu_fallback
 from medconv.inference.sliding_window import LogitStream
@@ -108,32 +105,6 @@ def test_the_label_map_is_that_of_all_logits(name: str, monkeypatch: pytest.Monk
     assert len(np.unique(label)) >= 2
 
 
-@pytest.mark.parametrize("way", ["label map", "quality", "probabilities"])
-@pytest.mark.parametrize("name", ENSEMBLES)
-def test_logits_in_memory_do_not_grow_with_the_length(
-    name: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of several networks, flips, regions and saved probabilities: values of the sums, and planes taken."""
-    taken: dict[LogitStream, int] = {}
-    take = LogitStream.take
-
-    def noted(stream: LogitStream, first: int, stop: int) -> torch.Tensor:
-        logits = take(stream, first, stop)
-        taken[stream] = max(logits.numel(), taken.get(stream, 0))
-        return logits
-
-    monkeypatch.setattr(LogitStream, "take", noted)
-    in_memory = []
-    for length in (34, 102):
-        taken.clear()
-        folder = tmp_path if way == "probabilities" else None
-        extras = [Quality()] if way == "quality" else []
-        result = scores(ENSEMBLES[name](), False, extras, folder, size=(SIZE[0], length, SIZE[2]))
-        assert result.label.shape[1] == length
-        in_memory.append([(stream.num_values, values) for stream, values in taken.items()])
-    assert in_memory[0] == in_memory[1] != []
-
-
 @pytest.mark.parametrize(("highest", "dtype"), [(255, np.uint8), (256, np.int16)])
 def test_a_label_map_in_work_has_one_byte_a_voxel_where_that_is_enough(highest: int, dtype: type) -> None:
     targets = RegionTargets(("lesion", "core"), ((1, highest), (highest,)), None, (1, highest))
@@ -141,18 +112,6 @@ def test_a_label_map_in_work_has_one_byte_a_voxel_where_that_is_enough(highest: 
     assert result.label.dtype == dtype
     label = result.answer()
     assert label.dtype == np.int16 and set(np.unique(label)) == {0, 1, highest}
-
-
-def test_components_are_those_of_the_whole_label_map() -> None:
-    """They cross the borders of slabs."""
-    one = model(0, 1.4)
-    steps = Steps((Step("keep_largest", "a"),), one.targets)
-    array = image().voxels[0]
-    plain = Predictor([one])(array, spacing_mm=(1, 1, 1))
-    processed = Predictor([one], extras=[PostProcessing(steps)])(array, spacing_mm=(1, 1, 1))
-    grid = scores([one], False).crop.grid
-    np.testing.assert_array_equal(processed, steps.apply(plain, grid, one.targets))
-    assert (processed != plain).any()
 
 
 @pytest.mark.parametrize("name", ENSEMBLES)
@@ -173,17 +132,6 @@ def test_probabilities_by_slabs_are_a_softmax_of_the_enlarged_logits() -> None:
     logits = torch.nn.functional.interpolate(result.logits[0][None], SIZE, mode="trilinear")[0]
     probabilities = np.stack(list(result.probabilities()))
     np.testing.assert_allclose(probabilities, logits.softmax(0).numpy(), atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ENSEMBLES)
-def test_quality_is_that_of_all_logits(name: str) -> None:
-    models = ENSEMBLES[name]()
-    by_slabs, at_once = (scores(models, keeps, [Quality()]) for keeps in (False, True))
-    np.testing.assert_allclose(uncertainty_of(by_slabs), uncertainty_of(at_once), atol=1e-5)
-    label_maps = by_slabs.answers[Quality.flag].label_maps
-    assert len(label_maps) == len(models)
-    for index, label in enumerate(label_maps):
-        np.testing.assert_array_equal(label.array, scores([models[index]], False).label)
 
 
 def test_a_weighted_mean_is_that_of_all_networks() -> None:

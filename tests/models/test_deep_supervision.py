@@ -7,8 +7,6 @@ import torch
 from monai.networks.nets import DynUNet
 from torch import Tensor, nn
 
-from medconv.convs import fold_convs, swap_convs
-from medconv.features.equivariance.mirror import Mirror
 from medconv.models.deep_supervision import DeepSupervision
 from medconv.models.unet import UNet
 from medconv.performance.switches import apply_switches
@@ -71,19 +69,6 @@ def test_other_networks_are_refused_by_name() -> None:
         match=r"^deep_supervision=true needs our own U-Net.*DynUNet; dynunet, mednext.* have heads of their own",
     ):
         DeepSupervision(dynunet, 3)
-
-
-@pytest.mark.parametrize("axes", [(0,), (0, 1)])
-def test_heads_of_an_equivariant_network_are_equivariant(axes: tuple[int, ...]) -> None:
-    network, image = unet(channels=(8, 8, 8, 8, 8)), torch.randn(1, 1, 32, 32)
-    swap_convs(network, Mirror(axes), example=image)
-    supervision = DeepSupervision(network, 3)
-    outputs = supervision(network, image)
-    for axis in axes:
-        for plain, flipped in zip(outputs, supervision(network, image.flip(2 + axis)), strict=True):
-            torch.testing.assert_close(flipped, plain.flip(2 + axis), rtol=1e-4, atol=1e-5)
-    logits = network.eval()(image)
-    torch.testing.assert_close(fold_convs(network)(image), logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("activation_checkpointing", ["blocks", "pointwise"])

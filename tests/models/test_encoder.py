@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from medconv.convs import fold_convs, swap_convs
-from medconv.features.equivariance.mirror import Mirror
 from medconv.models.unet import Encoder, UNet
 
 
@@ -24,17 +22,6 @@ def test_the_encoder_is_that_of_the_unet(dims: int) -> None:
     torch.testing.assert_close(encoder.eval()(image), expected)
     with pytest.raises(ValueError, match="must be divisible by"):
         encoder(torch.zeros(1, 1, *(9, 12, 8)[:dims]))
-
-
-@pytest.mark.parametrize("axes", [(0,), (0, 1)])
-def test_mirror_makes_the_logits_invariant_to_flips(axes: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    network, image = Encoder(2, 1, 3, [8, 16], [2]), torch.randn(4, 1, 8, 8)
-    swap_convs(network, Mirror(axes), example=image)
-    for form in (network.eval(), fold_convs(network)):
-        for axis in axes:
-            torch.testing.assert_close(form(image.flip(2 + axis)), form(image), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(network(image), network(image.transpose(2, 3)), atol=1e-3)
 
 
 def test_residual_blocks_add_to_their_input() -> None:

@@ -10,15 +10,9 @@ import pytest
 from helpers import tiny
 from helpers.preprocess_command import overrides, run_preprocess
 
-from medconv.data.case import Case, Dataset
 from medconv.data.io.images import UNORIENTED
 from medconv.data.preprocessing import check as preprocessing_check
 from medconv.data.preprocessing import dataset_cache
-from medconv.data.preprocessing.examine import CaseReport
-from medconv.features.image_level.multiclass import MulticlassTargets
-from medconv.features.image_level.regression import RegressionTargets
-from medconv.features.image_level.targets import ImageLevelTargets
-from medconv.training.preprocess import table
 from medconv.utils.exit_codes import USER
 
 
@@ -161,25 +155,3 @@ def test_check_only_lists_every_error_and_fails(
     (home,) = (tmp_path / "cache").iterdir()
     (file,) = home.iterdir()  # nothing is prepared
     assert file.name == "examined.jsonl"
-
-
-@pytest.mark.parametrize(
-    ("targets", "labels", "cells"),
-    [
-        (MulticlassTargets(("normal", "tumour")), (1.0,), ["", "x"]),
-        (RegressionTargets(("age",)), (41.5,), ["41.5"]),
-    ],
-)
-def test_the_table_has_a_column_for_each_image_level_target(
-    targets: ImageLevelTargets, labels: tuple[float, ...], cells: list[str]
-) -> None:
-    """A case without a label has dashes."""
-    names = targets.names
-    cases = (Case("a", (), values=labels), Case("b", ()))
-    lines = table(
-        Dataset("d", cases, names, ("MRI",), targets=targets), [CaseReport("a"), CaseReport("b", ["no file"])]
-    ).splitlines()
-    starts = [lines[0].index(name) for name in names]
-    shown = [[line[start:].split("  ")[0].strip() for start in starts] for line in lines[1:]]
-    assert shown == [cells, ["-"] * len(names)]
-    assert lines[2].endswith("1 errors") and not lines[1].endswith("errors")

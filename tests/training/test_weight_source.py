@@ -6,7 +6,6 @@ import pytest
 
 from medconv import doors
 from medconv.config import ConfigError
-from medconv.features.pretrained.source import WeightFile
 from medconv.training.weight_source import weight_source
 
 
@@ -16,11 +15,6 @@ def test_without_a_feature_that_reads_it_one_line_says_so(monkeypatch: pytest.Mo
         ConfigError, match=r"init\.pretrained=best\.ckpt: needs medconv\.features\.pretrained,"
     ):
         weight_source("best.ckpt")
-
-
-def test_files_and_the_hub_are_files_of_weights(tmp_path: Path) -> None:
-    for name in (str(tmp_path / "missing.ckpt"), "hf://OWNER/NAME/model.safetensors"):
-        assert weight_source(name) == WeightFile(name)
 
 
 def test_a_folder_is_one_of_nnunet(tmp_path: Path) -> None:

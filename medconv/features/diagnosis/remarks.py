@@ -19,7 +19,7 @@ from torch import nn
 from medconv import config as configs
 from medconv.config import Node, PerfConfig, RunConfig, TrainerConfig
 from medconv.convs.parametrization import CONVS
-from medconv.convs.swap import is_plain, swap_convs
+from medconv.convs.swap import is_plain, only_draws, swap_convs
 from medconv.features.diagnosis import conv_cost
 from medconv.features.diagnosis.conv_cost import NetworkSizes, computing_in, replaced_layers, switches_of
 from medconv.features.diagnosis.nonfinite import Diagnosis
@@ -123,12 +123,15 @@ def _leaves_plain(node: Node, spatial_dims: int) -> bool:
     """
     if is_plain(get_object(str(node["_target_"]))):
         return True
+    swap = configs.build(conv_arguments(node), "conv")
+    if only_draws(swap):
+        return True
     library = CONVS[spatial_dims - 1]
     network = nn.Sequential(library(4, 4, 3, padding=1))
     with torch.random.fork_rng(), suppress(ValueError, TypeError):
         swap_convs(
             network,
-            configs.build(conv_arguments(node), "conv"),
+            swap,
             spacing_mm=node.get("spacing_mm"),
             example=torch.zeros(2, 4, *[4] * spatial_dims),
         )

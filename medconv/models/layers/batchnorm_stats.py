@@ -23,7 +23,7 @@ class RunningStatistics:
 
     def now(self) -> list[Tensor]:
         """A copy of all running statistics, one tensor per type: few launches on a GPU."""
-        return [_flat(group) for group in self._groups]
+        return [torch.cat([each.detach().reshape(-1) for each in group]) for group in self._groups]
 
     def restore(self, saved: Sequence[Tensor], where: Tensor | None = None) -> None:
         """Restore what `now` returned.
@@ -32,18 +32,15 @@ class RunningStatistics:
             saved: from `now`.
             where: a bool tensor on the device, whether to, so that nothing waits for the device; None: yes.
         """
-        for group, old in zip(self._groups, saved, strict=True):
-            restored = old if where is None else torch.where(where, old, _flat(group))
+        if where is not None:
+            saved = [torch.where(where, old, new) for old, new in zip(saved, self.now(), strict=True)]
+        for group, restored in zip(self._groups, saved, strict=True):
             sizes = [value.numel() for value in group]
             shaped = []
             for piece, value in zip(restored.split(sizes), group, strict=True):
                 shaped.append(piece.view_as(value))
             # one launch for all of them
             torch._foreach_copy_(group, shaped)
-
-
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 class _Fixed(nn.Module):

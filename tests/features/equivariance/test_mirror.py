@@ -2,6 +2,8 @@
 kernels by their definition, and statistics that copies share.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from copy import deepcopy
 from itertools import product
@@ -14,7 +16,8 @@ from torch import Tensor, nn
 
 from medconv.convs import fold_convs, mirror_axes, swap_convs
 from medconv.features.equivariance.mirror import Mirror, MirrorBatchNorm, MirrorPrior
-from medconv.models.unet import UNet
+from medconv.models.deep_supervision import DeepSupervision
+from medconv.models.unet import Encoder, UNet
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "unet 3d": (lambda: UNet(3, 1, 3, (8, 16, 16), (2, (1, 2, 2))), 3),
@@ -249,3 +252,37 @@ def test_batch_norm_shares_statistics_among_copies(layout: torch.memory_format) 
     torch.testing.assert_close(output[:, ::2], expected[:, :, :4], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(output[:, 1::2], expected[:, :, 4:], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(norm.norm.running_var, plain.running_var)
+
+
+def test_the_whole_network_s_symmetry_is_not_shared() -> None:
+    with pytest.raises(ValueError, match=r"share must be 1, got 0.5"):
+        swap_convs(nn.Sequential(nn.Conv2d(2, 2, 3)), Mirror(), share=0.5, example=torch.zeros(1, 2, 4, 4))
+
+
+@pytest.mark.parametrize("axes", [(0,), (0, 1)])
+def test_mirror_makes_the_logits_invariant_to_flips(axes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    network, image = Encoder(2, 1, 3, [8, 16], [2]), torch.randn(4, 1, 8, 8)
+    swap_convs(network, Mirror(axes), example=image)
+    for form in (network.eval(), fold_convs(network)):
+        for axis in axes:
+            torch.testing.assert_close(form(image.flip(2 + axis)), form(image), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(network(image), network(image.transpose(2, 3)), atol=1e-3)
+
+
+def unet(spatial_dims: int = 2, channels: tuple[int, ...] = (4, 6, 8, 10, 12)) -> UNet:
+    torch.manual_seed(0)
+    return UNet(spatial_dims, 1, 3, channels, (2,) * (len(channels) - 1), norm="instance")
+
+
+@pytest.mark.parametrize("axes", [(0,), (0, 1)])
+def test_heads_of_an_equivariant_network_are_equivariant(axes: tuple[int, ...]) -> None:
+    network, image = unet(channels=(8, 8, 8, 8, 8)), torch.randn(1, 1, 32, 32)
+    swap_convs(network, Mirror(axes), example=image)
+    supervision = DeepSupervision(network, 3)
+    outputs = supervision(network, image)
+    for axis in axes:
+        for plain, flipped in zip(outputs, supervision(network, image.flip(2 + axis)), strict=True):
+            torch.testing.assert_close(flipped, plain.flip(2 + axis), rtol=1e-4, atol=1e-5)
+    logits = network.eval()(image)
+    torch.testing.assert_close(fold_convs(network)(image), logits, rtol=1e-4, atol=1e-5)

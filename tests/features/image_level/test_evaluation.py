@@ -5,11 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import image_level_tables
 from helpers.image_level_tables import CLASSES, write_table, write_tables
 
+import medconv
 from medconv.evaluation.results import table
 from medconv.features.image_level import metrics
 from medconv.features.image_level.evaluation import evaluate
+from medconv.features.image_level.evaluation import evaluate as evaluate_table
 from medconv.features.image_level.evaluation import page as page_of
 from medconv.features.image_level.regression import RegressionTargets
 
@@ -99,3 +102,11 @@ def test_errors_of_numbers_are_in_standard_deviations_of_the_truth(tmp_path: Pat
     (tmp_path / "prediction.json").write_text(json.dumps({"targets": targets.plain()}))
     result = evaluate(predictions, labels).result
     assert [row["error"] for row in result["cases"]] == [1.0, 1.0]
+
+
+def test_a_table_of_image_level_predictions(tmp_path: Path) -> None:
+    predictions, labels, *_ = image_level_tables.write_tables(tmp_path)
+    scores = medconv.evaluate(predictions, labels)
+    expected = evaluate_table(predictions, labels).result
+    assert scores.mean == expected["mean"] and len(scores.rows) == len(expected["cases"])
+    assert scores.rows[0]["case"] == expected["cases"][0]["case"]

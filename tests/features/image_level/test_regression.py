@@ -1,5 +1,9 @@
 """medconv/features/image_level/regression.py: numbers are standardised for the loss, and networks return units."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +11,8 @@ from torch import nn
 
 from medconv.features.image_level.regression import RegressionTargets
 from medconv.targets import Targets
+from medconv.training.losses.fit import FittedLoss
+from medconv.training.losses.image_level import RegressionLoss
 
 
 def test_means_and_spreads_come_from_the_training_cases() -> None:
@@ -61,3 +67,14 @@ def test_a_number_that_never_changes_is_named() -> None:
         "all training cases have the same size"
     )
     assert targets.check_examples(np.array([[1.0, 2.0], [3.0, 4.0]]), "training") is None
+
+
+def fitted(loss: Any, targets: Targets, spatial_dims: int = 3) -> FittedLoss:
+    return FittedLoss(loss, targets, spatial_dims)
+
+
+def test_regression_errors_are_standardised() -> None:
+    targets = RegressionTargets(("age",), (60.0,), (10.0,))
+    outputs, encoded = torch.tensor([[80.0]]), targets.encode(torch.tensor([[50.0]]))
+    assert encoded.tolist() == [[-1.0]]
+    assert float(fitted(RegressionLoss("mse"), targets)(outputs, encoded)) == pytest.approx(9)

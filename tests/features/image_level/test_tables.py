@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 from helpers.image_level_tables import write_table, write_tables
 
-from medconv.data.case import Case
+from medconv.data.case import Case, Dataset
+from medconv.data.preprocessing.examine import CaseReport
 from medconv.features.image_level import tables
 from medconv.features.image_level.evaluation import evaluate
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.output import OutputTable
+from medconv.features.image_level.regression import RegressionTargets
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
+from medconv.training.preprocess import table
 
 
 @pytest.mark.parametrize("kind", [MulticlassTargets, MultilabelTargets])
@@ -117,3 +120,25 @@ def test_a_table_beside_label_maps_says_itself_what_it_holds(tmp_path: Path) -> 
     manifest.write_text(json.dumps({"targets": {"kind": "regression", "names": ["a"], "means": 5}}))
     with pytest.raises(ValueError, match=rf"^{manifest}: expected a list"):
         tables.read_predictions(predictions, "predictions")
+
+
+@pytest.mark.parametrize(
+    ("targets", "labels", "cells"),
+    [
+        (MulticlassTargets(("normal", "tumour")), (1.0,), ["", "x"]),
+        (RegressionTargets(("age",)), (41.5,), ["41.5"]),
+    ],
+)
+def test_the_table_has_a_column_for_each_image_level_target(
+    targets: ImageLevelTargets, labels: tuple[float, ...], cells: list[str]
+) -> None:
+    """A case without a label has dashes."""
+    names = targets.names
+    cases = (Case("a", (), values=labels), Case("b", ()))
+    lines = table(
+        Dataset("d", cases, names, ("MRI",), targets=targets), [CaseReport("a"), CaseReport("b", ["no file"])]
+    ).splitlines()
+    starts = [lines[0].index(name) for name in names]
+    shown = [[line[start:].split("  ")[0].strip() for start in starts] for line in lines[1:]]
+    assert shown == [cells, ["-"] * len(names)]
+    assert lines[2].endswith("1 errors") and not lines[1].endswith("errors")

@@ -1,10 +1,13 @@
 """medconv/features/image_level/targets.py: values of cases, outputs of networks, and content of files."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from medconv.data.case import Case
+from medconv.data.splits import DataSplit, check_examples
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.regression import RegressionTargets
@@ -121,3 +124,31 @@ def test_labels_are_0_or_1() -> None:
     assert MultilabelTargets(("x", "y")).parse({"x": "1", "y": "0.0"}) == (1.0, 0.0)
     with pytest.raises(ValueError, match=r"column 'x' must hold 0 or 1, got '2'; target_type=regression"):
         MultilabelTargets(("x",)).parse({"x": "2"})
+
+
+def case(name: str, value: float = 0, split: str = "", group: str = "") -> Case:
+    return Case(name, (Path(name),), values=(value,), group=group, split=split)
+
+
+REMEDY = "another fold"
+
+
+def test_class_without_an_example_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    image_targets = MulticlassTargets(("no", "yes"))
+    check_examples(
+        DataSplit([case("a", 0), case("b", 1)], [case("c", 0), case("d", 1)], []), image_targets, REMEDY
+    )
+    with pytest.raises(ValueError, match="no training case has class yes, expected .*; another fold$"):
+        check_examples(DataSplit([case("a", 0)], [case("c", 0), case("d", 1)], []), image_targets, REMEDY)
+    with pytest.raises(ValueError, match="no validation case has class no"):
+        check_examples(DataSplit([case("a", 0), case("b", 1)], [case("d", 1)], []), image_targets, REMEDY)
+    check_examples(DataSplit([case("a", 0), case("b", 1)], [], []), image_targets, REMEDY)
+    findings = MultilabelTargets(("x", "y"))
+    neither, both, second = (Case(str(v), (), values=v) for v in ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0)))
+    check_examples(DataSplit([both], [neither, second], []), findings, REMEDY)
+    assert "no validation case has x" in caplog.text
+    with pytest.raises(ValueError, match="no training case has label x"):
+        check_examples(DataSplit([second], [neither, second], []), findings, REMEDY)
+    for val in ([neither, neither], [second, second]):  # no finding has an AUC
+        with pytest.raises(ValueError, match="no label has both positive and negative validation cases"):
+            check_examples(DataSplit([both], val, []), findings, REMEDY)

@@ -11,8 +11,10 @@ from helpers.plans import fingerprint
 
 from medconv.config import ConfigError
 from medconv.data.datasets.dataset_json import auto
+from medconv.features.pretrained.source import WeightFile
 from medconv.training.data_setup import prepare_data
 from medconv.training.plan_setup import make_plan
+from medconv.training.weight_source import weight_source
 
 THICK = fingerprint([(48, 48, 9)] * 9, [(1.0, 1.0, 8.0)] * 9, classes=3)
 TURNED = fingerprint([(9, 48, 48)] * 9, [(8.0, 1.0, 1.0)] * 9, classes=3)
@@ -67,3 +69,8 @@ def test_weights_of_slices_begin_a_network_of_slices(
     planned = make_plan(config, auto(dataset), THICK)
     assert (planned.spatial_dims, planned.slice_axis) == (dims, {2: 2, 3: None}[dims])
     assert make_plan(config, auto(dataset), TURNED).slice_axis == {2: 0, 3: None}[dims]
+
+
+def test_files_and_the_hub_are_files_of_weights(tmp_path: Path) -> None:
+    for name in (str(tmp_path / "missing.ckpt"), "hf://OWNER/NAME/model.safetensors"):
+        assert weight_source(name) == WeightFile(name)

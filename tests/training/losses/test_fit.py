@@ -12,7 +12,6 @@ from helpers.loss_examples import target_example
 from reference.losses import dice_binary_cross_entropy, dice_cross_entropy
 from torch import Tensor, nn
 
-from medconv.features.image_level.regression import RegressionTargets
 from medconv.targets import Targets
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
@@ -184,13 +183,6 @@ def test_cross_entropy_is_the_mean_over_labelled_voxels(case: str) -> None:
     logits, label = target_example(targets)
     expected = fitted(DiceCrossEntropy(dice_weight=0), targets)(logits, label)
     assert targets.cross_entropy(logits, label) == pytest.approx(float(expected), rel=1e-5)
-
-
-def test_regression_errors_are_standardised() -> None:
-    targets = RegressionTargets(("age",), (60.0,), (10.0,))
-    outputs, encoded = torch.tensor([[80.0]]), targets.encode(torch.tensor([[50.0]]))
-    assert encoded.tolist() == [[-1.0]]
-    assert float(fitted(RegressionLoss("mse"), targets)(outputs, encoded)) == pytest.approx(9)
 
 
 @pytest.mark.parametrize("loss", [CrossEntropy(), CrossEntropy(exclusive=False), RegressionLoss()])

@@ -5,10 +5,9 @@ from medconv.convs.autograd import Convolution, convolution
 from medconv.convs.channel_transform import TransformPrior, transform
 from medconv.convs.factorised import bottleneck, separable
 from medconv.convs.filter_banks import filter_bank, gabor, gaussian_jet, laplacian_of_gaussian, lines
-from medconv.convs.fold import fold_convs
 from medconv.convs.linear import ball, basis, spacing
 from medconv.convs.masked import masked
-from medconv.convs.parametrization import mirror_axes
+from medconv.convs.parametrization import fold_convs, mirror_axes
 from medconv.convs.smooth import smooth
 from medconv.convs.squeeze_excitation import se
 from medconv.convs.swap import NetworkConversion, SwapReport, plain, swap_convs

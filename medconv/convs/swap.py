@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from medconv.convs.filter_banks import check_spacing
-from medconv.convs.parametrization import CONVS, TRANSPOSED, UnsuitableLayerError, replace
+from medconv.convs.parametrization import CONVS, TRANSPOSED, UnsuitableLayerError, draws_only, replace
 from medconv.convs.share import shared
 
 
@@ -51,6 +51,7 @@ class NetworkConversion:
         raise NotImplementedError
 
 
+@draws_only(unless="")
 def plain(conv: nn.Module) -> nn.Module:
     """The library's convolution, as it is: `conv=none`."""
     return conv
@@ -63,13 +64,6 @@ def is_plain(conv: Callable[..., Any]) -> bool:
     """
     function = conv.func if isinstance(conv, partial) else conv
     return function is plain
-
-
-def only_draws(conv: Callable[..., Any]) -> bool:
-    """Whether a convolution, with its arguments, leaves layers as they are but for new weights."""
-    function, arguments = (conv.func, conv.keywords) if isinstance(conv, partial) else (conv, {})
-    unless = getattr(function, "draws_only_unless", None)
-    return unless is not None and not arguments.get(unless)
 
 
 def swap_convs(

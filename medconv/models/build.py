@@ -11,8 +11,8 @@ from torch import nn
 
 from medconv import config as configs
 from medconv.config import ConfigError, Derived, Node
-from medconv.convs.fold import check_folds, classes_that_stay
-from medconv.convs.swap import check_selection, is_plain, only_draws, swap_convs
+from medconv.convs.parametrization import check_folds, classes_that_stay, only_draws
+from medconv.convs.swap import check_selection, is_plain, swap_convs
 from medconv.models.outputs import evaluating, full_resolution
 from medconv.models.unet import UNet
 from medconv.utils.errors import first_line, reason
@@ -62,8 +62,8 @@ def build_network(
         load(network)
     share = conv.get("share")
     swap = build(conv_arguments(conv), "conv")
-    is_needless = weights_follow and share in (None, 1) and only_draws(swap)
-    if not is_plain(swap) and not is_needless:
+    is_needless = only_draws(swap) and share in (None, 1) if weights_follow else is_plain(swap)
+    if not is_needless:
         _swap(network, conv, swap, derived, weights_follow)
     if not projects_weights and load is not None:
         load(network)
@@ -121,7 +121,7 @@ def check_folding(network: nn.Module, derived: Derived) -> None:
     """Compare each layer of a user's that folds with what it folds to, on a random patch.
 
     Raises:
-        ConfigError: one folds to something else, see `convs.fold.check_folds`.
+        ConfigError: one folds to something else, see `convs.parametrization.check_folds`.
     """
     generator = torch.Generator().manual_seed(0)
     example = torch.randn(1, derived.num_channels, *derived.patch_size, generator=generator)

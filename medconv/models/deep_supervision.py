@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from medconv.convs.parametrization import EquivariantPrior
-from medconv.models.layers.blocks import CONVS
+from medconv.models.unet import CONVS
 from medconv.utils.errors import ArgumentError
 
 

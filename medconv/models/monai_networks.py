@@ -9,7 +9,7 @@ from typing import Any
 from monai.networks import nets
 from torch import Tensor, nn
 
-from medconv.models.layers.blocks import CONVS
+from medconv.models.unet import CONVS
 
 _STEM_VOXELS = 4096  # after the stem, about: 64 x 64 or 16 x 16 x 16
 

@@ -61,9 +61,10 @@ def apply_switches(
         swap_depthwise(network)
     if channels_last:
         _to_channels_last(network)
-    num_blocks = apply_checkpointing(network, activation_checkpointing)
-    if activation_checkpointing == "blocks":
-        log.info("checkpointing %d blocks", num_blocks)
+    if activation_checkpointing != "none":
+        num_blocks = apply_checkpointing(network, activation_checkpointing)
+        if activation_checkpointing == "blocks":
+            log.info("checkpointing %d blocks", num_blocks)
     if compile:
         need_compiler()
         uses_graphs = cuda_graphs and torch.cuda.is_available()

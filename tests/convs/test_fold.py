@@ -1,4 +1,4 @@
-"""medconv/convs/fold.py: plain classes after folding, and layers that fold to something else than themselves.
+"""Folding: plain classes after folding, and layers that fold to something else than themselves.
 
 test_swap.py folds whole networks.
 """
@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from medconv.convs import fold_convs, smooth, transform
-from medconv.convs.fold import check_folds, classes_that_stay
-from medconv.convs.parametrization import Foldable
+from medconv.convs.parametrization import Foldable, check_folds, classes_that_stay
 from medconv.convs.squeeze_excitation import SqueezeExcitation
 
 

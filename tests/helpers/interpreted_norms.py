@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from torch.library import opcheck
 
 from medconv.convs.parametrization import CHANNELS_LAST
-from medconv.models.layers import triton_norm
+from medconv.models.layers import fast_norm, triton_norm
 from medconv.models.layers.batchnorm_stats import RunningStatistics, fix_statistics
-from medconv.models.layers.blocks import ConvBlock
 from medconv.models.layers.fast_norm import (
     ChannelsLastBatchNorm2d,
     ChannelsLastBatchNorm3d,
@@ -33,7 +32,7 @@ from medconv.models.layers.fast_norm import (
     swap_norms,
 )
 from medconv.models.layers.triton_norm import BatchStatistics
-from medconv.models.unet import UNet
+from medconv.models.unet import ConvBlock, UNet
 from medconv.performance.switches import apply_switches
 
 # Shape, dtype, slope, affine, offset: odd sizes, one chunk and many, more channels than a block of columns.
@@ -166,7 +165,7 @@ def layers_track_statistics_as_torchs() -> None:
             buffers = dict(layer.named_buffers())
             for is_training in (True, True, False):
                 x = _last(3 * torch.randn(shape) + 1)
-                assert triton_norm.uses_triton(x)
+                assert fast_norm.uses_triton(x)
                 expected = plain.train(is_training)(x)
                 torch.testing.assert_close(layer.train(is_training)(x), expected, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(layer.state_dict(), plain.state_dict())
@@ -217,7 +216,7 @@ def single_values_are_an_error() -> None:
             messages.append(str(error))
     assert len(messages) == 2 and messages[0] == messages[1], messages
     # one more sample than a launch has programs along an axis
-    assert not triton_norm.uses_triton(_last(torch.empty(65536, 2, 1, 2, device="meta")))
+    assert not fast_norm.uses_triton(_last(torch.empty(65536, 2, 1, 2, device="meta")))
 
 
 def networks_train_as_torchs() -> None:

@@ -6,11 +6,13 @@ import numpy as np
 from torch import Tensor
 
 from medconv.data.preprocessing.preprocess import ContentArray, CropInfo, SlabGrid, to_native
-from medconv.targets.label_map import highest
+from medconv.targets.label_map import LabelMapTargets
+
+_CLASSES = LabelMapTargets.of_classes(["background", "a"])
 
 
 def restore(
-    logits: Tensor, crop_info: CropInfo, decode: Callable[[Iterable[Tensor]], Tensor] = highest
+    logits: Tensor, crop_info: CropInfo, decode: Callable[[Iterable[Tensor]], Tensor] = _CLASSES.decode
 ) -> np.ndarray:
     """Outside the content it is background.
 

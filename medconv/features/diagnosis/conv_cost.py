@@ -17,8 +17,7 @@ from torch.utils.flop_counter import flop_registry
 from medconv import config as configs
 from medconv.config import Derived, Node, PerfConfig
 from medconv.convs.channel_transform import TwoLaunches, in_two_launches
-from medconv.convs.fold import fold_convs
-from medconv.convs.parametrization import CONVS
+from medconv.convs.parametrization import CONVS, fold_convs
 from medconv.features.diagnosis.alternating import alternate, computing_clock
 from medconv.models.build import PLAIN_CONV, Builder, build_network
 from medconv.models.outputs import evaluating

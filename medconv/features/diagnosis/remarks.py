@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.utils import get_object
 from lightning import LightningModule, Trainer
 from torch import nn
 
 from medconv import config as configs
 from medconv.config import Node, PerfConfig, RunConfig, TrainerConfig
-from medconv.convs.parametrization import CONVS
-from medconv.convs.swap import is_plain, only_draws, swap_convs
+from medconv.convs.parametrization import CONVS, only_draws
+from medconv.convs.swap import swap_convs
 from medconv.features.diagnosis import conv_cost
 from medconv.features.diagnosis.conv_cost import NetworkSizes, computing_in, replaced_layers, switches_of
 from medconv.features.diagnosis.nonfinite import Diagnosis
@@ -121,8 +120,6 @@ def _leaves_plain(node: Node, spatial_dims: int) -> bool:
 
     Tried on one small layer, since nothing but the layer's class tells.
     """
-    if is_plain(get_object(str(node["_target_"]))):
-        return True
     swap = configs.build(conv_arguments(node), "conv")
     if only_draws(swap):
         return True
@@ -130,10 +127,7 @@ def _leaves_plain(node: Node, spatial_dims: int) -> bool:
     network = nn.Sequential(library(4, 4, 3, padding=1))
     with torch.random.fork_rng(), suppress(ValueError, TypeError):
         swap_convs(
-            network,
-            swap,
-            spacing_mm=node.get("spacing_mm"),
-            example=torch.zeros(2, 4, *[4] * spatial_dims),
+            network, swap, spacing_mm=node.get("spacing_mm"), example=torch.zeros(2, 4, *[4] * spatial_dims)
         )
         return type(network[0]) is library
     return False  # it refuses this layer

@@ -6,7 +6,9 @@ has no fast kernel for it on a GPU. Triton does the work there; elsewhere batch 
 sample by sample.
 """
 
+import os
 from collections import Counter
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +18,26 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 from medconv.convs.parametrization import CHANNELS_LAST
-from medconv.models.layers.triton_norm import BatchStatistics, is_channels_last, triton_norm, uses_triton
+from medconv.models.layers.triton_norm import BatchStatistics, triton_norm
+from medconv.utils.hardware import triton_missing
+
+_MAX_SAMPLES = 65535  # the third axis of a launch
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"  # on CPU tensors, for tests
+# The interpreter needs no compiler.
+_HAS_TRITON = find_spec("triton") is not None if _INTERPRETS else triton_missing() is None
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Also a slice of a channels-last tensor; not where both formats are the same."""
+    return x.ndim in CHANNELS_LAST and x.stride(1) == 1 and not x.is_contiguous()
+
+
+def uses_triton(x: Tensor) -> bool:
+    """Whether `triton_norm` can do it, and faster than torch: channels-last, on a GPU."""
+    is_there = _HAS_TRITON and (x.is_cuda or _INTERPRETS)
+    has_samples = 0 < len(x) <= _MAX_SAMPLES
+    return is_there and has_samples and is_channels_last(x) and x.dtype in _DTYPES
 
 
 def instance_norm(

@@ -6,10 +6,8 @@ take on a GPU in the coarse stages. Triton is imported where they run: it is not
 import takes a second.
 """
 
-import os
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,13 +16,6 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
 from medconv.convs.parametrization import CHANNELS_LAST
-from medconv.utils.hardware import triton_missing
-
-_MAX_SAMPLES = 65535  # the third axis of a launch
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"  # on CPU tensors, for tests
-# The interpreter needs no compiler.
-_HAS_TRITON = find_spec("triton") is not None if _INTERPRETS else triton_missing() is None
 
 
 @dataclass(frozen=True)
@@ -54,18 +45,6 @@ class BatchStatistics:
         running = [self.running_mean, self.running_var]
         batch = [mean[0].to(self.running_mean.dtype), unbiased.to(self.running_var.dtype)]
         torch._foreach_lerp_(running, batch, self.momentum)
-
-
-def is_channels_last(x: Tensor) -> bool:
-    """Also a slice of a channels-last tensor; not where both formats are the same."""
-    return x.ndim in CHANNELS_LAST and x.stride(1) == 1 and not x.is_contiguous()
-
-
-def uses_triton(x: Tensor) -> bool:
-    """Whether `triton_norm` can do it, and faster than torch: channels-last, on a GPU."""
-    is_there = _HAS_TRITON and (x.is_cuda or _INTERPRETS)
-    has_samples = 0 < len(x) <= _MAX_SAMPLES
-    return is_there and has_samples and is_channels_last(x) and x.dtype in _DTYPES
 
 
 def triton_norm(

@@ -1,4 +1,4 @@
-"""medconv/models/layers/blocks.py: the convolution block of our networks, and the N-d classes."""
+"""The convolution block of our networks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from medconv.models.layers.blocks import ConvBlock
+from medconv.models.unet import ConvBlock
 
 
 @pytest.mark.parametrize(("norm", "kind"), [("batch", nn.BatchNorm3d), ("instance", nn.InstanceNorm3d)])

@@ -7,7 +7,8 @@ import pytest
 import torch
 from helpers import interpreted_norms
 
-from medconv.models.layers.triton_norm import BatchStatistics, uses_triton
+from medconv.models.layers.fast_norm import uses_triton
+from medconv.models.layers.triton_norm import BatchStatistics
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 

@@ -176,7 +176,7 @@ def _find_cases(source: Path, predictor: Predictor) -> list[Case]:
     cases = find_cases(
         source,
         len(predictor.modalities),
-        predictor.targets.default_columns,
+        predictor.targets.default_columns if source.suffix == ".csv" else (),
         "--input",
         takes_missing=predictor.takes_missing,
         image_patterns=predictor.members[0].image_patterns,

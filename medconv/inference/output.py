@@ -192,6 +192,7 @@ class Output(ABC):
         Raises:
             ArgumentError: it holds other results, or it cannot be written.
         """
+        self._see([path for case in cases for path in case.images])
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with held(self._lock):
@@ -224,6 +225,10 @@ class Output(ABC):
         for path, before, now in zip(case.images, self._entries[case.id]["stamps"], stamps, strict=True):
             if now != before:
                 raise ValueError(f"{path}: was replaced or removed while it was predicted; predict it again")
+
+    @abstractmethod
+    def _see(self, images: Sequence[Path]) -> None:
+        """Look at the images to predict, before anything is written."""
 
     @abstractmethod
     def _existing(self, manifest: Mapping[str, Any]) -> list[str]:
@@ -352,15 +357,6 @@ class OutputDir(Output):
         """A case's file in one of the folders beside the label maps."""
         return self.path / folder / f"{case_id}{self._folders[folder]}"
 
-    @contextmanager
-    def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[None]:
-        """As in `Output`. Raises: ArgumentError: it holds the images themselves."""
-        images = [path for case in cases for path in case.images]
-        self._suffix = label_suffix(images)
-        self._check_apart(images)
-        with super().open(cases, overwrite):
-            yield
-
     def claims(self, cases: Sequence[Case]) -> Iterator[Claim]:
         """Cases that another process works on are tried again at the end, and then skipped."""
         postponed: list[Case] = []
@@ -393,9 +389,13 @@ class OutputDir(Output):
         # The label map comes last: a case that has one counts as done.
         write_label(self.label(case.id), label, image)
 
-    def _check_apart(self, images: Sequence[Path]) -> None:
-        """Raises: ArgumentError: results would be written into a folder of images. Folders are compared by
-        identity, not by path, since links give one folder several paths."""
+    def _see(self, images: Sequence[Path]) -> None:
+        """Label maps get the format of the images.
+
+        Raises: ArgumentError: results would be written into a folder of images.
+        """
+        self._suffix = label_suffix(images)
+        # Folders are compared by identity, not by path, since links give one folder several paths.
         outputs = {_identity(self.path / name) for name in ("", *self._folders)} - {None}
         for path in images:
             image, _ = choice_of(path)

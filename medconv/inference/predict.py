@@ -61,6 +61,7 @@ _PLANES = 1.4
 _USABLE = 0.8  # share of the machine's memory
 _LOOKED_AT = 8  # cases; headers of thousands would take minutes
 _WORTH_SAYING = 2**30  # bytes
+_FITS_ANYWHERE = 2**27  # bytes
 
 
 def predict(
@@ -318,17 +319,14 @@ def stream(
             del loaded
             # The previous item was written while this one was predicted.
             if writing:
-                yield _written(*writing.popleft())
+                item_before, written = writing.popleft()
+                written.result()
+                yield item_before
             writing.append((item, writer.submit(write, item, predicted)))
             del predicted
-        while writing:
-            yield _written(*writing.popleft())
-
-
-def _written(item: Item, future: Future[None]) -> Item:
-    """Raises: Exception: as the writing of the item did."""
-    future.result()
-    return item
+        for item, written in writing:
+            written.result()
+            yield item
 
 
 @dataclass(frozen=True)
@@ -370,7 +368,11 @@ def fitting_workers(
     if saves_probabilities:
         needs = [replace(need, writing=_PROBABILITIES * prod(need.shape)) for need in needs]
     largest = max(needs, key=lambda need: need.total(workers))
-    machine = total_memory() if available is None else available
+    if available is None:
+        if largest.total(workers) < _FITS_ANYWHERE:
+            return workers
+        available = total_memory()
+    machine = available
     usable = _USABLE * machine
     fitting = workers
     while fitting > 1 and largest.total(fitting) > usable:

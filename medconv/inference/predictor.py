@@ -309,14 +309,18 @@ class Forward(ABC):
     Args:
         members: the networks.
         device: where they run, as torch names it.
+        extras: those that need logits get an answer of their own for each case.
+
+    Attributes:
         batch_size: cases in one call.
     """
 
     batch_size: int = 1
 
-    def __init__(self, members: Sequence[LoadedModel], device: str) -> None:
+    def __init__(self, members: Sequence[LoadedModel], device: str, extras: Sequence[Extra] = ()) -> None:
         self.members = tuple(members)
         self.device = device
+        self.extras = [extra for extra in extras if extra.needs_logits]
         self.preprocessings: list[PreprocessingConfig] = []
         for member in self.members:
             if member.preprocessing not in self.preprocessings:
@@ -338,25 +342,17 @@ class Forward(ABC):
 
 
 class LabelMapForward(Forward):
-    """Sliding windows. Members with the same preprocessing give the mean of their logits.
-
-    Args:
-        extras: those that need logits get an answer of their own for each case.
-    """
-
-    def __init__(self, members: Sequence[LoadedModel], device: str, extras: Sequence[Extra] = ()) -> None:
-        super().__init__(members, device)
-        self._extras = [extra for extra in extras if extra.needs_logits]
+    """Sliding windows. Members with the same preprocessing give the mean of their logits."""
 
     def __call__(
         self, inputs: Sequence[Input], keeps_logits: bool = False, logit_folder: Path | None = None
     ) -> list[LabelMapScores]:
         targets = self.members[0].targets
         assert isinstance(targets, SegmentationTargets)
-        only_labels = not (keeps_logits or self._extras or logit_folder)
+        only_labels = not (keeps_logits or self.extras or logit_folder)
         all_scores = []
         for case_input in inputs:
-            if prod(case_input.crop.content_shape) > _LARGE:
+            if prod(case_input.crops[0].content_shape) > _LARGE:
                 release_freed_memory()
             # The networks run slab by slab, in `label_map_of`, or now if all logits are kept.
             groups = self._groups(case_input, keeps_logits, only_labels)
@@ -367,9 +363,9 @@ class LabelMapForward(Forward):
             elif logit_folder is not None:
                 files = [LogitFile(group.grid.source_length, logit_folder) for group in groups]
                 kept = KeptLogits(_grids(groups), files)
-            answers = {extra.flag: extra.answer(groups, targets) for extra in self._extras}
+            answers = {extra.flag: extra.answer(groups, targets) for extra in self.extras}
             label = label_map_of(groups, targets, list(answers.values()), files)
-            all_scores.append(LabelMapScores(label, case_input.crop, targets, answers, kept))
+            all_scores.append(LabelMapScores(label, case_input.crops[0], targets, answers, kept))
         return all_scores
 
     def _groups(self, case_input: Input, keeps_logits: bool, only_labels: bool) -> list[Group]:
@@ -387,7 +383,7 @@ class LabelMapForward(Forward):
             sharing: dict[Any, list[LoadedModel]] = {}
             for number, member in enumerate(members):
                 # Extras get the logits of each.
-                sharing.setdefault(number if self._extras else member.window, []).append(member)
+                sharing.setdefault(number if self.extras else member.window, []).append(member)
             sources = []
             for each in sharing.values():
                 logits = _stream(each, image, axis, planes_at_once, only_labels)

@@ -190,10 +190,6 @@ class Input:
     crops: list[CropInfo]
     warning: str | None = None
 
-    @property
-    def crop(self) -> CropInfo:
-        return self.crops[0]
-
 
 def prepare(
     image: NamedImage, members: Sequence[LoadedModel], preprocessings: Sequence[PreprocessingConfig]

@@ -20,7 +20,7 @@ from medconv.utils.errors import first_line, reason
 log = logging.getLogger(__name__)
 Builder = Callable[[Node, str], Any]
 _ENCODER = "medconv.models.Encoder"  # takes the arguments of our U-Net
-_KEYS_OF_SWAP_CONVS = ("where", "share", "spacing_mm")
+KEYS_OF_SWAP_CONVS = ("where", "share", "spacing_mm")  # not of the class or function in `conv`
 PLAIN_CONV = {"_target_": "medconv.convs.plain", "_partial_": True}  # as conv=none
 _ROUND_UP = "; +model.divisible_by=32 would have patches planned in multiples of 32"
 
@@ -61,7 +61,8 @@ def build_network(
     if projects_weights and load is not None:
         load(network)
     share = conv.get("share")
-    swap = build(conv_arguments(conv), "conv")
+    own = {key: value for key, value in conv.items() if key not in KEYS_OF_SWAP_CONVS}
+    swap = build(own, "conv")
     is_needless = only_draws(swap) and share in (None, 1) if weights_follow else is_plain(swap)
     if not is_needless:
         _swap(network, conv, swap, derived, weights_follow)
@@ -105,11 +106,6 @@ def _warn_of_layers_that_stay(network: nn.Module, swapped: Sequence[str]) -> Non
             kind.__module__,
             kind.__qualname__,
         )
-
-
-def conv_arguments(conv: Node) -> Node:
-    """The keys of `conv` that its own class or function takes, without those of `swap_convs`."""
-    return {key: value for key, value in conv.items() if key not in _KEYS_OF_SWAP_CONVS}
 
 
 def has_own_layers(network: nn.Module) -> bool:

@@ -245,22 +245,12 @@ def names_of(content: Any) -> tuple[str, ...]:
     Raises:
         ValueError: not a list of different names.
     """
-    names = list_of(content)
-    are_names = all(isinstance(name, str) and name.strip() for name in names)
-    if not are_names or len(set(names)) < len(names):
-        raise ValueError(f"class names must differ from each other and not be blank, got {names!r:.200}")
-    return tuple(names)
-
-
-def list_of(content: Any) -> Sequence[Any]:
-    """A list from an untrusted file.
-
-    Raises:
-        ValueError: not a list.
-    """
     if not isinstance(content, (list, tuple)):
         raise ValueError("expected a list")
-    return list(content)
+    are_names = all(isinstance(name, str) and name.strip() for name in content)
+    if not are_names or len(set(content)) < len(content):
+        raise ValueError(f"class names must differ from each other and not be blank, got {content!r:.200}")
+    return tuple(content)
 
 
 def finite_number(text: str) -> float | None:
@@ -278,7 +268,9 @@ def label_values(content: Any) -> list[int]:
     Raises:
         ValueError: other than whole numbers in range.
     """
-    values = list(list_of(content))
+    if not isinstance(content, (list, tuple)):
+        raise ValueError("expected a list")
+    values = list(content)
     # `type`, as True and False are of class int
     if not all(type(value) is int and 1 <= value <= HIGHEST for value in values):
         raise ValueError(f"label values must be whole numbers from 1 to {HIGHEST}")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from medconv.metrics.dice import ClassScores
 from medconv.metrics.dice import dice as label_map_dice
-from medconv.targets.base import Family, Targets, label_values, list_of, names_of
+from medconv.targets.base import Family, Targets, label_values, names_of
 from medconv.targets.monitor import DICE, MonitoredMetric
 from medconv.targets.scores import DiceScores
 
@@ -47,10 +47,10 @@ class SegmentationTargets(Targets):
 
     @classmethod
     def from_fields(cls, content: Mapping[str, Any], **further_fields: Any) -> Self:
-        if not {"names", "values", "ignore"} <= set(content):
+        if not {"names", "values", "ignore"} <= set(content) or not isinstance(content["values"], Sequence):
             raise ValueError("targets of label maps need names, values and ignore")
         names = names_of(content["names"])
-        values = tuple(tuple(label_values(group)) for group in list_of(content["values"]))
+        values = tuple(tuple(label_values(group)) for group in content["values"])
         if len(values) != len(names) or not all(values):
             raise ValueError("each name needs its label values")
         ignore = content["ignore"]

@@ -68,7 +68,7 @@ def label_of_regions(probabilities: np.ndarray) -> np.ndarray:
 def test_one_member_gives_the_label_map_of_validation(trained: tuple[Path, Path], image: Path) -> None:
     predictor = Predictor.load([trained[1]])
     (logits,) = logits_of(predictor, image)
-    crop = predictor.read(Case("x", (image,))).crop
+    crop = predictor.read(Case("x", (image,))).crops[0]
     label = predictor(image)
     assert label.shape == nib.load(image).shape and label.dtype == np.int16 and len(np.unique(label)) > 1
     np.testing.assert_array_equal(label, restore(logits, crop, predictor.targets.decode))
@@ -250,6 +250,6 @@ def test_a_stated_spacing_replaces_that_of_headers_but_not_of_arrays() -> None:
     predictor = Predictor([model])
     array = np.ones((4, 5, 6), np.float32)
     stated = predictor._input_of([nib.Nifti1Image(array, np.eye(4))], None, None)
-    assert stated.crop.grid.spacing_mm == (2, 2, 2)
-    assert predictor._input_of([array], np.eye(4), None).crop.grid.spacing_mm == (2, 2, 2)
-    assert predictor._input_of([array], None, (1, 1, 1)).crop.grid.spacing_mm == (1, 1, 1)
+    assert stated.crops[0].grid.spacing_mm == (2, 2, 2)
+    assert predictor._input_of([array], np.eye(4), None).crops[0].grid.spacing_mm == (2, 2, 2)
+    assert predictor._input_of([array], None, (1, 1, 1)).crops[0].grid.spacing_mm == (1, 1, 1)

@@ -16,7 +16,7 @@ def test_an_image_has_one_array_for_each_preprocessing() -> None:
     case_input = prepare(image, [model, model], [model.preprocessing])
     (array,) = case_input.arrays
     assert array.shape == (1, 4, 5, 6)
-    assert case_input.crop.grid == image.grid
+    assert case_input.crops[0].grid == image.grid
     assert case_input.warning is None
 
 

@@ -22,7 +22,7 @@ from medconv.convs.swap import swap_convs
 from medconv.features.diagnosis import conv_cost
 from medconv.features.diagnosis.conv_cost import NetworkSizes, computing_in, replaced_layers, switches_of
 from medconv.features.diagnosis.nonfinite import Diagnosis
-from medconv.models.build import conv_arguments
+from medconv.models.build import KEYS_OF_SWAP_CONVS
 from medconv.models.layers.batchnorm_stats import RunningStatistics
 from medconv.performance.step_profiler import StepProfiler
 from medconv.training.callbacks.nonfinite_guard import StepRecord
@@ -120,7 +120,7 @@ def _leaves_plain(node: Node, spatial_dims: int) -> bool:
 
     Tried on one small layer, since nothing but the layer's class tells.
     """
-    swap = configs.build(conv_arguments(node), "conv")
+    swap = configs.build({key: node[key] for key in node if key not in KEYS_OF_SWAP_CONVS}, "conv")
     if only_draws(swap):
         return True
     library = CONVS[spatial_dims - 1]

@@ -36,7 +36,7 @@ class ImageLevelScores:
 
     @property
     def crop(self) -> CropInfo:
-        return self.case_input.crop
+        return self.case_input.crops[0]
 
     @property
     def values(self) -> Tensor:

@@ -89,6 +89,9 @@ class OutputTable(Output):
             raise self._refusal("another process writes its predictions there")
         super()._check(state, cases, overwrite, replaced)
 
+    def _see(self, images: Sequence[Path]) -> None:
+        """A table is the same for all images."""
+
     def _existing(self, manifest: Mapping[str, Any]) -> list[str]:
         """The complete rows; a last line without an end was cut off when its process was killed."""
         text = self._read(has_manifest=bool(manifest))

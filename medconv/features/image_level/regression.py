@@ -16,7 +16,6 @@ from medconv.features.image_level.metrics import Columns
 from medconv.features.image_level.output_scaling import in_units
 from medconv.features.image_level.targets import NumberTargets
 from medconv.metrics.segmentation import MetricValues
-from medconv.targets.base import list_of
 from medconv.targets.monitor import MAE, MonitoredMetric
 
 _CONSTANT = 1e-12  # a spread below this share of the largest value is rounding error
@@ -47,8 +46,8 @@ class RegressionTargets(NumberTargets):
     @classmethod
     def from_fields(cls, content: Mapping[str, Any]) -> Self:
         targets = super().from_fields(content)
-        means = list_of(content.get("means") or ())
-        stds = list_of(content.get("stds") or ())
+        means = _list_of(content.get("means") or ())
+        stds = _list_of(content.get("stds") or ())
         are_finite = all(_is_finite(value) for value in (*means, *stds))
         counts = {len(means), len(stds)}
         is_complete = counts in ({0}, {len(targets.names)})
@@ -153,3 +152,10 @@ def _on_device(targets: RegressionTargets, device: torch.device) -> tuple[Tensor
     means, stds = targets._scale
     with torch.inference_mode(False):  # training uses them, too
         return torch.tensor(means, device=device), torch.tensor(stds, device=device)
+
+
+def _list_of(content: Any) -> list[Any]:
+    """A list from an untrusted file. Raises: ValueError: not a list."""
+    if not isinstance(content, (list, tuple)):
+        raise ValueError("expected a list")
+    return list(content)

@@ -221,6 +221,7 @@ _SWAPS: dict[type, type] = {
 }
 SWAPPED = tuple(_SWAPS)
 _BATCH_NORMS = (nn.BatchNorm2d, nn.BatchNorm3d)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _INSTANCE_NORMS = (nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
@@ -271,17 +272,15 @@ def _fuse(parent: nn.Sequential, registrations: Counter[int]) -> None:
         # not subclasses, which may compute something else
         if type(activation) not in (nn.LeakyReLU, nn.ReLU):
             continue
-        is_used_once = registrations[id(norm)] == 1 and registrations[id(activation)] == 1
-        if is_used_once and _is_bare(norm) and _is_bare(activation):
+        # used once, no forward put on the object itself, and nothing that watches it
+        if all(
+            registrations[id(layer)] == 1
+            and "forward" not in vars(layer)
+            and not any(getattr(layer, hooks, None) for hooks in _HOOKS)
+            for layer in (norm, activation)
+        ):
             # a ReLU has no slope attribute: it is a leaky one of slope 0
             slope = float(getattr(activation, "negative_slope", 0.0))
             norm.negative_slope = slope
             # in its place, so that the names of the layers after it stay
             parent._modules[name] = nn.Identity().train(activation.training)
-
-
-def _is_bare(layer: Any) -> bool:
-    """No forward was put on the object itself, and nothing watches it."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    has_hooks = any(getattr(layer, attribute, None) for attribute in hooks)
-    return "forward" not in vars(layer) and not has_hooks

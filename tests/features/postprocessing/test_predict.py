@@ -29,7 +29,7 @@ def test_postprocessing_is_applied_and_recorded(
     )
     path, output = images / "case_0.nii.gz", tmp_path / "out"
     assert call(monkeypatch, checkpoint, path, "--output", output, "--postprocess", file) == 0
-    plain, grid = predictor(path), predictor.read(find_cases(path, 1)[0]).crop.grid
+    plain, grid = predictor(path), predictor.read(find_cases(path, 1)[0]).crops[0].grid
     processed = steps.apply(plain, grid, predictor.targets)
     np.testing.assert_array_equal(voxels(output / path.name), processed)
     assert (processed != plain).any()

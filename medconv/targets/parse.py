@@ -118,7 +118,17 @@ def parse_labels(labels: Any, order: Any, path: Path) -> NamesAndTargets:
     ignore = groups.pop(IGNORE, (None,))[0]
     if any(len(values) > 1 for values in groups.values()):
         return _parse_regions(groups, ignore, order, path)
-    return _parse_classes(groups, ignore, path)
+    # classes that exclude each other, sorted by value, as a file may list them in any order
+    pairs = sorted((group[0], name) for name, group in groups.items())
+    values = [value for value, _ in pairs]
+    names = tuple(name for _, name in pairs)
+    if values != list(range(len(values))):
+        raise ValueError(
+            f"{path}: label values must be 0, 1, 2, ... without a gap and each once, got {values}"
+        )
+    if ignore is not None and (ignore < len(names) or len(names) < 2):
+        raise ValueError(f"{path}: `{IGNORE}` must be above all classes, 0 to {len(names) - 1}, got {ignore}")
+    return names, LabelMapTargets.of_classes(names, ignore)
 
 
 def _label_groups(labels: dict[str, Any], path: Path) -> Regions:
@@ -146,21 +156,6 @@ def _label_groups(labels: dict[str, Any], path: Path) -> Regions:
             f"{invalid_labels}"
         )
     return {name: tuple(map(int, values)) for name, values in lists.items()}
-
-
-def _parse_classes(groups: Regions, ignore: int | None, path: Path) -> NamesAndTargets:
-    """Classes that exclude each other."""
-    # sorted by value, as a file may list them in any order
-    pairs = sorted((group[0], name) for name, group in groups.items())
-    values = [value for value, _ in pairs]
-    names = tuple(name for _, name in pairs)
-    if values != list(range(len(values))):
-        raise ValueError(
-            f"{path}: label values must be 0, 1, 2, ... without a gap and each once, got {values}"
-        )
-    if ignore is not None and (ignore < len(names) or len(names) < 2):
-        raise ValueError(f"{path}: `{IGNORE}` must be above all classes, 0 to {len(names) - 1}, got {ignore}")
-    return names, LabelMapTargets.of_classes(names, ignore)
 
 
 def _parse_regions(groups: Regions, ignore: int | None, order: Any, path: Path) -> NamesAndTargets:

@@ -171,7 +171,8 @@ def network_rows(
     even = "equal along all axes" if network.strides else "a single stage"
     late = any(1 in step for step in network.strides)
     if any(1 in kernel for kernel in network.kernel_sizes):
-        kernels_reason = "1 along axes with voxels at least twice as long as the finest, until the spacing is even"
+        axes = "axes with voxels at least twice as long as the finest"
+        kernels_reason = f"1 along {axes}, until the spacing is even"
     elif max(spacing) < EVEN * min(spacing):
         kernels_reason = "voxels are near cubes" if len(spacing) == 3 else "voxels are near squares"
     else:

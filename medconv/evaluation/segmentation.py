@@ -52,7 +52,10 @@ def evaluate(
         ValueError: a folder without label maps, predictions without a reference, or label maps that cannot
             be measured; names all.
     """
-    prediction_sets = _prediction_sets(predictions, compare)
+    # The files of each case, and what their label values mean.
+    prediction_sets = [LabelMaps(predictions, labels.case_files(predictions, "predictions"))]
+    if compare:
+        prediction_sets.append(LabelMaps(compare, labels.case_files(compare, "compare")))
     reference_set = _reference_set(references, prediction_sets)
     targets = labels.agreed_targets([maps.folder for maps in prediction_sets], reference_set.folder)
     num_values = targets.num_values if targets else None
@@ -62,29 +65,34 @@ def evaluate(
         annotated,
         raters_of(raters, consensus, reference_set.files, num_values),
     )
-    reference_set = _with_annotated_structures(reference_set, targets, settings)
-    if targets:  # without them, the classes are those that the cases turn out to have
-        _check_targets(targets, reference_set, settings)
-    reference_set = _with_relabel(reference_set, num_values)
-    prediction_sets = [_with_relabel(maps, num_values) for maps in prediction_sets]
+    reference_files = labels.with_annotated_structures(reference_set.files, annotated, targets)
+    # What can fail is checked before the work, not after it.
+    if targets:
+        labels.check_tolerances(settings.tolerances, targets.names)
+        for value in (targets.ignore, *targets.also_ignored):
+            check_ignored(value, reference_files.values())
+    # Masks of 0 and 255 are read as labels 0 and 1.
+    relabel = relabel_of(reference_files.values(), num_values)
+    reference_set = replace(reference_set, files=reference_files, relabel=relabel)
+    prediction_sets = [
+        replace(maps, relabel=relabel_of(maps.files.values(), num_values)) for maps in prediction_sets
+    ]
     first = prediction_sets[0]
     image_files = labels.images_of(first.folder, reference_set.folder, images, list(first.files))
     rows_of_sets = _measure_sets(prediction_sets, reference_set, targets, settings, workers)
-    targets = targets or _numbered_targets(rows_of_sets)
-    labels.check_tolerances(settings.tolerances, targets.names)
+    # Where no file declares classes, they are the label values that the cases turn out to have.
+    if targets is None:
+        targets = labels.numbered({value for rows in rows_of_sets for row in rows for value in row["dice"]})
+        labels.check_tolerances(settings.tolerances, targets.names)
     _drop_not_annotated(rows_of_sets, reference_set, targets, settings)
+    # The second set may lack a case.
+    all_sets = (reference_set, *prediction_sets)
+    files = {case: tuple(maps.files[case] for maps in all_sets if case in maps.files) for case in first.files}
     return LabelMapEvaluation(
         result=_result(prediction_sets, reference_set, rows_of_sets, targets, settings),
-        files=_files_of_cases(prediction_sets, reference_set),
+        files=files,
         images=image_files,
     )
-
-
-def _prediction_sets(predictions: Path, compare: Path | None) -> list[LabelMaps]:
-    sets = [LabelMaps(predictions, labels.case_files(predictions, "predictions"))]
-    if compare:
-        sets.append(LabelMaps(compare, labels.case_files(compare, "compare")))
-    return sets
 
 
 def _reference_set(references: Path, prediction_sets: Sequence[LabelMaps]) -> LabelMaps:
@@ -103,24 +111,6 @@ def _reference_set(references: Path, prediction_sets: Sequence[LabelMaps]) -> La
     return LabelMaps(references, files)
 
 
-def _with_annotated_structures(
-    references: LabelMaps, targets: SegmentationTargets | None, settings: Settings
-) -> LabelMaps:
-    files = labels.with_annotated_structures(references.files, settings.annotated, targets)
-    return replace(references, files=files)
-
-
-def _with_relabel(maps: LabelMaps, num_values: int | None) -> LabelMaps:
-    return replace(maps, relabel=relabel_of(maps.files.values(), num_values))
-
-
-def _check_targets(targets: SegmentationTargets, references: LabelMaps, settings: Settings) -> None:
-    """Fail before the work, not after it."""
-    labels.check_tolerances(settings.tolerances, targets.names)
-    for value in (targets.ignore, *targets.also_ignored):
-        check_ignored(value, references.files.values())
-
-
 def _measure_sets(
     prediction_sets: Sequence[LabelMaps],
     references: LabelMaps,
@@ -137,15 +127,6 @@ def _measure_sets(
         measurement = CaseMeasurement(predictions, references, targets, settings, spacing)
         rows_of_sets.append(measure_cases(measurement, workers))
     return rows_of_sets
-
-
-def _numbered_targets(rows_of_sets: Sequence[Sequence[CaseRow]]) -> SegmentationTargets:
-    """A class for each label value of any case."""
-    values: set[str] = set()
-    for rows in rows_of_sets:
-        for row in rows:
-            values.update(row["dice"])
-    return labels.numbered(values)
 
 
 def _drop_not_annotated(
@@ -182,6 +163,7 @@ def _result(
         segmentation_results.summarize(predictions.path, rows, targets.names, settings.selection)
         for predictions, rows in zip(prediction_sets, rows_of_sets, strict=True)
     ]
+    # Dice against each rater, to be compared with that among them.
     for summary, rows in zip(summaries, rows_of_sets, strict=True):
         summary |= summarize_raters(rows, targets.names, settings.raters.consensus)
     first = prediction_sets[0]
@@ -193,6 +175,7 @@ def _result(
         **asdict(settings.selection),
         "without_prediction": sorted(set(references.files) - set(first.files)),
     }
+    # What features measure of files beside the predictions, such as predicted quality.
     for feature in doors.objects(doors.EVALUATIONS):
         measured = feature.measure(first.folder, summaries[0]["cases"], targets.names)
         if measured is not None:
@@ -201,14 +184,3 @@ def _result(
         result["compare"] = summaries[1]
         result["comparison"] = segmentation_results.compare(summaries[0], summaries[1], settings.selection)
     return result
-
-
-def _files_of_cases(
-    prediction_sets: Sequence[LabelMaps], references: LabelMaps
-) -> dict[str, tuple[Path, ...]]:
-    """Case to its reference and its predictions."""
-    files = {}
-    for case in prediction_sets[0].files:
-        label_map_sets = (references, *prediction_sets)  # the second set may lack a case
-        files[case] = tuple(maps.files[case] for maps in label_map_sets if case in maps.files)
-    return files

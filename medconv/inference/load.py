@@ -121,10 +121,12 @@ def load(
             allowed, or axes along which the network never saw a mirrored image.
     """
     content = checkpoint_io.read(path)
+    # The user vouches for them; classes that nobody vouches for are not built.
     for package in trusted:
         add_package(package)
     metadata = content["medconv"]
     with explaining_damage(path, metadata):
+        # The file may come from anywhere: size, packages and classes are checked before they are used.
         config_trusted.check_size(metadata["config"], f"{path}: config")
         check_named(metadata["config"]["run"].get("packages"), path)
         try:
@@ -180,7 +182,8 @@ def _loaded(
             f"{path}: temperature: expected a number from 1 to {LARGEST_TEMPERATURE:g}, "
             f"got {temperature!r:.40}"
         )
-    # `data.images`: a pattern or folder, or one for each channel by its name.
+    # New images are found by the names that training used. `data.images`: a pattern or folder, or one for
+    # each channel by its name.
     images = config.data.images
     texts = list(images.values()) if isinstance(images, Mapping) else [images]
     are_patterns = all(isinstance(text, str) and patterns.is_pattern(text) for text in texts)

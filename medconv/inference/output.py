@@ -195,6 +195,7 @@ class Output(ABC):
         self._see([path for case in cases for path in case.images])
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            # One process at a time looks at the folder and changes its manifest.
             with held(self._lock):
                 self._entries = {case.id: case_entry(case.images) for case in cases}
                 self._begin(self._entries, overwrite)
@@ -244,10 +245,12 @@ class Output(ABC):
 
     def _begin(self, cases: dict[str, Entry], overwrite: bool) -> None:
         """Look at what is here, refuse what does not fit, remove what is replaced, and write the manifest."""
+        # What is here, and whether it was made from the same images.
         manifest = read_manifest(self.path)
         listed = manifest.get("cases", {})
         existing = self._existing(manifest)
         busy = self._claims.is_shared()
+        # Another process may be predicting any of the listed cases.
         predicted = listed.keys() if busy else listed.keys() & set(existing)
         state = OutputState(
             listed=listed,
@@ -261,6 +264,7 @@ class Output(ABC):
         if not state.differences:
             renewed = set(manifest.get("overwriting", ())) - set(state.changed)
         replaced = [case_id for case_id in cases if case_id not in renewed] if overwrite else []
+        # In a new folder nothing can conflict.
         if existing or listed or busy:
             self._check(state, cases, overwrite, replaced)
         if not busy:
@@ -274,6 +278,7 @@ class Output(ABC):
         self, state: OutputState, cases: dict[str, Entry], overwrite: bool, replaced: Sequence[str]
     ) -> None:
         """Raises: ArgumentError: existing results do not fit beside new ones, and must not be replaced."""
+        # Somebody else's files, which must neither count as done nor be replaced.
         unlisted = [case_id for case_id in state.existing if case_id not in state.listed]
         if unlisted:
             raise self._refusal(
@@ -288,10 +293,12 @@ class Output(ABC):
             conflict = _other_image(case_id, state.listed[case_id], cases[case_id])
         elif state.busy and set(replaced) & set(state.existing):
             conflict = "holds results that would be overwritten"
+        # The other process relies on what it found.
         if conflict and state.busy:
             raise self._refusal(f"{conflict}; another process is writing there")
         if conflict and not overwrite:
             raise ReplaceableResultsError(self.path, conflict)
+        # One manifest describes all results of a folder.
         kept = [case_id for case_id in state.existing if case_id not in cases]
         if state.differences and kept:
             raise self._refusal(
@@ -303,6 +310,7 @@ class Output(ABC):
         return ArgumentError("output", f" {self.path}: {reason}")
 
     def _write_manifest(self, cases: dict[str, Entry], overwriting: Sequence[str]) -> None:
+        # `medconv evaluate` warns of these.
         train_cases = [case_id for case_id in self.about.get("train_cases", ()) if case_id in cases]
         manifest = {
             **self.about,

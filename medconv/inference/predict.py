@@ -78,6 +78,7 @@ def predict(
     Raises:
         ValueError: `output` holds other results, cases failed, or the disk is full.
     """
+    # The next case needs the memory that this one frees.
     keep_freed_memory()
     # Whole images take little memory.
     if not predictor.targets.family.forward:
@@ -95,6 +96,7 @@ def predict(
     with signals.raising(), output.open(cases, overwrite), limits, progress:
         claims = output.claims(cases)
         size = predictor.forward.batch_size
+        # Claimed as late as possible, since other processes may take them.
         batches = iter(lambda: list(islice(claims, size)), [])
         ended = 0
         for batch in stream(batches, stages.load, stages.predict, stages.write, workers):
@@ -102,6 +104,7 @@ def predict(
                 claim.release()
             ended += len(batch)
             progress.update(progress.task_ids[0], completed=ended + len(output.skipped))
+    # What was done, by whom, and what failed.
     num_before, num_claimed = len(output.skipped), len(output.claimed_by_others)
     num_now = len(cases) - num_claimed - num_before - len(stages.failed)
     log.info(
@@ -374,6 +377,7 @@ def fitting_workers(
         available = total_memory()
     machine = available
     usable = _USABLE * machine
+    # Slower, rather than killed by the system.
     fitting = workers
     while fitting > 1 and largest.total(fitting) > usable:
         fitting -= 1

@@ -86,6 +86,7 @@ class Predictor:
     ) -> None:
         self.members = tuple(members)
         self.extras = tuple(extras)
+        # A mean needs networks whose outputs mean the same.
         first = self.members[0]
         for member in self.members[1:]:
             check_same(first, member)
@@ -95,6 +96,7 @@ class Predictor:
         # The networks all can do without some channels; the cases that at least one was trained on.
         self.takes_missing = all(member.takes_missing for member in self.members)
         self.train_cases = frozenset[str]().union(*(member.train_cases for member in self.members))
+        # Sliding windows for label maps; another family of targets brings its own way.
         self.forward: Forward
         own_forward = self.targets.family.own("forward")
         if own_forward:
@@ -137,6 +139,7 @@ class Predictor:
         members = [load(Path(path), trusted, device, mirror_axes) for path in checkpoints]
         if not members:
             raise ValueError("checkpoints are needed: the networks to predict with")
+        # What is not given stays as in validation.
         given = {"overlap": overlap, "batch_size": sw_batch_size}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         members = [replace(member, window=replace(member.window, **changes)) for member in members]
@@ -221,6 +224,7 @@ class Predictor:
         Shape: (X, Y, Z) int16; or (names,) float32: class or label probabilities, or numbers.
         """
         answer: np.ndarray = scores.answer()
+        # One after the other, such as post-processing.
         for extra in self.extras:
             answer = extra.finish(answer, scores.crop.grid, self.targets)
         return answer
@@ -246,6 +250,7 @@ class Predictor:
         spacing_mm: Sequence[float] | None,
     ) -> Input:
         """Args: as for a call."""
+        # One array, or paths of which some may be None, or nibabel images: no mixture of them.
         if len(images) == 1 and isinstance(images[0], np.ndarray):
             return self._input_of_array(images[0], affine, spacing_mm)
         paths = [Path(image) for image in images if isinstance(image, (str, Path))]
@@ -321,6 +326,7 @@ class Forward(ABC):
         self.members = tuple(members)
         self.device = device
         self.extras = [extra for extra in extras if extra.needs_logits]
+        # Each image is preprocessed once in each way that some member needs.
         self.preprocessings: list[PreprocessingConfig] = []
         for member in self.members:
             if member.preprocessing not in self.preprocessings:
@@ -388,6 +394,7 @@ class LabelMapForward(Forward):
             for each in sharing.values():
                 logits = _stream(each, image, axis, planes_at_once, only_labels)
                 sources.append(Source(logits, share=len(each) / len(members)))
+            # NaN would become a label map of background, which nobody would notice.
             check = partial(check_finite, "logits", members[0], array)
             groups.append(Group(grid, len(members) / len(self.members), sources, check))
         return groups

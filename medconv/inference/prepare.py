@@ -203,6 +203,7 @@ def prepare(
         ValueError: the image does not fit the networks.
     """
     _check_image(image, members)
+    # In each way that some network needs.
     arrays: list[np.ndarray] = []
     crops: list[CropInfo] = []
     for preprocessing in preprocessings:
@@ -241,6 +242,7 @@ def _check_image(image: NamedImage, members: Sequence[LoadedModel]) -> None:
             advice = "; name channels CASE_0000, CASE_0001, ..., or list a missing one as null in a .json"
         raise ValueError(f"{image.name}: the network was trained on {expected}, found {num_channels}{advice}")
     shape = image.grid.shape
+    # A 2D image is a volume of one slice.
     is_3d = model.preprocessing.image_dims == 3
     if min(shape) == 1 if is_3d else shape[2] > 1:
         dims = f"{model.preprocessing.spatial_dims}D"

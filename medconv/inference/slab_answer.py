@@ -124,6 +124,7 @@ def label_map_of(
     label = ContentArray(groups[0].grid, label_type(targets))
     # All groups have the same planes of the content in a slab, and each its own planes of the prediction.
     for slabs in zip(*(group.grid.slabs() for group in groups), strict=True):
+        # The networks run now, on the windows that these planes need.
         networks: list[SlabLogits] = []
         means: list[Tensor] = []
         for group, slab in zip(groups, slabs, strict=True):
@@ -134,6 +135,7 @@ def label_map_of(
             group.check(means[-1])
         for sink, slab, mean in zip(sinks, slabs, means, strict=bool(sinks)):
             sink.put(slab.sources.start, mean)
+        # What follows from the mean: the label map, and what features ask for.
         mean_of_all = SlabLogits(groups, slabs, means, targets)
         label.put(slabs[0], with_cpu_fallback(mean_of_all, SlabLogits.label))
         for answer in answers:

@@ -325,7 +325,7 @@ def test_every_plan_fits_its_images_and_its_budget(seed: int) -> None:
     budget = Budget(rng.choice([1.0, 8.0]), precision="bf16-mixed", size=rng.choice(list(SIZES)))
     made = plan(images, budget=budget)
     network = Network(made.strides, made.kernel_sizes, made.channels)
-    divisor = np.array(network.divisor(made.spatial_dims))
+    divisor = np.array(network.divisor())
     patch = np.array(made.patch_size)
     assert all(patch % divisor == 0)
     assert all(patch < np.maximum(median_shape(images, made.spacing_mm), 4) + divisor)

@@ -164,8 +164,9 @@ def _swap_layers(
             raise ValueError(f"layer {name}: {error}" if name else str(error)) from error
         replace(network, name, new.train(layer.training))
         report.swapped.append(name)
-        if hasattr(new, "approximation_error"):
-            report.errors[name] = new.approximation_error
+        projected = getattr(new, "approximation_error", None)
+        if projected is not None:
+            report.errors[name] = projected
     return report
 
 

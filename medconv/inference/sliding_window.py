@@ -471,8 +471,8 @@ class LogitStream:
         # Planes that are not asked for again give way to those of this batch.
         if batch[-1].box[0].stop - self._start > self._capacity:
             start = min(self._first, self._complete)
-            for planes in (self._sum, self._weight_sum):
-                _drop(planes, start - self._start)
+            for summed in (self._sum, self._weight_sum):
+                _drop(summed, start - self._start)
             self._start = start
         classes_at_once = len(self._weighted)
         for window, logits in zip(batch, all_logits, strict=True):

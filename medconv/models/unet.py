@@ -20,6 +20,7 @@ NORMS: dict[str, dict[int, _Builder]] = {
     "batch": {2: nn.BatchNorm2d, 3: nn.BatchNorm3d},
     "instance": {2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d},
 }
+_CONVS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NEGATIVE_SLOPE = 0.01  # of leaky ReLUs, as nnU-Net's
 
 
@@ -271,7 +272,7 @@ class Encoder(Stages):
 
 def initialise(layer: nn.Module) -> None:
     """Initialise the convolutions of our own networks, for `Module.apply`; as nnU-Net does."""
-    if isinstance(layer, (*CONVS.values(), *TRANSPOSED_CONVS.values())):
+    if isinstance(layer, _CONVS):
         nn.init.kaiming_normal_(layer.weight, a=0.01)  # a: the slope of the leaky ReLU after it
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import log2, prod, sqrt
 from statistics import median
 from typing import Any
@@ -287,17 +288,16 @@ def _held(
     """
     limits = [search.budget.memory_gb * search.size.memory_share, search.budget.memory_gb]
     for memory_gb in limits[-1:] if search.overrides.batch_size else limits:
-        held, held_network, held_patch = _coarsened(
-            search,
-            images,
-            network,
-            patch,
-            # or they cannot reasonably be smaller
-            lambda on, each, size, limit=memory_gb: on.holds(each, size, limit) or max(on.median) <= MIN_EDGE,
-        )
+        is_enough = partial(_holds, memory_gb)
+        held, held_network, held_patch = _coarsened(search, images, network, patch, is_enough)
         if held.holds(held_network, held_patch, memory_gb):
             return held, held_network, held_patch
     raise held.too_small(held_network, held_patch, held.least_batch)
+
+
+def _holds(memory_gb: float, search: PatchSearch, network: Network, patch: Sequence[int]) -> bool:
+    """Whether this memory holds whole images, or they cannot reasonably be smaller."""
+    return search.holds(network, patch, memory_gb) or max(search.median) <= MIN_EDGE
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,7 @@ def swap_norms(network: nn.Module, fuse: bool = True, keep_batch_norms: bool = F
     for parent in network.modules():
         registrations.update(id(child) for child in parent._modules.values())
     for parent in network.modules():
-        kind = type(parent)
+        kind: Any = type(parent)
         # A subclass that does nothing but run its layers one after another.
         if not isinstance(parent, nn.Sequential) or kind is nn.Sequential or "forward" in vars(parent):
             continue

@@ -109,7 +109,7 @@ class Targets(ABC):
         Raises:
             ValueError: another kind, or invalid.
         """
-        # the file may hold anything, such as a list for `kind`
+        # the file may hold anything, such as a list for `kind`; a kind of a package needs the package
         kind = content.get("kind") if isinstance(content, Mapping) else None
         # one module is loaded, not those of all kinds
         entry = None

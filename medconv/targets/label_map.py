@@ -54,6 +54,7 @@ class LabelMapTargets(SegmentationTargets):
         return (True, *(value in values for value in self.written))
 
     def marginal(self, outputs: Tensor, reference: Tensor, annotated: Tensor) -> tuple[Tensor, Tensor]:
+        # the background's logit stands for all classes that nobody annotated in this case
         merged = self._merged(outputs, annotated)
         # voxels of a class that is not annotated become background
         voxel_outputs = reference.flatten(1).long()  # the output of a voxel's class is its label value
@@ -90,6 +91,7 @@ class LabelMapTargets(SegmentationTargets):
         return self.decode(probabilities)
 
     def log_total(self, channels: Iterable[Tensor]) -> Tensor:
+        # one channel at a time: all logits of a CT may not fit into memory as floats
         return reduce(torch.logaddexp, channels)
 
     def probability(self, logits: Tensor, log_total: Tensor | None) -> Tensor:

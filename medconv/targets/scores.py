@@ -141,6 +141,7 @@ class DiceScores(Scores):
     def logged(
         self, rows: Mapping[str, ClassScores], losses: Mapping[str, float | None]
     ) -> dict[str, float | None]:
+        # over cases first, then over classes, as in `medconv evaluate`: a rare class counts as much
         per_class = metrics_dice.mean_per_class(list(rows.values()))
         scores = {"cross_entropy": metrics_dice.mean(losses), "dice": metrics_dice.mean(per_class)}
         scores |= {f"dice/{name}": value for name, value in per_class.items()}

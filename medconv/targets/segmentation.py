@@ -49,6 +49,7 @@ class SegmentationTargets(Targets):
     def from_fields(cls, content: Mapping[str, Any], **further_fields: Any) -> Self:
         if not {"names", "values", "ignore"} <= set(content) or not isinstance(content["values"], Sequence):
             raise ValueError("targets of label maps need names, values and ignore")
+        # the file may come from anywhere: each part is checked before it is used
         names = names_of(content["names"])
         values = tuple(tuple(label_values(group)) for group in content["values"])
         if len(values) != len(names) or not all(values):
@@ -63,6 +64,7 @@ class SegmentationTargets(Targets):
         # else a label map could not tell two names apart
         if len(set(targets.written)) != len(names):
             raise ValueError("each name needs a label value of its own; for regions, `order` gives it")
+        # a written label map is read as a reference again
         for value, group in zip(targets.written, values, strict=True):
             if value not in group:
                 raise ValueError("the label value that a region writes must be one of its values")
@@ -82,6 +84,7 @@ class SegmentationTargets(Targets):
     @property
     def value_names(self) -> dict[int, str]:
         """Label value of a reference to the class, or to the regions that hold it."""
+        # a value of overlapping regions lies in several
         names: dict[int, str] = {}
         for value in sorted({value for group in self.values for value in group}):
             holders = [name for name, group in self.by_name.items() if value in group]
@@ -174,6 +177,7 @@ class SegmentationTargets(Targets):
         Args:
             annotated: of each output; scores of outputs without a reference are undefined (None).
         """
+        # measured for all names, then those without a reference are dropped: the label maps are read once
         scores = label_map_dice(prediction, reference, self)
         if annotated is None:
             return scores
@@ -243,6 +247,7 @@ class SegmentationTargets(Targets):
         ignored.
         """
         shuffles = self.ignore is not None and not takes_mask(loss)
+        # small where it is shuffled: sums over few voxels differ less by rounding
         edge = _SHUFFLED_TRIAL_EDGE if shuffles else _TRIAL_EDGE
         size = (edge,) * spatial_dims
         generator = torch.Generator().manual_seed(0)

@@ -61,7 +61,7 @@ def test_a_class_in_the_current_folder_is_timed_layer_by_layer(
         (["transform", *SIZES, "--batch", "0"], "--batch must be at least 1, got 0"),
         (["smooth", *SIZES], "leaves every layer an nn.Conv: nothing to time"),
         (["nowhere.MyConv", *SIZES], "conv._target_=nowhere.MyConv: "),
-        (["transform", *SIZES, "--package", "nowhere"], "No module named 'nowhere'"),
+        (["transform", *SIZES, "--package", "nowhere"], "--package nowhere: cannot be imported"),
     ],
 )
 def test_wrong_arguments_are_one_error(

@@ -162,7 +162,10 @@ def _swap_layers(
             continue
         except ValueError as error:
             raise ValueError(f"layer {name}: {error}" if name else str(error)) from error
-        replace(network, name, new.train(layer.training))
+        new.train(layer.training)
+        # others are changed in place
+        if new is not layer:
+            replace(network, name, new)
         report.swapped.append(name)
         projected = getattr(new, "approximation_error", None)
         if projected is not None:

@@ -35,7 +35,16 @@ def dice(prediction: np.ndarray, reference: np.ndarray, targets: LabelValues) ->
         is_labelled = reference != targets.ignore
         prediction = prediction[is_labelled]
         reference = reference[is_labelled]
-    table = _contingency_table(prediction, reference, targets.num_values)
+    # Voxels with each pair of values: (predicted value, reference value) -> voxels. A prediction may hold
+    # values that the targets do not declare.
+    highest = max(targets.num_values, prediction.max(initial=0), reference.max(initial=0))
+    size = 1 + int(highest)
+    counts = np.zeros(size**2, np.int64)
+    # 64-bit codes of a whole CT would take gigabytes
+    for predicted_piece, reference_piece in zip(pieces(prediction), pieces(reference), strict=True):
+        codes = predicted_piece.astype(np.int64) * size + reference_piece
+        counts += np.bincount(codes, minlength=size**2)
+    table = counts.reshape(size, size)
     scores: ClassScores = {}
     for name, values in targets.by_name.items():
         # a voxel of a region may have another of its values in the other map
@@ -58,19 +67,6 @@ def mean(row: Mapping[Any, float | None]) -> float | None:
     """Mean over the defined classes; None if there are none."""
     defined = [value for value in row.values() if value is not None]
     return float(np.mean(defined)) if defined else None
-
-
-def _contingency_table(prediction: np.ndarray, reference: np.ndarray, num_values: int) -> np.ndarray:
-    """Number of voxels with each pair of values: (predicted value, reference value) -> voxels."""
-    # a prediction may hold values that the targets do not declare
-    highest = max(num_values, prediction.max(initial=0), reference.max(initial=0))
-    size = 1 + int(highest)
-    counts = np.zeros(size**2, np.int64)
-    # 64-bit codes of a whole CT would take gigabytes
-    for predicted_voxels, reference_voxels in zip(pieces(prediction), pieces(reference), strict=True):
-        codes = predicted_voxels.astype(np.int64) * size + reference_voxels
-        counts += np.bincount(codes, minlength=size**2)
-    return counts.reshape(size, size)
 
 
 def pieces(label: np.ndarray, order: Literal["C", "K"] = "C") -> list[np.ndarray]:

@@ -147,13 +147,11 @@ def check_conv(conv: Node) -> None:
         raise ConfigError(f"conv: {error}") from error
 
 
-def model_of(node: Node, per_voxel: bool) -> Node:
-    """The `model` node; for image-level targets our U-Net becomes `Encoder`, which has the same arguments.
+def model_of(node: Node) -> Node:
+    """The `model` node for image-level targets: our U-Net becomes `Encoder`, which has the same arguments.
 
     A subclass of our U-Net stays as it is: its author knows what it returns.
     """
-    if per_voxel:
-        return node
     try:
         network_class = get_object(str(node.get("_target_")))
     except Exception:  # importing a user's module may raise anything; `build` reports it

@@ -180,7 +180,12 @@ class Stages(nn.Module):
                 fine, coarse = self.channels[stage : stage + 2]
                 self.down.append(CONVS[spatial_dims](fine, coarse, stride, stride=stride))
         self.add_outputs(out_channels)
-        self.apply(initialise)
+        # As nnU-Net does.
+        for layer in self.modules():
+            if isinstance(layer, _CONVS):
+                nn.init.kaiming_normal_(layer.weight, a=_NEGATIVE_SLOPE)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
 
     def _encoder(
         self, in_channels: int, residual_blocks: Sequence[int] | None, strided: bool
@@ -268,14 +273,6 @@ class Encoder(Stages):
         pooled = coarsest.mean(spatial_axes, keepdim=True)
         logits: Tensor = self.head(pooled)
         return logits.flatten(1)
-
-
-def initialise(layer: nn.Module) -> None:
-    """Initialise the convolutions of our own networks, for `Module.apply`; as nnU-Net does."""
-    if isinstance(layer, _CONVS):
-        nn.init.kaiming_normal_(layer.weight, a=0.01)  # a: the slope of the leaky ReLU after it
-        if layer.bias is not None:
-            nn.init.zeros_(layer.bias)
 
 
 def _per_axis(value: int | Sequence[int], spatial_dims: int, name: str) -> tuple[int, ...]:

@@ -232,7 +232,7 @@ def _search(images: Fingerprint, overrides: PlanOverrides, budget: Budget, num_o
     spacing = target_spacing(images)
     if overrides.spacing_mm:
         spacing = tuple(float(mm) for mm in overrides.spacing_mm)
-    need_axes("spacing_mm", spacing, images.spatial_dims)
+        need_axes("spacing_mm", spacing, images.spatial_dims)
     shape = median_shape(images, spacing)
     if overrides.resize is not None:
         need_axes("resize", overrides.resize, images.spatial_dims)

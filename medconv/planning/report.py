@@ -69,7 +69,6 @@ def grid_rows(
     overrides: PlanOverrides,
 ) -> list[ReportRow]:
     """Spacing and patch. Args: median: the median image's voxels."""
-    patch_reason = _patch_reason(network, patch, median, grid, overrides)
     if overrides.spacing_mm is not None:
         spacing_reason = overrides.name("spacing_mm")
     elif overrides.resize is not None:
@@ -79,32 +78,28 @@ def grid_rows(
     else:
         across_slices = "" if thick_axis(images) is None else "; across the thick slices the 10th percentile"
         spacing_reason = f"the median of {len(images.shapes)} cases{across_slices}"
-    return [
-        ("spacing", f"{size_text(grid.spacing_mm, 4)} mm", spacing_reason),
-        ("patch", f"{size_text(patch, 4)} voxels", patch_reason),
-    ]
-
-
-def _patch_reason(
-    network: Network, patch: Sequence[int], median: Sequence[int], grid: Grid, overrides: PlanOverrides
-) -> str:
     median_size = size_text(median, 4)
     hint = _view_hint(grid, overrides) if grid.view_share < SMALL_VIEW else ""
     multiple = overrides.divisible_by
     up_to = "to what the strides divide" if multiple == 1 else f"to multiples of {multiple}, for the network"
-    if overrides.patch_size is not None:
-        return f"{overrides.name('patch_size')}; the median image is {median_size}{hint}"
-    if overrides.resize is not None:
-        return f"{overrides.name('resize')}, {median_size}, padded {up_to}"
     whole_image = f"the median image, {median_size}, rounded up {up_to}"
-    if overrides.image_level:
+    if overrides.patch_size is not None:
+        patch_reason = f"{overrides.name('patch_size')}; the median image is {median_size}{hint}"
+    elif overrides.resize is not None:
+        patch_reason = f"{overrides.name('resize')}, {median_size}, padded {up_to}"
+    elif overrides.image_level:
         cut = cut_text(grid.lost_shares)
-        return f"{whole_image}; {cut}" if cut else whole_image
-    if all(p >= m for p, m in zip(patch, median, strict=True)):
-        return whole_image
-    largest = rounded_up(largest_patch(median, grid.spacing_mm), network.divisor())
-    limit = "fits into memory" if prod(patch) < prod(largest) else "medconv plans"
-    return f"the largest that {limit}; the median image is {median_size}{hint}"
+        patch_reason = f"{whole_image}; {cut}" if cut else whole_image
+    elif all(p >= m for p, m in zip(patch, median, strict=True)):
+        patch_reason = whole_image
+    else:
+        largest = rounded_up(largest_patch(median, grid.spacing_mm), network.divisor())
+        limit = "fits into memory" if prod(patch) < prod(largest) else "medconv plans"
+        patch_reason = f"the largest that {limit}; the median image is {median_size}{hint}"
+    return [
+        ("spacing", f"{size_text(grid.spacing_mm, 4)} mm", spacing_reason),
+        ("patch", f"{size_text(patch, 4)} voxels", patch_reason),
+    ]
 
 
 def cut_text(lost_shares: Sequence[float]) -> str:
@@ -165,6 +160,18 @@ def network_rows(
     network: Network, patch: Sequence[int], spacing: Sequence[float], overrides: PlanOverrides
 ) -> list[ReportRow]:
     """Stages, strides, kernels and channels."""
+    # stages: what sets their number or limits it, where something does
+    lists = {name: getattr(overrides, name) for name in ("channels", "kernel_sizes", "residual_blocks")}
+    lengths = {name: len(value) for name, value in lists.items() if isinstance(value, (list, tuple))}
+    limits = {"max_stages": overrides.max_stages, **lengths}
+    reached = [overrides.name(name) for name, limit in limits.items() if limit == len(network.channels)]
+    odd = "" if overrides.patch_size is None else "an odd number or "
+    stages_reason = f"halved until {odd}fewer than {MIN_EDGE} voxels would remain"
+    if overrides.strides is not None:
+        stages_reason = overrides.name("strides")
+    elif reached:
+        stages_reason = f"{stages_reason}, up to {' and '.join(reached)}"
+    # strides
     left = [edge // prod(step[axis] for step in network.strides) for axis, edge in enumerate(patch)]
     short = "short or odd" if overrides.patch_size is not None else "short"
     rests = f"an axis is not halved until the other axes' voxels are as long, or where it is {short}"
@@ -178,7 +185,7 @@ def network_rows(
     else:
         kernels_reason = "3 along every axis in the last stage"
     reasons = {
-        "stages": _stages_reason(len(network.channels), overrides),
+        "stages": stages_reason,
         "strides": f"{rests if late else even}; the coarsest stage has {size_text(left, 4)} voxels",
         "kernel_sizes": kernels_reason,
         "channels": "twice as many in each stage, up to the size's limit",
@@ -190,23 +197,6 @@ def network_rows(
         ("kernels", _each(network.kernel_sizes), reasons["kernel_sizes"]),
         ("channels", " ".join(map(str, network.channels)), reasons["channels"]),
     ]
-
-
-def _stages_reason(num_stages: int, overrides: PlanOverrides) -> str:
-    """The argument that sets their number or limits it, where one does."""
-    if overrides.strides is not None:
-        return overrides.name("strides")
-    lists = {
-        "channels": overrides.channels,
-        "kernel_sizes": overrides.kernel_sizes,
-        "residual_blocks": overrides.residual_blocks,
-    }
-    lengths = {name: len(value) for name, value in lists.items() if isinstance(value, (list, tuple))}
-    limits = {"max_stages": overrides.max_stages, **lengths}
-    reached = [overrides.name(name) for name, limit in limits.items() if limit == num_stages]
-    odd = "" if overrides.patch_size is None else "an odd number or "
-    halved = f"halved until {odd}fewer than {MIN_EDGE} voxels would remain"
-    return f"{halved}, up to {' and '.join(reached)}" if reached else halved
 
 
 def _each(rows: Sequence[Sequence[int]]) -> str:

@@ -160,7 +160,9 @@ class Step(NamedTuple):
 
 
 def _measured_step(config: RunConfig, plan: Plan, derived: Derived, budget: Budget) -> Step:
-    model = model_of(configs.resolve(config, derived).model, derived.per_voxel)
+    model = configs.resolve(config, derived).model
+    if not derived.per_voxel:
+        model = model_of(model)
     key = {
         "model": model,
         "image": [plan.batch_size, derived.num_channels, *plan.patch_size],

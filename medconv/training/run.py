@@ -220,7 +220,7 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
     resolved = configs.resolve(config, prepared.derived())
     resolved = replace(
         resolved,
-        model=model_of(resolved.model, prepared.targets.per_voxel),
+        model=resolved.model if prepared.targets.per_voxel else model_of(resolved.model),
         data=replace(
             resolved.data,
             batch_size=prepared.plan.batch_size,

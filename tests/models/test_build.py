@@ -80,23 +80,22 @@ def test_a_network_that_needs_another_package_names_it(monkeypatch: pytest.Monke
 
 
 def test_image_level_targets_replace_our_unet_with_its_encoder() -> None:
-    assert model_of(model(), per_voxel=True) == model()
-    encoder = model_of(model(), per_voxel=False)
+    encoder = model_of(model())
     assert encoder == model("medconv.models.Encoder")
     other = model("monai.networks.nets.UNet")
-    assert model_of(other, per_voxel=False) == other
-    assert isinstance(build_network(encoder, CONV, replace(LABEL_MAPS, per_voxel=False)), Encoder)
+    assert model_of(other) == other
+    assert isinstance(build_network(encoder, CONV, replace(LABEL_MAPS)), Encoder)
 
 
 @pytest.mark.parametrize("target", ["medconv.models.UNet", "medconv.models.unet.UNet"])
 def test_our_unet_is_replaced_by_whatever_name_it_is_imported(target: str) -> None:
-    assert model_of(model(target), per_voxel=False) == model("medconv.models.Encoder")
+    assert model_of(model(target)) == model("medconv.models.Encoder")
 
 
 @pytest.mark.parametrize("target", [f"{__name__}.Half", "no.such.package.Network"])
 def test_networks_that_are_not_ours_stay_for_image_level_targets(target: str) -> None:
     """A subclass of our U-Net may return what it likes; a missing one is named when it is built."""
-    assert model_of(model(target), per_voxel=False) == model(target)
+    assert model_of(model(target)) == model(target)
 
 
 @pytest.mark.parametrize("weights_follow", [False, True])

@@ -21,7 +21,6 @@ from medconv.features.diagnosis.conv_cost import (
     replaced_layers,
     switches_of,
 )
-from medconv.models.build import model_of
 from medconv.models.monai_networks import stem_for
 from medconv.planning.limits import SIZES
 from medconv.planning.topology import halvings, kernels, widths
@@ -160,7 +159,7 @@ def _layers(config: RunConfig, sizes: Sizes, device: torch.device) -> list[Layer
     """Raises: ConfigError: the convolution replaces none."""
     derived = _derived(config, sizes)
     resolved = configs.resolve(config, derived)
-    model = model_of(resolved.model, per_voxel=True)
+    model = resolved.model
     timed = NetworkSizes(model, derived, sizes.batch, device, switches_of(resolved.perf))
     layers = list(replaced_layers(timed, resolved.conv, _build))
     if not layers:

@@ -82,7 +82,8 @@ def load_weights(
     """
 
     def model(derived: Derived) -> Node:
-        return model_of(configs.resolve(config, derived).model, derived.per_voxel)
+        node = configs.resolve(config, derived).model
+        return node if derived.per_voxel else model_of(node)
 
     layers = layers_of(
         model(derived),

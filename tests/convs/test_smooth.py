@@ -1,12 +1,14 @@
 """medconv/convs/smooth.py: the covariance of taps, kernels drawn from it, and pretrained weights kept."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from medconv.convs import fold_convs, smooth
+from medconv.convs import basis, fold_convs, plain, smooth
+from medconv.convs.parametrization import only_draws
 from medconv.convs.smooth import covariance
 
 
@@ -103,3 +105,11 @@ def test_extreme_values_give_finite_kernels(name: str, value: float) -> None:
 def test_an_even_kernel_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"kernel_size must be odd.*\(4, 4\)"):
         smooth(nn.Conv2d(2, 2, 4))
+
+
+def test_only_new_weights_are_drawn_unless_the_prior_holds_throughout() -> None:
+    assert only_draws(smooth)
+    assert only_draws(partial(smooth, floor=0.1))
+    assert only_draws(plain)
+    assert not only_draws(partial(smooth, throughout=True))
+    assert not only_draws(basis)

@@ -15,8 +15,9 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from medconv import config as configs
 from medconv.config import ConfigError, Node
+from medconv.convs import SwapReport
 from medconv.convs.parametrization import Foldable
-from medconv.models import Encoder, UNet
+from medconv.models import Encoder, UNet, build
 from medconv.models.build import PLAIN_CONV, build_network, check_conv, model_of
 
 NETWORK = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2, "channels": [4, 8], "strides": [2]}
@@ -84,7 +85,7 @@ def test_image_level_targets_replace_our_unet_with_its_encoder() -> None:
     assert encoder == model("medconv.models.Encoder")
     other = model("monai.networks.nets.UNet")
     assert model_of(other) == other
-    assert isinstance(build_network(encoder, CONV, replace(LABEL_MAPS)), Encoder)
+    assert isinstance(build_network(encoder, CONV, replace(LABEL_MAPS, per_voxel=False)), Encoder)
 
 
 @pytest.mark.parametrize("target", ["medconv.models.UNet", "medconv.models.unet.UNet"])
@@ -105,6 +106,18 @@ def test_the_report_is_logged_by_whatever_function_builds(
     with caplog.at_level(logging.INFO, "medconv.models.build"):
         build_network(model(), CONV, LABEL_MAPS, partial(configs.build), weights_follow=weights_follow)
     assert ("4 convolutions swapped" in caplog.text) != weights_follow
+
+
+@pytest.mark.parametrize("share", [None, 1.0, 0.5])
+def test_weights_are_not_drawn_where_those_of_a_checkpoint_follow(
+    share: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a share of the outputs, layers are split, and not only drawn."""
+    swapped: list[str] = []
+    monkeypatch.setattr(build, "swap_convs", lambda *_, **__: swapped.append("all") or SwapReport(["all"]))
+    conv = {"_target_": "medconv.convs.smooth", "_partial_": True, "share": share}
+    build_network(model(), conv, LABEL_MAPS, weights_follow=True)
+    assert bool(swapped) == (share == 0.5)
 
 
 def test_a_patch_that_another_network_cannot_take_is_refused_with_what_helps() -> None:

@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+# dev,triton also tests the kernels for GPUs, by Triton's interpreter
+EXTRAS ?= dev
 # processes that share the tests; each of them starts trainings of its own
 JOBS ?= 2
 
@@ -26,10 +28,12 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	$(VENV)/bin/mypy
 
-# the documentation site, in build/site
-docs: $(VENV)/.installed
+# the documentation site, in build/site; without the development tools
+docs:
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	$(VENV)/bin/python -m mkdocs build --strict
+	$(VENV)/bin/python docs/site.py
+	$(VENV)/bin/zensical build --strict
 
 check: lint types test
 
@@ -37,7 +41,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "needs Python 3.11 or later; name one by PYTHON=..., this is `$(PYTHON) --version`" >&2; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
 clean:

@@ -1,17 +1,19 @@
-"""Pages of the documentation site that are generated (a hook of mkdocs, see mkdocs.yml): every config key
-from the schema and the comments of conf/, the commands from their parsers, and the README as first page.
+"""Generated pages of the documentation: config keys, commands, notebooks, and the README as first page.
+
+`python docs/site.py` writes `docs/reference/config.md`, every config key, from the schema and the comments of
+`conf/`; and all pages of the site into `build/pages`, of which `make docs` builds it.
 """
 
 import json
 import re
+import shutil
+import textwrap
 from itertools import takewhile
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import yaml
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
 
 from medconv import doors
 from medconv.cli.main import commands
@@ -20,6 +22,9 @@ from medconv.config.schema import RunConfig, conf_dir
 from medconv.config.values import enumeration, members
 
 ROOT = Path(__file__).parents[1]
+CONFIG_PAGE = ROOT / "docs/reference/config.md"
+PAGES = ROOT / "build/pages"
+NO_PAGES = ("*.py", "results")
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 KEYS = {key.name: key for key in declared_keys(RunConfig)}
 FOLDED = ("derived", "hydra", "defaults")  # of train.yaml: filled in by the run, or Hydra's own
@@ -40,25 +45,25 @@ class Row(NamedTuple):
     text: str
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
+def write_pages() -> None:
+    """All pages of the site: those of docs/, and the generated ones."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", PAGES, ignore=shutil.ignore_patterns(*NO_PAGES))
     pages = {
         "index.md": for_site((ROOT / "README.md").read_text()),
         "contributing.md": for_site((ROOT / "CONTRIBUTING.md").read_text()),
-        "reference/config.md": config_page(),
         "reference/cli.md": cli_page(),
         **{f"notebooks/{file.stem}.md": notebook_page(file) for file in NOTEBOOKS},
     }
     for place, text in pages.items():
-        files.append(File.generated(config, place, content=text))
-    return files
-
-
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    places = {"../CONTRIBUTING.md": "contributing.md", "../README.md": "index.md"}
-    places |= {f"notebooks/{file.name}": f"notebooks/{file.stem}.md" for file in NOTEBOOKS}
-    for place, page in places.items():
-        markdown = markdown.replace(f"]({place}", f"]({page}")
-    return markdown
+        (PAGES / place).write_text(text)
+    links = {"../CONTRIBUTING.md": "contributing.md", "../README.md": "index.md"}
+    links |= {f"notebooks/{file.name}": f"notebooks/{file.stem}.md" for file in NOTEBOOKS}
+    for file in PAGES.rglob("*.md"):
+        markdown = file.read_text()
+        for link, page in links.items():
+            markdown = markdown.replace(f"]({link}", f"]({page}")
+        file.write_text(markdown)
 
 
 def notebook_page(file: Path) -> str:
@@ -86,14 +91,18 @@ def cli_page() -> str:
 
 
 def config_page() -> str:
+    """The content of `CONFIG_PAGE`."""
     main_rows = []
     for row in rows(conf_dir() / "train.yaml"):
         if row.key.partition(".")[0] not in FOLDED:
             main_rows.append(row._replace(text=KEYS[row.key].text) if row.key in KEYS else row)
     parts = [
-        "# Config keys\n\nSet a key by `KEY=VALUE` on the command line, choose an option by "
-        "`GROUP=OPTION`. Keys of Lightning's `Trainer` that are not listed work under `trainer`, too. "
-        "`medconv train --cfg job` prints the values of a command.\n",
+        "# Config keys\n\n<!-- made by `python docs/site.py` -->\n",
+        wrapped(
+            "Set a key by `KEY=VALUE` on the command line, choose an option by `GROUP=OPTION`. Keys of "
+            "Lightning's `Trainer` that are not listed work under `trainer`, too. `medconv train --cfg job` "
+            "prints the values of a command."
+        ),
         "## Main keys\n",
         *table(main_rows),
     ]
@@ -193,7 +202,11 @@ def opening(file: Path) -> str:
     """The comment that a file begins with: when to take this option."""
     lines = file.read_text().splitlines()
     comment = takewhile(lambda line: line.startswith("#"), lines)
-    return " ".join(line.lstrip("# ") for line in comment if "@package" not in line) + "\n"
+    return wrapped(" ".join(line.lstrip("# ") for line in comment if "@package" not in line))
+
+
+def wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def table(table_rows: list[Row]) -> list[str]:
@@ -205,3 +218,8 @@ def table(table_rows: list[Row]) -> list[str]:
         cells = [f"`{row.key}`", row.text, f"`{row.default}`", row.values]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return [*lines, ""]
+
+
+if __name__ == "__main__":
+    CONFIG_PAGE.write_text(config_page())
+    write_pages()

@@ -1,8 +1,8 @@
-"""Draws the terminal of a run as SVG: its lines, and the progress bar of training as it stood midway.
+"""Draws the terminal of a run as SVG: its lines, and the last progress bar of training.
 
-`python docs/terminal_picture.py OUTPUT.svg COMMAND ...`, on Linux. Start it where the data is, so that the
-picture has no paths of your machine. `docs/images/terminal.svg` is that of `medconv train data=msd
-data.root=. trainer.max_time=00:00:06:00 run.name=first` in the folder of the Decathlon's hippocampus.
+`python docs/terminal_picture.py OUTPUT.svg COMMAND ...`, on Linux. `docs/images/terminal.svg` is that of
+`medconv train data=msd data.root=/data/Task04_Hippocampus trainer.max_time=00:00:06:00 run.name=first`, of
+the same run as `result.png` and `report.png`.
 """
 
 import fcntl
@@ -56,7 +56,7 @@ def settled(output: str) -> str:
     """Without bars, as a terminal shows it at the end, but for that of training, which says its speed."""
     output = CURSOR.sub("", output)
     states = [state for state in REDRAWN.split(output) if "left" in state and "samples/s" in state]
-    kept = f"{states[len(states) // 2]}\n" if states else ""
+    kept = f"{states[-1]}\n" if states else ""
     return REMOVED.sub(lambda bar: kept if "samples/s" in bar[1] else "", output).strip()
 
 

@@ -1,9 +1,13 @@
 """The documentation site builds without a warning, and its generated pages have what they should."""
 
+import importlib.util
+import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,13 +17,38 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site: a broken link or a page outside the navigation fails here."""
-    for package in ("mkdocs", "material", "mkdocstrings"):
+    for package in ("zensical", "mkdocstrings"):
         pytest.importorskip(package, reason="the extra `docs` is not installed")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return folder
+    shutil.copy(ROOT / "mkdocs.yml", folder)
+    (folder / "medconv").symlink_to(ROOT / "medconv")
+    docs_site = site_module()
+    docs_site.PAGES = folder / "build/pages"
+    docs_site.write_pages()
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder / "build/site"
+
+
+def site_module() -> Any:
+    spec = importlib.util.spec_from_file_location("docs_site", ROOT / "docs/site.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_config_keys_is_that_of_the_schema() -> None:
+    docs_site = site_module()
+    assert docs_site.CONFIG_PAGE.read_text() == docs_site.config_page(), "run `python docs/site.py`"
+
+
+def test_the_names_of_the_python_page_exist() -> None:
+    names = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference/api.md").read_text(), re.MULTILINE)
+    assert len(names) > 10
+    for name in names:
+        pkgutil.resolve_name(name)
 
 
 def text_of(page: Path) -> str:

@@ -9,7 +9,8 @@ _NAME_WIDTH = 26  # characters of a group's name
 _AFTER_GROUPS = """\
 
 KEY=VALUE:
-  trainer.max_epochs=100      any key of --cfg job; +KEY=VALUE adds one for a class"""
+  trainer.max_epochs=100      any key of --cfg job; +KEY=VALUE adds an argument
+                              that the class accepts"""
 
 
 def listing() -> str:

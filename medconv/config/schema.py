@@ -55,7 +55,7 @@ class DataConfig:
     )
     source_spacing_mm: Any = key(
         None,
-        "of files whose headers have lost it, such as [1.25,1.25,10], or {siteA_*: [...]} by case id",
+        "spacing of files whose headers have lost it, such as [1.25,1.25,10], or {siteA_*: [...]} by case id",
         accepts=list[float] | dict[str, list[float]] | None,
         gt=0,
         lt=inf,
@@ -63,7 +63,7 @@ class DataConfig:
     patch_size: list[int] | None = key(None, "in voxels of the resampled grid; null plans it", ge=1)
     normalisation: Any = key(
         None,
-        "of intensities, one name or one per channel; null decides by modality",
+        "normalisation of intensities, one name or one per channel; null decides by modality",
         accepts=str | list[str] | None,
         choices=("zscore", "zscore_nonzero", "ct", "dataset", "rescale", "none"),
     )
@@ -125,7 +125,7 @@ class DataConfig:
     )
     case_weights: Any = key(
         None,
-        "such as {siteA_*: 2}: these cases are drawn twice as often",
+        "weights of cases in sampling: {siteA_*: 2} draws these cases twice as often",
         accepts=dict[str, float] | None,
         gt=0,
         lt=inf,
@@ -210,7 +210,7 @@ class TrainerConfig:
         duration=True,
         gt=0,
     )
-    max_epochs: int | None = key(None, "null: 100, unless max_time or max_steps is set", ge=-1)
+    max_epochs: int | None = key(None, "epochs; null: 100, unless max_time or max_steps is set", ge=-1)
     max_steps: int = key(-1, "optimizer steps; -1: no limit", ge=-1)
     accumulate_grad_batches: int = key(1, "batches before each optimizer step", ge=1)
     gradient_clip_val: float | None = key(None, "largest norm of the gradient; null does not clip", ge=0)
@@ -299,7 +299,9 @@ TUNED = (
 @dataclass(frozen=True)
 class TaskConfig:
     deep_supervision: bool = key(False, "also train heads on the coarser stages of our U-Net")
-    overlap: float = key(0.5, "of neighbouring windows over a volume, as a share of the window", ge=0, lt=1)
+    overlap: float = key(
+        0.5, "overlap of neighbouring windows over a volume, as a share of the window", ge=0, lt=1
+    )
     sw_batch_size: int = key(4, "windows in one forward pass", ge=1)
     mirror_axes: Any = key(
         [],
@@ -321,14 +323,16 @@ class PlanConfig:
 
     size: str | None = key(
         None,
-        "of network, patch and batch; null: full (on a CPU large), or what fits into trainer.max_time",
+        "size of network, patch and batch; null: full (on a CPU large), or what fits into trainer.max_time",
         choices=("full", "large", "medium", "small", "tiny"),
     )
     memory_gb: float | None = key(
         None, "device memory for a training step, in GB; null: measured", gt=0, lt=inf
     )
-    max_batch_size: int | None = key(None, "null: 4, in 2D 12, since short runs need many steps", ge=1)
-    max_stages: int | None = key(None, "null: as many as the patch can be halved for", ge=1)
+    max_batch_size: int | None = key(
+        None, "upper limit; null: 4, in 2D 12, since short runs need many steps", ge=1
+    )
+    max_stages: int | None = key(None, "upper limit; null: as many as the patch can be halved for", ge=1)
     strides: Any = key(
         None, "between stages, per axis; null plans them", accepts=list[int | list[int]] | None, ge=1
     )
@@ -467,7 +471,7 @@ class Derived:
 class RunConfig:
     """The whole config of a run."""
 
-    seed: int = key(0, "of initial weights, patches and augmentation", ge=0)
+    seed: int = key(0, "seed of initial weights, patches and augmentation", ge=0)
     tags: list[str] = key([], "words that find a run again, in config.yaml, wandb and mlflow")
     test: bool = key(False, "true: score the test cases with the best checkpoint after training")
     task: TaskConfig = field(default_factory=TaskConfig)

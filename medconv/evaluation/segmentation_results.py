@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from medconv import doors
 from medconv.data.datasets.patterns import home
+from medconv.data.io.raster import is_picture
 from medconv.evaluation import labels
 from medconv.evaluation.results import plain_number
 from medconv.metrics import dice as metrics_dice
@@ -135,6 +136,11 @@ class LabelMapEvaluation:
     files: Mapping[str, tuple[Path, ...]]
     images: Mapping[str, Path]
 
+    @property
+    def length_unit(self) -> str:
+        """Pictures have no spacing: 1 mm stands for a pixel."""
+        return "px" if all(is_picture(reference) for reference, *_ in self.files.values()) else "mm"
+
     def csv_rows(self) -> Iterator[Sequence[Any]]:
         """The header, then a row per case and class (with `compare`, of both sets)."""
         columns = columns_of(selection_of(self.result))
@@ -165,7 +171,8 @@ class LabelMapEvaluation:
         return lines
 
     def _titles(self) -> str:
-        titles = f"{'Dice':>7} {'sd':>7} {'NSD':>7} {'HD95 mm':>8} {'ASD mm':>7} {'volume %':>8}"
+        distances = f"{'HD95 ' + self.length_unit:>8} {'ASD ' + self.length_unit:>7}"
+        titles = f"{'Dice':>7} {'sd':>7} {'NSD':>7} {distances} {'volume %':>8}"
         if self.result["lesion_iou"] is not None:
             titles += f" {'lesion F1':>9} {'PQ':>7}"
         if self.result["centreline"]:

@@ -71,15 +71,18 @@ def from_array(
     """An image from an array, with either an affine or the spacing of each axis.
 
     Args:
-        array: (channels, X, Y, Z), or (X, Y, Z) for one channel; of 2D images without Z.
+        array: (channels, X, Y, Z), or (X, Y, Z) for one channel; a 2D image has no Z, or Z = 1.
         image_dims: spatial axes of the image, 2 or 3.
         affine: (4, 4), voxel indices to mm (right, anterior, superior).
-        spacing_mm: of each spatial axis; the axes point right, anterior and superior.
+        spacing_mm: of each spatial axis, and maybe a 2D image's thickness; the axes point right, anterior
+            and superior.
     Raises:
         ArgumentError: neither or both of affine and spacing_mm, or one that is no such thing.
         ValueError: an array of another shape, or not of real numbers.
     """
     axes = "XYZ"[:image_dims]
+    if image_dims == 2 and array.ndim > 2 and array.shape[-1] == 1:
+        array = array[..., 0]  # as files of 2D images have it
     if array.ndim not in (image_dims, image_dims + 1) or array.size == 0:
         shape = ", ".join(axes)
         raise ValueError(f"an array must be ({shape}) or (channels, {shape}), got shape {array.shape}")
@@ -141,10 +144,9 @@ def _is_oriented(image: SpatialImage) -> bool:
 
 def _affine_of(spacing_mm: Sequence[float], image_dims: int) -> np.ndarray:
     spacing = [float(mm) for mm in spacing_mm]
-    if len(spacing) != image_dims or not all(0 < mm < np.inf for mm in spacing):
+    if len(spacing) not in (image_dims, 3) or not all(0 < mm < np.inf for mm in spacing):
         raise ArgumentError("spacing_mm", f" must be {image_dims} positive numbers, got {list(spacing_mm)}")
-    # The thickness of a 2D image is not known.
-    across = [1.0] * (3 - image_dims)
+    across = [1.0] * (3 - len(spacing))  # the thickness of a 2D image is mostly not known
     return np.diag([*spacing, *across, 1.0])
 
 

@@ -47,6 +47,7 @@ from medconv.training.weight_source import weight_source
 from medconv.utils import checkpoint_io, cluster, signals
 from medconv.utils.exit_codes import DONE
 from medconv.utils.hardware import apply_backends, check_devices, expand_segments, resolve_precision, uses_gpu
+from medconv.utils.logging import route_lightning
 
 # Of an epoch, where the config sets none.
 _FEWEST_SAMPLES = 1000
@@ -65,6 +66,7 @@ def train(config: RunConfig, folder: RunDir) -> Node:
         ValueError: the user's data or configuration is wrong.
         RunInterrupted: a signal stopped the run.
     """
+    route_lightning()
     try:
         with signals.raising(), closing(folder), cluster.sharing_errors(folder.path):
             return _train(config, folder)

@@ -98,7 +98,7 @@ def start_logging(rank_zero: bool = True) -> None:
     root.handlers[:] = [console]
     if rank_zero:
         root.addHandler(_early)
-    _route_lightning()
+    route_lightning()
     logging.captureWarnings(True)
     threading.excepthook = _on_thread_error
     if not rank_zero:
@@ -142,8 +142,11 @@ def log_into(path: Path) -> None:
     _early.flushLevel = logging.NOTSET
 
 
-def _route_lightning() -> None:
-    """Lightning's messages go where ours go: warnings and errors, and the results of its profilers."""
+def route_lightning() -> None:
+    """Lightning's messages go where ours go: warnings and errors, and the results of its profilers.
+
+    Its import adds handlers of its own, so this is to be called after it, too.
+    """
     for name in _LIGHTNING_LOGGERS:
         logger = logging.getLogger(name)
         logger.setLevel(logging.WARNING)

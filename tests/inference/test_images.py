@@ -41,6 +41,9 @@ def test_one_channel_and_2d_images_need_no_axis_for_it() -> None:
     assert flat.voxels.shape == (1, 4, 5, 1)
     assert flat.grid.spacing_mm == (1, 2, 1)
     assert from_array(volume()[:, :, 0].transpose(2, 0, 1), 2, spacing_mm=(1, 2)).voxels.shape == (2, 4, 5, 1)
+    as_in_files = from_array(volume()[:, :, :1, 0], 2, spacing_mm=(1, 2, 3))
+    np.testing.assert_array_equal(as_in_files.voxels, flat.voxels)
+    assert as_in_files.grid.spacing_mm == (1, 2, 3)
 
 
 @pytest.mark.parametrize(

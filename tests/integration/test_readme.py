@@ -1,5 +1,6 @@
 """Every code block of README.md and of the pages for a first hour runs, on tiny data in the place of
-`/data`, and so do the notebooks; a block that does not has a comment above it that says why.
+`/data`, and so do the notebooks; a block that does not has a comment above it that says why. The commands of
+the other pages are read by their parsers and composed by Hydra, but not run.
 """
 
 import json
@@ -17,10 +18,15 @@ from helpers import tiny
 from matplotlib import pyplot
 
 import medconv
-from medconv.config.compose import as_override
+from medconv import doors
+from medconv.cli import main
+from medconv.config.compose import Composer, as_override, hydra_flags
 from medconv.training import api
 
 PAGES = ("README.md", "docs/get-started.md", "docs/python.md", "docs/own-convolution.md")
+OTHER_PAGES = sorted(
+    {str(path.relative_to(tiny.ROOT)) for path in (tiny.ROOT / "docs").glob("*.md")} - {*PAGES}
+)
 BLOCK = re.compile(r"(<!-- not run by tests: [^>]+ -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
 BLOCKS = [(page, *found) for page in PAGES for found in BLOCK.findall((tiny.ROOT / page).read_text())]
 SHELL = [(page, text) for page, reason, language, text in BLOCKS if language == "bash" and not reason]
@@ -107,6 +113,34 @@ def test_python_runs(home: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> 
     for name, reason, language, text in BLOCKS:
         if (name, language) == (page, "python") and not reason:
             exec(compile(with_tiny_data(text, home), page, "exec"), names)
+
+
+def medconv_commands(page: str) -> list[list[str]]:
+    """The arguments of each `medconv` and `python -m medconv.cli` of a page, whatever starts it."""
+    found = []
+    for _, language, text in BLOCK.findall((tiny.ROOT / page).read_text()):
+        for words in commands(text.replace("medconv.cli ", "medconv ")) if language == "bash" else ():
+            if "medconv" in words:
+                found.append(words[words.index("medconv") + 1 :])
+    return found
+
+
+@pytest.mark.parametrize("page", [page for page in OTHER_PAGES if medconv_commands(page)])
+def test_commands_of_other_pages_are_valid(page: str) -> None:
+    for name, *words in medconv_commands(page):
+        parser = doors.load(main.commands()[name][1]).parser()
+        options = parser.parse_args(words)
+        if parser.takes_overrides and "--config-dir" not in words:
+            sweep = ["-m"] if name == "sweep" else []
+            composer = Composer(hydra_flags([*options.overrides, *sweep], "medconv train"))
+            assert composer.sweep_settings if composer.is_sweep else composer.configs(), words
+
+
+def test_no_page_needs_a_checkout_to_train() -> None:
+    """An installed user has `medconv`, and no train.py."""
+    for page in [*PAGES, *OTHER_PAGES]:
+        for _, language, text in BLOCK.findall((tiny.ROOT / page).read_text()):
+            assert language != "bash" or "train.py" not in text, page
 
 
 def test_other_languages_say_why_they_do_not_run() -> None:

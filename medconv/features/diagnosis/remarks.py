@@ -164,37 +164,37 @@ def verdict(shares: Mapping[str, float], config: RunConfig, cores: int) -> str |
     if not over:
         network = shares["forward"] + shares["backward"] + shares["optimizer"]
         advice = _network_advice(config.perf, config.trainer)
-        return f"{network:.0%} of the time is the network itself: {advice}"
+        return f"{100 * network:.0f} % of the time was spent in the network itself: {advice}"
     largest = max(over, key=lambda phase: over[phase])
     limit = limits[largest]
-    return f"{over[largest]:.0%} of the time {limit.verb}: {limit.advice}"
+    return f"{100 * over[largest]:.0f} % of the time {limit.verb}: {limit.advice}"
 
 
 def _limits(config: RunConfig, cores: int) -> dict[str, _Limit]:
     return {
         "data_wait": _Limit(
             share=0.1,
-            verb="waits for data",
+            verb="was spent waiting for data",
             advice=_loader_advice(config.data.num_workers, config.trainer.devices, cores),
         ),
         "copy_to_device": _Limit(
             share=0.1,
-            verb="copies batches to the device",
+            verb="was spent copying batches to the device",
             advice="try a smaller patch or batch; copies already use pinned memory",
         ),
         "augmentation": _Limit(
             share=0.15,
-            verb="is augmentation on the device",
+            verb="was spent on augmentation on the device",
             advice="try augmentation=light or augmentation=none",
         ),
         "logging": _Limit(
             share=0.1,
-            verb="is logging and callbacks",
+            verb="was spent on logging and callbacks",
             advice="try a larger trainer.log_every_n_steps, or callbacks=none",
         ),
         "validation": _Limit(
             share=0.3,
-            verb="is validation",
+            verb="was spent on validation",
             advice="try a larger trainer.check_val_every_n_epoch, or a smaller task.overlap",
         ),
     }

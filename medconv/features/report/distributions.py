@@ -151,12 +151,12 @@ def _ticks(boxes: Sequence[Mapping[str, Any]], values: Sequence[float]) -> np.nd
     highest_whisker = max(box["whishi"] for box in boxes)
     low = max(min(values), 2 * lowest_whisker - highest_whisker)
     high = min(max(values), 2 * highest_whisker - lowest_whisker)
+    are_shares = min(values) >= 0 and max(values) <= 1  # such as Dice, of which none is more than 1
     if high - low < 1e-9 * max(1.0, abs(high)):  # all values alike
-        low = low - 0.5
-        high = high + 0.5
+        low = 0 if are_shares else low - 0.5
+        high = 1 if are_shares else high + 0.5
     locator = MaxNLocator(6, steps=[1, 2, 5, 10])
     marks = np.asarray(locator.tick_values(low, high)).round(12) + 0.0  # + 0.0: no -0
-    are_shares = min(values) >= 0 and max(values) <= 1  # such as Dice, of which none is more than 1
     if are_shares:
         marks = marks[(marks >= 0) & (marks <= 1)]
     return marks

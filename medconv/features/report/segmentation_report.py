@@ -1,6 +1,7 @@
 """HTML report of a segmentation evaluation: tables, distributions, and pictures of the worst cases."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,14 @@ def page(evaluation: Evaluation) -> str | None:
     """The HTML page of an evaluation of label maps; reads the files of the worst cases again."""
     if not isinstance(evaluation, LabelMapEvaluation):
         return None
-    return write_report(evaluation.result, evaluation.files, evaluation.images)
+    return write_report(evaluation.result, evaluation.files, evaluation.images, evaluation.length_unit)
 
 
 def write_report(
-    result: Mapping[str, Any], paths: Mapping[str, tuple[Path, ...]], images: Mapping[str, Path]
+    result: Mapping[str, Any],
+    paths: Mapping[str, tuple[Path, ...]],
+    images: Mapping[str, Path],
+    length_unit: str = "mm",
 ) -> str:
     """The HTML page.
 
@@ -42,9 +46,10 @@ def write_report(
         result: as `evaluate` returns it.
         paths: for each case the reference, the prediction and, with `compare`, the other prediction.
         images: case to image, for cases that have one.
+        length_unit: px: there are no volumes.
     """
     targets = SegmentationTargets.from_plain(result["targets"])
-    metrics = selection_of(result).metrics
+    metrics = _in_unit(selection_of(result).metrics, length_unit)
     charts = []
     for metric in metrics:
         series = _series(result, metric)
@@ -54,7 +59,7 @@ def write_report(
         "segmentation_report.html.j2",
         result=result,
         metrics=metrics,
-        tolerance=_tolerance(result["tolerance_mm"]),
+        tolerance=_tolerance(result["tolerance_mm"], length_unit),
         lesion_iou=result["lesion_iou"],
         charts=charts,
         figures=_figures(result),
@@ -73,11 +78,22 @@ def _figures(result: Mapping[str, Any]) -> list[tuple[str, bytes, str]]:
     return [feature.figure(result) for feature in features if feature.KEY in result]
 
 
-def _tolerance(by_class: Mapping[str, float]) -> str:
+def _in_unit(metrics: Sequence[Metric], length_unit: str) -> list[Metric]:
+    """The metrics with distances in this unit; volumes are in ml, so only if it is mm."""
+    if length_unit == "mm":
+        return list(metrics)
+    return [
+        replace(metric, unit=length_unit) if metric.unit == "mm" else metric
+        for metric in metrics
+        if metric.unit != "ml"
+    ]
+
+
+def _tolerance(by_class: Mapping[str, float], length_unit: str) -> str:
     different = set(by_class.values())
     if len(different) == 1:
-        return f"{different.pop():g} mm"
-    return ", ".join(f"{name} {mm:g} mm" for name, mm in by_class.items())
+        return f"{different.pop():g} {length_unit}"
+    return ", ".join(f"{name} {length:g} {length_unit}" for name, length in by_class.items())
 
 
 def _better(row: Mapping[str, Any], metric: Metric) -> str:

@@ -108,18 +108,24 @@ def config(**perf: Any) -> RunConfig:
 @pytest.mark.parametrize(
     ("measured", "expected"),
     [
-        ({"data_wait": 0.61}, "61% of the time waits for data: data.num_workers is 2 with 16 cores; try 16"),
+        (
+            {"data_wait": 0.61},
+            "61 % of the time was spent waiting for data: data.num_workers is 2 with 16 cores; try 16",
+        ),
         (
             {"data_wait": 0.2, "validation": 0.4},
-            "40% of the time is validation: try a larger trainer.check_val_every_n_epoch",
+            "40 % of the time was spent on validation: try a larger trainer.check_val_every_n_epoch",
         ),
-        ({"copy_to_device": 0.15}, "15% of the time copies batches to the device"),
-        ({"augmentation": 0.3}, "30% of the time is augmentation on the device"),
+        ({"copy_to_device": 0.15}, "15 % of the time was spent copying batches to the device"),
+        ({"augmentation": 0.3}, "30 % of the time was spent on augmentation on the device"),
         (
             {"logging": 0.2},
-            "20% of the time is logging and callbacks: try a larger trainer.log_every_n_steps",
+            "20 % of the time was spent on logging and callbacks: try a larger trainer.log_every_n_steps",
         ),
-        ({"data_wait": 0.05}, "95% of the time is the network itself: try perf.compile=true in long runs"),
+        (
+            {"data_wait": 0.05},
+            "95 % of the time was spent in the network itself: try perf.compile=true in long runs",
+        ),
     ],
 )
 def test_the_sentence_names_the_worst_bottleneck_and_its_setting(

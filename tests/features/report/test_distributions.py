@@ -67,6 +67,10 @@ def test_few_or_equal_values_get_round_ticks_around_them(values: list[float]) ->
         assert marks[0] >= 0 and marks[-1] <= 1
 
 
+def test_equal_shares_are_shown_on_an_axis_of_all_shares() -> None:
+    assert words(svg({"a": 1.0, "b": 1.0}, ""))[:-1] == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
+
+
 def test_without_values_there_is_no_chart() -> None:
     assert distribution([Series("liver", {}, "a")], "mm") == ""
 

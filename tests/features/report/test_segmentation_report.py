@@ -84,6 +84,19 @@ def test_the_page_shows_scores_and_the_worst_cases_first(tmp_path: Path) -> None
     assert "Comparison" not in page.text
 
 
+def test_pictures_have_distances_in_pixels_and_no_volumes(tmp_path: Path) -> None:
+    for name in ("predictions", "references"):
+        (tmp_path / name).mkdir()
+        pixels = np.zeros((30, 40), np.uint8)
+        pixels[10:20, 5:15] = 1
+        Image.fromarray(pixels).save(tmp_path / name / "a.png")
+    evaluation = evaluate(tmp_path / "predictions", tmp_path / "references")
+    page = Page(page_of(evaluation))
+    assert "HD95, px" in page.text and "surface Dice at 1 px" in page.text
+    assert "HD95, mm" not in page.text and "Volume error, ml" not in page.text
+    assert "HD95 px  ASD px" in evaluation.score_lines()[0]
+
+
 def test_names_cannot_become_html(tmp_path: Path) -> None:
     case = "x<img src=q onerror=alert(1)>'&"
     predictions, references = dataset(tmp_path / "<img src=q onerror=alert(2)>", (case,))

@@ -9,7 +9,7 @@ from torch import nn
 
 import medconv
 from medconv import config as configs
-from medconv.config import InitConfig, Node, RunConfig
+from medconv.config import Node, RunConfig
 from medconv.convs import mirror_axes
 from medconv.data import left_right
 from medconv.data.preprocessing.preprocess import CropInfo, left_right_axis
@@ -25,12 +25,7 @@ from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.data_setup import PreparedData
 from medconv.training.growing_patch import growing_patch_of, may_grow
 from medconv.training.losses.fit import FittedLoss
-from medconv.training.optim.build import (
-    OptimizerFactory,
-    build_optimizer,
-    build_schedule,
-    with_lr_multipliers,
-)
+from medconv.training.optim.build import build_optimizer, build_schedule, with_lr_multipliers
 from medconv.training.task import Mixup, Task
 from medconv.training.validation import LabelMapValidation, Validation
 
@@ -63,7 +58,10 @@ def build_task(
     derived = config.derived
     targets = Targets.from_plain(derived.targets)
     network = _network(config, targets, load)
-    make_optimizer = _optimizer(config, network)
+    make_optimizer = build_optimizer(config.optimizer, config.trainer, config.perf.fused_optimizer)
+    if config.init.lr_multipliers:
+        check_factors(config.init.lr_multipliers, network)
+        make_optimizer = with_lr_multipliers(make_optimizer, network, config.init.lr_multipliers)
     mixup = _mixup(config, targets)
     loss = FittedLoss(configs.build(config.loss, "loss"), targets, derived.spatial_dims)
     return Task(
@@ -79,16 +77,6 @@ def build_task(
         mixup=mixup,
         memory_format=memory_format(bool(config.perf.channels_last), derived.spatial_dims),
     )
-
-
-def _optimizer(config: RunConfig, network: nn.Module) -> OptimizerFactory:
-    """Makes the optimizer from parameters, with a learning rate multiplier per layer."""
-    make_optimizer = build_optimizer(config.optimizer, config.trainer, config.perf.fused_optimizer)
-    multipliers = config.init.lr_multipliers
-    if not multipliers:
-        return make_optimizer
-    check_factors(multipliers, network)
-    return with_lr_multipliers(make_optimizer, network, multipliers)
 
 
 def _mixup(config: RunConfig, targets: Targets) -> Mixup | None:
@@ -128,8 +116,12 @@ def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | Non
     network = build_network(config.model, config.conv, config.derived, load=load)
     network = targets.finish(network)
     _check_left_right(config, targets, network)
-    if config.init.freeze:
-        _freeze(config.init, network)
+    init = config.init
+    if init.freeze and init.thaw_at is None:
+        log.info("init.freeze: %s stay as they are", freeze(network, init.freeze))
+    elif init.freeze:  # frozen by the callback that thaws them
+        until = f"stay as they are for {init.thaw_at:.0%} of the run (init.thaw_at)"
+        log.info("init.freeze: %s %s", description(frozen_part(network, init.freeze), network), until)
     with configs.arguments_as_keys("perf"):
         switches = {key: getattr(config.perf, key) for key in _SWITCHES}
         apply_switches(
@@ -138,15 +130,6 @@ def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | Non
     if config.trainer.deterministic:
         swap_pools(network)
     return network
-
-
-def _freeze(init: InitConfig, network: nn.Module) -> None:
-    """Freezes the parameters of `init.freeze`; those of `init.thaw_at` are frozen by its callback."""
-    if init.thaw_at is None:
-        log.info("init.freeze: %s stay as they are", freeze(network, init.freeze))
-    else:
-        until = f"stay as they are for {init.thaw_at:.0%} of the run (init.thaw_at)"
-        log.info("init.freeze: %s %s", description(frozen_part(network, init.freeze), network), until)
 
 
 def _check_left_right(config: RunConfig, targets: Targets, network: nn.Module) -> None:

@@ -3,7 +3,7 @@
 import logging
 
 from medconv import config as configs
-from medconv.config import Node, RunConfig
+from medconv.config import RunConfig
 from medconv.training.growing_patch import has_end
 from medconv.training.optim.build import knows_progress
 
@@ -47,7 +47,8 @@ def check_classes(config: RunConfig) -> None:
     configs.check_arguments(config.data.layout, "data.layout")
     model = {key: value for key, value in config.model.items() if key != "divisible_by"}  # of the plan
     configs.check_arguments(model, "model")
-    _check_loss(config.loss)
+    if not config.loss.get("_partial_"):  # a partial one is a function of logits and labels
+        configs.check_arguments(config.loss, "loss")
     configs.check_arguments(config.optimizer, "optimizer", positional=1)
     configs.check_arguments(config.scheduler, "scheduler", positional=1)
     configs.check_arguments(config.sampler, "sampler", added=("cases",))
@@ -61,9 +62,3 @@ def check_classes(config: RunConfig) -> None:
         configs.check_arguments(config.augmentation, "augmentation", added=AUGMENTATION_ARGUMENTS)
     except configs.ConfigError as error:
         raise configs.ConfigError(f"{error}; {_TRANSFORMS}") from error
-
-
-def _check_loss(loss: Node) -> None:
-    # a partial one is a function of logits and labels
-    if not loss.get("_partial_"):
-        configs.check_arguments(loss, "loss")

@@ -229,14 +229,12 @@ def intensities_of(content: Any, channels: int) -> tuple[dict[str, float], ...]:
     if content is None:
         return ()
     is_row_per_channel = isinstance(content, (list, tuple)) and len(content) == channels
-    if not is_row_per_channel or not all(map(_has_intensities, content)):
+    if not is_row_per_channel or not all(
+        isinstance(row, Mapping) and set(row) == set(INTENSITIES) for row in content
+    ):
         needed = f"{', '.join(INTENSITIES)} for each of {channels} channels"
         raise ConfigError(f"data.intensities needs {needed}, got {content}")
     return tuple({key: float(value) for key, value in row.items()} for row in content)
-
-
-def _has_intensities(row: Any) -> bool:
-    return isinstance(row, Mapping) and set(row) == set(INTENSITIES)
 
 
 def split_warning(split: DataSplit, data: DataConfig) -> str | None:
@@ -350,6 +348,7 @@ def build_data(
 ) -> DataModule:
     """The loaders of a resolved config. Args: profiler, stop_request: of a run."""
     data = config.data
+    assert data.batch_size is not None and data.samples_per_epoch is not None  # resolved
     derived = config.derived
     patch = PatchShape(derived.patch_size, derived.slice_axis)
     class_names = prepared.dataset.class_names
@@ -371,7 +370,13 @@ def build_data(
             channel_dropout=_channel_dropout(data, derived.num_channels, prepared.train, config.seed),
             images=prepared.targets.family.own("samples"),
         ),
-        _loader_settings(data),
+        LoaderSettings(
+            batch_size=data.batch_size,
+            samples_per_epoch=data.samples_per_epoch,
+            num_workers=data.num_workers,
+            prefetch_factor=data.prefetch_factor,
+            persistent_workers=data.persistent_workers,
+        ),
         annotated=annotated_classes(all_cases, prepared.targets, class_names),
         profiler=profiler,
         stop_request=stop_request,
@@ -402,15 +407,4 @@ def _augmentation(config: RunConfig) -> Any:
         patch_size=derived.patch_size,
         flip_label_pairs=configs.lists_to_tuples(derived.flip_label_pairs or []),
         left_right_axis=left_right_axis(derived.slice_axis),
-    )
-
-
-def _loader_settings(data: DataConfig) -> LoaderSettings:
-    assert data.batch_size is not None and data.samples_per_epoch is not None  # resolved
-    return LoaderSettings(
-        batch_size=data.batch_size,
-        samples_per_epoch=data.samples_per_epoch,
-        num_workers=data.num_workers,
-        prefetch_factor=data.prefetch_factor,
-        persistent_workers=data.persistent_workers,
     )

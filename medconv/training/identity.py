@@ -63,13 +63,12 @@ def data_identity(train: Sequence[Case], val: Sequence[Case], store: Store) -> D
 
 
 def _digests(cases: Sequence[Case], store: Store) -> dict[str, int]:
-    return {case.id: _digest(case, store) for case in cases}
-
-
-def _digest(case: Case, store: Store) -> int:
-    """Changes with what a case holds: arrays, values, weight and annotated classes."""
-    stated = [case.values, case.weight, case.annotated]
-    return zlib.crc32(json.dumps([store.digest(case.id), stated], default=str).encode())
+    """By case id: changes with what a case holds, arrays, values, weight and annotated classes."""
+    digests = {}
+    for case in cases:
+        content = [store.digest(case.id), [case.values, case.weight, case.annotated]]
+        digests[case.id] = zlib.crc32(json.dumps(content, default=str).encode())
+    return digests
 
 
 def write_data_identity(folder: Path, identity: DataIdentity) -> None:

@@ -50,7 +50,14 @@ def measured_once(
     Raises:
         ConfigError: the file of several ranks cannot be written, or waiting for rank 0 timed out.
     """
-    key = {**_machine(config), **key}
+    uses_gpu = hardware.uses_gpu(config.trainer.accelerator)
+    device = torch.cuda.get_device_name() if uses_gpu else torch.cpu.get_capabilities().get("cpu_name")
+    machine = {
+        "hardware": [device or platform.processor(), platform.machine(), torch.get_num_threads()],
+        "backends": asdict(_backends(config)),
+        "versions": [torch.__version__, medconv.__version__],
+    }
+    key = {**machine, **key}
     path = Path(config.data.cache_dir) / name / f"{short_hash(key)}.json"
     result = _read(path, name, complete)
     if result is not None:
@@ -92,16 +99,6 @@ def _backends(config: RunConfig) -> hardware.Backends:
         benchmark=hardware.benchmark_kernels(trainer.benchmark, trainer.accelerator, trainer.deterministic),
         deterministic=trainer.deterministic,
     )
-
-
-def _machine(config: RunConfig) -> Node:
-    uses_gpu = hardware.uses_gpu(config.trainer.accelerator)
-    name = torch.cuda.get_device_name() if uses_gpu else torch.cpu.get_capabilities().get("cpu_name")
-    return {
-        "hardware": [name or platform.processor(), platform.machine(), torch.get_num_threads()],
-        "backends": asdict(_backends(config)),
-        "versions": [torch.__version__, medconv.__version__],
-    }
 
 
 def _read(path: Path, name: str, complete: Callable[[Node], bool]) -> Node | None:

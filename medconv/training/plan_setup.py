@@ -140,18 +140,13 @@ def _key_names(config: RunConfig) -> dict[str, str]:
 
 def _as_used(size_plan: Plan, model: Node) -> Plan:
     """The plan, which says so where a network has channels of its own."""
-    if _has_planned_channels(model):
+    if "derived.channels" in str(model):  # by an interpolation anywhere in its node
         return size_plan
     note = "of our own network, by which memory is estimated; the model has others"
     rows = []
     for name, value, reason in size_plan.rows:
         rows.append((name, value, f"{reason}; {note}" if name == "channels" else reason))
     return replace(size_plan, rows=tuple(rows))
-
-
-def _has_planned_channels(model: Node) -> bool:
-    """Whether the network is as wide as the plan says, by an interpolation anywhere in its node."""
-    return "derived.channels" in str(model)
 
 
 def _keeps_slices(config: RunConfig, recorded: Mapping[str, Any]) -> bool:

@@ -124,7 +124,8 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
     if config.test:
         check_has_test_cases(prepared)
     finished = folder.finished(resolved, prepared.identity)
-    if finished and (not config.test or _has_test_scores(folder)):
+    # An earlier start of the run may have scored its test cases
+    if finished and (not config.test or "test/cases" in folder.summary()):
         log.info("this run is finished; run.resume=never trains it again")
         return folder.summary()
     # Only pretrained weights of a new run: a resumed one takes those of its checkpoint.
@@ -318,11 +319,6 @@ def check_has_test_cases(prepared: PreparedData) -> None:
             f"test=true: {prepared.dataset.name} names no test cases, as MedMNIST and a table's `split` "
             "do; other images are scored by medconv predict and medconv evaluate"
         )
-
-
-def _has_test_scores(folder: RunDir) -> bool:
-    """Whether an earlier start of the run has scored its test cases."""
-    return "test/cases" in folder.summary()
 
 
 def score_test_cases(trainer: L.Trainer, task: Task, data: DataModule, folder: RunDir) -> None:

@@ -73,14 +73,11 @@ class RunDir:
         if path is None:
             path = Path("runs") / (config.run.name or default_name(config, choices))
         folder = cls(path, config.run.resume)
-        if folder._is_restarted():
-            # Else each restart of the job would lose what the last one trained
+        if cluster.restarted() and folder.has_own() and folder.summary().get("job") == cluster.job():
+            # The launcher has restarted the job that trained here, and each restart would lose what the
+            # last one trained
             folder.resume = "auto"
         return folder
-
-    def _is_restarted(self) -> bool:
-        """Whether the launcher has restarted the job that trained here."""
-        return cluster.restarted() and self.has_own() and self.summary().get("job") == cluster.job()
 
     @property
     def checkpoints(self) -> Path:
@@ -118,7 +115,12 @@ class RunDir:
         earlier_data = identity.read_data_identity(self.path)
         if data is not None and earlier_data is not None and self.resume == "auto":
             lines += identity.data_differences(earlier_data, data)
-        self._check_same(lines)
+        if lines:
+            differences = "\n".join(f"  {line}" for line in lines)
+            raise ConfigError(
+                f"{self.path} holds a run with another config or other data; choose another run.name (with "
+                f"run.resume={self.last} it continues from there), or run.resume=never\n{differences}"
+            )
         return self.resume == "auto" and self.summary().get("status") == "done"
 
     def begin(self, config: RunConfig, data: DataIdentity | None = None) -> None:
@@ -252,15 +254,6 @@ class RunDir:
             log.warning("%s; summary.json has none of its scores", error)
             return {}
         return summary.best_scores(record)
-
-    def _check_same(self, differences: list[str]) -> None:
-        """Raises: ConfigError: there are differences; lists them."""
-        if differences:
-            lines = "\n".join(f"  {difference}" for difference in differences)
-            raise ConfigError(
-                f"{self.path} holds a run with another config or other data; choose another run.name (with "
-                f"run.resume={self.last} it continues from there), or run.resume=never\n{lines}"
-            )
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -439,14 +432,10 @@ def config_text(path: Path) -> str:
     if size > _MAX_BYTES:
         raise ValueError(f"{size / 2**20:.0f} MB, a config has at most {_MAX_BYTES // 2**20}")
     text = path.read_text(encoding="utf-8")
-    _check_no_aliases(text)
-    return text
-
-
-def _check_no_aliases(text: str) -> None:
-    """Raises: ValueError: YAML with aliases, of which a few lines can stand for billions of values."""
+    # A few lines of aliases can stand for billions of values
     if any(isinstance(event, AliasEvent) for event in parse(text, Loader=SafeLoader)):
         raise ValueError("it has YAML aliases, which medconv does not write")
+    return text
 
 
 def measure_logs(folder: Path) -> dict[str, int]:

@@ -4,7 +4,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,10 @@ def is_valid(content: Any) -> bool:
         return False
     if len({tuple(row) for row in rows}) > 1:  # the names of their classes
         return False
-    values = [content.get("val/dice"), *_flat(value for row in rows for value in row.values())]
+    values = [content.get("val/dice")]
+    for row in rows:
+        for value in row.values():  # Dice of a class; of image-level cases also lists
+            values += value if isinstance(value, list) else [value]
     return all(value is None or type(value) in (int, float) for value in values)
 
 
@@ -98,14 +101,6 @@ def _dict_or_null(value: Any) -> dict[str, Any] | None:
     if value is None:
         return {}
     return value if isinstance(value, dict) else None
-
-
-def _flat(values: Iterable[Any]) -> list[Any]:
-    """Dice of classes as they are; the lists of image-level cases item by item."""
-    flat = []
-    for value in values:
-        flat += value if isinstance(value, list) else [value]
-    return flat
 
 
 def run_metadata(trainer: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The Lightning module of every run: loss, optimizer and schedule, validation, content of checkpoints."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -161,7 +161,8 @@ class Task(LightningModule):
             self.log(f"{prefix}/{name}", score, prog_bar=is_monitored, rank_zero_only=not is_monitored)
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.make_optimizer(self._trained_parameters())
+        parameters = (parameter for module in self.trained for parameter in module.parameters())
+        optimizer = self.make_optimizer(parameter for parameter in parameters if parameter.requires_grad)
         scheduler = self.make_scheduler(optimizer)
         interval = "epoch"  # torch's schedules count epochs
         if isinstance(scheduler, ProgressSchedule):
@@ -225,12 +226,6 @@ class Task(LightningModule):
 
     def _in_layout(self, image: Tensor) -> Tensor:
         return to_memory_format(image, self.memory_format)
-
-    def _trained_parameters(self) -> Iterator[nn.Parameter]:
-        for module in self.trained:
-            for parameter in module.parameters():
-                if parameter.requires_grad:
-                    yield parameter
 
 
 def _with_nan_gradient_if_bad(loss: Tensor) -> Tensor:

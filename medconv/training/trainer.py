@@ -14,7 +14,6 @@ from medconv import config as configs
 from medconv import doors
 from medconv.config import Node, RunConfig, TrainerConfig
 from medconv.config.instantiate import class_of
-from medconv.config.schema import RunSettings
 from medconv.performance.step_profiler import StepProfiler
 from medconv.performance.trace import Trace
 from medconv.planning.limits import need_size
@@ -72,7 +71,10 @@ def build_trainer(
     callbacks = _callbacks(config, folder, checkpoints, profiler, stops, budget, validates)
     settings = _settings(config, callbacks, validates)
     user_plugins = settings.pop("plugins") or []
-    loggers = _many(config.logger, "logger", save_dir=str(folder.path))
+    loggers = [
+        configs.build(node, f"logger.{name}", save_dir=str(folder.path))
+        for name, node in config.logger.items()
+    ]
     return resumable_loop.ResumableTrainer(
         checkpoints,
         stops,
@@ -144,7 +146,12 @@ def _callbacks(
         # Its marks end the phases of a step, so that the work of those below counts as logging
         profiler,
         # It tells averaging whether the step was skipped
-        _guard(config.run, folder, [*averaging, *users]),
+        NonfiniteGuard(
+            folder.path / "nonfinite",
+            nan_policy=config.run.nan_policy,
+            max_skipped_steps=config.run.max_skipped_steps,
+            averages=[each for each in (*averaging, *users) if isinstance(each, AverageWeights)],
+        ),
         # It drops gradients and sets learning rates, which those below read
         None if init.thaw_at is None else Thaw(init.freeze or (), init.thaw_at),
         # It sets the weights of a validation, which those below read
@@ -183,21 +190,6 @@ def _users_callbacks(nodes: Node, folder: RunDir) -> list[L.Callback]:
             node = {**node, "dirpath": str(folder.checkpoints / name)}
         callbacks.append(configs.build(node, f"callbacks.{name}"))
     return callbacks
-
-
-def _guard(run: RunSettings, folder: RunDir, callbacks: Sequence[L.Callback]) -> NonfiniteGuard:
-    averages = [callback for callback in callbacks if isinstance(callback, AverageWeights)]
-    return NonfiniteGuard(
-        folder.path / "nonfinite",
-        nan_policy=run.nan_policy,
-        max_skipped_steps=run.max_skipped_steps,
-        averages=averages,
-    )
-
-
-def _many(nodes: Node, group: str, **arguments: Any) -> list[Any]:
-    """The objects of a group of the config that holds nodes by name."""
-    return [configs.build(node, f"{group}.{name}", **arguments) for name, node in nodes.items()]
 
 
 def _built(value: Any, key: str) -> Any:

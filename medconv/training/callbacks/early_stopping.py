@@ -83,17 +83,14 @@ class Plateau(Callback):
         if trainer.sanity_checking:
             return
         for config in trainer.lr_scheduler_configs:
-            if isinstance(config.scheduler, PlateauSchedule):
-                self._update(config.scheduler, trainer)
-
-    @staticmethod
-    def _update(schedule: PlateauSchedule, trainer: Trainer) -> None:
-        level_before = schedule.level
-        schedule.validated(_metric(trainer, schedule.monitor, "PlateauSchedule"))
-        if schedule.level < level_before:
-            log.info(
-                "step %d: learning rate lowered to %.3g times the base", trainer.global_step, schedule.level
-            )
+            schedule = config.scheduler
+            if not isinstance(schedule, PlateauSchedule):
+                continue
+            level_before = schedule.level
+            schedule.validated(_metric(trainer, schedule.monitor, "PlateauSchedule"))
+            if schedule.level < level_before:
+                step = trainer.global_step
+                log.info("step %d: learning rate lowered to %.3g times the base", step, schedule.level)
 
 
 def ended(trainer: Trainer) -> dict[str, Any] | None:

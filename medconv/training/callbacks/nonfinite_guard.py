@@ -209,9 +209,17 @@ class NonfiniteGuard(Callback):
         stops = not self.skips or self.skipped >= self.max_skipped_steps
         # Of skipped steps only the first is saved: files are large
         message = self._explained(step, saves=stops or not self.skipped)
+        limit = f"max_skipped_steps={self.max_skipped_steps}"
+        if stops and self.skips:
+            self._stop(f"{message} Skipped steps before this one: {self.skipped} ({limit}).")
         if stops:
-            self._stop(message + self._policy())
-        self._skip(step, optimizer, message)
+            self._stop(f"{message} nan_policy=skip skips such steps.")
+        self.skipped += 1
+        for average in self.averages:
+            average.leave_out(step.number - 1)
+        if optimizer is not None:
+            self._withhold_gradients(step, optimizer)
+        log.warning("skipped (%d of at most %d): %s", self.skipped, self.max_skipped_steps, message)
 
     def _explained(self, step: StepRecord, saves: bool) -> str:
         """What is wrong with a step, in sentences. Args: saves: whether its batch is worth a file."""
@@ -221,25 +229,11 @@ class NonfiniteGuard(Callback):
         ]
         return " ".join(sentences) or f"step {step.number}: the loss or its gradient is not finite."
 
-    def _policy(self) -> str:
-        if not self.skips:
-            return " nan_policy=skip skips such steps."
-        limit = f"max_skipped_steps={self.max_skipped_steps}"
-        return f" Skipped steps before this one: {self.skipped} ({limit})."
-
     def _has_bad_loss(self, step: StepRecord) -> bool:
         """Whether a loss itself is not finite, on any rank."""
         losses = [forward.loss for forward in step.passes if forward.loss is not None]
         bad_here = any(not bool(loss.isfinite()) for loss in losses)
         return any(of_all_ranks(bad_here, self._trainer.world_size))
-
-    def _skip(self, step: StepRecord, optimizer: Optimizer | None, message: str) -> None:
-        self.skipped += 1
-        for average in self.averages:
-            average.leave_out(step.number - 1)
-        if optimizer is not None:
-            self._withhold_gradients(step, optimizer)
-        log.warning("skipped (%d of at most %d): %s", self.skipped, self.max_skipped_steps, message)
 
     def _withhold_gradients(self, step: StepRecord, optimizer: Optimizer) -> None:
         """Makes the optimizer's next step change nothing."""

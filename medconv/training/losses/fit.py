@@ -55,7 +55,12 @@ class FittedLoss(nn.Module):
         self.targets = targets
         self.spatial_dims = spatial_dims
         self._name = getattr(loss, "__name__", type(loss).__name__)
-        self._check_kind()
+        kinds = getattr(loss, "kinds", None) or _KINDS_OF_TORCH_LOSSES.get(type(loss))
+        if kinds is not None and not {targets.kind, *targets.loss_kinds} & set(kinds):
+            raise ValueError(
+                f"loss: {self._name} is for {' and '.join(kinds)} targets, but the data has "
+                f"{targets.kind} targets; {self._advice()}"
+            )
         self._try()
 
     def forward(self, outputs: Any, encoded: Tensor, annotated: Tensor | None = None) -> Tensor:
@@ -81,17 +86,6 @@ class FittedLoss(nn.Module):
             f"and {axes} axes, and nothing else, since further outputs are trained as heads of deep "
             "supervision"
         )
-
-    def _check_kind(self) -> None:
-        kinds = getattr(self.loss, "kinds", None) or _KINDS_OF_TORCH_LOSSES.get(type(self.loss))
-        if kinds is None:
-            return
-        kinds_of_data = {self.targets.kind, *self.targets.loss_kinds}
-        if not kinds_of_data & set(kinds):
-            raise ValueError(
-                f"loss: {self._name} is for {' and '.join(kinds)} targets, but the data has "
-                f"{self.targets.kind} targets; {self._advice()}"
-            )
 
     def _try(self) -> None:
         """Applies the loss to random outputs and labels, before anything is trained."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -65,11 +65,28 @@ class DiceCrossEntropy(nn.Module):
     def forward(self, logits: Tensor, reference: Tensor, labelled: Tensor | None = None) -> Tensor:
         logits = logits.float()
         num_outputs = logits.shape[1]
-        weights = self._weights_of(num_outputs)
+        weights = self.weights
+        if weights is not None and self.by_name:
+            # One is for the background, which regions do not have
+            weights = weights[-num_outputs:]
+        if weights is not None and len(weights) != num_outputs:
+            raise LossArgumentError(
+                f"class_weights must be {num_outputs} numbers, one for each output, got {len(weights)}"
+            )
         entropy, intersection, sizes = self.sums(logits, reference, labelled, weights)
-        counts = _over_ranks(intersection, sizes, labelled, num_voxels=reference[:, :1].numel())
-        dice = self._mean_dice(counts, weights)
-        return self.ce_weight * entropy / counts.labelled + self.dice_weight * (1 - dice)
+        # One communication for all sums
+        counts = [intersection, sizes, *([] if labelled is None else [labelled.sum().float()[None]])]
+        totals, ranks = sum_over_ranks(torch.cat(counts))
+        num_dice = len(intersection)  # without the background, which has no Dice
+        # Voxels with a label, per rank
+        num_labelled = reference[:, :1].numel() if labelled is None else totals[-1].clamp(min=1) / ranks
+        dice: Tensor = (2 * totals[:num_dice] + self.smooth) / (totals[num_dice : 2 * num_dice] + self.smooth)
+        if weights is None:
+            mean_dice = dice.mean()
+        else:
+            foreground_weights = weights[-num_dice:]
+            mean_dice = (dice * foreground_weights).sum() / foreground_weights.sum()
+        return self.ce_weight * entropy / num_labelled + self.dice_weight * (1 - mean_dice)
 
     def sums(
         self, logits: Tensor, reference: Tensor, labelled: Tensor | None, weights: Tensor | None
@@ -79,27 +96,9 @@ class DiceCrossEntropy(nn.Module):
         """
         if reference.shape[1] == logits.shape[1]:
             return _region_sums(logits, reference, labelled, weights)
-        return _class_sums(logits, reference, labelled, weights)
-
-    def _mean_dice(self, counts: "_VoxelCounts", weights: Tensor | None) -> Tensor:
-        dice: Tensor = (2 * counts.intersection + self.smooth) / (counts.sizes + self.smooth)
-        if weights is None:
-            return dice.mean()
+        entropy, intersection, sizes = softmax_counts(logits, reference, labelled, weights)
         # The background has no Dice
-        foreground_weights = weights[-len(dice) :]
-        return (dice * foreground_weights).sum() / foreground_weights.sum()
-
-    def _weights_of(self, num_outputs: int) -> Tensor | None:
-        """One for each output. Raises: LossArgumentError: there are not as many."""
-        if self.weights is None:
-            return None
-        # By name there is one for the background, which regions do not have
-        weights = self.weights[-num_outputs:] if self.by_name else self.weights
-        if len(weights) != num_outputs:
-            raise LossArgumentError(
-                f"class_weights must be {num_outputs} numbers, one for each output, got {len(weights)}"
-            )
-        return weights
+        return entropy, intersection[1:], sizes[1:]
 
 
 def foreground(logits: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,50 +144,16 @@ def _region_sums(
     return entropy.sum() / logits.shape[1], intersection, sizes
 
 
-def _class_sums(
-    logits: Tensor, reference: Tensor, labelled: Tensor | None, weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy summed over voxels; intersection and sizes of each class but the background."""
-    entropy, intersection, sizes = softmax_counts(logits, reference, labelled, weights)
-    # The background has no Dice
-    return entropy, intersection[1:], sizes[1:]
-
-
-class _VoxelCounts(NamedTuple):
-    """Sums over the batches of all ranks; shape (outputs,).
-
-    Args:
-        intersection: of prediction and reference.
-        sizes: of the prediction plus that of the reference.
-        labelled: voxels with a label, per rank.
-    """
-
-    intersection: Tensor
-    sizes: Tensor
-    labelled: Tensor | int
-
-
-def _over_ranks(
-    intersection: Tensor, sizes: Tensor, labelled: Tensor | None, num_voxels: int
-) -> _VoxelCounts:
-    counts = torch.cat([intersection, sizes])
-    if labelled is not None:
-        counts = torch.cat([counts, labelled.sum().float()[None]])
-    counts, ranks = sum_over_ranks(counts)  # one communication for all sums
-    num_outputs = len(intersection)
-    return _VoxelCounts(
-        intersection=counts[:num_outputs],
-        sizes=counts[num_outputs : 2 * num_outputs],
-        labelled=num_voxels if labelled is None else counts[-1].clamp(min=1) / ranks,
-    )
-
-
 def _list_of_weights(class_weights: Any, class_names: Sequence[str]) -> list[float] | None:
     """Weights of all outputs, the background's first where there is one or weights are given by name."""
     if class_weights is None:
         return None
     if isinstance(class_weights, Mapping):
-        class_weights = _ordered_by_name(class_weights, ["background", *class_names])
+        names = ["background", *class_names]
+        unknown = [name for name in class_weights if name not in names]
+        if unknown:
+            raise ValueError(f"class_weights: no class {unknown[0]}; there are {', '.join(names)}")
+        class_weights = [class_weights.get(name, 1.0) for name in names]
     is_list = isinstance(class_weights, Sequence) and not isinstance(class_weights, str)
     if not is_list or not all(is_weight(weight) for weight in class_weights):
         raise ValueError(
@@ -198,13 +163,6 @@ def _list_of_weights(class_weights: Any, class_names: Sequence[str]) -> list[flo
     if not any(foreground):
         raise ValueError(f"class_weights: a class must have a weight above 0, got {list(class_weights)}")
     return [float(weight) for weight in class_weights]
-
-
-def _ordered_by_name(weights: Mapping[str, float], names: Sequence[str]) -> list[float]:
-    unknown = [name for name in weights if name not in names]
-    if unknown:
-        raise ValueError(f"class_weights: no class {unknown[0]}; there are {', '.join(names)}")
-    return [weights.get(name, 1.0) for name in names]
 
 
 def sum_over_ranks(of_this_rank: Tensor) -> tuple[Tensor, int]:
@@ -257,7 +215,10 @@ class _SoftmaxCounts(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, reference: Tensor, labelled: Tensor | None, class_weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        log_probability = _log_softmax(logits)
+        if logits.is_contiguous():
+            log_probability = logits.log_softmax(1)
+        else:  # in the layout of the logits: a GPU's softmax copies channels-last ones otherwise
+            log_probability = logits.movedim(1, -1).log_softmax(-1).movedim(-1, 1)
         # of the voxel's own class, each (batch, 1, *spatial)
         own_log_probability = log_probability.gather(1, reference)
         probability = log_probability.exp_()
@@ -290,13 +251,6 @@ class _SoftmaxCounts(torch.autograd.Function):
         if labelled is not None:
             grad.masked_fill_(~labelled, 0)
         return grad, None, None, None
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    """Over the classes, in the layout of the logits: a GPU's softmax copies channels-last ones otherwise."""
-    if logits.is_contiguous():
-        return logits.log_softmax(1)
-    return logits.movedim(1, -1).log_softmax(-1).movedim(-1, 1)
 
 
 def _masked(values: Tensor, labelled: Tensor | None) -> Tensor:

@@ -10,9 +10,11 @@ and imports nothing else: objects are named as "package.module:object" and loade
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
@@ -83,23 +85,24 @@ def named_packages() -> tuple[str, ...]:
 @cache
 def features() -> tuple[ModuleType, ...]:
     """The packages of all features, without what they load later."""
-    installed = [entry.value for entry in entry_points(group="medconv.features")]
-    return tuple(import_module(name) for name in dict.fromkeys([*_own_features(), *installed, *_named]))
-
-
-def _own_features() -> list[str]:
-    try:
+    ours: list[str] = []
+    with suppress(ModuleNotFoundError):  # the core works without any
         package = import_module("medconv.features")
-    except ModuleNotFoundError:  # the core works without any
-        return []
-    return sorted(f"medconv.features.{module.name}" for module in iter_modules(package.__path__))
+        ours = sorted(f"medconv.features.{module.name}" for module in iter_modules(package.__path__))
+    installed = [entry.value for entry in entry_points(group="medconv.features")]
+    return tuple(import_module(name) for name in dict.fromkeys([*ours, *installed, *_named]))
 
 
 def missing_feature(target: str) -> str | None:
     """The feature of `medconv` that a class, named by its dotted path, is of, if it is not there."""
     package, _, rest = target.partition("medconv.features.")
     name = f"medconv.features.{rest.partition('.')[0]}"
-    return name if rest and not package and name not in _own_features() else None
+    if package or not rest:
+        return None
+    with suppress(ModuleNotFoundError):  # there is no folder of features
+        if find_spec(name) is not None:
+            return None
+    return name
 
 
 def mapping(door: str) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from medconv import doors
-from medconv.cli.flags import flag_of
-from medconv.cli.parsers import Group, Parser, add_package
+from medconv.cli.parsers import Group, Parser, add_package, flag_of
 from medconv.utils.atomic_io import write_text
 from medconv.utils.cores import num_cores
 from medconv.utils.exit_codes import DONE

@@ -8,7 +8,7 @@ from functools import partial
 
 from medconv import __version__, doors
 from medconv.cli.entrypoint import guard
-from medconv.cli.flags import arguments_as_flags
+from medconv.cli.parsers import arguments_as_flags
 from medconv.utils.exit_codes import DONE
 
 # Name -> one line for the help, and the module: as doors.COMMANDS, through which features bring further ones.
@@ -61,25 +61,14 @@ def run(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return DONE
-    if arguments[0] == "--version":
+    if "--version" in arguments:  # also after a command, where Hydra would print its own
         print(f"medconv {__version__}")
         return DONE
     if arguments[0] in COMPLETION:
         from medconv.cli import completion  # imports Hydra
 
         return completion.complete(arguments, commands())
-    return _run_command(arguments[0], arguments[1:])
-
-
-def commands() -> dict[str, tuple[str, str]]:
-    """All commands: those of the core, and those that features bring."""
-    return COMMANDS | doors.mapping(doors.COMMANDS)
-
-
-def _run_command(name: str, arguments: Sequence[str]) -> int:
-    if "--version" in arguments:  # Hydra would print its own
-        print(f"medconv {__version__}")
-        return DONE
+    name, *arguments = arguments
     known = commands()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -95,6 +84,11 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
             add_package(package)
     with arguments_as_flags(options):
         return int(module.run_command(options))
+
+
+def commands() -> dict[str, tuple[str, str]]:
+    """All commands: those of the core, and those that features bring."""
+    return COMMANDS | doors.mapping(doors.COMMANDS)
 
 
 def _help() -> str:

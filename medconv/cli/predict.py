@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from medconv import doors
-from medconv.cli.flags import flag_of, name_of
-from medconv.cli.parsers import Group, Parser, add_device, add_package
+from medconv.cli.parsers import Group, Parser, add_device, add_package, flag_of, name_of
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import some, start_logging
 

@@ -2,7 +2,6 @@
 
 import argparse
 
-from medconv.cli import overrides
 from medconv.cli.parsers import Parser, add_package
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
@@ -16,7 +15,6 @@ def parser() -> Parser:
         "Takes the same GROUP=OPTION and KEY=VALUE as medconv train.",
         takes_overrides=True,
     )
-    command.epilog = f"{overrides.listing()}\n\nhydra: as in medconv train --help"
     actions = command.add_argument_group("what to do").add_mutually_exclusive_group()
     actions.add_argument(
         "--check-only",
@@ -36,7 +34,7 @@ def run_command(options: argparse.Namespace) -> int:
 
     flags = compose.hydra_flags(options.overrides, "medconv preprocess", options.package)
     start_logging()
-    if compose.only_shows(flags):
+    if flags.only_shows:
         compose.show(flags)
         return DONE
     # Not before: it loads torch, which takes seconds.

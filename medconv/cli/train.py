@@ -8,18 +8,15 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from medconv import doors
-from medconv.cli import overrides
 from medconv.cli.parsers import Parser, add_package
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import score_text, start_logging
 
 if TYPE_CHECKING:
-    from medconv.config.compose import Composed
     from medconv.training.run_dir import RunDir
 
 _SWEEP = "sweep"  # the command that -m stands for
 _HYDRA_FLAGS = """\
-hydra:
   -m, --multirun              sweep: one run for each combination of KEY=A,B
   --cfg job                   print every key and its value instead of training
   --config-dir DIR            a folder with your own options, DIR/GROUP/OPTION.yaml
@@ -36,8 +33,8 @@ def parser() -> Parser:
         "A sweep: medconv train -m model=customconv,segresnet optimizer.lr=1e-3,3e-3\n"
         "`python train.py` in a checkout is the same as `medconv train`.",
         takes_overrides=True,
+        hydra=_HYDRA_FLAGS,
     )
-    command.epilog = f"{overrides.listing()}\n\n{_HYDRA_FLAGS}"
     add_package(command.general())
     return command
 
@@ -47,42 +44,36 @@ def run_command(options: argparse.Namespace) -> int:
     from medconv.config import compose
 
     flags = compose.hydra_flags(options.overrides, "medconv train", options.package)
-    if compose.only_shows(flags):
+    if flags.only_shows:
         start_logging()
         compose.show(flags)
         return DONE
-    # Not before: it loads torch, which takes seconds.
-    from medconv.training.run_dir import is_rank_zero
-
-    start_logging(is_rank_zero())
-    composer = compose.Composer(flags)
-    if not composer.is_sweep:
-        (composed,) = composer.configs()
-        return _train(composed)
-    commands = doors.mapping(doors.COMMANDS)
-    if _SWEEP not in commands:
-        raise ValueError("-m starts a sweep, which medconv/features/sweeps runs, and that is not installed")
-    return int(doors.load(commands[_SWEEP][1]).run_command(options))
-
-
-def _train(composed: Composed) -> int:
+    # Not before: they load torch, which takes seconds.
     from omegaconf import OmegaConf
 
     from medconv import config
-    from medconv.training.config_checks import check_classes, check_settings
+    from medconv.training.config_checks import check_config
     from medconv.training.run import train
-    from medconv.training.run_dir import RunDir, is_rank_zero
+    from medconv.training.run_dir import RunDir
+    from medconv.utils import cluster
 
+    start_logging(cluster.is_first())
+    composer = compose.Composer(flags)
+    if composer.is_sweep:
+        commands = doors.mapping(doors.COMMANDS)
+        if _SWEEP not in commands:
+            raise ValueError("-m starts a sweep, which medconv/features/sweeps runs; it is not installed")
+        return int(doors.load(commands[_SWEEP][1]).run_command(options))
+    (composed,) = composer.configs()
     os.environ.update(composed.settings.job.env_set)  # variables that the user's own config sets
     checked = config.validate(composed.values)
     folder = RunDir.of(checked, composed.choices)
     if checked.run.dry_run:
-        check_settings(checked)
-        check_classes(checked)
+        check_config(checked)
         print(f"# {folder.path}\n{OmegaConf.to_yaml(composed.values)}", end="")
         return DONE
     summary = train(checked, folder)
-    if is_rank_zero():
+    if cluster.is_first():
         print(result_table(summary, folder))
     return DONE
 

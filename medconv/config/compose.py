@@ -175,7 +175,7 @@ def fit_classes(composed: DictConfig, settings: Any) -> None:
             if group in composed and group in choices:
                 _leave_out(composed[group], group, choices[group], typed)
         # smooth kernels have first weights of their own, with which other networks were not tried
-        if choices.get("conv") == _CONV_OF_OUR_NETWORKS and _keeps_its_convolutions(typed):
+        if "model._target_" in typed and _keeps_its_convolutions(typed, choices):
             composed.conv = OmegaConf.load(conf_dir() / "conv" / "none.yaml")
             choices.conv = "none"
             log.info(
@@ -185,9 +185,10 @@ def fit_classes(composed: DictConfig, settings: Any) -> None:
             )
 
 
-def _keeps_its_convolutions(typed: Mapping[str, str]) -> bool:
-    """Whether the command line names a network that is not made for our convolutions, and no `conv`."""
-    if "model._target_" not in typed or any(key.partition(".")[0] == "conv" for key in typed):
+def _keeps_its_convolutions(typed: Mapping[str, str], choices: Mapping[str, str]) -> bool:
+    """Whether the network of the command line is not made for our convolutions, and no `conv` is named."""
+    asks_for_conv = any(key.partition(".")[0] == "conv" for key in typed)
+    if asks_for_conv or choices.get("conv") != _CONV_OF_OUR_NETWORKS:
         return False
     network = class_of(typed["model._target_"])
     return getattr(network, "default_conv", None) != _CONV_OF_OUR_NETWORKS
@@ -273,15 +274,12 @@ class Composed:
 
     Args:
         settings: Hydra's own, such as the overrides as they were typed.
+        choices: group to option, such as `model` to `customconv`.
     """
 
     values: DictConfig
     settings: Any
-
-    @property
-    def choices(self) -> dict[str, str]:
-        """Group to option, such as `model` to `customconv`."""
-        return dict(self.settings.runtime.choices)
+    choices: Mapping[str, str]
 
 
 class Composer:
@@ -387,17 +385,26 @@ def _checked(whole: DictConfig) -> Composed:
     values = deepcopy(whole)
     with read_write(values), open_dict(values):
         del values["hydra"]
-    _fill_in_hydras(values, whole)
     plain: Any = OmegaConf.to_container(values, resolve=False)
+    if "${hydra:" in str(plain):
+        _fill_in_hydras(values, whole)
+        plain = OmegaConf.to_container(values, resolve=False)
     check_names(plain)
+    # The folders of a user's own classes: the current one, and that of `--config-dir` with the one around it:
+    # a package `mine` may hold its options, so that `--config-dir mine` and `mine.net.Net` belong together
+    folders = [Path.cwd()]
+    for source in settings.runtime.config_sources:
+        if source.provider == "command-line":
+            folder = Path(source.path).absolute()
+            folders += [folder, folder.parent]
     for package in plain["run"].get("packages") or ():
-        add_package(str(package), *_folders_of_classes(settings))
+        add_package(str(package), *folders)
     # before classes are imported, whether the command line or a YAML file names them
     for _, target in iter_targets(plain, "config"):
-        for folder in _folders_of_classes(settings):
+        for folder in folders:
             search_folder(target, folder)
     fit_classes(values, settings)
-    return Composed(values, settings)
+    return Composed(values, settings, dict(settings.runtime.choices))
 
 
 def _fill_in_hydras(values: DictConfig, whole: DictConfig) -> None:
@@ -417,19 +424,6 @@ def _fill_in_hydras(values: DictConfig, whole: DictConfig) -> None:
                 )
     finally:
         HydraConfig.instance().cfg = before  # a program of the user's own may have Hydra's settings too
-
-
-def _folders_of_classes(settings: Any) -> list[Path]:
-    """The current folder, and that of `--config-dir` with the one that holds it.
-
-    A package `mine` may hold its options, so that `--config-dir mine` and `mine.net.Net` belong together.
-    """
-    folders = [Path.cwd()]
-    for source in settings.runtime.config_sources:
-        if source.provider == "command-line":
-            folder = Path(source.path).absolute()
-            folders += [folder, folder.parent]
-    return folders
 
 
 @contextmanager
@@ -454,6 +448,7 @@ def _help_of_any_type() -> Iterator[None]:
 def hydra_flags(arguments: Sequence[str], command: str, packages: Sequence[str] = ()) -> argparse.Namespace:
     """The arguments, parsed by Hydra's own parser.
 
+    `only_shows` says whether Hydra only prints information, such as for `--cfg job`, and runs nothing.
     Args:
         command: for messages.
         packages: those of `--package`, which become `run.packages`, so that a run remembers them.
@@ -480,12 +475,8 @@ def hydra_flags(arguments: Sequence[str], command: str, packages: Sequence[str] 
         raise config.ConfigError("--resolve is for --cfg job")
     if packages:
         flags.overrides.append(f"run.packages=[{','.join(packages)}]")
+    flags.only_shows = bool(flags.cfg or flags.info or flags.hydra_help or flags.shell_completion)
     return flags
-
-
-def only_shows(flags: argparse.Namespace) -> bool:
-    """Whether Hydra only prints information, such as for `--cfg job`, and runs nothing."""
-    return bool(flags.cfg or flags.info or flags.hydra_help or flags.shell_completion)
 
 
 def show(flags: argparse.Namespace) -> None:

@@ -1,6 +1,5 @@
 """Classes that a `_target_` names, the objects that nodes describe, and errors that name their key."""
 
-import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,8 +11,9 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from hydra._internal.utils import _locate  # `get_object` without the message that it logs of an error
 from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 
 from medconv import doors
 from medconv.config.schema import DataConfig, RunConfig
@@ -63,15 +63,6 @@ def check_named(packages: Any, source: Path) -> None:
             raise ConfigError(f"{source} was made with a package of your own: add --package {name!s:.80}")
 
 
-def check_importable(key: str, target: str) -> None:
-    """Raises: ConfigError: the target cannot be imported; names the key."""
-    try:
-        with _without_hydras_message():
-            get_object(target)
-    except Exception as error:  # importing a user's module may raise anything
-        raise ConfigError(f"{key}={target}: cannot be imported ({_reason(error, target)})") from error
-
-
 def _reason(error: Exception, target: str) -> str:
     feature = missing_feature(target)
     if feature is not None:
@@ -92,22 +83,9 @@ def _reason(error: Exception, target: str) -> str:
 def class_of(target: str) -> Any:
     """The class or function that a `_target_` names; None if it cannot be imported."""
     try:
-        with _without_hydras_message():
-            return get_object(target)
-    except Exception:  # importing a user's module may raise anything; `check_importable` reports it
+        return _locate(target)
+    except Exception:  # importing a user's module may raise anything; `check_classes` reports it
         return None
-
-
-@contextmanager
-def _without_hydras_message() -> Iterator[None]:
-    """Hydra logs an error before it raises it."""
-    hydra_log = logging.getLogger("hydra.utils")
-    was_disabled = hydra_log.disabled
-    hydra_log.disabled = True
-    try:
-        yield
-    finally:
-        hydra_log.disabled = was_disabled
 
 
 def arguments_of(target: str) -> Mapping[str, Parameter] | None:
@@ -262,16 +240,23 @@ def iter_targets(node: Any, key: str) -> Iterator[tuple[str, str]]:
             yield f"{node_key}._target_", str(target)
 
 
-def check_types(node: Any, key: str) -> None:
-    """Check the arguments of every class in a node against its annotations.
+def check_classes(node: Any, key: str) -> None:
+    """Check that every class in a node can be imported, and its arguments against its annotations.
 
     Only true or false, numbers, words and null are checked; classes check others, such as sequences,
     themselves.
-    Raises: ConfigError: a class takes another type for a key, which the message names.
+    Raises: ConfigError: a target cannot be imported, or takes another type for a key; names the key.
     """
-    for node_key, described in iter_nodes(node, key):
-        target = described["_target_"]
-        arguments = {} if target is None else arguments_of(str(target)) or {}
+    nodes = [(node_key, each) for node_key, each in iter_nodes(node, key) if each["_target_"] is not None]
+    for node_key, described in nodes:
+        target = str(described["_target_"])
+        try:
+            _locate(target)
+        except Exception as error:  # importing a user's module may raise anything
+            reason = _reason(error, target)
+            raise ConfigError(f"{node_key}._target_={target}: cannot be imported ({reason})") from error
+    for node_key, described in nodes:
+        arguments = arguments_of(str(described["_target_"])) or {}
         for name, value in described.items():
             is_filled_in_later = isinstance(value, str) and (value == "???" or "${" in value)
             argument = arguments.get(name)

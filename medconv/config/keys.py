@@ -140,29 +140,24 @@ def key(default: Any, text: str, *, accepts: Any = None, **limits: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def declared_keys(config: type, **groups: type) -> Iterator[Key]:
+def declared_keys(config: type, prefix: str = "", **groups: type) -> Iterator[Key]:
     """The keys of a config dataclass and of its groups, which are dataclasses too, in their order.
 
     A field that is not declared by `key` takes what its type takes.
-    Args: groups: the dataclass of a group, instead of the one that it is annotated with.
+    Args:
+        prefix: of the names.
+        groups: the dataclass of a group, instead of the one that it is annotated with.
     """
-    for key in _keys_of(config, ""):
-        group = groups.get(key.name, key.kind)
+    hints = get_type_hints(config)
+    for entry in fields(config):
+        limits, text, accepts = entry.metadata.get(_METADATA, (Limits(), "", None))
+        kind = hints[entry.name] if accepts is None else accepts
+        group: Any = groups.get(entry.name, kind)
         # a group is a dataclass itself; a node with a `_target_` is one key
         if is_dataclass(group):
-            yield from _keys_of(group, f"{key.name}.")
-        else:
-            yield key
-
-
-def _keys_of(group: Any, prefix: str) -> Iterator[Key]:
-    hints = get_type_hints(group)
-    for entry in fields(group):
-        limits, text, accepts = entry.metadata.get(_METADATA, (Limits(), "", None))
-        default = entry.default
-        if entry.default_factory is not MISSING:
-            default = entry.default_factory()
-        kind = hints[entry.name] if accepts is None else accepts
+            yield from declared_keys(group, f"{prefix}{entry.name}.")
+            continue
+        default = entry.default if entry.default_factory is MISSING else entry.default_factory()
         yield Key(f"{prefix}{entry.name}", kind, limits, text, default)
 
 

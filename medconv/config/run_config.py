@@ -1,14 +1,15 @@
 """From a composed config to a `RunConfig`: checked, then with every value filled in; and back from a file."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any
 
 from omegaconf import MISSING, Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from medconv.config.instantiate import check_importable, check_types, iter_targets
-from medconv.config.keys import Node, declared_keys
+from medconv.config.instantiate import check_classes
+from medconv.config.keys import Key, Node, declared_keys
 from medconv.config.schema import (
     GROUPS_WITH_CLASS,
     DataConfig,
@@ -32,12 +33,22 @@ def validate(composed: DictConfig) -> RunConfig:
             a `_target_` that cannot be imported, or an argument of a wrong type.
         omegaconf.errors.OmegaConfBaseException: an interpolation of a key that does not exist.
     """
-    values = _without_ckpt_path(composed)
+    values: Any = OmegaConf.to_container(composed, resolve=False)
+    path = values.pop("ckpt_path", None)
+    if path is not None:  # as other templates of Lightning name it
+        resume = values["run"]["resume"]
+        if resume != "auto":
+            raise ConfigError(f"ckpt_path={path} is the same as run.resume={resume}; set only one")
+        values["run"]["resume"] = str(path)
     # names, types and ranges come first: they need no class, whose import takes seconds
     check_names(values)
-    _check_complete(values)
-    typed, wrong_types = _converted(values)
-    wrong_types += _numbers_for_texts(values)
+    keys = list(declared_keys(RunConfig))
+    _check_complete(values, keys)
+    problems: list[str] = []
+    try:
+        typed = _typed(values)
+    except OmegaConfBaseException:
+        typed, problems = _without_wrong_types(values)
     frozen: dict[str, Any] = {}
     for name in [each for each in typed if each != "derived"]:
         value = typed[name]
@@ -47,26 +58,28 @@ def validate(composed: DictConfig) -> RunConfig:
             value = OmegaConf.to_object(value) if is_typed else OmegaConf.to_container(value, resolve=False)
         frozen[name] = value
     config = RunConfig(**frozen)
-    problems = wrong_types
-    # values out of range; Lightning's further arguments have no range here
-    for declared in declared_keys(RunConfig):
-        group, _, name = declared.name.rpartition(".")
-        problem = declared.problem(getattr(getattr(config, group) if group else config, name))
+    # Lightning's further arguments have no range here
+    for key in keys:
+        group, _, name = key.name.rpartition(".")
+        raw = (values.get(group, {}) if group else values).get(name)
+        lost = [item for item in (raw if isinstance(raw, list) else [raw]) if isinstance(item, (bool, float))]
+        if lost and is_text(key.kind):  # YAML read a number, whose spelling is lost: 1e5 as 100000.0
+            expected = in_words(key.kind)
+            problems.append(f"{key.name} must be {expected}, got {as_text(lost[0])}; write it in quotes")
+        problem = key.problem(getattr(getattr(config, group) if group else config, name))
         if problem is not None:
             problems.append(problem)
     if problems:
         raise ConfigError.of_all(problems)
     for group in (*GROUPS_WITH_CLASS, "trainer"):
         node = OmegaConf.to_container(typed[group], resolve=False)
-        for key, target in iter_targets(node, group):
-            check_importable(key, target)
-        check_types(node, group)
+        check_classes(node, group)
     return config
 
 
-def _check_complete(values: Node) -> None:
+def _check_complete(values: Node, keys: Sequence[Key]) -> None:
     """Raises: ConfigError: a group without defaults is missing, as `~loss` removes it."""
-    for key in declared_keys(RunConfig):
+    for key in keys:
         group, _, name = key.name.rpartition(".")
         section = values.get(group, {}) if group else values
         if key.default == MISSING and group != "derived" and name not in section:
@@ -75,21 +88,6 @@ def _check_complete(values: Node) -> None:
             raise ConfigError(
                 f"{missing}: every run needs one; leave out ~{missing}, or choose one of {options}"
             )
-
-
-def _numbers_for_texts(values: Node) -> list[str]:
-    """A message for each text that YAML read as a number, whose spelling is lost: 1e5 as 100000.0."""
-    problems = []
-    for key in declared_keys(RunConfig):
-        group, _, name = key.name.rpartition(".")
-        value = (values.get(group, {}) if group else values).get(name)
-        items = value if isinstance(value, list) else [value]
-        lost = [item for item in items if isinstance(item, (bool, float))]
-        if lost and is_text(key.kind):
-            problems.append(
-                f"{key.name} must be {in_words(key.kind)}, got {as_text(lost[0])}; write it in quotes"
-            )
-    return problems
 
 
 def data_of(composed: DictConfig) -> DataConfig:
@@ -103,10 +101,12 @@ def resolve(config: RunConfig, derived: Derived) -> RunConfig:
     Texts of `derived`, such as class names, come from data files: an interpolation in them stays a text.
     Raises: omegaconf.errors.OmegaConfBaseException: an interpolation of a key that does not exist.
     """
-    texts = _Texts()
+    texts: list[str] = []
     known = {name: value for name, value in asdict(derived).items() if value != MISSING}
-    values = {**config.plain(), "derived": texts.hidden(known)}
-    return texts.shown(OmegaConf.to_object(_typed(values)))  # type: ignore[no-any-return]
+    values = {**config.plain(), "derived": _hidden(known, texts)}
+    resolved = OmegaConf.to_object(_typed(values))
+    # Most data has no such text
+    return _shown(resolved, texts) if texts else resolved  # type: ignore[no-any-return,return-value]
 
 
 def from_plain(values: Node) -> RunConfig:
@@ -120,70 +120,47 @@ def from_plain(values: Node) -> RunConfig:
     """
     declared = {entry.name for entry in fields(TrainerConfig)}
     trainer = {key: value for key, value in values["trainer"].items() if key in declared}
-    texts = _Texts()
-    of_this_version = texts.hidden({**values, "trainer": trainer})
-    typed = OmegaConf.merge(_unlocked(RunConfig()), of_this_version)
-    return texts.shown(OmegaConf.to_object(typed))  # type: ignore[no-any-return]
+    texts: list[str] = []
+    of_this_version = _hidden({**values, "trainer": trainer}, texts)
+    typed = OmegaConf.merge(_schema(RunConfig()), of_this_version)
+    return _shown(OmegaConf.to_object(typed), texts)  # type: ignore[no-any-return]
 
 
-class _Texts:
-    """Texts that OmegaConf would read as interpolations or as missing, kept apart from it."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-
-    def hidden(self, value: Any) -> Any:
-        """A copy of nested plain values with a placeholder for each of these texts."""
-        if isinstance(value, dict):
-            return {name: self.hidden(child) for name, child in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self.hidden(child) for child in value]
-        if not isinstance(value, str) or not re.search(rf"\$|^\?\?\?$|{_PLACEHOLDER[0]}", value):
-            return value
-        self._texts.append(value)
-        return _PLACEHOLDER.format(len(self._texts) - 1)
-
-    def shown(self, value: Any) -> Any:
-        """A copy with the texts in place of their placeholders, also of those inside longer texts."""
-        if isinstance(value, dict):
-            return {name: self.shown(child) for name, child in value.items()}
-        if isinstance(value, list):
-            return [self.shown(child) for child in value]
-        if is_dataclass(value) and not isinstance(value, type):
-            changes = {entry.name: self.shown(getattr(value, entry.name)) for entry in fields(value)}
-            return replace(value, **changes)
-        if isinstance(value, str):
-            pattern = _PLACEHOLDER.format(r"(\d+)")
-            return re.sub(pattern, lambda match: self._texts[int(match[1])], value)
+def _hidden(value: Any, texts: list[str]) -> Any:
+    """A copy of nested plain values with a placeholder for each text that OmegaConf would read as an
+    interpolation or as missing. Args: texts: gets these texts.
+    """
+    if isinstance(value, dict):
+        return {name: _hidden(child, texts) for name, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_hidden(child, texts) for child in value]
+    if not isinstance(value, str) or not re.search(rf"\$|^\?\?\?$|{_PLACEHOLDER[0]}", value):
         return value
+    texts.append(value)
+    return _PLACEHOLDER.format(len(texts) - 1)
 
 
-def _without_ckpt_path(composed: DictConfig) -> Node:
-    """Plain values; `ckpt_path`, as other templates of Lightning name it, becomes `run.resume`.
+def _shown(value: Any, texts: Sequence[str]) -> Any:
+    """A copy with the texts in place of their placeholders, also of those inside longer texts."""
+    if isinstance(value, dict):
+        return {name: _shown(child, texts) for name, child in value.items()}
+    if isinstance(value, list):
+        return [_shown(child, texts) for child in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        changes = {entry.name: _shown(getattr(value, entry.name), texts) for entry in fields(value)}
+        return replace(value, **changes)
+    if isinstance(value, str):
+        pattern = _PLACEHOLDER.format(r"(\d+)")
+        return re.sub(pattern, lambda match: texts[int(match[1])], value)
+    return value
 
-    Raises: ConfigError: both are set.
+
+def _without_wrong_types(values: Node) -> tuple[Any, list[str]]:
+    """As `_typed`, where values have a wrong type: such keys keep their defaults; and a message for each.
+
+    Raises: OmegaConfBaseException: none has; another error, such as an interpolation that cannot be read.
     """
-    values: Any = OmegaConf.to_container(composed, resolve=False)
-    path = values.pop("ckpt_path", None)
-    if path is not None:
-        resume = values["run"]["resume"]
-        if resume != "auto":
-            raise ConfigError(f"ckpt_path={path} is the same as run.resume={resume}; set only one")
-        values["run"]["resume"] = str(path)
-    return values  # type: ignore[no-any-return]
-
-
-def _converted(values: Node) -> tuple[Any, list[str]]:
-    """The values in OmegaConf's nodes of their types, and a message for each that has another type.
-
-    The keys of such values keep their defaults.
-    """
-    try:
-        return _typed(values), []
-    except OmegaConfBaseException:
-        wrong_types = _wrong_types(values)
-        if not wrong_types:
-            raise  # another error, such as an interpolation that cannot be read
+    wrong_types = _wrong_types(values)
     remaining = {**values}
     for name in wrong_types:
         group, _, leaf = name.rpartition(".")
@@ -198,7 +175,7 @@ def _wrong_types(values: Node) -> dict[str, str]:
     """Key to message. OmegaConf stops at the first wrong value; here each key is tried alone."""
     from lightning import Trainer  # loads torch, which printing a config does not need
 
-    schema = _schema()
+    schema = _schema(RunConfig(trainer=trainer_schema(Trainer)()))
     OmegaConf.set_readonly(schema, False)
     problems = {}
     for key in declared_keys(RunConfig, trainer=trainer_schema(Trainer)):
@@ -223,18 +200,15 @@ def _can_set(section: DictConfig, name: str, value: Any) -> bool:
 
 def _typed(values: Any) -> Any:
     """The values in OmegaConf's nodes of their types. Raises: OmegaConfBaseException: a wrong type."""
-    return OmegaConf.merge(_schema(), values)
-
-
-def _schema() -> DictConfig:
-    """The config with the defaults of all keys."""
     from lightning import Trainer  # loads torch, which printing a config does not need
 
-    return _unlocked(RunConfig(trainer=trainer_schema(Trainer)()))
+    return OmegaConf.merge(_schema(RunConfig(trainer=trainer_schema(Trainer)())), values)
 
 
-def _unlocked(config: RunConfig) -> DictConfig:
-    """The config as a schema that can be filled in, which OmegaConf denies frozen classes."""
+def _schema(config: RunConfig) -> DictConfig:
+    """The config, with its values as defaults, as a schema that OmegaConf lets be filled in although the
+    classes are frozen.
+    """
     schema: DictConfig = OmegaConf.structured(config)
     for entry in fields(config):
         node = schema._get_node(entry.name)

@@ -85,8 +85,11 @@ def check_names(values: Mapping[str, Any]) -> None:
     Raises: ConfigError: unknown names, all in one message; a single value in place of a group; an argument
         of Lightning's Trainer that is set elsewhere.
     """
-    groups = {entry.name for entry in fields(RunConfig)} - _single_keys()
     typed_groups = _typed_groups()
+    keys = list(declared_keys(RunConfig))
+    # keys at the top that are no groups, such as `seed`
+    single_keys = {key.name for key in keys if "." not in key.name and key.kind != Node}
+    groups = {entry.name for entry in fields(RunConfig)} - single_keys
     problems = []
     for name, value in values.items():
         if name in groups:
@@ -94,8 +97,9 @@ def check_names(values: Mapping[str, Any]) -> None:
             if not isinstance(value, Mapping) and not is_interpolation:
                 raise ConfigError(f"{name}={as_text(value)}: {name} is no single value; set one of its keys")
             if name in typed_groups and isinstance(value, Mapping):
-                problems += _unknown_in_group(name, value, typed_groups[name])
-        elif name not in _single_keys() and name != _OF_THE_COMMAND:
+                unknown = [key for key in value if key not in typed_groups[name]]
+                problems += [problem for key in unknown for problem in _unknown_in_group(name, key)]
+        elif name not in single_keys and name != _OF_THE_COMMAND:
             problems.append(unknown_key(name))
     known = [entry.name for entry in fields(Derived)]
     problems += [
@@ -138,22 +142,16 @@ def takes_new_keys(key: str) -> bool:
     return "." in key and group not in _typed_groups()
 
 
-def _unknown_in_group(group: str, values: Mapping[str, Any], declared: set[str]) -> list[str]:
-    problems = []
-    for name in values:
-        key = f"{group}.{name}"
-        elsewhere = set_elsewhere(key)
-        if elsewhere is not None:
-            problems.append(elsewhere)
-        # Lightning, which loads torch, is asked only for names that its option here does not have
-        elif name not in declared and not (group == "trainer" and name in _trainer_arguments()):
-            problems.append(unknown_key(key))
-    return problems
-
-
-def _single_keys() -> set[str]:
-    """Keys at the top that are no groups, such as `seed`."""
-    return {key.name for key in declared_keys(RunConfig) if "." not in key.name and key.kind != Node}
+def _unknown_in_group(group: str, name: str) -> list[str]:
+    """What is wrong with a key that a typed group does not declare."""
+    key = f"{group}.{name}"
+    elsewhere = set_elsewhere(key)
+    if elsewhere is not None:
+        return [elsewhere]
+    # Lightning, which loads torch, is asked only for names that its option here does not have
+    if group == "trainer" and name in _trainer_arguments():
+        return []
+    return [unknown_key(key)]
 
 
 def _typed_groups() -> dict[str, set[str]]:
@@ -190,27 +188,22 @@ _FOLDERS_OF_HYDRA = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra
 def check_hydra_settings(arguments: Sequence[str]) -> None:
     """Raises: ConfigError: a setting of Hydra's without effect, or a launcher whose jobs would not train."""
     for argument in arguments:
-        problem = _hydra_problem(argument)
-        if problem:
-            raise ConfigError(problem)
-
-
-def _hydra_problem(argument: str) -> str:
-    key, equals, value = argument.lstrip("+").partition("=")
-    choices = _CHOICES_OF_HYDRA.get(key, (value,))
-    if equals and value not in choices:
-        return f"{argument}: medconv starts the jobs of a sweep itself; expected {key}={' or '.join(choices)}"
-    if equals and key.startswith(_FOLDERS_OF_HYDRA):
-        return (
-            f"{argument}: Hydra's folders are not used; run.dir=FOLDER is a run's folder, run.name=NAME "
-            "makes it runs/NAME"
-        )
-    # Hydra's parser calls functions in assertions (hydra issue 2570)
-    if sys.flags.optimize and re.search(r"[({]", value):
-        return (
-            f"{argument}: Hydra cannot read such a value under python -O or PYTHONOPTIMIZE; start without it"
-        )
-    return ""
+        key, equals, value = argument.lstrip("+").partition("=")
+        choices = _CHOICES_OF_HYDRA.get(key, (value,))
+        if equals and value not in choices:
+            expected = f"{key}={' or '.join(choices)}"
+            raise ConfigError(f"{argument}: medconv starts the jobs of a sweep itself; expected {expected}")
+        if equals and key.startswith(_FOLDERS_OF_HYDRA):
+            raise ConfigError(
+                f"{argument}: Hydra's folders are not used; run.dir=FOLDER is a run's folder, run.name=NAME "
+                "makes it runs/NAME"
+            )
+        # Hydra's parser calls functions in assertions (hydra issue 2570)
+        if sys.flags.optimize and re.search(r"[({]", value):
+            raise ConfigError(
+                f"{argument}: Hydra cannot read such a value under python -O or PYTHONOPTIMIZE; start "
+                "without it"
+            )
 
 
 def explained(error: ConfigCompositionException, arguments: Sequence[str]) -> Exception:

@@ -21,7 +21,7 @@ from medconv.inference.output import MANIFEST
 from medconv.metrics.segmentation import MetricSelection, measure
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import explained
-from medconv.utils.threads import each
+from medconv.utils.progress import each
 
 
 def stated_spacing(predictions: Path) -> Any:

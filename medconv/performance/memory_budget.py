@@ -1,7 +1,7 @@
 """The memory budget of a training step on this machine; rounded, so that similar machines plan the same."""
 
 import os
-import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -66,7 +66,7 @@ def total_memory(cgroups: Path = _CGROUPS, process_cgroup: Path = Path("/proc/se
         cgroups: where the kernel shows all groups.
         process_cgroup: which of them this process is in: lines of `number:controllers:path`.
     """
-    limits = [_physical_memory()]
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     try:
         lines = process_cgroup.read_text().splitlines()
     except OSError:
@@ -74,31 +74,17 @@ def total_memory(cgroups: Path = _CGROUPS, process_cgroup: Path = Path("/proc/se
     for line in lines:
         _, controllers, group = line.split(":", 2)
         if not controllers:  # version 2: one tree for all controllers
-            limits += _limits(cgroups, group, "memory.max")
+            root = cgroups
+            file_name = "memory.max"
         elif "memory" in controllers.split(","):  # version 1: a tree for each
-            limits += _limits(cgroups / "memory", group, "memory.limit_in_bytes")
+            root = cgroups / "memory"
+            file_name = "memory.limit_in_bytes"
+        else:
+            continue
+        innermost = root / group.lstrip("/")
+        # In a container the path may be the host's, which does not exist here; its root is the container's
+        for folder in (root, innermost, *innermost.parents):
+            if folder.is_relative_to(root):
+                with suppress(OSError, ValueError):  # no such group, or no limit
+                    limits.append(int((folder / file_name).read_text()))
     return min(limit for limit in limits if limit)
-
-
-def _physical_memory() -> int:
-    """Bytes; without a bound where the system does not tell, as on Windows."""
-    if not hasattr(os, "sysconf"):
-        return sys.maxsize
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _limits(root: Path, group: str, file_name: str) -> list[int]:
-    """The limits of a group and of all groups around it."""
-    innermost = root / group.lstrip("/")
-    groups = (innermost, *innermost.parents)
-    folders = [folder for folder in groups if folder.is_relative_to(root)]
-    # In a container the path may be the host's, which does not exist here; the root then is the container's.
-    return [_limit(folder / file_name) for folder in (*folders, root)]
-
-
-def _limit(path: Path) -> int:
-    """Bytes; 0 where there is no limit."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return 0

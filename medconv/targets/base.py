@@ -35,7 +35,9 @@ class Family:
 
     Args:
         examine: (case, image, dataset, report): completes the report, in the place of the label map.
-        samples: module of `ImageDataset` and `ImageCases`, as `data.loading.datamodule.TrainingSamples` says.
+        samples: module of `ImageDataset` and `ImageCases`, as `data.loading.datamodule.TrainingSamples` says;
+            of `samples_per_epoch`, by the number of training cases; and of `check`: (split, dataset,
+            measured, data) raises an error where its images and values are no samples.
         validation: (config, targets, window, store) -> `training.validation.Validation`.
         mixup: (alpha, seed) -> `training.task.Mixup`; "": samples are not mixed.
         forward: (members, device, batch_size) -> `inference.predictor.Forward`.
@@ -44,7 +46,7 @@ class Family:
         output: (folder, targets, settings, about) -> `inference.output.Output`.
         evaluate_table: (predictions, labels, compare, **options) -> `evaluation.results.Evaluation`, of
             predictions that are a table; "": they are images.
-        views: (targets, cases, spacing_mm) -> `features.pictures.cases.CaseViews`.
+        views: (targets, cases, spacing_mm) -> `features.pictures.callbacks.CaseViews`.
     """
 
     examine: str = ""

@@ -1,7 +1,6 @@
 """What the log says of a run before it trains."""
 
 import logging
-from collections.abc import Sequence
 
 import lightning as L
 from torch import nn
@@ -9,7 +8,7 @@ from torch import nn
 from medconv.config import PerfConfig, RunConfig, TrainerConfig
 from medconv.models.layers.depthwise import has_depthwise
 from medconv.models.layers.fast_norm import SWAPPED
-from medconv.training.growing_patch import GrowingPatch
+from medconv.training.data_setup import PreparedData
 from medconv.training.run_dir import RunDir
 from medconv.training.task import Task
 from medconv.utils.hardware import triton_missing, uses_gpu
@@ -19,20 +18,19 @@ log = logging.getLogger(__name__)
 
 
 def announce(
-    config: RunConfig,
-    dataset: str,
-    num_train: int,
-    num_val: int,
-    task: Task,
-    trainer: L.Trainer,
-    folder: RunDir,
+    config: RunConfig, prepared: PreparedData, task: Task, trainer: L.Trainer, folder: RunDir
 ) -> None:
     """Log what is about to be trained."""
     derived = config.derived
     network = task.network
     batch_size = (config.data.batch_size or 1) * trainer.world_size * trainer.accumulate_grad_batches
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
-    log.info("data: %s, %d cases to train on, %d to validate", dataset, num_train, num_val)
+    log.info(
+        "data: %s, %d cases to train on, %d to validate",
+        prepared.dataset.name,
+        len(prepared.train),
+        len(prepared.val),
+    )
     log.info(
         "patch: %s voxels of %s mm, global batch %d",
         size_text(derived.patch_size),
@@ -40,7 +38,10 @@ def announce(
         batch_size,
     )
     if task.growing_patch is not None:
-        log.info("%s", _growth(task.growing_patch, derived.patch_size))
+        sizes = task.growing_patch.sizes(derived.patch_size)
+        limit = task.growing_patch.max_sizes
+        why = "" if limit is None else f"; at most {limit}, since cuDNN tries its algorithms for each"
+        log.info("patches grow: %d sizes, from %s voxels%s", len(sizes), size_text(sizes[0]), why)
     if derived.slice_axis is not None:
         axis = ("right", "anterior", "superior")[derived.slice_axis]
         log.info("slices: 2D, across the %s axis of the volumes", axis)
@@ -54,24 +55,11 @@ def announce(
     log.debug("parameters: %s", ", ".join(name for name, _ in network.named_parameters()))
     for line in without_effect(config.perf, config.trainer, network, test=config.test):
         log.warning("%s", line)
-    if config.perf.fast_norm and _has_fast_norms(network) and uses_gpu(config.trainer.accelerator):
+    has_fast_norms = any(isinstance(layer, SWAPPED) for layer in network.modules())
+    if config.perf.fast_norm and has_fast_norms and uses_gpu(config.trainer.accelerator):
         missing = triton_missing()
         if missing is not None:
             log.warning("perf.fast_norm=true: norms are several times slower than they could be: %s", missing)
-
-
-def _growth(growing: GrowingPatch, patch: Sequence[int]) -> str:
-    """The sizes of patches in a run."""
-    sizes = growing.sizes(patch)
-    line = f"patches grow: {len(sizes)} sizes, from {size_text(sizes[0])} voxels"
-    if growing.max_sizes is None:
-        return line
-    return f"{line}; at most {growing.max_sizes}, since cuDNN tries its algorithms for each"
-
-
-def _has_fast_norms(network: nn.Module) -> bool:
-    """Whether there are norms that `perf.fast_norm` is about."""
-    return any(isinstance(layer, SWAPPED) for layer in network.modules())
 
 
 def without_effect(
@@ -79,6 +67,7 @@ def without_effect(
 ) -> list[str]:
     """One line for each setting that is on but has no effect here, with the reason."""
     no_gpu = not uses_gpu(trainer.accelerator)
+    has_fast_norms = any(isinstance(layer, SWAPPED) for layer in network.modules())
     reasons = {}
     if trainer.benchmark and no_gpu:
         reasons["trainer.benchmark=true"] = "cuDNN runs on NVIDIA GPUs only"
@@ -88,7 +77,7 @@ def without_effect(
         reasons["trainer.sync_batchnorm=true"] = "PyTorch supports it on GPUs only"
     if perf.fast_norm and not perf.channels_last:
         reasons["perf.fast_norm=true"] = "it needs perf.channels_last=true"
-    elif perf.fast_norm and not _has_fast_norms(network):
+    elif perf.fast_norm and not has_fast_norms:
         reasons["perf.fast_norm=true"] = "this network has no instance, group or batch norms"
     if not has_depthwise(network):
         if not perf.fast_depthwise:  # true is the default

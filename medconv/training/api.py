@@ -156,7 +156,9 @@ def prepare(
         _check_one_device(config)
         config, prepared = run.prepare(config, folder)
         resolved = run.resolve(config, prepared, folder)
-        load_weights = run.pretrained_weights(config, resolved.derived, folder)
+        load_weights = None
+        if config.init.pretrained:
+            load_weights = run.pretrained_weights(config, resolved.derived, folder)
         apply_backends(resolved.perf.matmul_precision)
         task = build_task(resolved, record_of(resolved, prepared), prepared.store, load_weights)
         data = build_data(resolved, prepared)

@@ -1,7 +1,7 @@
 """Builds the task of a run from a resolved config: network, loss, optimizer, schedule, validation."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +12,7 @@ from medconv import config as configs
 from medconv.config import Node, RunConfig
 from medconv.convs import mirror_axes
 from medconv.data import left_right
-from medconv.data.preprocessing.preprocess import CropInfo, left_right_axis
+from medconv.data.preprocessing.preprocess import left_right_axis
 from medconv.data.preprocessing.store import Store
 from medconv.inference.load import window_of
 from medconv.inference.sliding_window import training_axes, usable_axes
@@ -25,7 +25,7 @@ from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.data_setup import PreparedData
 from medconv.training.growing_patch import growing_patch_of, may_grow
 from medconv.training.losses.fit import FittedLoss
-from medconv.training.optim.build import build_optimizer, build_schedule, with_lr_multipliers
+from medconv.training.optim.build import build_optimizer, with_lr_multipliers
 from medconv.training.task import Mixup, Task
 from medconv.training.validation import LabelMapValidation, Validation
 
@@ -62,13 +62,20 @@ def build_task(
     if config.init.lr_multipliers:
         check_factors(config.init.lr_multipliers, network)
         make_optimizer = with_lr_multipliers(make_optimizer, network, config.init.lr_multipliers)
-    mixup = _mixup(config, targets)
+    mixup: Mixup | None = None
+    if config.task.mixup:
+        make_mixup = targets.family.own("mixup")
+        if make_mixup is None:
+            raise configs.ConfigError(
+                f"task.mixup={config.task.mixup} is for image-level targets, but the data has label maps"
+            )
+        mixup = make_mixup(config.task.mixup, config.seed)
     loss = FittedLoss(configs.build(config.loss, "loss"), targets, derived.spatial_dims)
     return Task(
         network=network,
         loss=loss,
         optimizer=make_optimizer,
-        scheduler=build_schedule(config.scheduler),
+        scheduler=configs.errors_with_key("scheduler", configs.build(config.scheduler, "scheduler")),
         targets=targets,
         validation=_validation(config, targets, network, store),
         record=record,
@@ -79,35 +86,19 @@ def build_task(
     )
 
 
-def _mixup(config: RunConfig, targets: Targets) -> Mixup | None:
-    alpha = config.task.mixup
-    if not alpha:
-        return None
-    make_mixup = targets.family.own("mixup")
-    if make_mixup is None:
-        raise configs.ConfigError(
-            f"task.mixup={alpha} is for image-level targets, but the data has label maps"
-        )
-    mixup: Mixup = make_mixup(alpha, config.seed)
-    return mixup
-
-
 def _validation(config: RunConfig, targets: Targets, network: nn.Module, store: Store | None) -> Validation:
     dims = config.derived.spatial_dims
-    mirrored_in_training = training_axes(config.augmentation, dims)
-    with configs.arguments_as_keys("task"):
-        axes = usable_axes(config.task.mirror_axes, dims, mirrored_in_training, mirror_axes(network))
+    axes: tuple[int, ...] = ()  # of mirror test-time augmentation
+    if config.task.mirror_axes:
+        augmented_axes = training_axes(config.augmentation, dims)
+        axes = usable_axes(config.task.mirror_axes, dims, augmented_axes, mirror_axes(network))
     window = window_of(config.task, config.derived, axes, config.data.convention)
     own_validation = targets.family.own("validation")
     if own_validation:
         validation: Validation = own_validation(config, targets, window, store)
         return validation
     assert isinstance(targets, SegmentationTargets)
-
-    def crop_info(case: str) -> CropInfo:
-        assert store is not None
-        return store.crop_info(case)
-
+    crop_info = None if store is None else store.crop_info
     return LabelMapValidation(window, targets, crop_info, whole_batches=bool(config.perf.compile))
 
 
@@ -115,7 +106,10 @@ def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | Non
     """The network with its switches applied, and its frozen parameters frozen."""
     network = build_network(config.model, config.conv, config.derived, load=load)
     network = targets.finish(network)
-    _check_left_right(config, targets, network)
+    equivariant_axes = mirror_axes(network)
+    augmented_axes = training_axes(config.augmentation, config.derived.spatial_dims)
+    if left_right_axis(config.derived.slice_axis) in (*equivariant_axes, *augmented_axes):
+        _check_left_right(config, targets, equivariant_axes, augmented_axes)
     init = config.init
     if init.freeze and init.thaw_at is None:
         log.info("init.freeze: %s stay as they are", freeze(network, init.freeze))
@@ -132,8 +126,10 @@ def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | Non
     return network
 
 
-def _check_left_right(config: RunConfig, targets: Targets, network: nn.Module) -> None:
-    """Raises or warns if left and right structures look alike to the network or its augmentation.
+def _check_left_right(
+    config: RunConfig, targets: Targets, equivariant_axes: Sequence[int], augmented_axes: Sequence[int]
+) -> None:
+    """Raises or warns if left and right structures look alike to a network that sees mirrored images.
 
     Raises:
         ConfigError: the network is equivariant to a mirroring that exchanges two classes.
@@ -142,7 +138,6 @@ def _check_left_right(config: RunConfig, targets: Targets, network: nn.Module) -
     pairs = configs.lists_to_tuples(derived.flip_label_pairs or [])
     class_names = derived.class_names
     axis = left_right_axis(derived.slice_axis)
-    equivariant_axes = mirror_axes(network)
     pair = left_right.indistinguishable_pair(pairs, class_names, axis, equivariant_axes)
     if pair is not None:
         raise configs.ConfigError(
@@ -150,7 +145,6 @@ def _check_left_right(config: RunConfig, targets: Targets, network: nn.Module) -
             f"the mirrored labels, so it cannot tell {pair[0]} from {pair[1]} (data.flip_label_pairs); "
             "choose other conv.axes, or another conv"
         )
-    augmented_axes = training_axes(config.augmentation, derived.spatial_dims)
     left_right.warn_of_lookalikes(targets, class_names, pairs, axis, augmented_axes, equivariant_axes)
 
 

@@ -16,8 +16,10 @@ _TRANSFORMS = (
 log = logging.getLogger(__name__)
 
 
-def check_settings(config: RunConfig) -> None:
-    """Raises: ConfigError: two values contradict each other."""
+def check_config(config: RunConfig) -> None:
+    """Raises: ConfigError: two values contradict each other; or a class has no argument for a key, or needs
+    one that is not set.
+    """
     rate = config.optimizer.get("lr")
     if isinstance(rate, (int, float)) and rate > 1:
         log.warning("optimizer.lr=%g: most networks learn nothing above 0.1", rate)
@@ -40,10 +42,6 @@ def check_settings(config: RunConfig) -> None:
             f"perf.cuda_graphs=true: gradients lie in the graph's memory, which its next run overwrites, so "
             f"trainer.accumulate_grad_batches must be 1, got {accumulated}"
         )
-
-
-def check_classes(config: RunConfig) -> None:
-    """Raises: ConfigError: a class has no argument for a key, or needs one that is not set; names the key."""
     configs.check_arguments(config.data.layout, "data.layout")
     model = {key: value for key, value in config.model.items() if key != "divisible_by"}  # of the plan
     configs.check_arguments(model, "model")

@@ -40,9 +40,6 @@ from medconv.utils import signals
 from medconv.utils.cores import num_cores
 from medconv.utils.signals import StopRequest
 
-# Pixels along the longer edge: radiographs are often scaled to 224 to 512.
-_EXAMPLE_EDGE = 512
-
 log = logging.getLogger(__name__)
 _CHANNEL_DROPOUT = 0.25  # the default of `data.channel_dropout` where channels may be missing
 
@@ -53,6 +50,7 @@ class PreparedData:
 
     Args:
         targets: with what follows from the training cases.
+        derived: what a config's nodes may use of it.
         skipped: skipped cases, and why.
         spacing_range_mm: smallest and largest spacing of all cases along each axis (right, anterior,
             superior).
@@ -69,7 +67,7 @@ class PreparedData:
     plan: Plan
     store: Store
     targets: Targets
-    flip_label_pairs: tuple[tuple[int, int], ...] = ()
+    derived: Derived
     skipped: dict[str, str] = field(default_factory=dict)
     spacing_range_mm: tuple[tuple[float, float], ...] = ()
     test: list[Case] = field(default_factory=list)
@@ -80,10 +78,6 @@ class PreparedData:
     def identity(self) -> DataIdentity:
         """Of the run's cases: reads their records in the store."""
         return identity.data_identity(self.train, self.val, self.store)
-
-    def derived(self) -> Derived:
-        """What a config's nodes may use of it."""
-        return derived_values(self.plan, self.dataset, self.train, self.targets, self.flip_label_pairs)
 
 
 @configs.arguments_as_keys("data")
@@ -130,8 +124,7 @@ def prepare_data(
     data = config.data
     dataset, workers = find_data(data)
     split = split_cases(dataset, data)
-    _check_flip_label_pairs(dataset, data)
-    pairs = left_right.flip_label_pairs(data.flip_label_pairs, dataset.class_names)
+    pairs = () if data.flip_label_pairs is None else _flip_label_pairs(dataset, data)
     home = dataset_folder(Path(data.cache_dir), dataset)
     with signals.raising():
         measured, skipped = cached_fingerprint(dataset, home, workers, skip=data.on_invalid_case == "skip")
@@ -140,19 +133,22 @@ def prepare_data(
         measured = measured.at_spacing(source_spacing_mm)
         dataset = per_case.with_source_spacing(dataset, source_spacing_mm)
         split = split_cases(dataset, data)
-    dataset, split = _without_skipped(dataset, split, skipped, data)
+    if skipped:
+        dataset, split = _without_skipped(dataset, split, skipped, data)
     split = check_split(split, dataset, measured, data)
     warning = split_warning(split, data)
     if warning:
         log.warning(warning)
-    per_case.check_annotated(split.train, dataset, pairs)
-    log_annotated_and_weights(split.train, dataset)
+    if any(case.annotated is not None or case.weight != 1 for case in dataset.cases):
+        per_case.check_annotated(split.train, dataset, pairs)
+        log_annotated_and_weights(split.train, dataset)
     planned = make_plan(config, dataset, measured, recorded)
     log.info("%s", table(planned.rows))
     preprocessing = _preprocessing(planned, dataset, measured, data)
     with signals.raising():
         store = fill_store(dataset, preprocessing, home, workers, verify)
     values = splits.values_of(split.train)
+    targets = dataset.targets.fitted(values) if values.size else dataset.targets
     return PreparedData(
         dataset=dataset,
         train=split.train,
@@ -160,8 +156,8 @@ def prepare_data(
         preprocessing=preprocessing,
         plan=planned,
         store=store,
-        targets=dataset.targets.fitted(values) if values.size else dataset.targets,
-        flip_label_pairs=pairs,
+        targets=targets,
+        derived=derived_values(planned, dataset, split.train, targets, pairs),
         skipped=skipped,
         spacing_range_mm=tuple((min(mm), max(mm)) for mm in zip(*measured.spacings_mm, strict=True)),
         test=split.test,
@@ -174,8 +170,6 @@ def _without_skipped(
     dataset: Dataset, split: DataSplit, skipped: Mapping[str, str], data: DataConfig
 ) -> tuple[Dataset, DataSplit]:
     """Dataset and split without invalid cases. Raises: ConfigError: no training case is left."""
-    if not skipped:
-        return dataset, split
     lines = "".join(f"\n  case {case}: {error}" for case, error in skipped.items())
     log.warning("data.on_invalid_case=skip skips %d of %d cases%s", len(skipped), len(dataset.cases), lines)
     valid_cases = tuple(case for case in dataset.cases if case.id not in skipped)
@@ -185,29 +179,32 @@ def _without_skipped(
     return replace(dataset, cases=valid_cases), split
 
 
-def _check_flip_label_pairs(dataset: Dataset, data: DataConfig) -> None:
-    """Check that classes can be exchanged where an image is mirrored.
+def _flip_label_pairs(dataset: Dataset, data: DataConfig) -> tuple[tuple[int, int], ...]:
+    """Label values of classes that are exchanged where an image is mirrored.
 
     Raises:
         ConfigError: the data has no classes to exchange, or no axis from left to right.
     """
-    if data.flip_label_pairs is not None and not dataset.targets.can_swap_labels:
+    if not dataset.targets.can_swap_labels:
         raise ConfigError(
             f"data.flip_label_pairs exchanges classes of label maps, but this run has {dataset.targets.kind} "
             "targets; set only one"
         )
-    if data.flip_label_pairs is not None and data.convention == "nnunet":
+    if data.convention == "nnunet":
         raise ConfigError(
             "data.flip_label_pairs needs axes from left to right; data.convention=nnunet leaves them as "
             "stored"
         )
+    return left_right.flip_label_pairs(data.flip_label_pairs, dataset.class_names)
 
 
 def _preprocessing(
     planned: Plan, dataset: Dataset, measured: Fingerprint, data: DataConfig
 ) -> PreprocessingConfig:
     names = planned.normalisation
-    intensities = intensities_of(data.intensities, len(names)) or measured.intensities
+    intensities = measured.intensities
+    if data.intensities is not None:
+        intensities = intensities_of(data.intensities, len(names))
     return PreprocessingConfig(
         spatial_dims=planned.spatial_dims,
         spacing_mm=planned.spacing_mm,
@@ -221,13 +218,11 @@ def _preprocessing(
 
 
 def intensities_of(content: Any, channels: int) -> tuple[dict[str, float], ...]:
-    """`data.intensities` of a config; empty if it is null.
+    """`data.intensities` of a config that sets it.
 
     Raises:
         ConfigError: not one set of statistics per channel.
     """
-    if content is None:
-        return ()
     is_row_per_channel = isinstance(content, (list, tuple)) and len(content) == channels
     if not is_row_per_channel or not all(
         isinstance(row, Mapping) and set(row) == set(INTENSITIES) for row in content
@@ -261,25 +256,15 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
     """The split without training images that are also in validation or test.
 
     Args: measured: of all cases of `dataset`.
-    Raises: ValueError: a class without examples, or images of different sizes.
+    Raises: ValueError: a class without examples, or as the targets' family says.
     """
-    targets = dataset.targets
     # strict=False: there are no contents if all images are constant
     contents = dict(zip([case.id for case in dataset.cases], measured.contents, strict=False))
     split = splits.drop_duplicates(split, contents)
-    splits.check_examples(split, targets, _remedy(split, data))
-    if data.balanced_sampling and not targets.per_voxel:
-        targets.balanced_groups(splits.values_of(split.train))  # fails where there are no classes to draw
-    sized = targets.per_voxel or data.resize is not None or data.patch_size is not None
-    if measured.spatial_dims == 2 and not sized and len(set(measured.shapes)) > 1:
-        common, _ = Counter(measured.shapes).most_common(1)[0]
-        case, size = next((c, s) for c, s in zip(dataset.cases, measured.shapes, strict=True) if s != common)
-        scale = min(1, _EXAMPLE_EDGE / max(common))
-        resize = ",".join(str(max(1, round(edge * scale))) for edge in common)
-        raise ConfigError(
-            f"{case.images[0]}: {size[0]} x {size[1]} pixels, while most pictures have {common[0]} x "
-            f"{common[1]}; expected one size; data.resize=[{resize}], for example, scales all of them to it"
-        )
+    splits.check_examples(split, dataset.targets, _remedy(split, data))
+    own_samples = dataset.targets.family.own("samples")
+    if own_samples:
+        own_samples.check(split, dataset, measured, data)
     return split
 
 
@@ -352,23 +337,36 @@ def build_data(
     derived = config.derived
     patch = PatchShape(derived.patch_size, derived.slice_axis)
     class_names = prepared.dataset.class_names
+    own_samples = prepared.targets.family.own("samples")
     training_cases = TrainingCases(
         cases=prepared.train,
-        patch=patch if prepared.targets.per_voxel else None,
+        patch=None if own_samples else patch,
         class_indices=partial(class_indices, prepared.train, prepared.targets, class_names, prepared.store),
     )
     split = DataSplit(prepared.train, prepared.val, prepared.test)
     all_cases = [*split.train, *split.val, *split.test]
+    channel_dropout = None
+    if data.missing is not None or data.channel_dropout is not None:
+        channel_dropout = _channel_dropout(data, derived.num_channels, prepared.train, config.seed)
+    augment = configs.build(
+        config.augmentation,
+        "augmentation",
+        seed=config.seed,
+        spacing_mm=derived.spacing_mm,
+        patch_size=derived.patch_size,
+        flip_label_pairs=configs.lists_to_tuples(derived.flip_label_pairs or []),
+        left_right_axis=left_right_axis(derived.slice_axis),
+    )
     return DataModule(
         prepared.store,
         split,
         TrainingSamples(
             sampler=build_sampler(config.sampler, data, training_cases),
             patch=patch,
-            augment=_augmentation(config),
+            augment=augment,
             seed=config.seed,
-            channel_dropout=_channel_dropout(data, derived.num_channels, prepared.train, config.seed),
-            images=prepared.targets.family.own("samples"),
+            channel_dropout=channel_dropout,
+            images=own_samples,
         ),
         LoaderSettings(
             batch_size=data.batch_size,
@@ -383,28 +381,10 @@ def build_data(
     )
 
 
-def _channel_dropout(
-    data: DataConfig, num_channels: int, train: Sequence[Case], seed: int
-) -> ChannelDropout | None:
+def _channel_dropout(data: DataConfig, num_channels: int, train: Sequence[Case], seed: int) -> ChannelDropout:
     """Raises: ConfigError: a probability where no channel may be missing."""
     if data.missing is None:
-        if data.channel_dropout is not None:
-            raise ConfigError(f"data.channel_dropout={data.channel_dropout} needs data.missing=allow")
-        return None
+        raise ConfigError(f"data.channel_dropout={data.channel_dropout} needs data.missing=allow")
     probability = _CHANNEL_DROPOUT if data.channel_dropout is None else data.channel_dropout
     missing = {case.id: case.missing_channels for case in train if case.missing_channels}
     return ChannelDropout(probability, num_channels, missing, seed)
-
-
-def _augmentation(config: RunConfig) -> Any:
-    """The configured augmentation, for the patches of this run."""
-    derived = config.derived
-    return configs.build(
-        config.augmentation,
-        "augmentation",
-        seed=config.seed,
-        spacing_mm=derived.spacing_mm,
-        patch_size=derived.patch_size,
-        flip_label_pairs=configs.lists_to_tuples(derived.flip_label_pairs or []),
-        left_right_axis=left_right_axis(derived.slice_axis),
-    )

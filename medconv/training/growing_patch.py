@@ -46,7 +46,11 @@ class GrowingPatch:
             patch: the whole patch, in voxels.
             progress: of the run, 0 to 1.
         """
-        share = _FIRST_SHARE + (1 - _FIRST_SHARE) * self._growth(progress)
+        growth = min(1.0, progress / _WHOLE_FROM)  # 0 at the start, 1 for the whole patch
+        if self.max_sizes is not None:
+            increments = self.max_sizes - 1
+            growth = floor(growth * increments) / increments
+        share = _FIRST_SHARE + (1 - _FIRST_SHARE) * growth
         edges = []
         for whole_edge, divisor in zip(patch, self.divisor, strict=True):
             num_multiples = -(-round(share * whole_edge) // divisor)  # rounded up
@@ -64,14 +68,6 @@ class GrowingPatch:
         points = start + (end - start) * (np.arange(100) + 0.5) / 100
         voxels = np.array([prod(self.size(patch, progress)) for progress in points])
         return _FIXED_COST + (1 - _FIXED_COST) * voxels / prod(patch)
-
-    def _growth(self, progress: float) -> float:
-        """0 at the start, 1 for the whole patch. Args: progress: of the run, 0 to 1."""
-        growth = min(1.0, progress / _WHOLE_FROM)
-        if self.max_sizes is None:
-            return growth
-        increments = self.max_sizes - 1
-        return floor(growth * increments) / increments
 
     def __call__(self, batch: Batch, progress: float) -> Batch:
         """Shape: image, label (batch, channels, *spatial) -> the same with `size` in place of spatial."""
@@ -92,17 +88,28 @@ def growing_patch_of(config: RunConfig, divisor: Sequence[int] | None) -> Growin
         config: resolved.
         divisor: of the network; None: it does not tell.
     Raises:
-        ConfigError: `schedule.patch` has an unknown value, or is progressive where patches cannot grow.
+        ConfigError: `schedule.patch` is progressive where patches cannot grow.
     """
-    setting = config.schedule.patch
-    if setting not in (None, "progressive", "whole"):
-        raise configs.ConfigError(f"schedule.patch must be progressive, whole or null, got {setting}")
-    obstacle = _obstacle_to_growing(config, divisor)
-    if setting == "progressive" and obstacle is not None:
-        raise configs.ConfigError(f"schedule.patch=progressive: {obstacle}")
-    if divisor is None or obstacle is not None or not may_grow(config):
+    if not may_grow(config):
         return None
-    return GrowingPatch(divisor, _max_sizes(config.trainer))
+    trainer = config.trainer
+    if not config.derived.per_voxel:
+        obstacle = "the data has values of whole images"
+    elif divisor is None:
+        obstacle = f"model._target_={config.model['_target_']} does not tell what divides its input"
+    elif not knows_progress(config.scheduler):
+        target = config.scheduler["_target_"]
+        obstacle = f"scheduler._target_={target} knows no progress: it is not said to be a ProgressSchedule"
+    elif not has_end(trainer):
+        obstacle = "a run without an end has no progress"
+    else:
+        tunes_kernels = uses_gpu(trainer.accelerator) and benchmark_kernels(
+            trainer.benchmark, trainer.accelerator, trainer.deterministic
+        )
+        return GrowingPatch(divisor, _TUNED_SIZES if tunes_kernels else None)
+    if config.schedule.patch == "progressive":
+        raise configs.ConfigError(f"schedule.patch=progressive: {obstacle}")
+    return None
 
 
 def may_grow(config: RunConfig) -> bool:
@@ -111,26 +118,6 @@ def may_grow(config: RunConfig) -> bool:
         return config.schedule.patch == "progressive"
     # Code that is compiled for one size is faster than that for any size.
     return not (config.perf.compile or config.perf.cuda_graphs)
-
-
-def _max_sizes(trainer: TrainerConfig) -> int | None:
-    """Most sizes of growing patches; None: no limit, as cuDNN does not try its algorithms for each size."""
-    tunes = benchmark_kernels(trainer.benchmark, trainer.accelerator, trainer.deterministic)
-    return _TUNED_SIZES if tunes and uses_gpu(trainer.accelerator) else None
-
-
-def _obstacle_to_growing(config: RunConfig, divisor: Sequence[int] | None) -> str | None:
-    """Why patches cannot grow in this run; None: they can."""
-    if not config.derived.per_voxel:
-        return "the data has values of whole images"
-    if divisor is None:
-        return f"model._target_={config.model['_target_']} does not tell what divides its input"
-    if not knows_progress(config.scheduler):
-        target = config.scheduler["_target_"]
-        return f"scheduler._target_={target} knows no progress: it is not said to be a ProgressSchedule"
-    if not has_end(config.trainer):
-        return "a run without an end has no progress"
-    return None
 
 
 def has_end(trainer: TrainerConfig) -> bool:

@@ -10,7 +10,6 @@ from medconv.config import Node, flatten
 from medconv.config.values import as_text
 from medconv.data.case import Case
 from medconv.data.preprocessing.store import BROKEN, Store
-from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import some
 
 # Prefixes of keys that may change when a run resumes: none of them changes what is trained.
@@ -58,21 +57,16 @@ def config_differences(earlier: Node, current: Node) -> list[str]:
 
 
 def data_identity(train: Sequence[Case], val: Sequence[Case], store: Store) -> DataIdentity:
-    """Digests of the cases that a run trains on and validates."""
-    return {"train": _digests(train, store), "val": _digests(val, store)}
+    """Digests of the cases that a run trains on and validates, by their ids.
 
-
-def _digests(cases: Sequence[Case], store: Store) -> dict[str, int]:
-    """By case id: changes with what a case holds, arrays, values, weight and annotated classes."""
-    digests = {}
-    for case in cases:
-        content = [store.digest(case.id), [case.values, case.weight, case.annotated]]
-        digests[case.id] = zlib.crc32(json.dumps(content, default=str).encode())
+    A digest changes with what a case holds: arrays, values, weight and annotated classes.
+    """
+    digests: dict[str, dict[str, int]] = {"train": {}, "val": {}}
+    for split, cases in (("train", train), ("val", val)):
+        for case in cases:
+            content = [store.digest(case.id), [case.values, case.weight, case.annotated]]
+            digests[split][case.id] = zlib.crc32(json.dumps(content, default=str).encode())
     return digests
-
-
-def write_data_identity(folder: Path, identity: DataIdentity) -> None:
-    write_text(folder / CASES_FILE, json.dumps(identity) + "\n")
 
 
 def read_data_identity(folder: Path) -> DataIdentity | None:

@@ -16,8 +16,8 @@ import torch
 
 import medconv
 from medconv.config import ConfigError, Node, RunConfig, arguments_as_keys
-from medconv.training.run_dir import is_rank_zero, short_hash
-from medconv.utils import hardware
+from medconv.training.run_dir import short_hash
+from medconv.utils import cluster, hardware
 from medconv.utils.atomic_io import write_text
 
 _PATIENCE = 600  # seconds that the other ranks wait for rank 0's measurement
@@ -63,7 +63,7 @@ def measured_once(
     if result is not None:
         return result, path
     begin()
-    if not is_rank_zero():
+    if not cluster.is_first():
         return _wait_for(path, name, complete), path
     result = {**measure(), "key": key}
     others_wait = shared and _has_other_ranks(config)
@@ -112,7 +112,7 @@ def _read(path: Path, name: str, complete: Callable[[Node], bool]) -> Node | Non
     except (ValueError, KeyError, TypeError):
         pass
     log.warning("%s: %s cannot be read, so it is measured again", name, path)
-    if is_rank_zero():
+    if cluster.is_first():
         path.unlink(missing_ok=True)
     return None
 

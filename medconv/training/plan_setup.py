@@ -1,14 +1,14 @@
 """The plan of a run, from its config, its data and its machine; and what its nodes may use of both."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from medconv import config as configs
-from medconv.config import Derived, Node, RunConfig
+from medconv.config import Derived, PlanConfig, RunConfig
 from medconv.data import splits
 from medconv.data.case import Case, Dataset
 from medconv.data.preprocessing.fingerprint import Fingerprint
@@ -25,23 +25,24 @@ from medconv.utils.errors import ArgumentError
 from medconv.utils.hardware import resolve_precision, uses_gpu
 from medconv.utils.logging import size_text
 
-_DATA_KEYS = (
-    "spatial_dims",
-    "slice_axis",
-    "spacing_mm",
-    "patch_size",
-    "batch_size",
-    "normalisation",
-    "resize",
-)
-_MODEL_KEYS = ("divisible_by", "residual_blocks")
+# Arguments of `PlanOverrides` to the keys that set them.
+_PLAN_KEYS = {entry.name: f"plan.{entry.name}" for entry in fields(PlanConfig)}
+del _PLAN_KEYS["memory_gb"], _PLAN_KEYS["size"]  # of the budget
+_DATA_KEYS = {
+    "spatial_dims": "data.spatial_dims",
+    "slice_axis": "data.slice_axis",
+    "spacing_mm": "data.spacing_mm",
+    "patch_size": "data.patch_size",
+    "batch_size": "data.batch_size",
+    "normalisation": "data.normalisation",
+    "resize": "data.resize",
+}
+_MODEL_KEYS = {"divisible_by": "model.divisible_by", "residual_blocks": "model.residual_blocks"}
 _FLOAT32 = 4  # bytes of a voxel
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-@configs.arguments_as_keys(
-    "data", "plan", divisible_by="model.divisible_by", residual_blocks="model.residual_blocks"
-)
+@configs.arguments_as_keys("data", "plan", **_MODEL_KEYS)
 def make_plan(
     config: RunConfig, dataset: Dataset, measured: Fingerprint, recorded: Mapping[str, Any] = NOTHING
 ) -> Plan:
@@ -56,15 +57,20 @@ def make_plan(
     if not recorded and config.init.pretrained is not None:
         recorded = weight_source(config.init.pretrained).planned(config)
     recorded_origin = recorded.get("origin", "as when this run began")
-    settings = _settings(config)
-    image_level = not dataset.targets.per_voxel
-    if measured.spatial_dims == 3 and not image_level and _keeps_slices(config, recorded):
-        settings["spatial_dims"] = 2
-        # weights have none: they fit slices across any axis
-        settings["slice_axis"] = recorded.get("slice_axis")
-        settings["dims_origin"] = recorded_origin
-    overrides = PlanOverrides(**settings, image_level=image_level, names=_key_names(config))
+    overrides = _overrides(config, image_level=not dataset.targets.per_voxel)
+    # The run to resume, or whose weights these are, took slices, and so does this one
+    took_slices = recorded.get("slice_axis") in (0, 1, 2) or recorded.get("takes_slices", False)
+    is_open = config.data.spatial_dims is None and config.data.slice_axis is None
+    if took_slices and is_open and measured.spatial_dims == 3 and dataset.targets.per_voxel:
+        overrides = replace(
+            overrides,
+            spatial_dims=2,
+            slice_axis=recorded.get("slice_axis"),  # weights have none: they fit slices across any axis
+            dims_origin=recorded_origin,
+        )
     budget = _memory_budget(config, recorded.get("memory_gb"))
+    # By an interpolation anywhere in its node
+    has_planned_channels = "derived.channels" in str(config.model)
 
     def planned(size: str, origin: str) -> Plan:
         size_plan = plan(
@@ -77,7 +83,7 @@ def make_plan(
         )
         if config.data.resize is None:
             _check_memory(size_plan, dataset, measured)
-        return _as_used(size_plan, config.model)
+        return size_plan if has_planned_channels else _with_note_on_channels(size_plan)
 
     if config.plan.size is not None:
         return planned(config.plan.size, "plan.size")
@@ -116,44 +122,24 @@ def _check_memory(size_plan: Plan, dataset: Dataset, measured: Fingerprint) -> N
         )
 
 
-def _settings(config: RunConfig) -> dict[str, Any]:
-    """The arguments of `PlanOverrides` that stand in a config."""
-    settings = {key: value for key, value in vars(config.plan).items() if key not in ("memory_gb", "size")}
-    for key in _DATA_KEYS:
-        settings[key] = getattr(config.data, key)
-    model = config.model
-    for key in _MODEL_KEYS:
-        if key in model:
-            settings[key] = model[key]
-    if model.get("residual_blocks"):
-        settings["decoder_convs"] = model["convs_per_stage"]
-    return settings
+def _overrides(config: RunConfig, image_level: bool) -> PlanOverrides:
+    """What the config sets of the plan."""
+    settings: dict[str, Any] = {key: getattr(config.plan, key) for key in _PLAN_KEYS}
+    settings |= {key: getattr(config.data, key) for key in _DATA_KEYS}
+    settings |= {key: config.model[key] for key in _MODEL_KEYS if key in config.model}
+    if config.model.get("residual_blocks"):
+        settings["decoder_convs"] = config.model["convs_per_stage"]
+    names = {**_PLAN_KEYS, **_DATA_KEYS, **_MODEL_KEYS}
+    return PlanOverrides(**settings, image_level=image_level, names=names)
 
 
-def _key_names(config: RunConfig) -> dict[str, str]:
-    """Arguments of `PlanOverrides` to the keys that set them."""
-    plan_keys = {key: f"plan.{key}" for key in vars(config.plan)}
-    data_keys = {key: f"data.{key}" for key in _DATA_KEYS}
-    model_keys = {key: f"model.{key}" for key in _MODEL_KEYS}
-    return {**plan_keys, **data_keys, **model_keys}
-
-
-def _as_used(size_plan: Plan, model: Node) -> Plan:
-    """The plan, which says so where a network has channels of its own."""
-    if "derived.channels" in str(model):  # by an interpolation anywhere in its node
-        return size_plan
+def _with_note_on_channels(size_plan: Plan) -> Plan:
+    """The plan, which says that the network has channels of its own."""
     note = "of our own network, by which memory is estimated; the model has others"
     rows = []
     for name, value, reason in size_plan.rows:
         rows.append((name, value, f"{reason}; {note}" if name == "channels" else reason))
     return replace(size_plan, rows=tuple(rows))
-
-
-def _keeps_slices(config: RunConfig, recorded: Mapping[str, Any]) -> bool:
-    """Whether the run to resume, or whose weights these are, took slices, and so does this one."""
-    if config.data.spatial_dims is not None or config.data.slice_axis is not None:
-        return False
-    return recorded.get("slice_axis") in (0, 1, 2) or recorded.get("takes_slices", False)
 
 
 def _memory_budget(config: RunConfig, earlier_gb: float | None) -> Budget:

@@ -3,8 +3,8 @@
 import logging
 import os
 import signal
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,13 +34,13 @@ from medconv.training.checkpoint.compatibility import (
     check_same_task,
     check_weights_fit,
 )
-from medconv.training.config_checks import check_classes, check_settings
+from medconv.training.config_checks import check_config
 from medconv.training.data_setup import PreparedData, build_data, prepare_data
 from medconv.training.growing_patch import may_grow
 from medconv.training.loggers.tensorboard import log_hyperparameters, log_start_texts
 from medconv.training.memory_errors import naming_memory
 from medconv.training.optim.build import knows_progress, with_epochs
-from medconv.training.run_dir import RunDir, is_rank_zero
+from medconv.training.run_dir import RunDir
 from medconv.training.task import Task
 from medconv.training.trainer import build_trainer, epochs_of
 from medconv.training.weight_source import weight_source
@@ -49,10 +49,7 @@ from medconv.utils.exit_codes import DONE
 from medconv.utils.hardware import apply_backends, check_devices, expand_segments, resolve_precision, uses_gpu
 from medconv.utils.logging import route_lightning
 
-# Of an epoch, where the config sets none.
-_FEWEST_SAMPLES = 1000
-_MOST_SAMPLES = 5000
-_SAMPLES_PER_IMAGE = 5
+_SAMPLES_PER_EPOCH = 1000  # patches, where the config sets no number
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +68,9 @@ def train(config: RunConfig, folder: RunDir) -> Node:
         with signals.raising(), closing(folder), cluster.sharing_errors(folder.path):
             return _train(config, folder)
     except signals.RunInterrupted as stopped:
-        if stopped.number == signal.SIGUSR1 and is_rank_zero():
+        if stopped.number == signal.SIGUSR1 and cluster.is_first():
             signals.requeue()
-        if stopped.agreed and not is_rank_zero() and cluster.launcher() is None:
+        if stopped.agreed and not cluster.is_first() and cluster.launcher() is None:
             # Lightning kills the first process if one that it started ends with an error
             raise SystemExit(DONE) from None
         raise
@@ -87,7 +84,6 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
     Raises:
         ValueError: the user's data or configuration is wrong.
     """
-    check_settings(config)
     if config.trainer.deterministic:
         # cuBLAS reads it once, at the first matrix product, which may be one of a measurement
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -95,7 +91,7 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
         expand_segments()  # before anything is measured on the GPU; graphs have memory of their own
     check_conv(config.conv)
     config = replace(config, scheduler=with_epochs(config.scheduler, epochs_of(config.trainer)))
-    check_classes(config)
+    check_config(config)
     L.seed_everything(config.seed, workers=True, verbose=False)
     if config.init.pretrained is not None:
         config = weight_source(config.init.pretrained).settings(config)
@@ -128,18 +124,9 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
     if finished and (not config.test or "test/cases" in folder.summary()):
         log.info("this run is finished; run.resume=never trains it again")
         return folder.summary()
-    # Only pretrained weights of a new run: a resumed one takes those of its checkpoint.
-    load_weights = pretrained_weights(config, resolved.derived, folder)
+    load_weights = pretrained_weights(config, resolved.derived, folder) if config.init.pretrained else None
     run = _build(resolved, prepared, folder, load_weights)
-    announce(
-        config=resolved,
-        dataset=prepared.dataset.name,
-        num_train=len(prepared.train),
-        num_val=len(prepared.val),
-        task=run.task,
-        trainer=run.trainer,
-        folder=folder,
-    )
+    announce(resolved, prepared, run.task, run.trainer, folder)
     if folder.resume not in ("auto", "never"):
         _check_checkpoint(folder.resume, run)
         identity.warn_of_other_data(Path(folder.resume), prepared.identity)
@@ -188,7 +175,7 @@ def _fit(run: _Run) -> None:
     folder = run.folder
     trainer = run.trainer
     folder.begin(run.config, run.prepared.identity)
-    remarks = tuple(doors.objects(doors.REMARKS)) if is_rank_zero() else ()
+    remarks = tuple(doors.objects(doors.REMARKS)) if cluster.is_first() else ()
     for remark in remarks:
         folder.write_summary(**remark.before(run.config))
     folder.write_summary(
@@ -199,18 +186,18 @@ def _fit(run: _Run) -> None:
     )
     with (
         folder.recording(trainer, run.profiler),
-        cluster.detecting_lost_peers(trainer.world_size > 1),
+        cluster.detecting_lost_peers() if trainer.world_size > 1 else nullcontext(),
         naming_memory(run.config.data),
         configs.arguments_as_keys("data"),
     ):
-        if is_rank_zero() and folder.resume_from() is None:
+        if cluster.is_first() and folder.resume_from() is None:
             log_start_texts(trainer, run.config, run.prepared.plan)
         with run.stop_request.noted():
             trainer.fit(run.task, run.data, ckpt_path=folder.resume_from(), weights_only=True)
         folder.write_summary(stopped_early=early_stopping.ended(trainer))
     for remark in remarks:
         folder.write_summary(**remark.after(run.config, run.profiler))
-    if is_rank_zero():
+    if cluster.is_first():
         log_hyperparameters(trainer, run.config, folder)
 
 
@@ -220,7 +207,13 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
     Args: config: of `prepare`.
     """
     config = with_loss(config, prepared.targets)
-    resolved = configs.resolve(config, prepared.derived())
+    resolved = configs.resolve(config, prepared.derived)
+    num_samples = resolved.data.samples_per_epoch
+    if num_samples is None:
+        own_samples = prepared.targets.family.own("samples")
+        num_samples = _SAMPLES_PER_EPOCH
+        if own_samples:
+            num_samples = own_samples.samples_per_epoch(len(prepared.train))
     resolved = replace(
         resolved,
         model=resolved.model if prepared.targets.per_voxel else model_of(resolved.model),
@@ -228,22 +221,19 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
             resolved.data,
             batch_size=prepared.plan.batch_size,
             source_spacing_mm=prepared.source_spacing_mm,
-            samples_per_epoch=resolved.data.samples_per_epoch
-            or samples_per_epoch(prepared.targets.per_voxel, len(prepared.train)),
+            samples_per_epoch=num_samples,
         ),
     )
-    return _tuned(resolved, folder)
+    keys = open_keys(resolved)
+    return _tuned(resolved, keys, folder) if keys else resolved
 
 
-def _tuned(config: RunConfig, folder: RunDir) -> RunConfig:
+def _tuned(config: RunConfig, keys: Sequence[str], folder: RunDir) -> RunConfig:
     """The config with the fastest values for the keys that it leaves open, by measured steps.
 
     Raises:
         ConfigError: no feature measures them, or none of the values works.
     """
-    keys = open_keys(config)
-    if not keys:
-        return config
     tuners = tuple(doors.objects(doors.TUNERS))
     if not tuners:
         raise ConfigError(
@@ -263,17 +253,6 @@ def with_loss(config: RunConfig, targets: Targets) -> RunConfig:
     loss: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     set_by_user = {key: value for key, value in config.loss.items() if key != "_target_"}
     return replace(config, loss={**loss, **set_by_user})
-
-
-def samples_per_epoch(per_voxel: bool, num_cases: int) -> int:
-    """Patches, or whole images: each several times, but neither very few nor very many.
-
-    The best of many validations by few cases may be an early checkpoint by chance
-    (experiments/classifiers.md).
-    """
-    if per_voxel:
-        return _FEWEST_SAMPLES
-    return min(max(_FEWEST_SAMPLES, _SAMPLES_PER_IMAGE * num_cases), _MOST_SAMPLES)
 
 
 def _check_checkpoint(path: str, run: _Run) -> None:
@@ -301,14 +280,15 @@ def _check_checkpoint(path: str, run: _Run) -> None:
 def pretrained_weights(
     config: RunConfig, derived: Derived, folder: RunDir
 ) -> Callable[[nn.Module], Any] | None:
-    """Loads the weights of `init.pretrained` into a network. None: random ones, or those of a resumed run.
+    """Loads the weights of `init.pretrained` into a network. None: a resumed run has those of its checkpoint.
 
     Args:
         config: with its interpolations.
         folder: of the run.
     """
-    if config.init.pretrained is None or folder.resume_from() is not None:
+    if folder.resume_from() is not None:
         return None
+    assert config.init.pretrained is not None
     return partial(weight_source(config.init.pretrained).load, config=config, derived=derived)
 
 

@@ -36,11 +36,6 @@ _TENSORBOARD = "tensorboard"
 _EVENTS = "events.out.tfevents.*"
 
 
-def is_rank_zero() -> bool:
-    """Whether this process is the first of the run, which writes; also known before `fit`."""
-    return cluster.is_first()
-
-
 @dataclass
 class RunDir:
     """One run's folder. Only rank 0 writes to it.
@@ -60,7 +55,11 @@ class RunDir:
     _last_stamp: tuple[int, int] | None = None  # of `last.ckpt`, when the source was looked for
 
     def __post_init__(self) -> None:
-        self._lock = RunLock(self.path)
+        self.checkpoints = self.path / "checkpoints"
+        self.best = self.checkpoints / BEST
+        self.last = self.checkpoints / LAST
+        self.previous = self.checkpoints / PREVIOUS
+        self._lock: IO[bytes] | None = None
 
     @classmethod
     def of(cls, config: RunConfig, choices: Mapping[str, str]) -> RunDir:
@@ -73,27 +72,12 @@ class RunDir:
         if path is None:
             path = Path("runs") / (config.run.name or default_name(config, choices))
         folder = cls(path, config.run.resume)
-        if cluster.restarted() and folder.has_own() and folder.summary().get("job") == cluster.job():
-            # The launcher has restarted the job that trained here, and each restart would lose what the
-            # last one trained
+        # A launcher may have restarted the job that trained here: each restart would lose what the last one
+        # trained
+        is_restarted = folder.resume != "auto" and cluster.restarted()
+        if is_restarted and folder.has_own() and folder.summary().get("job") == cluster.job():
             folder.resume = "auto"
         return folder
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def best(self) -> Path:
-        return self.checkpoints / BEST
-
-    @property
-    def last(self) -> Path:
-        return self.checkpoints / LAST
-
-    @property
-    def previous(self) -> Path:
-        return self.checkpoints / PREVIOUS
 
     @property
     def trained(self) -> Path:
@@ -130,49 +114,78 @@ class RunDir:
 
         Raises: ConfigError: another process is training there.
         """
-        if not is_rank_zero():
+        if not cluster.is_first():
             return
         if self.resume == "never" and self.path.is_dir():
-            self._move_aside()
+            self.claim()
+            timestamp = time.strftime("%Y%m%d-%H%M%S")
+            moved = self.path.with_name(f"{self.path.name}.{timestamp}")
+            self.path.rename(moved)
+            log.info("moved the earlier run to %s", moved)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        self._lock.claim()
+        self.claim()
         if _stamp(self.last) != self._last_stamp:
             self._source = None  # another process has trained here in the meantime
-        self._remove_what_is_not_continued()
-        write_text(self.path / "config.yaml", to_yaml(config.plain()))
-        if data is not None:
-            identity.write_data_identity(self.path, data)
-        log_into(self.path / "train.log")
-
-    def _move_aside(self) -> None:
-        self._lock.claim()
-        timestamp = time.strftime("%Y%m%d-%H%M%S")
-        moved = self.path.with_name(f"{self.path.name}.{timestamp}")
-        self.path.rename(moved)
-        log.info("moved the earlier run to %s", moved)
-
-    def _remove_what_is_not_continued(self) -> None:
-        """Leaves what belongs to the checkpoint to resume from; of a new run, nothing."""
         checkpoint = self.resume_from()
-        if checkpoint is None:
+        if checkpoint is not None:
+            self._keep_what_is_continued(checkpoint)
+        else:
             if (self.path / "config.yaml").is_file():
                 log.info(
                     "%s: nothing to resume, its run left no checkpoint; it starts from the beginning",
                     self.path,
                 )
-            shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
-        elif not is_inside(checkpoint, self.checkpoints):
+            (self.path / _CSV).unlink(missing_ok=True)
+            shutil.rmtree(self.path / _TENSORBOARD, ignore_errors=True)
+        # Partial files, left by a killed process
+        for partial in self.checkpoints.glob(".*.ckpt"):
+            partial.unlink(missing_ok=True)
+        write_text(self.path / "config.yaml", to_yaml(config.plain()))
+        if data is not None:
+            write_text(self.path / identity.CASES_FILE, json.dumps(data) + "\n")
+        log_into(self.path / "train.log")
+
+    def _keep_what_is_continued(self, checkpoint: Path) -> None:
+        """Leaves what belongs to the checkpoint to resume from."""
+        if not is_inside(checkpoint, self.checkpoints):
             self.best.unlink(missing_ok=True)  # of an earlier attempt
         if checkpoint == self.previous and self.last.is_file():
             # Else the damaged one would become the next previous.ckpt
             self.last.replace(self.last.with_name("damaged.ckpt"))
         rewind_logs(self.path, self._source.log_sizes if self._source else {})
-        # Partial files, left by a killed process
-        for partial in self.checkpoints.glob(".*.ckpt"):
-            partial.unlink(missing_ok=True)
+
+    def claim(self) -> None:
+        """Lock the folder by its file `.lock`, anew if this process has done so.
+
+        The system releases the lock when the process ends, on whatever machine; loader workers do not
+        inherit it.
+
+        Raises: ConfigError: another process holds it, or has just moved the folder aside.
+        """
+        self.close()
+        path = self.path / ".lock"
+        is_ours = False
+        with suppress(FileNotFoundError):
+            self._lock = path.open("ab")
+            try:
+                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_free = True
+            except OSError as error:
+                is_free = error.errno not in (errno.EAGAIN, errno.EACCES)
+                if is_free:  # some file systems have no locks
+                    log.debug("%s: cannot be locked against other processes (%s)", self.path, error)
+            is_ours = is_free and os.path.samestat(os.fstat(self._lock.fileno()), path.stat())
+        if not is_ours:
+            raise ConfigError(
+                f"{self.path}: another process is training there; wait until it ends, or choose another "
+                "run.name"
+            )
 
     def close(self) -> None:
-        self._lock.close()
+        """Release the lock."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def resume_from(self) -> Path | None:
         """The checkpoint to resume from, read once and checked for damage; None for a new run.
@@ -209,11 +222,23 @@ class RunDir:
 
     def summary(self) -> dict[str, Any]:
         """Content of `summary.json`; empty if it does not exist. Raises: ValueError: damaged, or not ours."""
-        return summary.read_summary(self.path / "summary.json")
+        path = self.path / "summary.json"
+        if not path.is_file():
+            return {}
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: cannot be read ({error})") from error
+        if not summary.is_valid(content):
+            raise ValueError(
+                f"{path}: not what medconv writes there, an object with a row of Dice per class for each case"
+            )
+        return content
 
     def write_summary(self, **values: Any) -> None:
-        if is_rank_zero():
-            content = {**summary.empty_summary(), **self.summary(), **values}
+        """Change these keys; those that other programs rely on are there from the beginning, as null."""
+        if cluster.is_first():
+            content = {**dict.fromkeys(summary.KEYS), **self.summary(), **values}
             write_text(self.path / "summary.json", json.dumps(content, indent=2) + "\n")
 
     @contextmanager
@@ -246,7 +271,7 @@ class RunDir:
 
     def _scores(self) -> dict[str, Any]:
         """Scores of the best checkpoint, as recorded in it."""
-        if not (is_rank_zero() and self.best.is_file()):
+        if not (cluster.is_first() and self.best.is_file()):
             return {}
         try:
             record = checkpoint_io.read(self.best)["medconv"]
@@ -285,51 +310,6 @@ def short_hash(content: Any) -> str:
     """Eight hexadecimal digits for plain values, whatever the order of keys."""
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-class RunLock:
-    """Lock on the file `.lock` of a run's folder.
-
-    The system releases it when the process ends, on whatever machine; loader workers do not inherit it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._file: IO[bytes] | None = None
-
-    def claim(self) -> None:
-        """Take the lock, anew if this process has it.
-
-        Raises: ConfigError: another process holds it, or has just moved the folder aside.
-        """
-        self.close()
-        path = self._folder / ".lock"
-        is_ours = False
-        with suppress(FileNotFoundError):
-            self._file = path.open("ab")
-            is_ours = self._locked(self._file) and os.path.samestat(
-                os.fstat(self._file.fileno()), path.stat()
-            )
-        if not is_ours:
-            raise ConfigError(
-                f"{self._folder}: another process is training there; wait until it ends, or choose another "
-                "run.name"
-            )
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _locked(self, file: IO[bytes]) -> bool:
-        """Whether no other process holds the lock; some file systems have no locks."""
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return False
-            log.debug("%s: cannot be locked against other processes (%s)", self._folder, error)
-        return True
 
 
 @dataclass(frozen=True)
@@ -449,7 +429,16 @@ def measure_logs(folder: Path) -> dict[str, int]:
 
 def rewind_logs(folder: Path, measured: Mapping[str, int]) -> None:
     """Cut the logs to the sizes from `measure`; files without a size are removed."""
-    _cut_table(folder / _CSV, measured.get(_CSV, 0))
+    table = folder / _CSV
+    if table.is_file():
+        rows = table.read_bytes().splitlines(keepends=True)
+        # To rows, not to bytes: a new column rewrites earlier rows
+        kept = rows[: measured.get(_CSV, 0)]
+        if not kept:
+            table.unlink()
+        elif len(kept) < len(rows):
+            with replacing(table) as partial:
+                partial.write_bytes(b"".join(kept))
     for path in _events(folder):
         size = measured.get(str(path.relative_to(folder)))
         if size is None:
@@ -457,19 +446,6 @@ def rewind_logs(folder: Path, measured: Mapping[str, int]) -> None:
         elif size < path.stat().st_size:
             with path.open("r+b") as file:
                 file.truncate(size)
-
-
-def _cut_table(table: Path, num_rows: int) -> None:
-    """To rows, not to bytes: a new column rewrites earlier rows."""
-    if not table.is_file():
-        return
-    rows = table.read_bytes().splitlines(keepends=True)
-    kept = rows[:num_rows]
-    if not kept:
-        table.unlink()
-    elif len(kept) < len(rows):
-        with replacing(table) as partial:
-            partial.write_bytes(b"".join(kept))
 
 
 def _events(folder: Path) -> Iterator[Path]:

@@ -1,12 +1,12 @@
 """What `summary.json` holds: its keys, the best checkpoint's scores, how the run ended, and its machine."""
 
-import json
 import platform
 import subprocess
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from medconv.utils import cluster
 from medconv.utils.cores import num_cores
 from medconv.utils.signals import RunInterrupted
 
-# In the order of the file.
-_KEYS = (
+# Those that other programs rely on, in the order of the file.
+KEYS = (
     "val/dice",
     "val/dice_per_class",
     "steps",
@@ -38,24 +38,6 @@ _KEYS = (
     "command",
 )
 _PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy", "tensorboard")
-
-
-def empty_summary() -> dict[str, Any]:
-    """All keys that other programs rely on, with null as value."""
-    return dict.fromkeys(_KEYS)
-
-
-def read_summary(path: Path) -> dict[str, Any]:
-    """Content of a `summary.json`; empty if it does not exist. Raises: ValueError: damaged, or not ours."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from error
-    if not is_valid(content):
-        raise ValueError(
-            f"{path}: not what medconv writes there, an object with a row of Dice per class for each case"
-        )
-    return content
 
 
 def status_after(error: BaseException) -> str:
@@ -80,11 +62,10 @@ def is_valid(content: Any) -> bool:
     """Whether scores are numbers, and all cases have the same classes; other programs rely on both."""
     if not isinstance(content, dict):
         return False
-    rows_by_case = _dict_or_null(content.get("val/cases"))
-    skipped_cases = _dict_or_null(content.get("skipped_cases"))
-    if rows_by_case is None or skipped_cases is None:
-        return False
-    rows = list(rows_by_case.values())
+    for key in ("val/cases", "skipped_cases"):
+        if not isinstance(content.get(key), (dict, NoneType)):
+            return False
+    rows = list((content.get("val/cases") or {}).values())
     if not all(isinstance(row, dict) for row in rows):
         return False
     if len({tuple(row) for row in rows}) > 1:  # the names of their classes
@@ -96,19 +77,15 @@ def is_valid(content: Any) -> bool:
     return all(value is None or type(value) in (int, float) for value in values)
 
 
-def _dict_or_null(value: Any) -> dict[str, Any] | None:
-    """A dictionary, which is empty for null; None: another type."""
-    if value is None:
-        return {}
-    return value if isinstance(value, dict) else None
-
-
 def run_metadata(trainer: Any) -> dict[str, Any]:
     """What `summary.json` says of software, hardware and command. Args: trainer: Lightning's."""
     device = trainer.strategy.root_device
     name = torch.cpu.get_capabilities().get("cpu_name")
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
+    program = Path(sys.argv[0]).name
+    if program == "__main__.py":  # of `python -m medconv`
+        program = "medconv"
     return {
         "versions": {
             "python": platform.python_version(),
@@ -124,14 +101,9 @@ def run_metadata(trainer: Any) -> dict[str, Any]:
             "torch_threads": torch.get_num_threads(),
         },
         "git_commit": git_commit(),
-        "command": " ".join([_program(), *sys.argv[1:]]),
+        "command": " ".join([program, *sys.argv[1:]]),
         "job": cluster.job(),
     }
-
-
-def _program() -> str:
-    name = Path(sys.argv[0]).name
-    return "medconv" if name == "__main__.py" else name  # of `python -m medconv`
 
 
 def git_commit() -> str | None:

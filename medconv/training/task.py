@@ -1,7 +1,7 @@
 """The Lightning module of every run: loss, optimizer and schedule, validation, content of checkpoints."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from medconv.data.loading.patch import Batch
 from medconv.models.deep_supervision import DeepSupervision
 from medconv.performance.switches import to_memory_format
 from medconv.targets import Targets
-from medconv.targets.monitor import MonitoredMetric
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.distributed import shard
 from medconv.training.growing_patch import GrowingPatch
@@ -69,9 +68,13 @@ class Task(LightningModule):
         self.network = network
         self.loss = loss
         self.supervision = DeepSupervision(network, targets.num_outputs) if deep_supervision else None
+        self.trained: list[nn.Module] = [network]  # modules with parameters to train
+        if self.supervision is not None and len(self.supervision.heads):
+            self.trained.append(self.supervision)
         self.make_optimizer = optimizer
         self.make_scheduler = scheduler
         self.targets = targets
+        self.monitored = targets.monitored  # callbacks ask for it
         self.validation = validation
         self.mixup = mixup
         self.growing_patch = growing_patch
@@ -91,7 +94,7 @@ class Task(LightningModule):
         self._has_lightnings_bar = self.trainer.progress_bar_callback is not None
 
     def forward(self, image: Tensor) -> Any:
-        return self.network(self._in_layout(image))
+        return self.network(to_memory_format(image, self.memory_format))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.loss_of(batch)
@@ -110,7 +113,7 @@ class Task(LightningModule):
         if self.supervision is None:
             outputs = self(image)
         else:
-            outputs = self.supervision(self.network, self._in_layout(image))
+            outputs = self.supervision(self.network, to_memory_format(image, self.memory_format))
         loss: Tensor = self.loss(outputs, label, batch.get("annotated"))
         return loss
 
@@ -118,9 +121,10 @@ class Task(LightningModule):
         self._new_rows = {}
         self._new_losses = {}
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-        self._keeps_predictions = self.trainer.is_global_zero and any(
-            getattr(callback, "shows_predictions", False) for callback in callbacks
-        )
+        shows_predictions = any(getattr(callback, "shows_predictions", False) for callback in callbacks)
+        # Nobody looks at the answers of the sanity check
+        is_shown = self.trainer.is_global_zero and not self.trainer.sanity_checking
+        self._keeps_predictions = shows_predictions and is_shown
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         """Returns what callbacks with `shows_predictions` show."""
@@ -130,8 +134,25 @@ class Task(LightningModule):
         return validated.predicted
 
     def on_validation_epoch_end(self) -> None:
-        """Gathers the cases of all ranks; each case counts once."""
-        self._log_scores("val")
+        """Logs the scores of the cases of all ranks; each case counts once."""
+        if self.trainer.sanity_checking:  # of a few cases, before any training
+            return
+        rows = gather(self._new_rows)
+        losses = gather(self._new_losses)
+        if not rows:
+            return
+        prefix = "test" if self.trainer.testing else "val"
+        if prefix == "val":
+            self.temperature = self.targets.scores.temperature(rows)
+        if self.temperature is not None:
+            rows = self.targets.scores.at_temperature(rows, self.temperature)
+            self.log(f"{prefix}/temperature", self.temperature, rank_zero_only=True)
+        self.rows = rows
+        for name, value in self.targets.scores.logged(rows, losses).items():
+            is_monitored = f"val/{name}" == self.monitored.name
+            score = math.nan if value is None else value
+            # Callbacks of all ranks read the monitored metric; the others are for rank 0's logs
+            self.log(f"{prefix}/{name}", score, prog_bar=is_monitored, rank_zero_only=not is_monitored)
 
     def on_test_epoch_start(self) -> None:
         self.on_validation_epoch_start()
@@ -141,24 +162,7 @@ class Task(LightningModule):
         self.validation_step(batch, batch_idx)
 
     def on_test_epoch_end(self) -> None:
-        self._log_scores("test")
-
-    def _log_scores(self, prefix: str) -> None:
-        rows = gather(self._new_rows)
-        losses = gather(self._new_losses)
-        if self.trainer.sanity_checking or not rows:
-            return
-        if prefix == "val":
-            self.temperature = self.targets.scores.temperature(rows)
-        if self.temperature is not None:
-            rows = self.targets.scores.at_temperature(rows, self.temperature)
-            self.log(f"{prefix}/temperature", self.temperature, rank_zero_only=True)
-        self.rows = rows
-        for name, value in self.targets.scores.logged(rows, losses).items():
-            is_monitored = f"val/{name}" == self.targets.monitored.name
-            score = math.nan if value is None else value
-            # Callbacks of all ranks read the monitored metric; the others are for rank 0's logs
-            self.log(f"{prefix}/{name}", score, prog_bar=is_monitored, rank_zero_only=not is_monitored)
+        self.on_validation_epoch_end()
 
     def configure_optimizers(self) -> Any:
         parameters = (parameter for module in self.trained for parameter in module.parameters())
@@ -169,17 +173,6 @@ class Task(LightningModule):
             scheduler.set_length(self.trainer.estimated_stepping_batches)
             interval = "step"
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": interval}}
-
-    @property
-    def monitored(self) -> MonitoredMetric:
-        return self.targets.monitored
-
-    @property
-    def trained(self) -> Sequence[nn.Module]:
-        """Modules with parameters to train."""
-        if self.supervision is None or not len(self.supervision.heads):
-            return [self.network]
-        return [self.network, self.supervision]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["medconv"] = {**self.record, "validation": self.rows, "temperature": self.temperature}
@@ -223,9 +216,6 @@ class Task(LightningModule):
             for module in self.trained:
                 shard(module, self.device_mesh["data_parallel"])
             self._sharded = True
-
-    def _in_layout(self, image: Tensor) -> Tensor:
-        return to_memory_format(image, self.memory_format)
 
 
 def _with_nan_gradient_if_bad(loss: Tensor) -> Tensor:

@@ -96,7 +96,10 @@ def build_trainer(
 def _settings(config: RunConfig, callbacks: Sequence[L.Callback], validates: bool) -> dict[str, Any]:
     """Arguments of Lightning's trainer, from `trainer` of the config."""
     trainer = config.trainer
-    settings = {key: _built(value, f"trainer.{key}") for key, value in asdict(trainer).items()}
+    settings = asdict(trainer)
+    for key, value in settings.items():
+        if isinstance(value, (dict, list)):
+            settings[key] = _built(value, f"trainer.{key}")
     del settings["max_time"]  # `TimeBudget` ends a run on time
     accumulates = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
     settings["strategy"] = distributed.strategy_of(trainer, config.perf, accumulates) or settings["strategy"]
@@ -135,8 +138,22 @@ def _callbacks(
 ) -> list[L.Callback]:
     """All callbacks in the order in which Lightning calls them; it puts a user's ModelCheckpoint last."""
     init = config.init
-    averaging = _averaging(config)
+    averaging: list[L.Callback] = []
+    if "_target_" in config.weight_averaging and config.trainer.strategy == "fsdp":
+        log.info(
+            "weight_averaging is skipped: under trainer.strategy=fsdp no rank has the full weights; the last "
+            "weights are used"
+        )
+    elif "_target_" in config.weight_averaging:
+        averaging = [configs.build(config.weight_averaging, "weight_averaging")]
     users = _users_callbacks(config.callbacks, folder)
+    progress: list[L.Callback] = []
+    if config.trainer.enable_progress_bar:
+        # Under a bar, lines are for train.log
+        progress = [ProgressLines(budget, level=logging.DEBUG if in_terminal() else logging.INFO)]
+        brings_bar = any(isinstance(callback, LightningsBar) for callback in users)
+        if in_terminal() and not brings_bar:
+            progress = [ProgressBar(checkpoints, budget), *progress]
     trace = Trace(folder.path / "tensorboard" / "trace") if config.perf.profile else None
     callbacks: list[L.Callback | None] = [
         # At the end of training it saves before averaging replaces the weights
@@ -163,7 +180,7 @@ def _callbacks(
         # Early stopping has nothing to say about a run whose time is up
         budget,
         *_monitoring(config, validates),
-        *_progress(config.trainer, checkpoints, budget, users),
+        *progress,
         *users,
         # It validates if any of the others has told the trainer to stop after this batch
         FinalValidation(),
@@ -180,11 +197,11 @@ def _users_callbacks(nodes: Node, folder: RunDir) -> list[L.Callback]:
     """
     callbacks = []
     for name, node in nodes.items():
-        feature = doors.missing_feature(str(node.get("_target_")))
+        target = class_of(str(node.get("_target_")))
+        feature = None if target is not None else doors.missing_feature(str(node.get("_target_")))
         if feature is not None:
             log.info("callbacks.%s: nothing, as this installation lacks %s", name, feature)
             continue
-        target = class_of(str(node.get("_target_")))
         writes_checkpoints = isclass(target) and issubclass(target, ModelCheckpoint)
         if writes_checkpoints and node.get("dirpath") is None:
             node = {**node, "dirpath": str(folder.checkpoints / name)}
@@ -201,18 +218,6 @@ def _built(value: Any, key: str) -> Any:
     return value
 
 
-def _averaging(config: RunConfig) -> list[L.Callback]:
-    if "_target_" not in config.weight_averaging:
-        return []
-    if config.trainer.strategy == "fsdp":
-        log.info(
-            "weight_averaging is skipped: under trainer.strategy=fsdp no rank has the full weights; the last "
-            "weights are used"
-        )
-        return []
-    return [configs.build(config.weight_averaging, "weight_averaging")]
-
-
 def _monitoring(config: RunConfig, validates: bool) -> list[L.Callback]:
     """Callbacks that react to the scores of validations."""
     on_plateau = getattr(schedule_class(config.scheduler), "needs_validation", False)
@@ -227,20 +232,3 @@ def _monitoring(config: RunConfig, validates: bool) -> list[L.Callback]:
     if stops_early:
         callbacks.append(configs.build(config.early_stopping, "early_stopping"))
     return callbacks
-
-
-def _progress(
-    trainer: TrainerConfig,
-    checkpoints: CheckpointWriter,
-    budget: TimeBudget | None,
-    users: Sequence[L.Callback],
-) -> list[L.Callback]:
-    """A bar in a terminal, unless the user brings one of Lightning's; else lines."""
-    if not trainer.enable_progress_bar:
-        return []
-    if not in_terminal():
-        return [ProgressLines(budget)]
-    lines = ProgressLines(budget, level=logging.DEBUG)  # for train.log
-    if any(isinstance(callback, LightningsBar) for callback in users):
-        return [lines]
-    return [ProgressBar(checkpoints, budget), lines]

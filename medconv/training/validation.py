@@ -53,14 +53,14 @@ class LabelMapValidation:
     Args:
         window: predicts whole cases.
         targets: decode the logits and score the label map.
-        crop_info: case id to where its content lies in the original grid.
+        crop_info: case id to where its content lies in the original grid; None: nothing will be validated.
         whole_batches: fill up a case's last batch of windows, since a compiled network would be compiled
             again for its size.
     """
 
     window: SlidingWindow
     targets: SegmentationTargets
-    crop_info: Callable[[str], CropInfo]
+    crop_info: Callable[[str], CropInfo] | None
     whole_batches: bool = False
 
     def __call__(
@@ -71,43 +71,43 @@ class LabelMapValidation:
             network = partial(_in_whole_batches, network, window.batch_size)
         case = batch["case"]
         annotated = batch.get("annotated")
+        assert self.crop_info is not None
         crop_info = self.crop_info(case)
         image = batch["image"][0]
         axis = slab_axis([window], [image.shape[1:]])
         grid = SlabGrid(crop_info, axis, image.shape[1 + axis])
         only_labels = not self.targets.scores_probabilities
         stream = window.stream(network, image, axis, grid.planes_at_once, only_labels)
-        group = Group(grid, 1.0, [Source(stream, 1.0)], _accept)
+        # Logits that are not finite are scored like others: training has its own guard
+        group = Group(grid, 1.0, [Source(stream, 1.0)], check=lambda logits: None)
         # Shape: (channels, *spatial) -> (channels, planes, *in_plane).
         label = batch["label"][0].movedim(1 + axis, 1)
-        on_prepared_grid = _OnPreparedGrid(self.targets, label, annotated, keeps_prediction)
-        content = label_map_of([group], self.targets, sinks=[on_prepared_grid])
-        prediction = to_native(content, crop_info)
+        seen = _OnPreparedGrid(self.targets, label, annotated, keeps_prediction)
+        content = label_map_of([group], self.targets, sinks=[seen])
+        logits = None
+        if seen.logits:  # (outputs, planes, *in_plane) in pieces -> (1, outputs, *spatial)
+            logits = torch.cat(seen.logits, 1).movedim(1, 1 + axis)[None]
         validated = ValidatedCase(
-            prediction=prediction,
+            prediction=to_native(content, crop_info),
             reference=batch["reference"].cpu().numpy(),
             raters=batch.get("raters", ()),
-            logits=on_prepared_grid.logits(axis),
+            logits=logits,
             label=batch["label"],
             annotated=annotated,
         )
         row = self.targets.scores.row(validated)
-        loss = on_prepared_grid.cross_entropy
+        # The mean over the labelled voxels
+        loss = seen.entropy_sum / seen.labelled if seen.labelled else None
         if loss is not None and not math.isfinite(loss):
             warn_of_nonfinite(case)
-        return Validated(
-            rows={case: row},
-            predicted={
+        predicted: dict[str, Any] = {}
+        if seen.prediction is not None:
+            predicted = {
                 "case": case,
-                "prediction": on_prepared_grid.label_map(axis),
+                "prediction": seen.prediction.movedim(0, axis),
                 "dice": self.targets.scores.summary({case: row})["dice"],
-            },
-            losses={case: loss},
-        )
-
-
-def _accept(logits: Tensor) -> None:
-    """Logits that are not finite are scored like others: training has its own guard."""
+            }
+        return Validated(rows={case: row}, predicted=predicted, losses={case: loss})
 
 
 class _OnPreparedGrid:
@@ -117,6 +117,10 @@ class _OnPreparedGrid:
         label: (channels, planes, *in_plane), on the host.
         annotated: as in `SegmentationTargets.cross_entropy`.
         keeps_prediction: else logits are not decoded a second time, for pictures that nobody looks at.
+    Attributes:
+        entropy_sum: cross-entropy of so many `labelled` voxels.
+        logits: all of them, (outputs, planes, *in_plane) in pieces, if the targets score probabilities.
+        prediction: label map (planes, *in_plane), if it is kept.
     """
 
     def __init__(
@@ -130,47 +134,34 @@ class _OnPreparedGrid:
         self._label = label
         self._annotated = annotated
         self._planes = 0  # so many were taken
-        self._entropy_sum = 0.0
-        self._labelled = 0
-        self._kept: list[Tensor] = []
-        self._prediction = torch.zeros(label.shape[1:], dtype=torch.int16) if keeps_prediction else None
-
-    @property
-    def cross_entropy(self) -> float | None:
-        """The mean over the labelled voxels; None if there are none."""
-        return self._entropy_sum / self._labelled if self._labelled else None
+        self.entropy_sum = 0.0
+        self.labelled = 0
+        self.logits: list[Tensor] = []
+        self.prediction = torch.zeros(label.shape[1:], dtype=torch.int16) if keeps_prediction else None
 
     def put(self, first: int, logits: Tensor) -> None:
         """As of `LogitSink`."""
         stop = first + logits.shape[1]
         planes = slice(self._planes, stop)
         new = _Planes(logits[:, self._planes - first :], self._label[:, planes])
-        if self._prediction is not None:
+        if self.prediction is not None:
             decoded = with_cpu_fallback(new, lambda each: self._targets.decode(each.logits))
-            self._prediction[planes] = decoded.cpu()
-        entropy = with_cpu_fallback(new, self._mean_entropy)
+            self.prediction[planes] = decoded.cpu()
+        entropy = with_cpu_fallback(
+            new,
+            lambda each: self._targets.cross_entropy(
+                each.logits[None].float(), each.label[None], self._annotated
+            ),
+        )
         if entropy is not None:
             is_labelled = self._targets.labelled(new.label)
             voxels = new.label[0].numel() if is_labelled is None else int(is_labelled.sum())
-            self._entropy_sum += voxels * entropy
-            self._labelled += voxels
+            self.entropy_sum += voxels * entropy
+            self.labelled += voxels
         if self._targets.scores_probabilities:
             # A copy: the stream will reuse the memory.
-            self._kept.append(new.logits.to("cpu", torch.float32, copy=True))
+            self.logits.append(new.logits.to("cpu", torch.float32, copy=True))
         self._planes = stop
-
-    def label_map(self, axis: int) -> Tensor | None:
-        """Shape: (*spatial); None: it was not kept. Args: axis: of the planes."""
-        return None if self._prediction is None else self._prediction.movedim(0, axis)
-
-    def logits(self, axis: int) -> Tensor | None:
-        """Shape: (1, outputs, *spatial), if the targets score probabilities. Args: axis: of the planes."""
-        if not self._kept:
-            return None
-        return torch.cat(self._kept, 1).movedim(1, 1 + axis)[None]
-
-    def _mean_entropy(self, planes: _Planes) -> float | None:
-        return self._targets.cross_entropy(planes.logits[None].float(), planes.label[None], self._annotated)
 
 
 @dataclass(frozen=True)

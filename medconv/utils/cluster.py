@@ -75,7 +75,11 @@ def launcher() -> Launcher | None:
             nodes=int(environment["SLURM_STEP_NUM_NODES"]),
             processes_per_node=_srun_tasks_per_node(),
         )
-    if _has_ranks_of_a_job():
+    # Lightning, which sets LOCAL_RANK and WORLD_SIZE for the processes that it starts, leaves a RANK that was
+    # there as it is
+    started_by_lightning = "LOCAL_RANK" in environment and "LOCAL_WORLD_SIZE" not in environment
+    several = int(environment.get("WORLD_SIZE") or "1") > 1
+    if "RANK" in environment and several and not started_by_lightning:
         if not {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
             raise ValueError(
                 f"RANK={environment['RANK']} and WORLD_SIZE={environment['WORLD_SIZE']} are set, so the "
@@ -91,16 +95,6 @@ def launcher() -> Launcher | None:
         # Each of them would run as rank 0.
         raise ValueError(f"mpirun started {mpi_processes} processes; start them by torchrun or srun instead")
     return None
-
-
-def _has_ranks_of_a_job() -> bool:
-    """Whether RANK and WORLD_SIZE number the processes of a run. Lightning, which sets LOCAL_RANK and
-    WORLD_SIZE for those that it starts, leaves a RANK that was there as it is.
-    """
-    environment = os.environ
-    started_by_lightning = "LOCAL_RANK" in environment and "LOCAL_WORLD_SIZE" not in environment
-    several = int(environment.get("WORLD_SIZE") or "1") > 1
-    return "RANK" in environment and several and not started_by_lightning
 
 
 def _launcher(name: str, num_processes: int, nodes: int, processes_per_node: int) -> Launcher:
@@ -218,11 +212,8 @@ def timeout(timeout_seconds: float) -> timedelta:
 
 
 @contextmanager
-def detecting_lost_peers(has_peers: bool = True) -> Iterator[None]:
-    """Wraps training.
-
-    Args:
-        has_peers: whether the run has other processes.
+def detecting_lost_peers() -> Iterator[None]:
+    """Wraps the training of a run of several processes.
 
     Raises:
         PeerLostError: a collective failed because another process ended.
@@ -230,7 +221,7 @@ def detecting_lost_peers(has_peers: bool = True) -> Iterator[None]:
     try:
         yield
     except (distributed.DistError, RuntimeError) as error:
-        if not has_peers or not _names_lost_peer(error):
+        if not _names_lost_peer(error):
             raise
         raise PeerLostError(
             f"another process of this run ended or does not answer ({_first_sentence(error)}); its own log "

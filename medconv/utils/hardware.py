@@ -210,7 +210,8 @@ def measuring(accelerator: str, devices: Any, backends: Backends) -> Iterator[No
 def apply_backends(matmul_precision: str) -> None:
     """Set the precision of fp32 products for this process; warn about layouts that this cuDNN is slow at."""
     _set_matmul_precision(matmul_precision)
-    warn_slow_cudnn()
+    if torch.cuda.is_available():
+        warn_slow_cudnn()
 
 
 def _set_matmul_precision(matmul_precision: str) -> None:
@@ -230,8 +231,6 @@ def benchmark_kernels(benchmark: bool | None, accelerator: str, deterministic: A
 
 def warn_slow_cudnn() -> None:
     """Warn of versions that are slow at half-precision Conv3d on contiguous input (pytorch#166122)."""
-    if not torch.cuda.is_available():
-        return
     version = torch.backends.cudnn.version()
     if version is not None and version in _SLOW_CUDNN:
         log.warning(

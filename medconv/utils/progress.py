@@ -1,7 +1,11 @@
-"""Progress bars: on standard error in a terminal, or below a notebook's cell; they vanish at the end."""
+"""Progress bars: on standard error in a terminal, or below a notebook's cell; they vanish at the end.
+
+And work on many items in threads, with such a bar.
+"""
 
 import sys
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -14,8 +18,10 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from threadpoolctl import threadpool_limits
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def in_terminal() -> bool:
@@ -58,6 +64,25 @@ def track(items: Iterable[Item], description: str, total: int | None = None) -> 
         for item in items:
             yield item
             progress.advance(progress.task_ids[0])
+
+
+def each(work: Callable[[Item], Result], items: Sequence[Item], workers: int, name: str) -> Iterator[Result]:
+    """`work(item)` for every item, in order, with at most `workers` threads; stops as soon as one fails.
+
+    Threads, not processes: the slow parts of preparing a case (decompression, matrix products, NumPy on
+    volumes, writing) release the GIL, and a process would first spend seconds on importing torch.
+
+    Args:
+        name: of the progress bar.
+
+    Raises:
+        Exception: any error of `work`; no further items are started then.
+    """
+    # One BLAS thread each: every worker does its own matrix products.
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
+        # `map` cancels pending items once one has failed.
+        results = pool.map(work, items)
+        yield from track(results, name, len(items))
 
 
 def counting(description: str, total: int | None) -> Progress:

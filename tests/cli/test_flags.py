@@ -4,7 +4,7 @@ from argparse import Namespace
 
 import pytest
 
-from medconv.cli.flags import arguments_as_flags, flag_of
+from medconv.cli.parsers import arguments_as_flags, flag_of
 from medconv.utils.errors import ArgumentError
 
 

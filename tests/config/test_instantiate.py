@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from medconv.config import ConfigError, arguments_as_keys, build, errors_with_key, iter_targets
-from medconv.config.instantiate import check_arguments, check_importable, check_types
+from medconv.config.instantiate import check_arguments, check_classes
 from medconv.utils.errors import Argument, ArgumentError
 
 
@@ -84,7 +84,7 @@ def test_only_an_error_of_the_config_names_its_key_itself() -> None:
 def test_arguments_of_a_class_of_the_users_own_are_checked(arguments: dict[str, Any], expected: str) -> None:
     node = {"_target_": "torch.nn.Identity", "inner": {"_target_": f"{__name__}.refuse", **arguments}}
     with pytest.raises(ConfigError, match=expected):
-        check_types(node, "model")
+        check_classes(node, "model")
 
 
 def implicit(p: float = None, mode: "Undefined" = "a") -> None:  # type: ignore[name-defined,assignment] # noqa: F821, RUF013
@@ -95,21 +95,20 @@ def implicit(p: float = None, mode: "Undefined" = "a") -> None:  # type: ignore[
     "arguments", [{"p": None}, {"p": 1}, {"mode": 3}, {"p": "${derived.share}"}, {"p": "???"}, {"other": 1}]
 )
 def test_what_annotations_do_not_tell_is_left_to_the_class(arguments: dict[str, Any]) -> None:
-    check_types({"_target_": f"{__name__}.implicit", **arguments}, "model")
-    check_types({"_target_": None, "p": 1}, "early_stopping")
-    check_types({"_target_": "no_such_module.Net", "p": 1}, "model")
+    check_classes({"_target_": f"{__name__}.implicit", **arguments}, "model")
+    check_classes({"_target_": None, "p": 1}, "early_stopping")
 
 
 def test_a_module_that_nobody_has_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError) as raised:
-        check_importable("model._target_", "no_such_module.Net")
+        check_classes({"_target_": "no_such_module.Net"}, "model")
     text = str(raised.value)
     assert text.startswith("model._target_=no_such_module.Net: cannot be imported (there is no module ")
     assert text.count("no_such_module") == 2 and "PYTHONPATH" in text and "--config-dir" in text
     with pytest.raises(
         ConfigError, match=r"^model\._target_=torch\.nn\.Nothing: .* \(torch\.nn has no Nothing\)$"
     ):
-        check_importable("model._target_", "torch.nn.Nothing")
+        check_classes({"_target_": "torch.nn.Nothing"}, "model")
     assert capsys.readouterr() == ("", "")
 
 
@@ -118,7 +117,7 @@ def test_a_feature_that_is_not_installed_is_named() -> None:
         r"^conv\._target_=.*: cannot be imported \(this installation lacks medconv\.features\.nothing\)$"
     )
     with pytest.raises(ConfigError, match=expected):
-        check_importable("conv._target_", "medconv.features.nothing.layers.Mirror")
+        check_classes({"_target_": "medconv.features.nothing.layers.Mirror"}, "conv")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +133,7 @@ def test_what_a_users_module_raises_is_told(
     (tmp_path / "users_module.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=expected):
-        check_importable("model._target_", "users_module.Net")
+        check_classes({"_target_": "users_module.Net"}, "model")
 
 
 def optimizer(params: Any, lr: float, *, momentum: float = 0) -> None: ...

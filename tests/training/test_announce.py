@@ -47,7 +47,8 @@ def test_a_run_announces_its_data_patch_model_trainer_and_folder(caplog: pytest.
     task: Any = SimpleNamespace(network=nn.Linear(100, 100, bias=False), growing_patch=GrowingPatch((8, 8)))
     caplog.clear()  # of Lightning's messages
     caplog.set_level(logging.INFO, "medconv")
-    announce.announce(CONFIG, "Tiny", 5, 2, task, accumulating, RunDir(Path("runs/x")))
+    prepared: Any = SimpleNamespace(dataset=SimpleNamespace(name="Tiny"), train=range(5), val=range(2))
+    announce.announce(CONFIG, prepared, task, accumulating, RunDir(Path("runs/x")))
     assert caplog.messages == [
         "data: Tiny, 5 cases to train on, 2 to validate",
         "patch: 32 x 48 voxels of 0.5 x 1.25 mm, global batch 12",
@@ -61,11 +62,14 @@ def test_a_run_announces_its_data_patch_model_trainer_and_folder(caplog: pytest.
     ]
 
 
-def test_a_run_says_why_its_patches_have_few_sizes() -> None:
-    line = announce._growth(GrowingPatch((32, 32, 16), max_sizes=4), (192, 160, 96))
-    assert line == (
-        "patches grow: 4 sizes, from 96 x 96 x 48 voxels; at most 4, since cuDNN tries its algorithms for each"
-    )
+def test_a_run_says_why_its_patches_have_few_sizes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "medconv")
+    growing = GrowingPatch((8, 8), max_sizes=4)
+    task: Any = SimpleNamespace(network=nn.Linear(1, 1), growing_patch=growing)
+    prepared: Any = SimpleNamespace(dataset=SimpleNamespace(name="Tiny"), train=(), val=())
+    announce.announce(CONFIG, prepared, task, trainer(), RunDir(Path("runs/x")))
+    line = "patches grow: 4 sizes, from 16 x 24 voxels; at most 4, since cuDNN tries its algorithms for each"
+    assert line in caplog.messages
 
 
 NORMS = nn.Sequential(nn.Conv3d(1, 2, 1), nn.InstanceNorm3d(2))

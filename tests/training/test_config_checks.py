@@ -5,13 +5,13 @@ from helpers.configs import composed
 
 from medconv.config import ConfigError, validate
 from medconv.config.schema import list_options
-from medconv.training.config_checks import check_classes, check_settings
+from medconv.training.config_checks import check_config
 
 
 def test_a_learning_rate_that_cannot_learn_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    check_settings(validate(composed("optimizer.lr=1")))
+    check_config(validate(composed("optimizer.lr=1")))
     assert "optimizer.lr" not in caplog.text
-    check_settings(validate(composed("optimizer.lr=1000")))
+    check_config(validate(composed("optimizer.lr=1000")))
     assert "optimizer.lr=1000: most networks learn nothing above 0.1" in caplog.text
 
 
@@ -36,13 +36,13 @@ def test_a_learning_rate_that_cannot_learn_is_a_warning(caplog: pytest.LogCaptur
 )
 def test_a_wrong_argument_is_named(arguments: list[str], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        check_classes(validate(composed(*arguments)))
+        check_config(validate(composed(*arguments)))
 
 
 @pytest.mark.parametrize("key", ["max_steps", "max_epochs", "limit_train_batches"])
 def test_a_run_of_no_step_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"^trainer\.{key}=0: the run would train no step"):
-        check_settings(validate(composed(f"trainer.{key}=0")))
+        check_config(validate(composed(f"trainer.{key}=0")))
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_a_run_of_no_step_is_refused(key: str) -> None:
     ],
 )
 def test_options_are_right(arguments: list[str]) -> None:
-    check_classes(validate(composed(*arguments)))
+    check_config(validate(composed(*arguments)))
 
 
 @pytest.mark.parametrize("name", list_options("data"))
 def test_every_layout_takes_its_keys(name: str) -> None:
-    check_classes(validate(composed(f"data={name}", "data.root=x")))
+    check_config(validate(composed(f"data={name}", "data.root=x")))

@@ -17,7 +17,7 @@ def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.Lo
     write_picture(tmp_path / "data/1.png", pixels(2))  # a copy of 2
     settings = checked(table, "data.balanced_sampling=true", "data.fold=1")
     prepared = prepare_data(settings)
-    derived = prepared.derived()
+    derived = prepared.derived
     expected = {
         "targets": {"kind": "multiclass", "names": ["a", "b"]},
         "num_classes": 2,
@@ -40,7 +40,7 @@ def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.Lo
     numbers = prepare_data(
         checked(table, "data.target_type=regression", "data.label_columns=age", "data.fold=all")
     )
-    derived = numbers.derived()
+    derived = numbers.derived
     assert derived.targets["means"] == [pytest.approx(29.5)]
     assert derived.targets["stds"] == [pytest.approx(np.arange(20).std())]
     assert derived.class_counts is None and derived.num_classes == 1 and not numbers.val

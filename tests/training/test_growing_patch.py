@@ -2,14 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from helpers import tiny
 
-from medconv.config import ConfigError, TrainerConfig
-from medconv.training import growing_patch
-from medconv.training.growing_patch import GrowingPatch
+from medconv.config import ConfigError, Derived, RunConfig, TrainerConfig
+from medconv.training.growing_patch import GrowingPatch, growing_patch_of
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 
 LAYERED = ("data.patch_size=[16,16,16]", "model.channels=[4,4,4]", "model.strides=[2,2]")
@@ -124,13 +124,20 @@ def test_a_run_without_an_end_trains_on_whole_patches(tmp_path: Path) -> None:
 
 
 def test_patches_have_few_sizes_where_kernels_are_tuned_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert growing_patch._max_sizes(TrainerConfig(accelerator="cpu", benchmark=True)) is None
+    def max_sizes(**settings: Any) -> int | None:
+        config = RunConfig(
+            derived=Derived(per_voxel=True),
+            scheduler={"_target_": f"{__name__}.square"},
+            trainer=TrainerConfig(**settings),
+        )
+        growing = growing_patch_of(config, (8, 8))
+        assert growing is not None
+        return growing.max_sizes
+
+    assert max_sizes(accelerator="cpu", benchmark=True) is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert growing_patch._max_sizes(TrainerConfig()) == 4
-    assert growing_patch._max_sizes(TrainerConfig(benchmark=True, deterministic=True)) == 4
-    for settings in (
-        TrainerConfig(benchmark=False),
-        TrainerConfig(deterministic=True),
-        TrainerConfig(accelerator="cpu"),
-    ):
-        assert growing_patch._max_sizes(settings) is None
+    assert max_sizes() == 4
+    assert max_sizes(benchmark=True, deterministic=True) == 4
+    assert max_sizes(benchmark=False) is None
+    assert max_sizes(deterministic=True) is None
+    assert max_sizes(accelerator="cpu") is None

@@ -11,7 +11,6 @@ from helpers import tiny
 
 from medconv.config import ConfigError
 from medconv.inference.load import load
-from medconv.training.run import samples_per_epoch
 from medconv.utils import signals
 from medconv.utils.exit_codes import DONE
 
@@ -32,16 +31,6 @@ def test_training_on_all_cases_has_no_best_checkpoint_and_no_warning(
     assert (tmp_path / "run/checkpoints/last.ckpt").is_file()
     assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
     assert load(tmp_path / "run/checkpoints/last.ckpt").class_names == ("background", "box", "hole")
-
-
-@pytest.mark.parametrize(
-    ("per_voxel", "cases", "samples"),
-    [(True, 8, 1000), (True, 9999, 1000), (False, 160, 1000), (False, 300, 1500), (False, 10**6, 5000)],
-)
-def test_an_epoch_shows_each_whole_image_five_times_within_limits(
-    per_voxel: bool, cases: int, samples: int
-) -> None:
-    assert samples_per_epoch(per_voxel, cases) == samples
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from medconv.config import ConfigError
-from medconv.training.run_dir import RunLock
+from medconv.training.run_dir import RunDir
 
 
 def is_refused(folder: Path) -> bool:
@@ -19,7 +19,7 @@ def is_refused(folder: Path) -> bool:
     pid = os.fork()
     if pid == 0:
         try:
-            RunLock(folder).claim()
+            RunDir(folder).claim()
         except ConfigError:
             os._exit(1)
         os._exit(0)
@@ -28,11 +28,11 @@ def is_refused(folder: Path) -> bool:
 
 def test_one_process_holds_the_lock_until_it_closes_it(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text("of a process that was killed on another machine")
-    lock = RunLock(tmp_path)
-    lock.claim()
-    lock.claim()
+    run = RunDir(tmp_path)
+    run.claim()
+    run.claim()
     assert is_refused(tmp_path)
-    lock.close()
+    run.close()
     assert not is_refused(tmp_path)
 
 
@@ -54,9 +54,9 @@ def test_a_folder_that_is_moved_meanwhile_is_not_locked(
 
     monkeypatch.setattr(fcntl, "lockf", after_the_move)
     with pytest.raises(ConfigError, match="run: another process is training there"):
-        RunLock(folder).claim()
+        RunDir(folder).claim()
 
 
 def test_a_folder_that_is_gone_is_not_locked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another process is training there"):
-        RunLock(tmp_path / "run").claim()
+        RunDir(tmp_path / "run").claim()

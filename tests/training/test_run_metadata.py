@@ -28,8 +28,9 @@ def test_metadata_names_versions_device_and_command_and_can_be_json(monkeypatch:
 
 
 def test_the_command_is_named_as_the_script_that_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/home/me/checkout/train.py"])
-    assert summary._program() == "train.py"
+    monkeypatch.setattr(sys, "argv", ["/home/me/checkout/train.py", "seed=3"])
+    trainer = L.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
+    assert summary.run_metadata(trainer)["command"] == "train.py seed=3"
 
 
 def test_the_commit_is_that_of_the_checkout_and_none_for_an_installed_package(

@@ -7,7 +7,8 @@ from helpers.picture_tables import checked
 
 from medconv.config import ConfigError
 from medconv.targets.label_map import LabelMapTargets
-from medconv.training.run import check_settings, with_loss
+from medconv.training.config_checks import check_config
+from medconv.training.run import with_loss
 
 
 def test_an_open_loss_is_that_of_the_targets_with_the_keys_of_the_user() -> None:
@@ -21,4 +22,4 @@ def test_an_open_loss_is_that_of_the_targets_with_the_keys_of_the_user() -> None
 def test_graphs_overwrite_gradients_that_accumulate() -> None:
     settings = checked(Path("labels.csv"), "perf.cuda_graphs=true", "trainer.accumulate_grad_batches=2")
     with pytest.raises(ConfigError, match="accumulate_grad_batches must be 1, got 2"):
-        check_settings(settings)
+        check_config(settings)

@@ -1,11 +1,11 @@
-"""medconv/utils/threads.py: results in order, as many threads as asked for, and the end at the first error."""
+"""medconv/utils/progress.py: results in order, as many threads as asked for, and the end at the first error."""
 
 import threading
 
 import pytest
 from helpers.waiting import PATIENCE_S
 
-from medconv.utils.threads import each
+from medconv.utils.progress import each
 
 
 def test_each_runs_as_many_threads_as_there_are_workers() -> None:

@@ -23,7 +23,7 @@ from medconv.data.preprocessing.store import signature
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.logging import size_text, some
-from medconv.utils.threads import each
+from medconv.utils.progress import each
 
 _WRONG_DIMS = {
     True: "one slice only, while most cases are volumes",

@@ -38,7 +38,7 @@ from medconv.utils.cluster import has_neighbours
 from medconv.utils.errors import ArgumentError, explained, reason
 from medconv.utils.locks import Claims
 from medconv.utils.logging import size_text
-from medconv.utils.threads import each
+from medconv.utils.progress import each
 
 _VERSION = 5  # part of every store's hash: raise it when preprocessing changes its output
 # Bytes of a store whose checksums are compared at each start: 76 MB take 0.04 s, less than 1 % of a start

@@ -74,16 +74,16 @@ def price(config: RunConfig) -> Node | None:
         config: resolved.
     """
     batch = config.data.batch_size or 1
-    key = {
-        "model": config.model,
-        "conv": config.conv,
-        "image": [batch, config.derived.num_channels, *config.derived.patch_size],
-        "precision": config.trainer.precision,
-        "switches": switches_of(config.perf),
-    }
     try:
         if _leaves_plain(config.conv, config.derived.spatial_dims):
             return None
+        key = {
+            "model": config.model,
+            "conv": config.conv,
+            "image": [batch, config.derived.num_channels, *config.derived.patch_size],
+            "precision": config.trainer.precision,
+            "switches": switches_of(config.perf),
+        }
         result, _ = measured_once(
             config, "conv_price", key, lambda: _measure(config, batch), _is_complete, shared=False
         )

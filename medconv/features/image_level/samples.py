@@ -3,6 +3,7 @@
 As with patches, every training sample is a pure function of (seed, sample number).
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,12 +11,47 @@ import monai.data
 import numpy as np
 import torch
 
-from medconv.data.case import Case
+from medconv.config import ConfigError, DataConfig
+from medconv.data.case import Case, Dataset
 from medconv.data.loading.patch import Sample
 from medconv.data.loading.samplers import Sampler
+from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.store import Store
+from medconv.data.splits import DataSplit, values_of
 
 _IN_MEMORY = 256 * 2**20  # bytes; prepared images up to this size are kept in memory, which is faster
+# Of an epoch: each image several times, but neither very few nor very many
+_FEWEST_SAMPLES = 1000
+_MOST_SAMPLES = 5000
+_SAMPLES_PER_IMAGE = 5
+# Pixels along the longer edge: radiographs are often scaled to 224 to 512
+_EXAMPLE_EDGE = 512
+
+
+def samples_per_epoch(num_cases: int) -> int:
+    """Where the config sets no number.
+
+    The best of many validations by few cases may be an early checkpoint by chance
+    (experiments/classifiers.md).
+    """
+    return min(max(_FEWEST_SAMPLES, _SAMPLES_PER_IMAGE * num_cases), _MOST_SAMPLES)
+
+
+def check(split: DataSplit, dataset: Dataset, measured: Fingerprint, data: DataConfig) -> None:
+    """Raises: ValueError: no classes to draw equally often, or images of different sizes."""
+    if data.balanced_sampling:
+        dataset.targets.balanced_groups(values_of(split.train))
+    is_sized = data.resize is not None or data.patch_size is not None
+    if measured.spatial_dims != 2 or is_sized or len(set(measured.shapes)) == 1:
+        return
+    common, _ = Counter(measured.shapes).most_common(1)[0]
+    case, size = next((c, s) for c, s in zip(dataset.cases, measured.shapes, strict=True) if s != common)
+    scale = min(1, _EXAMPLE_EDGE / max(common))
+    resize = ",".join(str(max(1, round(edge * scale))) for edge in common)
+    raise ConfigError(
+        f"{case.images[0]}: {size[0]} x {size[1]} pixels, while most pictures have {common[0]} x "
+        f"{common[1]}; expected one size; data.resize=[{resize}], for example, scales all of them to it"
+    )
 
 
 class ImageCases(monai.data.Dataset):

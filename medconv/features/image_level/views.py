@@ -11,7 +11,7 @@ from torch import Tensor
 from medconv.data.loading.patch import Batch
 from medconv.features.image_level import saliency
 from medconv.features.image_level.targets import ImageLevelTargets
-from medconv.features.pictures.cases import Picture
+from medconv.features.pictures.callbacks import Picture
 from medconv.metrics.visualization import overlay
 
 log = logging.getLogger(__name__)

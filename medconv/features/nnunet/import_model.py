@@ -22,6 +22,7 @@ from medconv.planning.planner import Plan
 from medconv.planning.topology import Budget
 from medconv.training.build import record_of
 from medconv.training.data_setup import PreparedData
+from medconv.training.plan_setup import derived_values
 from medconv.training.run_dir import RunDir
 from medconv.utils.atomic_io import replacing, write_text
 from medconv.utils.errors import explained
@@ -112,7 +113,7 @@ def _resolved(model: NnUNetModel, settings: Node, output: Path) -> tuple[RunConf
     config = configs.validate(composed)
     prepared = _prepared(model, output)
     derived = replace(
-        prepared.derived(), num_train_cases=model.num_cases, train_cases=f"{model.num_cases} cases of nnU-Net"
+        prepared.derived, num_train_cases=model.num_cases, train_cases=f"{model.num_cases} cases of nnU-Net"
     )
     resolved = configs.resolve(config, derived)
     return replace(resolved, trainer=replace(resolved.trainer, precision="32-true")), prepared
@@ -133,6 +134,7 @@ def _prepared(model: NnUNetModel, output: Path) -> PreparedData:
     # For slices of volumes, a 2D network knows the spacing along all three axes
     takes_slices = model.slice_axis is not None
     spacing_range_mm = model.spacing_range_mm if takes_slices else model.spacing_range_mm[:dims]
+    targets = model.dataset.targets
     return PreparedData(
         dataset=model.dataset,
         train=[],
@@ -140,7 +142,8 @@ def _prepared(model: NnUNetModel, output: Path) -> PreparedData:
         preprocessing=preprocessing,
         plan=plan,
         store=Store(output),
-        targets=model.dataset.targets,
+        targets=targets,
+        derived=derived_values(plan, model.dataset, [], targets),
         spacing_range_mm=spacing_range_mm,
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from medconv.cli import overrides
 from medconv.cli.parsers import Parser, add_package
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
@@ -23,7 +22,6 @@ def parser() -> Parser:
         "Train once for each combination of KEY=A,B; the same as medconv train -m.",
         takes_overrides=True,
     )
-    command.epilog = f"{overrides.listing()}\n\nhydra: as in medconv train --help"
     add_package(command.general())
     return command
 
@@ -34,7 +32,7 @@ def run_command(options: argparse.Namespace) -> int:
 
     start_logging()
     flags = compose.hydra_flags(options.overrides, "medconv sweep", options.package)
-    if compose.only_shows(flags):
+    if flags.only_shows:
         compose.show(flags)
         return DONE
     flags.multirun = True

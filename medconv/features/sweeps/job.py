@@ -13,7 +13,8 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
 from medconv.config.compose import Composed
-from medconv.training.run_dir import RunDir, is_rank_zero, short_hash
+from medconv.training.run_dir import RunDir, short_hash
+from medconv.utils import cluster
 from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import message, shown
 
@@ -152,7 +153,7 @@ def home(composed: DictConfig, typed: Sequence[str]) -> Path:
 
 def note_failure(folder: Path, error: Exception) -> None:
     """Inside a job: write the error into its folder, for the table."""
-    if is_rank_zero():
+    if cluster.is_first():
         _write_error(folder, shown(message(error)))
 
 

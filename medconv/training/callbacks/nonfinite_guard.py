@@ -188,7 +188,8 @@ class NonfiniteGuard(Callback):
         self._statistics.restore(present)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.settle()
+        if self._unread is not None:
+            self.settle()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.settle()

@@ -202,7 +202,8 @@ class ProgressLines(Callback):
             float(trainer.callback_metrics.get("train/loss", math.nan)),
             self._num_samples / seconds,
         )
-        self._begin_interval(now)
+        self._logged_at = now
+        self._num_samples = 0
 
     def _how_far(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> str:
         """`step 620 of about 1640, 11:48 left`."""
@@ -234,10 +235,7 @@ class ProgressLines(Callback):
                 float(trainer.callback_metrics[monitored.name]),
             )
         # The time of a validation does not count as training
-        self._begin_interval(self._clock())
-
-    def _begin_interval(self, now: float) -> None:
-        self._logged_at = now
+        self._logged_at = self._clock()
         self._num_samples = 0
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,8 @@ class CheckpointWriter(Callback):
         self.io = io
         self.every = every
         self._ranking = Ranking()
-        self._validated = False  # since the last checkpoint
+        # Whether there was a validation since the last checkpoint; the same on all ranks
+        self.validated = False
         self._is_best = False  # the next checkpoint
         self._saved_at = time.monotonic()
         self._saved_batches = -1
@@ -129,7 +131,7 @@ class CheckpointWriter(Callback):
         self._note_saved(trainer)  # there is nothing new to save
         # A run resumed from another folder has no best checkpoint here
         if not (self.folder / BEST).is_file():
-            self._ranking.forget_best()
+            self._ranking = Ranking()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero and not trainer.sanity_checking:
@@ -138,7 +140,7 @@ class CheckpointWriter(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        self._validated = True
+        self.validated = True
         monitored: MonitoredMetric = getattr(pl_module, "monitored", DICE)
         score = float(trainer.callback_metrics.get(monitored.name, math.nan))
         if self._ranking.add(score, monitored):
@@ -173,11 +175,6 @@ class CheckpointWriter(Callback):
         checkpoint["curves"] = self._curves(trainer)
 
     @property
-    def validated(self) -> bool:
-        """Whether there was a validation since the last checkpoint; the same on all ranks."""
-        return self._validated
-
-    @property
     def due(self) -> bool:
         """By this rank's clock."""
         return time.monotonic() - self._saved_at >= self.every
@@ -187,7 +184,7 @@ class CheckpointWriter(Callback):
             self.io.link_next(self.folder / BEST)
         # Without the optimizer's state it could not be resumed
         trainer.save_checkpoint(self.folder / LAST, weights_only=False)
-        self._validated = False
+        self.validated = False
         self._is_best = False
         self._note_saved(trainer)
 
@@ -198,7 +195,7 @@ class CheckpointWriter(Callback):
         trainer.strategy.barrier("checkpoint")
 
     def _save_if_new(self, trainer: Trainer) -> None:
-        if self._validated or _batches(trainer) != self._saved_batches:
+        if self.validated or _batches(trainer) != self._saved_batches:
             self.save(trainer)
 
     def _note_saved(self, trainer: Trainer) -> None:
@@ -297,18 +294,18 @@ class _Recording:
         self._file.flush()
 
 
+@dataclass
 class Ranking:
     """Ranks validations by the monitored metric, or by its running mean (`MonitoredMetric.smoothing`).
 
-    Attributes:
+    Args:
         best: value of the metric at the best validation; None: there was no validation.
     """
 
-    def __init__(self) -> None:
-        self.best: float | None = None
-        # Running means, in which larger is better: the last one, and that of the best validation
-        self._mean: float | None = None
-        self._best_mean: float | None = None
+    best: float | None = None
+    # Running means, in which larger is better: the last one, and that of the best validation
+    _mean: float | None = None
+    _best_mean: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "mean": self._mean, "best_mean": self._best_mean}
@@ -318,12 +315,6 @@ class Ranking:
         # Earlier versions had no means
         self._mean = state_dict.get("mean")
         self._best_mean = state_dict.get("best_mean")
-
-    def forget_best(self) -> None:
-        """The next validation is the first one."""
-        self.best = None
-        self._mean = None
-        self._best_mean = None
 
     def add(self, value: float, monitored: MonitoredMetric) -> bool:
         """Whether a validation is the best so far. Args: value: of the metric; NaN is the worst."""

@@ -61,7 +61,21 @@ class FittedLoss(nn.Module):
                 f"loss: {self._name} is for {' and '.join(kinds)} targets, but the data has "
                 f"{targets.kind} targets; {self._advice()}"
             )
-        self._try()
+        # Random outputs and labels, before anything is trained
+        try:
+            with torch.no_grad():
+                problem = targets.try_loss(loss, spatial_dims)
+        except torch.OutOfMemoryError:  # no fault of the loss; if it lasts, the first step reports it
+            problem = None
+        except LossArgumentError as error:  # it says itself what is wrong
+            raise ValueError(f"loss: {error}") from error
+        except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"loss: {self._name} cannot take {targets.kind} targets: {first_line(error)}; "
+                f"{self._advice()}"
+            ) from error
+        if problem:
+            raise ValueError(f"loss: {self._name} {problem}; {self._advice()}")
 
     def forward(self, outputs: Any, encoded: Tensor, annotated: Tensor | None = None) -> Tensor:
         """Args: annotated: as in `targets.compare`."""
@@ -86,23 +100,6 @@ class FittedLoss(nn.Module):
             f"and {axes} axes, and nothing else, since further outputs are trained as heads of deep "
             "supervision"
         )
-
-    def _try(self) -> None:
-        """Applies the loss to random outputs and labels, before anything is trained."""
-        try:
-            with torch.no_grad():
-                problem = self.targets.try_loss(self.loss, self.spatial_dims)
-        except torch.OutOfMemoryError:  # no fault of the loss; if it lasts, the first step reports it
-            return
-        except LossArgumentError as error:  # it says itself what is wrong
-            raise ValueError(f"loss: {error}") from error
-        except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"loss: {self._name} cannot take {self.targets.kind} targets: {first_line(error)}; "
-                f"{self._advice()}"
-            ) from error
-        if problem:
-            raise ValueError(f"loss: {self._name} {problem}; {self._advice()}")
 
     def _advice(self) -> str:
         return f"use loss={self.targets.default_loss}"

@@ -59,8 +59,10 @@ class DiceCrossEntropy(nn.Module):
         self.ce_weight = ce_weight
         self.smooth = smooth
         self.by_name = isinstance(class_weights, Mapping)
-        weights = _list_of_weights(class_weights, class_names)
-        self.register_buffer("weights", None if weights is None else torch.tensor(weights), persistent=False)
+        weights = None
+        if class_weights is not None:
+            weights = torch.tensor(_list_of_weights(class_weights, class_names))
+        self.register_buffer("weights", weights, persistent=False)
 
     def forward(self, logits: Tensor, reference: Tensor, labelled: Tensor | None = None) -> Tensor:
         logits = logits.float()
@@ -144,10 +146,8 @@ def _region_sums(
     return entropy.sum() / logits.shape[1], intersection, sizes
 
 
-def _list_of_weights(class_weights: Any, class_names: Sequence[str]) -> list[float] | None:
+def _list_of_weights(class_weights: Any, class_names: Sequence[str]) -> list[float]:
     """Weights of all outputs, the background's first where there is one or weights are given by name."""
-    if class_weights is None:
-        return None
     if isinstance(class_weights, Mapping):
         names = ["background", *class_names]
         unknown = [name for name in class_weights if name not in names]
@@ -223,7 +223,10 @@ class _SoftmaxCounts(torch.autograd.Function):
         own_log_probability = log_probability.gather(1, reference)
         probability = log_probability.exp_()
         own_probability = probability.gather(1, reference)
-        entropy = -(_masked(own_log_probability, labelled) * _of_class(class_weights, reference)).sum()
+        voxel_entropy = -_masked(own_log_probability, labelled)
+        if class_weights is not None:
+            voxel_entropy = voxel_entropy * class_weights[reference]
+        entropy = voxel_entropy.sum()
         # One-hot, so that sums need no atomic operations, which on a GPU are slow and in no fixed order
         one_hot = torch.zeros_like(probability)
         intersection = _sum_over_voxels(one_hot.scatter_(1, reference, _masked(own_probability, labelled)))
@@ -242,7 +245,8 @@ class _SoftmaxCounts(torch.autograd.Function):
         one_per_class = sizes_grad.view(1, -1, *(1,) * (probability.ndim - 2))
         grad = probability * one_per_class
         mean_grad = grad.sum(1, keepdim=True)
-        entropy_grad = entropy_grad * _of_class(class_weights, reference)
+        if class_weights is not None:
+            entropy_grad = entropy_grad * class_weights[reference]
         # What the gradient of a voxel's own class has more than the others
         own_grad = intersection_grad[reference] * probability.gather(1, reference)
         grad.addcmul_(probability, entropy_grad - mean_grad - own_grad)
@@ -256,11 +260,6 @@ class _SoftmaxCounts(torch.autograd.Function):
 def _masked(values: Tensor, labelled: Tensor | None) -> Tensor:
     """0 where nothing is labelled, also in place of an infinite value."""
     return values if labelled is None else torch.where(labelled, values, 0)
-
-
-def _of_class(class_weights: Tensor | None, reference: Tensor) -> Tensor | float:
-    """The weight of each voxel's class."""
-    return 1.0 if class_weights is None else class_weights[reference]
 
 
 def _sum_over_voxels(values: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ from medconv.config.instantiate import class_of
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 
 OptimizerFactory = Callable[..., Optimizer]  # takes parameters
-ScheduleFactory = Callable[[Optimizer], LRScheduler]
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +45,6 @@ def build_optimizer(node: Node, trainer: TrainerConfig, fused: bool = True) -> O
     if may_fuse and can_fuse and not set_by_user:
         optimizer = partial(optimizer_class, **settings, fused=True)
     return configs.errors_with_key("optimizer", optimizer)
-
-
-def build_schedule(node: Node) -> ScheduleFactory:
-    """The configured learning rate schedule: a function of the optimizer. Args: node: `scheduler`."""
-    return configs.errors_with_key("scheduler", configs.build(node, "scheduler"))
 
 
 def with_epochs(node: Node, epochs: int | None) -> Node:

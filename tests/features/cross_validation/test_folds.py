@@ -1,5 +1,6 @@
 """medconv/features/cross_validation/folds.py: configs that cannot be used."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def test_folds_of_changed_cases_differ(tmp_path: Path) -> None:
         (folder / "config.yaml").write_text(f"data: {{fold: {number}, num_folds: 3}}")
         content = {**digests, **changed}
         val = {"abc"[int(number)]: content.pop("abc"[int(number)])}
-        identity.write_data_identity(folder, {"train": content, "val": val})
+        (folder / identity.CASES_FILE).write_text(json.dumps({"train": content, "val": val}))
     first, second, third = read_folds(tmp_path)
     assert first.differences(second) == ["other image, label or values: b"]
     assert first.differences(third) == []

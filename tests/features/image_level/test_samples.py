@@ -28,7 +28,7 @@ from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_st
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, framed, preprocess_image
 from medconv.data.preprocessing.store import Store
 from medconv.features.image_level.csv_table import csv
-from medconv.features.image_level.samples import ImageCases, ImageDataset
+from medconv.features.image_level.samples import ImageCases, ImageDataset, samples_per_epoch
 
 LIGHT: dict[str, Any] = {
     "p": {"rotation": 1.0, "noise": 1.0, "additive_brightness": 1.0},
@@ -270,3 +270,8 @@ def test_loader_without_validation_cases_is_empty(prepared: tuple[Dataset, Store
     data = module(prepared)
     data.split = data.split._replace(val=[])
     assert list(data.val_dataloader()) == []
+
+
+@pytest.mark.parametrize(("cases", "samples"), [(160, 1000), (300, 1500), (10**6, 5000)])
+def test_an_epoch_shows_each_image_five_times_within_limits(cases: int, samples: int) -> None:
+    assert samples_per_epoch(cases) == samples

@@ -1,4 +1,4 @@
-"""medconv/features/pictures/cases.py: whose saliency maps are logged, and what is painted."""
+"""medconv/features/pictures/callbacks.py: whose saliency maps are logged, and what is painted."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from helpers import small_runs, tiny
 
 from medconv.features.image_level import views as image_views
-from medconv.features.pictures.cases import LabelMapViews
+from medconv.features.pictures.callbacks import LabelMapViews
 from medconv.targets.label_map import LabelMapTargets
 from medconv.training import trainer, validation
 from medconv.training.run_dir import RunDir
@@ -81,19 +81,19 @@ def test_a_case_is_decoded_for_pictures_only_where_a_callback_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[bool] = []
-    label_map = validation._OnPreparedGrid.label_map
+    validate = validation.LabelMapValidation.__call__
 
-    def noted(self: Any, axis: int) -> Any:
-        prediction = label_map(self, axis)
-        kept.append(prediction is not None)
-        return prediction
+    def noted(self: Any, *arguments: Any) -> Any:
+        validated = validate(self, *arguments)
+        kept.append("prediction" in validated.predicted)
+        return validated
 
-    monkeypatch.setattr(validation._OnPreparedGrid, "label_map", noted)
+    monkeypatch.setattr(validation.LabelMapValidation, "__call__", noted)
     dataset = tiny.write_dataset(tmp_path / "tiny", cases=4)
     for callbacks in ("default", "none"):
         tiny.train(dataset, tmp_path / callbacks, f"callbacks={callbacks}", "trainer.max_steps=1")
-    half = len(kept) // 2
-    assert half and kept == [True] * half + [False] * half
+    # Both runs validate two cases in the sanity check, which nobody looks at, and again after the step
+    assert kept == [False, False, True, True, *[False] * 4]
 
 
 def test_without_its_feature_a_callback_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

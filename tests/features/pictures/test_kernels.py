@@ -1,4 +1,4 @@
-"""medconv/features/pictures/kernels.py: which kernels are logged, when, and which weights they show."""
+"""medconv/features/pictures/callbacks.py: which kernels are logged, when, and which weights they show."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from helpers import tiny
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from medconv.features.pictures.kernels import _shown_convs, kernel_picture
+from medconv.features.pictures.callbacks import _shown_convs, kernel_picture
 
 LOGGED = ("callbacks=default", "logger=tensorboard", "trainer.max_steps=8")
 

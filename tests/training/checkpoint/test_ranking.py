@@ -1,11 +1,13 @@
 """medconv/training/checkpoint/writer.py: by each validation, or by their running mean."""
 
 import math
+from pathlib import Path
 
 import pytest
+from lightning import LightningModule, Trainer
 
 from medconv.targets.monitor import CROSS_ENTROPY, DICE, MAE, MonitoredMetric
-from medconv.training.checkpoint.writer import Ranking
+from medconv.training.checkpoint.writer import AtomicCheckpointIO, CheckpointWriter, Ranking
 
 VALUES = (0.5, 0.1, 0.4, 0.2, 0.15, 0.3)
 MEANS = (0.5, 0.22, 0.346, 0.2438, 0.17814, 0.263442)  # 0.7 of each value, 0.3 of the mean before
@@ -49,8 +51,13 @@ def test_the_state_of_an_earlier_version_has_no_means() -> None:
     assert best_of(CROSS_ENTROPY, 0.13, 0.05, ranking=ranking) == [0.12, 0.05]
 
 
-def test_a_run_on_other_data_begins_its_mean_anew() -> None:
-    ranking = Ranking()
-    best_of(CROSS_ENTROPY, 0.1, 0.1, ranking=ranking)
-    ranking.forget_best()
-    assert best_of(CROSS_ENTROPY, 0.9, 0.7, 0.6, ranking=ranking) == [0.9, 0.7, 0.6]
+@pytest.mark.parametrize("has_best", [False, True])
+def test_a_run_from_the_checkpoint_of_another_folder_ranks_anew(tmp_path: Path, has_best: bool) -> None:
+    """There is no best checkpoint here, with which its validations could be compared."""
+    writer = CheckpointWriter(tmp_path, AtomicCheckpointIO(), every=60)
+    writer.load_state_dict({"best": 0.1, "mean": 0.1, "best_mean": 0.1})
+    if has_best:
+        (tmp_path / "best.ckpt").touch()
+    trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
+    writer.on_train_start(trainer, LightningModule())
+    assert writer.best == (0.1 if has_best else None)

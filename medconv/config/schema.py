@@ -149,6 +149,11 @@ class DataConfig:
     # sampling and loading
     balanced_sampling: bool = key(False, "true draws each class equally often")
     batch_size: int | None = key(None, "per device; null plans it", ge=1)
+    global_batch_size: int | None = key(
+        None,
+        "samples of a batch over all devices; null: batch_size per device, or as before on other devices",
+        ge=1,
+    )
     samples_per_epoch: int | None = key(
         None, "over all devices; null: 1000; of whole images 5 per training case, 1000 to 5000", ge=1
     )

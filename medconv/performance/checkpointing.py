@@ -2,7 +2,8 @@
 
 `blocks` keeps the input of each block and recomputes the whole block. `pointwise` keeps the outputs of
 convolutions and recomputes only cheap operations: norms, activations, concatenations and sums. Both give the
-gradients of the plain network, bit for bit where the library's kernels are deterministic.
+gradients of the plain network, bit for bit where the library's kernels are deterministic. `compute_in_parts`
+recomputes the whole network for one part of a batch after another.
 
 For `pointwise`, the forward pass writes a note of every cheap operation: the function and its arguments.
 Autograd saves the note instead of the result; the backward pass follows notes back to tensors that are saved
@@ -61,6 +62,16 @@ def apply_checkpointing(network: nn.Module, mode: str) -> int:
     return len(modules)
 
 
+def compute_in_parts(network: nn.Module, samples_at_once: int) -> None:
+    """Let a network take training batches of any size, in place, with the memory of `samples_at_once`.
+
+    The loss of the outputs and its gradients are those of the whole batch, up to the order of sums; batch
+    norms see one part after another.
+    """
+    network.__class__ = _mixed(_InParts, type(network))
+    network.samples_at_once = samples_at_once  # type: ignore[assignment]
+
+
 class _Mixin(nn.Module):
     """Mixed into a module's class, so that its children, `deepcopy` and pickling stay as they were."""
 
@@ -90,10 +101,14 @@ class _Checkpointed(_Mixin):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(*args, **kwargs)
+        return self._recomputed(super().forward, *args, **kwargs)
+
+    def _recomputed(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The result of the module's `forward`, which the backward pass computes again."""
         if torch.compiler.is_compiling():  # it supports no contexts, and updates statistics only once
-            return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
+            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
         return checkpoint(
-            super().forward,
+            forward,
             *args,
             use_reentrant=False,  # reentrant checkpointing would mark DDP's parameters ready twice
             context_fn=self._contexts,
@@ -103,6 +118,21 @@ class _Checkpointed(_Mixin):
     def _contexts(self) -> tuple[Any, Any]:
         """Around the forward pass, and around its recomputation."""
         return nullcontext(), _FrozenStatistics(self)
+
+
+class _InParts(_Checkpointed):
+    """Computes a training batch in parts, of which all but the last are recomputed from the images."""
+
+    samples_at_once: int
+
+    def forward(self, image: Tensor, **kwargs: Any) -> Any:
+        forward = super(_Checkpointed, self).forward
+        if not (self.training and torch.is_grad_enabled()):
+            return forward(image, **kwargs)
+        *earlier, last = image.split(self.samples_at_once)
+        outputs = [self._recomputed(forward, part, **kwargs) for part in earlier]
+        outputs.append(forward(last, **kwargs))
+        return tree_map(lambda *parts: torch.cat(parts), *outputs)
 
 
 class _FrozenStatistics:

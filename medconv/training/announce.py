@@ -9,6 +9,7 @@ from medconv.config import PerfConfig, RunConfig, TrainerConfig
 from medconv.models.layers.depthwise import has_depthwise
 from medconv.models.layers.fast_norm import SWAPPED
 from medconv.training.data_setup import PreparedData
+from medconv.training.distributed import batch_size_per_process, has_parts
 from medconv.training.run_dir import RunDir
 from medconv.training.task import Task
 from medconv.utils.hardware import triton_missing, uses_gpu
@@ -23,7 +24,6 @@ def announce(
     """Log what is about to be trained."""
     derived = config.derived
     network = task.network
-    batch_size = (config.data.batch_size or 1) * trainer.world_size * trainer.accumulate_grad_batches
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
     log.info(
         "data: %s, %d cases to train on, %d to validate",
@@ -31,12 +31,19 @@ def announce(
         len(prepared.train),
         len(prepared.val),
     )
+    batch_size = (config.data.global_batch_size or 1) * trainer.accumulate_grad_batches
     log.info(
         "patch: %s voxels of %s mm, global batch %d",
         size_text(derived.patch_size),
         size_text(derived.spacing_mm),
         batch_size,
     )
+    if has_parts(config):
+        log.info(
+            "batch: %d samples on each device, computed %d at a time",
+            batch_size_per_process(config),
+            config.data.batch_size,
+        )
     if task.growing_patch is not None:
         sizes = task.growing_patch.sizes(derived.patch_size)
         limit = task.growing_patch.max_sizes

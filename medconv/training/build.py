@@ -19,10 +19,12 @@ from medconv.inference.sliding_window import training_axes, usable_axes
 from medconv.models.build import build_network
 from medconv.models.freeze import check_factors, description, freeze, frozen_part
 from medconv.models.layers.max_pool import swap_pools
+from medconv.performance.checkpointing import compute_in_parts
 from medconv.performance.switches import apply_switches, memory_format
 from medconv.targets import Targets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.data_setup import PreparedData
+from medconv.training.distributed import has_parts
 from medconv.training.growing_patch import growing_patch_of, may_grow
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.optim.build import build_optimizer, with_lr_multipliers
@@ -116,6 +118,8 @@ def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | Non
     elif init.freeze:  # frozen by the callback that thaws them
         until = f"stay as they are for {init.thaw_at:.0%} of the run (init.thaw_at)"
         log.info("init.freeze: %s %s", description(frozen_part(network, init.freeze), network), until)
+    if has_parts(config):
+        compute_in_parts(network, config.data.batch_size or 1)
     with configs.arguments_as_keys("perf"):
         switches = {key: getattr(config.perf, key) for key in _SWITCHES}
         apply_switches(

@@ -34,6 +34,7 @@ from medconv.planning.planner import Plan
 from medconv.planning.report import table
 from medconv.targets import Targets
 from medconv.training import identity
+from medconv.training.distributed import batch_size_per_process
 from medconv.training.identity import DataIdentity
 from medconv.training.plan_setup import NOTHING, derived_values, make_plan
 from medconv.utils import signals
@@ -369,7 +370,7 @@ def build_data(
             images=own_samples,
         ),
         LoaderSettings(
-            batch_size=data.batch_size,
+            batch_size=batch_size_per_process(config),
             samples_per_epoch=data.samples_per_epoch,
             num_workers=data.num_workers,
             prefetch_factor=data.prefetch_factor,

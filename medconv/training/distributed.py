@@ -17,7 +17,7 @@ from lightning.pytorch.plugins.environments import (
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import distributed, nn
 
-from medconv.config import PerfConfig, TrainerConfig, arguments_as_keys
+from medconv.config import ConfigError, PerfConfig, RunConfig, TrainerConfig, arguments_as_keys
 from medconv.utils import cluster
 from medconv.utils.hardware import uses_gpu
 from medconv.utils.signals import RunInterrupted, StopRequest
@@ -38,7 +38,7 @@ def strategy_of(trainer: TrainerConfig, perf: PerfConfig, accumulates: bool = Fa
     """
     with arguments_as_keys("perf"):
         timeout = cluster.timeout(perf.timeout_seconds)
-    num_processes = _devices(trainer) * (trainer.num_nodes or 1)
+    num_processes = processes(trainer)
     if trainer.strategy == "fsdp":
         if perf.activation_checkpointing == "pointwise":
             raise ValueError(
@@ -189,14 +189,51 @@ def _sharded(module: nn.Module) -> list[Any]:
     return [submodule for submodule in module.modules() if isinstance(submodule, FSDPModule)]
 
 
-def _devices(trainer: TrainerConfig) -> int:
-    """Processes per node, from a config that `check_devices` has checked."""
+def processes(trainer: TrainerConfig) -> int:
+    """Processes of a run, from a config that `check_devices` has checked."""
     devices = trainer.devices
     if isinstance(devices, list):
-        return len(devices)
-    if isinstance(devices, int) and devices > 0:
-        return devices
-    return torch.cuda.device_count() if uses_gpu(trainer.accelerator) else 1
+        devices = len(devices)
+    elif not isinstance(devices, int) or devices < 1:
+        devices = torch.cuda.device_count() if uses_gpu(trainer.accelerator) else 1
+    return devices * (trainer.num_nodes or 1)
+
+
+def batch_size_per_process(config: RunConfig) -> int:
+    """Samples of a batch on each process, of a config with its `data.batch_size`.
+
+    Raises:
+        ConfigError: the global batch cannot be divided among the processes.
+    """
+    batch_size = config.data.batch_size or 1
+    num_processes = processes(config.trainer)
+    global_batch_size = config.data.global_batch_size or batch_size * num_processes
+    if global_batch_size % num_processes:
+        divisors = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
+        raise ConfigError(
+            f"data.global_batch_size={global_batch_size} cannot be divided among {num_processes} processes, "
+            f"but among {', '.join(map(str, divisors))}; a run that resumes keeps its global batch"
+        )
+    return global_batch_size // num_processes
+
+
+def has_parts(config: RunConfig) -> bool:
+    """Whether a process computes its batch in parts of `data.batch_size` samples.
+
+    Raises:
+        ConfigError: the global batch cannot be divided, or this network cannot be computed in parts.
+    """
+    if batch_size_per_process(config) <= (config.data.batch_size or 1):
+        return False
+    perf = config.perf
+    if perf.cuda_graphs or perf.activation_checkpointing == "pointwise":
+        setting = "cuda_graphs=true" if perf.cuda_graphs else "activation_checkpointing=pointwise"
+        raise ConfigError(
+            f"perf.{setting} does not compute a batch in parts, but data.global_batch_size="
+            f"{config.data.global_batch_size} on {processes(config.trainer)} processes needs parts of "
+            f"data.batch_size={config.data.batch_size}"
+        )
+    return True
 
 
 class ResumeStepCheck(Callback):

@@ -23,6 +23,9 @@ FREE = (
     "data.persistent_workers",
     "data.prepare_workers",
     "perf.timeout_seconds",
+    # data.global_batch_size is compared
+    "trainer.devices",
+    "trainer.num_nodes",
     "trainer.enable_progress_bar",
     "trainer.log_every_n_steps",
     "trainer.num_sanity_val_steps",

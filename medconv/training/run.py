@@ -36,6 +36,7 @@ from medconv.training.checkpoint.compatibility import (
 )
 from medconv.training.config_checks import check_config
 from medconv.training.data_setup import PreparedData, build_data, prepare_data
+from medconv.training.distributed import batch_size_per_process, processes
 from medconv.training.growing_patch import may_grow
 from medconv.training.loggers.tensorboard import log_hyperparameters, log_start_texts
 from medconv.training.memory_errors import naming_memory
@@ -225,7 +226,13 @@ def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunCon
         ),
     )
     keys = open_keys(resolved)
-    return _tuned(resolved, keys, folder) if keys else resolved
+    if keys:
+        resolved = _tuned(resolved, keys, folder)
+    data = resolved.data
+    if data.global_batch_size is None:  # that of the run to resume
+        data = replace(data, global_batch_size=folder.global_batch_size())
+    size = batch_size_per_process(replace(resolved, data=data)) * processes(resolved.trainer)
+    return replace(resolved, data=replace(data, global_batch_size=size))
 
 
 def _tuned(config: RunConfig, keys: Sequence[str], folder: RunDir) -> RunConfig:

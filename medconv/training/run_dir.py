@@ -220,6 +220,13 @@ class RunDir:
         recorded = {"size": "full", **config["derived"]}
         return {key: recorded[key] for key in _PLANNED if recorded.get(key) is not None}
 
+    def global_batch_size(self) -> int | None:
+        """That of the run to resume, which keeps it with any number of processes; None: a new run."""
+        if self.resume != "auto" or self.resume_from() is None:
+            return None
+        size: int | None = self._earlier_config()["data"].get("global_batch_size")
+        return size
+
     def summary(self) -> dict[str, Any]:
         """Content of `summary.json`; empty if it does not exist. Raises: ValueError: damaged, or not ours."""
         path = self.path / "summary.json"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from medconv.convs import fold_convs, swap_convs, transform
 from medconv.models.unet import UNet
-from medconv.performance.checkpointing import apply_checkpointing
+from medconv.performance.checkpointing import apply_checkpointing, compute_in_parts
 
 Case = tuple[nn.Module, Tensor, int]
 
@@ -132,3 +132,25 @@ def test_an_unknown_mode_is_refused() -> None:
         ValueError, match=r"activation_checkpointing must be one of .*'blocks', 'pointwise'\), got 'all'"
     ):
         apply_checkpointing(nn.Identity(), "all")
+
+
+@pytest.mark.parametrize("mode", ["none", "blocks"])
+def test_a_batch_in_parts_has_the_loss_and_gradients_of_the_whole(mode: str) -> None:
+    torch.manual_seed(0)
+    plain = UNet(2, 1, 2, (4, 8), (2,), norm="instance").double()
+    network = deepcopy(plain)
+    compute_in_parts(network, samples_at_once=2)
+    apply_checkpointing(network, mode)
+    image = torch.randn(5, 1, 8, 8, dtype=torch.double)
+    for each in (plain, network):
+        each(image).softmax(dim=1).square().mean().sqrt().backward()
+    for computed, expected in zip(network.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(computed.grad, expected.grad, rtol=1e-12, atol=1e-14)
+
+
+def test_a_batch_in_parts_adds_each_part_once_to_running_statistics() -> None:
+    network = UNet(2, 1, 2, (4, 8), (2,))
+    compute_in_parts(network, samples_at_once=1)
+    network(torch.randn(3, 1, 8, 8)).sum().backward()
+    counts = [value for name, value in network.state_dict().items() if name.endswith("num_batches_tracked")]
+    assert set(map(int, counts)) == {3}

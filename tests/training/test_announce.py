@@ -48,10 +48,12 @@ def test_a_run_announces_its_data_patch_model_trainer_and_folder(caplog: pytest.
     caplog.clear()  # of Lightning's messages
     caplog.set_level(logging.INFO, "medconv")
     prepared: Any = SimpleNamespace(dataset=SimpleNamespace(name="Tiny"), train=range(5), val=range(2))
-    announce.announce(CONFIG, prepared, task, accumulating, RunDir(Path("runs/x")))
+    config = replace(CONFIG, data=replace(CONFIG.data, global_batch_size=6))
+    announce.announce(config, prepared, task, accumulating, RunDir(Path("runs/x")))
     assert caplog.messages == [
         "data: Tiny, 5 cases to train on, 2 to validate",
-        "patch: 32 x 48 voxels of 0.5 x 1.25 mm, global batch 12",
+        "patch: 32 x 48 voxels of 0.5 x 1.25 mm, global batch 24",
+        "batch: 6 samples on each device, computed 3 at a time",
         "patches grow: 6 sizes, from 16 x 24 voxels",
         "slices: 2D, across the superior axis of the volumes",
         "model: torch.nn.Linear, 0.01 million parameters",

@@ -4,6 +4,7 @@ Checks, the site's page of keys and the JSON schema for editors are made of thes
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -25,6 +26,7 @@ class Limits:
         ge, gt, le, lt: greater or equal, greater than, less or equal, less than; `lt=math.inf`: finite.
         choices: the only words or numbers.
         duration: the key takes a duration, as `values.duration_seconds` reads it; bounds are of its seconds.
+        path: the key takes a path on this machine, not an address such as s3://bucket.
     """
 
     ge: float | None = None
@@ -33,6 +35,7 @@ class Limits:
     lt: float | None = None
     choices: tuple[str | int, ...] = ()
     duration: bool = False
+    path: bool = False
 
     def allow(self, value: Any) -> bool:
         """Whether all of a value lies inside. Null does: only the type says whether a key takes it."""
@@ -119,6 +122,12 @@ class Key(NamedTuple):
                 checked = duration_seconds(value, self.name)
             except ConfigError as error:
                 return str(error)
+        scheme = re.match("[A-Za-z][A-Za-z0-9+.-]+://", value) if self.limits.path and value else None
+        if scheme:
+            return (
+                f"{self.name}={value}: needs a path on this machine, not an address; mount {scheme[0]} as a "
+                "folder or copy it (docs/scale.md, Data elsewhere)"
+            )
         if self.limits.allow(checked):
             return None
         return f"{self.name} must be {self.expected()}, got {as_text(value)}"

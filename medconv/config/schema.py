@@ -29,7 +29,7 @@ from medconv.utils.precisions import MATMUL_PRECISIONS, PRECISIONS
 class DataConfig:
     # where the cases are
     layout: Node = key(MISSING, "the class that finds the cases of a dataset, and its arguments")
-    root: str | None = key(None, "folder of the dataset; for data=csv the table")
+    root: str | None = key(None, "folder of the dataset; for data=csv the table", path=True)
     images: Any = key(
         None,
         "data=folder: pattern of image files with {id}, or one for each channel",
@@ -49,7 +49,7 @@ class DataConfig:
     )
     splits_file: str | None = key(None, "a splits_final.json to use instead of folds by number")
     # preprocessing; what is null follows from the plan of the data
-    cache_dir: str = key(MISSING, "folder of prepared cases")
+    cache_dir: str = key(MISSING, "folder of prepared cases", path=True)
     spacing_mm: list[float] | None = key(
         None, "grid to resample to, right-anterior-superior; null plans it", gt=0, lt=inf
     )
@@ -393,7 +393,7 @@ class RunSettings:
     name: str | None = key(
         None, "the run's folder is runs/NAME; null: from the main choices and a hash of the config"
     )
-    dir: str | None = key(None, "another folder instead")
+    dir: str | None = key(None, "another folder instead", path=True)
     packages: list[str] = key([], "packages of your own to import; the same as --package NAME")
     resume: str = key("auto", "auto resumes a stopped run; never starts a new one; or a checkpoint")
     dry_run: bool = key(False, "true: print what would be run, without running it")

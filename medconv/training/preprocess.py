@@ -7,14 +7,8 @@ import numpy as np
 
 from medconv.config import RunConfig
 from medconv.data.case import Dataset
-from medconv.data.preprocessing.check import (
-    Examined,
-    assumed_spacing,
-    dataset_warnings,
-    error_report,
-    examine_all,
-)
-from medconv.data.preprocessing.dataset_cache import dataset_folder
+from medconv.data.preprocessing.check import assumed_spacing, dataset_warnings, error_report, examine_all
+from medconv.data.preprocessing.dataset_cache import dataset_folder, examined
 from medconv.data.preprocessing.examine import CaseReport
 from medconv.data.preprocessing.fingerprint import measure
 from medconv.planning import report as planning_report
@@ -61,8 +55,8 @@ def _check(run_config: RunConfig) -> None:
         ValueError: some are invalid; lists all errors.
     """
     dataset, workers = find_data(run_config.data)
-    examined = Examined(dataset, dataset_folder(Path(run_config.data.cache_dir), dataset))
-    reports = examine_all(dataset, workers, examined.examine)
+    folder = dataset_folder(Path(run_config.data.cache_dir), dataset)
+    reports = examine_all(dataset, workers, examined(dataset, folder, workers))
     print(table(dataset, reports))
     _print_warnings(dataset, reports)
     errors = {report.case: report.errors for report in reports if report.errors}

@@ -17,6 +17,7 @@ class Inner:
     span: str | None = key(None, "a duration", duration=True, gt=0)
     count: int | None = key(None, "a count", ge=1, le=9)
     length: float = key(1.0, "a length", gt=0, lt=inf)
+    folder: str | None = key(None, "a folder", path=True)
     plain: bool = False
 
 
@@ -32,7 +33,7 @@ KEYS = {key.name: key for key in declared_keys(Outer)}
 def test_keys_of_groups_have_their_full_name_type_default_and_text() -> None:
     assert list(KEYS) == [
         *("inner.share", "inner.names", "inner.sizes", "inner.span", "inner.count", "inner.length"),
-        *("inner.plain", "seed"),
+        *("inner.folder", "inner.plain", "seed"),
     ]
     assert KEYS["inner.sizes"].default == [1] and KEYS["inner.sizes"].kind == list[int]
     assert KEYS["inner.share"].text == "a share" and KEYS["inner.plain"].text == ""
@@ -59,6 +60,20 @@ def test_keys_of_groups_have_their_full_name_type_default_and_text() -> None:
 )
 def test_a_wrong_value_is_named_with_what_was_expected(name: str, value: Any, expected: str) -> None:
     assert KEYS[name].problem(value) == expected
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/scans", "gs://bucket", "http://host/a.zip"])
+def test_an_address_is_no_path(address: str) -> None:
+    scheme = address.partition("//")[0]
+    assert KEYS["inner.folder"].problem(address) == (
+        f"inner.folder={address}: needs a path on this machine, not an address; mount {scheme}// as a folder "
+        "or copy it (docs/scale.md, Data elsewhere)"
+    )
+
+
+@pytest.mark.parametrize("path", ["/data/a b", "data/s3:/x", "C:\\data", "${oc.env:HOME}/x", None])
+def test_other_words_are_paths(path: str | None) -> None:
+    assert KEYS["inner.folder"].problem(path) is None
 
 
 def test_a_duration_must_be_written_as_one() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -239,14 +240,18 @@ class Examined:
         self._can_write = True
         without_cases = replace(dataset, cases=(), errors={})
         self._depends_on = [VERSION, samples_per_case(dataset), repr(without_cases)]
-        self._lines = _lines_of(self._path)
+        self._lines: dict[str, str] = {}  # by key; the last line of the file counts
+        self._bytes_read = 0
+        self._read_lines()
 
     def examine(self, case: Case) -> CaseReport:
         """As `examine`."""
         # Before reading: if the files change meanwhile, they are read again next time.
         key = self._key(case)
-        if key in self._lines and case.id not in self._dataset.errors:
-            report = _report(self._lines[key])
+        if case.id not in self._dataset.errors:
+            if key not in self._lines:
+                self._read_lines()
+            report = _report(self._lines.get(key, ""))
             if report is not None:
                 return report
         report = examine(case, self._dataset)
@@ -263,6 +268,16 @@ class Examined:
         content = json.dumps([*self._depends_on, files, repr(case)])
         return hashlib.sha256(content.encode()).hexdigest()[:24]
 
+    def _read_lines(self) -> None:
+        """Those that were added since; other processes may be at work, too."""
+        with self._lock, suppress(OSError), self._path.open("rb") as file:
+            file.seek(self._bytes_read)
+            content = file.read()
+            self._bytes_read += len(content)
+            for line in content.decode(errors="replace").splitlines():
+                key, _, text = line.partition(" ")
+                self._lines[key] = text
+
     def _add(self, key: str, report: CaseReport) -> None:
         # It begins a line, since a full disk may have cut the one before.
         line = f"\n{key} {json.dumps(_plain(report))}"
@@ -276,19 +291,6 @@ class Examined:
                     file.write(line.encode())
             except OSError:
                 self._can_write = False
-
-
-def _lines_of(path: Path) -> dict[str, str]:
-    """Key to JSON text; the last line counts."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
-    lines: dict[str, str] = {}
-    for line in text.splitlines():
-        key, _, content = line.partition(" ")
-        lines[key] = content
-    return lines
 
 
 def _plain(report: CaseReport) -> dict[str, Any]:

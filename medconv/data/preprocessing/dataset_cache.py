@@ -8,7 +8,7 @@ import json
 import logging
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from medconv.data.case import Case, Dataset
 from medconv.data.case_files import image_of, label_of, probabilities_on
 from medconv.data.io.grids import on_grid
 from medconv.data.preprocessing.check import CheckResult, Examined, check, still_invalid
-from medconv.data.preprocessing.examine import VERSION
+from medconv.data.preprocessing.examine import VERSION, CaseReport
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.normalisation import DATASET_NORMALISATIONS
 from medconv.data.preprocessing.preprocess import (
@@ -59,6 +59,39 @@ def dataset_folder(cache: Path, dataset: Dataset) -> Path:
     return cache / f"{name}-{_hash(sorted(paths))}"
 
 
+def examined(dataset: Dataset, folder: Path, workers: int) -> Callable[[Case], CaseReport]:
+    """The reports of a dataset's cases, all read by now: of processes that call this, each reads its share.
+
+    Args:
+        folder: of the dataset, in the cache. Where it has no locks, each process reads all cases.
+    """
+    memory = Examined(dataset, folder)
+    claims = Claims(folder / ".checking")
+    reports: dict[str, CaseReport] = {}
+    try:
+        with _lock(folder):
+            claims.join()
+    except (ArgumentError, OSError, NotImplementedError):
+        return memory.examine
+
+    def examine_one(case: Case) -> None:
+        reports[case.id] = memory.examine(case)
+
+    try:
+        with _turn(claims):
+            is_done = each(
+                lambda case: _claimed(claims, case, examine_one), dataset.cases, workers, "checking"
+            )
+            for case, done in zip(dataset.cases, list(is_done), strict=True):
+                if not done:  # another process has read it by then, or has ended
+                    with locks.held(claims.lock(case.id)):
+                        examine_one(case)
+    finally:
+        with _lock(folder):
+            claims.leave()
+    return lambda case: reports[case.id]
+
+
 def cached_fingerprint(
     dataset: Dataset, folder: Path, workers: int, skip: bool = False
 ) -> tuple[Fingerprint, dict[str, str]]:
@@ -72,19 +105,31 @@ def cached_fingerprint(
         ValueError: errors in the dataset, one line each; with `skip`, if no case is valid.
     """
     path = folder / "fingerprint.json"
-    with _lock(folder):
-        sources = sources_of(dataset)
+    sources = sources_of(dataset)
+
+    def earlier() -> CheckResult | None:
         result = _read_result(path, sources)
         # An earlier check is repeated unless it found no errors, or errors to skip that are still there.
-        if result is None or (result.errors and not (skip and still_invalid(dataset, result.errors))):
-            result = check(dataset, workers, skip, Examined(dataset, folder).examine)
-            for warning in result.warnings:
-                log.warning(warning)
-            content = {**_to_json(dataset, result), "sources": sources}
-            with _writing(folder):
-                write_text(path, json.dumps(content, indent=1))
-        error_of_case = {case_id: "; ".join(errors) for case_id, errors in result.errors.items()}
-        return result.fingerprint, error_of_case
+        is_current = result is not None and (
+            not result.errors or (skip and still_invalid(dataset, result.errors))
+        )
+        return result if is_current else None
+
+    with _lock(folder):
+        result = earlier()
+    if result is None:
+        examine_case = examined(dataset, folder, workers)
+        with _lock(folder):
+            result = earlier()  # of another process
+            if result is None:
+                result = check(dataset, workers, skip, examine_case)
+                for warning in result.warnings:
+                    log.warning(warning)
+                content = {**_to_json(dataset, result), "sources": sources}
+                with _writing(folder):
+                    write_text(path, json.dumps(content, indent=1))
+    error_of_case = {case_id: "; ".join(errors) for case_id, errors in result.errors.items()}
+    return result.fingerprint, error_of_case
 
 
 def fill_store(
@@ -140,23 +185,26 @@ def _joined(claims: Claims, folder: Path, store: Store) -> Iterator[None]:
         if not claims.is_shared():
             store.sweep()
         claims.join()
-    # The ranks of a run take turns on each machine, as each has `workers` cases in memory.
-    turn = locks.held(claims.lock(f".{socket.gethostname()}")) if has_neighbours() else nullcontext()
     try:
-        with turn:
+        with _turn(claims):
             yield
     finally:
         with _lock(folder):
             claims.leave()
 
 
-def _claimed(claims: Claims, case: Case, prepare_one: Callable[[Case], None]) -> bool:
-    """Prepare a case; False: another process is at work on it."""
+def _turn(claims: Claims) -> AbstractContextManager[None]:
+    """The ranks of a run take turns on each machine, as each has several cases in memory."""
+    return locks.held(claims.lock(f".{socket.gethostname()}")) if has_neighbours() else nullcontext()
+
+
+def _claimed(claims: Claims, case: Case, work: Callable[[Case], None]) -> bool:
+    """Do the work of a case; False: another process is at work on it."""
     lock = claims.lock(case.id)
     if not locks.acquired(lock):
         return False
     try:
-        prepare_one(case)
+        work(case)
     finally:
         lock.release()
     return True

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import multiprocessing
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from helpers.volumes import (
     write_msd,
     write_nnunet,
 )
+from helpers.waiting import PATIENCE_S
 
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.dataset_json import msd, nnunet
@@ -32,6 +34,7 @@ from medconv.data.preprocessing import dataset_cache
 from medconv.data.preprocessing.dataset_cache import (
     cached_fingerprint,
     dataset_folder,
+    examined,
     fill_store,
     make_entry,
 )
@@ -188,6 +191,29 @@ def test_dataset_folder_stays_the_same_when_a_case_is_added(tmp_path: Path) -> N
     more = tiny(tmp_path / "data", 3)
     assert dataset_folder(tmp_path, few) == dataset_folder(tmp_path, more)
     assert dataset_folder(tmp_path, few) != dataset_folder(tmp_path, tiny(tmp_path / "other", 2))
+
+
+def test_processes_that_check_at_once_share_the_cases(tmp_path: Path) -> None:
+    dataset, folder = tiny(tmp_path / "data", 6), tmp_path / "cache"
+    fork = multiprocessing.get_context("fork")
+    start = fork.Barrier(2)
+    shapes = fork.Queue()
+
+    def work() -> None:
+        start.wait()
+        report_of = examined(dataset, folder, workers=1)
+        shapes.put([report_of(case).shape for case in dataset.cases])
+
+    processes = [fork.Process(target=work) for _ in range(2)]
+    for process in processes:
+        process.start()
+    one, other = (shapes.get(timeout=PATIENCE_S) for _ in processes)
+    for process in processes:
+        process.join(PATIENCE_S)
+    assert one == other == [SHAPE] * 6
+    # A line for each case that was read
+    assert sum(bool(line) for line in (folder / "examined.jsonl").read_text().splitlines()) == 6
+    assert not (folder / ".checking").exists()
 
 
 def test_fingerprint_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

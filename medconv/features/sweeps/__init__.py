@@ -1,4 +1,4 @@
-"""Sweeps: many runs of one command, one after another, by Slurm, or chosen by Optuna."""
+"""Sweeps: many runs of one command, one after another, by a batch system, or chosen by Optuna."""
 
 # `medconv train -m` hands over to it
 COMMANDS = {

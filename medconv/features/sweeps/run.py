@@ -16,7 +16,8 @@ from typing import Any
 from medconv import config
 from medconv.features.cross_validation import report as cross_validation_report
 from medconv.features.cross_validation import results as cross_validation
-from medconv.features.sweeps import slurm, slurm_script, table
+from medconv.features.sweeps import array_script, job_array, table
+from medconv.features.sweeps.batch_system import BatchSystem
 from medconv.features.sweeps.job import Job, settings_of, unique, value, values_json, varied
 from medconv.training.loggers.tensorboard import HPARAMS
 from medconv.utils import cluster, signals
@@ -33,7 +34,7 @@ _CTRL_C_SECONDS = 2.0  # time for a job to end by a Ctrl-C that the terminal sen
 def run(
     jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str] = (), numbers: Sequence[int] = ()
 ) -> None:
-    """Run the jobs, each once, one after another or by Slurm. One that fails does not stop the others.
+    """Run the jobs, each once, one after another or as a job array. One that fails does not stop the others.
 
     Args:
         launcher: Hydra's settings of the launcher.
@@ -48,9 +49,10 @@ def run(
     titled_jobs = {job.folder.path: (title, job) for title, job in zip(titles, jobs, strict=True)}
     varied_keys = keys or varied(jobs)
     with signals.raising():
-        if slurm.is_slurm(launcher):
+        system = BatchSystem.of(launcher)
+        if system is not None:
             print("\n".join(titles), flush=True)
-            slurm.run([job for _, job in titled_jobs.values()], launcher, varied_keys)
+            job_array.run([job for _, job in titled_jobs.values()], system, launcher, varied_keys)
         else:
             for title, job in titled_jobs.values():
                 print(f"\n{title}", flush=True)
@@ -102,10 +104,11 @@ def finish(jobs: Sequence[Job]) -> int:
 
 
 def plan(jobs: Sequence[Job], launcher: Mapping[str, Any]) -> str:
-    """The commands, or the Slurm script, that `run` would start."""
+    """The commands, or the batch script, that `run` would start."""
     jobs = unique(jobs)
-    if slurm.is_slurm(launcher):
-        return slurm_script.script(jobs, launcher, varied(jobs))
+    system = BatchSystem.of(launcher)
+    if system is not None:
+        return array_script.script(jobs, system, launcher, varied(jobs))
     return "\n".join(shlex.join(["medconv", "train", *job.arguments]) for job in jobs)
 
 

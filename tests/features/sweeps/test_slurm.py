@@ -18,7 +18,8 @@ from helpers.waiting import PATIENCE_S, until
 from omegaconf import OmegaConf
 
 from medconv.config import ConfigError
-from medconv.features.sweeps import slurm, slurm_script
+from medconv.features.sweeps import array_script, batch_system, job_array
+from medconv.features.sweeps.batch_system import SLURM
 from medconv.features.sweeps.job import Job
 from medconv.utils.exit_codes import DONE, INTERRUPTED, USER
 
@@ -45,8 +46,8 @@ def test_an_array_runs_the_jobs_and_the_table_shows_their_results(
     assert failed["reason"] == "exit code 1: model: norm must be one of ['batch', 'instance'], got 'nonsense'"
     assert "mean foreground" in (home / "slurm-7_0.log").read_text()
     assert "error: model: norm must be" in (home / "slurm-7_1.log").read_text()
-    assert "array 7 with 2 jobs: logs are runs/array/slurm-7_*.log" in output
-    assert not (home / "slurm.json").exists()
+    assert "array 7 with 2 jobs; their logs are in runs/array" in output
+    assert not (home / "array.json").exists()
 
 
 def test_a_dry_run_prints_the_script_and_submits_nothing(
@@ -107,9 +108,9 @@ def test_ctrl_c_as_the_array_is_named_leaves_it_in_the_queue(
         if "logs are" in text:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(slurm, "print", interrupted, raising=False)
+    monkeypatch.setattr(job_array, "print", interrupted, raising=False)
     with pytest.raises(KeyboardInterrupt):
-        slurm.run(three, {"poll_seconds": 0.1}, [])
+        job_array.run(three, SLURM, {"poll_seconds": 0.1}, [])
     assert "array 7 stays in the queue" in capsys.readouterr().out
 
 
@@ -121,10 +122,10 @@ def test_a_job_ended_by_slurm_has_failed_with_that_reason(
         monkeypatch.setenv(name, value)
     (tmp_path / "bin/srun").write_text("#!/bin/sh\nkill -9 $PPID\n")
     job = Job(("seed=1",), (), tmp_path / "home")
-    monkeypatch.setattr(slurm, "_VISIBLE_SECONDS", 0.1)
-    slurm.run([job], {"poll_seconds": 0.1}, [])
+    monkeypatch.setattr(job_array, "_VISIBLE_SECONDS", 0.1)
+    job_array.run([job], SLURM, {"poll_seconds": 0.1}, [])
     assert job.code == USER and job.status == "failed"
-    assert job.reason.startswith("exit code 1: ended by Slurm (time limit, memory or scancel)")
+    assert job.reason.startswith("exit code 1: ended by the batch system (time limit, memory or scancel)")
 
 
 # In place of srun: writes the summary that a run leaves, or fails, or is preempted at first.
@@ -162,7 +163,7 @@ def test_a_preempted_job_alone_is_requeued(
 ) -> None:
     """The first of the array, or the last, whose number is also that of the array."""
     monkeypatch.setenv("PREEMPTED", preempted)
-    slurm.run(three, {"poll_seconds": 0.1}, [])
+    job_array.run(three, SLURM, {"poll_seconds": 0.1}, [])
     again = three[int(preempted) - 1].folder.path.name
     assert [job.code for job in three] == [0, 1, 0]
     assert sent(tmp_path) == sorted([*(job.folder.path.name for job in three), again])
@@ -175,18 +176,18 @@ def test_trained_jobs_are_not_submitted_again(
     begin anew.
     """
     first, second, third = (job.folder.path.name for job in three)
-    slurm.run(three, {"poll_seconds": 0.1}, [])
+    job_array.run(three, SLURM, {"poll_seconds": 0.1}, [])
     assert [job.code for job in three] == [0, 1, 0] and sent(tmp_path) == sorted([first, second, third])
-    (tmp_path / "home/slurm.json").write_text(json.dumps({"array": "6", "jobs": [first, second, third]}))
+    (tmp_path / "home/array.json").write_text(json.dumps({"array": "6", "jobs": [first, second, third]}))
     monkeypatch.setenv("FAILS", "0")
-    slurm.run(three, {"poll_seconds": 0.1}, [])
+    job_array.run(three, SLURM, {"poll_seconds": 0.1}, [])
     assert [job.code for job in three] == [0, 0, 0] and sent(tmp_path) == [second]
     three[2].config = "other"
     anew = Job(("seed=1", "run.resume=never"), (), tmp_path / "home", config="abc")
     for _ in range(2):
-        slurm.run([anew], {"poll_seconds": 0.1}, [])
+        job_array.run([anew], SLURM, {"poll_seconds": 0.1}, [])
         assert sent(tmp_path) == [anew.folder.path.name]
-    slurm.run(three, {"poll_seconds": 0.1}, [])
+    job_array.run(three, SLURM, {"poll_seconds": 0.1}, [])
     assert sent(tmp_path) == [third]
 
 
@@ -201,11 +202,11 @@ def test_a_trained_job_is_submitted_again_if_its_files_changed(
     runs = []
     for change in (lambda: None, lambda: os.utime(data / "imagesTr/case_1.nii.gz", (1, 1)), lambda: None):
         change()
-        slurm.run([job], {"poll_seconds": 0.1}, [])
+        job_array.run([job], SLURM, {"poll_seconds": 0.1}, [])
         runs.append(sent(tmp_path))
     assert runs == [[folder], [folder], []]
     job.data = job.data.replace(str(data), str(tmp_path / "nowhere"))
-    slurm.run([job], {"poll_seconds": 0.1}, [])
+    job_array.run([job], SLURM, {"poll_seconds": 0.1}, [])
     assert sent(tmp_path) == [folder]
 
 
@@ -213,20 +214,20 @@ def test_an_exit_code_that_appears_late_counts(
     tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shared file system may show files of other machines late; without the code, the summary counts."""
-    script = slurm_script._TEMPLATE
-    monkeypatch.setattr(slurm, "_VISIBLE_SECONDS", PATIENCE_S)
+    script = array_script._SLURM
+    monkeypatch.setattr(job_array, "_VISIBLE_SECONDS", PATIENCE_S)
     monkeypatch.setattr(
-        slurm_script,
-        "_TEMPLATE",
+        array_script,
+        "_SLURM",
         script.replace(
             'echo "$code" > "$folder/exit_code"', '(sleep 1.5; echo "$code" > "$folder/exit_code") &'
         ),
     )
-    slurm.run(three[1:2], {"poll_seconds": 0.1}, [])
+    job_array.run(three[1:2], SLURM, {"poll_seconds": 0.1}, [])
     assert three[1].code == 1 and not three[1].has_error
-    monkeypatch.setattr(slurm, "_VISIBLE_SECONDS", 0.1)
-    monkeypatch.setattr(slurm_script, "_TEMPLATE", script.replace('echo "$code" >', ": #"))
-    slurm.run(three[:1], {"poll_seconds": 0.1}, [])
+    monkeypatch.setattr(job_array, "_VISIBLE_SECONDS", 0.1)
+    monkeypatch.setattr(array_script, "_SLURM", script.replace('echo "$code" >', ": #"))
+    job_array.run(three[:1], SLURM, {"poll_seconds": 0.1}, [])
     assert three[0].code == 0
 
 
@@ -245,15 +246,15 @@ def test_an_array_is_found_by_its_name_if_sbatch_did_not_answer(
     tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The jobs begin once the array was found."""
-    monkeypatch.setattr(slurm, "subprocess", Unanswered)
+    monkeypatch.setattr(batch_system, "subprocess", Unanswered)
     waits = f"#!/usr/bin/env bash\nwhile [ ! -e {tmp_path}/go ]; do sleep 0.1; done\n"
     (tmp_path / "bin/srun").write_text(ENDED.replace("#!/usr/bin/env bash\n", waits))
     with pytest.raises(ConfigError, match="sbatch did not answer"):
-        slurm.run(three, {"poll_seconds": 0.1}, [])
-    monkeypatch.setattr(slurm, "subprocess", subprocess)
-    wait = slurm._wait
-    monkeypatch.setattr(slurm, "_wait", lambda *about: ((tmp_path / "go").touch(), wait(*about)))
-    slurm.run(three, {"poll_seconds": 0.1}, [])
+        job_array.run(three, SLURM, {"poll_seconds": 0.1}, [])
+    monkeypatch.setattr(batch_system, "subprocess", subprocess)
+    wait = job_array._wait
+    monkeypatch.setattr(job_array, "_wait", lambda *about: ((tmp_path / "go").touch(), wait(*about)))
+    job_array.run(three, SLURM, {"poll_seconds": 0.1}, [])
     assert [job.code for job in three] == [0, 1, 0]
     assert len(sent(tmp_path)) == 3  # nothing was submitted twice
 
@@ -265,7 +266,7 @@ def test_without_squeue_the_sweep_is_refused(
     (tmp_path / "bin/squeue").unlink()
     (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 7\n")
     with pytest.raises(ConfigError, match="^hydra/launcher=slurm: there is no squeue on this machine"):
-        slurm.run(three, {"poll_seconds": 0.1}, [])
+        job_array.run(three, SLURM, {"poll_seconds": 0.1}, [])
 
 
 @pytest.mark.parametrize(
@@ -284,5 +285,5 @@ def test_errors_of_sbatch_are_reported(
         (tmp_path / "sbatch").write_text(f"#!/bin/sh\n{sbatch}\n")
         (tmp_path / "sbatch").chmod(0o755)
     with pytest.raises(ConfigError, match=f"^{message}"):
-        slurm.run([Job(("seed=1",), (), tmp_path / "home")], {}, ["seed"])
-    assert not (tmp_path / "home/slurm.json").exists()
+        job_array.run([Job(("seed=1",), (), tmp_path / "home")], SLURM, {}, ["seed"])
+    assert not (tmp_path / "home/array.json").exists()

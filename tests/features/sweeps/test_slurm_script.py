@@ -1,4 +1,4 @@
-"""medconv/features/sweeps/slurm_script.py: what sbatch and bash make of the script; settings that sbatch would misread."""
+"""medconv/features/sweeps/array_script.py: what sbatch and bash make of the script; settings that sbatch would misread."""
 
 import json
 import os
@@ -11,7 +11,8 @@ from helpers import slurm_tools
 from helpers.slurm_tools import SRUN, killed_by
 
 from medconv.config import ConfigError
-from medconv.features.sweeps import slurm_script
+from medconv.features.sweeps import array_script
+from medconv.features.sweeps.batch_system import SLURM
 from medconv.features.sweeps.job import Job
 
 # The last task of an array has the number of the array.
@@ -44,13 +45,13 @@ def test_settings_of_the_wrong_type_are_refused(
     launcher: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        slurm_script.script([Job(("seed=1",), (), tmp_path)], launcher, [])
+        array_script.script([Job(("seed=1",), (), tmp_path)], SLURM, launcher, [])
 
 
 def test_values_are_quoted_for_sbatch(tmp_path: Path) -> None:
     """A `#` would begin a comment, a blank end the value, and a % be filled in."""
     home = tmp_path / 'a #1 50% "b\\c"'
-    lines = slurm_script.script([Job(("seed=1",), (), home)], {"partition": "gpu"}, []).splitlines()
+    lines = array_script.script([Job(("seed=1",), (), home)], SLURM, {"partition": "gpu"}, []).splitlines()
     quoted = 'a #1 50{} \\"b\\\\c\\"'
     assert f'#SBATCH --output="{tmp_path}/{quoted.format("%%")}/slurm-%A_%a.log"' in lines
     assert f'#SBATCH --job-name="medconv-{quoted.format("%")}"' in lines
@@ -66,7 +67,7 @@ def test_srun_gets_the_number_of_cores_if_slurm_names_one(tmp_path: Path, cluste
     for cores in ({}, {"SLURM_CPUS_PER_TASK": "6"}):
         done = subprocess.run(
             ["bash"],
-            input=slurm_script.script([job], {}, []),
+            input=array_script.script([job], SLURM, {}, []),
             text=True,
             capture_output=True,
             check=True,
@@ -82,7 +83,7 @@ def test_overrides_with_special_characters_reach_the_job_unchanged(
     names = ("data.root='a b$(touch hit)'", 'run.name="q\'`x`"', '+x="a\\nb"')
     job = Job(names, (), tmp_path / "ho me")
     job.folder.path.mkdir(parents=True)
-    content = slurm_script.script([job], {}, ["data.root"])
+    content = array_script.script([job], SLURM, {}, ["data.root"])
     show = tmp_path / "bin/show"
     show.write_text(
         "#!/usr/bin/env python3\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], "
@@ -99,7 +100,7 @@ def test_overrides_with_special_characters_reach_the_job_unchanged(
     assert not (tmp_path / "hit").exists()
     assert (job.folder.path / "exit_code").read_text() == "0\n"
     with pytest.raises(ConfigError, match="each option must be one line"):
-        slurm_script.script([job], {"options": ["--x\nrm -r /"]}, [])
+        array_script.script([job], SLURM, {"options": ["--x\nrm -r /"]}, [])
 
 
 @pytest.mark.parametrize("stopped", ["exit 75", *map(killed_by, ("TERM", "USR1", "HUP"))])
@@ -129,7 +130,7 @@ def test_a_preempted_job_is_requeued_or_leaves_its_exit_code(
     (job.folder.path / "exit_code").write_text("1\n")  # of an earlier start
     (tmp_path / "stopped").write_text(stopped)
     environment = {**os.environ, **cluster, **LAST_TASK, **settings, "INSTEAD": f"bash {tmp_path}/stopped"}
-    content = slurm_script.script([job], {}, [])
+    content = array_script.script([job], SLURM, {}, [])
     done = subprocess.run(["bash"], input=content, text=True, check=False, env=environment, cwd=tmp_path)
     assert done.returncode == 75
     queue = Path(cluster["QUEUE"] + ".tasks")
@@ -160,7 +161,7 @@ def test_a_job_that_a_watchdog_ends_has_lost_a_process(
         "SLURM_NTASKS": tasks,
         "INSTEAD": f"bash {tmp_path}/stopped",
     }
-    content = slurm_script.script([job], {}, [])
+    content = array_script.script([job], SLURM, {}, [])
     done = subprocess.run(["bash"], input=content, text=True, check=False, env=environment, cwd=tmp_path)
     assert done.returncode == code
     assert (job.folder.path / "exit_code").exists() == (code != 75)

@@ -1,4 +1,4 @@
-"""`hydra/launcher=slurm`: submit the jobs of a sweep as one Slurm job array, and wait for it.
+"""`hydra/launcher=slurm`, `pbs`, `sge` or `lsf`: submit the jobs of a sweep as one array, and wait for it.
 
 Each job is a command line, as in a sweep on one machine. So it may have several processes and machines, and a
 job that fails does not stop the others. `run.dry_run=true` prints the script and submits nothing.
@@ -19,62 +19,66 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from medconv.config import ConfigError, data_of
+from medconv.features.sweeps.array_script import script
+from medconv.features.sweeps.batch_system import BatchSystem
 from medconv.features.sweeps.job import Job, value
-from medconv.features.sweeps.slurm_script import script
 from medconv.training.data_setup import files_state
 from medconv.training.run_dir import short_hash
 from medconv.utils.atomic_io import write_text
 from medconv.utils.exit_codes import DONE, USER
 
 # In the sweep's folder.
-SCRIPT = "sweep.sbatch"
-SENT = "slurm.json"
+SCRIPT = "sweep.sh"
+SENT = "array.json"
 # In a job's folder.
 _STATE_FILE = "sent"  # the state of the job when it was submitted
 _CODE_FILE = "exit_code"
-_ANSWER_SECONDS = 120.0  # until a Slurm command must have answered
 _VISIBLE_SECONDS = 30.0  # until files that other machines wrote must be visible here
 
 log = logging.getLogger(__name__)
 
 
-def is_slurm(launcher: Mapping[str, Any]) -> bool:
-    """Args: launcher: Hydra's settings of it."""
-    return launcher.get("_target_") == "medconv.features.sweeps.slurm.run"  # conf/hydra/launcher/slurm.yaml
-
-
-def run(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]) -> None:
+def run(jobs: Sequence[Job], system: BatchSystem, launcher: Mapping[str, Any], keys: Sequence[str]) -> None:
     """Submit the jobs as one array and wait until it has left the queue; each job then has its exit code.
 
     An array of an earlier start that is still in the queue is waited for and not submitted again; neither is
     a job that is already trained on the same files.
 
     Raises:
-        ConfigError: sbatch is missing or refuses.
+        ConfigError: the batch system is missing or refuses.
     """
     home = jobs[0].home
     home.mkdir(parents=True, exist_ok=True)
     states = _states(jobs)
     jobs_to_run = [job for job in jobs if not _is_done(job, states)]
     if jobs_to_run:
-        array = _array_in_queue(home, jobs, jobs_to_run)
+        array = _array_in_queue(home, system, jobs, jobs_to_run)
         if array is None:
-            array = _submit(home, jobs_to_run, states, script(jobs_to_run, launcher, keys))
+            content = script(jobs_to_run, system, launcher, keys)
+            array = _submit(home, system, jobs_to_run, states, content)
         poll_seconds = float(launcher.get("poll_seconds") or 10)
-        _wait(home, jobs_to_run, array, poll_seconds)
+        _wait(home, system, jobs_to_run, array, poll_seconds)
     for job in jobs:
-        job.code = _code(job)
+        job.code = _code(job, system)
 
 
-def _wait(home: Path, jobs: Sequence[Job], array: str, poll_seconds: float) -> None:
+def _wait(home: Path, system: BatchSystem, jobs: Sequence[Job], array: str, poll_seconds: float) -> None:
+    told = ""
     try:
-        print(f"array {array} with {len(jobs)} jobs: logs are {home / f'slurm-{array}_*.log'}", flush=True)
-        while _is_in_queue(array):
+        print(f"array {array} with {len(jobs)} jobs; their logs are in {home}", flush=True)
+        while state := _state_in_queue(system, array):
+            lines = dict.fromkeys(state.splitlines())
+            reasons = ", ".join(
+                line for line in lines if system.hopeless and re.search(system.hopeless, line)
+            )
+            if reasons not in ("", told):
+                log.warning("array %s waits, perhaps for ever: %s", array, reasons)
+                told = reasons
             time.sleep(poll_seconds)
     except (KeyboardInterrupt, SystemExit):
         print(
             f"array {array} stays in the queue: run the same command again to wait for it, or "
-            f"`scancel {array}` to cancel it",
+            f"`{system.cancel.format(job=array)}` to cancel it",
             flush=True,
         )
         raise
@@ -89,8 +93,8 @@ class _SentArray:
     """What was submitted, as `SENT` in the sweep's folder holds it.
 
     Args:
-        name: of the array in the queue; unique, to find it again if sbatch does not answer in time.
-        array: the number that sbatch answered; None: it has not answered.
+        name: of the array in the queue; unique, to find it again if there is no answer in time.
+        array: the number that was answered; None: there was no answer.
         jobs: names of the run folders.
     """
 
@@ -105,7 +109,7 @@ class _SentArray:
             array = content["array"]
             return cls(
                 name=str(content.get("name", "")),
-                array=str(int(array)) if array else None,
+                array=_array_number(str(array)) if array else None,
                 jobs=list(content["jobs"]),
             )
         except (OSError, ValueError, KeyError, TypeError):
@@ -116,7 +120,9 @@ class _SentArray:
         write_text(home / SENT, json.dumps(content) + "\n")
 
 
-def _submit(home: Path, jobs: Sequence[Job], states: Mapping[Path, str], content: str) -> str:
+def _submit(
+    home: Path, system: BatchSystem, jobs: Sequence[Job], states: Mapping[Path, str], content: str
+) -> str:
     """Returns: the number of the array. Args: states: see `_states`. content: of the script."""
     for job in jobs:
         job.begin()
@@ -126,22 +132,31 @@ def _submit(home: Path, jobs: Sequence[Job], states: Mapping[Path, str], content
     write_text(home / SCRIPT, content)
     name = f"medconv-{home.absolute().name}-{secrets.token_hex(4)}"
     folders = [job.folder.path.name for job in jobs]
-    # Before sbatch: it may submit the array and then not answer.
+    # Before the command: it may submit the array and then not answer.
     _SentArray(name, None, folders).write(home)
     try:
-        answer = _slurm("sbatch", "--parsable", f"--job-name={name}", str(home / SCRIPT))
-        number = re.match(r"\d+", answer)
+        answer = system.ask(system.submit, stdin=content, name=name, script=str(home / SCRIPT))
+        number = _array_number(answer)
         if number is None:
-            raise ConfigError(f"hydra/launcher=slurm: sbatch answered {answer!r}, expected a job number")
+            program = system.submit.partition(" ")[0]
+            raise system.error(f"{program} answered {answer!r}, expected a job number")
     except ConfigError as error:
         if not isinstance(error.__cause__, subprocess.TimeoutExpired):
             (home / SENT).unlink()
         raise
-    _SentArray(name, number[0], folders).write(home)
-    return number[0]
+    _SentArray(name, number, folders).write(home)
+    return number
 
 
-def _array_in_queue(home: Path, jobs: Sequence[Job], jobs_to_run: Sequence[Job]) -> str | None:
+def _array_number(answer: str) -> str | None:
+    """That of an answer, such as 123, 123;cluster, 123[].server, 123.1-4:1 or Job <123> is submitted."""
+    number = re.search(r"\b\d+(\[\])?", answer)
+    return number[0] if number else None
+
+
+def _array_in_queue(
+    home: Path, system: BatchSystem, jobs: Sequence[Job], jobs_to_run: Sequence[Job]
+) -> str | None:
     """The number of an array of this sweep that is still in the queue.
 
     Raises:
@@ -151,60 +166,43 @@ def _array_in_queue(home: Path, jobs: Sequence[Job], jobs_to_run: Sequence[Job])
     if sent is None:
         return None
     array = sent.array
-    if array is None and sent.name:
-        numbers = _slurm("squeue", "--noheader", "--name", sent.name, "--format=%F").split()
+    if array is None and sent.name and system.find:
+        numbers = system.ask(system.find, name=sent.name).split()
         array = numbers[0] if numbers else None
-    if array is None or not _is_in_queue(array):
+    if array is None or not _state_in_queue(system, array):
         return None
     all_folders = {job.folder.path.name for job in jobs}
     folders_to_run = {job.folder.path.name for job in jobs_to_run}
     if not folders_to_run <= set(sent.jobs) <= all_folders:
         raise ConfigError(
             f"{home}: array {array} with other jobs of this sweep is in the queue; wait for it, or "
-            f"`scancel {array}`"
+            f"`{system.cancel.format(job=array)}`"
         )
     return array
 
 
-def _is_in_queue(array: str) -> bool:
+def _state_in_queue(system: BatchSystem, array: str) -> str:
+    """What the batch system says of an array; empty: it has left the queue."""
     try:
-        return bool(_slurm("squeue", "--noheader", "--jobs", array))
+        return system.ask(system.poll, job=array)
     except ConfigError as error:
-        # Slurm forgets an array some minutes after its end.
-        if "Invalid job id" in str(error):
-            return False
+        if re.search(system.gone, str(error)):
+            return ""
         # Asking again cannot help.
         if isinstance(error.__cause__, FileNotFoundError):
             raise
         log.warning("%s; asking again", error)
-        return True
+        return "unknown"
 
 
-def _slurm(*command: str) -> str:
-    """The output of a Slurm command.
-
-    Raises:
-        ConfigError: it is missing, fails or does not answer.
-    """
-    try:
-        process = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_ANSWER_SECONDS
-        )
-    except FileNotFoundError as error:
-        raise ConfigError(f"hydra/launcher=slurm: there is no {command[0]} on this machine") from error
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"hydra/launcher=slurm: {command[0]} did not answer") from error
-    if process.returncode:
-        reason = " ".join(process.stderr.split())
-        raise ConfigError(f"hydra/launcher=slurm: {command[0]} failed: {reason}")
-    return process.stdout.strip()
-
-
-def _code(job: Job) -> int:
-    """The exit code that the script wrote. Without one, Slurm has ended the job."""
+def _code(job: Job, system: BatchSystem) -> int:
+    """The exit code that the script wrote. Without one, the batch system has ended the job."""
     code = _exit_code(job)
     if code is None and not _is_trained(job):
-        job.write_error("ended by Slurm (time limit, memory or scancel); its log is in the sweep's folder")
+        cancel = system.cancel.partition(" ")[0]
+        job.write_error(
+            f"ended by the batch system (time limit, memory or {cancel}); its log is in the sweep's folder"
+        )
         return USER
     return code or DONE
 

@@ -1,4 +1,4 @@
-"""The batch script of a sweep: a Slurm job array with a task per job.
+"""The batch script of a sweep: a job array with a task per job.
 
 A job whose time is nearly up saves a checkpoint, ends with its own exit code and is queued again. So is one
 that lost a process.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from medconv.config import ConfigError
+from medconv.features.sweeps.batch_system import SLURM, BatchSystem
 from medconv.features.sweeps.job import RUN_JOB, Job, values_json
 from medconv.training.loggers.tensorboard import HPARAMS
 from medconv.utils.exit_codes import PREEMPTED
@@ -32,19 +33,25 @@ _SBATCH_KEYS = (
 )
 
 
-def script(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]) -> str:
+_MAX_RESTARTS = 50  # a job that cannot go on must not come back for ever
+
+
+def script(jobs: Sequence[Job], system: BatchSystem, launcher: Mapping[str, Any], keys: Sequence[str]) -> str:
     """The batch script of an array with a task per job.
 
     Args:
         keys: in which the sweep's jobs differ.
 
     Raises:
-        ConfigError: a setting that sbatch would misread.
+        ConfigError: a setting that the batch system would misread.
     """
-    options = _sbatch_options(jobs, launcher)
-    cases = [f"{index}) {_shell_variables(job, keys)} ;;" for index, job in enumerate(jobs)]
-    return _TEMPLATE.format(
-        options="\n".join(f"#SBATCH {option}" for option in options),
+    options = _sbatch_options(jobs, launcher) if system is SLURM else _options(jobs, system, launcher)
+    cases = [f"{index}) {_shell_variables(job, keys)} ;;" for index, job in enumerate(jobs, system.first)]
+    return (_HEAD + (_SLURM if system is SLURM else _PLAIN)).format(
+        options="\n".join(f"{system.directive} {option}" for option in options),
+        index=system.index,
+        requeue=system.requeue or ":",
+        max_restarts=_MAX_RESTARTS,
         setup="".join(f"{line}\n" for line in _list(launcher, "setup")),
         cwd=shlex.quote(str(Path.cwd())),
         cases="\n    ".join(cases),
@@ -74,7 +81,25 @@ def _sbatch_options(jobs: Sequence[Job], launcher: Mapping[str, Any]) -> list[st
         if launcher.get(key) is not None:
             settings[key.replace("_", "-")] = str(launcher[key])
     options = [f"--{name}={_quoted(setting)}" for name, setting in settings.items()]
-    options += _list(launcher, "options")
+    options += ["--signal=USR1@180", "--requeue", "--open-mode=append"]
+    return [*options, *_user_options(launcher)]
+
+
+def _options(jobs: Sequence[Job], system: BatchSystem, launcher: Mapping[str, Any]) -> list[str]:
+    home = str(jobs[0].home.absolute())
+    if re.search(r"\s", home):
+        raise ConfigError(f"hydra/launcher={system.name}: the sweep's folder must have no blanks, got {home}")
+    values = {
+        "name": f"medconv-{jobs[0].home.absolute().name}",
+        "tasks": max(len(jobs), 2),  # PBS has no array of one task
+        "limit": system.limit.format(at_once=launcher["at_once"]) if launcher.get("at_once") else "",
+        "folder": home,
+    }
+    return [*(line.format(**values) for line in system.settings), *_user_options(launcher)]
+
+
+def _user_options(launcher: Mapping[str, Any]) -> list[str]:
+    options = _list(launcher, "options")
     for option in options:
         if "\n" in option:  # it would begin another line of the script
             raise ConfigError(f"hydra.launcher: each option must be one line, got {option!r}")
@@ -110,22 +135,21 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-_TEMPLATE = """\
+_HEAD = """\
 #!/usr/bin/env bash
 # The jobs of a sweep, one for each task of the array.
 # A job whose time is nearly up saves a checkpoint, ends with {preempted} and is queued again.
 {options}
-#SBATCH --signal=USR1@180
-#SBATCH --requeue
-#SBATCH --open-mode=append
 
 {setup}export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}"
 cd {cwd} || exit 1
-case "$SLURM_ARRAY_TASK_ID" in
+case "${index}" in
     {cases}
-    *) echo "no job $SLURM_ARRAY_TASK_ID" >&2; exit 1 ;;
+    *) echo "no job ${index}" >&2; exit 0 ;;
 esac
-
+"""
+# Each task is a step of srun, which starts its processes and passes signals to them
+_SLURM = """
 export MEDCONV_ERROR_FILE="$folder/error-$SLURM_JOB_ID"  # the first process that fails writes there why
 rm -f "$MEDCONV_ERROR_FILE" "$folder/exit_code"
 # --cpus-per-task: srun does not take it from the job
@@ -151,6 +175,32 @@ if [ "$code" -eq {preempted} ]; then
     fi
     completing && exit "$code"  # without a code in the folder: the job has not ended, or is cancelled
 fi
+echo "$code" > "$folder/exit_code"
+exit "$code"
+"""
+# One process for each task, which starts others for `trainer.devices`
+_PLAIN = """
+rm -f "$folder/exit_code"
+{python} -m {run_job} "$folder" "${{arguments[@]}}" &
+running=$!
+# a batch system may tell this script alone that the task's time is up
+trap 'told=1; kill -TERM "$running"' TERM USR1 USR2
+told=1
+while [ -n "$told" ]; do  # a signal interrupts `wait`
+    told=
+    wait "$running"
+    code=$?
+done
+# a process that still imports Python's modules is ended by the signals that ask to stop: nothing has failed
+case "$code" in {signalled}) code={preempted} ;; esac
+if [ "$code" -eq {preempted} ]; then
+    restarts=$(cat "$folder/restarts" 2> /dev/null || echo 0)
+    echo $((restarts + 1)) > "$folder/restarts"
+    if [ "$restarts" -lt {max_restarts} ]; then
+        {requeue}
+    fi
+fi
+rm -f "$folder/restarts"
 echo "$code" > "$folder/exit_code"
 exit "$code"
 """

@@ -16,14 +16,15 @@ from pathlib import Path
 from helpers.waiting import until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "srun", "scancel", "sinfo")
-# A job of the partition `high` preempts one of `low` on its node: SIGTERM, up to 60 s of grace, requeued.
+# A job of the partition `high` preempts one of `low` on its node: SIGTERM, up to 60 s of grace, requeued. A job
+# that is requeued waits until the credential of its step has expired, by default for 120 s (`cred_expire`).
 _CONF = """\
 ClusterName=medconv
 SlurmctldHost={host}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket={folder}/munge/socket,cred_expire=6
 SlurmctldPort={ports[0]}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -31,7 +32,9 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-SlurmdTimeout=20
+SlurmdTimeout=10
+MaxArraySize=5
+KillWait=2
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -47,7 +50,7 @@ MpiDefault=none
 JobRequeue=1
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=1000 State=UNKNOWN
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=1000 State=UNKNOWN
-PartitionName=low Nodes=n1,n2 Default=YES State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
+PartitionName=low Nodes=n1,n2 Default=YES State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60 MaxTime=60
 PartitionName=high Nodes=n1,n2 State=UP PriorityTier=10 PreemptMode=OFF
 """
 

@@ -188,11 +188,16 @@ def test_a_full_disk(flags: list[str], serial: Path, tmp_path: Path) -> None:
 
 
 def array_task(number: int, flags: list[str], output: Path) -> subprocess.Popen[str]:
-    """As Slurm starts a task of scripts/slurm/predict.sbatch; `scontrol` notes what it is asked for."""
+    """As Slurm starts a task of scripts/slurm/predict.sbatch; `scontrol` notes what it is asked for, `srun` its step."""
     tools = output.parent / "bin"
     tools.mkdir(exist_ok=True)
     (tools / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> "{output.parent}/asked"\n')
-    (tools / "scontrol").chmod(0o755)
+    (tools / "squeue").write_text("#!/bin/sh\necho RUNNING\n")
+    (tools / "srun").write_text(
+        f'#!/bin/sh\nwhile [ "${{1#--}}" != "$1" ]; do shift; done\necho $$ > "{output.parent}/step"\nexec "$@"\n'
+    )
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
     environment = {
         **os.environ,
         "PATH": f"{tools}:{os.environ['PATH']}",
@@ -227,7 +232,7 @@ def test_a_task_whose_time_is_up_goes_back_into_the_queue(flags: list[str], tmp_
     output = tmp_path / "out"
     task = array_task(3, [*flags, "--workers", "1"], output)
     wait_for(1, output)
-    os.kill(task.pid, signal.SIGTERM)  # to the script alone, as `--signal=B:TERM` does
+    os.kill(int((tmp_path / "step").read_text()), signal.SIGTERM)  # to the step, as `--signal=TERM` does
     code = task.wait()
     assert code in (75, 0)  # 0 if the last case was done by then
     requeued = (tmp_path / "asked").exists()

@@ -5,6 +5,7 @@ In place of the training, a script in bash does what its signals ask for, so tha
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import subprocess
@@ -18,10 +19,15 @@ from helpers import slurm_cluster, tiny
 from helpers.slurm_cluster import Cluster
 from helpers.waiting import PATIENCE_S, until
 
+from medconv.features.sweeps import array_script
+from medconv.features.sweeps.batch_system import SLURM
+from medconv.features.sweeps.job import Job
+
 WHY_NOT = slurm_cluster.missing()
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 # In the place of Python: what each task of an array, or the one job, does in its first start. Later ones end at once.
-# `train` saves and ends with 75 when it is told to stop; `import` has no handler yet; `end` ends at once.
+# `train` saves and ends with 75 when it is told to stop; `import` has no handler yet; `deaf` never stops; `end` ends
+# at once.
 PAYLOAD = """#!/usr/bin/env bash
 name=${SLURM_ARRAY_TASK_ID:-0}.${SLURM_PROCID:-0}
 echo "$name ${SLURM_RESTART_COUNT:-0}" >> starts
@@ -30,6 +36,7 @@ kind=$(cat "plan/${SLURM_ARRAY_TASK_ID:-0}")
 case "$kind" in
     end) exit 0 ;;
     train) trap 'exit 75' TERM USR1 ;;
+    deaf) trap '' TERM USR1 ;;
 esac
 echo "$name" >> ready
 while true; do sleep 0.2; done
@@ -46,14 +53,15 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def home(tmp_path: Path, cluster: Cluster) -> Iterator[Path]:
+def home(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder that jobs run in; none of them is left."""
+    monkeypatch.chdir(tmp_path)
     payload = tmp_path / "payload"
     payload.write_text(PAYLOAD)
     payload.chmod(0o755)
     yield tmp_path
     cluster.run("scancel", "--user=root")
-    until(lambda: not cluster.run("squeue", "-h"))
+    gone(cluster)
 
 
 def plan(home: Path, *kinds: str) -> None:
@@ -62,30 +70,32 @@ def plan(home: Path, *kinds: str) -> None:
         (home / f"plan/{index}").write_text(kind)
 
 
-def sweep_script(home: Path, tasks: int, *launcher: str) -> Path:
-    """The batch script that a sweep of so many jobs would submit, with the payload in the place of Python."""
-    seeds = ",".join(map(str, range(tasks)))
-    words = ["-m", f"seed={seeds}", "hydra/launcher=slurm", "run.name=sweep", "run.dry_run=true", *launcher]
-    done = tiny.command("train", *words, cwd=home, env={**os.environ, "PYTHONPATH": tiny.PYTHONPATH})
-    assert done.returncode == 0, done.stderr
-    text = done.stdout[done.stdout.index("#!/usr/bin/env bash") :]
+def sweep(cluster: Cluster, home: Path, *kinds: str, **launcher: str) -> str:
+    """Submit the batch script of a sweep with the payload in the place of Python. Returns: the array's number.
+
+    A node holds one of its tasks, so that preempting one leaves its neighbour alone.
+    """
+    plan(home, *kinds)
+    jobs = [Job(overrides=(f"seed={index}",), flags=(), home=home) for index in range(len(kinds))]
+    text = array_script.script(jobs, SLURM, {"cpus_per_task": 4, **launcher}, ["seed"])
     assert text.count(sys.executable) == 1
     script = home / "sweep.sh"
     script.write_text(text.replace(sys.executable, str(home / "payload")))
-    for folder in folders(home):
-        folder.mkdir(parents=True)
-    return script
+    for job in jobs:
+        job.folder.path.mkdir()
+    return submitted(cluster, script, home=home)
 
 
-def folders(home: Path) -> list[Path]:
-    """Of the tasks' runs, which the script names."""
-    text = (home / "sweep.sh").read_text()
-    return [Path(name) for name in re.findall(r"^ *\d+\) folder=(\S+)", text, re.MULTILINE)]
+def codes(home: Path) -> list[str]:
+    """By task: the exit code in its folder; empty: there is none."""
+    folders = re.findall(r"^ *\d+\) folder=(\S+)", (home / "sweep.sh").read_text(), re.MULTILINE)
+    files = [Path(folder, "exit_code") for folder in folders]
+    return [file.read_text().strip() if file.exists() else "" for file in files]
 
 
 def submitted(cluster: Cluster, script: Path, *options: str, home: Path, **variables: str) -> str:
     """Its job's number."""
-    words = ("sbatch", "--parsable", "--export=ALL", *options, str(script))
+    words = ("sbatch", "--parsable", f"--chdir={home}", *options, str(script))
     return cluster.run(*words, cwd=home, **variables).strip()
 
 
@@ -97,36 +107,19 @@ def ready(home: Path, *names: str) -> None:
     until(lambda: set(names) <= set(lines(home / "ready")))
 
 
-def preempt(cluster: Cluster, home: Path, job: str) -> None:
+def node_of(cluster: Cluster, job: str) -> str:
+    return cluster.run("squeue", "-h", "-o", "%N", "-j", job).strip()
+
+
+def preempt(cluster: Cluster, job: str) -> None:
     """A job of more priority takes the node of another one."""
-    node = cluster.run("squeue", "-h", "-o", "%N", "-j", job).strip()
-    words = ("sbatch", "-p", "high", "-w", node, "-c", "4", "-o", "/dev/null", "--wrap", "sleep 2")
-    cluster.run(*words, cwd=home)
+    node = node_of(cluster, job)
+    words = ("sbatch", "-p", "high", "-w", node, "-c", "4", "-o", "/dev/null", "--wrap", "sleep 1")
+    cluster.run(*words)
 
 
-def gone(cluster: Cluster, job: str) -> None:
-    def is_gone() -> bool:
-        # A job that was requeued waits two minutes for its node; it need not.
-        queued = cluster.run("squeue", "-h", "-t", "pending", "-r", "-o", "%i").split()
-        for name in queued:
-            subprocess.run(
-                ["scontrol", "update", f"JobId={name}", "StartTime=now"],
-                env={**os.environ, "SLURM_CONF": str(cluster.folder / "slurm.conf")},
-                capture_output=True,
-                check=False,
-            )
-        return not cluster.run("squeue", "-h", "-o", "%i", "--user=root").strip()
-
-    until(is_gone, pause=0.5)
-
-
-# A node holds one of these tasks, so that preempting one leaves its neighbour alone.
-WHOLE_NODE = "hydra.launcher.cpus_per_task=4"
-
-
-def codes(home: Path) -> list[str | None]:
-    files = [folder / "exit_code" for folder in folders(home)]
-    return [file.read_text().strip() if file.exists() else None for file in files]
+def gone(cluster: Cluster) -> None:
+    until(lambda: not cluster.run("squeue", "-h"), pause=0.3)
 
 
 @pytest.mark.parametrize("kind", ["train", "import"])
@@ -134,48 +127,55 @@ def test_the_last_task_of_an_array_is_preempted_and_requeued_alone(
     cluster: Cluster, home: Path, kind: str
 ) -> None:
     """Its job has the array's number, by which Slurm would requeue all tasks, those that have ended too."""
-    plan(home, "end", "train", kind)
-    array = submitted(cluster, sweep_script(home, 3, WHOLE_NODE), home=home)
+    array = sweep(cluster, home, "end", "train", kind)
     ready(home, "1.0", "2.0")
-    preempt(cluster, home, f"{array}_2")
-    until(lambda: "2.0 1" in lines(home / "starts"))
+    preempt(cluster, f"{array}_2")
+    until(lambda: codes(home) == ["0", "", "0"])
     assert lines(home / "starts") == ["0.0 0", "1.0 0", "2.0 0", "2.0 1"]
-    until(lambda: codes(home) == ["0", None, "0"])
 
 
 def test_two_tasks_are_preempted_at_once(cluster: Cluster, home: Path) -> None:
-    plan(home, "train", "train")
-    array = submitted(cluster, sweep_script(home, 2, WHOLE_NODE), home=home)
+    array = sweep(cluster, home, "train", "train")
     ready(home, "0.0", "1.0")
-    preempt(cluster, home, f"{array}_0")
-    preempt(cluster, home, f"{array}_1")
-    gone(cluster, array)
+    preempt(cluster, f"{array}_0")
+    preempt(cluster, f"{array}_1")
+    gone(cluster)
     assert lines(home / "starts") == ["0.0 0", "0.0 1", "1.0 0", "1.0 1"]
     assert codes(home) == ["0", "0"]
 
 
 @pytest.mark.parametrize("kind", ["train", "import"])
 def test_a_cancelled_array_is_not_requeued(cluster: Cluster, home: Path, kind: str) -> None:
-    plan(home, kind, kind)
-    array = submitted(cluster, sweep_script(home, 2, WHOLE_NODE), home=home)
+    array = sweep(cluster, home, kind, kind)
     ready(home, "0.0", "1.0")
     cluster.run("scancel", array)
-    gone(cluster, array)
+    gone(cluster)
     assert lines(home / "starts") == ["0.0 0", "1.0 0"]
-    assert codes(home) == [None, None]
+    assert codes(home) == ["", ""]
+
+
+def test_a_job_is_told_before_its_time_is_up_and_ended_if_it_does_not_stop(
+    cluster: Cluster, home: Path
+) -> None:
+    """SIGUSR1 comes 180 s before the limit, so at once; the other job's limit is over already."""
+    array = sweep(cluster, home, "train", "deaf", time="00:03:00")
+    ready(home, "1.0")
+    cluster.run("scontrol", "update", f"JobId={array}_1", "TimeLimit=0")
+    gone(cluster)
+    assert lines(home / "starts") == ["0.0 0", "0.0 1", "1.0 0"]
+    assert codes(home) == ["0", ""]
 
 
 def test_a_node_that_fails_gives_its_job_back(cluster: Cluster, home: Path) -> None:
-    plan(home, "train")
-    array = submitted(cluster, sweep_script(home, 1, WHOLE_NODE), home=home)
+    array = sweep(cluster, home, "train")
     ready(home, "0.0")
-    node = cluster.run("squeue", "-h", "-o", "%N", "-j", f"{array}_0").strip()
+    node = node_of(cluster, f"{array}_0")
     cluster.kill_node(node)
     try:
         until(lambda: "0.0 1" in lines(home / "starts"))
     finally:
         cluster.start_node(node)
-    gone(cluster, array)
+    gone(cluster)
     assert codes(home) == ["0"]
 
 
@@ -186,26 +186,17 @@ def train_sbatch(cluster: Cluster, home: Path, *options: str) -> str:
 
 
 def test_a_run_on_two_nodes_is_told_before_its_time_is_up(cluster: Cluster, home: Path) -> None:
-    """SIGUSR1 comes 180 s before, so at once."""
     plan(home, "train")
-    job = train_sbatch(cluster, home, "--nodes=2", "--time=00:03:00")
-    until(lambda: {"0.0 1", "0.1 1"} <= set(lines(home / "starts")) or gone_without_restart(cluster, home))
-    gone(cluster, job)
+    train_sbatch(cluster, home, "--nodes=2", "--time=00:03:00")
+    gone(cluster)
     assert lines(home / "starts") == ["0.0 0", "0.0 1", "0.1 0", "0.1 1"]
-
-
-def gone_without_restart(cluster: Cluster, home: Path) -> bool:
-    pending = cluster.run("squeue", "-h", "-t", "pending", "-o", "%i").split()
-    for job in pending:
-        cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-    return False
 
 
 def test_train_sbatch_as_an_array_requeues_one_task(cluster: Cluster, home: Path) -> None:
     plan(home, "end", "train", "train")
     array = train_sbatch(cluster, home, "--array=0-2")
     ready(home, "1.0", "2.0")
-    preempt(cluster, home, f"{array}_2")
+    preempt(cluster, f"{array}_2")
     until(lambda: "2.0 1" in lines(home / "starts"))
     assert lines(home / "starts") == ["0.0 0", "1.0 0", "2.0 0", "2.0 1"]
 
@@ -216,36 +207,79 @@ def test_predict_sbatch_requeues_one_task(cluster: Cluster, home: Path) -> None:
     small = ("--gpus=0", "--cpus-per-task=4", "--array=0-1")
     array = submitted(cluster, script, *small, home=home, PYTHON=str(home / "payload"))
     ready(home, "1.0")
-    preempt(cluster, home, f"{array}_1")
-    until(lambda: "1.0 1" in lines(home / "starts") or gone_without_restart(cluster, home))
-    gone(cluster, array)
+    preempt(cluster, f"{array}_1")
+    gone(cluster)
     assert lines(home / "starts") == ["0.0 0", "1.0 0", "1.0 1"]
 
 
-@pytest.mark.slow
-def test_a_sweep_trains_on_it(cluster: Cluster, tmp_path: Path) -> None:
+def sweep_command(cluster: Cluster, folder: Path, *words: str) -> subprocess.Popen[str]:
+    variables = {"PYTHONPATH": tiny.PYTHONPATH, "SLURM_CONF": str(cluster.folder / "slurm.conf")}
+    launcher = ("hydra/launcher=slurm", "hydra.launcher.poll_seconds=1", "run.name=real")
+    return subprocess.Popen(
+        [sys.executable, *tiny.words("train"), "-m", *launcher, *words],
+        cwd=folder,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "runs/real/sweep.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_search_by_optuna_trains_on_it(cluster: Cluster, tmp_path: Path) -> None:
+    """Two trials at once."""
     dataset = tiny.write_dataset(tmp_path / "data")
-    launcher = ["hydra/launcher=slurm", "hydra.launcher.poll_seconds=1", "run.name=real"]
-    words = ["-m", *tiny.overrides(dataset, "logger=none", "callbacks=none"), *launcher, "seed=0,1"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": tiny.PYTHONPATH,
-        "SLURM_CONF": str(cluster.folder / "slurm.conf"),
-    }
-    done = tiny.command("train", *words, cwd=tmp_path, env=environment, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert len(re.findall(r"\bdone\b", (tmp_path / "runs/real/sweep.csv").read_text())) == 2
+    search = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=2")
+    space = "optimizer.lr='interval(1e-3,1e-2)'"
+    words = tiny.overrides(dataset, "logger=none", "callbacks=none", space)
+    search_process = sweep_command(cluster, tmp_path, *search, *words)
+    output, errors = search_process.communicate(timeout=PATIENCE_S)
+    assert search_process.returncode == 0, errors + output
+    assert [row["status"] for row in table(tmp_path)] == ["done", "done"]
 
 
-def test_a_partition_that_does_not_exist_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
-    words = ["-m", "seed=0,1", "hydra/launcher=slurm", "hydra.launcher.partition=nowhere", "run.name=lost"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": tiny.PYTHONPATH,
-        "SLURM_CONF": str(cluster.folder / "slurm.conf"),
-    }
-    done = tiny.command("train", *words, cwd=tmp_path, env=environment)
-    assert done.returncode == 1
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert "nowhere" in errors[0] or "invalid partition" in errors[0].lower()
+def test_a_job_that_is_cancelled_leaves_the_result_of_another(cluster: Cluster, tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "data")
+    words = tiny.overrides(dataset, "logger=none", "callbacks=none", "seed=0,1")
+    sweep_process = sweep_command(cluster, tmp_path, *words, "hydra.launcher.at_once=1")
+    waiting = until(lambda: cluster.run("squeue", "-h", "-r", "-t", "pending", "-o", "%i").split()[-1:])
+    cluster.run("scancel", *waiting)
+    output, errors = sweep_process.communicate(timeout=PATIENCE_S)
+    assert sweep_process.returncode == 1, errors + output
+    assert [row["status"] for row in table(tmp_path)] == ["done", "failed"]
+    assert "ended by the batch system" in table(tmp_path)[1]["reason"]
+
+
+def test_an_array_that_can_never_start_says_so(cluster: Cluster, tmp_path: Path) -> None:
+    longer = "hydra.launcher.time='02:00:00'"  # than its partition allows
+    sweep_process = sweep_command(cluster, tmp_path, "seed=0,1", longer)
+    assert sweep_process.stderr is not None
+    told = next(line for line in sweep_process.stderr if "waits, perhaps for ever" in line)
+    assert "PartitionTimeLimit" in told
+    cluster.run("scancel", "--user=root")
+    sweep_process.communicate(timeout=PATIENCE_S)
+    assert [row["status"] for row in table(tmp_path)] == ["failed", "failed"]
+
+
+# Overrides, and what the one line says
+REFUSED = [
+    (["hydra.launcher.partition=nowhere"], "invalid partition"),
+    (["hydra.launcher.cpus_per_task=64"], "Requested node configuration is not available"),
+    (["seed=range(6)"], "Invalid job array specification"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "reason"), REFUSED)
+def test_an_array_that_slurm_refuses_is_one_line(
+    cluster: Cluster, tmp_path: Path, overrides: list[str], reason: str
+) -> None:
+    refused = sweep_command(cluster, tmp_path, "seed=0,1", *overrides)
+    _, errors = refused.communicate(timeout=PATIENCE_S)
+    assert refused.returncode == 1
+    lines_of_errors = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert len(lines_of_errors) == 1
+    assert reason in lines_of_errors[0]

@@ -234,7 +234,7 @@ def test_a_search_by_optuna_trains_on_it(cluster: Cluster, tmp_path: Path) -> No
     """Two trials at once."""
     dataset = tiny.write_dataset(tmp_path / "data")
     search = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=2")
-    space = "optimizer.lr='interval(1e-3,1e-2)'"
+    space = "optimizer.lr=interval(1e-3,1e-2)"
     words = tiny.overrides(dataset, "logger=none", "callbacks=none", space)
     search_process = sweep_command(cluster, tmp_path, *search, *words)
     output, errors = search_process.communicate(timeout=PATIENCE_S)
@@ -255,7 +255,7 @@ def test_a_job_that_is_cancelled_leaves_the_result_of_another(cluster: Cluster, 
 
 
 def test_an_array_that_can_never_start_says_so(cluster: Cluster, tmp_path: Path) -> None:
-    longer = "hydra.launcher.time='02:00:00'"  # than its partition allows
+    longer = "hydra.launcher.time='12:00:00'"  # than its partition allows
     sweep_process = sweep_command(cluster, tmp_path, "seed=0,1", longer)
     assert sweep_process.stderr is not None
     told = next(line for line in sweep_process.stderr if "waits, perhaps for ever" in line)

@@ -65,7 +65,7 @@ def test_check_only_shows_a_table_and_writes_only_what_it_has_read(
     assert "batch 2 " in words and "the most medconv uses on a CPU" in words
     assert out.endswith("no errors in 7 cases of Tiny\n") and err == ""
     (home,) = (tmp_path / "cache").iterdir()
-    assert [path.name for path in home.iterdir()] == ["examined.jsonl"]
+    assert sorted(path.name for path in home.iterdir()) == [".lock", "examined.jsonl"]
     monkeypatch.setattr(preprocessing_check, "examine", None)
     assert run_preprocess(arguments, tmp_path, monkeypatch, capsys) == (out, err)
 
@@ -153,5 +153,4 @@ def test_check_only_lists_every_error_and_fails(
     )
     assert err.startswith("error: dataset Tiny: 2 errors in 7 cases\n  case case_1: ")
     (home,) = (tmp_path / "cache").iterdir()
-    (file,) = home.iterdir()  # nothing is prepared
-    assert file.name == "examined.jsonl"
+    assert sorted(path.name for path in home.iterdir()) == [".lock", "examined.jsonl"]  # nothing is prepared

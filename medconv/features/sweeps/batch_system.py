@@ -59,7 +59,7 @@ class BatchSystem:
         words = launcher.get("system")
         if words is None:
             return SLURM
-        types = {field.name: int if field.name == "first" else str for field in fields(cls)}
+        types: dict[str, type] = {field.name: int if field.name == "first" else str for field in fields(cls)}
         types["settings"] = list
         missing = {field.name for field in fields(cls)[:7]} - {*words}
         for name in sorted({*words} - {*types}) or sorted(missing):

@@ -68,7 +68,8 @@ def compute_in_parts(network: nn.Module, samples_at_once: int) -> None:
     The loss of the outputs and its gradients are those of the whole batch, up to the order of sums; batch
     norms see one part after another.
     """
-    network.__class__ = _mixed(_InParts, type(network))
+    network_class: Any = type(network)
+    network.__class__ = _mixed(_InParts, network_class)
     network.samples_at_once = samples_at_once  # type: ignore[assignment]
 
 

@@ -6,7 +6,7 @@ from medconv.config.instantiate import (
     build,
     check_arguments,
     errors_with_key,
-    iter_targets,
+    iter_nodes,
 )
 from medconv.config.keys import Node
 from medconv.config.run_config import data_of, from_plain, resolve, validate
@@ -52,7 +52,7 @@ __all__ = [
     "errors_with_key",
     "flatten",
     "from_plain",
-    "iter_targets",
+    "iter_nodes",
     "lists_to_tuples",
     "resolve",
     "tuples_to_lists",

@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from medconv import config
-from medconv.config.instantiate import add_package, arguments_of, class_of, iter_targets, search_folder
+from medconv.config.instantiate import add_package, arguments_of, class_of, iter_nodes, search_folder
 from medconv.config.keys import declared_keys
 from medconv.config.schema import GROUPS_WITH_CLASS, conf_dir
 from medconv.config.unknown_keys import check_hydra_settings, check_names, explained
@@ -400,9 +400,9 @@ def _checked(whole: DictConfig) -> Composed:
     for package in plain["run"].get("packages") or ():
         add_package(str(package), *folders)
     # before classes are imported, whether the command line or a YAML file names them
-    for _, target in iter_targets(plain, "config"):
+    for _, node in iter_nodes(plain, "config"):
         for folder in folders:
-            search_folder(target, folder)
+            search_folder(str(node["_target_"]), folder)
     fit_classes(values, settings)
     return Composed(values, settings, dict(settings.runtime.choices))
 

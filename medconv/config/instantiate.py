@@ -232,14 +232,6 @@ def iter_nodes(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield from iter_nodes(child, f"{key}[{index}]")
 
 
-def iter_targets(node: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Every `_target_` in a nested node, with its full key."""
-    for node_key, described in iter_nodes(node, key):
-        target = described["_target_"]
-        if target is not None:
-            yield f"{node_key}._target_", str(target)
-
-
 def check_classes(node: Any, key: str) -> None:
     """Check that every class in a node can be imported, and its arguments against its annotations.
 

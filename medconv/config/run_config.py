@@ -22,6 +22,8 @@ from medconv.config.schema import (
 from medconv.config.unknown_keys import check_names
 from medconv.config.values import ConfigError, as_text, in_words, is_text
 
+# Texts that OmegaConf would read as interpolations or as missing, or we as placeholders of such texts
+_READ_OTHERWISE = re.compile(r"\$|\?\?\?|\ue000")
 _PLACEHOLDER = "\ue000{}\ue001"  # characters without a meaning: Unicode leaves them to private use
 
 
@@ -102,10 +104,11 @@ def resolve(config: RunConfig, derived: Derived) -> RunConfig:
     Raises: omegaconf.errors.OmegaConfBaseException: an interpolation of a key that does not exist.
     """
     texts: list[str] = []
-    known = {name: value for name, value in asdict(derived).items() if value != MISSING}
-    values = {**config.plain(), "derived": _hidden(known, texts)}
+    known: Any = {name: value for name, value in asdict(derived).items() if value != MISSING}
+    if _READ_OTHERWISE.search(str(known)):
+        known = _hidden(known, texts)
+    values = {**config.plain(), "derived": known}
     resolved = OmegaConf.to_object(_typed(values))
-    # Most data has no such text
     return _shown(resolved, texts) if texts else resolved  # type: ignore[no-any-return,return-value]
 
 

@@ -126,7 +126,20 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
         log.info("this run is finished; run.resume=never trains it again")
         return folder.summary()
     load_weights = pretrained_weights(config, resolved.derived, folder) if config.init.pretrained else None
-    run = _build(resolved, prepared, folder, load_weights)
+    with configs.arguments_as_keys("perf"):
+        apply_backends(resolved.perf.matmul_precision)
+    profiler = StepProfiler(resolved.perf.profile, folder.started_at)
+    stop_request = signals.StopRequest()
+    run = _Run(
+        config=resolved,
+        prepared=prepared,
+        folder=folder,
+        task=build_task(resolved, record_of(resolved, prepared), prepared.store, load_weights),
+        trainer=build_trainer(resolved, folder, profiler, bool(prepared.val), stop_request),
+        data=build_data(resolved, prepared, profiler, stop_request),
+        profiler=profiler,
+        stop_request=stop_request,
+    )
     announce(resolved, prepared, run.task, run.trainer, folder)
     if folder.resume not in ("auto", "never"):
         _check_checkpoint(folder.resume, run)
@@ -150,26 +163,6 @@ class _Run:
     data: DataModule
     profiler: StepProfiler
     stop_request: signals.StopRequest
-
-
-def _build(
-    config: RunConfig, prepared: PreparedData, folder: RunDir, load_weights: Callable[..., Any] | None
-) -> _Run:
-    stop_request = signals.StopRequest()
-    with configs.arguments_as_keys("perf"):
-        apply_backends(config.perf.matmul_precision)
-    task = build_task(config, record_of(config, prepared), prepared.store, load_weights)
-    profiler = StepProfiler(config.perf.profile, folder.started_at)
-    return _Run(
-        config=config,
-        prepared=prepared,
-        folder=folder,
-        task=task,
-        trainer=build_trainer(config, folder, profiler, bool(prepared.val), stop_request),
-        data=build_data(config, prepared, profiler, stop_request),
-        profiler=profiler,
-        stop_request=stop_request,
-    )
 
 
 def _fit(run: _Run) -> None:

@@ -162,7 +162,8 @@ class RunDir:
 
         Raises: ConfigError: another process holds it, or has just moved the folder aside.
         """
-        self.close()
+        if self._lock is not None:
+            self.close()
         path = self.path / ".lock"
         is_ours = False
         with suppress(FileNotFoundError):

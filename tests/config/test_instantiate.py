@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from medconv.config import ConfigError, arguments_as_keys, build, errors_with_key, iter_targets
+from medconv.config import ConfigError, arguments_as_keys, build, errors_with_key, iter_nodes
 from medconv.config.instantiate import check_arguments, check_classes
 from medconv.utils.errors import Argument, ArgumentError
 
@@ -35,12 +35,10 @@ def test_errors_of_a_later_call_name_the_key_and_the_arguments() -> None:
         errors_with_key("optimizer", sgd)([nn.Parameter()])
 
 
-def test_targets_of_nested_nodes_are_listed_with_their_keys() -> None:
-    node = {"_target_": "a.B", "parts": [{"_target_": "c.D"}]}
-    assert list(iter_targets(node, "model")) == [
-        ("model._target_", "a.B"),
-        ("model.parts[0]._target_", "c.D"),
-    ]
+def test_nested_nodes_are_listed_with_their_keys() -> None:
+    part = {"_target_": "c.D"}
+    node = {"_target_": "a.B", "parts": [part]}
+    assert list(iter_nodes(node, "model")) == [("model", node), ("model.parts[0]", part)]
 
 
 def refuse(width: int = 4, name: str | None = None) -> None:

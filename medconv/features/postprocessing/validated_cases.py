@@ -84,8 +84,9 @@ def dataset_of(config: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
             "package"
         )
     arguments = {key: value for key, value in node.items() if not key.startswith("_")}
-    for key, nested_target in configs.iter_targets(arguments, "data.layout"):
-        raise configs.ConfigError(f"{key}={nested_target} is refused: a layout takes plain values")
+    for key, nested in configs.iter_nodes(arguments, "data.layout"):
+        target = nested["_target_"]
+        raise configs.ConfigError(f"{key}._target_={target} is refused: a layout takes plain values")
     function = get_object(target)
     if function is phantom:
         # the phantom writes its files; if they are gone, they are not what was trained on

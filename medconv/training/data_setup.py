@@ -91,16 +91,22 @@ def find_data(data: DataConfig) -> tuple[Dataset, int]:
     dataset = dataset.with_targets(
         regions=data.regions, regions_order=data.regions_order, ignore_label=data.ignore_label
     )
-    dataset = with_soft_labels(dataset, data.raters, data.soft_labels, data.root)
+    # What further keys say of the cases; most runs set none of them
+    if data.raters is not None or data.soft_labels:
+        dataset = with_soft_labels(dataset, data.raters, data.soft_labels, data.root)
     if data.group_pattern is not None:
         dataset = replace(dataset, cases=splits.grouped(dataset.cases, data.group_pattern))
-    dataset = per_case.with_source_spacing(dataset, data.source_spacing_mm)
-    dataset = per_case.with_annotated(dataset, data.annotated)
-    dataset = per_case.with_missing_channels(dataset, data.missing)
-    dataset = per_case.with_weights(dataset, data.case_weights)
-    ignored_values = (dataset.targets.ignore, *dataset.targets.also_ignored)
-    for value in ignored_values:
-        check_ignored(value, (case.label for case in dataset.cases))
+    if data.source_spacing_mm is not None:
+        dataset = per_case.with_source_spacing(dataset, data.source_spacing_mm)
+    if data.annotated is not None:
+        dataset = per_case.with_annotated(dataset, data.annotated)
+    if data.missing is not None:
+        dataset = per_case.with_missing_channels(dataset, data.missing)
+    if data.case_weights is not None:
+        dataset = per_case.with_weights(dataset, data.case_weights)
+    if dataset.targets.ignore is not None:
+        for value in (dataset.targets.ignore, *dataset.targets.also_ignored):
+            check_ignored(value, (case.label for case in dataset.cases))
     return dataset, workers
 
 
@@ -123,12 +129,15 @@ def prepare_data(
         recorded: as in `make_plan`; without it this machine and the run's time count.
     """
     data = config.data
+    # What there is; a wrong split or pair of classes is told before any image is read
     dataset, workers = find_data(data)
     split = split_cases(dataset, data)
     pairs = () if data.flip_label_pairs is None else _flip_label_pairs(dataset, data)
+    # Every file is checked and measured, or was before and has not changed
     home = dataset_folder(Path(data.cache_dir), dataset)
     with signals.raising():
         measured, skipped = cached_fingerprint(dataset, home, workers, skip=data.on_invalid_case == "skip")
+    # Only now it is known whether headers have lost the spacing, and which cases are invalid or twice there
     source_spacing_mm = data.source_spacing_mm or assumed_spacing(measured.shapes, measured.spacings_mm)
     if source_spacing_mm != data.source_spacing_mm:
         measured = measured.at_spacing(source_spacing_mm)
@@ -143,11 +152,13 @@ def prepare_data(
     if any(case.annotated is not None or case.weight != 1 for case in dataset.cases):
         per_case.check_annotated(split.train, dataset, pairs)
         log_annotated_and_weights(split.train, dataset)
+    # All cases count for the plan and for the statistics of intensities: folds share the store
     planned = make_plan(config, dataset, measured, recorded)
     log.info("%s", table(planned.rows))
     preprocessing = _preprocessing(planned, dataset, measured, data)
     with signals.raising():
         store = fill_store(dataset, preprocessing, home, workers, verify)
+    # What targets are scaled by comes from the training cases alone
     values = splits.values_of(split.train)
     targets = dataset.targets.fitted(values) if values.size else dataset.targets
     return PreparedData(

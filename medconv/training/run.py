@@ -38,7 +38,7 @@ from medconv.training.config_checks import check_config
 from medconv.training.data_setup import PreparedData, build_data, prepare_data
 from medconv.training.distributed import batch_size_per_process, processes
 from medconv.training.growing_patch import may_grow
-from medconv.training.loggers.tensorboard import log_hyperparameters, log_start_texts
+from medconv.training.loggers import log_hyperparameters, log_start_texts
 from medconv.training.memory_errors import naming_memory
 from medconv.training.optim.build import knows_progress, with_epochs
 from medconv.training.run_dir import RunDir

@@ -27,8 +27,13 @@ from medconv.training.callbacks.weight_averaging import AverageWeights
 from medconv.training.checkpoint import resumable_loop
 from medconv.training.checkpoint.resumable_loop import FinalValidation
 from medconv.training.checkpoint.writer import AtomicCheckpointIO, CheckpointWriter
-from medconv.training.distributed import ResumeStepCheck, cluster_environment
-from medconv.training.loggers.csv import CsvLogger
+from medconv.training.distributed import (
+    BroadcastBuffers,
+    ResumeStepCheck,
+    UnshardForValidation,
+    cluster_environment,
+)
+from medconv.training.loggers import CsvLogger
 from medconv.training.optim.build import schedule_class
 from medconv.training.run_dir import RunDir
 from medconv.utils.hardware import benchmark_kernels
@@ -154,6 +159,8 @@ def _callbacks(
         brings_bar = any(isinstance(callback, LightningsBar) for callback in users)
         if in_terminal() and not brings_bar:
             progress = [ProgressBar(checkpoints, budget), *progress]
+    trainer = config.trainer
+    is_alone = trainer.devices == 1 and trainer.num_nodes == 1 and trainer.strategy == "auto"
     trace = Trace(folder.path / "tensorboard" / "trace") if config.perf.profile else None
     callbacks: list[L.Callback | None] = [
         # At the end of training it saves before averaging replaces the weights
@@ -173,9 +180,7 @@ def _callbacks(
         None if init.thaw_at is None else Thaw(init.freeze or (), init.thaw_at),
         # It sets the weights of a validation, which those below read
         *averaging,
-        distributed.BroadcastBuffers(),
-        distributed.UnshardForValidation(),
-        ResumeStepCheck(),
+        *([] if is_alone else [BroadcastBuffers(), UnshardForValidation(), ResumeStepCheck()]),
         trace,
         # Early stopping has nothing to say about a run whose time is up
         budget,

@@ -14,10 +14,9 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 
 from medconv.config import DataConfig, Derived, PerfConfig, RunConfig, TrainerConfig
-from medconv.training import announce
+from medconv.training import announce, loggers
 from medconv.training.growing_patch import GrowingPatch
-from medconv.training.loggers import tensorboard
-from medconv.training.loggers.tensorboard import TensorBoard
+from medconv.training.loggers import TensorBoard
 from medconv.training.run_dir import RunDir
 
 PLAIN = PerfConfig(channels_last=False, fast_norm=False, compile=False)
@@ -134,7 +133,7 @@ def test_switches_without_effect_are_named_with_the_reason() -> None:
 def test_tensorboard_shows_the_config_and_the_plan_as_text(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path, name="", version="tensorboard")
     plan = SimpleNamespace(rows=(("patch", "32 x 48", "the median image"),))
-    tensorboard.log_start_texts(trainer([board]), CONFIG, plan)  # type: ignore[arg-type]
+    loggers.log_start_texts(trainer([board]), CONFIG, plan)  # type: ignore[arg-type]
     board.finalize("success")
     events = EventAccumulator(board.log_dir).Reload()
     texts = {
@@ -153,14 +152,14 @@ def test_tensorboard_shows_all_hyperparameters_or_those_of_a_sweep_with_the_best
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep: str, expected: dict[str, Any]
 ) -> None:
     """Other loggers get all hyperparameters in both cases."""
-    monkeypatch.setenv(tensorboard.HPARAMS, sweep)
+    monkeypatch.setenv(loggers.HPARAMS, sweep)
     folder, board = RunDir(tmp_path), TensorBoard(tmp_path, name="", version="tensorboard")
     other = CSVLogger(tmp_path)
     score = {"name": "val/mae", "words": "mean absolute error", "mode": "min"}
     folder.write_summary(**{"score": score, "val/mae": 0.25, "val/dice": 0.5})
     for step, best in enumerate((0.5, 0.25)):
         board.log_metrics({"val/mae_best": best, "val/dice": 0.5}, step)
-    tensorboard.log_hyperparameters(trainer([board, other]), CONFIG, folder)
+    loggers.log_hyperparameters(trainer([board, other]), CONFIG, folder)
     events = EventAccumulator(board.log_dir).Reload()
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     page = HParamsPluginData.FromString(content).session_start_info.hparams

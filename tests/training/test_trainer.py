@@ -22,7 +22,7 @@ from medconv.training.callbacks.weight_averaging import AverageWeights
 from medconv.training.checkpoint.resumable_loop import FinalValidation, PerStepSeeding
 from medconv.training.checkpoint.writer import CheckpointWriter
 from medconv.training.data_setup import prepare_data
-from medconv.training.distributed import BroadcastBuffers, StopSync, UnshardForValidation
+from medconv.training.distributed import BroadcastBuffers, ResumeStepCheck, StopSync, UnshardForValidation
 from medconv.training.run import with_devices
 from medconv.training.run_dir import RunDir
 from medconv.training.trainer import build_trainer
@@ -126,8 +126,15 @@ def test_callbacks_are_called_in_an_order(
 def order(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> list[type]:
     """The callbacks' classes of a trainer that has all of them."""
     settings = ["trainer.max_time=00:01:00:00", "early_stopping=patience", "perf.profile=true"]
+    settings += ["trainer.accelerator=cpu", "trainer.devices=2"]
     trainer = trainer_of(dataset, tmp_path_factory.mktemp("order") / "run", *settings)
     return [type(callback) for callback in trainer.callbacks]
+
+
+def test_a_process_that_trains_alone_has_no_callbacks_for_several(dataset: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(dataset, tmp_path / "run", "trainer.accelerator=cpu")
+    for_several = (BroadcastBuffers, ResumeStepCheck, UnshardForValidation)
+    assert not any(isinstance(callback, for_several) for callback in trainer.callbacks)
 
 
 class Enough(Callback):

@@ -15,7 +15,7 @@ from medconv.data.loading.patch import Batch
 from medconv.metrics.visualization import overlay
 from medconv.targets import Targets
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.training.loggers.tensorboard import boards
+from medconv.training.loggers import boards
 
 Picture = tuple[str, np.ndarray]  # a tag, and (height, width, 3) uint8
 

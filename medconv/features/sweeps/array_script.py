@@ -15,7 +15,7 @@ from typing import Any
 from medconv.config import ConfigError
 from medconv.features.sweeps.batch_system import SLURM, BatchSystem
 from medconv.features.sweeps.job import RUN_JOB, Job, values_json
-from medconv.training.loggers.tensorboard import HPARAMS
+from medconv.training.loggers import HPARAMS
 from medconv.utils.exit_codes import PREEMPTED
 from medconv.utils.signals import PREEMPTING
 

@@ -19,7 +19,7 @@ from medconv.features.cross_validation import results as cross_validation
 from medconv.features.sweeps import array_script, job_array, table
 from medconv.features.sweeps.batch_system import BatchSystem
 from medconv.features.sweeps.job import Job, settings_of, unique, value, values_json, varied
-from medconv.training.loggers.tensorboard import HPARAMS
+from medconv.training.loggers import HPARAMS
 from medconv.utils import cluster, signals
 from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
 from medconv.utils.logging import shown

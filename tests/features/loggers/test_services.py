@@ -1,4 +1,4 @@
-"""Other services than TensorBoard: medconv/training/loggers/external.py with the real packages, on the
+"""Other services than TensorBoard: medconv/features/loggers/services.py with the real packages, on the
 disk.
 """
 

@@ -1,4 +1,4 @@
-"""medconv/training/loggers/csv.py: metrics.csv, over new columns and restarts."""
+"""medconv/training/loggers.py: metrics.csv, over new columns and restarts."""
 
 import csv
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.utilities import rank_zero_only
 
-from medconv.training.loggers.csv import CsvLogger
+from medconv.training.loggers import CsvLogger
 
 
 def rows(path: Path) -> list[dict[str, str]]:

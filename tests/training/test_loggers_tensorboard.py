@@ -1,10 +1,10 @@
-"""medconv/training/loggers/tensorboard.py: curves without one of the epoch, text as it is."""
+"""medconv/training/loggers.py: curves without one of the epoch, text as it is."""
 
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from medconv.training.loggers.tensorboard import TensorBoard
+from medconv.training.loggers import TensorBoard
 
 
 def test_there_is_no_curve_of_the_epoch(tmp_path: Path) -> None:

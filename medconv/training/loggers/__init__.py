@@ -1,1 +1,0 @@
-"""Loggers: `metrics.csv`, Weights & Biases, MLflow."""

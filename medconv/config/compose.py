@@ -367,7 +367,7 @@ def _explained(arguments: Sequence[str]) -> Iterator[None]:
     except ConfigCompositionException as error:
         raise explained(error, arguments) from error
     except OverrideParseException as error:
-        how = "a value with spaces, commas, brackets or other special characters as 'KEY=\"VALUE\"'"
+        how = "and a value with spaces, commas, brackets or other special characters as 'KEY=\"VALUE\"'"
         if any(argument.startswith("=") or argument.endswith("=") for argument in arguments):
             how = "without spaces around ="
         raise config.ConfigError(f"cannot read {error.override}: write KEY=VALUE, {how}") from error

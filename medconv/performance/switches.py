@@ -60,7 +60,12 @@ def apply_switches(
     if fast_depthwise:
         swap_depthwise(network)
     if channels_last:
-        _to_channels_last(network)
+        # Each convolution by itself: one network may hold 2D and 3D weights
+        for layer in network.modules():
+            # 1x1 kernels are in both layouts already, and DDP's buckets expect their strides
+            if isinstance(layer, (*_CONVS_2D, *_CONVS_3D)) and max(layer.kernel_size) > 1:
+                is_2d = isinstance(layer, _CONVS_2D)
+                layer.to(memory_format=torch.channels_last if is_2d else torch.channels_last_3d)  # type: ignore[call-overload]
     if activation_checkpointing != "none":
         num_blocks = apply_checkpointing(network, activation_checkpointing)
         if activation_checkpointing == "blocks":
@@ -88,17 +93,3 @@ def to_memory_format(image: Tensor, layout: torch.memory_format) -> Tensor:
     GPU's convolutions, whose format follows from the strides, would not run in channels-last.
     """
     return image.to(memory_format=layout)
-
-
-def _to_channels_last(network: nn.Module) -> None:
-    """Convert each convolution by itself: one network may hold 2D and 3D weights.
-
-    1x1 kernels are not converted: they are in both layouts already, and DDP's buckets expect their strides.
-    """
-    for layer in network.modules():
-        if not isinstance(layer, (*_CONVS_2D, *_CONVS_3D)):
-            continue
-        if all(size == 1 for size in layer.kernel_size):
-            continue
-        layout = torch.channels_last if isinstance(layer, _CONVS_2D) else torch.channels_last_3d
-        layer.to(memory_format=layout)  # type: ignore[call-overload]

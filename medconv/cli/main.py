@@ -17,7 +17,6 @@ COMMANDS = {
     "preprocess": ("check a dataset and preprocess it for training", "medconv.cli.preprocess"),
     "predict": ("predict new images with trained networks", "medconv.cli.predict"),
     "evaluate": ("compare predictions with references", "medconv.cli.evaluate"),
-    "schema": ("print the config's JSON schema, for editors", "medconv.cli.schema"),
 }
 # Hydra's flags.
 COMPLETION = ("-sc", "--shell-completion")

@@ -67,18 +67,6 @@ class Limits:
         ]
         return " and ".join(words.format(bound) for words, bound in bounds if bound is not None)
 
-    def json_schema(self) -> dict[str, float]:
-        """The bounds as keywords of JSON schema, which has no infinity."""
-        bounds = {
-            "minimum": self.ge,
-            "exclusiveMinimum": self.gt,
-            "maximum": self.le,
-            "exclusiveMaximum": self.lt,
-        }
-        return {
-            keyword: bound for keyword, bound in bounds.items() if bound is not None and bound != math.inf
-        }
-
 
 class Key(NamedTuple):
     """A declared key.

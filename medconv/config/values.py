@@ -83,7 +83,7 @@ NO_TEXT = re.compile(
 
 _WORDS = {int: "a whole number", float: "a number", str: "a word", NoneType: "null"}
 _PLURALS = {int: "whole numbers", float: "numbers", str: "words", list: "lists"}
-_JSON_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", NoneType: "null"}
+JSON_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", NoneType: "null"}
 
 
 def fits(value: Any, kind: Any) -> bool:
@@ -110,7 +110,7 @@ def fits(value: Any, kind: Any) -> bool:
 
 def is_plain(kind: Any) -> bool:
     """Whether a type is built of true or false, numbers, words and null alone, which YAML tells apart."""
-    return all(member in _JSON_NAMES for member in members(kind))
+    return all(member in JSON_NAMES for member in members(kind))
 
 
 def members(kind: Any) -> tuple[Any, ...]:
@@ -156,39 +156,6 @@ def as_text(value: Any) -> str:
     if is_word:
         return words[value]
     return f"'{value}'" if isinstance(value, str) and NO_TEXT.fullmatch(value) else str(value)
-
-
-def to_json_schema(kind: Any, limits: Mapping[str, Any], choices: tuple[Any, ...] = ()) -> dict[str, Any]:
-    """A type as JSON schema.
-
-    Args:
-        limits: of each number in a value, such as `{"minimum": 1}`.
-        choices: the only words or numbers; empty: all.
-    """
-    if kind is Any:
-        return {}
-    alternatives: list[dict[str, Any]] = []
-    for member in members(kind):
-        schema = _member_to_json_schema(member, limits, choices)
-        if schema not in alternatives:  # of `int | str` with choices there is one
-            alternatives.append(schema)
-    return alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives}
-
-
-def _member_to_json_schema(kind: Any, limits: Mapping[str, Any], choices: tuple[Any, ...]) -> dict[str, Any]:
-    origin = get_origin(kind)
-    if origin is Literal:
-        return {"enum": list(get_args(kind))}
-    if origin is list:
-        return {"type": "array", "items": to_json_schema(get_args(kind)[0], limits, choices)}
-    if origin is dict:
-        return {"type": "object", "additionalProperties": to_json_schema(get_args(kind)[1], limits, choices)}
-    if kind is Any:
-        return {}
-    if choices and kind in (int, float, str):
-        return {"enum": list(choices)}
-    schema: dict[str, Any] = {"type": _JSON_NAMES[kind]}
-    return {**schema, **limits} if kind in (int, float) else schema
 
 
 def to_yaml(values: Any) -> str:

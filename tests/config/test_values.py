@@ -12,7 +12,7 @@ from medconv.config import (
     lists_to_tuples,
     tuples_to_lists,
 )
-from medconv.config.values import as_text, fits, in_words, is_plain, to_json_schema
+from medconv.config.values import as_text, fits, in_words, is_plain
 
 
 def test_lists_and_tuples_are_converted_recursively() -> None:
@@ -74,18 +74,3 @@ def test_values_are_shown_as_in_yaml() -> None:
 def test_only_types_that_yaml_tells_apart_are_plain() -> None:
     assert is_plain(float | None) and is_plain(bool)
     assert not is_plain(list[int]) and not is_plain(Any) and not is_plain("float")
-
-
-@pytest.mark.parametrize(
-    ("kind", "choices", "expected"),
-    [
-        (int, (), {"type": "integer", "minimum": 1}),
-        (float | None, (), {"anyOf": [{"type": "number", "minimum": 1}, {"type": "null"}]}),
-        (list[int], (), {"type": "array", "items": {"type": "integer", "minimum": 1}}),
-        (dict[str, str], (), {"type": "object", "additionalProperties": {"type": "string"}}),
-        (str | int, ("a", "b"), {"enum": ["a", "b"]}),
-        (Any, (), {}),
-    ],
-)
-def test_types_as_json_schema(kind: Any, choices: tuple[str, ...], expected: dict[str, Any]) -> None:
-    assert to_json_schema(kind, {"minimum": 1}, choices) == expected

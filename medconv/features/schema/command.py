@@ -22,7 +22,7 @@ def parser() -> Parser:
 
 def run_command(options: argparse.Namespace) -> int:
     """Print the schema. Returns: the exit code."""
-    from medconv.config.json_schema import json_schema
+    from medconv.features.schema.json_schema import json_schema
 
     print(json.dumps(json_schema(), indent=2))
     return DONE

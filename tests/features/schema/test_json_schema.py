@@ -1,8 +1,11 @@
-"""medconv/config/json_schema.py: every key is in the schema for editors, with its type, range and text."""
+"""medconv/features/schema/json_schema.py: every key is in the schema for editors, with its type, range and text."""
 
 import json
+from typing import Any
 
-from medconv.config.json_schema import json_schema
+import pytest
+
+from medconv.features.schema.json_schema import json_schema, to_json_schema
 
 SCHEMA = json_schema()
 
@@ -29,3 +32,18 @@ def test_typed_groups_take_no_other_keys_and_classes_any() -> None:
 
 def test_the_schema_is_json() -> None:
     assert json.loads(json.dumps(SCHEMA, allow_nan=False)) == SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("kind", "choices", "expected"),
+    [
+        (int, (), {"type": "integer", "minimum": 1}),
+        (float | None, (), {"anyOf": [{"type": "number", "minimum": 1}, {"type": "null"}]}),
+        (list[int], (), {"type": "array", "items": {"type": "integer", "minimum": 1}}),
+        (dict[str, str], (), {"type": "object", "additionalProperties": {"type": "string"}}),
+        (str | int, ("a", "b"), {"enum": ["a", "b"]}),
+        (Any, (), {}),
+    ],
+)
+def test_types_as_json_schema(kind: Any, choices: tuple[str, ...], expected: dict[str, Any]) -> None:
+    assert to_json_schema(kind, {"minimum": 1}, choices) == expected

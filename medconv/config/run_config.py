@@ -23,7 +23,7 @@ from medconv.config.unknown_keys import check_names
 from medconv.config.values import ConfigError, as_text, in_words, is_text
 
 # Texts that OmegaConf would read as interpolations or as missing, or we as placeholders of such texts
-_READ_OTHERWISE = re.compile(r"\$|\?\?\?|\ue000")
+_READ_OTHERWISE = re.compile(r"\$|\?\?\?|\\ue000")  # in the text of a dict, which escapes the last
 _PLACEHOLDER = "\ue000{}\ue001"  # characters without a meaning: Unicode leaves them to private use
 
 

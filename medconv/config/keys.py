@@ -151,7 +151,7 @@ def declared_keys(config: type, prefix: str = "", **groups: type) -> Iterator[Ke
         kind = hints[entry.name] if accepts is None else accepts
         group: Any = groups.get(entry.name, kind)
         # a group is a dataclass itself; a node with a `_target_` is one key
-        if is_dataclass(group):
+        if isinstance(group, type) and is_dataclass(group):
             yield from declared_keys(group, f"{prefix}{entry.name}.")
             continue
         default = entry.default if entry.default_factory is MISSING else entry.default_factory()

@@ -109,7 +109,7 @@ def resolve(config: RunConfig, derived: Derived) -> RunConfig:
         known = _hidden(known, texts)
     values = {**config.plain(), "derived": known}
     resolved = OmegaConf.to_object(_typed(values))
-    return _shown(resolved, texts) if texts else resolved  # type: ignore[no-any-return,return-value]
+    return _shown(resolved, texts) if texts else resolved  # type: ignore[return-value]
 
 
 def from_plain(values: Node) -> RunConfig:

@@ -50,7 +50,7 @@ def prepare(job: training.Job) -> None:
     overrides = [*data, "trainer.accelerator=cpu"]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         checked = config.validate(compose("train", overrides))
-    path.write_text(json.dumps(asdict(data_setup.prepare_data(checked).derived())))
+    path.write_text(json.dumps(asdict(data_setup.prepare_data(checked).derived)))
 
 
 def train(job: training.Job) -> None:

@@ -51,8 +51,8 @@ def escaped(argument: str) -> str:
         return argument
     if key == "data.group_pattern" and value != "null":
         return f"{key}='{value}'"
-    may_be_number = any(NO_TEXT.fullmatch(item) for item in re.split(r"[\[\],]", value))
-    if may_be_number and key.lstrip("+") in _text_keys():
+    items = re.split(r"[\[\],]", value)
+    if any(NO_TEXT.fullmatch(item) and item != "null" for item in items) and key.lstrip("+") in _text_keys():
         value = _as_texts(value)
         argument = f"{key}={value}"
     if re.fullmatch(_PATTERN_KEY, key.lstrip("+")):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from medconv.features.image_level.losses import CrossEntropy, RegressionLoss
 from medconv.features.image_level.mixup import Mixup
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
@@ -23,7 +24,6 @@ from medconv.features.image_level.validation import ImageLevelValidation
 from medconv.inference.sliding_window import flips
 from medconv.models.unet import Encoder
 from medconv.training.losses.fit import FittedLoss
-from medconv.training.losses.image_level import CrossEntropy, RegressionLoss
 from medconv.training.optim.lr_schedulers import constant
 from medconv.training.task import Task
 

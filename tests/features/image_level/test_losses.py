@@ -8,12 +8,12 @@ from monai.losses import DiceCELoss, DiceFocalLoss, TverskyLoss
 from torch import nn
 from torch.nn import functional as F
 
+from medconv.features.image_level.losses import CrossEntropy, RegressionLoss
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.regression import RegressionTargets
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.training.losses.fit import FittedLoss
-from medconv.training.losses.image_level import CrossEntropy, RegressionLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
 
 CLASSES = MulticlassTargets(("a", "b", "c"))

@@ -9,11 +9,11 @@ from helpers import small_runs
 from torch import nn
 
 from medconv.features.image_level import metrics as image_level
+from medconv.features.image_level.losses import CrossEntropy, RegressionLoss
 from medconv.features.image_level.multiclass import MulticlassTargets, OrdinalTargets
 from medconv.inference.load import load
 from medconv.targets import Targets
 from medconv.training.losses.fit import FittedLoss
-from medconv.training.losses.image_level import CrossEntropy, RegressionLoss
 
 CLASSES = MulticlassTargets(("x", "y", "z"))
 GRADES = OrdinalTargets(("none", "mild", "severe"))

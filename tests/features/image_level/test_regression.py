@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from medconv.features.image_level.losses import RegressionLoss
 from medconv.features.image_level.regression import RegressionTargets
 from medconv.targets import Targets
 from medconv.training.losses.fit import FittedLoss
-from medconv.training.losses.image_level import RegressionLoss
 
 
 def test_means_and_spreads_come_from_the_training_cases() -> None:

@@ -12,12 +12,12 @@ from helpers.loss_examples import target_example
 from reference.losses import dice_binary_cross_entropy, dice_cross_entropy
 from torch import Tensor, nn
 
+from medconv.features.image_level.losses import CrossEntropy, RegressionLoss
 from medconv.targets import Targets
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.losses.fit import FittedLoss
-from medconv.training.losses.image_level import CrossEntropy, RegressionLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
 
 CLASSES = LabelMapTargets.of_classes(["background", "a", "b"])

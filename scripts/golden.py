@@ -67,7 +67,7 @@ LIBRARIES = ("torch", "numpy", "scipy", "monai", "lightning", "nibabel", "pillow
 # that hold these; `sources` and `stamps` say when an image was written, `key` is of a config
 VARYING = re.compile(
     r"perf/.*|(wall_seconds|fit_seconds|samples_per_second|data_wait_share|step_shares|verdict|conv_price|peak_memory_bytes)|"
-    r"(versions|hardware|git_commit|command)|(checkpoint|checkpoints|stamps|sources|key|sha256)"
+    r"(versions|hardware|git_commit|command)|(checkpoint|checkpoints|stamps|sources|key|sha256)|percentiles"
 )
 # Nothing may depend on measured time or memory, or on the number of cores
 COMMON = (

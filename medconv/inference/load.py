@@ -22,6 +22,7 @@ from medconv.convs import mirror_axes as mirror_axes_of
 from medconv.data.augmentation.spatial import mirrored_axes
 from medconv.data.datasets import patterns
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
+from medconv.data.preprocessing.value_bands import Band
 from medconv.inference.sliding_window import EVEN_DISTANCE, FIXED_DISTANCE, SlidingWindow, usable_axes
 from medconv.metrics.calibration import LARGEST_TEMPERATURE
 from medconv.models.build import build_network, check_folding, has_own_layers
@@ -62,6 +63,7 @@ class LoadedModel:
         memory_format: of its input.
         spacing_range_mm: smallest and largest spacing of the training cases along each axis (right, anterior,
             superior).
+        value_bands: where the values of the training cases lie, of each channel; empty: not known.
         path: the checkpoint.
         seen_axes: axes along which the network saw mirrored images in training.
         equivariant_axes: axes along which a mirrored image gives mirrored logits by construction.
@@ -84,6 +86,7 @@ class LoadedModel:
     precision: str
     memory_format: torch.memory_format
     spacing_range_mm: tuple[tuple[float, float], ...] = ()
+    value_bands: tuple[Band | None, ...] = ()
     path: Path | None = None
     seen_axes: tuple[int, ...] = ()
     equivariant_axes: tuple[int, ...] = ()
@@ -199,6 +202,7 @@ def _loaded(
         precision=str(config.trainer.precision),
         memory_format=switches.memory_format(bool(perf.channels_last), derived.spatial_dims),
         spacing_range_mm=tuple((float(low), float(high)) for low, high in metadata["spacing_range_mm"]),
+        value_bands=tuple(band and Band.from_plain(band) for band in metadata.get("value_bands", ())),
         path=path,
         seen_axes=seen_axes,
         equivariant_axes=equivariant_axes,

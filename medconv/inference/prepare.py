@@ -22,6 +22,7 @@ from medconv.data.preprocessing.preprocess import (
     preprocess_image,
     resampled_shape,
 )
+from medconv.data.preprocessing.value_bands import ADAPTING, advice, percentiles, row_text
 from medconv.inference.inputs import name_of
 from medconv.inference.load import LoadedModel
 from medconv.planning.spacing import MUCH_LOST
@@ -297,6 +298,10 @@ def _range_text(ranges: Sequence[tuple[float, float]]) -> str:
 def _warnings(image: NamedImage, members: Sequence[LoadedModel], crop: CropInfo) -> list[str]:
     """What is unusual of an image that is used nevertheless."""
     warnings: list[str] = []
+    present = np.delete(image.voxels, image.case.missing_channels, axis=0)
+    if any(channel.min() == channel.max() for channel in present):
+        warnings.append("a channel is constant")
+    warnings += _value_warnings(image, members)
     # Voxels of far another size than in training.
     spacing_mm = crop.native_spacing_mm
     for member in members:
@@ -327,3 +332,20 @@ def _warnings(image: NamedImage, members: Sequence[LoadedModel], crop: CropInfo)
     if image.has_header and stated_of_some and image.case.source_spacing_mm is None:
         warnings.append("its spacing is its header's; training stated that of some cases")
     return warnings
+
+
+def _value_warnings(image: NamedImage, members: Sequence[LoadedModel]) -> list[str]:
+    """Of an image whose values are far from those of all training cases."""
+    warnings: dict[str, None] = {}  # members of one data set say the same
+    rows = percentiles(image.voxels, image.case.missing_channels)
+    for member in members:
+        channels = zip(
+            rows, member.value_bands, member.preprocessing.normalisation, member.modalities, strict=False
+        )
+        for row, band, normalisation, name in channels:
+            if band is None or normalisation in ADAPTING or not band.far(row):
+                continue
+            of_channel = f" of {name}" if len(member.modalities) > 1 else ""
+            warning = f"most values{of_channel} are from {row_text(row)}, in training from {band.text()}"
+            warnings[f"{warning}; {advice(normalisation)}"] = None
+    return list(warnings)

@@ -165,5 +165,6 @@ def record_of(config: RunConfig, prepared: PreparedData) -> Node:
         "targets": config.derived.targets,
         "modalities": list(prepared.dataset.modalities),
         "spacing_range_mm": configs.tuples_to_lists(prepared.spacing_range_mm),
+        "value_bands": [band and band.plain() for band in prepared.value_bands],
         "validation": {},
     }

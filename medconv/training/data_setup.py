@@ -17,7 +17,7 @@ from medconv.data.loading.datamodule import DataModule, LoaderSettings, Training
 from medconv.data.loading.patch import PatchShape
 from medconv.data.loading.patch_dataset import ChannelDropout, annotated_classes
 from medconv.data.loading.samplers import ForegroundSampler, Sampler, TrainingCases, balanced, class_indices
-from medconv.data.preprocessing.check import assumed_spacing
+from medconv.data.preprocessing.check import assumed_spacing, far_values
 from medconv.data.preprocessing.dataset_cache import (
     cached_fingerprint,
     dataset_folder,
@@ -27,6 +27,7 @@ from medconv.data.preprocessing.dataset_cache import (
 from medconv.data.preprocessing.fingerprint import INTENSITIES, Fingerprint
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_right_axis
 from medconv.data.preprocessing.store import Store
+from medconv.data.preprocessing.value_bands import Band, band_of
 from medconv.data.raters import with_soft_labels
 from medconv.data.splits import DataSplit
 from medconv.performance.step_profiler import StepProfiler
@@ -55,6 +56,7 @@ class PreparedData:
         skipped: skipped cases, and why.
         spacing_range_mm: smallest and largest spacing of all cases along each axis (right, anterior,
             superior).
+        value_bands: of each channel of all cases; None: none has it.
         test: cases that training never uses.
         split_warning: as of the function.
         source_spacing_mm: in place of the headers', as of `data.source_spacing_mm`, or what is assumed where
@@ -71,6 +73,7 @@ class PreparedData:
     derived: Derived
     skipped: dict[str, str] = field(default_factory=dict)
     spacing_range_mm: tuple[tuple[float, float], ...] = ()
+    value_bands: tuple[Band | None, ...] = ()
     test: list[Case] = field(default_factory=list)
     split_warning: str | None = None
     source_spacing_mm: Any = None
@@ -146,15 +149,17 @@ def prepare_data(
     if skipped:
         dataset, split = _without_skipped(dataset, split, skipped, data)
     split = check_split(split, dataset, measured, data)
-    warning = split_warning(split, data)
-    if warning:
-        log.warning(warning)
+    caution = split_warning(split, data)
+    if caution:
+        log.warning(caution)
     if any(case.annotated is not None or case.weight != 1 for case in dataset.cases):
         per_case.check_annotated(split.train, dataset, pairs)
         log_annotated_and_weights(split.train, dataset)
     # All cases count for the plan and for the statistics of intensities: folds share the store
     planned = make_plan(config, dataset, measured, recorded)
     log.info("%s", table(planned.rows))
+    for warning in far_values(dataset, measured, planned.normalisation):
+        log.warning(warning)
     preprocessing = _preprocessing(planned, dataset, measured, data)
     with signals.raising():
         store = fill_store(dataset, preprocessing, home, workers, verify)
@@ -172,8 +177,9 @@ def prepare_data(
         derived=derived_values(planned, dataset, split.train, targets, pairs),
         skipped=skipped,
         spacing_range_mm=tuple((min(mm), max(mm)) for mm in zip(*measured.spacings_mm, strict=True)),
+        value_bands=tuple(map(band_of, zip(*measured.percentiles, strict=True))),
         test=split.test,
-        split_warning=warning,
+        split_warning=caution,
         source_spacing_mm=source_spacing_mm,
     )
 

@@ -7,7 +7,13 @@ import numpy as np
 
 from medconv.config import RunConfig
 from medconv.data.case import Dataset
-from medconv.data.preprocessing.check import assumed_spacing, dataset_warnings, error_report, examine_all
+from medconv.data.preprocessing.check import (
+    assumed_spacing,
+    dataset_warnings,
+    error_report,
+    examine_all,
+    far_values,
+)
 from medconv.data.preprocessing.dataset_cache import dataset_folder, examined
 from medconv.data.preprocessing.examine import CaseReport
 from medconv.data.preprocessing.fingerprint import measure
@@ -66,6 +72,8 @@ def _check(run_config: RunConfig) -> None:
     if run_config.data.source_spacing_mm is None:
         measured = measured.at_spacing(assumed_spacing(measured.shapes, measured.spacings_mm))
     plan = make_plan(run_config, dataset, measured)
+    for far_warning in far_values(dataset, measured, plan.normalisation):
+        print(f"warning: {far_warning}")
     print(f"\n{planning_report.table(plan.rows)}")
     split = check_split(split_cases(dataset, run_config.data), dataset, measured, run_config.data)
     warning = split_warning(split, run_config.data)

@@ -12,12 +12,19 @@ from medconv.inference.prepare import from_array, prepare
 
 def test_an_image_has_one_array_for_each_preprocessing() -> None:
     model = loaded_models.segmentation(nn.Conv3d(1, 2, 1))
-    image = from_array(np.ones((4, 5, 6), np.float32), 3, spacing_mm=model.preprocessing.spacing_mm)
+    voxels = np.arange(120, dtype=np.float32).reshape(4, 5, 6)
+    image = from_array(voxels, 3, spacing_mm=model.preprocessing.spacing_mm)
     case_input = prepare(image, [model, model], [model.preprocessing])
     (array,) = case_input.arrays
     assert array.shape == (1, 4, 5, 6)
     assert case_input.crops[0].grid == image.grid
     assert case_input.warning is None
+
+
+def test_a_constant_image_causes_a_warning() -> None:
+    model = loaded_models.segmentation(nn.Conv3d(1, 2, 1))
+    image = from_array(np.full((4, 5, 6), 7.0), 3, spacing_mm=model.preprocessing.spacing_mm)
+    assert prepare(image, [model], [model.preprocessing]).warning == "a channel is constant"
 
 
 @pytest.mark.parametrize(

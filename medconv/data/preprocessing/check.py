@@ -21,6 +21,7 @@ from medconv.data.io.images import UNORIENTED
 from medconv.data.preprocessing.examine import VERSION, CaseReport, examine, samples_per_case
 from medconv.data.preprocessing.fingerprint import Fingerprint, measure
 from medconv.data.preprocessing.store import signature
+from medconv.data.preprocessing.value_bands import ADAPTING, advice, far_cases, row_text
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.logging import size_text, some
@@ -200,6 +201,27 @@ def far_spacing(cases: Sequence[str], spacings_mm: Sequence[Sequence[float]]) ->
     ]
 
 
+def far_values(dataset: Dataset, measured: Fingerprint, normalisation: Sequence[str]) -> list[str]:
+    """A warning for each channel in which cases have values far from those of all others.
+
+    Args:
+        measured: of all cases of `dataset`.
+        normalisation: of each channel; those that adapt to an image are left out.
+    """
+    warnings = []
+    for channel, name in enumerate(normalisation):
+        if name in ADAPTING or not measured.percentiles:
+            continue
+        rows = [case[channel] for case in measured.percentiles]
+        for index, others in far_cases(rows):
+            of_channel = f" of channel {dataset.modalities[channel]}" if len(normalisation) > 1 else ""
+            warnings.append(
+                f"case {dataset.cases[index].id}: most values{of_channel} are from {row_text(rows[index])}, "
+                f"in the other {others.cases} cases from {others.text()}; {advice(name)}"
+            )
+    return warnings
+
+
 def same_images(contents: Mapping[str, str]) -> list[str]:
     """A warning that names cases with one image; none if all images differ.
 
@@ -319,6 +341,7 @@ def _report(line: str) -> CaseReport | None:
                 content[name] = np.frombuffer(base64.b64decode(data), dtype).reshape(shape).copy()
         for name in ("no_data", "shape", "spacing_mm", "class_voxels"):
             content[name] = tuple(content[name])
+        content["percentiles"] = tuple(map(tuple, content["percentiles"]))
         return CaseReport(**content)
     except (ValueError, TypeError, KeyError):
         return None

@@ -251,7 +251,8 @@ def sources_of(dataset: Dataset) -> list[Any]:
         *_stated(dataset),
     ]
     if not dataset.targets.per_voxel:
-        values = [case.values for case in dataset.cases]
+        # as text, since a missing value, NaN, is not equal to itself
+        values = [repr(case.values) for case in dataset.cases]
         content.append([dataset.targets.plain(), values])
     if any(case.split for case in dataset.cases):
         content.append([case.split for case in dataset.cases])

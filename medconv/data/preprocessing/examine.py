@@ -19,11 +19,12 @@ from medconv.data.io.images import lacks_orientation, missing_slices, nifti_imag
 from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.normalisation import range_error
 from medconv.data.preprocessing.preprocess import content_box
+from medconv.data.preprocessing.value_bands import percentiles
 from medconv.metrics.dice import value_counts
 from medconv.utils.logging import size_text
 from medconv.utils.memory_order import in_c_order
 
-VERSION = 8  # raise it when a report measures more or otherwise
+VERSION = 9  # raise it when a report measures more or otherwise
 _MAX_SHEAR = 0.5  # degrees; more is not rounding but a tilted gantry
 _MAX_SAMPLES = 5_000  # voxels per case whose intensities are sampled
 _MIN_SAMPLES = 100
@@ -53,6 +54,7 @@ class CaseReport:
         intensities: (channels, sampled voxels), NaN of missing channels.
         thickness_mm: (classes, axes), see `thickness_of`; None for image-level targets.
         content: hash of the image's voxels, see `_content`.
+        percentiles: of each channel, see `value_bands`.
     """
 
     case: str
@@ -72,6 +74,7 @@ class CaseReport:
     intensities: np.ndarray | None = None
     thickness_mm: np.ndarray | None = None
     content: str = ""
+    percentiles: tuple[tuple[float, ...], ...] = ()
 
 
 def samples_per_case(dataset: Dataset) -> int:
@@ -87,6 +90,8 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
         report.errors.append(dataset.errors[case.id])
         return report
     image = _read(_image, case, dataset, report)
+    if image is not None:
+        report.percentiles = percentiles(image, case.missing_channels)
     own_examine = dataset.targets.family.own("examine")
     if own_examine:
         own_examine(case, image, dataset, report)
@@ -101,12 +106,22 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
         if are_picture_channels(dataset.modalities):
             report.intensities = sampled(image, samples_per_case(dataset))
         canonical_label, _ = to_canonical(label[None], report.grid)
+        if any(_same_voxels(channel, label) for channel in image):
+            report.warnings.append(
+                f"{case.images[0]}: a channel has the values of the label map, so the answer is in the image"
+            )
         report.thickness_mm = thickness_of(canonical_label[0], report.class_voxels, report.spacing_mm)
         if report.intensities is None:
             report.intensities = _sample_foreground(image, label, dataset)
     if report.intensities is not None and case.missing_channels:
         report.intensities[list(case.missing_channels)] = np.nan
     return report
+
+
+def _same_voxels(channel: np.ndarray, label: np.ndarray) -> bool:
+    """Whether an image is its label map, of which some voxels tell mostly that it is not."""
+    some = (slice(None, None, 7),) * label.ndim
+    return bool(label.any()) and np.array_equal(channel[some], label[some]) and np.array_equal(channel, label)
 
 
 def _read(

@@ -22,6 +22,7 @@ class Fingerprint:
         class_voxels: per case, one count per class; empty for image-level targets.
         thickness_mm: per foreground class, along each axis, the median of the cases that have the class; 0
             for a class that no case has. Empty for image-level targets.
+        percentiles: per case and channel, see `value_bands`.
         contents: per case, a hash of the image's voxels; empty where it says nothing, see `_content`.
     """
 
@@ -32,6 +33,7 @@ class Fingerprint:
     class_voxels: tuple[tuple[int, ...], ...]
     contents: tuple[str, ...] = ()
     thickness_mm: tuple[tuple[float, ...], ...] = ()
+    percentiles: tuple[tuple[tuple[float, ...], ...], ...] = ()
 
     def at_spacing(self, spacing_mm: Sequence[float] | None) -> "Fingerprint":
         """Of the same voxels, whose headers all say 1 x 1 x 1 mm, at another spacing; None: unchanged."""
@@ -68,6 +70,7 @@ def measure(reports: Sequence[CaseReport]) -> Fingerprint:
         class_voxels=tuple(r.class_voxels for r in reports),
         contents=tuple(r.content for r in reports) if any(r.content for r in reports) else (),
         thickness_mm=tuple(row[:spatial_dims] for row in _typical_thickness(reports)),
+        percentiles=tuple(r.percentiles for r in reports),
     )
 
 

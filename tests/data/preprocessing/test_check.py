@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -282,6 +283,18 @@ def test_label_without_background_is_a_warning(tmp_path: Path) -> None:
     dataset = tiny(tmp_path)
     path = save(dataset.cases[1].files[-1], np.ones(SHAPE, np.uint8))
     assert check(dataset, 1).warnings == [f"case case_1: {path}: no background, every voxel is foreground"]
+
+
+def test_an_image_that_is_its_label_map_is_a_warning(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path)
+    case = dataset.cases[1]
+    assert case.label is not None
+    shutil.copy(case.label, case.images[0])
+    warnings = [text for text in check(dataset, 1).warnings if "the answer is in the image" in text]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(
+        f"case {case.id}: {case.images[0]}: a channel has the values of the label map"
+    )
 
 
 @pytest.mark.parametrize("value", [0, 5])

@@ -1,0 +1,82 @@
+"""medconv/data/preprocessing/value_bands.py: images whose values are far from all others."""
+
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from PIL import Image
+
+from medconv.data.preprocessing.value_bands import Band, band_of, far_cases, percentiles
+
+USUAL = [[-1000.0 + case, -800.0, 0.0, 50.0, 300.0 + 5 * case] for case in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("row", "is_far"),
+    [
+        ([-1000, -800, 0, 50, 300], False),
+        ([-1000, -100, 40, 60, 330], False),  # less air in it
+        ([24, 224, 1024, 1074, 1324], True),  # 1024 too high
+        ([-2024, -1824, -1024, -974, -724], True),
+        ([24, -800, 0, 50, 300], False),  # only one percentile is beyond all others
+        ([0, 0.05, 0.25, 0.27, 0.33], True),  # scaled to 0 to 1
+        ([-9000, -8000, 0, 500, 3000], True),
+        ([7, 7, 7, 7, 7], False),  # constant, which is said elsewhere
+        ((), False),  # the case lacks the channel
+    ],
+)
+def test_far_is_shifted_or_scaled_as_a_whole(row: list[float], is_far: bool) -> None:
+    band = band_of(USUAL)
+    assert band is not None
+    assert band.far(row) == is_far
+
+
+def test_with_few_others_nothing_is_known() -> None:
+    band = band_of(USUAL[:3])
+    assert band is not None
+    assert not band.far([value + 1e6 for value in USUAL[0]])
+
+
+def test_a_case_is_compared_with_all_others_but_itself() -> None:
+    shifted = [value + 1024 for value in USUAL[2]]
+    rows = [*USUAL[:4], shifted, *USUAL[4:], ()]
+    ((index, others),) = far_cases(rows)
+    assert index == 4
+    assert others == band_of(USUAL)
+    assert far_cases(USUAL) == []
+    assert far_cases([()] * 6) == []
+
+
+def test_a_band_survives_a_file() -> None:
+    band = band_of(USUAL)
+    assert band is not None
+    assert Band.from_plain(band.plain()) == band
+
+
+def test_percentiles_are_those_of_each_channel() -> None:
+    image = np.stack([np.arange(101.0).reshape(1, 101, 1), np.full((1, 101, 1), 3.0)]).astype(np.float32)
+    assert percentiles(image, missing=[1]) == ((5.0, 25.0, 50.0, 75.0, 95.0), ())
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [
+        ("DRIVE/images/*.tif", 20),
+        ("DSB2018/images/*.png", 40),  # fluorescence and stained tissue
+        ("Task04_Hippocampus/imagesTr/*.nii.gz", 208),  # of scales that differ by 1000
+        ("Dataset027_ACDC/imagesTr/*.nii.gz", 20),
+    ],
+)
+def test_real_sets_have_no_false_alarm(pattern: str, count: int, realdata: Path) -> None:
+    """None of them is checked so by default, but for pictures: their normalisation adapts to each image."""
+    rows = []
+    for path in sorted(realdata.glob(pattern))[:count]:
+        if path.suffix == ".gz":
+            image = np.asarray(nib.load(path).dataobj, np.float32)[None]
+        else:
+            image = np.moveaxis(np.asarray(Image.open(path).convert("RGB"), np.float32), -1, 0)
+        rows.append(percentiles(image))
+    assert len(rows) == count
+    assert [far_cases(list(of_channel)) for of_channel in zip(*rows, strict=True)] == [[]] * len(rows[0])

@@ -51,6 +51,17 @@ class _Columns:
         names = [self.path, *self.labels, self.split, self.group]
         return [name for name in names if name]
 
+    def text(self, cell: str) -> str:
+        """The label in a cell; empty where it stands for no value."""
+        return "" if is_missing(cell, self.class_names) else cell
+
+    def missing(self, row: "_Row", targets: ImageLevelTargets) -> str | None:
+        """What is wrong with a row that lacks a label; None: nothing."""
+        if targets.takes_missing:
+            return None
+        lacking = [column for column, cell in row.labels.items() if not self.text(cell)]
+        return missing_error(lacking[0], row.labels[lacking[0]], targets.expected_cell) if lacking else None
+
 
 @dataclass(frozen=True)
 class _Row:
@@ -59,7 +70,7 @@ class _Row:
     Args:
         location: file and row, for messages.
         path: the image.
-        labels: column to text; empty where there is none.
+        labels: column to text, of all labels.
         split: `train`, `val`, `test` or empty.
         group: empty: the case is its own group.
         error: None: the row is valid.
@@ -112,9 +123,9 @@ def csv(
     rows = [_parse_row(path, number, cells, columns) for number, cells in numbered_rows]
     cells_of_rows = [cells for _, cells in numbered_rows]
     case_ids = row_ids(path, header, cells_of_rows, path_column, used_columns=columns.names)
-    labels = [[row.labels[column] for row in rows] for column in columns.labels]
+    labels = [[columns.text(row.labels[column]) for row in rows] for column in columns.labels]
     targets = targets_of_columns(columns.labels, labels, target_type, class_names, path)
-    return _dataset(path, case_ids, rows, targets, modality)
+    return _dataset(path, case_ids, rows, targets, columns, modality)
 
 
 def _table_path(root: str | Path | None) -> Path:
@@ -156,9 +167,6 @@ def _parse_row(table: Path, number: int, cells: Mapping[str, str], columns: _Col
     path = table.parent / cells[columns.path]
     split = SPLITS.get(cells[columns.split].lower(), "") if columns.split else ""
     labels = {column: cells[column] for column in columns.labels}
-    labels = {
-        column: "" if is_missing(cell, columns.class_names) else cell for column, cell in labels.items()
-    }
     return _Row(
         location=f"{table.name}, row {number}",
         path=path,
@@ -179,22 +187,24 @@ def _row_error(path: Path, cells: Mapping[str, str], split: str, columns: _Colum
         return f"column {columns.split!r} must be train, val or test, got {cells[columns.split]!r}"
     if columns.group and is_missing(cells[columns.group]):
         return missing_error(columns.group, cells[columns.group], "the name of a group, such as a patient")
-    for column in columns.labels:
-        if is_missing(cells[column], columns.class_names):
-            return missing_error(column, cells[column], "a label; if it is a class, list it in class_names")
     return None
 
 
 def _dataset(
-    path: Path, case_ids: Sequence[str], rows: Sequence[_Row], targets: ImageLevelTargets, modality: str
+    path: Path,
+    case_ids: Sequence[str],
+    rows: Sequence[_Row],
+    targets: ImageLevelTargets,
+    columns: _Columns,
+    modality: str,
 ) -> Dataset:
     cases: list[Case] = []
     errors: dict[str, str] = {}
     for case_id, row in zip(case_ids, rows, strict=True):
         values = None
-        error = row.error
+        error = row.error or columns.missing(row, targets)
         try:
-            values = targets.parse(row.labels)
+            values = targets.parse({column: columns.text(cell) for column, cell in row.labels.items()})
         except ValueError as label_error:
             error = error or str(label_error)
         if error:

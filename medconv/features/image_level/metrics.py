@@ -126,7 +126,8 @@ def sample_columns(
     Shape: outputs (cases, names), truth (cases, values), counts (samples, cases): how often each sample has
         each case -> per metric (samples,).
     """
-    is_finite = np.isfinite(outputs).all() and np.isfinite(truth).all()
+    # what is missing in the truth is left out by kinds that take it
+    is_finite = np.isfinite(outputs).all() and not np.isinf(truth).any()
     if not len(truth) or not is_finite:
         return {name: np.full(len(counts), np.nan) for name in targets.metric_names}
     return targets.columns(outputs, truth, counts)
@@ -188,7 +189,7 @@ def multilabel_metrics(scores: np.ndarray, positive: np.ndarray, counts: np.ndar
     specificity = ratio(counts @ (~positive & is_right), counts @ ~positive)
     return {
         "auc": auc_of_samples(scores, positive, counts),
-        "accuracy": counts @ is_right / counts.sum(1),
+        "accuracy": ratio(counts @ is_right, counts.sum(1)),
         "balanced_accuracy": mean_of_defined(np.stack([sensitivity, specificity], 1)),
         "f1": ratio(2 * true_positives, num_predicted + num_positive),
         "calibration_error": _calibration_error(scores, positive, counts),
@@ -248,8 +249,7 @@ def _calibration_error(probabilities: np.ndarray, right: np.ndarray, counts: np.
     membership = bin_membership(probabilities)
     differences = (right - probabilities)[:, None]
     bin_sums = counts @ (membership * differences)  # (samples, bins)
-    errors: np.ndarray = np.abs(bin_sums).sum(1) / counts.sum(1)
-    return errors
+    return ratio(np.abs(bin_sums).sum(1), counts.sum(1))
 
 
 def bin_membership(probabilities: np.ndarray) -> np.ndarray:

@@ -140,13 +140,12 @@ class MulticlassTargets(ImageLevelTargets):
         highest = outputs.max(1, initial=0)
         # of two classes, only the curve of the second, the positive one
         drawn = slice(1, None) if len(self.names) == 2 else slice(None)
+        curves = list(zip(self.names[drawn], outputs[:, drawn].T, members[:, drawn].T, strict=True))
         true_by_predicted = members.T.astype(int) @ predicted  # cases
         return {
             "confusion": plots.confusion(self.names, true_by_predicted),
-            "roc": plots.roc(self.names[drawn], outputs[:, drawn], members[:, drawn]),
-            "precision_recall": plots.precision_recall(
-                self.names[drawn], outputs[:, drawn], members[:, drawn]
-            ),
+            "roc": plots.roc(curves),
+            "precision_recall": plots.precision_recall(curves),
             "reliability": plots.reliability([("highest probability", highest, is_right)]),
         }
 

@@ -1,8 +1,9 @@
 """Multilabel targets: an image may have several labels, or none."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,12 +18,17 @@ from medconv.metrics.segmentation import MetricValues
 from medconv.targets.monitor import CROSS_ENTROPY, MonitoredMetric
 
 _FLOAT32_STEP = 2.0**-25  # half the distance of the float32 below 1
+_CERTAIN = 40.0  # a logit; its binary cross-entropy is 4e-18
+_MISSING = ("", "-1", "-1.0")  # CheXpert writes -1 where a radiologist was not certain
 _BOOLEANS = {"true": "1", "false": "0"}  # as pandas writes them
 
 
 @dataclass(frozen=True)
 class MultilabelTargets(NumberTargets):
-    """Independent labels, a sigmoid each; a case has 0 or 1 for each."""
+    """Independent labels, a sigmoid each; a case has 0 or 1 for each, or NaN: the finding is missing.
+
+    The loss and all metrics leave a missing finding out.
+    """
 
     kind: ClassVar[str] = "multilabel"
     exclusive: ClassVar[bool] = False
@@ -31,22 +37,28 @@ class MultilabelTargets(NumberTargets):
     calibrated: ClassVar[bool] = True
     metric_names: ClassVar[tuple[str, ...]] = image_level.OF_CLASSES
     name_word: ClassVar[str] = "label"
+    takes_missing: ClassVar[bool] = True
     output_meaning: ClassVar[str] = (
         "a sigmoid of each output: probabilities of labels that may occur together"
     )
 
     def invalid_reason(self, values: Sequence[float]) -> str | None:
-        are_binary = set(values) <= {0.0, 1.0}
-        if len(values) == len(self.names) and not are_binary:
+        known = [value for value in values if not math.isnan(value)]
+        if len(values) != len(self.names):
+            return super().invalid_reason(values)
+        if not known:
+            return "all of its findings are missing, expected 0 or 1 for one at least"
+        if not set(known) <= {0.0, 1.0}:
             return f"expected 0 or 1 for each of {', '.join(self.names)}, got {list(values)}"
-        return super().invalid_reason(values)
+        return None
 
     def _parse(self, column: str, label: str) -> float:
-        number_text = _BOOLEANS.get(label.lower(), label)
-        return super()._parse(column, number_text)
+        if label in _MISSING:
+            return math.nan
+        return super()._parse(column, _BOOLEANS.get(label.lower(), label))
 
     def cell_error(self, number: float) -> str | None:
-        return None if number in (0, 1) else "0 or 1"
+        return None if number in (0, 1) else "0 or 1, or -1 or nothing where the finding is not known"
 
     def members(self, values: np.ndarray) -> np.ndarray:
         return values > 0
@@ -62,7 +74,7 @@ class MultilabelTargets(NumberTargets):
         if split == "training":
             return super().check_examples(values, split)
         members = self.members(values)
-        has_both = members.any(0) & ~members.all(0)  # positive and negative cases, per label
+        has_both = members.any(0) & (values == 0).any(0)  # positive and negative cases, per label
         if not has_both.any():
             raise ValueError(
                 "no label has both positive and negative validation cases, so there is no AUC to choose a "
@@ -78,23 +90,29 @@ class MultilabelTargets(NumberTargets):
 
     def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
         rows = []
-        for scores, positive in zip(outputs.T, self.members(truth).T, strict=True):
-            rows.append(image_level.multilabel_metrics(scores, positive, counts))
+        for scores, true in zip(outputs.T, truth.T, strict=True):
+            known = ~np.isnan(true)
+            rows.append(image_level.multilabel_metrics(scores[known], true[known] > 0, counts[:, known]))
         return image_level.mean_of(rows)
 
     def per_name(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, MetricValues]:
-        return image_level.per_class(
-            self.names, outputs, predicted=self._predicted(outputs), positive=self.members(truth)
-        )
+        metrics = {}
+        for index, name in enumerate(self.names):
+            known = ~np.isnan(truth[:, index])
+            column = outputs[known, index : index + 1]
+            positive = self.members(truth[known, index : index + 1])
+            metrics |= image_level.per_class((name,), column, self._predicted(column), positive)
+        return metrics
 
     def errors(self, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
-        """The largest 1 - probability of the truth over labels."""
-        distances = np.abs(outputs - self.members(truth))
+        """The largest 1 - probability of the truth over known labels."""
+        distances = np.where(np.isnan(truth), 0, np.abs(outputs - self.members(truth)))
         errors: np.ndarray = distances.max(1)
         return errors
 
     def fitted_temperature(self, outputs: np.ndarray, truth: np.ndarray) -> float:
-        return calibration.temperature(_absent_or_present(outputs), self.members(truth))
+        known = ~np.isnan(truth)
+        return calibration.temperature(_absent_or_present(outputs)[known], self.members(truth)[known])
 
     def outputs_at_temperature(self, outputs: np.ndarray, temperature: float) -> np.ndarray:
         scaled = calibration.at_temperature(_absent_or_present(outputs), temperature)
@@ -102,26 +120,55 @@ class MultilabelTargets(NumberTargets):
         return present
 
     def cross_entropy(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
+        known = ~np.isnan(truth)
         is_positive = self.members(truth)
         probability_of_truth = np.where(is_positive, outputs, 1 - outputs)
         # two groups for each label: its negative and its positive cases
         groups = 2 * np.arange(len(self.names)) + is_positive
-        return {"cross_entropy": image_level.log_loss(probability_of_truth, groups)}
+        return {"cross_entropy": image_level.log_loss(probability_of_truth[known], groups[known])}
 
     def pictures(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
+        known = ~np.isnan(truth)
         predicted = self._predicted(outputs)
         positive = self.members(truth)
-        curves = list(zip(self.names, outputs.T, positive.T, strict=True))
+        curves = [
+            (name, outputs[known[:, index], index], positive[known[:, index], index])
+            for index, name in enumerate(self.names)
+        ]
         return {
-            "confusion": plots.right_and_wrong(self.names, predicted, positive),
-            "roc": plots.roc(self.names, outputs, positive),
-            "precision_recall": plots.precision_recall(self.names, outputs, positive),
+            "confusion": plots.right_and_wrong(self.names, predicted, positive, known),
+            "roc": plots.roc(curves),
+            "precision_recall": plots.precision_recall(curves),
             "reliability": plots.reliability(curves),
         }
 
     def label_text(self, values: Sequence[float]) -> str:
         named_values = zip(self.names, values, strict=True)
-        return ", ".join(name for name, value in named_values if value) or "nothing"
+        texts = [f"{name} unknown" if math.isnan(value) else name for name, value in named_values if value]
+        return ", ".join(texts) or "nothing"
+
+    def label_cells(self, values: Sequence[float]) -> list[Any]:
+        return self.label_values(values)
+
+    def cells_per_name(self, values: Sequence[float]) -> list[str]:
+        return ["-" if math.isnan(value) else f"{value:.4g}" for value in values]
+
+    def compare(
+        self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor, annotated: Tensor | None = None
+    ) -> Tensor:
+        # A missing finding counts as answered rightly beyond doubt, so that it has no gradient
+        missing = encoded.isnan()
+        return loss(outputs.masked_fill(missing, _CERTAIN), encoded.masked_fill(missing, 1.0))
+
+    def output_counts(self, values: np.ndarray) -> list[int] | None:
+        """As if all cases had each finding known, so that weights of present and absent ones are those of the
+        known cases.
+        """
+        known = (~np.isnan(values)).sum(0).clip(1)
+        return [
+            round(int(count) * len(values) / num)
+            for count, num in zip(self.members(values).sum(0), known, strict=True)
+        ]
 
     def prediction_text(self, outputs: Sequence[float]) -> str:
         is_predicted = self._predicted(np.array(outputs))

@@ -24,6 +24,8 @@ _DPI = 100
 _PANELS_PER_ROW = 3
 _PANEL_INCHES = 4.0
 _MAX_LETTERS = 24  # of a name
+# A name, the scores of cases (cases,), and which of them are positive (cases,).
+Curve = tuple[str, np.ndarray, np.ndarray]
 
 
 def confusion(names: Sequence[str], table: np.ndarray) -> np.ndarray:
@@ -33,13 +35,15 @@ def confusion(names: Sequence[str], table: np.ndarray) -> np.ndarray:
     )
 
 
-def right_and_wrong(names: Sequence[str], predicted: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """Right and wrong predictions of each label. Shape: (cases, names), bool."""
+def right_and_wrong(
+    names: Sequence[str], predicted: np.ndarray, positive: np.ndarray, known: np.ndarray
+) -> np.ndarray:
+    """Right and wrong predictions of each label whose truth is known. Shape: (cases, names), bool."""
     masks = {
-        "true positive": predicted & positive,
-        "false negative": ~predicted & positive,
-        "false positive": predicted & ~positive,
-        "true negative": ~predicted & ~positive,
+        "true positive": predicted & positive & known,
+        "false negative": ~predicted & positive & known,
+        "false positive": predicted & ~positive & known,
+        "true negative": ~predicted & ~positive & known,
     }
     table = np.stack([mask.sum(0) for mask in masks.values()], 1)
     title = f"predicted above {metrics.THRESHOLD}"
@@ -81,40 +85,34 @@ def _write_counts(axes: Any, table: np.ndarray, is_dark: np.ndarray) -> None:
         )
 
 
-def roc(names: Sequence[str], outputs: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """A curve per class (against all others) or label, at most ten. Shape: (cases, names)."""
+def roc(curves: Sequence[Curve]) -> np.ndarray:
+    """A curve per class (against all others) or label, at most ten."""
     figure, axes = _one_panel()
-    _draw_curves(axes, _roc_curve, names, outputs, positive)
+    _draw_curves(axes, _roc_curve, curves)
     _plot_diagonal(axes, 0, 1)
     axes.set(xlabel="1 - specificity", ylabel="sensitivity", title="ROC")
     return _pixels(figure)
 
 
-def precision_recall(names: Sequence[str], outputs: np.ndarray, positive: np.ndarray) -> np.ndarray:
+def precision_recall(curves: Sequence[Curve]) -> np.ndarray:
     """A curve per class (against all others) or label, at most ten, with its average precision.
 
     A dotted line of the same colour is the share of positive cases: the precision of chance.
-    Shape: (cases, names).
     """
     figure, axes = _one_panel()
-    _draw_curves(axes, _precision_recall_curve, names, outputs, positive)
+    _draw_curves(axes, _precision_recall_curve, curves)
     axes.set(xlabel="recall (sensitivity)", ylabel="precision", title="Precision and recall")
     return _pixels(figure)
 
 
 def _draw_curves(
-    axes: Any,
-    draw: Callable[[Any, str, np.ndarray, np.ndarray], bool],
-    names: Sequence[str],
-    outputs: np.ndarray,
-    positive: np.ndarray,
+    axes: Any, draw: Callable[[Any, str, np.ndarray, np.ndarray], bool], curves: Sequence[Curve]
 ) -> None:
     """Curves over all thresholds, and a legend, which also names those that are undefined.
 
     Args:
         draw: one curve, of a name, its scores (cases,) and which cases are positive; False: it is undefined.
     """
-    curves = list(zip(names, outputs.T, positive.T, strict=True))
     drawn_curves = curves[:_MAX_CURVES]
     undefined = [
         name for name, scores, is_positive in drawn_curves if not draw(axes, name, scores, is_positive)

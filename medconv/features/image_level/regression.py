@@ -81,9 +81,16 @@ class RegressionTargets(NumberTargets):
     def check_examples(self, values: np.ndarray, split: str) -> str | None:
         named_ranges = zip(self.names, np.ptp(values, 0), strict=True)
         constant = [name for name, extent in named_ranges if not extent]
-        if not constant:
-            return None
-        return f"all {split} cases have the same {', '.join(constant)}"
+        warnings = [f"all {split} cases have the same {', '.join(constant)}"] if constant else []
+        for name, column in zip(self.names, values.T, strict=True):
+            for value in _stand_ins(column):
+                others = column[column != value]
+                cases = len(column) - len(others)
+                warnings.append(
+                    f"{cases} {split} cases have {name} {value:g}, all others are from {others.min():.4g} to "
+                    f"{others.max():.4g}: if it stands for a missing value, leave these rows out"
+                )
+        return "; ".join(warnings) or None
 
     def members(self, values: np.ndarray) -> None:
         return None
@@ -139,6 +146,23 @@ class RegressionTargets(NumberTargets):
 
     def prediction_text(self, outputs: Sequence[float]) -> str:
         return self.label_text(outputs)
+
+
+def _stand_ins(column: np.ndarray) -> list[float]:
+    """Values that probably mean that a number is missing: -1 where no other is negative, or nines such as
+    -999 and 9999 beyond all others.
+    """
+    found = []
+    for value in {float(column.min()), float(column.max())}:
+        others = column[column != value]
+        if not len(others):
+            continue
+        gap = max(others.min() - value, value - others.max())
+        is_nines = set(f"{abs(value):g}") == {"9"} and abs(value) > 9
+        is_lone_minus = value in (-1, -9) and others.min() >= 0
+        if is_lone_minus or (is_nines and gap > np.ptp(others)):
+            found.append(value)
+    return sorted(found)
 
 
 def _is_finite(value: Any) -> bool:

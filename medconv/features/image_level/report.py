@@ -71,7 +71,8 @@ def _case_card(
         named_outputs = zip(targets.names, row["outputs"], strict=True)
         outputs = sorted(named_outputs, key=lambda item: -item[1])
         return card | {"truth": row["truth"][0], "outputs": outputs[:_MAX_OUTPUTS]}
-    rows = zip(targets.names, row["truth"], row["outputs"], strict=True)
+    all_rows = zip(targets.names, row["truth"], row["outputs"], strict=True)
+    rows = [known for known in all_rows if known[1] is not None]
     # sorting is stable: of outputs equally far from the truth, the highest comes first
     highest_first = sorted(rows, key=lambda item: -item[2])
     farthest_first = sorted(highest_first, key=lambda item: -abs(item[2] - item[1]))

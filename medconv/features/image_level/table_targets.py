@@ -83,7 +83,7 @@ def _likely_kind(columns: Sequence[str], labels: Labels, path: Path) -> str:
     Regression if most labels are numbers and some are fractions; else multiclass for one column, multilabel
     for several.
 
-    Raises: ValueError: so many whole numbers that they may be classes or numbers.
+    Raises: ValueError: whole numbers that may be classes or numbers: so many, or such as ages from 60 to 75.
     """
     filled = [label for column_labels in labels for label in column_labels if label]
     parsed = [finite_number(label) for label in filled]
@@ -93,10 +93,14 @@ def _likely_kind(columns: Sequence[str], labels: Labels, path: Path) -> str:
         return "regression"
     if len(columns) > 1:
         return "multilabel"
-    num_different = len(set(numbers))
-    if are_numbers and num_different > _MAX_CLASSES:
+    different = sorted(set(numbers))
+    num_different = len(different)
+    # Classes are mostly numbered from 0 or 1; two values are an answer of yes or no, however they are written
+    counts_up = num_different < 3 or (different[0] >= 0 and different[-1] < 2 * num_different)
+    if are_numbers and (num_different > _MAX_CLASSES or not counts_up):
         raise ValueError(
-            f"{path}: column {columns[0]!r} holds {num_different} different whole numbers; "
-            "set target_type=regression or multiclass"
+            f"{path}: column {columns[0]!r} holds {num_different} different whole numbers from "
+            f"{different[0]:g} to {different[-1]:g}, which may be classes or numbers; set "
+            "target_type=regression, ordinal or multiclass"
         )
     return "multiclass"

@@ -21,7 +21,7 @@ from medconv.targets import Targets
 from medconv.utils.logging import some
 
 Row = tuple[int, dict[str, str]]  # number in the file, and column to text
-_BINARY_CELLS = {"0", "1", "0.0", "1.0", "true", "false"}
+_BINARY_CELLS = {"0", "1", "0.0", "1.0", "true", "false", "-1", "-1.0"}
 
 
 @dataclass(frozen=True)
@@ -168,10 +168,12 @@ def _values_of(
         position = f"labels {path}, row {number}"
         if case in values or case in unlabelled:
             raise ValueError(f"{position}: case {case} is there twice")
-        if any(is_missing(row[column], targets.names) for column in columns):
+        cells = {column: "" if is_missing(row[column], targets.names) else row[column] for column in columns}
+        lacks = [not cell for cell in cells.values()]
+        if all(lacks) or (any(lacks) and not targets.takes_missing):
             unlabelled[case] = None
         else:
-            values[case] = _parsed(targets, row, columns, position)
+            values[case] = _parsed(targets, cells, columns, position)
     return values, tuple(unlabelled)
 
 

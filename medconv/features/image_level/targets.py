@@ -47,12 +47,16 @@ class ImageLevelTargets(Targets):
         name_word: what a name stands for, for people.
         min_names: the smallest number of names.
         metric_names: the keys of `columns`.
+        takes_missing: whether a case may lack some of its values, which are NaN.
+        expected_cell: what a cell that holds no value should hold, for messages.
     """
 
     family: ClassVar[Family] = WHOLE_IMAGES
     per_voxel: ClassVar[bool] = False
     name_word: ClassVar[str] = "class"
     min_names: ClassVar[int] = 1
+    takes_missing: ClassVar[bool] = False
+    expected_cell: ClassVar[str] = "a label; if it is a class, list it in class_names"
     metric_names: ClassVar[tuple[str, ...]]
     names: tuple[str, ...]
 
@@ -260,6 +264,10 @@ class ImageLevelTargets(Targets):
         """A case's label as cells of a table, one for each of `value_names`."""
         return list(values)
 
+    def label_values(self, values: Sequence[float]) -> list[float | None]:
+        """A case's values as JSON has them: null for one that is missing."""
+        return [None if math.isnan(value) else value for value in values]
+
     def cells_per_name(self, values: Sequence[float]) -> list[str]:
         return [f"{value:.4g}" for value in values]
 
@@ -377,6 +385,8 @@ class TableScores(Scores):
 @dataclass(frozen=True)
 class NumberTargets(ImageLevelTargets):
     """A case has a number for each name, in a column each."""
+
+    expected_cell: ClassVar[str] = "a number; leave out rows without one"
 
     @classmethod
     def from_columns(

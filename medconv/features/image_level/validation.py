@@ -27,7 +27,7 @@ class ImageLevelValidation:
     ) -> Validated:
         outputs = mean_over_flips(network, batch["image"], self.targets, self.flips)
         output_rows = outputs.tolist()
-        label_rows = batch["label"].float().tolist()
+        label_rows = map(self.targets.label_values, batch["label"].float().tolist())
         rows = {}
         for case, case_outputs, values in zip(batch["case"], output_rows, label_rows, strict=True):
             if not all(map(math.isfinite, case_outputs)):

@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.volumes import pixels
 from helpers.volumes import save as save_volume
 
 from medconv.data.io.raster import write_picture
-from medconv.data.preprocessing.check import check
+from medconv.data.preprocessing.check import check, examine_all
 from medconv.features.image_level.csv_table import csv
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
@@ -54,7 +55,7 @@ def test_columns_and_fractions_choose_the_kind_of_targets(tmp_path: Path) -> Non
     assert csv(path, label_columns="x").targets == MulticlassTargets(("0", "1"))
     findings = csv(path, label_columns=["x", "y"], target_type="multilabel")
     assert findings.targets == MultilabelTargets(("x", "y"))
-    rule = "column 'y' must hold 0 or 1"
+    rule = "column 'y' must hold 0 or 1, or -1 or nothing where the finding is not known"
     hint = "target_type=regression takes any number"
     assert findings.errors == {
         "0": f"labels.csv, row 2: {rule}, got '0.5'; {hint}",
@@ -202,7 +203,7 @@ def test_regression_needs_numbers(tmp_path: Path) -> None:
         (
             "path,label\n" + "".join(f"images/{i}.png,{i}\n" for i in range(101)),
             {},
-            "101 different whole numbers; set target_type=regression or multiclass",
+            "101 different whole numbers from 0 to 100, which may be classes or numbers; set target_type=",
         ),
         ("path,label,label\nimages/0.png,a,b\n", {}, "column 'label' is there twice"),
     ],
@@ -245,11 +246,33 @@ def test_table_may_list_volumes(tmp_path: Path) -> None:
     assert dataset.modalities == ("CT",) and check(dataset, 1).fingerprint.shapes == ((4, 5, 6), (4, 5, 6))
 
 
+def test_an_unknown_finding_is_a_missing_value_of_several_labels_alone(tmp_path: Path) -> None:
+    rows = "path,x,y\nimages/0.png,1,-1\nimages/1.png,,0\nimages/2.png,NA,1\nimages/3.png,-1.0,\n"
+    dataset = csv(table(tmp_path / "a", rows), label_columns=["x", "y"])
+    values = {case.id: case.values for case in dataset.cases}
+    np.testing.assert_equal(values["0"], (1.0, np.nan))
+    np.testing.assert_equal(values["1"], (np.nan, 0.0))
+    np.testing.assert_equal(values["2"], (np.nan, 1.0))
+    reports = examine_all(dataset, 1)
+    assert [report.case for report in reports if report.errors] == ["3"]
+    assert reports[3].errors == ["all of its findings are missing, expected 0 or 1 for one at least"]
+    sizes = csv(table(tmp_path / "b", "path,size\nimages/0.png,1.5\nimages/1.png,\n"), label_columns="size")
+    assert sizes.errors["1"].endswith("column 'size' is empty, expected a number; leave out rows without one")
+
+
+def test_a_cell_that_fits_no_kind_says_what_does(tmp_path: Path) -> None:
+    dataset = csv(table(tmp_path, "path,x,y\nimages/0.png,1,2\nimages/1.png,0,1\n"), label_columns=["x", "y"])
+    assert dataset.errors["0"].endswith(
+        "column 'y' must hold 0 or 1, or -1 or nothing where the finding is not known, got '2'; "
+        "target_type=regression takes any number"
+    )
+
+
 def test_a_stray_label_does_not_choose_the_kind(tmp_path: Path) -> None:
     rows = "".join(f"images/{i}.png,{label}\n" for i, label in enumerate(["I", "II", "2.5", "II", "I"]))
     assert csv(table(tmp_path / "a", "path,label\n" + rows)).targets.kind == "multiclass"
     grades = "path,label\nimages/0.png,1\nimages/1.png,1.5\n"
     assert csv(table(tmp_path / "b", grades), class_names=["1", "1.5"]).targets.kind == "multiclass"
     ages = "".join(f"images/{i}.png,{40 + i}\n" for i in range(30)) + "images/30.png,\n"
-    with pytest.raises(ValueError, match="30 different whole numbers; set target_type=regression"):
+    with pytest.raises(ValueError, match="30 different whole numbers from 40 to 69, which may be"):
         csv(table(tmp_path / "c", "path,label\n" + ages))

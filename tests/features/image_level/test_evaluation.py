@@ -59,7 +59,7 @@ def test_cases_without_a_label_are_named_and_not_counted(tmp_path: Path) -> None
         tmp_path / "p.csv", ["case", "a", "b"], ["x", 0.2, 0.9], ["y", 0.8, 0.1], ["z", 0.8, 0.1]
     )
     labels = write_table(
-        tmp_path / "l.csv", ["case", "a", "b"], ["x", 0, 1], ["y", 1, 0], ["z", "", 0], ["w", "nan", 1]
+        tmp_path / "l.csv", ["case", "a", "b"], ["x", 0, 1], ["y", 1, 0], ["z", "", "NA"], ["w", "nan", 1]
     )
     evaluation = evaluate(predictions, labels)
     assert evaluation.result["targets"]["kind"] == "multilabel"

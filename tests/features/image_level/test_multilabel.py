@@ -2,8 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional as F
 
 from medconv.features.image_level.multilabel import MultilabelTargets
+from medconv.metrics import image_level
+from medconv.training.losses.image_level import CrossEntropy
 
 FINDINGS = MultilabelTargets(("x", "y"))
 VALUES = np.array([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
@@ -22,6 +26,64 @@ def test_a_validation_needs_a_label_with_both_answers() -> None:
         FINDINGS.check_examples(VALUES[:1], "validation")
     with pytest.raises(ValueError, match="no training case has label x"):
         FINDINGS.check_examples(VALUES[1:], "training")
+
+
+MISSING = np.array([[1.0, np.nan], [0.0, 1.0], [np.nan, 0.0], [1.0, 1.0], [0.0, np.nan]])
+OUTPUTS = np.array([[0.9, 0.1], [0.6, 0.7], [0.99, 0.2], [0.4, 0.8], [0.2, 0.99]])
+
+
+def test_metrics_leave_missing_findings_out() -> None:
+    """They are the means of those of each label alone, over its known cases."""
+    one = MultilabelTargets(("x",))
+    alone = []
+    for index in range(2):
+        known = ~np.isnan(MISSING[:, index])
+        columns = slice(index, index + 1)
+        alone.append(image_level.measure(one, OUTPUTS[known, columns], MISSING[known, columns]))
+    both = image_level.measure(FINDINGS, OUTPUTS, MISSING)
+    for metric, value in both.items():
+        assert value == pytest.approx(np.mean([row[metric] for row in alone])), metric
+    other = OUTPUTS.copy()
+    other[np.isnan(MISSING)] = 0.5
+    assert image_level.measure(FINDINGS, other, MISSING) == both
+    assert FINDINGS.per_name(other, MISSING) == FINDINGS.per_name(OUTPUTS, MISSING)
+    assert FINDINGS.cross_entropy(other, MISSING) == FINDINGS.cross_entropy(OUTPUTS, MISSING)
+    assert FINDINGS.fitted_temperature(other, MISSING) == FINDINGS.fitted_temperature(OUTPUTS, MISSING)
+    assert FINDINGS.errors(OUTPUTS, MISSING).tolist() == pytest.approx([0.1, 0.6, 0.2, 0.6, 0.2])
+
+
+def test_the_loss_leaves_missing_findings_out() -> None:
+    label = torch.tensor(MISSING, dtype=torch.float32)
+    outputs = torch.tensor(OUTPUTS, dtype=torch.float32, requires_grad=True)
+    loss = FINDINGS.compare(CrossEntropy(exclusive=False), outputs, FINDINGS.encode(label))
+    loss.backward()
+    known = ~label.isnan()
+    expected = (
+        F.binary_cross_entropy_with_logits(outputs[known], label[known], reduction="sum") / label.numel()
+    )
+    assert float(loss) == pytest.approx(float(expected))
+    assert outputs.grad is not None
+    assert torch.equal(outputs.grad != 0, known)
+
+
+def test_a_missing_finding_is_neither_present_nor_absent() -> None:
+    assert FINDINGS.class_counts(MISSING) == [2, 2]
+    assert FINDINGS.output_counts(MISSING) == [round(2 * 5 / 4), round(2 * 5 / 3)]
+    assert FINDINGS.label_text(MISSING[0].tolist()) == "x, y unknown"
+    assert FINDINGS.cells_per_name(MISSING[0].tolist()) == ["1", "-"]
+    assert FINDINGS.label_cells(MISSING[0].tolist()) == [1.0, None]
+    assert FINDINGS.check_examples(MISSING, "validation") is None
+    only_missing = np.array([[1.0, np.nan], [1.0, np.nan]])
+    with pytest.raises(ValueError, match="no label has both positive and negative validation cases"):
+        FINDINGS.check_examples(only_missing, "validation")
+
+
+def test_plots_are_those_of_known_findings() -> None:
+    other = OUTPUTS.copy()
+    other[np.isnan(MISSING)] = 0.5
+    pictures = FINDINGS.pictures(OUTPUTS, MISSING)
+    for name, picture in FINDINGS.pictures(other, MISSING).items():
+        assert np.array_equal(picture, pictures[name]), name
 
 
 def test_cells_may_be_true_and_false() -> None:

@@ -61,6 +61,29 @@ def test_equal_labels_have_no_spread_from_rounding() -> None:
     assert RegressionTargets(("a",)).fitted(np.full((3, 1), 0.1)).stds == (1.0,)
 
 
+@pytest.mark.parametrize(
+    ("numbers", "value"),
+    [
+        ([20, 55, 90, -999, -999], -999),
+        ([20, 55, 90, 9999], 9999),
+        ([0.1, 0.5, 2.5, -1], -1),
+        ([20, 55, 90, 99], None),  # an age
+        ([-2, -1, 0, 1, 2], None),
+        ([-999, -998, -1], None),
+    ],
+)
+def test_a_number_that_stands_for_none_is_named(numbers: list[float], value: float | None) -> None:
+    values = np.array(numbers, float)[:, None]
+    warning = RegressionTargets(("age",)).check_examples(values, "training")
+    if value is None:
+        assert warning is None
+    else:
+        assert warning is not None
+        assert warning.startswith(
+            f"{numbers.count(value)} training cases have age {value}, all others are from "
+        )
+
+
 def test_a_number_that_never_changes_is_named() -> None:
     targets = RegressionTargets(("age", "size"))
     assert targets.check_examples(np.array([[1.0, 2.0], [3.0, 2.0]]), "training") == (

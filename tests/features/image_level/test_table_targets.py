@@ -1,5 +1,7 @@
 """medconv/features/image_level/table_targets.py: the kind that labels suggest; `test_csv_table.py` has whole tables."""
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,27 @@ PATH = Path("labels.csv")
 def test_labels_suggest_the_kind(columns: dict[str, list[str]], kind: str) -> None:
     labels = list(columns.values())
     assert targets_of_columns(list(columns), labels, None, None, PATH).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("numbers", "is_asked"),
+    [
+        (range(60, 76), True),  # ages in years
+        ((0, 1, -999), True),
+        (range(5), False),
+        (range(1, 7), False),
+        ((0, 1, 3), False),
+        ((10, 20), False),
+    ],
+)
+def test_whole_numbers_that_may_be_no_classes_are_asked_about(numbers: Sequence[int], is_asked: bool) -> None:
+    labels = [str(number) for number in numbers]
+    expected = (
+        rf"column 'age' holds {len(labels)} different whole numbers from .*, which may be classes or numbers"
+    )
+    with pytest.raises(ValueError, match=expected) if is_asked else nullcontext():
+        assert targets_of_columns(["age"], [labels], None, None, PATH).kind == "multiclass"
+    assert targets_of_columns(["age"], [labels], "ordinal", None, PATH).kind == "ordinal"
 
 
 def test_several_names_for_one_column_are_classes() -> None:

@@ -43,6 +43,21 @@ def test_classes_named_like_columns_are_read_back(tmp_path: Path, kind: type[Ima
         assert tables.read_truth(labels, targets).values == {"x": (1, 0, 0), "y": (1, 1, 0)}
 
 
+def test_a_case_of_which_some_findings_are_known_is_evaluated(tmp_path: Path) -> None:
+    predictions = write_table(
+        tmp_path / "p.csv", ["case", "x", "y"], *[[f"{i}", 0.1 * i, 1 - 0.2 * i] for i in range(5)]
+    )
+    labels = write_table(
+        tmp_path / "l.csv", ["case", "x", "y"], [0, 0, ""], [1, "NA", 1], [2, 1, -1], [3, "", ""], [4, 1, 0]
+    )
+    result = evaluate(predictions, labels).result
+    assert result["targets"]["kind"] == "multilabel"
+    assert result["without_label"] == ["3"]
+    assert [row["truth"] for row in result["cases"]] == [[0, None], [None, 1], [1, None], [1, 0]]
+    assert result["mean"]["auc"] == 1
+    assert "NaN" not in json.dumps(result)
+
+
 def test_ids_and_classes_that_look_like_formulas_are_read_back(tmp_path: Path) -> None:
     targets = MulticlassTargets(("=cmd", "-low"))
     (tmp_path / "a.png").touch()

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 from helpers.rated import add_rater, with_raters, write_probabilities
-from helpers.volumes import label_array, write_msd, write_nnunet
+from helpers.volumes import label_array, save, write_msd, write_nnunet
 
 from medconv.data.case_files import image_of, label_of, probabilities_of, probabilities_on, rater_labels_on
 from medconv.data.datasets.dataset_json import msd, nnunet
@@ -31,6 +32,25 @@ def test_the_label_is_the_mean_of_the_raters_and_their_consensus_where_both_agre
     _, grid = image_of(case)
     np.testing.assert_array_equal(rater_labels_on(case, grid), [first, second])
     assert rater_labels_on(alone, grid)[1] is None
+
+
+def test_each_of_several_further_raters_counts(tmp_path: Path) -> None:
+    root = write_msd(tmp_path, 1)
+    first = label_array(0)
+    (path,) = (root / "labelsTr").iterdir()
+    affine = nib.load(path).affine
+    answers = [first]
+    for number, plane in ((2, 6), (3, 5), (4, 6)):
+        answer = first.copy()
+        answer[plane][answer[plane] == 1] = 0
+        save(root / f"labelsTr{number}" / path.name, answer, affine)
+        answers.append(answer)
+    folders = [f"labelsTr{number}/{{id}}.nii.gz" for number in (2, 3, 4)]
+    (case,) = with_soft_labels(msd(root), folders, None, str(root)).cases
+    probabilities, _ = probabilities_of(case)
+    np.testing.assert_allclose(probabilities[0], np.mean([answer == 1 for answer in answers], axis=0))
+    _, grid = image_of(case)
+    np.testing.assert_array_equal(rater_labels_on(case, grid), answers)
 
 
 def test_files_of_probabilities_may_have_a_channel_for_the_background(tmp_path: Path) -> None:

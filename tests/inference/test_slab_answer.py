@@ -105,6 +105,35 @@ def test_the_label_map_is_that_of_all_logits(name: str, monkeypatch: pytest.Monk
     assert len(np.unique(label)) >= 2
 
 
+@pytest.mark.parametrize("keeps_logits", [True, False])
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [("other windows", (2, 1)), ("other spacing", (2, 1)), ("regions, other spacing", (1, 1))],
+)
+def test_each_network_of_a_mixed_ensemble_counts_the_same(
+    name: str, counts: tuple[int, int], keeps_logits: bool
+) -> None:
+    """Networks of one preprocessing have a mean of logits, those of several a mean of probabilities."""
+    models = ENSEMBLES[name]()
+    first, second = models[: counts[0]], models[counts[0] :]
+    mixed = scores(models, keeps_logits)
+    parts = [scores(part, True) for part in (first, second)]
+    shares = [count / len(models) for count in counts]
+    if first[0].preprocessing == second[0].preprocessing:
+        (one, other) = [torch.from_numpy(np.stack(list(part.probabilities()))).logit() for part in parts]
+        expected = (shares[0] * one + shares[1] * other).sigmoid()
+    else:
+        expected = sum(
+            share * torch.from_numpy(np.stack(list(part.probabilities())))
+            for share, part in zip(shares, parts, strict=True)
+        )
+    if keeps_logits:
+        probabilities = torch.from_numpy(np.stack(list(mixed.probabilities())))
+        torch.testing.assert_close(probabilities, expected, atol=2e-3, rtol=0)
+    label = models[0].targets.decode_mean(expected).numpy()
+    assert (mixed.answer() != label).mean() < 2e-3
+
+
 @pytest.mark.parametrize(("highest", "dtype"), [(255, np.uint8), (256, np.int16)])
 def test_a_label_map_in_work_has_one_byte_a_voxel_where_that_is_enough(highest: int, dtype: type) -> None:
     targets = RegionTargets(("lesion", "core"), ((1, highest), (highest,)), None, (1, highest))

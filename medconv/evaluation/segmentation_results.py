@@ -164,6 +164,10 @@ class LabelMapEvaluation:
             cells = _cells(per_class[name], values["dice"]["sd"])
             lines.append(f"{name:<{width}} {cells} {values['dice']['n']:>6}")
         lines.append(f"{'mean foreground':<{width}} {_cells(self.result['mean'], None)}")
+        volumes = [(name, row["volume_ml"], row["reference_volume_ml"]) for name, row in per_class.items()]
+        only_predicted = [name for name, predicted, true in volumes if predicted and not true]
+        if only_predicted:
+            lines.append(f"no reference has {', '.join(only_predicted)}, which predictions have")
         lines += self._rater_lines()
         for feature in doors.objects(doors.EVALUATIONS):
             if feature.KEY in self.result:

@@ -106,6 +106,13 @@ def test_missing_references_are_named(tmp_path: Path) -> None:
         evaluate(predictions, references)
 
 
+def test_a_value_that_predictions_alone_have_is_named(tmp_path: Path) -> None:
+    """Such as 255 in place of 1."""
+    predicted = {"a": label_of(0, 4), "b": label_of(0, 5)}
+    evaluation = segmentation.evaluate(*folders(tmp_path, predicted, {"a": label_of(3), "b": label_of(4)}))
+    assert table(evaluation).splitlines()[-1] == "no reference has 2, which predictions have"
+
+
 def test_references_without_a_prediction_are_reported(tmp_path: Path) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(3)}, {"a": label_of(3), "b": label_of(4)})
     evaluation = segmentation.evaluate(predictions, references)

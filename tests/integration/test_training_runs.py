@@ -372,6 +372,17 @@ def test_accumulation_steps_less_often(dataset: Path, tmp_path: Path) -> None:
     assert summary["steps"] == 3
 
 
+def test_accumulation_over_more_batches_than_an_epoch_has_is_a_warning(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lightning steps at the end of each epoch (Lightning-AI/pytorch-lightning#21808)."""
+    settings = ["data.samples_per_epoch=4", "trainer.accumulate_grad_batches=3", "trainer.max_steps=1"]
+    tiny.train(dataset, tmp_path / "run", *settings)
+    assert (
+        "trainer.accumulate_grad_batches=3: an epoch has 2 batches, and Lightning takes a step" in caplog.text
+    )
+
+
 def test_weights_of_a_checkpoint_are_the_start_of_another_run(
     done: Path, dataset: Path, tmp_path: Path
 ) -> None:

@@ -72,12 +72,14 @@ def msd(root: str | Path) -> Dataset:
         )
     cases = []
     for entry in entries:
-        if not isinstance(entry, dict) or not {"image", "label"} <= set(entry):
-            raise ValueError(f"{path}: every entry of `training` needs the keys `image` and `label`")
-        case = Case(
-            id=stem(Path(entry["image"])), images=(folder / entry["image"],), label=folder / entry["label"]
-        )
-        cases.append(case)
+        if not isinstance(entry, dict) or not all(
+            isinstance(entry.get(key), str) for key in ("image", "label")
+        ):
+            raise ValueError(
+                f"{path}: every entry of `training` needs the keys `image` and `label`, two paths"
+            )
+        image = _below(folder, entry["image"])
+        cases.append(Case(id=stem(image), images=(image,), label=_below(folder, entry["label"])))
     warn_of_count(meta, cases, path)
     modalities = names_by_number(meta.get("modality"), path, "modality")
     class_names, targets = parse_labels(meta, path)
@@ -149,6 +151,11 @@ def missing_numbers(files: Sequence[Path], num_channels: int) -> tuple[int, ...]
     return tuple(sorted(expected - numbers)) if numbers <= expected else ()
 
 
+def _below(folder: Path, text: str) -> Path:
+    """A path of a `dataset.json`, which may have been written on Windows."""
+    return folder / text.replace("\\", "/")
+
+
 def has_channel_files(folder: Path, meta: Mapping[str, Any]) -> bool:
     """Whether a Decathlon's `dataset.json` is of nnU-Net version 1: it lists CASE.nii.gz, the file is
     CASE_0000.nii.gz.
@@ -157,7 +164,7 @@ def has_channel_files(folder: Path, meta: Mapping[str, Any]) -> bool:
     first = entries[0] if isinstance(entries, list) and entries else None
     if not isinstance(first, dict) or not isinstance(first.get("image"), str):
         return False
-    listed = folder / first["image"]
+    listed = _below(folder, first["image"])
     suffix = listed.name.removeprefix(stem(listed))
     return not listed.exists() and listed.with_name(f"{stem(listed)}_0000{suffix}").exists()
 

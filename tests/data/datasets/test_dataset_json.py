@@ -1,5 +1,6 @@
 """medconv/data/datasets/dataset_json.py: Decathlon and nnU-Net folders are told apart."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,15 @@ from medconv.data.preprocessing.check import check
 def test_auto_reads_both_layouts(tmp_path: Path) -> None:
     assert auto(write_msd(tmp_path / "msd")) == msd(tmp_path / "msd")
     assert auto(write_nnunet(tmp_path / "nnunet")) == nnunet(tmp_path / "nnunet")
+
+
+def test_paths_may_be_those_of_windows(tmp_path: Path) -> None:
+    expected = msd(write_msd(tmp_path))
+
+    entries = json.loads((tmp_path / "dataset.json").read_text())["training"]
+    windows = [{key: text.replace("/", "\\") for key, text in entry.items()} for entry in entries]
+    edit_json(tmp_path, training=windows)
+    assert msd(tmp_path) == expected
 
 
 def test_error_names_the_expected_keys(tmp_path: Path) -> None:

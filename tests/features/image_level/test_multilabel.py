@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from medconv.features.image_level import metrics as image_level
 from medconv.features.image_level.multilabel import MultilabelTargets
-from medconv.metrics import image_level
 from medconv.training.losses.image_level import CrossEntropy
 
 FINDINGS = MultilabelTargets(("x", "y"))

@@ -11,7 +11,7 @@ from medconv.inference.output import TABLE
 from medconv.targets import all_kinds
 from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text
-from medconv.utils.errors import ArgumentError
+from medconv.utils.errors import ArgumentError, reason
 from medconv.utils.logging import some
 
 
@@ -109,7 +109,7 @@ def check_writable(output: Path, read_files: Collection[Path]) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise ArgumentError("output", f" {output}: cannot be written ({error.strerror})") from error
+        raise ArgumentError("output", f" {output}: cannot be written ({reason(error)})") from error
 
 
 def plain_number(value: float | None, digits: int = 4) -> str:

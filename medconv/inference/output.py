@@ -27,7 +27,7 @@ from medconv.data.io.writing import write_channels, write_label
 from medconv.inference.predictor import Predictor
 from medconv.inference.slab_answer import LabelMapScores
 from medconv.utils.atomic_io import write_text
-from medconv.utils.errors import ArgumentError
+from medconv.utils.errors import ArgumentError, reason
 from medconv.utils.locks import Claims, acquired, held
 from medconv.utils.logging import some
 
@@ -201,8 +201,7 @@ class Output(ABC):
                 self._begin(self._entries, overwrite)
         # NotImplementedError: a file system without locks.
         except (OSError, NotImplementedError) as error:
-            cause = getattr(error, "strerror", None) or error
-            raise self._refusal(f"cannot be written ({cause})") from error
+            raise self._refusal(f"cannot be written ({reason(error)})") from error
         completed = False
         try:
             yield

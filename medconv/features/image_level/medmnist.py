@@ -23,7 +23,7 @@ from medconv.data.io import raster
 from medconv.data.io.images import stamp
 from medconv.features.image_level.csv_table import csv
 from medconv.targets import Targets
-from medconv.utils.errors import Argument, ArgumentError
+from medconv.utils.errors import Argument, ArgumentError, reason
 from medconv.utils.locks import held
 from medconv.utils.progress import track
 
@@ -83,7 +83,7 @@ def _unpacked(path: Path, cache_dir: Path) -> Path:
             if not folder.exists():
                 _unpack(path, folder)
     except OSError as error:
-        raise ArgumentError("cache_dir", f": cannot write to {folder} ({error.strerror})") from error
+        raise ArgumentError("cache_dir", f": cannot write to {folder} ({reason(error)})") from error
     return folder
 
 

@@ -67,13 +67,20 @@ def write_pages() -> None:
 
 
 def notebook_page(file: Path) -> str:
-    """Its cells, without the pictures that running it draws."""
+    """Its cells, with the texts and pictures that are stored in it."""
     parts = []
     for cell in json.loads(file.read_text())["cells"]:
         text = "".join(cell["source"])
         language = "bash" if text.startswith("!") else "python"
         code = f"```{language}\n{text.removeprefix('!')}\n```"
         parts.append(text if cell["cell_type"] == "markdown" else code)
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "image/png" in data:
+                parts.append(f"![](data:image/png;base64,{''.join(data['image/png'].split())})")
+            else:
+                lines = "".join(output.get("text", data.get("text/plain", ())))
+                parts.append(f"```text\n{lines.rstrip()}\n```")
     return "\n\n".join([*parts, f"[This page as a notebook]({file.name})", ""])
 
 

@@ -95,7 +95,7 @@ def check_names(values: Mapping[str, Any]) -> None:
         if name in groups:
             is_interpolation = isinstance(value, str) and "${" in value
             if not isinstance(value, Mapping) and not is_interpolation:
-                raise ConfigError(f"{name}={as_text(value)}: {name} is no single value; set one of its keys")
+                raise ConfigError(f"{name}={as_text(value)}: {name} is a group; set one of its keys")
             if name in typed_groups and isinstance(value, Mapping):
                 unknown = [key for key in value if key not in typed_groups[name]]
                 problems += [problem for key in unknown for problem in _unknown_in_group(name, key)]

@@ -29,7 +29,7 @@ def compose(*overrides: str) -> Any:
         ("data.spacing_mm=1", "data.spacing_mm must be a list of numbers or null, got 1"),
         ("init.lr_multipliers={head:fast}", "init.lr_multipliers must be values by name"),
         ("loss._target_=torch.nn.CrossEntropyLos", "loss._target_"),
-        ("task=regression", "task=regression: task is no single value; set one of its keys"),
+        ("task=regression", "task=regression: task is a group; set one of its keys"),
         ("+trainer.max_step=3", "trainer.max_step"),
         ("trainer.max_steps=many", "trainer.max_steps must be a whole number, got many"),
         ("trainer.detect_anomaly=maybe", "trainer.detect_anomaly must be true or false, got maybe"),

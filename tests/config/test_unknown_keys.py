@@ -30,8 +30,8 @@ from medconv.utils.logging import message
     [
         ({"data": {"bach_size": 2}}, "there is no key data.bach_size; did you mean data.batch_size or"),
         ({"modl": {}}, "there is no key modl; did you mean model?"),
-        ({"task": "regression"}, "task=regression: task is no single value; set one of its keys"),
-        ({"loss": None}, "loss=null: loss is no single value"),
+        ({"task": "regression"}, "task=regression: task is a group; set one of its keys"),
+        ({"loss": None}, "loss=null: loss is a group"),
         ({"trainer": {"callbacks": []}}, "trainer.callbacks cannot be set: add callbacks by"),
         ({"trainer": {"max_stepz": 1}}, "there is no key trainer.max_stepz; did you mean trainer.max_steps"),
         ({"trainer": {"gradient_clip": 1}}, "did you mean trainer.gradient_clip_"),

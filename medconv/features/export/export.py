@@ -64,7 +64,7 @@ def _check_output(output: Path, format: Format, choices: ExportOptions, source: 
     problem = ""
     nearest = next(path for path in output.absolute().parents if path.exists())
     if not nearest.is_dir():
-        problem = f"{nearest} is no folder"
+        problem = f"{nearest} is not a folder"
     elif format.is_folder and (output.exists() or output.is_symlink()):
         problem = f"exists already; the format {choices.format} needs a new folder"
     elif output.is_dir():

@@ -39,7 +39,7 @@ class Thaw(Callback):
             self.thawed_step = trainer.global_step
             schedule.warm_up_again()
             log.info(
-                "init.thaw_at=%g: from step %d on, %s train too; the learning rate warms up once more",
+                "init.thaw_at=%g: from step %d on, %s train too; the learning rate warms up again",
                 self.at,
                 1 + trainer.global_step,
                 description(self._frozen, pl_module.network),

@@ -58,7 +58,7 @@ def test_bad_options_are_one_error_and_write_nothing(
             f"--opset must lie between {OPSETS[0]} and {OPSETS[-1]}, got 7",
         ),
         (("--checkpoint", tmp_path / "no.ckpt", "--output", tmp_path / "m", *pt2), "no such checkpoint"),
-        ((*checkpoint, "--output", tmp_path / "b.ckpt/m", *pt2), "b.ckpt is no folder"),
+        ((*checkpoint, "--output", tmp_path / "b.ckpt/m", *pt2), "b.ckpt is not a folder"),
         (
             (*good, "--format", "bundle", "--output", exported.images),
             "exists already; the format bundle needs a new folder",

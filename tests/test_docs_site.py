@@ -1,6 +1,7 @@
 """The documentation site builds without a warning, and its generated pages have what they should."""
 
 import importlib.util
+import json
 import pkgutil
 import re
 import shutil
@@ -42,6 +43,15 @@ def site_module() -> Any:
 def test_the_page_of_config_keys_is_that_of_the_schema() -> None:
     docs_site = site_module()
     assert docs_site.CONFIG_PAGE.read_text() == docs_site.config_page(), "run `python docs/site.py`"
+
+
+@pytest.mark.parametrize("name", ["first_segmentation", "own_convolution"])
+def test_a_notebook_holds_its_pictures_and_no_paths(name: str) -> None:
+    text = (ROOT / f"docs/notebooks/{name}.ipynb").read_text()
+    outputs = [output for cell in json.loads(text)["cells"] for output in cell.get("outputs", ())]
+    assert {"display_data", "execute_result", "stream"} >= {output["output_type"] for output in outputs}
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2
+    assert not re.search(r"/(home|root|tmp|work)/", text)
 
 
 def test_the_names_of_the_python_page_exist() -> None:

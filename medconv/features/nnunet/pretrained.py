@@ -12,6 +12,7 @@ from torch import nn
 
 from medconv.config import ConfigError, Derived, Node, RunConfig
 from medconv.features.nnunet import nnssl, plans
+from medconv.features.pretrained.hub import local_file
 from medconv.features.pretrained.load import Origin, Report
 from medconv.features.pretrained.source import load_weights
 from medconv.models.unet import UNet
@@ -30,14 +31,15 @@ def find(name: str) -> "PretrainedNnUNet | None":
     """The network that `init.pretrained` names; None: a file without plans.
 
     Raises:
-        ValueError: a folder without plans and a checkpoint, or with what medconv does not support.
+        ValueError: a folder without plans and a checkpoint, or with what medconv does not support; or the Hub
+            does not give the file.
     """
-    path = Path(name)
-    if path.is_dir():
-        return _of_folder(path)
-    # safetensors hold tensors alone
-    has_plan = path.is_file() and path.suffix != ".safetensors"
-    return _of_nnssl(path) if has_plan else None
+    if Path(name).is_dir():
+        return _of_folder(Path(name))
+    if ".safetensors" in name:  # they hold tensors alone
+        return None
+    path = local_file(name)
+    return _of_nnssl(name, path) if path.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class PretrainedNnUNet:
         log.info("init.pretrained=%s: %s sets %s", self.name, self.description, some(texts, len(texts)))
 
 
-def _of_nnssl(path: Path) -> PretrainedNnUNet | None:
+def _of_nnssl(name: str, path: Path) -> PretrainedNnUNet | None:
     plan = nnssl.read(path)
     if plan is None:
         return None
@@ -104,7 +106,7 @@ def _of_nnssl(path: Path) -> PretrainedNnUNet | None:
     if plan.spacing_mm is not None:
         data["spacing_mm"] = list(plans.ours(plan.spacing_mm, plan.axes))
     return PretrainedNnUNet(
-        name=str(path),
+        name=name,
         path=path,
         # Pretraining without labels predicts no class, so the head begins anew
         origin=Origin(plan.axes, ()),

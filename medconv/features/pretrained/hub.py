@@ -1,4 +1,4 @@
-"""Weights from the Hugging Face Hub: `hf://OWNER/NAME/FILE.safetensors` becomes a file of its cache."""
+"""Weights from the Hugging Face Hub: `hf://OWNER/NAME/FILE` becomes a file of its cache."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,8 @@ from typing import Any
 from medconv.utils.optional_imports import needed
 
 PREFIX = "hf://"
+# Formats that can be read without running code: pickles are read with `weights_only=True`.
+_SUFFIXES = (".safetensors", ".pth", ".pt", ".ckpt", ".bin")
 _SOURCE = re.compile(r"hf://(?P<repository>[^/@]+/[^/@]+)/(?P<file>[^@]+)(?:@(?P<revision>.+))?")
 
 
@@ -19,16 +21,19 @@ def local_file(source: str | Path) -> Path:
     """The file that a source names, downloaded if the cache does not have it.
 
     Args:
-        source: a path, or `hf://OWNER/NAME/FILE.safetensors`, with `@REVISION` for a branch, tag or commit.
+        source: a path, or `hf://OWNER/NAME/FILE`, with `@REVISION` for a branch, tag or commit.
     Raises:
-        ValueError: another kind of file, since only safetensors cannot hold code; the package is missing; or
-            the Hub does not have the file or cannot be reached.
+        ValueError: a kind of file that holds no weights; the package is missing; or the Hub does not have the
+            file or cannot be reached.
     """
     if not is_remote(source):
         return Path(source)
     match = _SOURCE.fullmatch(str(source))
-    if match is None or not match["file"].endswith(".safetensors"):
-        raise ValueError(f"{source}: expected hf://OWNER/NAME/FILE.safetensors, or the same with @REVISION")
+    if match is None or not match["file"].endswith(_SUFFIXES):
+        raise ValueError(
+            f"{source}: expected hf://OWNER/NAME/FILE or hf://OWNER/NAME/FILE@REVISION, with a FILE that "
+            f"ends in {', '.join(_SUFFIXES)}"
+        )
     hub: Any = needed("huggingface_hub", "hub", f"reading {source}")
     try:
         file = hub.hf_hub_download(match["repository"], match["file"], revision=match["revision"])

@@ -29,7 +29,7 @@ class WeightFile:
     """A file of weights without plans of its own. It need not exist: a resumed run has its weights.
 
     Args:
-        name: a path, or `hf://OWNER/NAME/FILE.safetensors`.
+        name: a path, or `hf://OWNER/NAME/FILE`.
     """
 
     name: str

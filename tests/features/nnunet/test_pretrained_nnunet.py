@@ -2,6 +2,7 @@
 
 import json
 import logging
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import nnunet_models as models
+from helpers.hub import serving
 from hydra import compose, initialize_config_dir
 
 from medconv import config
@@ -140,6 +142,24 @@ def test_a_file_of_nnssl_sets_network_spacing_and_normalisation(
     assert torch.equal(weight.cpu(), kernel.permute(0, 1, 4, 3, 2))
     kept = with_plans(_config(path, "data.spacing_mm=[2,2,2]", "data.normalisation=rescale"))
     assert kept.data.spacing_mm == [2, 2, 2] and kept.data.normalisation == "rescale"
+
+
+def test_a_file_of_nnssl_may_be_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the folder of its fold has it there: its plan is found, and another pickle is no code."""
+    architecture = models.plans("residual")["configurations"]["base"]["architecture"]
+    network = {"arch_class_name": "ResidualEncoderUNet", "arch_kwargs": architecture["arch_kwargs"]}
+    state = {n: v for n, v in models.state_dict("residual", 1).items() if n.startswith("encoder")}
+    path = models.write_nnssl(tmp_path / "checkpoint_final.pth", network, state)
+    name = "hf://lab/heart/fold_all/checkpoint_final.pth"
+    with serving(path.read_bytes(), tmp_path / "cache", monkeypatch):
+        planned = with_plans(_config(name))
+        assert planned.data.spacing_mm == [2.0, 1.5, 1.0]
+        source = find(name)
+    assert source is not None
+    assert source.name == name
+    other = serving(pickle.dumps(Path("/")), tmp_path / "other", monkeypatch)
+    with other, pytest.raises(ValueError, match=r"checkpoint_final\.pth"):
+        find(name)
 
 
 def test_files_and_random_weights_are_left_alone(tmp_path: Path) -> None:

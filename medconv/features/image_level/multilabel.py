@@ -96,7 +96,7 @@ class MultilabelTargets(NumberTargets):
         return image_level.mean_of(rows)
 
     def per_name(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, MetricValues]:
-        metrics = {}
+        metrics: dict[str, MetricValues] = {}
         for index, name in enumerate(self.names):
             known = ~np.isnan(truth[:, index])
             column = outputs[known, index : index + 1]

@@ -197,7 +197,7 @@ def composed(folder: Path, overrides: list[str]) -> Composed:
     layout = {"_target_": "medconv.data.case.Dataset", "cases": cases, **names}
     data = OmegaConf.merge(OmegaConf.load(conf_dir() / "data/base.yaml"), {"layout": layout})
     values = OmegaConf.create({"run": run, "data": data})
-    return Composed(values, OmegaConf.create({**settings, **commands}))
+    return Composed(values, OmegaConf.create({**settings, **commands}), choices={})
 
 
 WELL = """

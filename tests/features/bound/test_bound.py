@@ -1,0 +1,117 @@
+"""medconv/features/bound: bounds against their definition, their coverage, and the commands around them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import tiny
+from helpers.label_maps import folders, label_of
+
+from medconv.evaluation import segmentation
+from medconv.evaluation.results import table
+from medconv.features.bound import bounds
+from medconv.features.report.segmentation_report import page as page_of
+from medconv.utils.exit_codes import DONE, USER
+
+
+def test_the_margin_is_an_order_statistic_of_the_distances() -> None:
+    """Nine distances, .1 to .9: their 9th of (9 + 1) x .9, the 5th of 10 x .5; eight are too few for .9."""
+    estimated = [0.1 * n for n in range(1, 10)]
+    true = [0.0] * 9
+    assert bounds.margin(estimated, true, 0.9) == pytest.approx(0.9)
+    assert bounds.margin(estimated, true, 0.5) == pytest.approx(0.5)
+    assert bounds.margin(estimated[:8], true[:8], 0.9) is None
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.3])
+def test_bounds_hold_in_the_wanted_share_however_poor_the_estimate(noise: float) -> None:
+    rng = np.random.default_rng(0)
+    held = []
+    for _ in range(400):
+        true = rng.beta(8, 2, 60)
+        estimated = np.clip(true + noise * rng.standard_normal(60) + 0.05, 0, 1)
+        distance = bounds.margin(estimated[:30].tolist(), true[:30].tolist(), 0.9)
+        assert distance is not None
+        held += (true[30:] >= estimated[30:] - distance).tolist()
+    # 28 of 31 by the rank; the standard error of 12,000 dependent answers is below half a per cent
+    assert 0.9 <= np.mean(held) <= 0.92
+
+
+def estimates(folder: Path, by_case: dict[str, float | None]) -> None:
+    (folder / "quality").mkdir(exist_ok=True)
+    for case, dice in by_case.items():
+        content = {"networks": 2, "method": "pairwise_dice", "classes": {"1": {"dice": dice}}}
+        (folder / "quality" / f"{case}.json").write_text(json.dumps(content))
+
+
+def evaluated(tmp_path: Path, name: str, sizes: dict[str, int]) -> tuple[Path, Path]:
+    """Predictions of discs that are too small by so many voxels, with estimates .05 above the true Dice."""
+    true = {case: label_of(10) for case in sizes}
+    predicted = {case: label_of(10 - missing) for case, missing in sizes.items()}
+    (tmp_path / name).mkdir()
+    predictions, references = folders(tmp_path / name, predicted, true)
+    dice = {case: 2 * (10 - missing) / (20 - missing) + 0.05 for case, missing in sizes.items()}
+    estimates(predictions, {case: min(1.0, value) for case, value in dice.items()})
+    return predictions, references
+
+
+def test_the_command_bounds_new_cases_and_evaluate_says_whether_it_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predictions, references = evaluated(tmp_path, "known", {f"c{i}": i for i in range(1, 7)})
+    calibration = tmp_path / "metrics.json"
+    evaluation = segmentation.evaluate(predictions, references)
+    calibration.write_text(json.dumps(evaluation.result))
+    new, truth = evaluated(tmp_path, "new", {"good": 1, "poor": 5, "wrong": 9})
+    estimates(new, {"wrong": 0.95, "lost": None})
+    words = ["--predictions", new, "--calibration", calibration, "--share", "0.8", "--limit", "0.8"]
+    assert tiny.call(monkeypatch, "bound", *words) == DONE
+    printed = capsys.readouterr().out
+    assert "2 cases to look at" in printed
+    assert printed.index("poor") < printed.index("lost")
+    rows = {row.case: row for row in bounds.read(new / bounds.FILE)}
+    # all distances are .05
+    assert rows["poor"].lower == pytest.approx(2 * 5 / 15)
+    assert rows["lost"].lower is None
+    again = segmentation.evaluate(new, truth)
+    row = again.result["bound"]["per_class"]["1"]
+    assert row["n"] == 3
+    assert row["share"] == pytest.approx(2 / 3)
+    assert "1: the lower bound of Dice held in 0.6667 of 3 cases, wanted 0.8" in table(again)
+    assert "Lower bounds of Dice" in page_of(again)
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "message"),
+    [
+        ("{}", [], "metrics.json: expected what medconv evaluate writes of predictions with --quality"),
+        ("{}", ["--share", "1"], "--share must lie between 0 and 1, got 1.0"),
+        (None, [], "metrics.json"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(
+    content: str | None,
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calibration = tmp_path / "metrics.json"
+    if content is not None:
+        calibration.write_text(content)
+    code = tiny.call(monkeypatch, "bound", "--predictions", tmp_path, "--calibration", calibration, *words)
+    assert code == USER
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+
+
+def test_predictions_without_estimates_are_named(tmp_path: Path) -> None:
+    calibration = tmp_path / "metrics.json"
+    calibration.write_text(json.dumps({"quality": {"cases": {}, "per_class": {}}, "cases": []}))
+    with pytest.raises(ValueError, match="no estimates of Dice; predict with --quality"):
+        bounds.bounds(tmp_path, calibration, 0.9)

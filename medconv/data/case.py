@@ -74,6 +74,19 @@ class Grid:
         """Anatomical directions of the array's axes, such as `RAS`."""
         return "".join(str(code) for code in nib.aff2axcodes(self.matrix))
 
+    @property
+    def canonical_axes(self) -> np.ndarray:
+        """The canonical axis of each axis of the array, and its direction there, as nibabel has them.
+
+        Canonical axes point right, anterior, superior. A single slice stays across the third axis, and its
+        own two axes are those that it has as a slice of a volume: right and superior, if it is coronal.
+        """
+        axes: np.ndarray = nib.orientations.io_orientation(self.matrix)
+        if self.shape[2] == 1:
+            first_axis, second_axis, _ = axes[:, 0]
+            axes[:, 0] = (0, 1, 2) if first_axis < second_axis else (1, 0, 2)
+        return axes
+
     def with_spacing_mm(self, spacing_mm: Sequence[float]) -> Grid:
         """The grid with another spacing.
 
@@ -81,7 +94,7 @@ class Grid:
         afterwards.
 
         Args:
-            spacing_mm: right, anterior, superior; for a single slice two numbers, along its first two axes.
+            spacing_mm: right, anterior, superior; for a single slice two numbers, in this order, too.
 
         Raises:
             ValueError: the wrong count of numbers.
@@ -90,13 +103,10 @@ class Grid:
         if len(spacing_mm) != (2 if is_slice else 3):
             expected = "two numbers for one slice" if is_slice else "three numbers for a volume"
             raise ValueError(f"spacing_mm: expected {expected}, got {list(spacing_mm)}")
-        if is_slice:
-            anatomical_axes = [0, 1]
-        else:
-            anatomical_axes = nib.orientations.io_orientation(self.matrix)[:, 0].astype(int)
+        canonical_axes = self.canonical_axes[: len(spacing_mm), 0].astype(int)
         matrix = self.matrix
-        for array_axis, anatomical_axis in enumerate(anatomical_axes):
-            matrix[:3, array_axis] *= spacing_mm[anatomical_axis] / self.spacing_mm[array_axis]
+        for array_axis, canonical_axis in enumerate(canonical_axes):
+            matrix[:3, array_axis] *= spacing_mm[canonical_axis] / self.spacing_mm[array_axis]
         # The origin moves so that the centre of the volume stays
         centre = (np.array(self.shape) - 1) / 2
         matrix[:3, 3] += (self.matrix[:3, :3] - matrix[:3, :3]) @ centre

@@ -21,6 +21,7 @@ from medconv.convs import fold_convs
 from medconv.convs import mirror_axes as mirror_axes_of
 from medconv.data.augmentation.spatial import mirrored_axes
 from medconv.data.datasets import patterns
+from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.value_bands import Band
 from medconv.inference.sliding_window import EVEN_DISTANCE, FIXED_DISTANCE, SlidingWindow, usable_axes
@@ -73,6 +74,7 @@ class LoadedModel:
         train_cases: names of the cases that the network was trained on; empty: not known.
         temperature: what logits are divided by before softmax or sigmoid; None: they are not divided.
         takes_missing: whether it was trained to predict cases that lack channels.
+        takes_pixels: whether it was trained on pictures, whose pixels have no size in mm.
         image_patterns: of the files of each channel in training, from their common folder on, such as
             `*_t1.nii.gz`; empty: their names are the case ids.
     """
@@ -95,6 +97,7 @@ class LoadedModel:
     train_cases: frozenset[str] = frozenset()
     temperature: float | None = None
     takes_missing: bool = False
+    takes_pixels: bool = False
     image_patterns: tuple[str, ...] = ()
 
     def outputs(self, images: Tensor) -> Tensor:
@@ -192,6 +195,11 @@ def _loaded(
     are_patterns = all(isinstance(text, str) and patterns.is_pattern(text) for text in texts)
     values = {key: configs.lists_to_tuples(value) for key, value in metadata["preprocessing"].items()}
     preprocessing = PreprocessingConfig(**values)
+    if preprocessing.image_dims == 2 and "single_slices" not in values:
+        raise ValueError(
+            f"{path}: was trained on single slices when each format had its own axes, so it would see images "
+            "upside down; expected a checkpoint of this version, train it again"
+        )
     return LoadedModel(
         network=network,
         preprocessing=preprocessing,
@@ -212,6 +220,7 @@ def _loaded(
         train_cases=frozenset(metadata.get("train_cases", ())),
         temperature=temperature,
         takes_missing=config.data.missing is not None,
+        takes_pixels=are_picture_channels(metadata["modalities"]) and config.data.source_spacing_mm is None,
         image_patterns=patterns.below_home(texts) if are_patterns else (),
     )
 

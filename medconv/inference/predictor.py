@@ -21,6 +21,7 @@ from nibabel.spatialimages import SpatialImage
 from torch import Tensor
 
 from medconv.data.case import Case
+from medconv.data.io.raster import PIXEL_MM
 from medconv.data.per_case import check_source_spacing, source_spacing
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, SlabGrid
 from medconv.inference.extras import Extra
@@ -147,7 +148,7 @@ class Predictor:
             if source_spacing_mm:
                 check_source_spacing(list(source_spacing_mm), "source_spacing_mm")
             stated = list(source_spacing_mm) or None
-            members = [replace(member, source_spacing_mm=stated) for member in members]
+            members = [replace(member, source_spacing_mm=stated, takes_pixels=False) for member in members]
         return cls(members, device, sw_batch_size, extras)
 
     def __call__(
@@ -200,9 +201,7 @@ class Predictor:
         Raises:
             ValueError: its files cannot be read, or do not fit the network.
         """
-        # The spacing that training, or the user, stated in place of the header's.
-        stated_mm = source_spacing(self.members[0].source_spacing_mm, case.id)
-        image = from_files(replace(case, source_spacing_mm=stated_mm))
+        image = from_files(replace(case, source_spacing_mm=self._stated_mm(case.id)))
         return prepare(image, self.members, self.forward.preprocessings)
 
     @torch.inference_mode()
@@ -277,9 +276,15 @@ class Predictor:
             return self._prepared(image)
         return prepare(replace(image, has_header=False), self.members, self.forward.preprocessings)
 
+    def _stated_mm(self, case_id: str) -> tuple[float, ...] | None:
+        """The spacing that training, or the user, stated in place of the header's; pixels have none."""
+        if self.members[0].takes_pixels:
+            return PIXEL_MM
+        return source_spacing(self.members[0].source_spacing_mm, case_id)
+
     def _prepared(self, image: NamedImage) -> Input:
         """With the spacing that was stated in place of the header's."""
-        stated_mm = source_spacing(self.members[0].source_spacing_mm, image.case.id)
+        stated_mm = self._stated_mm(image.case.id)
         if stated_mm is not None:
             case = replace(image.case, source_spacing_mm=stated_mm)
             image = replace(image, case=case, grid=image.grid.with_spacing_mm(stated_mm))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -16,6 +16,7 @@ from medconv.data.case import Case, Grid
 from medconv.data.case_files import image_of
 from medconv.data.io.grids import canonical_spacing, check_same_grid
 from medconv.data.io.images import UNORIENTED, lacks_orientation
+from medconv.data.io.raster import PIXEL_MM, is_picture
 from medconv.data.preprocessing.preprocess import (
     CropInfo,
     PreprocessingConfig,
@@ -331,6 +332,8 @@ def _warnings(image: NamedImage, members: Sequence[LoadedModel], crop: CropInfo)
     stated_of_some = isinstance(members[0].source_spacing_mm, Mapping)
     if image.has_header and stated_of_some and image.case.source_spacing_mm is None:
         warnings.append("its spacing is its header's; training stated that of some cases")
+    if members[0].preprocessing.image_dims == 2 and members[0].preprocessing.resize is None:
+        warnings += _pixel_warnings(image, members[0])
     return warnings
 
 
@@ -349,3 +352,16 @@ def _value_warnings(image: NamedImage, members: Sequence[LoadedModel]) -> list[s
             warning = f"most values{of_channel} are from {row_text(row)}, in training from {band.text()}"
             warnings[f"{warning}; {advice(normalisation)}"] = None
     return list(warnings)
+
+
+def _pixel_warnings(image: NamedImage, model: LoadedModel) -> Iterator[str]:
+    """Where the network was trained on pictures and the image is none, or the other way round."""
+    are_pictures = bool(image.case.images) and all(map(is_picture, image.case.images))
+    stated_mm = image.case.source_spacing_mm
+    if model.takes_pixels and stated_mm == PIXEL_MM and not are_pictures:
+        yield (
+            "its pixels are used as they are, whatever their size in mm: the network was trained on pictures "
+            "(PNG, JPEG), which have none"
+        )
+    if are_pictures and not model.takes_pixels and stated_mm is None:
+        yield "a picture does not say how large its pixels are, so 1 mm is used; source_spacing_mm states it"

@@ -49,7 +49,8 @@ def overlay(
 
     Shape: image (*spatial), each label (*spatial), 2 or 3 axes (right, anterior, superior) -> (height, width,
     3) uint8. The planes cross where `focus`, or else the first label map, has most foreground, a small class
-    counting as much as a large one. Superior, or anterior, is up; pixels are square in mm.
+    counting as much as a large one. Superior, or anterior, is up; right is to the right in planes of volumes,
+    and to the left in 2D images, as pictures and DICOM show it. Pixels are square in mm.
 
     Args:
         titles: of the columns, above the first row.
@@ -207,10 +208,11 @@ def _warmed(pixels: np.ndarray, strength: np.ndarray) -> np.ndarray:
 
 
 def _upright(panel: np.ndarray, axis: int | None, spacing_mm: Sequence[float]) -> np.ndarray:
-    """First axis to the right, second up, with square pixels: some are repeated, or skipped if it is large.
+    """Second axis up, with square pixels: some are repeated, or skipped if it is large.
 
+    The first axis goes to the right, of a 2D image to the left.
     Args:
-        axis: perpendicular to the plane of the panel.
+        axis: perpendicular to the plane of the panel; None: a 2D image.
     """
     pixel_mm = [mm for spatial_axis, mm in enumerate(spacing_mm) if spatial_axis != axis]
     # A panel may have a third axis, of colours, which has no size in mm.
@@ -224,7 +226,7 @@ def _upright(panel: np.ndarray, axis: int | None, spacing_mm: Sequence[float]) -
         position = np.arange(max(1, round(pixels))) / pixels
         source_index.append((position * voxels).astype(int).clip(0, voxels - 1))
     upright: np.ndarray = panel[np.ix_(*source_index)].swapaxes(0, 1)[::-1]
-    return upright
+    return upright[:, ::-1] if axis is None else upright
 
 
 @dataclass(frozen=True)

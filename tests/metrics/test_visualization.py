@@ -94,14 +94,13 @@ def columns_of(row: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("voxel", [(1, 6), (0, 0), (7, 5)])
-def test_2d_right_is_right_and_anterior_is_up(voxel: tuple[int, int]) -> None:
+def test_2d_right_is_left_as_in_pictures_and_anterior_is_up(voxel: tuple[int, int]) -> None:
     shape, spacing = (10, 8), (1.0, 2.0)
     label = np.zeros(shape, np.uint8)
     label[voxel] = 1
     [[bare, painted]] = panels(overlay(500 + bright_image(shape), [label], spacing))
-    assert centre(coloured(painted, bare)) == pytest.approx(
-        [(v + 0.5) / n for v, n in zip(voxel, shape, strict=True)], abs=0.01
-    )
+    right, anterior = [(v + 0.5) / n for v, n in zip(voxel, shape, strict=True)]
+    assert centre(coloured(painted, bare)) == pytest.approx((1 - right, anterior), abs=0.01)
 
 
 @pytest.mark.parametrize("voxel", [(1, 6, 4), (7, 1, 0)])
@@ -144,7 +143,7 @@ def test_contours_and_colours_appear_where_the_label_is_and_tell_classes_apart()
     image, label = np.zeros((8, 8)), np.zeros((8, 8), np.uint8)
     label[:4], label[6:] = 1, 2
     picture = overlay(image, [label, (label == 2) * 8], (1.0, 1.0))
-    bare, painted, eighth = (picture[:, i * 164 : i * 164 + 160].astype(int) for i in range(3))
+    bare, painted, eighth = (picture[:, i * 164 : i * 164 + 160][:, ::-1].astype(int) for i in range(3))
     assert (bare == 0).all()
     assert np.abs(painted[:, :79] - 0.3 * ORANGE).max() <= 1
     assert (painted[:, 79] == ORANGE).all() and (painted[:, 120] == BLUE).all()  # contours, within the class
@@ -178,7 +177,7 @@ def test_planes_are_those_of_a_mask_per_class(classes: int, dtype: type) -> None
 def test_intensities_are_stretched_and_a_constant_image_is_black() -> None:
     ramp = np.repeat(np.linspace(-5, 3, 100)[:, None], 100, axis=1)
     picture = overlay(ramp, [np.zeros((100, 100), np.uint8)], (1.0, 1.0))
-    assert (picture[:, 0] == 0).all() and (picture[:, 159] == 255).all()
+    assert (picture[:, 159] == 0).all() and (picture[:, 0] == 255).all()
     assert np.abs(picture[0, 80].astype(int) - 128).max() < 8
     flat = overlay(np.full((4, 4), 7.0), [np.zeros((4, 4), np.uint8)], (1.0, 1.0))
     assert (flat == 0).all()
@@ -193,14 +192,14 @@ def test_heat_lies_at_its_voxel_and_colours_are_kept() -> None:
     strength = np.zeros((20, 10), np.float32)
     strength[15, 8] = 1
     image = np.zeros((3, 20, 10))
-    image[0, :10], image[2, 10:] = 1, 1  # red on the left, blue on the right
+    image[0, :10], image[2, 10:] = 1, 1  # blue on the left, red on the right
     picture = heat(image, strength, (1.0, 1.0)).astype(int)
     width = (picture.shape[1] - GAP) // 2
     bare, warm = picture[:, :width], picture[:, -width:]
-    assert bare[0, 0].tolist() == [255, 0, 0] and bare[0, -1].tolist() == [0, 0, 255]
+    assert bare[0, 0].tolist() == [0, 0, 255] and bare[0, -1].tolist() == [255, 0, 0]
     rows, columns = np.nonzero((bare != warm).any(2))
     assert (columns.mean() / width, 1 - rows.mean() / len(picture)) == pytest.approx(
-        (15.5 / 20, 8.5 / 10), abs=0.02
+        (1 - 15.5 / 20, 8.5 / 10), abs=0.02
     )
 
 

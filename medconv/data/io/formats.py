@@ -44,6 +44,8 @@ class ImageFormat:
         cases: ids and paths of the images in a folder and below, of a format without suffixes. The second
             argument names the first one in messages.
         contours: how labels that a path names by `#roi=` are read.
+        as_displayed: whether slices are stored as displayed: the first axis along a row, the second down. A
+            picture may then be the label map of such an image.
     """
 
     suffixes: tuple[str, ...] = ()
@@ -55,6 +57,7 @@ class ImageFormat:
     stamp: Callable[[Path], list[int]] | None = None
     cases: Callable[[Path, str], list[tuple[str, Path]]] | None = None
     contours: Contours | None = None
+    as_displayed: bool = False
 
 
 def choice_of(path: Path) -> tuple[Path, str]:

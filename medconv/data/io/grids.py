@@ -77,9 +77,10 @@ def _description(grid: Grid) -> str:
 def to_canonical(
     array: np.ndarray, grid: Grid, reorient: bool = True
 ) -> tuple[np.ndarray, tuple[float, ...]]:
-    """Reorient the axes to right, anterior, superior by flips and permutations; a single slice is unchanged.
+    """Reorient the axes to right, anterior, superior by flips and permutations.
 
-    Shape: (channels, X, Y, Z) -> (channels, R, A, S).
+    Shape: (channels, X, Y, Z) -> (channels, R, A, S), of a single slice (channels, R, A, 1), (channels, R, S,
+    1) or (channels, A, S, 1), see `Grid.canonical_axes`.
     Args:
         reorient: False: the axes stay as stored.
     Returns:
@@ -98,11 +99,7 @@ def from_canonical(volume: np.ndarray, grid: Grid, reoriented: bool = True) -> n
 
 
 def _orientation(grid: Grid, reorient: bool) -> np.ndarray:
-    is_slice = grid.shape[2] == 1
-    if not reorient or is_slice:
-        return _RAS
-    orientation: np.ndarray = nib.orientations.io_orientation(grid.matrix)
-    return orientation
+    return grid.canonical_axes if reorient else _RAS
 
 
 def canonical_spacing(grid: Grid, reorient: bool = True) -> tuple[float, ...]:

@@ -248,12 +248,14 @@ def read_label(
 
     Args:
         path: the label map, or contours (RTSTRUCT).
-        like: an image or label map of the case, on whose grid contours are filled.
+        like: an image or label map of the case, on whose grid contours are filled; a picture, which has no
+            position in the patient, takes its grid.
         relabel: see `Case.relabel`.
 
     Raises:
-        ValueError: as `read_array`, contours that cannot be filled, a value that is not a whole number, of
-            which it names the worst and its voxel, or one that is not among those to relabel.
+        ValueError: as `read_array`, contours that cannot be filled, a picture of an image whose axes are not
+            those of a picture, a value that is not a whole number, of which it names the worst and its voxel,
+            or one that is not among those to relabel.
     """
     if structures_of(path):
         image = like or path
@@ -262,7 +264,7 @@ def read_label(
         return label if relabel is None else relabelled(label, relabel, path), grid
     if raster.is_picture(path):
         array = raster.read_mask(path)
-        grid = Grid.of(array.shape, np.eye(4))
+        grid = _grid_of_mask(path, like or path)
     else:
         array, grid = read_array(path)
     if array.size != np.prod(grid.shape):
@@ -275,6 +277,27 @@ def read_label(
     if lowest < 0 or array.max() > np.iinfo(np.int16).max:
         raise ValueError(f"{path}: label values must lie in 0..32767, found {lowest} to {array.max()}")
     return in_c_order(array.reshape(grid.shape), np.int16), grid
+
+
+def _grid_of_mask(path: Path, like: Path) -> Grid:
+    """The grid of a mask that is a picture: that of the slice `like`, if both have the same pixels.
+
+    Raises: ValueError: the axes of that slice are not those of a picture, which does not say what it shows.
+    """
+    grid = Grid.of(*shape_and_affine(path))
+    if raster.is_picture(like):
+        return grid
+    like_grid = Grid.of(*shape_and_affine(like))
+    if like_grid.shape != grid.shape:  # an error of the caller, who knows both
+        return grid
+    is_picture_order = np.array_equal(like_grid.canonical_axes[:2], grid.canonical_axes[:2])
+    if not (is_picture_order or format_of(like).as_displayed):
+        raise ValueError(
+            f"{path}: a picture has rows from the top, but the axes of {like} are {like_grid.orientation}, so "
+            "which of its pixels belong to which voxels is not known; expected a label map with axes of its "
+            "own, such as NIfTI"
+        )
+    return like_grid
 
 
 def _whole_numbers(path: Path, array: np.ndarray) -> np.ndarray:

@@ -1,13 +1,13 @@
 """PNG, JPEG, TIFF and GIF, by Pillow: pictures, masks and clear errors.
 
-A picture is an image of one slice with 1 mm pixels; its position is unknown. The first axis goes from left to
-right, the second from bottom to top, like an axial slice with right to the right and anterior up.
+A picture is an image of one slice with 1 mm pixels; its position is unknown. The first axis goes along a row,
+the second down, and it shows a patient as viewers of DICOM do: rows go to the left, columns to posterior.
 """
 
 import struct
 import warnings
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from medconv.utils.errors import explained
 
 _ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif")
 SUFFIXES = (*_ENDINGS, *(ending.upper() for ending in _ENDINGS))
+PIXEL_MM = (1.0, 1.0)  # a picture's, for want of another
 CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
 # What Pillow raises for damaged files
 _DAMAGED = (
@@ -51,6 +52,7 @@ _WHITE_IS_ZERO = 0
 # Masks that all hold 0 and the same value from here on, for example 255, have one class
 MIN_SINGLE_VALUE = 100
 _MAX_CLASSES = 64  # a mask with more values is a photograph
+_AFFINE = np.diag([-1.0, -1.0, 1.0, 1.0])  # as of a DICOM slice without a position in the patient
 
 
 def is_picture(path: Path) -> bool:
@@ -58,7 +60,7 @@ def is_picture(path: Path) -> bool:
     return path.name.endswith(SUFFIXES)
 
 
-def are_picture_channels(modalities: tuple[str, ...]) -> bool:
+def are_picture_channels(modalities: Sequence[str]) -> bool:
     """Whether these modalities are the channels of pictures: grey, or red, green, blue."""
     return tuple(modalities) in CHANNELS.values()
 
@@ -96,7 +98,7 @@ def read(path: Path) -> np.ndarray:
         ValueError: not PNG, JPEG, TIFF or GIF, damaged, several pages, or partly transparent.
     """
     pixels = _pixels(path, _upright(path))
-    return _from_rows(pixels)[:, :, None]
+    return np.swapaxes(pixels, 0, 1)[:, :, None]
 
 
 def read_mask(path: Path) -> np.ndarray:
@@ -113,7 +115,7 @@ def read_mask(path: Path) -> np.ndarray:
     else:
         pixels = _grey_values(path, _pixels(path, image))
     _check_mask_values(path, len(np.unique(pixels)))
-    return _from_rows(pixels)[:, :, None]
+    return pixels.T[:, :, None]
 
 
 def _grey_values(path: Path, pixels: np.ndarray) -> np.ndarray:
@@ -169,8 +171,7 @@ def write_mask(path: Path, label: np.ndarray) -> None:
     Shape: label (X, Y, 1).
     """
     dtype = np.uint8 if label.max(initial=0) < 256 else np.uint16
-    rows = label.reshape(label.shape[:2]).T[::-1]
-    pixels = np.ascontiguousarray(rows).astype(dtype)
+    pixels = np.ascontiguousarray(label.reshape(label.shape[:2]).T).astype(dtype)
     Image.fromarray(pixels).save(path, format="PNG")
 
 
@@ -266,13 +267,9 @@ def _is_grey_gif(path: Path, image: Image.Image) -> bool:
     return bool((colours == colours[:, :1]).all())
 
 
-def _from_rows(pixels: np.ndarray) -> np.ndarray:
-    """(height, width, ...) from the top -> (X, Y, ...) from the bottom."""
-    return np.swapaxes(pixels[::-1], 0, 1)
-
-
 PICTURE = ImageFormat(
     suffixes=SUFFIXES,
-    read=lambda path: (read(path), np.eye(4)),
-    grid=lambda path: ((*size(path), 1), np.eye(4)),
+    read=lambda path: (read(path), _AFFINE),
+    grid=lambda path: ((*size(path), 1), _AFFINE),
+    as_displayed=True,
 )

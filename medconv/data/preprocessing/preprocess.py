@@ -29,6 +29,8 @@ from medconv.data.preprocessing.resampling import (
 from medconv.utils.errors import ArgumentError
 
 CONVENTIONS = (None, "nnunet", "nnunet_ras")
+# How a single slice lies, whatever its format: its axes are those that it has as a slice of a volume.
+SINGLE_SLICES = "as slices of volumes"
 Box = tuple[slice, ...]
 _VOXELS = 2**20  # of a slab on the native grid; 4 MiB for each array of one channel
 
@@ -48,6 +50,7 @@ class PreprocessingConfig:
         resize: voxels to scale each image to, instead of `spacing_mm`.
         convention: one of `CONVENTIONS`. `nnunet`: axes as stored and nnU-Net's resampling; `nnunet_ras`: its
             resampling alone, as with its readers that reorient.
+        single_slices: `SINGLE_SLICES`, for networks that take them; earlier checkpoints lack it.
     """
 
     spatial_dims: int
@@ -58,6 +61,7 @@ class PreprocessingConfig:
     frame: tuple[int, ...] | None = None
     resize: tuple[int, ...] | None = None
     convention: str | None = None
+    single_slices: str = SINGLE_SLICES
 
     def __post_init__(self) -> None:
         check_normalisation(self.normalisation)
@@ -68,6 +72,8 @@ class PreprocessingConfig:
             )
         if self.convention not in CONVENTIONS:
             raise ArgumentError("convention", f" must be nnunet, nnunet_ras or None, got {self.convention}")
+        if self.single_slices != SINGLE_SLICES:
+            raise ArgumentError("single_slices", f" must be {SINGLE_SLICES}, got {self.single_slices}")
 
     @property
     def reorients(self) -> bool:

@@ -82,4 +82,5 @@ DICOM = ImageFormat(
     stamp=series.stamp,
     cases=_cases,
     contours=Contours(rtstruct.read, rtstruct.missing_slices),
+    as_displayed=True,
 )

@@ -93,9 +93,10 @@ def _versions(format: str) -> dict[str, str]:
 
 def _inputs(model: LoadedModel, captured: Captured) -> Metadata:
     preprocessing = model.preprocessing
-    # 2D images stay as they are.
-    oriented = preprocessing.image_dims == 3 and preprocessing.reorients
+    oriented = preprocessing.reorients
     axes = "towards right, anterior, superior" if oriented else "as stored"
+    if preprocessing.image_dims == 2:
+        axes += "; pictures are stored as displayed, rows to the left and columns to posterior"
     inputs: Metadata = {
         "name": "image",
         "layout": f"(batch, channels, *spatial) float32, axes {axes}",

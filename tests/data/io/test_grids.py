@@ -73,3 +73,30 @@ def test_turned_axes_come_back(axes: str, reorient: bool) -> None:
     expected = nib.as_closest_canonical(image) if reorient else image
     np.testing.assert_array_equal(turned[0], np.asarray(expected.dataobj))
     assert spacing == canonical_spacing(grid, reorient) == pytest.approx(expected.header.get_zooms())
+
+
+@pytest.mark.parametrize(("volume_axis", "axes"), [(2, "RA"), (1, "RS"), (0, "AS")])
+@pytest.mark.parametrize("stored", ["LPS", "RAS", "PIR", "SLA"])
+def test_a_single_slice_has_the_axes_that_it_has_as_a_slice_of_a_volume(
+    volume_axis: int, axes: str, stored: str
+) -> None:
+    """Whatever axes its file has; the way back is exact."""
+    volume = np.arange(2 * 3 * 4).reshape(2, 3, 4)
+    image = nib.Nifti1Image(volume.astype(np.int16), np.diag([2.0, 3, 4, 1]))
+    transform = nib.orientations.ornt_transform(
+        nib.io_orientation(image.affine), nib.orientations.axcodes2ornt(stored)
+    )
+    turned = image.as_reoriented(transform)
+    stored_axis = next(axis for axis, code in enumerate(stored) if code in ("RL", "AP", "SI")[volume_axis])
+    # The slice across the stored axis, which becomes the third one of its file
+    across = turned.slicer[tuple(slice(0, 1) if axis == stored_axis else slice(None) for axis in range(3))]
+    order = [axis for axis in range(3) if axis != stored_axis] + [stored_axis]
+    array = np.asarray(across.dataobj).transpose(order)
+    grid = Grid.of(array.shape, across.affine[:, [*order, 3]])
+    expected = np.moveaxis(volume, volume_axis, 2)
+    is_reversed = stored[stored_axis] in "LPI"
+    expected = expected[:, :, -1:] if is_reversed else expected[:, :, :1]
+    canonical, spacing_mm = to_canonical(array[None], grid)
+    np.testing.assert_array_equal(canonical[0], expected)
+    assert spacing_mm[:2] == pytest.approx([{"R": 2, "A": 3, "S": 4}[axis] for axis in axes])
+    np.testing.assert_array_equal(from_canonical(canonical[0], grid), array)

@@ -17,6 +17,7 @@ from medconv.data.case import Case
 from medconv.data.case_files import label_of
 from medconv.data.datasets.folder import folder
 from medconv.data.io import raster
+from medconv.data.io.grids import to_canonical
 from medconv.data.io.images import in_folder, num_channels, read_image, read_label, stamp, stem
 from medconv.data.io.writing import write_channels, write_label
 from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_store
@@ -37,9 +38,7 @@ def save(path: Path, pixels: np.ndarray | Image.Image, **settings: Any) -> Path:
 
 def as_seen(volume: np.ndarray) -> np.ndarray:
     """(X, Y, 1) to rows from the top, without the function that is tested."""
-    return np.array(
-        [[volume[x, y, 0] for x in range(volume.shape[0])] for y in reversed(range(volume.shape[1]))]
-    )
+    return np.array([[volume[x, y, 0] for x in range(volume.shape[0])] for y in range(volume.shape[1])])
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_grey_pixels_are_read_exactly(tmp_path: Path, name: str, pixels: np.ndar
     path = save(tmp_path / name, pixels)
     image, grid = read_image([path])
     np.testing.assert_array_equal(as_seen(image[0]), pixels.astype(np.float32))
-    assert grid.shape == (6, 4, 1) and grid.spacing_mm == (1, 1, 1) and (grid.matrix == np.eye(4)).all()
+    assert grid.shape == (6, 4, 1) and grid.spacing_mm == (1, 1, 1) and grid.orientation == "LPS"
     assert num_channels(path) == 1 and stem(path) == path.name.split(".")[0] and len(stamp(path)) == 2
 
 
@@ -267,7 +266,9 @@ def test_a_prediction_has_the_grid_and_orientation_of_its_picture(tmp_path: Path
     assert read_image([tmp_path / "p.nii.gz"])[0].shape == (2, 6, 4, 1)
     corner = np.zeros((4, 6), np.uint8)
     corner[0, 0] = 1  # top left
-    shown = overlay(np.zeros((6, 4)), [read_label(save(tmp_path / "c.png", corner))[0][:, :, 0]], (1, 1))
+    top_left, grid = read_label(save(tmp_path / "c.png", corner))
+    seen, _ = to_canonical(top_left[None], grid)
+    shown = overlay(np.zeros((6, 4)), [seen[0, :, :, 0]], (1, 1))
     column = shown[:, -shown.shape[1] // 2 :].max(-1)
     top, left = np.argwhere(column > column.min()).mean(0) / column.shape
     assert top < 0.3 and left < 0.3
@@ -287,7 +288,7 @@ def test_pairs_of_pictures_and_masks_form_a_dataset(tmp_path: Path) -> None:
     config = PreprocessingConfig(2, (1.0, 1.0), ("dataset",) * 3, measured.intensities)
     entry = fill_store(dataset, config, tmp_path / "cache", 1).read("case0")
     mean, std = measured.intensities[0]["mean"], measured.intensities[0]["std"]
-    image = read_image(dataset.cases[0].images)[0]
+    image, _ = to_canonical(*read_image(dataset.cases[0].images))
     np.testing.assert_allclose(entry.image[0], (image[0, :, :, 0] - mean) / std, atol=1e-4)
     logits = np.stack([entry.label == 0, entry.label == 1]).astype(np.float32)
     assert (restore(torch.from_numpy(logits), entry.crop_info) == label_of(dataset.cases[0])[0]).all()

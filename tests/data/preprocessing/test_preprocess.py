@@ -215,8 +215,9 @@ def test_voxels_outside_the_content_are_background() -> None:
 
 @pytest.mark.parametrize("shape", [(9, 11), (9, 11, 1)])
 @pytest.mark.parametrize("signs", [(1, 1, 1), (-1, 1, 1), (-1, -1, 1)])
-def test_a_slice_is_not_reoriented(tmp_path: Path, shape: tuple[int, ...], signs: tuple[int, ...]) -> None:
-    """The anatomical axes of a slice are unknown, so rows stay rows and columns stay columns."""
+def test_a_slice_is_turned_as_slices_of_volumes_are(
+    tmp_path: Path, shape: tuple[int, ...], signs: tuple[int, ...]
+) -> None:
     rng = np.random.default_rng(0)
     image, label = rng.uniform(1, 2, shape).astype(np.float32), rng.integers(0, 3, shape).astype(np.uint8)
     image[:2], label[:2] = 0, 0
@@ -224,11 +225,13 @@ def test_a_slice_is_not_reoriented(tmp_path: Path, shape: tuple[int, ...], signs
     for name, array in (("image", image), ("label", label)):
         nib.save(nib.Nifti1Image(array, affine), tmp_path / f"{name}.nii")
     read, grid = read_image([tmp_path / "image.nii"])
-    array, crop_info = preprocess_image(read, grid, preprocessing_config((0.5, 0.8)))
-    np.testing.assert_array_equal(array[0], image.reshape(9, 11)[2:])
+    array, crop_info = preprocess_image(read, grid, preprocessing_config((0.8, 0.5)))
+    # The second axis of the file runs from left to right, or back; the first from posterior to anterior
+    right, anterior = np.array(signs)[[1, 0]]
+    np.testing.assert_array_equal(array[0], image.reshape(9, 11)[2:].T[::right, ::anterior])
     native = read_label(tmp_path / "label.nii")[0]
-    prepared = preprocess_label(native, crop_info, preprocessing_config((0.5, 0.8)), 3)
-    assert prepared.shape == (7, 11)
+    prepared = preprocess_label(native, crop_info, preprocessing_config((0.8, 0.5)), 3)
+    assert prepared.shape == (11, 7)
     np.testing.assert_array_equal(restore(one_hot(prepared, 3), crop_info), native)
 
 

@@ -61,7 +61,7 @@ def test_image_keeps_its_borders_and_is_normalised_by_the_dataset(tmp_path: Path
     config, store = prepare_images(dataset, tmp_path / "cache")
     images = np.stack([black, *[pixels(i) for i in range(1, COUNT)]]).astype(float)
     assert config.intensities[0]["mean"] == pytest.approx(images.mean(), rel=1e-5)
-    expected = (black[::-1].T - images.mean()) / images.std()
+    expected = (black[::-1, ::-1].T - images.mean()) / images.std()
     entry = store.read("0")
     np.testing.assert_allclose(entry.image[0], expected, atol=1e-4)
     assert entry.image.dtype == np.float32 and entry.label.size == 0

@@ -1,5 +1,6 @@
 """The metrics of each case of a folder of predicted label maps."""
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 
 from medconv.data.case import Grid
 from medconv.data.datasets.patterns import home
-from medconv.data.io.grids import on_grid
+from medconv.data.io.grids import on_grid, rounding_doubts
 from medconv.data.io.images import read_label
 from medconv.data.io.label_values import Relabel
 from medconv.data.per_case import check_source_spacing, source_spacing
@@ -22,6 +23,8 @@ from medconv.metrics.segmentation import MetricSelection, measure
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import explained
 from medconv.utils.progress import each
+
+log = logging.getLogger(__name__)
 
 
 def stated_spacing(predictions: Path) -> Any:
@@ -136,6 +139,8 @@ class CaseMeasurement:
         prediction, prediction_grid = self.predictions.read(case)
         reference, grid = self.references.read(case, prediction_file)
         prediction = on_grid(prediction, reference_file, grid, prediction_file, prediction_grid)
+        for doubt in rounding_doubts(reference_file, grid, prediction_file, prediction_grid):
+            log.warning("case %s: %s", case, doubt)
         references = {str(self.references.path): (reference_file, reference)}
         references |= self.settings.raters.label_maps(case, prediction_file, reference_file, grid)
         targets = self.targets or numbered_of([prediction, *(label for _, label in references.values())])

@@ -15,7 +15,7 @@ from nibabel.spatialimages import SpatialImage
 from medconv.data.case import Case, Grid
 from medconv.data.case_files import image_of
 from medconv.data.io.grids import canonical_spacing, check_same_grid
-from medconv.data.io.images import UNORIENTED, lacks_orientation
+from medconv.data.io.images import UNORIENTED, channel_doubts, lacks_orientation
 from medconv.data.io.raster import PIXEL_MM, is_picture
 from medconv.data.preprocessing.preprocess import (
     CropInfo,
@@ -332,6 +332,8 @@ def _warnings(image: NamedImage, members: Sequence[LoadedModel], crop: CropInfo)
     stated_of_some = isinstance(members[0].source_spacing_mm, Mapping)
     if image.has_header and stated_of_some and image.case.source_spacing_mm is None:
         warnings.append("its spacing is its header's; training stated that of some cases")
+    if len(image.case.images) > 1:
+        warnings += channel_doubts(image.case.images)
     if members[0].preprocessing.image_dims == 2 and members[0].preprocessing.resize is None:
         warnings += _pixel_warnings(image, members[0])
     return warnings

@@ -10,14 +10,16 @@ from medconv.data.case import Grid
 from medconv.utils.logging import size_text
 from medconv.utils.memory_order import fill, in_c_order
 
-_SAME_GRID = 0.01  # voxels by which the corners of one grid may differ
+# Voxels by which the corners of one grid may differ: ITK stores the nearest axes at right angles, and headers
+# round, which far corners show.
+_SAME_GRID = 0.1
+_ROUNDING = 0.01  # voxels; more is worth a word
+_FAR_DIGIT = 1e-6  # relative, or in radians: what differs by less is not named
 # An orientation as nibabel has them: for each axis of the array, an anatomical axis and a direction.
 _RAS = np.array([[0, 1], [1, 1], [2, 1]], dtype=float)
 
 
-def check_same_grid(
-    path: Path, grid: Grid, other_path: Path, other_grid: Grid, tolerance: float = _SAME_GRID
-) -> None:
+def check_same_grid(path: Path, grid: Grid, other_path: Path, other_grid: Grid) -> None:
     """Check that two files describe one physical grid, with the same order of axes.
 
     Args:
@@ -25,20 +27,33 @@ def check_same_grid(
         grid: its grid.
         other_path: the file to check, named first in the message.
         other_grid: its grid.
-        tolerance: in voxels of `grid`.
 
     Raises:
-        ValueError: shapes differ, or some corner lies more than `tolerance` voxels apart.
+        ValueError: shapes differ, or some corner lies more than 0.1 voxels apart.
     """
     if grid.shape != other_grid.shape:
         raise ValueError(f"{other_path}: shape {other_grid.shape} differs from that of {path}, {grid.shape}")
     distance = grid.corner_distance(other_grid)
-    if distance > tolerance:
+    if distance > _SAME_GRID:
         raise ValueError(
             f"{other_path}: its affine puts the volume's corners {distance:.3g} voxels from where "
-            f"{path} has them (at most {tolerance} is allowed): "
-            f"{_description(other_grid)} against {_description(grid)}"
+            f"{path} has them (at most {_SAME_GRID} is allowed): {_difference(grid, other_grid)}"
         )
+
+
+def rounding_doubts(path: Path, grid: Grid, other_path: Path, other_grid: Grid) -> list[str]:
+    """A warning about two files of one grid whose corners are farther apart than numbers in files are rounded.
+
+    Args: as of `check_same_grid`, which accepts them, `other_grid` in any order of axes.
+    """
+    other_grid = _turned(other_grid, _transform(other_grid, grid))
+    distance = grid.corner_distance(other_grid)
+    if not _ROUNDING < distance <= _SAME_GRID:
+        return []
+    return [
+        f"{other_path}: its corners lie {distance:.2g} voxels from those of {path} "
+        f"({_difference(grid, other_grid)}); taken as one grid"
+    ]
 
 
 def on_grid(label: np.ndarray, path: Path, grid: Grid, label_path: Path, label_grid: Grid) -> np.ndarray:
@@ -56,22 +71,53 @@ def on_grid(label: np.ndarray, path: Path, grid: Grid, label_path: Path, label_g
     Raises:
         ValueError: as `check_same_grid`, after reorientation; shifted or mirrored grids are not one grid.
     """
-    orientation = nib.orientations.io_orientation(grid.matrix)
-    label_orientation = nib.orientations.io_orientation(label_grid.matrix)
-    transform = nib.orientations.ornt_transform(label_orientation, orientation)
-    reoriented = nib.orientations.apply_orientation(label, transform)
-    affine = label_grid.matrix @ nib.orientations.inv_ornt_aff(transform, label_grid.shape)
-    reoriented_grid = Grid.of(reoriented.shape, affine)
-    if reoriented.shape != grid.shape or grid.corner_distance(reoriented_grid) > _SAME_GRID:
+    transform = _transform(label_grid, grid)
+    reoriented_grid = _turned(label_grid, transform)
+    if reoriented_grid.shape != grid.shape or grid.corner_distance(reoriented_grid) > _SAME_GRID:
         # The message describes both grids as stored in their files
         check_same_grid(path, grid, label_path, label_grid)
         return label
-    return in_c_order(reoriented)
+    return in_c_order(nib.orientations.apply_orientation(label, transform))
 
 
-def _description(grid: Grid) -> str:
-    first_voxel = ", ".join(f"{mm:.6g}" for mm in grid.matrix[:3, 3])
-    return f"{grid.orientation} {size_text(grid.spacing_mm, 3)} mm from ({first_voxel})"
+def _transform(grid: Grid, wanted: Grid) -> np.ndarray:
+    """From the axes of a grid to those of another, as nibabel has it."""
+    orientation = nib.orientations.io_orientation(grid.matrix)
+    transform: np.ndarray = nib.orientations.ornt_transform(
+        orientation, nib.orientations.io_orientation(wanted.matrix)
+    )
+    return transform
+
+
+def _turned(grid: Grid, transform: np.ndarray) -> Grid:
+    shape = np.empty(3, int)
+    shape[transform[:, 0].astype(int)] = grid.shape
+    return Grid.of(shape.tolist(), grid.matrix @ nib.orientations.inv_ornt_aff(transform, grid.shape))
+
+
+def _difference(grid: Grid, other: Grid) -> str:
+    """In what two grids of one shape differ, the second one first."""
+    differences = []
+    if grid.orientation != other.orientation:
+        differences.append(f"axes {other.orientation} against {grid.orientation}")
+    if not np.allclose(other.spacing_mm, grid.spacing_mm, rtol=_FAR_DIGIT, atol=0):
+        differences.append(f"{size_text(other.spacing_mm, 8)} mm against {size_text(grid.spacing_mm, 8)}")
+    axes = zip(_directions(grid), _directions(other), strict=True)
+    degrees = np.rad2deg([np.arctan2(np.linalg.norm(np.cross(*pair)), np.dot(*pair)) for pair in axes])
+    if degrees.max() > np.rad2deg(_FAR_DIGIT):
+        differences.append(f"axes turned by {', '.join(f'{angle:.3g}' for angle in degrees)} degrees")
+    first_voxel, other_first_voxel = grid.matrix[:3, 3], other.matrix[:3, 3]
+    apart_mm = float(np.linalg.norm(other_first_voxel - first_voxel))
+    if apart_mm > _FAR_DIGIT * min(grid.spacing_mm):
+        places = [", ".join(f"{mm:.6g}" for mm in place) for place in (other_first_voxel, first_voxel)]
+        differences.append(f"first voxel at ({places[0]}) against ({places[1]}), {apart_mm:.2g} mm apart")
+    return "; ".join(differences)
+
+
+def _directions(grid: Grid) -> np.ndarray:
+    """Unit vectors along the axes of the array, one in each row."""
+    directions: np.ndarray = grid.matrix[:3, :3].T / np.array(grid.spacing_mm)[:, None]
+    return directions
 
 
 def to_canonical(

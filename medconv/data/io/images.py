@@ -17,7 +17,7 @@ from medconv import doors
 from medconv.data.case import Grid
 from medconv.data.io import nifti, raster
 from medconv.data.io.formats import Contours, ImageFormat, choice_of, structures_of
-from medconv.data.io.grids import check_same_grid
+from medconv.data.io.grids import check_same_grid, rounding_doubts
 from medconv.data.io.label_values import Relabel, relabelled
 from medconv.data.io.nifti import read_header
 from medconv.utils.errors import ArgumentError
@@ -237,6 +237,16 @@ def read_image(paths: Sequence[Path]) -> tuple[np.ndarray, Grid]:
     for index, channel in enumerate(channels):
         fill(image[index], channel)
     return image, grids[0]
+
+
+def channel_doubts(paths: Sequence[Path]) -> list[str]:
+    """Warnings about channels whose grids differ, though not by so much that `read_image` refuses them."""
+    grids = [Grid.of(*shape_and_affine(path)) for path in paths] if len(paths) > 1 else []
+    return [
+        doubt
+        for path, grid in zip(paths, grids, strict=False)
+        for doubt in rounding_doubts(paths[0], grids[0], path, grid)
+    ]
 
 
 def read_label(

@@ -14,8 +14,8 @@ from nibabel.nifti1 import Nifti1Pair
 
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.case_files import image_of, label_of
-from medconv.data.io.grids import on_grid, to_canonical
-from medconv.data.io.images import lacks_orientation, missing_slices, nifti_image
+from medconv.data.io.grids import on_grid, rounding_doubts, to_canonical
+from medconv.data.io.images import channel_doubts, lacks_orientation, missing_slices, nifti_image
 from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.normalisation import range_error
 from medconv.data.preprocessing.preprocess import content_box
@@ -189,6 +189,7 @@ def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     report.channels = len(image)
     for image_path in case.images:
         report.warnings += header_doubts(image_path)
+    report.warnings += channel_doubts(case.images)
     report.oriented = not any(map(lacks_orientation, case.images))
     if grid.shear > _MAX_SHEAR:
         shear = f"{grid.shear:.1f} degrees off a right angle"
@@ -224,6 +225,7 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     report.class_voxels = tuple(np.pad(counts, (0, num_classes))[:num_classes].tolist())
     if report.grid is not None:
         label = on_grid(label, case.images[0], report.grid, case.label, grid)
+        report.warnings += rounding_doubts(case.images[0], report.grid, case.label, grid)
     return label
 
 

@@ -1,5 +1,6 @@
 """medconv/data/io/grids.py: when two grids are one, and labels in another orientation."""
 
+import re
 from itertools import permutations
 from pathlib import Path
 
@@ -9,7 +10,14 @@ import pytest
 from helpers.volumes import oblique
 
 from medconv.data.case import Grid
-from medconv.data.io.grids import canonical_spacing, check_same_grid, from_canonical, on_grid, to_canonical
+from medconv.data.io.grids import (
+    canonical_spacing,
+    check_same_grid,
+    from_canonical,
+    on_grid,
+    rounding_doubts,
+    to_canonical,
+)
 
 SHAPE = (20, 24, 10)
 HERE, THERE = Path("image.nii.gz"), Path("label.nii.gz")
@@ -18,7 +26,7 @@ HERE, THERE = Path("image.nii.gz"), Path("label.nii.gz")
 @pytest.mark.parametrize("origin", [0.0, -37.5, 1e6])
 @pytest.mark.parametrize("angles", [(0, 0, 0), (20, -35, 10)])
 @pytest.mark.parametrize("axis", range(3))
-def test_grids_within_a_hundredth_of_a_voxel_agree(
+def test_grids_within_a_tenth_of_a_voxel_agree_and_above_a_hundredth_there_is_a_word(
     axis: int, angles: tuple[float, float, float], origin: float
 ) -> None:
     affine = oblique(angles, origin)
@@ -29,18 +37,44 @@ def test_grids_within_a_hundredth_of_a_voxel_agree(
         return Grid.of(SHAPE, other)
 
     check_same_grid(HERE, moved(0), THERE, moved(0.0099))
+    assert rounding_doubts(HERE, moved(0), THERE, moved(0.0099)) == []
+    check_same_grid(HERE, moved(0), THERE, moved(0.099))
+    (doubt,) = rounding_doubts(HERE, moved(0), THERE, moved(0.02))
+    assert re.fullmatch(
+        r"label\.nii\.gz: its corners lie 0\.02 voxels from those of image\.nii\.gz \(first voxel at .* against "
+        r".* mm apart\); taken as one grid",
+        doubt,
+    )
     with pytest.raises(
         ValueError,
-        match=r"label\.nii\.gz: its affine puts .* 0\.02 voxels from where image\.nii\.gz .* from \(.*\) against .* from \(",
+        match=r"label\.nii\.gz: its affine puts .* 0\.11 voxels from where image\.nii\.gz .*: first voxel at \(",
     ):
-        check_same_grid(HERE, moved(0), THERE, moved(0.02))
+        check_same_grid(HERE, moved(0), THERE, moved(0.11))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (np.array([[1, -6.6e-5, 0], [6.6e-5, 1, 0], [0, 0, 1]]), r"axes turned by 0\.00378, 0\.00378, 0 degrees"),
+        (np.diag([1.0002, 1, 1]), r"0\.5001 x 0\.5 x 3 mm against 0\.5 x 0\.5 x 3"),
+    ],
+    ids=["ITK's axes", "spacing"],
+)
+def test_what_differs_is_said_to_the_digit_that_differs(change: np.ndarray, expected: str) -> None:
+    """Axes as an sform with rounded cosines has them, and those that ITK stores, on 320 x 384 voxels."""
+    affine, other = np.diag([-0.5, -0.5, 3, 1]), np.diag([-0.5, -0.5, 3, 1])
+    other[:3, :3] = change @ affine[:3, :3]
+    grid, their_grid = Grid.of((320, 384, 20), affine), Grid.of((320, 384, 20), other)
+    check_same_grid(HERE, grid, THERE, their_grid)
+    (doubt,) = rounding_doubts(HERE, grid, THERE, their_grid)
+    assert re.search(rf"\({expected}\)", doubt)
 
 
 def test_flipped_grids_differ() -> None:
     """The same corners of the same box of space, but the voxels run the other way."""
     affine, flipped = np.diag([1.0, 1, 1, 1]), np.diag([-1.0, 1, 1, 1])
     flipped[0, 3] = SHAPE[0] - 1
-    with pytest.raises(ValueError, match=r"corners 20 voxels from .*: LAS .* against RAS "):
+    with pytest.raises(ValueError, match=r"corners 20 voxels from .*: axes LAS against RAS; .* 180, 0, 0 degrees"):
         check_same_grid(HERE, Grid.of(SHAPE, affine), THERE, Grid.of(SHAPE, flipped))
 
 

@@ -52,24 +52,18 @@ def staple(label_maps: Sequence[np.ndarray]) -> np.ndarray:
         Rohlfing et al. 2004, doi:10.1109/TMI.2004.830803. Priors are the frequencies over all raters.
     """
     values = np.unique(np.concatenate([np.unique(label_map) for label_map in label_maps]))
-    digits = [np.searchsorted(values, label_map.ravel()) for label_map in label_maps]
-    shape = (len(values),) * len(label_maps)
-    # Voxels with the same votes have the same answer, and there are few different votes.
-    codes, vote_of_voxel, counts = np.unique(
-        np.ravel_multi_index(digits, shape), return_inverse=True, return_counts=True
-    )
-    votes = np.stack(np.unravel_index(codes, shape))
-    # (raters, votes, classes): 1 where the rater gave this class
-    given = np.eye(len(values))[votes]
+    votes, vote_of_voxel, counts = _different_votes(label_maps, values)
     # How often any rater gave a class, over all voxels
-    prior = (given * counts[:, None]).sum((0, 1))
-    prior /= prior.sum()
+    prior = sum(np.bincount(of_rater, counts, len(values)) for of_rater in votes)
+    prior = prior / prior.sum()
     # Expectation maximisation begins with the shares of the votes
-    weights = given.mean(0)
-    performance = _performance(given, weights, counts)
+    weights = np.zeros((votes.shape[1], len(values)))
+    for of_rater in votes:
+        weights[np.arange(len(of_rater)), of_rater] += 1 / len(votes)
+    performance = _performance(votes, weights, counts)
     for _ in range(_MAX_ROUNDS):
-        weights = _weights(given, performance, prior)
-        updated = _performance(given, weights, counts)
+        weights = _weights(votes, performance, prior)
+        updated = _performance(votes, weights, counts)
         has_converged = np.abs(updated - performance).max() < _CONVERGED
         performance = updated
         if has_converged:
@@ -81,20 +75,49 @@ def staple(label_maps: Sequence[np.ndarray]) -> np.ndarray:
 CONSENSUS: dict[str, Callable[[Sequence[np.ndarray]], np.ndarray]] = {"majority": majority, "staple": staple}
 
 
-def _performance(given: np.ndarray, weights: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _different_votes(
+    label_maps: Sequence[np.ndarray], values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Voxels with the same votes have the same answer, and there are few different votes.
+
+    Returns:
+        The votes as indices of `values`, (raters, votes); the vote of each voxel; and its number of voxels.
+    """
+    digits = [np.searchsorted(values, label_map.ravel()) for label_map in label_maps]
+    codes = np.zeros(digits[0].size, np.int64)
+    num_codes = 1
+    for digit in digits:
+        if num_codes > np.iinfo(np.int64).max // len(values):  # far fewer of them occur
+            occurring, codes = np.unique(codes, return_inverse=True)
+            num_codes = len(occurring)
+        codes = codes * len(values) + digit
+        num_codes *= len(values)
+    _, first_voxel, vote_of_voxel, counts = np.unique(
+        codes, return_index=True, return_inverse=True, return_counts=True
+    )
+    return np.stack([digit[first_voxel] for digit in digits]), vote_of_voxel, counts
+
+
+def _performance(votes: np.ndarray, weights: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The probability with which each rater gives a label where another one is true.
 
-    Shape: given (raters, votes, classes), weights (votes, classes), counts (votes,) -> (raters, classes that
-        are true, classes that are given).
+    Shape: votes (raters, votes), weights (votes, classes), counts (votes,) -> (raters, classes that are true,
+        classes that are given).
     """
-    joint = np.einsum("vt,v,rvg->rtg", weights, counts, given)
-    return _shares_of_sum(joint, axis=2)
+    num_classes = weights.shape[1]
+    voxels = weights * counts[:, None]
+    joint = np.zeros((len(votes), num_classes, num_classes))  # the class that is given comes first
+    for of_rater, given in zip(joint, votes, strict=True):
+        np.add.at(of_rater, given, voxels)
+    return _shares_of_sum(joint.swapaxes(1, 2), axis=2)
 
 
-def _weights(given: np.ndarray, performance: np.ndarray, prior: np.ndarray) -> np.ndarray:
+def _weights(votes: np.ndarray, performance: np.ndarray, prior: np.ndarray) -> np.ndarray:
     """The probability of each true class. Shape: as of `_performance` -> (votes, classes)."""
+    likelihood = np.tile(prior, (votes.shape[1], 1))
     # raters are independent given the truth, so their probabilities multiply
-    likelihood = np.einsum("rvg,rtg->rvt", given, performance).prod(0) * prior
+    for of_rater, given in zip(performance, votes, strict=True):
+        likelihood *= of_rater.T[given]
     return _shares_of_sum(likelihood, axis=1)
 
 

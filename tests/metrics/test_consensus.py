@@ -53,6 +53,20 @@ def test_staple_equals_that_of_simpleitk(num_classes: int) -> None:
     assert (ours == expected).mean() > 0.999
 
 
+@pytest.mark.parametrize(("count", "num_classes"), [(14, 30), (10, 105)])
+def test_many_raters_and_classes_are_no_limit(count: int, num_classes: int) -> None:
+    """Of their different votes there are more than 64 bits count, of which few occur."""
+    rng = np.random.default_rng(0)
+    true = rng.integers(0, num_classes, (24, 24, 12)).astype(np.int16)
+    label_maps = [
+        np.where(rng.random(true.shape) < 0.2, rng.integers(0, num_classes, true.shape), true).astype(
+            np.int16
+        )
+        for _ in range(count)
+    ]
+    assert (consensus.staple(label_maps) == true).mean() > 0.999
+
+
 def test_staple_trusts_a_good_rater_more_than_two_bad_ones() -> None:
     rng = np.random.default_rng(0)
     true = np.zeros((40, 40), np.int16)

@@ -38,6 +38,8 @@ FREE = (
     "loss.class_names",
     "derived.size",  # what it decides is compared
 )
+# Parts of keys of `data` that say where files are; what the files hold is compared.
+_PLACES = ("root", "images", "labels", "raters")
 log = logging.getLogger(__name__)
 CASES_FILE = "cases.json"  # in the run's folder
 DataIdentity = Mapping[str, Mapping[str, int]]  # `train` or `val` to case id to a digest of its content
@@ -54,9 +56,14 @@ def config_differences(earlier: Node, current: Node) -> list[str]:
     for key in sorted({*earlier_values, *current_values}):
         before = earlier_values.get(key)
         now = current_values.get(key)
-        if before != now and not f"{key}.".startswith(free):
+        if before != now and not f"{key}.".startswith(free) and not _is_place(key):
             lines.append(f"{key}: {as_text(before)} there, {as_text(now)} now")
     return lines
+
+
+def _is_place(key: str) -> bool:
+    group, *parts = key.split(".")
+    return group == "data" and any(part in _PLACES for part in parts)
 
 
 def data_identity(train: Sequence[Case], val: Sequence[Case], store: Store) -> DataIdentity:

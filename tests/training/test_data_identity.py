@@ -79,3 +79,14 @@ def test_a_stopped_or_finished_run_refuses_other_images(
     assert tiny.train(data, tmp_path / "new", resume, "trainer.max_steps=5")["status"] == "done"
     assert "its run had other data: other image, label or values: case_1" in caplog.text
     assert "trained on cases that are validated now" not in caplog.text
+
+
+def test_data_that_was_moved_is_the_same_data(dataset: Path, tmp_path: Path) -> None:
+    """Also where relative paths and the cache are others; another image there is not."""
+    folder = tmp_path / "run"
+    tiny.train(shutil.copytree(dataset, tmp_path / "data"), folder)
+    moved = shutil.move(tmp_path / "data", tmp_path / "elsewhere/data")
+    assert tiny.train(moved, folder)["status"] == "done"
+    change(moved, "case_1")
+    with pytest.raises(ConfigError, match=r"other data.*\n  other image, label or values: case_1$"):
+        tiny.train(moved, folder)

@@ -32,6 +32,8 @@ def files_of(pattern: str | Path, argument: str) -> dict[str, Path]:
     if not is_pattern(text):
         if Path(text).is_dir():
             return in_folder(Path(text), argument)
+        if not Path(text).exists():
+            raise ArgumentError(argument, f"={text}: no such folder")
         raise ArgumentError(
             argument, f"={text}: needs {{id}} or a `*` in the place of the case id, or a folder of images"
         )

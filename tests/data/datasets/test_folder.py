@@ -111,6 +111,8 @@ def test_invalid_patterns_are_errors(tmp_path: Path) -> None:
             folder(images, labels)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"images=.*/i/a\.nii\.gz: needs \{id\} or a `\*`"):
         folder(str(tmp_path / "i/a.nii.gz"), good)
+    with pytest.raises(ValueError, match=r"^labels=.*/absent: no such folder$"):
+        folder(good, str(tmp_path / "absent"))
     with pytest.raises(ValueError, match=r"labels=.*: `\*\*` is not supported"):
         folder(good, str(tmp_path / "**/*.nii.gz"))
     with pytest.raises(ValueError, match=r"labels=.*/none/\*\.nii\.gz: no file matches"):

@@ -100,8 +100,8 @@ def heat(image: np.ndarray, strength: np.ndarray | None, spacing_mm: Sequence[fl
 
 
 def colour(value: int) -> str:
-    """The colour of a label value in HTML notation; seven colours repeat."""
-    return _COLOURS[(value - 1) % len(_COLOURS)]
+    """The colour of a label value in HTML notation; seven colours repeat, and the background is black."""
+    return _COLOURS[(value - 1) % len(_COLOURS)] if value else "#000000"
 
 
 def png(pixels: np.ndarray) -> bytes:

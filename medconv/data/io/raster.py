@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageColor, ImageOps
 
 from medconv.data.io import nifti
 from medconv.data.io.formats import ImageFormat
+from medconv.metrics.visualization import colour
 from medconv.utils.errors import explained
 
 _ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".gif")
@@ -83,10 +84,30 @@ def size(path: Path) -> tuple[int, int]:
         ValueError: as `read`.
     """
     with _opened(path) as image:
-        orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
-        if orientation in _SWAPS_SIDES:
+        if image.getexif().get(_EXIF_ORIENTATION, 1) in _SWAPS_SIDES:
             return image.height, image.width
         return image.width, image.height
+
+
+def turn_doubts(path: Path, mask: Path) -> list[str]:
+    """A warning if EXIF data turn one of a picture and its mask, and their sizes do not tell whether that is
+    right: whoever drew the mask may have seen the picture before or after.
+
+    Raises:
+        ValueError: as `read`.
+    """
+    with _opened(path) as image, _opened(mask) as label:
+        turn = image.getexif().get(_EXIF_ORIENTATION, 1)
+        turn_of_mask = label.getexif().get(_EXIF_ORIENTATION, 1)
+        is_other_size = (turn in _SWAPS_SIDES) != (
+            turn_of_mask in _SWAPS_SIDES
+        ) and image.width != image.height
+    if turn == turn_of_mask or is_other_size:
+        return []
+    return [
+        f"{mask}: has EXIF orientation {turn_of_mask}, {path} has {turn} (1: not turned); the mask must fit the "
+        "picture as it is displayed, else remove the orientation of both"
+    ]
 
 
 def read(path: Path) -> np.ndarray:
@@ -166,13 +187,16 @@ def check_ignored(ignore: int | None, masks: Iterable[Path | None]) -> None:
 
 
 def write_mask(path: Path, label: np.ndarray) -> None:
-    """Write label values as PNG, with 8 bits if they fit.
+    """Write label values as PNG: with 8 bits as indices of a palette, if they fit, so that viewers show them.
 
     Shape: label (X, Y, 1).
     """
     dtype = np.uint8 if label.max(initial=0) < 256 else np.uint16
     pixels = np.ascontiguousarray(label.reshape(label.shape[:2]).T).astype(dtype)
-    Image.fromarray(pixels).save(path, format="PNG")
+    image = Image.fromarray(pixels)
+    if dtype == np.uint8:
+        image.putpalette([part for value in range(256) for part in ImageColor.getrgb(colour(value))])
+    image.save(path, format="PNG")
 
 
 def write_picture(path: Path, pixels: np.ndarray) -> None:

@@ -16,7 +16,7 @@ from medconv.data.case import Case, Dataset, Grid
 from medconv.data.case_files import image_of, label_of
 from medconv.data.io.grids import on_grid, rounding_doubts, to_canonical
 from medconv.data.io.images import channel_doubts, lacks_orientation, missing_slices, nifti_image
-from medconv.data.io.raster import are_picture_channels
+from medconv.data.io.raster import are_picture_channels, is_picture, turn_doubts
 from medconv.data.preprocessing.normalisation import range_error
 from medconv.data.preprocessing.preprocess import content_box
 from medconv.data.preprocessing.value_bands import percentiles
@@ -203,6 +203,8 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     assert case.label is not None
     for path in filter(None, case.label_files):
         report.warnings += header_doubts(path)
+        if is_picture(path) and is_picture(case.images[0]):
+            report.warnings += turn_doubts(case.images[0], path)
     report.warnings += missing_slices(case.label, case.images[0], grid)
     num_classes = len(dataset.class_names)
     ignore = dataset.targets.ignore

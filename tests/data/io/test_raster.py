@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.restoring import restore
 from helpers.volumes import truncate
-from PIL import Image
+from PIL import Image, ImageColor
 
 from medconv.data.case import Case
 from medconv.data.case_files import label_of
@@ -20,10 +20,12 @@ from medconv.data.io import raster
 from medconv.data.io.grids import to_canonical
 from medconv.data.io.images import in_folder, num_channels, read_image, read_label, stamp, stem
 from medconv.data.io.writing import write_channels, write_label
+from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_store
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.inputs import find_cases
 from medconv.inference.output import OutputDir
+from medconv.metrics import visualization
 from medconv.metrics.visualization import overlay
 
 GREY = np.arange(6 * 4, dtype=np.uint8).reshape(4, 6) * 10  # four rows of six pixels, from the top
@@ -259,7 +261,13 @@ def test_a_prediction_has_the_grid_and_orientation_of_its_picture(tmp_path: Path
     image = save(tmp_path / "a.jpg", RGB)
     label = read_label(save(tmp_path / "m.png", GREY // 60))[0]
     write_label(tmp_path / "out.png", label, image)
-    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "out.png")), GREY // 60)
+    written = Image.open(tmp_path / "out.png")
+    np.testing.assert_array_equal(np.asarray(written), GREY // 60)
+    # Viewers show the colours of the report
+    assert sorted(colour for _, colour in written.convert("RGB").getcolors()) == sorted(
+        [(0, 0, 0), *(ImageColor.getrgb(visualization.colour(value)) for value in (1, 2, 3))]
+    )
+    np.testing.assert_array_equal(read_label(tmp_path / "out.png")[0], label)
     write_label(tmp_path / "out.nii.gz", label, image)
     np.testing.assert_array_equal(read_label(tmp_path / "out.nii.gz")[0], label)
     write_channels(tmp_path / "p.nii.gz", [label.astype(np.float32)] * 2, 2, image)
@@ -352,3 +360,37 @@ def test_gif_masks_of_greys_are_values_in_any_order_of_the_palette(tmp_path: Pat
     frames[0].save(tmp_path / "film.gif", save_all=True, append_images=frames[1:])
     with pytest.raises(ValueError, match=r"film\.gif: 2 pages, expected one picture"):
         read_image([tmp_path / "film.gif"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "image_turn", "mask_turn", "words"),
+    [
+        ((6, 6), 6, 1, 1),  # square: nobody can tell
+        ((4, 6), 3, 1, 1),  # upside down: nobody can tell
+        ((4, 6), 1, 2, 1),
+        ((4, 6), 6, 1, 0),  # the sizes tell
+        ((6, 6), 6, 6, 0),
+        ((6, 6), 1, 1, 0),
+    ],
+)
+def test_a_picture_that_exif_turns_but_not_its_mask_gets_a_word(
+    tmp_path: Path, shape: tuple[int, int], image_turn: int, mask_turn: int, words: int
+) -> None:
+    for case in range(2):
+        for folder_name, turn in (("images", image_turn), ("masks", mask_turn)):
+            exif = Image.Exif()
+            exif[0x0112] = turn
+            pixels = np.arange(case, case + shape[0] * shape[1], dtype=np.uint8).reshape(shape)
+            if folder_name == "masks":
+                pixels = (pixels > 9).astype(np.uint8)
+                is_drawn_upright = shape == (4, 6) and image_turn == 6
+                pixels = np.rot90(pixels, -1).copy() if is_drawn_upright else pixels
+            save(tmp_path / folder_name / f"{case}.png", pixels, exif=exif)
+    dataset = folder(str(tmp_path / "images"), str(tmp_path / "masks"))
+    warnings = [warning for warning in check(dataset, 1).warnings if "EXIF" in warning]
+    assert len(warnings) == 2 * words
+    if words:
+        expected = (
+            f"case 0: {tmp_path}/masks/0.png: has EXIF orientation {mask_turn}, {tmp_path}/images/0.png has"
+        )
+        assert warnings[0].startswith(f"{expected} {image_turn} ")

@@ -102,7 +102,11 @@ def _nifti(axes: str) -> Callable[[Path, np.ndarray], Path]:
 
 @pytest.mark.parametrize(
     "write",
-    [_radiograph, *map(_dicom, (AXIAL, CORONAL, SAGITTAL)), *map(_nifti, ("RAS", "LPS", "LAS", "ARS", "PRI"))],
+    [
+        _radiograph,
+        *map(_dicom, (AXIAL, CORONAL, SAGITTAL)),
+        *map(_nifti, ("RAS", "LPS", "LAS", "ARS", "PRI")),
+    ],
     ids=["radiograph", "axial", "coronal", "sagittal", "RAS", "LPS", "LAS", "ARS", "PRI"],
 )
 def test_a_network_of_pictures_sees_the_same_pixels_in_every_format(

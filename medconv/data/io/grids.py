@@ -42,7 +42,7 @@ def check_same_grid(path: Path, grid: Grid, other_path: Path, other_grid: Grid) 
 
 
 def rounding_doubts(path: Path, grid: Grid, other_path: Path, other_grid: Grid) -> list[str]:
-    """A warning about two files of one grid whose corners are farther apart than numbers in files are rounded.
+    """A warning about two files of one grid whose corners are farther apart than by rounded numbers.
 
     Args: as of `check_same_grid`, which accepts them, `other_grid` in any order of axes.
     """

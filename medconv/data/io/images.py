@@ -303,9 +303,8 @@ def _grid_of_mask(path: Path, like: Path) -> Grid:
     is_picture_order = np.array_equal(like_grid.canonical_axes[:2], grid.canonical_axes[:2])
     if not (is_picture_order or format_of(like).as_displayed):
         raise ValueError(
-            f"{path}: a picture has rows from the top, but the axes of {like} are {like_grid.orientation}, so "
-            "which of its pixels belong to which voxels is not known; expected a label map with axes of its "
-            "own, such as NIfTI"
+            f"{path}: a picture has rows from the top, the axes of {like} are {like_grid.orientation}, so "
+            "which pixel belongs to which voxel is not known; expected a label map with axes, such as NIfTI"
         )
     return like_grid
 

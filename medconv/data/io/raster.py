@@ -105,8 +105,8 @@ def turn_doubts(path: Path, mask: Path) -> list[str]:
     if turn == turn_of_mask or is_other_size:
         return []
     return [
-        f"{mask}: has EXIF orientation {turn_of_mask}, {path} has {turn} (1: not turned); the mask must fit the "
-        "picture as it is displayed, else remove the orientation of both"
+        f"{mask}: has EXIF orientation {turn_of_mask}, {path} has {turn} (1: not turned); the mask must fit "
+        "the picture as it is displayed, else remove the orientation of both"
     ]
 
 

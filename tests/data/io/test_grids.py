@@ -55,7 +55,10 @@ def test_grids_within_a_tenth_of_a_voxel_agree_and_above_a_hundredth_there_is_a_
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (np.array([[1, -6.6e-5, 0], [6.6e-5, 1, 0], [0, 0, 1]]), r"axes turned by 0\.00378, 0\.00378, 0 degrees"),
+        (
+            np.array([[1, -6.6e-5, 0], [6.6e-5, 1, 0], [0, 0, 1]]),
+            r"axes turned by 0\.00378, 0\.00378, 0 degrees",
+        ),
         (np.diag([1.0002, 1, 1]), r"0\.5001 x 0\.5 x 3 mm against 0\.5 x 0\.5 x 3"),
     ],
     ids=["ITK's axes", "spacing"],
@@ -74,7 +77,9 @@ def test_flipped_grids_differ() -> None:
     """The same corners of the same box of space, but the voxels run the other way."""
     affine, flipped = np.diag([1.0, 1, 1, 1]), np.diag([-1.0, 1, 1, 1])
     flipped[0, 3] = SHAPE[0] - 1
-    with pytest.raises(ValueError, match=r"corners 20 voxels from .*: axes LAS against RAS; .* 180, 0, 0 degrees"):
+    with pytest.raises(
+        ValueError, match=r"corners 20 voxels from .*: axes LAS against RAS; .* 180, 0, 0 degrees"
+    ):
         check_same_grid(HERE, Grid.of(SHAPE, affine), THERE, Grid.of(SHAPE, flipped))
 
 

@@ -128,11 +128,13 @@ class SoftLabel:
     Args:
         num_classes: with the background.
         further_raters: label files of others than `Case.label`; None: this rater has none of this case.
+        further_relabels: as `Case.relabel`, for each of these files.
         are_probabilities: whether the files hold the probabilities, not label maps.
     """
 
     num_classes: int
     further_raters: tuple[Path | None, ...] = ()
+    further_relabels: tuple[tuple[tuple[int, int], ...] | None, ...] = ()
     are_probabilities: bool = False
 
 
@@ -183,6 +185,12 @@ class Case:
             return ()
         further_raters = self.soft_label.further_raters if self.soft_label else ()
         return (self.label, *further_raters)
+
+    @property
+    def label_relabels(self) -> tuple[tuple[tuple[int, int], ...] | None, ...]:
+        """`relabel` of each of the `label_files`."""
+        further = self.soft_label.further_relabels if self.soft_label else ()
+        return (self.relabel, *further)
 
 
 @dataclass(frozen=True)

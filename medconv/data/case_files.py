@@ -7,6 +7,7 @@ import numpy as np
 from medconv.data.case import Case, Grid
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_image, read_label
+from medconv.data.io.label_values import Relabel
 from medconv.data.io.probabilities import read_probabilities
 from medconv.metrics.consensus import most_probable, shares
 
@@ -38,7 +39,7 @@ def label_of(case: Case) -> tuple[np.ndarray, Grid]:
     if case.soft_label is not None:
         probabilities, grid = probabilities_of(case)
         return most_probable(probabilities), grid
-    return _label_map(case, case.label)
+    return _label_map(case, case.label, case.relabel)
 
 
 def probabilities_of(case: Case) -> tuple[np.ndarray, Grid]:
@@ -76,13 +77,13 @@ def rater_labels_of(case: Case) -> tuple[list[np.ndarray | None], Grid]:
         ValueError: as `label_of`; raters whose grids or label values differ from those of the dataset.
     """
     assert case.soft_label is not None and case.label is not None
-    first, grid = _label_map(case, case.label)
+    first, grid = _label_map(case, case.label, case.relabel)
     label_maps: list[np.ndarray | None] = [first]
-    for path in case.soft_label.further_raters:
+    for path, relabel in zip(case.label_files[1:], case.label_relabels[1:], strict=True):
         if path is None:
             label_maps.append(None)
             continue
-        further, rater_grid = _label_map(case, path)
+        further, rater_grid = _label_map(case, path, relabel)
         label_maps.append(on_grid(further, case.label, grid, path, rater_grid))
     for path, label_map in zip(case.label_files, label_maps, strict=True):
         highest = case.soft_label.num_classes - 1
@@ -107,8 +108,8 @@ def rater_labels_on(case: Case, grid: Grid) -> list[np.ndarray | None]:
     return on_image
 
 
-def _label_map(case: Case, path: Path) -> tuple[np.ndarray, Grid]:
-    label, grid = read_label(path, case.images[0], case.relabel)
+def _label_map(case: Case, path: Path, relabel: Relabel | None) -> tuple[np.ndarray, Grid]:
+    label, grid = read_label(path, case.images[0], relabel)
     return label, _with_declared_spacing(grid, case)
 
 

@@ -1,11 +1,13 @@
 """Labels of several raters, or that are probabilities: `data.raters` and `data.soft_labels` of any layout."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from medconv.data.case import Dataset, SoftLabel
 from medconv.data.datasets.patterns import files_of
+from medconv.data.io.label_values import Relabel
+from medconv.data.io.named_labels import names_of, relabel_by_name
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.soft import SoftTargets
 from medconv.utils.errors import Argument, ArgumentError
@@ -42,17 +44,26 @@ def with_soft_labels(
     else:
         patterns = [raters] if isinstance(raters, str) else raters
         files = [_files_of_rater(Path(root or "") / pattern, dataset) for pattern in patterns]
+    relabels = [_relabels_by_name(of_rater, dataset) for of_rater in files]
     cases = []
     # A case without files of further raters is a case of one rater
     for case in dataset.cases:
         soft_label = SoftLabel(
             num_classes=len(dataset.class_names),
             further_raters=tuple(of_rater.get(case.id) for of_rater in files),
+            further_relabels=tuple(of_rater.get(case.id, case.relabel) for of_rater in relabels),
             are_probabilities=bool(soft_labels),
         )
         cases.append(replace(case, soft_label=soft_label))
     targets = SoftTargets.of_classes(dataset.class_names)
     return replace(dataset, cases=tuple(cases), targets=targets)
+
+
+def _relabels_by_name(files: Mapping[str, Path], dataset: Dataset) -> dict[str, Relabel | None]:
+    """How the files of a rater are read, by case; empty: they state no names, so as the first rater's."""
+    names = names_of(files)
+    by_name = relabel_by_name(files, names, dataset.class_names) if names else {}
+    return {case_id: by_name.get(case_id) for case_id in names}
 
 
 def _files_of_rater(pattern: Path, dataset: Dataset) -> dict[str, Path]:

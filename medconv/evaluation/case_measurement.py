@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +84,16 @@ class LabelMaps:
     Args:
         path: folder, or pattern with `{id}`.
         files: case to label map.
-        relabel: see `label_values.relabel_of`.
+        relabel: how the file of each case is read, see `named_labels.relabels`.
     """
 
     path: Path
     files: Mapping[str, Path]
-    relabel: Relabel | None = None
+    relabel: Mapping[str, Relabel | None] = field(default_factory=dict)
 
     def read(self, case: str, like: Path | None = None) -> tuple[np.ndarray, Grid]:
         """A label map and its grid. Raises: ValueError: as `read_label`, or a value that is not declared."""
-        return read_label(self.files[case], like, self.relabel)
+        return read_label(self.files[case], like, self.relabel.get(case))
 
     @property
     def folder(self) -> Path:

@@ -76,6 +76,17 @@ def agreed_targets(predictions: Sequence[Path], references: Path) -> Segmentatio
     return agreed
 
 
+def class_names_of(targets: SegmentationTargets | None) -> list[str] | None:
+    """The class of each label value, as label files may name it; empty names of values that regions share."""
+    if targets is None:
+        return None
+    names = [""] * targets.num_values
+    if isinstance(targets, LabelMapTargets):
+        for value, name in targets.value_names.items():
+            names[value] = name
+    return names
+
+
 def numbered(values: Collection[int] | Collection[str]) -> SegmentationTargets:
     """A class for each label value that occurs, named by its number."""
     foreground = sorted({int(value) for value in values} - {0})  # 0 is the background

@@ -11,7 +11,8 @@ import numpy as np
 from medconv.data.case import Grid
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_label
-from medconv.data.io.label_values import Relabel, relabel_of
+from medconv.data.io.label_values import Relabel
+from medconv.data.io.named_labels import relabels
 from medconv.evaluation import labels
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics.consensus import CONSENSUS
@@ -30,12 +31,12 @@ class Raters:
 
     Args:
         files: folder or pattern of a rater to case to label map; a rater may lack cases.
-        relabel: the same to `label_values.relabel_of`.
+        relabel: the same to how the file of each case is read.
         consensus: a name of `CONSENSUS`.
     """
 
     files: Mapping[str, Mapping[str, Path]]
-    relabel: Mapping[str, Relabel | None]
+    relabel: Mapping[str, Mapping[str, Relabel | None]]
     consensus: str
 
     def label_maps(self, case: str, like: Path, reference_file: Path, grid: Grid) -> dict[str, RaterFile]:
@@ -47,7 +48,7 @@ class Raters:
         label_maps = {}
         for rater, files in self.files.items():
             if case in files:
-                label, rater_grid = read_label(files[case], like, self.relabel[rater])
+                label, rater_grid = read_label(files[case], like, self.relabel[rater][case])
                 label = on_grid(label, reference_file, grid, files[case], rater_grid)
                 label_maps[rater] = (files[case], label)
         return label_maps
@@ -66,7 +67,11 @@ class Raters:
 
 
 def raters_of(
-    paths: Sequence[Path], consensus: str | None, references: Mapping[str, Path], num_values: int | None
+    paths: Sequence[Path],
+    consensus: str | None,
+    references: Mapping[str, Path],
+    class_names: Sequence[str] | None,
+    ignore: int | None = None,
 ) -> Raters:
     """The raters at these paths.
 
@@ -74,7 +79,8 @@ def raters_of(
         paths: a folder or a pattern with `{id}` for each rater.
         consensus: None: majority.
         references: case to the file of the first rater.
-        num_values: label values are below it; None: not known.
+        class_names: by label value; None: not known.
+        ignore: label value to ignore.
     Raises:
         ArgumentError: a rater without any of the cases, one given twice, or a consensus without raters.
     """
@@ -90,7 +96,7 @@ def raters_of(
         if not set(of_rater) & set(references):
             raise ArgumentError("raters", f" {path}: no label map there for {some(sorted(references), 3)}")
         files[str(path)] = of_rater
-    relabel = {rater: relabel_of(of_rater.values(), num_values) for rater, of_rater in files.items()}
+    relabel = {rater: relabels(of_rater, class_names, ignore) for rater, of_rater in files.items()}
     return Raters(files, relabel, consensus or "majority")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medconv import doors
-from medconv.data.io.label_values import relabel_of
+from medconv.data.io.named_labels import relabels
 from medconv.data.io.raster import check_ignored
 from medconv.evaluation import labels, segmentation_results
 from medconv.evaluation.case_measurement import (
@@ -58,12 +58,13 @@ def evaluate(
         prediction_sets.append(LabelMaps(compare, labels.case_files(compare, "compare")))
     reference_set = _reference_set(references, prediction_sets)
     targets = labels.agreed_targets([maps.folder for maps in prediction_sets], reference_set.folder)
-    num_values = targets.num_values if targets else None
+    class_names = labels.class_names_of(targets)
+    ignore = targets.ignore if targets else None
     settings = Settings(
         tolerance_mm or {},
         selection or MetricSelection(),
         annotated,
-        raters_of(raters, consensus, reference_set.files, num_values),
+        raters_of(raters, consensus, reference_set.files, class_names, ignore),
     )
     reference_files = labels.with_annotated_structures(reference_set.files, annotated, targets)
     # What can fail is checked before the work, not after it.
@@ -71,11 +72,11 @@ def evaluate(
         labels.check_tolerances(settings.tolerances, targets.names)
         for value in (targets.ignore, *targets.also_ignored):
             check_ignored(value, reference_files.values())
-    # Masks of 0 and 255 are read as labels 0 and 1.
-    relabel = relabel_of(reference_files.values(), num_values)
-    reference_set = replace(reference_set, files=reference_files, relabel=relabel)
-    prediction_sets = [
-        replace(maps, relabel=relabel_of(maps.files.values(), num_values)) for maps in prediction_sets
+    # Masks of 0 and 255 are read as labels 0 and 1, and files that name their values by name.
+    reference_set = replace(reference_set, files=reference_files)
+    reference_set, *prediction_sets = [
+        replace(maps, relabel=relabels(maps.files, class_names, ignore))
+        for maps in (reference_set, *prediction_sets)
     ]
     first = prediction_sets[0]
     image_files = labels.images_of(first.folder, reference_set.folder, images, list(first.files))

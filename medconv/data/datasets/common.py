@@ -13,6 +13,8 @@ from medconv.data.case import Case, Dataset
 from medconv.data.io import raster
 from medconv.data.io.images import num_channels, stem
 from medconv.data.io.label_values import check_several_values, relabel_of
+from medconv.data.io.named_labels import Names, names_of, relabel_by_name
+from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import explained
 
@@ -100,8 +102,9 @@ def build_dataset(
     modalities: tuple[str, ...],
     path: Path,
     errors: Mapping[str, str] | None = None,
+    label_names: Mapping[str, Names] | None = None,
 ) -> Dataset:
-    """A dataset with its cases sorted by id.
+    """A dataset with its cases sorted by id; label files that name their values are matched by name.
 
     Args:
         name: see `Dataset`.
@@ -111,9 +114,11 @@ def build_dataset(
         modalities: see `Dataset`.
         path: file or folder that defines the dataset, for messages.
         errors: case id to error; None: no errors.
+        label_names: those that label files state, by case; None: they are read here.
 
     Raises:
-        ValueError: an id twice, or masks of which some hold 0 and 255 as `relabel_of` has it.
+        ValueError: an id twice, masks of which some hold 0 and 255 as `relabel_of` has it, or names that
+            contradict each other or the classes.
     """
     masks = [case.label for case in cases]
     if len(class_names) > 2:
@@ -121,6 +126,9 @@ def build_dataset(
     relabel = relabel_of(masks, len(class_names))
     if relabel is not None:
         cases = [replace(case, relabel=relabel) for case in cases]
+    if targets is None or isinstance(targets, LabelMapTargets):
+        ignore = None if targets is None else targets.ignore
+        cases = _matched_by_name(cases, class_names, ignore, label_names)
     counts = Counter(case.id for case in cases)
     repeated = sorted(case_id for case_id, count in counts.items() if count > 1)
     if repeated:
@@ -133,6 +141,20 @@ def build_dataset(
         errors=errors or {},
         targets=targets,  # type: ignore[arg-type]
     )
+
+
+def _matched_by_name(
+    cases: list[Case],
+    class_names: tuple[str, ...],
+    ignore: int | None,
+    label_names: Mapping[str, Names] | None,
+) -> list[Case]:
+    files = {case.id: case.label for case in cases}
+    names = names_of(files) if label_names is None else label_names
+    if not names:
+        return cases
+    relabels = relabel_by_name(files, names, class_names, ignore)
+    return [replace(case, relabel=relabels.get(case.id, case.relabel)) for case in cases]
 
 
 def read_json(path: Path) -> Any:

@@ -12,6 +12,7 @@ from medconv.data.datasets.patterns import files_of, home
 from medconv.data.io.formats import structures_of
 from medconv.data.io.images import read_label
 from medconv.data.io.label_values import relabel_of
+from medconv.data.io.named_labels import class_names_of, names_of
 from medconv.utils.errors import Argument, ArgumentError
 
 _NUM_LABELS_READ = 20  # to find the classes of a dataset that does not name them
@@ -29,8 +30,8 @@ def folder(
     Args:
         images: a pattern, or one for each channel by its name, such as {t1: ..., flair: ...}.
         labels: a pattern or a folder.
-        class_names: background first; None takes structures' names, or numbers the classes of the first 20
-            labels.
+        class_names: background first; None takes the names of structures, or those that label files state, or
+            numbers the classes of the first 20 labels.
         modality: of all channels; names in `images` are modalities themselves.
         root: folder in which relative patterns begin; None: the current one.
 
@@ -68,10 +69,10 @@ def folder(
                 errors[case_id] = f"{label or image_files[case_id]}: no image matches {pattern}"
         if label is None:
             errors[case_id] = f"{image_files[case_id]}: no label matches {labels}"
-    if class_names:
-        names = tuple(class_names)
-    else:
-        names = _structure_names(labels) or _numbered_names(list(label_files.values())[:_NUM_LABELS_READ])
+    label_names = names_of(label_files)
+    names = tuple(class_names or _structure_names(labels) or class_names_of(label_names))
+    if not names:
+        names = _numbered_names(list(label_files.values())[:_NUM_LABELS_READ])
     if isinstance(images, Mapping):
         modalities = tuple(images)
     else:
@@ -85,6 +86,7 @@ def folder(
         modalities=modalities,
         path=image_folder,
         errors=errors,
+        label_names=label_names,
     )
 
 

@@ -63,6 +63,7 @@ def joined(entries: Mapping[str, Mapping[str, Any]] | None) -> Dataset:
         modalities=modalities,
         path=first_file.parent,
         errors=errors,
+        label_names={},  # each dataset has matched its own
     )
 
 

@@ -44,6 +44,8 @@ class ImageFormat:
         cases: ids and paths of the images in a folder and below, of a format without suffixes. The second
             argument names the first one in messages.
         contours: how labels that a path names by `#roi=` are read.
+        label: how label maps that are no images (DICOM SEG) are read, as `Contours.read`; None for images.
+        names: the names that a label file states of its values, without its voxels.
         as_displayed: whether slices are stored as displayed: the first axis along a row, the second down. A
             picture may then be the label map of such an image.
     """
@@ -57,6 +59,8 @@ class ImageFormat:
     stamp: Callable[[Path], list[int]] | None = None
     cases: Callable[[Path, str], list[tuple[str, Path]]] | None = None
     contours: Contours | None = None
+    label: Callable[[Path, Path, Grid], np.ndarray | None] | None = None
+    names: Callable[[Path], dict[int, str]] | None = None
     as_displayed: bool = False
 
 

@@ -276,7 +276,7 @@ def read_label(
         array = raster.read_mask(path)
         grid = _grid_of_mask(path, like or path)
     else:
-        array, grid = read_array(path)
+        array, grid = _read_no_image(path, like) or read_array(path)
     if array.size != np.prod(grid.shape):
         raise ValueError(f"{path}: a label map has one value per voxel, got shape {array.shape}")
     if array.dtype.kind == "f":
@@ -287,6 +287,30 @@ def read_label(
     if lowest < 0 or array.max() > np.iinfo(np.int16).max:
         raise ValueError(f"{path}: label values must lie in 0..32767, found {lowest} to {array.max()}")
     return in_c_order(array.reshape(grid.shape), np.int16), grid
+
+
+def _read_no_image(path: Path, like: Path | None) -> tuple[np.ndarray, Grid] | None:
+    """A label map that is no image, on the grid of the image `like`; None: it is one."""
+    read = format_of(path).label
+    if read is None or like is None or like == path:
+        return None
+    grid = Grid.of(*shape_and_affine(like))
+    label = read(path, like, grid)
+    return None if label is None else (label, grid)
+
+
+def label_names(path: Path) -> dict[int, str]:
+    """The names that a label file states of its values; empty: none, or the file cannot be read.
+
+    An error of the file is reported where its voxels are read.
+    """
+    if structures_of(path):
+        return {}
+    try:
+        names = format_of(path).names
+        return {value: name for value, name in (names(path) if names else {}).items() if value > 0 and name}
+    except (ValueError, OSError):
+        return {}
 
 
 def _grid_of_mask(path: Path, like: Path) -> Grid:

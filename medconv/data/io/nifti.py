@@ -9,11 +9,12 @@ import logging
 import stat
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from math import prod
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import nibabel as nib
 import numpy as np
@@ -224,7 +225,27 @@ def _grid(path: Path) -> tuple[tuple[int, ...], np.ndarray]:
     return image.shape, image.affine
 
 
+def label_names(path: Path) -> dict[int, str]:
+    """The table of labels in a header extension, as Connectome Workbench and TotalSegmentator write it.
+
+    Raises:
+        ValueError: as `read_header`.
+    """
+    image = read_header(path)
+    names: dict[int, str] = {}
+    for extension in image.header.extensions if isinstance(image, Nifti1Pair) else ():
+        content = extension.get_content()
+        text = content if isinstance(content, bytes) else str(content).encode()
+        if b"<LabelTable" not in text or b"<!ENTITY" in text:
+            continue
+        with suppress(ElementTree.ParseError, ValueError):  # an extension of another program
+            for label in ElementTree.fromstring(text.rstrip(b"\0 ")).iter("Label"):
+                names[int(label.get("Key", ""))] = (label.text or "").strip()
+    return names
+
+
 NIFTI = ImageFormat(
+    names=label_names,
     suffixes=(".nii.gz", ".nii", ".hdr", ".mgz", ".mgh"),  # .hdr: the header of a NIfTI pair
     read=read,
     grid=_grid,

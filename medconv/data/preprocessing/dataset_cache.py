@@ -236,6 +236,8 @@ def _stated(dataset: Dataset) -> list[Any]:
         if case.soft_label is not None:
             are_probabilities = case.soft_label.are_probabilities
             statements[case.id] = [case.source_spacing_mm, case.relabel, are_probabilities]
+            if any(relabel != case.relabel for relabel in case.soft_label.further_relabels):
+                statements[case.id].append(case.soft_label.further_relabels)
     return [statements] if statements else []
 
 

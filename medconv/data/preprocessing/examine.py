@@ -16,6 +16,7 @@ from medconv.data.case import Case, Dataset, Grid
 from medconv.data.case_files import image_of, label_of
 from medconv.data.io.grids import on_grid, rounding_doubts, to_canonical
 from medconv.data.io.images import channel_doubts, lacks_orientation, missing_slices, nifti_image
+from medconv.data.io.named_labels import contradictions
 from medconv.data.io.raster import are_picture_channels, is_picture, turn_doubts
 from medconv.data.preprocessing.normalisation import range_error
 from medconv.data.preprocessing.preprocess import content_box
@@ -201,8 +202,11 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     """The label map of a case. Raises: ValueError: it cannot be read, or is not on the image's grid."""
     label, grid = label_of(case)
     assert case.label is not None
-    for path in filter(None, case.label_files):
+    for path, relabel in zip(case.label_files, case.label_relabels, strict=True):
+        if path is None:
+            continue
         report.warnings += header_doubts(path)
+        report.errors += contradictions(path, relabel, dataset.class_names)
         if is_picture(path) and is_picture(case.images[0]):
             report.warnings += turn_doubts(case.images[0], path)
     report.warnings += missing_slices(case.label, case.images[0], grid)

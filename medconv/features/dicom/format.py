@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from medconv.data.io.formats import Contours, ImageFormat
-from medconv.features.dicom import rtstruct, series, volumes
+from medconv.features.dicom import rtstruct, seg_label, series, volumes
 from medconv.features.dicom.files import is_dicom, list_files
 from medconv.utils.errors import explained
 
@@ -82,5 +82,7 @@ DICOM = ImageFormat(
     stamp=series.stamp,
     cases=_cases,
     contours=Contours(rtstruct.read, rtstruct.missing_slices),
+    label=seg_label.read,
+    names=seg_label.names,
     as_displayed=True,
 )

@@ -15,6 +15,7 @@ from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 
 _Header = dict[str, Any]
+_SEGMENT_VALUE = re.compile(r"(Segment\d+)_LabelValue")
 
 # `LPS`, or in words `left-posterior-superior`
 _SPACE = re.compile("(R|L)(A|P)(S|I)|(?i:(right|left)-(anterior|posterior)-(superior|inferior))")
@@ -44,6 +45,22 @@ def grid(path: Path) -> tuple[tuple[int, ...], np.ndarray]:
     placeholder = np.broadcast_to(np.uint8(0), tuple(header["sizes"]))
     array, affine = _spatial_axes_first(path, placeholder, header)
     return array.shape, affine
+
+
+def label_names(path: Path) -> dict[int, str]:
+    """The names of a segmentation of 3D Slicer (`.seg.nrrd`) by label value; empty for other files.
+
+    Slicer numbers segments in the order in which they were drawn.
+    Raises:
+        ValueError: as `read`.
+    """
+    header = _read_header(path)
+    names = {}
+    for key, value in header.items():
+        segment = _SEGMENT_VALUE.fullmatch(key)
+        if segment:
+            names[int(value)] = str(header.get(f"{segment[1]}_Name", ""))
+    return names
 
 
 def _pynrrd(path: Path) -> Any:
@@ -113,4 +130,4 @@ def _signs_to_ras(path: Path, header: _Header) -> list[float]:
     return [1.0 if word[0] in "RASras" else -1.0 for word in directions]
 
 
-NRRD = ImageFormat(suffixes=(".nrrd",), read=read, grid=grid)
+NRRD = ImageFormat(suffixes=(".nrrd", ".seg.nrrd"), read=read, grid=grid, names=label_names)

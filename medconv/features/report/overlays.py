@@ -8,7 +8,7 @@ import numpy as np
 from medconv.data.case import Grid
 from medconv.data.io.grids import on_grid, to_canonical
 from medconv.data.io.images import read_image, read_label
-from medconv.data.io.label_values import relabel_of
+from medconv.data.io.named_labels import relabels
 from medconv.data.preprocessing.preprocess import content_box
 from medconv.metrics import visualization
 
@@ -16,7 +16,10 @@ _MARGIN_MM = 10.0  # around the foreground
 
 
 def case_png(
-    paths: Sequence[Path], image: Path | None, ignore: int | None = None, num_values: int | None = None
+    paths: Sequence[Path],
+    image: Path | None,
+    ignore: int | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> bytes:
     """One row per plane; columns: the image (if there is one), and each label map.
 
@@ -24,16 +27,16 @@ def case_png(
         paths: the reference, then predictions.
         image: its voxels are shown beside the label maps.
         ignore: the reference's label value of voxels where nothing is shown.
-        num_values: label values of the evaluation; None: not known.
+        class_names: of the evaluation, by label value; None: not known.
     Raises:
         ValueError: a file that cannot be read, or an image on another grid.
     """
     reference_path = paths[0]
-    reference, grid = _read_label(reference_path, paths[-1], num_values)
+    reference, grid = _read_label(reference_path, paths[-1], class_names, ignore)
     # all on the grid of the reference
     label_maps = [reference]
     for path in paths[1:]:
-        prediction, prediction_grid = _read_label(path, paths[-1], num_values)
+        prediction, prediction_grid = _read_label(path, paths[-1], class_names, ignore)
         label_maps.append(on_grid(prediction, reference_path, grid, path, prediction_grid))
     is_labelled = reference != (-1 if ignore is None else ignore)  # -1: no value is ignored
     arrays = [np.where(is_labelled, label_map, 0) for label_map in label_maps]
@@ -52,8 +55,10 @@ def case_png(
     return _picture(planes[: len(paths)], image_plane, spacing)
 
 
-def _read_label(path: Path, like: Path, num_values: int | None) -> tuple[np.ndarray, Grid]:
-    return read_label(path, like, relabel_of([path], num_values))
+def _read_label(
+    path: Path, like: Path, class_names: Sequence[str] | None, ignore: int | None
+) -> tuple[np.ndarray, Grid]:
+    return read_label(path, like, relabels({"": path}, class_names, ignore)[""])
 
 
 def _picture(

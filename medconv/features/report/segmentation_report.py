@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medconv import doors
+from medconv.evaluation import labels
 from medconv.evaluation.results import Evaluation
 from medconv.evaluation.segmentation_results import LabelMapEvaluation, selection_of
 from medconv.features.report import rendering
@@ -64,7 +65,7 @@ def write_report(
         charts=charts,
         figures=_figures(result),
         legend=_legend(targets),
-        worst=_worst_cases(result, paths, images, targets.ignore),
+        worst=_worst_cases(result, paths, images, targets),
         definitions={**metric_definitions, **_DEFINITIONS},
         number=_number,
         p_value=_p_value,
@@ -127,7 +128,7 @@ def _worst_cases(
     result: Mapping[str, Any],
     paths: Mapping[str, tuple[Path, ...]],
     images: Mapping[str, Path],
-    ignore: int | None,
+    targets: SegmentationTargets,
 ) -> list[dict[str, Any]]:
     """The cases of the lowest mean Dice, for the template."""
     scored = []
@@ -138,21 +139,21 @@ def _worst_cases(
     scored.sort(key=lambda entry: entry[:2])  # equal Dice: by case id
     cards = []
     for dice, case, row in scored[:_WORST_CASES]:
-        card = _case_card(row, paths[case], images.get(case), ignore)
+        card = _case_card(row, paths[case], images.get(case), targets)
         cards.append({"dice": dice, **card})
     return cards
 
 
 def _case_card(
-    row: Mapping[str, Any], label_paths: tuple[Path, ...], image: Path | None, ignore: int | None
+    row: Mapping[str, Any], label_paths: tuple[Path, ...], image: Path | None, targets: SegmentationTargets
 ) -> dict[str, Any]:
     """A case for the template: its picture, and its worst classes."""
     problem = ""
-    num_values = 1 + len(row["dice"])  # with the background
+    class_names = labels.class_names_of(targets)
     try:
-        png = case_png(label_paths, image, ignore, num_values)
+        png = case_png(label_paths, image, targets.ignore, class_names)
     except ValueError as error:
-        png = case_png(label_paths, None, ignore, num_values)
+        png = case_png(label_paths, None, targets.ignore, class_names)
         problem = f"; without the image: {error}"
         image = None
     columns = ["image"] if image else []

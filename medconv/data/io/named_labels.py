@@ -67,6 +67,8 @@ def relabel_by_name(
     for case, of_file in names.items():
         new_values: dict[int, int] = {0: 0} if ignore is None else {0: 0, ignore: ignore}
         for value, name in sorted(of_file.items()):
+            if value == ignore:
+                continue
             if _key(name) not in values:
                 problems.append(f"{files[case]}: {value} is {name!r}, which is no class")
             elif values[_key(name)] in new_values.values():
@@ -135,7 +137,7 @@ def _contradiction(problems: Sequence[str], class_names: Sequence[str]) -> str:
     lines = [*problems[:_NUM_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
     return (
         f"names in label files contradict each other, or the classes ({some(list(class_names[1:]))}); "
-        "expected the same names in all\n  " + "\n  ".join(lines)
+        "expected the same names in all, or files without names\n  " + "\n  ".join(lines)
     )
 
 

@@ -128,6 +128,14 @@ def test_a_network_of_pictures_sees_the_same_pixels_in_every_format(
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
+def test_the_pixels_of_a_picture_are_an_array_with_its_affine(trained: Path, tmp_path: Path) -> None:
+    predictor = medconv.load(trained / "run/checkpoints/best.ckpt", device="cpu", progress=False)
+    Image.fromarray(_pixels(100)).save(tmp_path / "p.png")
+    _, expected = predictor.label_and_probabilities(tmp_path / "p.png")
+    _, actual = predictor.label_and_probabilities(_pixels(100).T, affine=_RAS_FROM_LPS)
+    np.testing.assert_array_equal(actual, expected)
+
+
 def test_radiographs_with_masks_that_are_pictures_train_as_pictures_do(tmp_path: Path) -> None:
     _write_masks(tmp_path / "masks")
     for number in range(6):

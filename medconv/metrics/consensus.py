@@ -54,8 +54,8 @@ def staple(label_maps: Sequence[np.ndarray]) -> np.ndarray:
     values = np.unique(np.concatenate([np.unique(label_map) for label_map in label_maps]))
     votes, vote_of_voxel, counts = _different_votes(label_maps, values)
     # How often any rater gave a class, over all voxels
-    prior = sum(np.bincount(of_rater, counts, len(values)) for of_rater in votes)
-    prior = prior / prior.sum()
+    prior = np.sum([np.bincount(of_rater, counts, len(values)) for of_rater in votes], axis=0)
+    prior /= prior.sum()
     # Expectation maximisation begins with the shares of the votes
     weights = np.zeros((votes.shape[1], len(values)))
     for of_rater in votes:

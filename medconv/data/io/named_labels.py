@@ -113,16 +113,18 @@ def _check_one_numbering(
 
     Raises: ValueError: a name has two values, or a value has two names.
     """
-    first: dict[int | str, tuple[str, int | str]] = {}
+    first_with_value: dict[int, tuple[str, str]] = {}  # to its case and the name there
+    first_with_name: dict[str, tuple[str, int]] = {}
     problems = []
     for case, of_file in names.items():
         for value, name in sorted(of_file.items()):
-            for one, other in ((value, _key(name)), (_key(name), value)):
-                first_case, first_other = first.setdefault(one, (case, other))
-                if first_other != other:
-                    problems.append(f"{files[case]}: {value} is {name!r}, otherwise in {files[first_case]}")
+            named_case, first_name = first_with_value.setdefault(value, (case, _key(name)))
+            valued_case, first_value = first_with_name.setdefault(_key(name), (case, value))
+            if first_name != _key(name) or first_value != value:
+                other = files[named_case if first_name != _key(name) else valued_case]
+                problems.append(f"{files[case]}: {value} is {name!r}, otherwise in {other}")
     if problems:
-        raise ValueError(_contradiction(list(dict.fromkeys(problems)), class_names))
+        raise ValueError(_contradiction(problems, class_names))
     stated = next(of_file for of_file in names.values() if of_file)
     if any(class_names):
         log.warning(

@@ -231,12 +231,11 @@ def label_names(path: Path) -> dict[int, str]:
     Raises:
         ValueError: as `read_header`.
     """
-    image = read_header(path)
+    header: Any = read_header(path).header
     names: dict[int, str] = {}
-    for extension in image.header.extensions if isinstance(image, Nifti1Pair) else ():
-        content = extension.get_content()
-        text = content if isinstance(content, bytes) else str(content).encode()
-        if b"<LabelTable" not in text or b"<!ENTITY" in text:
+    for extension in getattr(header, "extensions", ()):  # MGH has none
+        text = extension.get_content()
+        if not isinstance(text, bytes) or b"<LabelTable" not in text or b"<!ENTITY" in text:
             continue
         with suppress(ElementTree.ParseError, ValueError):  # an extension of another program
             for label in ElementTree.fromstring(text.rstrip(b"\0 ")).iter("Label"):

@@ -66,7 +66,7 @@ def test_files_of_probabilities_may_have_a_channel_for_the_background(tmp_path: 
 @pytest.mark.parametrize(
     ("raters", "soft_labels", "message"),
     [
-        ("labelsTr3", None, "raters=.*labelsTr3: needs .*or a folder"),
+        ("labelsTr3", None, "raters=.*labelsTr3: no such folder"),
         ("imagesTr/{id}_0000.nii.gz", True, "soft_labels=true takes one file for each case, without raters"),
         (
             ["labelsTr2/case_{id}.nii.gz"],

@@ -47,16 +47,20 @@ def test_an_onnx_file_and_its_metadata_predict_as_the_checkpoint(exported: Expor
 
 
 @pytest.mark.parametrize(
-    ("dims", "slice_axis", "orientation"), [(2, None, "as stored"), (2, 2, "RAS"), (3, None, "RAS")]
+    ("dims", "slice_axis", "convention", "orientation"),
+    [(2, None, None, "RAS"), (2, 2, None, "RAS"), (3, None, None, "RAS"), (2, None, "nnunet", "as stored")],
 )
 def test_the_metadata_states_the_orientation(
-    exported: Exported, dims: int, slice_axis: int | None, orientation: str
+    exported: Exported, dims: int, slice_axis: int | None, convention: str | None, orientation: str
 ) -> None:
-    """2D images keep their axes; volumes, also those that are predicted slice by slice, are reoriented."""
-    preprocessing = PreprocessingConfig(dims, (1.0,) * dims, ("zscore",), ({},), slice_axis)
+    """All images are turned, single slices too, but for nnU-Net's convention."""
+    preprocessing = PreprocessingConfig(
+        dims, (1.0,) * dims, ("zscore",), ({},), slice_axis, convention=convention
+    )
     inputs = _inputs(
         replace(load(exported.checkpoint), preprocessing=preprocessing),
         SimpleNamespace(divisor=(8,) * dims, dynamic=(True,) * dims),
     )
     assert inputs["orientation"] == orientation
-    assert ("anterior" in inputs["layout"]) == (orientation == "RAS")
+    assert ("towards right, anterior" in inputs["layout"]) == (orientation == "RAS")
+    assert ("pictures" in inputs["layout"]) == (dims == 2 and slice_axis is None)

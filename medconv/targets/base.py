@@ -38,7 +38,7 @@ class Family:
         samples: module of `ImageDataset` and `ImageCases`, as `data.loading.datamodule.TrainingSamples` says;
             of `samples_per_epoch`, by the number of training cases; and of `check`: (split, dataset,
             measured, data) raises an error where its images and values are no samples.
-        validation: (config, targets, window, store) -> `training.validation.Validation`.
+        validation: (config, targets, window) -> `training.validation.Validation`.
         mixup: (alpha, seed) -> `training.task.Mixup`; "": samples are not mixed.
         forward: (members, device, batch_size) -> `inference.predictor.Forward`.
         check_prepared: (image, member, its shape after preprocessing, crop): raises ValueError, if the

@@ -160,7 +160,7 @@ def prepare(
         if config.init.pretrained:
             load_weights = run.pretrained_weights(config, resolved.derived, folder)
         apply_backends(resolved.perf.matmul_precision)
-        task = build_task(resolved, record_of(resolved, prepared), prepared.store, load_weights)
+        task = build_task(resolved, record_of(resolved, prepared), load_weights)
         data = build_data(resolved, prepared)
     return Prepared(task=task, data=data, config=resolved)
 

@@ -13,7 +13,6 @@ from medconv.config import Node, RunConfig
 from medconv.convs import mirror_axes
 from medconv.data import left_right
 from medconv.data.preprocessing.preprocess import left_right_axis
-from medconv.data.preprocessing.store import Store
 from medconv.inference.load import window_of
 from medconv.inference.sliding_window import training_axes, usable_axes
 from medconv.models.build import build_network
@@ -45,14 +44,11 @@ _SWITCHES = (
 
 
 @configs.arguments_as_keys("task", "init")
-def build_task(
-    config: RunConfig, record: Node, store: Store | None = None, load: Callable[..., Any] | None = None
-) -> Task:
+def build_task(config: RunConfig, record: Node, load: Callable[..., Any] | None = None) -> Task:
     """The task of a resolved config: network, loss, optimizer, schedule and validation.
 
     Args:
         record: what every checkpoint carries.
-        store: prepared cases, for validation on their original grids; None: nothing will be validated.
         load: loads pretrained weights into the network.
     Raises:
         ConfigError: a class cannot be built from its node, or settings contradict each other.
@@ -79,7 +75,7 @@ def build_task(
         optimizer=make_optimizer,
         scheduler=configs.errors_with_key("scheduler", configs.build(config.scheduler, "scheduler")),
         targets=targets,
-        validation=_validation(config, targets, network, store),
+        validation=_validation(config, targets, network),
         record=record,
         deep_supervision=config.task.deep_supervision,
         growing_patch=growing_patch_of(config, getattr(network, "divisor", None)),
@@ -88,7 +84,7 @@ def build_task(
     )
 
 
-def _validation(config: RunConfig, targets: Targets, network: nn.Module, store: Store | None) -> Validation:
+def _validation(config: RunConfig, targets: Targets, network: nn.Module) -> Validation:
     dims = config.derived.spatial_dims
     axes: tuple[int, ...] = ()  # of mirror test-time augmentation
     if config.task.mirror_axes:
@@ -97,11 +93,10 @@ def _validation(config: RunConfig, targets: Targets, network: nn.Module, store: 
     window = window_of(config.task, config.derived, axes, config.data.convention)
     own_validation = targets.family.own("validation")
     if own_validation:
-        validation: Validation = own_validation(config, targets, window, store)
+        validation: Validation = own_validation(config, targets, window)
         return validation
     assert isinstance(targets, SegmentationTargets)
-    crop_info = None if store is None else store.crop_info
-    return LabelMapValidation(window, targets, crop_info, whole_batches=bool(config.perf.compile))
+    return LabelMapValidation(window, targets, whole_batches=bool(config.perf.compile))
 
 
 def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | None) -> nn.Module:

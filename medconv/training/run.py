@@ -134,7 +134,7 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
         config=resolved,
         prepared=prepared,
         folder=folder,
-        task=build_task(resolved, record_of(resolved, prepared), prepared.store, load_weights),
+        task=build_task(resolved, record_of(resolved, prepared), load_weights),
         trainer=build_trainer(resolved, folder, profiler, bool(prepared.val), stop_request),
         data=build_data(resolved, prepared, profiler, stop_request),
         profiler=profiler,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from medconv.data.loading.patch import Batch
-from medconv.data.preprocessing.preprocess import CropInfo, SlabGrid, to_native
+from medconv.data.preprocessing.preprocess import SlabGrid, to_native
 from medconv.inference.slab_answer import Group, Source, label_map_of, with_cpu_fallback
 from medconv.inference.sliding_window import SlidingWindow, slab_axis
 from medconv.models.outputs import full_resolution
@@ -53,14 +53,12 @@ class LabelMapValidation:
     Args:
         window: predicts whole cases.
         targets: decode the logits and score the label map.
-        crop_info: case id to where its content lies in the original grid; None: nothing will be validated.
         whole_batches: fill up a case's last batch of windows, since a compiled network would be compiled
             again for its size.
     """
 
     window: SlidingWindow
     targets: SegmentationTargets
-    crop_info: Callable[[str], CropInfo] | None
     whole_batches: bool = False
 
     def __call__(
@@ -71,8 +69,7 @@ class LabelMapValidation:
             network = partial(_in_whole_batches, network, window.batch_size)
         case = batch["case"]
         annotated = batch.get("annotated")
-        assert self.crop_info is not None
-        crop_info = self.crop_info(case)
+        crop_info = batch["crop_info"]
         image = batch["image"][0]
         axis = slab_axis([window], [image.shape[1:]])
         grid = SlabGrid(crop_info, axis, image.shape[1 + axis])

@@ -47,12 +47,7 @@ def test_a_compiled_network_is_compiled_once_for_training_and_once_for_all_windo
     network = UNet(3, 1, 2, (2, 4), (2,), norm="instance")
     window = SlidingWindow((8, 8, 8), overlap=0, batch_size=4)
     plain, compiled = (
-        LabelMapValidation(
-            window,
-            LabelMapTargets(("box",), ((1,),)),
-            lambda windows: as_it_is((8, 8, 8 * int(windows))),
-            whole_batches=whole_batches,
-        )
+        LabelMapValidation(window, LabelMapTargets(("box",), ((1,),)), whole_batches=whole_batches)
         for whole_batches in (False, True)
     )
     network.eval()
@@ -60,7 +55,8 @@ def test_a_compiled_network_is_compiled_once_for_training_and_once_for_all_windo
     for windows in (1, 2, 5, 8):
         shape = (8, 8, 8 * windows)
         image, label = torch.rand(1, 1, *shape), torch.zeros(1, 1, *shape, dtype=torch.uint8)
-        batches.append({"image": image, "label": label, "reference": label[0, 0], "case": str(windows)})
+        batch = {"image": image, "label": label, "reference": label[0, 0], "case": str(windows)}
+        batches.append({**batch, "crop_info": as_it_is(shape)})
     expected = [plain(network, batch) for batch in batches]
     network.compile(backend=counter)
     network.train()(torch.rand(2, 1, 8, 8, 8)).sum().backward()
@@ -187,8 +183,15 @@ def test_slabs_give_what_all_logits_give(
     reference = torch.randint(3, (11, 12, 8), generator=rng, dtype=torch.uint8)
     patch = (8, 8) if slice_axis is not None else (8, 8, 8)
     window = SlidingWindow(patch, slice_axis=slice_axis)
-    batch = {"case": "a", "image": image, "label": label, "reference": reference, "annotated": annotated}
-    validate = LabelMapValidation(window, targets, lambda case: crop_info)
+    batch = {
+        "case": "a",
+        "image": image,
+        "label": label,
+        "reference": reference,
+        "annotated": annotated,
+        "crop_info": crop_info,
+    }
+    validate = LabelMapValidation(window, targets)
     validated = validate(nn.Identity(), batch, keeps_prediction=True)
     logits = window(nn.Identity(), image)
     assert logits.shape == image.shape and native_shape == crop_info.content_shape
@@ -200,8 +203,14 @@ def test_slabs_give_what_all_logits_give(
 
 def test_a_case_without_labelled_voxels_has_no_loss() -> None:
     label = torch.full((1, 1, 8, 8, 8), 9, dtype=torch.uint8)
-    batch = {"case": "a", "image": torch.zeros(1, 3, 8, 8, 8), "label": label, "reference": label[0, 0]}
-    validate = LabelMapValidation(SlidingWindow((8, 8, 8)), IGNORING, lambda case: as_it_is((8, 8, 8)))
+    batch = {
+        "case": "a",
+        "image": torch.zeros(1, 3, 8, 8, 8),
+        "label": label,
+        "reference": label[0, 0],
+        "crop_info": as_it_is((8, 8, 8)),
+    }
+    validate = LabelMapValidation(SlidingWindow((8, 8, 8)), IGNORING)
     assert validate(nn.Identity(), batch).losses == {"a": None}
 
 
@@ -217,25 +226,47 @@ def test_a_slab_is_scored_on_the_cpu_if_the_gpu_has_no_memory_left(monkeypatch: 
 
     monkeypatch.setattr(LabelMapTargets, "cross_entropy", failing)
     targets = LabelMapTargets(("box",), ((1,),))
-    validate = LabelMapValidation(SlidingWindow((8, 8, 8)), targets, lambda case: as_it_is((8, 8, 8)))
+    validate = LabelMapValidation(SlidingWindow((8, 8, 8)), targets)
     image = torch.randn(1, 2, 8, 8, 8, generator=torch.Generator().manual_seed(0))
     label = image.argmax(1, keepdim=True).to(torch.uint8)
-    batch = {"case": "a", "image": image, "label": label, "reference": label[0, 0]}
+    batch = {
+        "case": "a",
+        "image": image,
+        "label": label,
+        "reference": label[0, 0],
+        "crop_info": as_it_is((8, 8, 8)),
+    }
     validated = validate(nn.Identity(), batch)
     assert not fails and validated.rows == {"a": {"box": 1.0}}
     assert validated.losses == validate(nn.Identity(), batch).losses and validated.losses["a"] is not None
 
 
 def test_outputs_that_are_not_finite_are_said_with_their_case(caplog: pytest.LogCaptureFixture) -> None:
-    validate = LabelMapValidation(
-        SlidingWindow((8, 8, 8)), LabelMapTargets(("box",), ((1,),)), lambda case: as_it_is((8, 8, 8))
-    )
+    validate = LabelMapValidation(SlidingWindow((8, 8, 8)), LabelMapTargets(("box",), ((1,),)))
     image = torch.randn(1, 2, 8, 8, 8, generator=torch.Generator().manual_seed(0))
     label = image.argmax(1, keepdim=True).to(torch.uint8)
-    validate(nn.Identity(), {"case": "a", "image": image, "label": label, "reference": label[0, 0]})
+    validate(
+        nn.Identity(),
+        {
+            "case": "a",
+            "image": image,
+            "label": label,
+            "reference": label[0, 0],
+            "crop_info": as_it_is((8, 8, 8)),
+        },
+    )
     assert not caplog.records
     image[0, 0, 1, 2, 3] = torch.nan
-    validate(nn.Identity(), {"case": "b", "image": image, "label": label, "reference": label[0, 0]})
+    validate(
+        nn.Identity(),
+        {
+            "case": "b",
+            "image": image,
+            "label": label,
+            "reference": label[0, 0],
+            "crop_info": as_it_is((8, 8, 8)),
+        },
+    )
     assert "case b: the network's outputs are not finite, so its scores say nothing" in caplog.text
 
 

@@ -194,9 +194,9 @@ class CaseDataset(monai.data.Dataset):
     """Whole cases for validation.
 
     Item: image (1, channels, *spatial), label (1, 1, *spatial), reference (X, Y, Z) on the native grid, case
-    id and the spacing_mm of the prepared image; where cases lack labels, annotated, a bool for each output.
-    Of probabilities, label (1, classes, *spatial), the most probable class as reference, and raters, a list
-    of label maps (X, Y, Z), None where one is missing.
+    id, the spacing_mm of the prepared image and its crop_info; where cases lack labels, annotated, a bool for
+    each output. Of probabilities, label (1, classes, *spatial), the most probable class as reference, and
+    raters, a list of label maps (X, Y, Z), None where one is missing.
     """
 
     def __init__(
@@ -218,6 +218,7 @@ class CaseDataset(monai.data.Dataset):
             "image": torch.from_numpy(np.array(entry.image))[None],
             "label": torch.from_numpy(np.array(entry.training_label))[None],
             "reference": torch.from_numpy(reference),
+            "crop_info": entry.crop_info,
             "case": case.id,
         }
         if case.soft_label is not None:

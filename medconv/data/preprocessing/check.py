@@ -283,9 +283,8 @@ class Examined:
 
     def _key(self, case: Case) -> str:
         """A hash of all that a report depends on; "" if the files cannot be examined."""
-        try:
-            files = signature(case)
-        except (OSError, ValueError):
+        files = signature(case)
+        if files is None:
             return ""
         content = json.dumps([*self._depends_on, files, repr(case)])
         return hashlib.sha256(content.encode()).hexdigest()[:24]

@@ -6,9 +6,10 @@ Several processes may call this at once (ranks, nodes on a shared filesystem): o
 import hashlib
 import json
 import logging
+import re
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,10 @@ def _joined(claims: Claims, folder: Path, store: Store) -> Iterator[None]:
     """Be one of the processes that prepare a store; the only one removes what killed processes left."""
     with _lock(folder), _writing(store.folder):
         if not claims.is_shared():
-            store.sweep()
+            for path in store.folder.glob(".*.*.*"):
+                with suppress(OSError):  # a file of the file system itself
+                    if re.match(r"\.\d+\.", path.name):  # as `atomic_io.replacing` names partial files
+                        path.unlink()
         claims.join()
     try:
         with _turn(claims):
@@ -212,23 +216,20 @@ def _claimed(claims: Claims, case: Case, work: Callable[[Case], None]) -> bool:
 
 def _store_name(dataset: Dataset, config: PreprocessingConfig) -> str:
     """A hash of all that a prepared case depends on, besides its files."""
-    labels = [dataset.class_names, *_ignored(dataset)] if dataset.targets.per_voxel else []
     # Intensities of the dataset only where they are used.
     intensities = [
         statistics if name in DATASET_NORMALISATIONS else None
         for name, statistics in zip(config.normalisation, config.intensities, strict=True)
     ]
     settings = {**asdict(config), "intensities": intensities}
-    return _hash([_VERSION, settings, *labels, *_stated(dataset)])
+    names = [dataset.class_names] if config.frame is None else []  # whole images with values have no labels
+    return _hash([_VERSION, settings, *names, *_declared(dataset)])
 
 
-def _ignored(dataset: Dataset) -> list[int]:
-    """The value to ignore, as an addition to a hash; empty if there is none."""
-    return [] if dataset.targets.ignore is None else [dataset.targets.ignore]
-
-
-def _stated(dataset: Dataset) -> list[Any]:
-    """What `dataset` states of its files, as an addition to a hash; empty if their headers say all."""
+def _declared(dataset: Dataset) -> list[Any]:
+    """What `dataset` declares of its files, as an addition to a hash: the value to ignore, and by case id in
+    what its headers and label values are to be read otherwise. Empty for most, whose files say all.
+    """
     statements: dict[str, list[Any]] = {}
     for case in dataset.cases:
         if case.source_spacing_mm is not None or case.relabel is not None:
@@ -238,7 +239,8 @@ def _stated(dataset: Dataset) -> list[Any]:
             statements[case.id] = [case.source_spacing_mm, case.relabel, are_probabilities]
             if any(relabel != case.relabel for relabel in case.soft_label.further_relabels):
                 statements[case.id].append(case.soft_label.further_relabels)
-    return [statements] if statements else []
+    ignored = [] if dataset.targets.ignore is None else [dataset.targets.ignore]
+    return [*ignored, statements] if statements else ignored
 
 
 def sources_of(dataset: Dataset) -> list[Any]:
@@ -247,12 +249,11 @@ def sources_of(dataset: Dataset) -> list[Any]:
         dataset.class_names,
         dataset.modalities,
         dict(dataset.errors),
-        [_signature(case) for case in dataset.cases],
+        [signature(case) for case in dataset.cases],
         # What most datasets lack is left out, not null: their fingerprints stay valid.
-        *_ignored(dataset),
-        *_stated(dataset),
+        *_declared(dataset),
     ]
-    if not dataset.targets.per_voxel:
+    if any(case.values is not None for case in dataset.cases):  # of whole images
         # as text, since a missing value, NaN, is not equal to itself
         values = [repr(case.values) for case in dataset.cases]
         content.append([dataset.targets.plain(), values])
@@ -260,13 +261,6 @@ def sources_of(dataset: Dataset) -> list[Any]:
         content.append([case.split for case in dataset.cases])
     sources: list[Any] = json.loads(json.dumps([VERSION, *content]))
     return sources
-
-
-def _signature(case: Case) -> list[list[Any]] | None:
-    try:
-        return signature(case)
-    except (OSError, ValueError):
-        return None
 
 
 def _to_json(dataset: Dataset, result: CheckResult) -> dict[str, Any]:
@@ -374,32 +368,24 @@ def make_entry(case: Case, config: PreprocessingConfig, num_classes: int, ignore
 
 
 def _foreground(label: np.ndarray, num_classes: int, ignore: int | None) -> np.ndarray:
-    """(voxels, 1 + axes) int32: class and position, spread evenly over each class.
+    """(voxels, 1 + axes) int32: class and position, spread evenly over each class, at most `_LOCATIONS` each.
 
     If there is a value to ignore, class 0 means all labelled voxels of any class.
     """
-    rows = [np.empty((0, 1 + label.ndim), np.int32)]
-    if ignore is not None:
-        rows.append(_voxels(label != ignore, 0))
     # Each class in its bounding box: a hundred passes over a CT would take seconds.
-    boxes = find_objects(label, max_label=num_classes - 1)
-    for label_value, box in enumerate(boxes, start=1):
-        if box is not None:
-            corner = [axis.start for axis in box]
-            rows.append(_voxels(label[box] == label_value, label_value, corner))
+    boxes = dict(enumerate(find_objects(label, max_label=num_classes - 1), start=1))
+    if ignore is not None:
+        boxes = {0: tuple(slice(0, voxels) for voxels in label.shape), **boxes}
+    rows = [np.empty((0, 1 + label.ndim), np.int32)]
+    for label_value, box in boxes.items():
+        if box is None:
+            continue
+        mask = label[box] == label_value if label_value else label != ignore
+        indices = np.flatnonzero(mask)
+        count = min(len(indices), _LOCATIONS)
+        evenly = np.linspace(0, len(indices) - 1, count).astype(np.int64)
+        positions = np.column_stack(np.unravel_index(indices[evenly], mask.shape))
+        positions += [axis.start for axis in box]
+        label_values = np.full(len(positions), label_value)
+        rows.append(np.column_stack([label_values, positions]).astype(np.int32))
     return np.concatenate(rows)
-
-
-def _voxels(mask: np.ndarray, label_value: int, corner: Sequence[int] = ()) -> np.ndarray:
-    """Rows of a label value and the positions of a mask's voxels, at most `_LOCATIONS` of them.
-
-    Args:
-        corner: where the mask begins; default: at 0.
-    """
-    indices = np.flatnonzero(mask)
-    count = min(len(indices), _LOCATIONS)
-    evenly = np.linspace(0, len(indices) - 1, count).astype(np.int64)
-    positions = np.column_stack(np.unravel_index(indices[evenly], mask.shape))
-    positions += np.array(corner or [0] * mask.ndim)
-    label_values = np.full(len(positions), label_value)
-    return np.column_stack([label_values, positions]).astype(np.int32)

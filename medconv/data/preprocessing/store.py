@@ -5,17 +5,17 @@ Reading a patch touches only the pages of that patch; all workers and ranks of a
 
 import json
 import mmap
-import re
 import shutil
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +24,7 @@ from medconv.data.io.images import stamp
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.utils.atomic_io import NO_ROOM, replacing, write_text
 
-_ARRAYS = ("image", "label", "foreground")
-_SOFT_LABEL = "soft_label"
+_ARRAYS = ("image", "label", "foreground", "soft_label")  # of an entry; not all have all of them
 # Bytes; a smaller image-level entry is not flushed to disk, its checksum is compared at each start instead
 _LIGHT = 128 * 1024
 # What reading an absent or damaged record raises
@@ -82,16 +81,17 @@ class Store:
         """
         try:
             record = self._record(case.id)
-            if record["config"] != self.folder.name or record["sources"] != signature(case):
+            # Among the sources are the files of the label, so the entry has all arrays that the case needs
+            sources = signature(case)
+            if record["config"] != self.folder.name or record["sources"] != sources or sources is None:
                 return False
             recorded = record["arrays"]
-            names = _array_names(case.label is not None, case.soft_label is not None)
             is_light = case.label is None and recorded["image"]["size"] < _LIGHT
             current = {
-                name: _state(self._array_path(case.id, name), recorded[name], verify or is_light)
-                for name in names
+                name: _state(self._path(case.id, f"{name}.npy"), array, verify or is_light)
+                for name, array in recorded.items()
             }
-            if any(current[name]["crc32"] != recorded[name]["crc32"] for name in names):
+            if any(current[name]["crc32"] != array["crc32"] for name, array in recorded.items()):
                 return False
             if current != recorded:
                 with suppress(OSError):  # a read-only store can still be read
@@ -104,20 +104,18 @@ class Store:
         """Add or replace a case; readers see the old entry, the new one or none, even after a power cut.
 
         Args:
-            sources: the `signature` of the files before they were read; None: now.
+            sources: the `signature` of the files before they were read; None: that of now.
         Raises:
             ValueError: the folder is not writable, or the disk is full.
         """
-        has_label = entry.label is not NOTHING
-        names = _array_names(has_label, entry.soft_label is not NOTHING)
-        arrays = {name: getattr(entry, name) for name in names}
-        is_light = not has_label and entry.image.nbytes < _LIGHT - 1024  # room for the header
+        arrays = {name: getattr(entry, name) for name in _ARRAYS if getattr(entry, name) is not NOTHING}
+        is_light = entry.label is NOTHING and entry.image.nbytes < _LIGHT - 1024  # room for the header
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             # Without its record the entry does not exist, while its arrays are replaced.
             self._path(case.id, "json").unlink(missing_ok=True)
             saved = {
-                name: _save(self._array_path(case.id, name), array, durable=not is_light)
+                name: _save(self._path(case.id, f"{name}.npy"), array, durable=not is_light)
                 for name, array in arrays.items()
             }
             record = {
@@ -131,13 +129,6 @@ class Store:
             bytes_needed = sum(array.nbytes for array in arrays.values())
             raise ValueError(f"case {case.id}: {_unwritable(self.folder, bytes_needed, error)}") from error
 
-    def sweep(self) -> None:
-        """Remove partial files of killed writers; only while nobody writes."""
-        for path in self.folder.glob(".*.*.*"):
-            with suppress(OSError):  # a file of the file system itself
-                if re.match(r"\.\d+\.", path.name):  # as `atomic_io.replacing` names them
-                    path.unlink()
-
     def read(self, case_id: str, verify: bool = False) -> Entry:
         """A case.
 
@@ -149,31 +140,42 @@ class Store:
         """
         with self._explaining(case_id):
             record = self._record(case_id)
-            recorded = record["arrays"]
-            has_label = "label" in recorded
-            arrays = dict.fromkeys((*_ARRAYS, _SOFT_LABEL), NOTHING)
-            for name in _array_names(has_label, _SOFT_LABEL in recorded):
-                arrays[name], pages = _mapped(self._array_path(case_id, name), recorded[name])
-                if verify and zlib.crc32(pages) != recorded[name]["crc32"]:
+            arrays = dict.fromkeys(_ARRAYS, NOTHING)
+            for name, recorded in record["arrays"].items():
+                arrays[name], pages = _mapped(self._path(case_id, f"{name}.npy"), recorded)
+                if verify and zlib.crc32(pages) != recorded["crc32"]:
                     self.discard(case_id)
                     raise ValueError(_WRONG_CHECKSUM.format(name))
-            entry = Entry(**arrays, crop_info=_crop_info(record))
+            # JSON's lists become tuples again
+            values = record["crop_info"]
+            grid = values["grid"]
+            crop_info = CropInfo(
+                grid=Grid(tuple(grid["shape"]), tuple(map(tuple, grid["affine"]))),
+                shape=tuple(values["shape"]),
+                box=tuple((start, stop) for start, stop in values["box"]),
+                reoriented=values["reoriented"],
+                nearest_axis=values["nearest_axis"],
+            )
+            entry = Entry(**arrays, crop_info=crop_info)
             fit_together = entry.image.shape[1:] == entry.label.shape and entry.foreground.ndim == 2
-            if has_label and not fit_together:
+            if "label" in record["arrays"] and not fit_together:
                 raise ValueError("image, label and foreground do not belong together")
             return entry
 
-    def verify(self, case_id: str, pause: Callable[[float], None]) -> None:
-        """Compare the checksums of a case, block by block; a damaged one stays, as others may be reading it.
+    def verify(self, case_id: str) -> Iterator[None]:
+        """Compare the checksums of a case, of which each step of the iteration reads a block; a damaged case
+        stays, as others may be reading it.
 
-        Args:
-            pause: called with the seconds that a block took.
         Raises:
             ValueError: as `read`.
         """
         with self._explaining(case_id):
             for name, recorded in self._record(case_id)["arrays"].items():
-                if _checksum(self._array_path(case_id, name), pause) != recorded["crc32"]:
+                checksum = 0
+                for so_far in _checksums(self._path(case_id, f"{name}.npy")):
+                    checksum = so_far
+                    yield
+                if checksum != recorded["crc32"]:
                     raise ValueError(_WRONG_CHECKSUM.format(name))
 
     def discard(self, case_id: str) -> None:
@@ -192,9 +194,6 @@ class Store:
                 "to rebuild the damaged files"
             ) from error
 
-    def crop_info(self, case_id: str) -> CropInfo:
-        return _crop_info(self._record(case_id))
-
     def digest(self, case_id: str) -> int:
         """A number that changes with the content of a case's prepared arrays, not with the times of files.
 
@@ -209,9 +208,7 @@ class Store:
 
     def size(self) -> int:
         """Bytes on disk; 0 if the store does not exist yet."""
-        if not self.folder.is_dir():
-            return 0
-        return sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
+        return sum(path.stat().st_size for path in self.folder.glob("*") if path.is_file())
 
     def _record(self, case_id: str) -> dict[str, Any]:
         record = json.loads(self._path(case_id, "json").read_text(encoding="utf-8"))
@@ -225,61 +222,29 @@ class Store:
     def _path(self, case_id: str, suffix: str) -> Path:
         return self.folder / f"{case_id}.{suffix}"
 
-    def _array_path(self, case_id: str, name: str) -> Path:
-        return self._path(case_id, f"{name}.npy")
 
-
-def _array_names(has_label: bool, has_soft_label: bool) -> tuple[str, ...]:
-    """The arrays of an entry: image-level targets have no label map."""
-    if has_soft_label:
-        return (*_ARRAYS, _SOFT_LABEL)
-    return _ARRAYS if has_label else ("image",)
-
-
-def signature(case: Case) -> list[list[Any]]:
-    """Changes if a file of the case changes: path and `stamp` of each.
-
-    Raises: OSError, ValueError: a file cannot be examined.
-    """
-    return [[str(path.resolve()), *stamp(path)] for path in case.files]
-
-
-def _crop_info(record: dict[str, Any]) -> CropInfo:
-    """JSON's lists become tuples again."""
-    values = record["crop_info"]
-    grid = values["grid"]
-    return CropInfo(
-        grid=Grid(tuple(grid["shape"]), tuple(map(tuple, grid["affine"]))),
-        shape=tuple(values["shape"]),
-        box=tuple((start, stop) for start, stop in values["box"]),
-        reoriented=values["reoriented"],
-        nearest_axis=values["nearest_axis"],
-    )
-
-
-class _ChecksumWriter:
-    """A file with the CRC-32 of what is written to it; numpy's own writing hides why a disk fails."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.crc = 0
-
-    def write(self, content: bytes) -> int:
-        self.crc = zlib.crc32(content, self.crc)
-        return self.file.write(content)
+def signature(case: Case) -> list[list[Any]] | None:
+    """Changes if a file of the case changes: path and `stamp` of each; None: a file cannot be examined."""
+    try:
+        return [[str(path.resolve()), *stamp(path)] for path in case.files]
+    except (OSError, ValueError):
+        return None
 
 
 def _save(path: Path, array: np.ndarray, durable: bool = True) -> dict[str, Any]:
     """Write an array. Returns: what the record stores about the file."""
+    values = np.ascontiguousarray(array)
+    header = BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(values))
     with replacing(path, durable) as partial:
         with partial.open("wb") as file:
-            writer = _ChecksumWriter(file)
-            np.lib.format.write_array(writer, np.ascontiguousarray(array), allow_pickle=False)
+            file.write(header.getvalue())
+            file.write(values.data)  # numpy's own writing hides why a disk fails
         stat = partial.stat()
     return {
         "size": stat.st_size,
         "mtime_ns": stat.st_mtime_ns,
-        "crc32": writer.crc,
+        "crc32": zlib.crc32(values, zlib.crc32(header.getvalue())),
         "shape": array.shape,
         "dtype": array.dtype.str,
         "offset": stat.st_size - array.nbytes,  # of the values, behind the header
@@ -313,21 +278,17 @@ def _state(path: Path, recorded: dict[str, Any], verify: bool) -> dict[str, Any]
     if stat.st_size != recorded["size"]:
         state["crc32"] = -1  # matches no file
     elif verify or stat.st_mtime_ns != recorded["mtime_ns"]:
-        state["crc32"] = _checksum(path)
+        *_, state["crc32"] = _checksums(path)
     return state
 
 
-def _checksum(path: Path, pause: Callable[[float], None] | None = None) -> int:
-    """Args: pause: called after each block with the seconds that it took."""
+def _checksums(path: Path) -> Iterator[int]:
+    """The checksum of a file up to the end of each of its blocks; the last one is that of the file."""
     crc = 0
-    begin = time.monotonic()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             crc = zlib.crc32(block, crc)
-            if pause is not None:
-                pause(time.monotonic() - begin)
-                begin = time.monotonic()
-    return crc
+            yield crc
 
 
 def _seal(record: dict[str, Any]) -> int:
@@ -343,10 +304,6 @@ def _unwritable(folder: Path, bytes_needed: int, error: OSError) -> str:
         f"{bytes_free / 1e6:.1f} MB are free; make room, or choose another cache_dir. Prepared "
         "cases are kept; run again to continue"
     )
-
-
-class _Stopped(Exception):
-    """Nobody waits for the check any more."""
 
 
 class StoreCheck:
@@ -388,16 +345,13 @@ class StoreCheck:
     def _verify(self, cases: Sequence[str]) -> None:
         for case in cases:
             try:
-                self._store.verify(case, self._pause)
-            except _Stopped:
-                return
+                begin = time.monotonic()
+                for _ in self._store.verify(case):
+                    read_seconds = time.monotonic() - begin
+                    if self._stopped.wait(read_seconds * _WAITS_PER_READ):
+                        return
+                    begin = time.monotonic()
             except ValueError as error:
                 self._damaged = case
                 self._error = error
                 return
-
-    def _pause(self, read_seconds: float) -> None:
-        """Raises: _Stopped."""
-        self._stopped.wait(read_seconds * _WAITS_PER_READ)
-        if self._stopped.is_set():
-            raise _Stopped

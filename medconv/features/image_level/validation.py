@@ -8,7 +8,6 @@ from torch import Tensor
 
 from medconv.config import RunConfig
 from medconv.data.loading.patch import Batch
-from medconv.data.preprocessing.store import Store
 from medconv.features.image_level.forward import mean_over_flips
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.sliding_window import SlidingWindow, flips
@@ -37,7 +36,7 @@ class ImageLevelValidation:
 
 
 def image_validation(
-    config: RunConfig, targets: ImageLevelTargets, window: SlidingWindow, store: Store | None
+    config: RunConfig, targets: ImageLevelTargets, window: SlidingWindow
 ) -> ImageLevelValidation:
     """As `Family.validation`. Args: window: only its axes of test-time augmentation matter."""
     return ImageLevelValidation(targets, flips(window.mirror_axes))

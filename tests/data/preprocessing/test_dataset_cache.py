@@ -99,7 +99,7 @@ def test_renamed_classes_do_not_change_the_labels(tmp_path: Path) -> None:
     root = write_msd(tmp_path / "data", 1)
     dataset = msd(edit_json(root, labels={"0": "background", "1": "one", "2": "two", "3": "three"}))
     store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
-    label, crop_info = label_array(0).astype(np.int16), store.crop_info("case_0")
+    label, crop_info = label_array(0).astype(np.int16), store.read("case_0").crop_info
     expected = preprocess_label(label, crop_info, preprocessing_config(), 4)
     np.testing.assert_array_equal(store.read("case_0").label, expected)
     json.loads((store.folder / "case_0.json").read_text())

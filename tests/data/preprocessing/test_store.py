@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from mmap import mmap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,6 +42,7 @@ from torch.nn.functional import one_hot
 from medconv.data.datasets.dataset_json import msd
 from medconv.data.loading.patch_dataset import CaseDataset
 from medconv.data.preprocessing import dataset_cache
+from medconv.data.preprocessing import store as store_module
 from medconv.data.preprocessing.dataset_cache import fill_store, make_entry
 from medconv.data.preprocessing.store import Store, StoreCheck, _save
 
@@ -59,7 +61,7 @@ def test_an_entry_is_read_as_it_was_written(tmp_path: Path) -> None:
         array = getattr(read, name)
         assert isinstance(array.base, mmap) and not array.flags.writeable
         np.testing.assert_array_equal(array, getattr(entry, name))
-    assert read.crop_info == entry.crop_info == store.crop_info(case.id)
+    assert read.crop_info == entry.crop_info
     assert hash(read.crop_info)  # tuples, not the lists of JSON
     logits = one_hot(torch.from_numpy(read.label.astype(np.int64)), 3).movedim(-1, 0).float()
     np.testing.assert_array_equal(restore(logits, read.crop_info), label_array(0))
@@ -310,7 +312,7 @@ def test_a_damaged_case_is_named_and_prepared_anew(tmp_path: Path, store: Store,
 
 def test_the_step_decides_the_first_case(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     cases: list[str] = []
-    monkeypatch.setattr(store, "verify", lambda case, pause: cases.append(case))
+    monkeypatch.setattr(store, "verify", lambda case: cases.append(case) or [])
     checked(store, step=7)
     assert cases == ["case_1", "case_2", "case_0"]
 
@@ -318,40 +320,35 @@ def test_the_step_decides_the_first_case(store: Store, monkeypatch: pytest.Monke
 def test_it_takes_a_small_share_of_the_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits 49 times as long as each block took."""
     waits: list[float] = []
+    seconds = iter(range(0, 100, 2))
     check = StoreCheck(store, CASES)
     monkeypatch.setattr(check._stopped, "wait", waits.append)
-    monkeypatch.setattr(Store, "verify", lambda self, case, pause: pause(2.0))
+    monkeypatch.setattr(Store, "verify", lambda self, case: [None])
+    monkeypatch.setattr(store_module, "time", SimpleNamespace(monotonic=seconds.__next__))
     check.go_on(0)
     end_of(check)
     assert waits == pytest.approx([98.0] * 3)
 
 
-def test_a_stop_ends_the_check_within_a_case(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_ends_the_check_within_a_case_and_does_not_wait_for_the_disk(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cases: list[str] = []
+    answer = threading.Event()  # of the disk
 
-    def verify(self: Store, case: str, pause: Callable[[float], None]) -> None:
+    def verify(self: Store, case: str) -> Iterator[None]:
         cases.append(case)
-        pause(1e6)
+        answer.wait()
+        yield
 
     check = StoreCheck(store, CASES)
     monkeypatch.setattr(Store, "verify", verify)
     check.go_on(0)
     check.stop()
+    answer.set()
     end_of(check)
     assert cases == ["case_0"]
     check.go_on(1)
-
-
-def test_a_stop_does_not_wait_for_a_disk_that_never_answers(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = threading.Event()
-    check = StoreCheck(store, CASES)
-    monkeypatch.setattr(Store, "verify", lambda self, case, pause: answer.wait())
-    check.go_on(0)
-    check.stop()
-    answer.set()
-    end_of(check)
 
 
 class AfterTheCheck(Callback):

@@ -304,7 +304,7 @@ def _warnings(image: NamedImage, members: Sequence[LoadedModel], crop: CropInfo)
         warnings.append("a channel is constant")
     warnings += _value_warnings(image, members)
     # Voxels of far another size than in training.
-    spacing_mm = crop.native_spacing_mm
+    spacing_mm = canonical_spacing(crop.grid, crop.reoriented)
     for member in members:
         ranges = member.spacing_range_mm
         pairs = list(zip(spacing_mm, ranges, strict=False))

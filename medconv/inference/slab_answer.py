@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.data.preprocessing.preprocess import ContentArray, CropInfo, Slab, SlabGrid, to_native
+from medconv.data.preprocessing.preprocess import CropInfo, Slab, SlabGrid, to_native
 from medconv.inference.logit_file import LogitFile
 from medconv.targets.segmentation import SegmentationTargets
 
@@ -121,7 +121,9 @@ def label_map_of(
         OSError: as `LogitSink.put`.
         ValueError: as `Group.check`.
     """
-    label = ContentArray(groups[0].grid, label_type(targets))
+    grid = groups[0].grid
+    label = np.empty(grid.crop_info.content_shape, label_type(targets))
+    planes_of_label = np.moveaxis(label, grid.axis, 0)
     # All groups have the same planes of the content in a slab, and each its own planes of the prediction.
     for slabs in zip(*(group.grid.slabs() for group in groups), strict=True):
         # The networks run now, on the windows that these planes need.
@@ -137,10 +139,10 @@ def label_map_of(
             sink.put(slab.sources.start, mean)
         # What follows from the mean: the label map, and what features ask for.
         mean_of_all = SlabLogits(groups, slabs, means, targets)
-        label.put(slabs[0], with_cpu_fallback(mean_of_all, SlabLogits.label))
+        planes_of_label[slabs[0].first : slabs[0].stop] = with_cpu_fallback(mean_of_all, SlabLogits.label)
         for answer in answers:
             answer.put(slabs[0], mean_of_all, networks)
-    return label.array
+    return label
 
 
 def label_type(targets: SegmentationTargets) -> type[np.generic]:
@@ -293,8 +295,9 @@ class LabelMapScores:
             logits = [mean.channels(slab.sources) for mean, slab in pairs]
             means.append(MeanProbabilities(grids, slabs, logits, self.targets))
         for index in range(self.targets.num_outputs):
-            content = ContentArray(grids[0].grid, np.float32)
+            content = np.empty(self.crop.content_shape, np.float32)
+            planes = np.moveaxis(content, grids[0].grid.axis, 0)
             for slabs, mean in zip(slabs_of_grids, means, strict=True):
-                content.put(slabs[0], mean.channel(index).cpu().numpy())
+                planes[slabs[0].first : slabs[0].stop] = mean.channel(index).cpu().numpy()
             is_background = index == 0 and self.targets.exclusive
-            yield to_native(content.array, self.crop, outside=float(is_background))
+            yield to_native(content, self.crop, outside=float(is_background))

@@ -49,7 +49,7 @@ def test_a_stated_spacing_is_prepared_apart(lost: Dataset, tmp_path: Path) -> No
     stores = [fill_store(dataset, config, tmp_path / "store", 1) for dataset in (lost, stated)]
     assert stores[0].folder != stores[1].folder
     assert stores[1].read("case_0").label.shape == (8, 14, 13)
-    assert stores[1].read("case_0").crop_info.native_spacing_mm == (1, 1.5, 2)
+    assert stores[1].read("case_0").crop_info.spacing_mm((12, 14, 10)) == (1, 1.5, 2)
     right = fill_store(tiny(tmp_path / "right"), config, tmp_path / "of_right", 1)
     for name in ("image", "label"):
         arrays = [getattr(store.read("case_0"), name) for store in (stores[1], right)]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from torch import Tensor
 
-from medconv.data.preprocessing.preprocess import ContentArray, CropInfo, SlabGrid, to_native
+from medconv.data.preprocessing.preprocess import CropInfo, SlabGrid, to_native
 from medconv.targets.label_map import LabelMapTargets
 
 _CLASSES = LabelMapTargets.of_classes(["background", "a"])
@@ -23,8 +23,8 @@ def restore(
     axis = crop_info.content_shape.index(max(crop_info.content_shape))
     planes_first = logits.movedim(1 + axis, 1)
     grid = SlabGrid(crop_info, axis, planes_first.shape[1])
-    content = ContentArray(grid, np.int16)
+    content = np.empty(crop_info.content_shape, np.int16)
     for slab in grid.slabs():
         label = decode(grid.channels(planes_first[:, slab.sources], slab))
-        content.put(slab, label.cpu().numpy())
-    return to_native(content.array, crop_info)
+        np.moveaxis(content, axis, 0)[slab.first : slab.stop] = label.cpu().numpy()
+    return to_native(content, crop_info)

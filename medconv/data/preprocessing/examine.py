@@ -1,7 +1,7 @@
 """Read the files of one case: its errors, its warnings, and what the fingerprint needs of it."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from nibabel.nifti1 import Nifti1Pair
 
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.case_files import image_of, label_of
@@ -90,14 +89,20 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
     if case.id in dataset.errors:
         report.errors.append(dataset.errors[case.id])
         return report
-    image = _read(_image, case, dataset, report)
-    if image is not None:
+    image = label = None
+    try:
+        image = _image(case, dataset, report)
         report.percentiles = percentiles(image, case.missing_channels)
+    except ValueError as error:
+        report.errors.append(str(error))
     own_examine = dataset.targets.family.own("examine")
     if own_examine:
         own_examine(case, image, dataset, report)
         return report
-    label = _read(_label, case, dataset, report)
+    try:
+        label = _label(case, dataset, report)
+    except ValueError as error:
+        report.errors.append(str(error))
     if image is not None and label is not None:
         assert report.grid is not None
         report.flat = report.grid.shape[2] == 1
@@ -123,17 +128,6 @@ def _same_voxels(channel: np.ndarray, label: np.ndarray) -> bool:
     """Whether an image is its label map, of which some voxels tell mostly that it is not."""
     some = (slice(None, None, 7),) * label.ndim
     return bool(label.any()) and np.array_equal(channel[some], label[some]) and np.array_equal(channel, label)
-
-
-def _read(
-    read: Callable[[Case, Dataset, CaseReport], np.ndarray], case: Case, dataset: Dataset, report: CaseReport
-) -> np.ndarray | None:
-    """The voxels of a file; None if it cannot be read, with the error in the report."""
-    try:
-        return read(case, dataset, report)
-    except ValueError as error:
-        report.errors.append(str(error))
-        return None
 
 
 def content_hash(canonical: np.ndarray, report: CaseReport) -> str:
@@ -170,7 +164,9 @@ def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
         report.errors.append(f"{path}: {odd} voxels are NaN or infinite, expected finite numbers")
     ranges = [(float(channel.min()), float(channel.max())) for channel in present]
     if not odd:
-        report.errors += [f"{path}: {error}" for error in map(range_error, present) if error]
+        for channel, (low, high) in zip(present, ranges, strict=True):
+            error = range_error(channel, low, high)
+            report.errors += [f"{path}: {error}"] if error else []
         report.warnings += [f"{path}: {pair}" for pair in repeated_slices(present)]
     if any(wrapped_negatives(channel, *low_high) for channel, low_high in zip(present, ranges, strict=True)):
         report.warnings.append(
@@ -338,49 +334,40 @@ def wrapped_negatives(channel: np.ndarray, low: float, high: float) -> bool:
     return bool(upper.min() < upper.max())  # one value alone is that of a saturated detector
 
 
-def header_doubts(path: Path) -> list[str]:
+def header_doubts(path: Path) -> Iterator[str]:
     """Warnings about the header of a NIfTI file; none for other formats."""
     image = nifti_image(path)
     if image is None:
-        return []
-    return [f"{path}: {doubt}" for doubt in (*_disagreeing_forms(image.header), *_surplus(path, image))]
-
-
-def _disagreeing_forms(header: Any) -> Iterator[str]:
-    """A warning if sform and qform, or sform and voxel size, differ, or one cannot be read."""
+        return
+    header: Any = image.header
+    proxy: Any = image.dataobj  # typed without the offset
+    # More bytes than the header describes: further slices, or a larger type
+    expected = proxy.offset + prod(image.shape) * image.get_data_dtype().itemsize
+    stored = path.stat().st_size if path.suffix == ".nii" else 0
+    if path.suffix == ".gz":
+        with path.open("rb") as file:
+            file.seek(-4, os.SEEK_END)
+            stored = int.from_bytes(file.read(), "little")  # the last member's bytes, modulo 4 GB
+    if stored > expected:
+        described = f"{size_text(image.shape)} of {image.get_data_dtype()}"
+        yield f"{path}: {stored - expected} bytes follow the voxels that its header describes ({described})"
+    # sform and qform, or sform and voxel size, that differ, or one that cannot be read
     try:
         sform, s_code = header.get_sform(coded=True)
         qform, q_code = header.get_qform(coded=True)
     except ValueError as error:  # not a valid quaternion
-        yield f"its qform cannot be read ({error}); the sform is used"
+        yield f"{path}: its qform cannot be read ({error}); the sform is used"
         return
     if not s_code:
         return
     shape = header.get_data_shape()
     distance = Grid.of(shape, sform).corner_distance(Grid.of(shape, qform)) if q_code else 0
     if distance > _SAME_FORM:
-        yield f"sform and qform differ by {distance:.3g} voxels; the sform is used"
+        yield f"{path}: sform and qform differ by {distance:.3g} voxels; the sform is used"
         return
     stated_mm = header["pixdim"][1:4]
     spacing_mm = np.linalg.norm(sform[:3, :3], axis=0)
     has_slices = np.array([*shape, 1, 1][:3]) > 1
     if (np.abs(stated_mm / spacing_mm - 1) > _SAME_SPACING)[has_slices].any():
         stated = size_text(stated_mm, 4)
-        yield f"pixdim states {stated} mm, sform {size_text(spacing_mm, 4)} mm, which is used"
-
-
-def _surplus(path: Path, image: Nifti1Pair) -> Iterator[str]:
-    """A warning if a file holds more bytes than its header describes: of further slices, or a larger type."""
-    proxy: Any = image.dataobj  # typed without the offset
-    expected = proxy.offset + prod(image.shape) * image.get_data_dtype().itemsize
-    if path.suffix == ".gz":
-        with path.open("rb") as file:
-            file.seek(-4, os.SEEK_END)
-            stored = int.from_bytes(file.read(), "little")  # the last member's bytes, modulo 4 GB
-    elif path.suffix == ".nii":
-        stored = path.stat().st_size
-    else:
-        return
-    if stored > expected:
-        described = f"{size_text(image.shape)} of {image.get_data_dtype()}"
-        yield f"{stored - expected} bytes follow the voxels that its header describes ({described})"
+        yield f"{path}: pixdim states {stated} mm, sform {size_text(spacing_mm, 4)} mm, which is used"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from medconv.data.preprocessing.examine import CaseReport
-from medconv.data.preprocessing.normalisation import wide
+from medconv.data.preprocessing.normalisation import LARGEST
 
 INTENSITIES = ("percentile_00_5", "percentile_99_5", "mean", "std")  # measured in each channel
 
@@ -56,8 +56,11 @@ def measure(reports: Sequence[CaseReport]) -> Fingerprint:
         what = "every voxel of all label maps has the value to ignore"
         raise ValueError(f"no case has a labelled voxel: {what}")
     is_known = ~np.isnan(samples)
+    samples = np.where(is_known, samples, 0)
+    if max(samples.max(), -samples.min()) >= LARGEST:
+        samples = samples.astype(np.float64)
     intensities = []
-    for channel, known in zip(wide(np.where(is_known, samples, 0)), is_known, strict=True):
+    for channel, known in zip(samples, is_known, strict=True):
         values = channel[known]
         low, high = np.percentile(values, [0.5, 99.5])
         statistics = (low, high, values.mean(), values.std())  # in the order of INTENSITIES

@@ -21,7 +21,7 @@ _BY_MODALITY = {
     "rescale_to_0_1": "rescale",
     "rgb_to_0_1": "dataset",  # like a division by 255, one linear function for all images
 }
-_LARGEST = 1e12  # sums of squares of larger values may overflow in float32
+LARGEST = 1e12  # sums of squares of larger values may overflow in float32
 _SMALLEST_STD = 1e-8  # below, squares of differences vanish in float32
 _VALUES_AT_ONCE = 2**17
 _NO_LIMITS = (-np.inf, np.inf)
@@ -63,25 +63,25 @@ def check_normalisation(names: Sequence[str]) -> None:
         raise ArgumentError("normalisation", f" must be one of {NORMALISATIONS} per channel, got {unknown}")
 
 
-def wide(values: np.ndarray) -> np.ndarray:
-    """The same values, as float64 where float32 cannot hold their squares or differences."""
-    highest = abs(float(values.max(initial=0)))
-    lowest = abs(float(values.min(initial=0)))
-    if max(highest, lowest) < _LARGEST:
-        return values
-    return values.astype(np.float64)
-
-
-def range_error(channel: np.ndarray) -> str:
+def range_error(channel: np.ndarray, low: float, high: float) -> str:
     """A no-data value, such as -3.4e38, so far from all others that normalisation makes them one value; empty
     if there is none.
+
+    Args:
+        low, high: lowest and highest value.
     """
-    return _range_error(channel, float(channel.min()), float(channel.max()))
+    # Mostly some of the voxels already show that no value is far from all others.
+    some_values = channel[tuple(slice(None, None, _STRIDE) for _ in channel.shape)]
+    between = some_values[(some_values > low) & (some_values < high)]
+    if between.size and high - low <= LARGEST:
+        spread = float(between.max()) - float(between.min())
+        if spread > 0 and high - low <= _NO_DATA * spread:
+            return ""
+    return _outlier_error(channel, low, high)
 
 
-def _range_error(channel: np.ndarray, low: float, high: float) -> str:
-    if _spread_is_wide(channel, low, high):
-        return ""
+def _outlier_error(channel: np.ndarray, low: float, high: float) -> str:
+    """As `range_error`, of all voxels."""
     between = (channel > low) & (channel < high)
     inner_low = float(channel.min(where=between, initial=np.inf))
     inner_high = float(channel.max(where=between, initial=-np.inf))
@@ -91,7 +91,7 @@ def _range_error(channel: np.ndarray, low: float, high: float) -> str:
     gap_above = high - inner_high
     spread = inner_high - inner_low or min(gap_above, gap_below)
     if high - low <= _NO_DATA * spread:
-        return _interpolated_error(channel[between], low, high) if high - low > _LARGEST else ""
+        return _interpolated_error(channel[between], low, high) if high - low > LARGEST else ""
     # The outlier is the extreme with the larger gap; the remaining values include the other extreme.
     if gap_below > gap_above:
         outlier = low
@@ -107,16 +107,6 @@ def _range_error(channel: np.ndarray, low: float, high: float) -> str:
         f"{inner_high:.4g}: {outlier:.4g} ({count} voxels) looks like a no-data value; replace it, for "
         "example by the value of the background"
     )
-
-
-def _spread_is_wide(channel: np.ndarray, low: float, high: float) -> bool:
-    """Whether some of the voxels already show that no value is far from all others; False: they do not."""
-    some_values = channel[tuple(slice(None, None, _STRIDE) for _ in channel.shape)]
-    between = some_values[(some_values > low) & (some_values < high)]
-    if not between.size or high - low > _LARGEST:
-        return False
-    spread = float(between.max()) - float(between.min())
-    return spread > 0 and high - low <= _NO_DATA * spread
 
 
 def _interpolated_error(inner: np.ndarray, low: float, high: float) -> str:
@@ -146,7 +136,7 @@ def normalise(
     """
     low = float(channel.min())
     high = float(channel.max())
-    if error := _range_error(channel, low, high):
+    if error := range_error(channel, low, high):
         raise ValueError(error)
     if name == "zscore_nonzero" and mask is not None and not mask.all():
         normalised = channel.copy()
@@ -170,30 +160,26 @@ def normalise(
 def _by_name(
     channel: np.ndarray, low: float, high: float, name: str, statistics: Mapping[str, float]
 ) -> np.ndarray:
+    """Values that are clipped to limits first, less a centre, divided by a scale."""
     if name == "none":
         return channel
-    values = channel if max(abs(low), abs(high)) < _LARGEST else channel.astype(np.float64)
-    if name in ("zscore", "zscore_nonzero"):
-        std = float(values.std())
-        if std <= _SMALLEST_STD:
-            std = float(values.std(dtype=np.float64))
-        return _standardised(values, values.mean(), std)
-    if name == "rescale":
-        return _standardised(values, low, high - low)
+    values = channel if max(abs(low), abs(high)) < LARGEST else channel.astype(np.float64)
     limits = _NO_LIMITS
     if name == "ct":
         limits = (statistics["percentile_00_5"], statistics["percentile_99_5"])
-    return _standardised(values, statistics["mean"], statistics["std"] or 1.0, limits)
-
-
-def _standardised(
-    values: np.ndarray, centre: float, scale: float, limits: tuple[float, float] = _NO_LIMITS
-) -> np.ndarray:
-    """(values - centre) / scale, of values that are clipped to limits first.
-
-    Some planes at a time, which stay in the cache between the three steps.
-    """
+    if name in DATASET_NORMALISATIONS:
+        centre = statistics["mean"]
+        scale = statistics["std"] or 1.0
+    elif name == "rescale":
+        centre = low
+        scale = high - low
+    else:  # zscore
+        centre = values.mean()
+        scale = float(values.std())
+        if scale <= _SMALLEST_STD:
+            scale = float(values.std(dtype=np.float64))
     standardised = np.empty_like(values, order="C")
+    # Some planes at a time, which stay in the cache between the three steps
     planes = max(1, _VALUES_AT_ONCE * len(values) // max(1, values.size))
     for first in range(0, len(values), planes):
         target = standardised[first : first + planes]

@@ -19,11 +19,12 @@ from medconv.data.case import Grid
 from medconv.data.io.grids import canonical_spacing, from_canonical, to_canonical
 from medconv.data.preprocessing.normalisation import check_normalisation, normalise
 from medconv.data.preprocessing.resampling import (
+    LINEAR,
     nearest,
     nearest_axis,
+    neighbours,
     zoom,
     zoom_label,
-    zoom_linear,
     zoom_within_range,
 )
 from medconv.utils.errors import ArgumentError
@@ -141,15 +142,11 @@ class CropInfo:
         """Native voxels of the content, in canonical axes."""
         return tuple(stop - start for start, stop in self.box)
 
-    @property
-    def native_spacing_mm(self) -> tuple[float, ...]:
-        """Right, anterior, superior."""
-        return canonical_spacing(self.grid, self.reoriented)
-
     def spacing_mm(self, shape: Sequence[int]) -> tuple[float, ...]:
         """Spacing of the prepared image with this shape, one number per axis."""
         # A picture has two axes, its native grid three.
-        axes = zip(self.native_spacing_mm, self.content_shape, shape, strict=False)
+        native_mm = canonical_spacing(self.grid, self.reoriented)
+        axes = zip(native_mm, self.content_shape, shape, strict=False)
         return tuple(mm * native_voxels / voxels for mm, native_voxels, voxels in axes)
 
 
@@ -194,13 +191,25 @@ def preprocess_image(
         # For the way back: from the target spacing to the native one.
         nearest_axis=config.nearest_axis(config.target_mm(spacing_mm), spacing_mm),
     )
-    # Normalisation comes first: resampling mixes values.
-    normalised = _normalise_channels(cropped, config, missing_channels)
-    with np.errstate(over="ignore", invalid="ignore"):  # reported below, with the range
-        resampled = [_resample(channel, spacing_mm, config) for channel in normalised]
+    mask = None
+    if "zscore_nonzero" in config.normalisation:
+        mask = binary_fill_holes((cropped != 0).any(0))
+    resampled = []
+    for index, channel in enumerate(cropped):
+        # 0 is the mean of other cases' channels under `zscore` and `dataset`
+        normalised = np.zeros_like(channel) if index in missing_channels else channel
+        try:
+            if index not in missing_channels:
+                normalised = normalise(channel, config.normalisation[index], config.intensities[index], mask)
+        except ValueError as error:
+            raise ValueError(f"channel {index}: {error}") from error
+        # Normalisation comes first: resampling mixes values.
+        resampled.append(_resample(normalised, spacing_mm, config))
     # A stack copies, and a whole-body CT is 700 MB.
     prepared = resampled[0][None] if len(resampled) == 1 else np.stack(resampled)
-    prepared = _drop_slice(prepared, config.image_dims)
+    if config.image_dims == 2:  # a picture is a volume of one slice
+        prepared = prepared[..., 0]
+    prepared = np.ascontiguousarray(prepared)
     if config.frame is not None:
         prepared = framed(prepared, config.frame)
     prepared = prepared.astype(np.float32, copy=False)
@@ -213,38 +222,16 @@ def preprocess_image(
     return prepared, crop_info
 
 
-def _normalise_channels(
-    image: np.ndarray, config: PreprocessingConfig, missing_channels: Sequence[int]
-) -> list[np.ndarray]:
-    """Raises: ValueError: as `normalise`, with the channel's number."""
-    mask = None
-    if "zscore_nonzero" in config.normalisation:
-        mask = binary_fill_holes((image != 0).any(0))
-    normalised = []
-    for index, channel in enumerate(image):
-        # The mean of other cases' channels under `zscore` and `dataset`
-        if index in missing_channels:
-            normalised.append(np.zeros_like(channel))
-            continue
-        try:
-            normalised.append(
-                normalise(channel, config.normalisation[index], config.intensities[index], mask)
-            )
-        except ValueError as error:
-            raise ValueError(f"channel {index}: {error}") from error
-    return normalised
-
-
 def _resample(channel: np.ndarray, spacing_mm: Sequence[float], config: PreprocessingConfig) -> np.ndarray:
-    """To the size of `config.resize`, else to the target spacing."""
-    if config.resize is not None:
-        size = (*config.resize, 1)[: channel.ndim]  # a picture is a volume of one slice
-        return zoom(channel, size, config.smooths)
+    """To the size of `config.resize`, else to the target spacing; values may become infinite."""
     target_mm = config.target_mm(spacing_mm)
     shape = resampled_shape(channel.shape, spacing_mm, target_mm)
-    if config.convention is None:
-        return zoom(channel, shape, config.smooths)
-    return zoom_within_range(channel, shape, config.nearest_axis(spacing_mm, target_mm))
+    if config.resize is not None:
+        shape = (*config.resize, 1)[: channel.ndim]  # a picture is a volume of one slice
+    with np.errstate(over="ignore", invalid="ignore"):
+        if config.convention is None or config.resize is not None:
+            return zoom(channel, shape, config.smooths)
+        return zoom_within_range(channel, shape, config.nearest_axis(spacing_mm, target_mm))
 
 
 def framed(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
@@ -276,8 +263,9 @@ def preprocess_label(
     if axis is not None:
         cropped = cropped.take(nearest(cropped.shape[axis], shape[axis]), axis)
     resampled = zoom_label(cropped, shape)
-    dtype = np.uint8 if num_classes <= 256 else np.int16
-    return _drop_slice(resampled, config.image_dims).astype(dtype)
+    if config.image_dims == 2:
+        resampled = resampled[..., 0]
+    return np.ascontiguousarray(resampled, np.uint8 if num_classes <= 256 else np.int16)
 
 
 def preprocess_probabilities(
@@ -294,8 +282,10 @@ def preprocess_probabilities(
     axis = config.nearest_axis(spacing_mm, target_mm)
     if axis is not None:
         cropped = cropped.take(nearest(cropped.shape[1 + axis], shape[axis]), 1 + axis)
-    resampled = np.stack([zoom_linear(of_class, shape) for of_class in cropped])
-    return _drop_slice(resampled, config.image_dims).astype(np.float16)
+    resampled = np.stack([zoom(of_class, shape, order=LINEAR) for of_class in cropped])
+    if config.image_dims == 2:
+        resampled = resampled[..., 0]
+    return np.ascontiguousarray(resampled, np.float16)
 
 
 def to_native(content: np.ndarray, crop_info: CropInfo, outside: float = 0) -> np.ndarray:
@@ -314,10 +304,6 @@ def resampled_shape(
     return (*scaled, *shape[len(target) :])
 
 
-def _drop_slice(array: np.ndarray, image_dims: int) -> np.ndarray:
-    return np.ascontiguousarray(array[..., 0] if image_dims == 2 else array)
-
-
 @dataclass(frozen=True)
 class Slab:
     """Neighbouring planes of the content.
@@ -333,7 +319,6 @@ class Slab:
     sources: slice
 
 
-@dataclass(frozen=True)
 class SlabGrid:
     """The slabs of an image, and how a prediction gets there.
 
@@ -341,35 +326,34 @@ class SlabGrid:
         crop_info: of the image.
         axis: of the planes, in canonical axes.
         source_length: planes of the prediction.
+    Attributes:
+        in_plane: native voxels of a plane of the content.
     """
 
-    crop_info: CropInfo
-    axis: int
-    source_length: int
-
-    @property
-    def length(self) -> int:
-        """Planes of the content."""
-        return self.crop_info.content_shape[self.axis]
-
-    @property
-    def in_plane(self) -> tuple[int, int]:
-        """Native voxels of a plane of the content."""
-        first, second = (
-            voxels for axis, voxels in enumerate(self.crop_info.content_shape) if axis != self.axis
-        )
-        return first, second
+    def __init__(self, crop_info: CropInfo, axis: int, source_length: int) -> None:
+        self.crop_info = crop_info
+        self.axis = axis
+        self.source_length = source_length
+        shape = crop_info.content_shape
+        self.in_plane = (*shape[:axis], *shape[axis + 1 :])
+        self._length = shape[axis]
+        # The planes of the prediction below and above each plane, and the weight of the one above
+        self._lower, self._upper, self._upper_weight = neighbours(source_length, self._length)
+        if crop_info.nearest_axis == axis:
+            self._lower = nearest(source_length, self._length)
+            self._upper = self._lower
+            self._upper_weight = np.zeros(self._length, np.float32)
 
     def slabs(self) -> list[Slab]:
         """The slabs of the content, in order; their sources leave out no plane of the prediction."""
         planes = max(1, _VOXELS // prod(self.in_plane))
         slabs: list[Slab] = []
         source_stop = 0
-        for first in range(0, self.length, planes):
-            stop = min(first + planes, self.length)
-            lower, upper, _ = self._neighbours(first, stop)
-            source_first = min(int(lower[0]), source_stop)
-            source_stop = int(upper[-1]) + 1 if stop < self.length else self.source_length
+        for first in range(0, self._length, planes):
+            stop = min(first + planes, self._length)
+            source_first = min(int(self._lower[first]), source_stop)
+            is_last = stop == self._length
+            source_stop = self.source_length if is_last else int(self._upper[stop - 1]) + 1
             slabs.append(Slab(first, stop, slice(source_first, source_stop)))
         return slabs
 
@@ -385,59 +369,27 @@ class SlabGrid:
         Shape: logits (outputs, planes of `slab.sources`, *in_plane) -> each (planes of the slab, *in_plane),
             float32. A picture has one axis in its planes there, and two here.
         """
-        lower, upper, weights = self._neighbours(slab.first, slab.stop)
-        first = logits[0]
-        from_lower = _indices(lower - slab.sources.start, first)
-        from_upper = _indices(upper - slab.sources.start, first)
-        upper_share = torch.from_numpy(weights).to(first.device)[:, None, None]
-        is_interpolated = bool(weights.any())
+        device = logits[0].device
+        rows = slice(slab.first, slab.stop)
+        from_lower = torch.from_numpy(self._lower[rows] - slab.sources.start).to(device)
+        from_upper = torch.from_numpy(self._upper[rows] - slab.sources.start).to(device)
+        upper_share = torch.from_numpy(self._upper_weight[rows]).to(device)[:, None, None]
+        is_interpolated = bool(self._upper_weight[rows].any())
+        nearest_axis = self.crop_info.nearest_axis
         for channel in logits:
             missing_axes = 3 - channel.ndim  # a picture is a volume of one slice
             source = channel.float().reshape(*channel.shape, *(1,) * missing_axes)
             planes = source.index_select(0, from_lower)
             if is_interpolated:
                 planes = planes.lerp_(source.index_select(0, from_upper), upper_share)
-            yield self._enlarged(planes)
-
-    def _neighbours(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The planes of the prediction below and above each plane, and the weight of the one above."""
-        if self.crop_info.nearest_axis == self.axis:
-            planes = nearest(self.source_length, self.length)[first:stop]
-            return planes, planes, np.zeros(stop - first, np.float32)
-        # As in torch with `align_corners=False`: centres of voxels, and no extrapolation.
-        centres = np.arange(first, stop) + 0.5
-        positions = (centres * (self.source_length / self.length) - 0.5).clip(0, self.source_length - 1)
-        lower = positions.astype(np.int64)
-        upper = np.minimum(lower + 1, self.source_length - 1)
-        return lower, upper, (positions - lower).astype(np.float32)
-
-    def _enlarged(self, planes: Tensor) -> Tensor:
-        """Shape: (planes, *in_plane) of the prediction -> of the content."""
-        nearest_axis = self.crop_info.nearest_axis
-        if nearest_axis is not None and nearest_axis != self.axis:
-            # Counted in the planes, the axis before which the planes' own one is missing.
-            in_plane_axis = nearest_axis if nearest_axis < self.axis else nearest_axis - 1
-            voxels = planes.shape[1 + in_plane_axis]
-            chosen = nearest(voxels, self.in_plane[in_plane_axis])
-            planes = planes.index_select(1 + in_plane_axis, _indices(chosen, planes))
-        if tuple(planes.shape[1:]) == self.in_plane:
-            return planes
-        resized = F.interpolate(planes[:, None], size=self.in_plane, mode="bilinear", align_corners=False)
-        return resized[:, 0]
-
-
-class ContentArray:
-    """An array on the content's grid, (R, A, S), filled slab by slab."""
-
-    def __init__(self, grid: SlabGrid, dtype: type) -> None:
-        # Not touched before it is filled, so it takes no memory where it is not.
-        self.array: np.ndarray = np.empty(grid.crop_info.content_shape, dtype)
-        self._planes_first = np.moveaxis(self.array, grid.axis, 0)
-
-    def put(self, slab: Slab, values: np.ndarray) -> None:
-        """Shape: values (planes of the slab, *in_plane)."""
-        self._planes_first[slab.first : slab.stop] = values
-
-
-def _indices(indices: np.ndarray, like: Tensor) -> Tensor:
-    return torch.from_numpy(indices).to(like.device)
+            if nearest_axis is not None and nearest_axis != self.axis:
+                # Counted in the planes, the axis before which the planes' own one is missing.
+                in_plane_axis = nearest_axis if nearest_axis < self.axis else nearest_axis - 1
+                chosen = nearest(planes.shape[1 + in_plane_axis], self.in_plane[in_plane_axis])
+                planes = planes.index_select(1 + in_plane_axis, torch.from_numpy(chosen).to(device))
+            if tuple(planes.shape[1:]) != self.in_plane:
+                resized = F.interpolate(
+                    planes[:, None], size=self.in_plane, mode="bilinear", align_corners=False
+                )
+                planes = resized[:, 0]
+            yield planes

@@ -5,17 +5,17 @@ with few entries beside its diagonal that are not 0. Three matrix products equal
 float32 rounding, in a tenth of the time; an axis that keeps its length costs nothing.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations, product
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 from scipy import ndimage
 
 _CUBIC = 3  # order of the spline
-_LINEAR = 1
+LINEAR = 1
 _NEGLIGIBLE = 1e-9  # smaller weights become 0: float32 denormals are slow
 _ANISOTROPIC = 3  # times as thick as other voxels: nnU-Net resamples across such slices by the nearest
 _EQUAL = 1e-5  # relative; spacings that differ by less are equal
@@ -24,21 +24,21 @@ _VOXELS_AT_ONCE = 2**19  # of a label map, so that they stay in the cache
 _TIE = 1e-6  # if the weights of two classes differ less, the lower class wins
 
 
-def zoom(volume: np.ndarray, shape: Sequence[int], smooths: bool = False) -> np.ndarray:
-    """Cubic splines; the outer edges of the first and last voxels stay in place.
+def zoom(volume: np.ndarray, shape: Sequence[int], smooths: bool = False, order: int = _CUBIC) -> np.ndarray:
+    """Splines; the outer edges of the first and last voxels stay in place.
 
     Shape: (*spatial) -> `shape`, float32.
-    Args: smooths: along axes that get fewer voxels, before that, against aliasing.
+    Args:
+        smooths: along axes that get fewer voxels, before that, against aliasing.
+        order: of the splines; `LINEAR` ones keep values within their range.
     Source: the width of the Gaussian is scikit-image's, `transform.resize(anti_aliasing=True)`.
     """
-    matrices = _matrices(volume.shape, shape, _CUBIC, smooths)
-    return _multiply(volume.astype(np.float32, copy=False), matrices)
-
-
-def zoom_linear(volume: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Linear interpolation; values stay within their range. Shape: (*spatial) -> `shape`, float32."""
-    matrices = _matrices(volume.shape, shape, _LINEAR)
-    return _multiply(volume.astype(np.float32, copy=False), matrices)
+    growth = [new / old for old, new in zip(volume.shape, shape, strict=True)]
+    volume = volume.astype(np.float32, copy=False)
+    for axis in sorted(range(volume.ndim), key=growth.__getitem__):  # axes that shrink the volume first
+        if volume.shape[axis] != shape[axis]:
+            volume = _multiply(volume, axis, _matrix(volume.shape[axis], shape[axis], order, smooths))
+    return volume
 
 
 def nearest_axis(spacing_mm: Sequence[float], target_mm: Sequence[float]) -> int | None:
@@ -80,8 +80,7 @@ def zoom_within_range(volume: np.ndarray, shape: Sequence[int], nearest_axis: in
     return in_plane.take(nearest(num_slices, shape[nearest_axis]), nearest_axis)
 
 
-@dataclass(frozen=True)
-class _Neighbours:
+class Neighbours(NamedTuple):
     """The two voxels between which each new voxel of an axis lies.
 
     Shape: each (new_voxels,).
@@ -91,8 +90,14 @@ class _Neighbours:
     upper: np.ndarray
     upper_weight: np.ndarray
 
-    def of(self, rows: slice) -> "_Neighbours":
-        return _Neighbours(self.lower[rows], self.upper[rows], self.upper_weight[rows])
+
+def neighbours(voxels: int, new_voxels: int) -> Neighbours:
+    """As torch's `align_corners=False`: the outer edges stay in place, and nothing is extrapolated."""
+    centres = np.arange(new_voxels) + 0.5
+    positions = (centres * (voxels / new_voxels) - 0.5).clip(0, voxels - 1)
+    lower = positions.astype(np.int64)
+    upper = np.minimum(lower + 1, voxels - 1)
+    return Neighbours(lower, upper, (positions - lower).astype(np.float32))
 
 
 def zoom_label(label: np.ndarray, shape: Sequence[int]) -> np.ndarray:
@@ -105,39 +110,33 @@ def zoom_label(label: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """
     if tuple(shape) == label.shape:
         return label
-    neighbours = [
-        _neighbours(voxels, new_voxels) for voxels, new_voxels in zip(label.shape, shape, strict=True)
-    ]
+    of_axes = [neighbours(voxels, new_voxels) for voxels, new_voxels in zip(label.shape, shape, strict=True)]
     resampled = np.empty(tuple(shape), label.dtype)
     num_rows = max(1, _VOXELS_AT_ONCE // prod(shape[1:]))
     for first in range(0, shape[0], num_rows):
         rows = slice(first, first + num_rows)
-        resampled[rows] = _zoomed_label(label, [neighbours[0].of(rows), *neighbours[1:]])
+        of_rows = [Neighbours(*(array[rows] for array in of_axes[0])), *of_axes[1:]]
+        zoomed = label
+        is_one_class = np.True_  # whether all neighbours along the axes so far have the class in `zoomed`
+        for axis, along in enumerate(of_rows):
+            lower = zoomed.take(along.lower, axis)
+            if not along.upper_weight.any():
+                is_one_class = is_one_class.take(along.lower, axis) if is_one_class.ndim else is_one_class
+            else:
+                equal = lower == zoomed.take(along.upper, axis)
+                if is_one_class.ndim:
+                    equal &= is_one_class.take(along.lower, axis)
+                    equal &= is_one_class.take(along.upper, axis)
+                is_one_class = equal
+            zoomed = lower
+        mixed = np.nonzero(~np.broadcast_to(is_one_class, zoomed.shape))
+        zoomed[mixed] = _heaviest_class(label, of_rows, mixed)
+        resampled[rows] = zoomed
     return resampled
 
 
-def _zoomed_label(label: np.ndarray, neighbours: Sequence[_Neighbours]) -> np.ndarray:
-    zoomed = label
-    is_one_class = np.True_  # whether all neighbours along the axes so far have the class in `zoomed`
-    for axis, along in enumerate(neighbours):
-        if not along.upper_weight.any():
-            zoomed = zoomed.take(along.lower, axis)
-            is_one_class = is_one_class.take(along.lower, axis) if is_one_class.ndim else is_one_class
-            continue
-        lower = zoomed.take(along.lower, axis)
-        equal = lower == zoomed.take(along.upper, axis)
-        if is_one_class.ndim:
-            equal &= is_one_class.take(along.lower, axis)
-            equal &= is_one_class.take(along.upper, axis)
-        zoomed = lower
-        is_one_class = equal
-    mixed = np.nonzero(~np.broadcast_to(is_one_class, zoomed.shape))
-    zoomed[mixed] = _heaviest_class(label, neighbours, mixed)
-    return zoomed
-
-
 def _heaviest_class(
-    label: np.ndarray, neighbours: Sequence[_Neighbours], voxels: Sequence[np.ndarray]
+    label: np.ndarray, of_axes: Sequence[Neighbours], voxels: Sequence[np.ndarray]
 ) -> np.ndarray:
     """The class with the largest weight among all neighbours; of equal ones the lowest.
 
@@ -149,7 +148,7 @@ def _heaviest_class(
     for is_upper in product((False, True), repeat=label.ndim):
         indices = []
         weight = np.ones(len(voxels[0]), np.float32)
-        for along, upper, new_voxel in zip(neighbours, is_upper, voxels, strict=True):
+        for along, upper, new_voxel in zip(of_axes, is_upper, voxels, strict=True):
             indices.append((along.upper if upper else along.lower)[new_voxel])
             upper_weight = along.upper_weight[new_voxel]
             weight *= upper_weight if upper else 1 - upper_weight
@@ -170,69 +169,32 @@ def _heaviest_class(
     return heaviest
 
 
-def _neighbours(voxels: int, new_voxels: int) -> _Neighbours:
-    """As torch's `align_corners=False`: the outer edges stay in place, and nothing is extrapolated."""
-    centres = np.arange(new_voxels) + 0.5
-    positions = (centres * (voxels / new_voxels) - 0.5).clip(0, voxels - 1)
-    lower = positions.astype(np.int64)
-    upper = np.minimum(lower + 1, voxels - 1)
-    return _Neighbours(lower, upper, (positions - lower).astype(np.float32))
-
-
-def _multiply(volume: np.ndarray, matrices: Sequence[np.ndarray | None]) -> np.ndarray:
-    """Apply a matrix along each axis, None for unchanged axes; those that shrink the volume first."""
-    steps = [
-        (len(matrix) / matrix.shape[1], axis, matrix)
-        for axis, matrix in enumerate(matrices)
-        if matrix is not None
-    ]
-    for _, axis, matrix in sorted(steps, key=lambda step: step[:2]):
-        volume = _multiply_axis(volume, axis, matrix)
-    return volume
-
-
-def _multiply_axis(volume: np.ndarray, axis: int, matrix: np.ndarray) -> np.ndarray:
+def _multiply(volume: np.ndarray, axis: int, matrix: np.ndarray) -> np.ndarray:
     """Shape: matrix (new_voxels, voxels along `axis`)."""
     before = volume.shape[:axis]
     after = volume.shape[axis + 1 :]
     multiplied = np.empty((*before, len(matrix), *after), np.float32)
-    if after:
-        # (before, voxels, after): a matrix product for each index before
+    if after:  # (before, voxels, after): a matrix product for each index before
         source = volume.reshape(prod(before), matrix.shape[1], prod(after))
         target = multiplied.reshape(prod(before), len(matrix), prod(after))
-        for rows, columns in _bands(matrix):
+    for first in range(0, len(matrix), _ROWS_AT_ONCE):
+        # Some rows at a time, and the columns in which they are not 0: interpolation reaches few voxels
+        rows = slice(first, first + _ROWS_AT_ONCE)
+        reached = np.flatnonzero(matrix[rows].any(0))
+        columns = slice(int(reached[0]), int(reached[-1]) + 1) if len(reached) else slice(0, 0)
+        if after:
             np.matmul(matrix[rows, columns], source[:, columns], out=target[:, rows])
-    else:
-        for rows, columns in _bands(matrix):
+        else:
             np.matmul(volume[..., columns], matrix[rows, columns].T, out=multiplied[..., rows])
     return multiplied
 
 
-def _bands(matrix: np.ndarray) -> Iterator[tuple[slice, slice]]:
-    """Some rows at a time, and the columns in which they are not 0: interpolation reaches few voxels."""
-    for first in range(0, len(matrix), _ROWS_AT_ONCE):
-        rows = slice(first, first + _ROWS_AT_ONCE)
-        reached = np.flatnonzero(matrix[rows].any(0))
-        columns = slice(int(reached[0]), int(reached[-1]) + 1) if len(reached) else slice(0, 0)
-        yield rows, columns
-
-
-def _matrices(
-    shape: Sequence[int], new_shape: Sequence[int], order: int, smooths: bool = False
-) -> list[np.ndarray | None]:
-    """The matrix of each axis."""
-    axes = zip(shape, new_shape, strict=True)
-    return [_matrix(voxels, new_voxels, order, smooths) for voxels, new_voxels in axes]
-
-
 @lru_cache(64)
-def _matrix(voxels: int, new_voxels: int, order: int, smooths: bool) -> np.ndarray | None:
-    """The float32 matrix of interpolation along one axis; None if nothing changes.
+def _matrix(voxels: int, new_voxels: int, order: int, smooths: bool) -> np.ndarray:
+    """The float32 matrix of interpolation along one axis.
 
     Shape: (new_voxels, voxels).
     """
-    if voxels == new_voxels:
-        return None
     # Column i is the interpolation of a volume that is 1 at voxel i.
     units = np.eye(voxels)
     if smooths and voxels > new_voxels:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medconv.data.io.grids import canonical_spacing
 from medconv.data.preprocessing.preprocess import CropInfo, resampled_shape
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.load import LoadedModel
@@ -120,7 +121,7 @@ def check_prepared(image: NamedImage, model: LoadedModel, prepared: Sequence[int
             f"images of {size_text(model.window.patch_size)}"
         )
     preprocessing = model.preprocessing
-    spacing_mm = crop.native_spacing_mm
+    spacing_mm = canonical_spacing(crop.grid, crop.reoriented)
     # With several spacings, images are resampled, and scans of one native size get several sizes.
     has_training_spacing = all(
         low == mm == high for mm, (low, high) in zip(spacing_mm, model.spacing_range_mm, strict=False)

@@ -14,7 +14,7 @@ import torch
 
 from medconv.data.case import Case
 from medconv.data.io.writing import write_channels
-from medconv.data.preprocessing.preprocess import ContentArray, Slab, to_native
+from medconv.data.preprocessing.preprocess import Slab, to_native
 from medconv.features.quality import quality
 from medconv.inference.extras import Extra
 from medconv.inference.slab_answer import Group, LabelMapScores, SlabLogits, label_type, with_cpu_fallback
@@ -41,15 +41,19 @@ class QualityAnswer:
     """
 
     def __init__(self, groups: Sequence[Group], targets: SegmentationTargets) -> None:
-        self.uncertainty = ContentArray(groups[0].grid, np.float32)
-        label = label_type(targets)
-        self.label_maps = [ContentArray(group.grid, label) for group in groups for _ in group.sources]
+        grid = groups[0].grid
+        self._axis = grid.axis
+        shape = grid.crop_info.content_shape
+        self.uncertainty = np.empty(shape, np.float32)
+        self.label_maps = [np.empty(shape, label_type(targets)) for group in groups for _ in group.sources]
         self.soft_dice_sums = np.zeros((len(targets.names), 2)) if len(self.label_maps) == 1 else None
 
     def put(self, slab: Slab, mean: SlabLogits, networks: Sequence[SlabLogits]) -> None:
-        self.uncertainty.put(slab, with_cpu_fallback(mean, _uncertainty))
+        planes = slice(slab.first, slab.stop)
+        np.moveaxis(self.uncertainty, self._axis, 0)[planes] = with_cpu_fallback(mean, _uncertainty)
         for label_map, network in zip(self.label_maps, networks, strict=True):
-            label_map.put(slab, with_cpu_fallback(network, SlabLogits.label))
+            label = with_cpu_fallback(network, SlabLogits.label)
+            np.moveaxis(label_map, self._axis, 0)[planes] = label
         if self.soft_dice_sums is not None:
             self.soft_dice_sums += with_cpu_fallback(mean, _soft_dice_sums)
 
@@ -107,15 +111,14 @@ class Quality(Extra):
 
 def uncertainty_of(scores: LabelMapScores) -> np.ndarray:
     """On the image's own grid, (X, Y, Z) float32; 0 outside the crop."""
-    return to_native(_answer(scores).uncertainty.array, scores.crop)
+    return to_native(_answer(scores).uncertainty, scores.crop)
 
 
 def quality_of(scores: LabelMapScores) -> dict[str, Any]:
     """As `quality.agreement` between the networks, or `quality.confidence` of one."""
     answer, voxel_mm3 = _answer(scores), scores.crop.grid.voxel_mm3
     if answer.soft_dice_sums is None:
-        label_maps = [label_map.array for label_map in answer.label_maps]
-        return quality.agreement(label_maps, scores.targets, voxel_mm3)
+        return quality.agreement(answer.label_maps, scores.targets, voxel_mm3)
     return quality.confidence(scores.label, answer.soft_dice_sums, scores.targets, voxel_mm3)
 
 

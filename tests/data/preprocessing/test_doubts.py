@@ -156,8 +156,10 @@ def test_repeated_slices_are_found_where_a_piece_of_the_volume_ends() -> None:
 def test_a_voxel_size_that_differs_from_the_sform_is_named(tmp_path: Path) -> None:
     """Programs by ITK take the spacing from it, others from the sform."""
     path = save_raw(tmp_path / "a.nii", set_fields(pixdim=[1, 5, 5, 5, 0, 0, 0, 0]), image_array(0))
-    assert header_doubts(path) == [f"{path}: pixdim states 5 x 5 x 5 mm, sform 1 x 1.5 x 2 mm, which is used"]
-    assert header_doubts(save(tmp_path / "b.nii.gz", image_array(0))) == []
+    assert list(header_doubts(path)) == [
+        f"{path}: pixdim states 5 x 5 x 5 mm, sform 1 x 1.5 x 2 mm, which is used"
+    ]
+    assert list(header_doubts(save(tmp_path / "b.nii.gz", image_array(0)))) == []
 
 
 @pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])

@@ -117,4 +117,4 @@ def test_quality_is_that_of_all_logits(name: str) -> None:
     label_maps = by_slabs.answers[Quality.flag].label_maps
     assert len(label_maps) == len(models)
     for index, label in enumerate(label_maps):
-        np.testing.assert_array_equal(label.array, scores([models[index]], False).label)
+        np.testing.assert_array_equal(label, scores([models[index]], False).label)

@@ -1,13 +1,12 @@
 """Voxels of a case's files, with the spacing and the label values that its dataset declares."""
 
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 
 from medconv.data.case import Case, Grid
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_image, read_label
-from medconv.data.io.label_values import Relabel
 from medconv.data.io.probabilities import read_probabilities
 from medconv.metrics.consensus import most_probable, shares
 
@@ -23,7 +22,9 @@ def image_of(case: Case) -> tuple[np.ndarray, Grid]:
     image, grid = read_image(case.images)
     for channel in case.missing_channels:  # in ascending order
         image = np.insert(image, channel, 0, axis=0)
-    return image, _with_declared_spacing(grid, case)
+    if case.source_spacing_mm is not None:
+        grid = grid.with_spacing_mm(case.source_spacing_mm)
+    return image, grid
 
 
 def label_of(case: Case) -> tuple[np.ndarray, Grid]:
@@ -39,7 +40,10 @@ def label_of(case: Case) -> tuple[np.ndarray, Grid]:
     if case.soft_label is not None:
         probabilities, grid = probabilities_of(case)
         return most_probable(probabilities), grid
-    return _label_map(case, case.label, case.relabel)
+    label, grid = read_label(case.label, case.images[0], case.relabel)
+    if case.source_spacing_mm is not None:
+        grid = grid.with_spacing_mm(case.source_spacing_mm)
+    return label, grid
 
 
 def probabilities_of(case: Case) -> tuple[np.ndarray, Grid]:
@@ -54,7 +58,9 @@ def probabilities_of(case: Case) -> tuple[np.ndarray, Grid]:
     num_classes = case.soft_label.num_classes
     if case.soft_label.are_probabilities:
         probabilities, grid = read_probabilities(case.label, num_classes)
-        return probabilities, _with_declared_spacing(grid, case)
+        if case.source_spacing_mm is not None:
+            grid = grid.with_spacing_mm(case.source_spacing_mm)
+        return probabilities, grid
     label_maps, grid = rater_labels_of(case)
     return shares([label_map for label_map in label_maps if label_map is not None], num_classes), grid
 
@@ -77,13 +83,13 @@ def rater_labels_of(case: Case) -> tuple[list[np.ndarray | None], Grid]:
         ValueError: as `label_of`; raters whose grids or label values differ from those of the dataset.
     """
     assert case.soft_label is not None and case.label is not None
-    first, grid = _label_map(case, case.label, case.relabel)
+    first, grid = label_of(replace(case, soft_label=None))
     label_maps: list[np.ndarray | None] = [first]
     for path, relabel in zip(case.label_files[1:], case.label_relabels[1:], strict=True):
         if path is None:
             label_maps.append(None)
             continue
-        further, rater_grid = _label_map(case, path, relabel)
+        further, rater_grid = label_of(replace(case, label=path, relabel=relabel, soft_label=None))
         label_maps.append(on_grid(further, case.label, grid, path, rater_grid))
     for path, label_map in zip(case.label_files, label_maps, strict=True):
         highest = case.soft_label.num_classes - 1
@@ -106,14 +112,3 @@ def rater_labels_on(case: Case, grid: Grid) -> list[np.ndarray | None]:
             label_map = on_grid(label_map, case.images[0], grid, case.label, label_grid)
         on_image.append(label_map)
     return on_image
-
-
-def _label_map(case: Case, path: Path, relabel: Relabel | None) -> tuple[np.ndarray, Grid]:
-    label, grid = read_label(path, case.images[0], relabel)
-    return label, _with_declared_spacing(grid, case)
-
-
-def _with_declared_spacing(grid: Grid, case: Case) -> Grid:
-    if case.source_spacing_mm is None:
-        return grid
-    return grid.with_spacing_mm(case.source_spacing_mm)

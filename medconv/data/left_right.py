@@ -22,14 +22,12 @@ def flip_label_pairs(pairs: Any, class_names: Sequence[str]) -> tuple[tuple[int,
     """The label values of pairs of classes, which a mirror along the left-right axis exchanges.
 
     Args:
-        pairs: a list of pairs of class names, or None.
+        pairs: a list of pairs of class names.
         class_names: by label value.
 
     Raises:
         ArgumentError: not a pair, an unknown class, the background, or a class in two pairs.
     """
-    if pairs is None:
-        return ()
     if isinstance(pairs, str) or not isinstance(pairs, Sequence):
         raise _not_pairs(pairs)
     names = list(class_names)
@@ -63,30 +61,9 @@ def _check_foreground(name: Any, foreground_names: Sequence[str]) -> None:
 
 def lookalikes(class_names: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of classes whose names differ only in left and right."""
-    pairs = combinations(class_names, 2)
-    return [(a, b) for a, b in pairs if a != b and _without_side(a) == _without_side(b)]
-
-
-def indistinguishable_pair(
-    pairs: Sequence[tuple[int, int]],
-    class_names: Sequence[str],
-    left_right_axis: int | None,
-    equivariant_axes: Sequence[int],
-) -> tuple[str, str] | None:
-    """The first pair of classes that a network cannot tell apart; None: it can tell left from right.
-
-    A network that is equivariant along the axis from left to right gives mirrored images mirrored labels.
-
-    Args:
-        pairs: label values that a mirror exchanges.
-        class_names: by label value.
-        left_right_axis: axis of the array from left to right; None: unknown.
-        equivariant_axes: axes along which the network maps a mirrored image to the mirrored output.
-    """
-    if not pairs or left_right_axis not in equivariant_axes:
-        return None
-    left, right = pairs[0]
-    return class_names[left], class_names[right]
+    # The words of each name in lower case, with right replaced by left
+    words = {name: [_LEFT.get(word, word) for word in _WORD.findall(name.lower())] for name in class_names}
+    return [(a, b) for a, b in combinations(class_names, 2) if a != b and words[a] == words[b]]
 
 
 def warn_of_lookalikes(
@@ -98,6 +75,8 @@ def warn_of_lookalikes(
     equivariant_axes: Sequence[int],
 ) -> None:
     """Warn if augmentation or the network swaps left and right while class names look like pairs.
+
+    It need not be asked if neither mirrors along `left_right_axis`.
 
     Args:
         targets: what the network predicts.
@@ -153,8 +132,3 @@ def _unpaired_lookalikes(
         if (a, b) not in names:
             names.append((a, b))
     return names
-
-
-def _without_side(name: str) -> tuple[str, ...]:
-    """The words of a name in lower case, with right replaced by left."""
-    return tuple(_LEFT.get(word, word) for word in _WORD.findall(name.lower()))

@@ -23,13 +23,11 @@ def with_source_spacing(dataset: Dataset, setting: Any) -> Dataset:
 
     Args:
         dataset: any dataset.
-        setting: mm along right, anterior, superior, or {pattern: mm}; None: the headers are right.
+        setting: mm along right, anterior, superior, or {pattern: mm}.
 
     Raises:
         ArgumentError: not positive numbers, or as `by_case`.
     """
-    if setting is None:
-        return dataset
     check_source_spacing(setting)
     if isinstance(setting, Mapping):
         by_case(setting, dataset.cases, "source_spacing_mm")
@@ -68,13 +66,11 @@ def with_annotated(dataset: Dataset, setting: Any) -> Dataset:
 
     Args:
         dataset: with label maps.
-        setting: {pattern: class names}; None: as the dataset declares.
+        setting: {pattern: class names}.
 
     Raises:
         ArgumentError: not {PATTERN: [classes]}, an unknown class, image-level targets, or as `by_case`.
     """
-    if setting is None:
-        return dataset
     if not dataset.targets.per_voxel:
         raise ArgumentError("annotated", " is for label maps, but this dataset has image-level targets")
     foreground_names = dataset.class_names[1:]
@@ -144,18 +140,16 @@ def check_annotated(train: Sequence[Case], dataset: Dataset, pairs: Sequence[tup
                 )
 
 
-def with_missing_channels(dataset: Dataset, setting: str | None) -> Dataset:
+def with_missing_channels(dataset: Dataset, setting: str) -> Dataset:
     """The dataset without the errors of cases that lack channels, if they may.
 
     Args:
         dataset: any dataset.
-        setting: `allow`; None: such cases are invalid.
+        setting: `allow`.
 
     Raises:
         ArgumentError: a channel that every case lacks.
     """
-    if setting is None:
-        return dataset
     lacking = [case for case in dataset.cases if case.missing_channels and case.images and case.label]
     for channel, name in enumerate(dataset.modalities):
         num_cases = sum(channel in case.missing_channels for case in lacking)
@@ -173,13 +167,11 @@ def with_weights(dataset: Dataset, setting: Any) -> Dataset:
 
     Args:
         dataset: any dataset.
-        setting: {pattern: weight}; None: as the dataset declares.
+        setting: {pattern: weight}.
 
     Raises:
         ArgumentError: not {PATTERN: a positive number}, or as `by_case`.
     """
-    if setting is None:
-        return dataset
     if not isinstance(setting, Mapping) or not all(_is_positive(weight) for weight in setting.values()):
         raise ArgumentError(
             "case_weights", f"={setting}: expected {{PATTERN: a positive number}} of case ids"

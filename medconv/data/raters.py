@@ -17,7 +17,7 @@ from medconv.utils.logging import some
 def with_soft_labels(
     dataset: Dataset, raters: str | Sequence[str] | None, soft_labels: bool | None, root: str | None = None
 ) -> Dataset:
-    """The dataset whose labels are probabilities, if either is set.
+    """The dataset whose labels are probabilities.
 
     Args:
         dataset: with label maps of exclusive classes; its labels are those of the first rater.
@@ -28,8 +28,6 @@ def with_soft_labels(
     Raises:
         ArgumentError: both, a dataset without such classes, a rater without any case, or as `files_of`.
     """
-    if raters is None and not soft_labels:
-        return dataset
     name = "soft_labels" if soft_labels else "raters"
     if type(dataset.targets) is not LabelMapTargets:
         raise ArgumentError(

@@ -68,7 +68,8 @@ def split_cases(
     elif str(fold) != "0":
         log.warning("fold=%s is not used: the dataset defines its training and validation cases", fold)
     data_split = DataSplit(train, val, by_split["test"])
-    _check_groups(data_split)
+    if any(case.group for case in cases):
+        _check_groups(data_split)
     return data_split
 
 
@@ -130,8 +131,8 @@ def split_patient(data_split: DataSplit) -> SplitPatient | None:
 
 def _numbered_images(data_split: DataSplit) -> SplitPatient | None:
     """By ids such as patient001_frame12: a patient's number before an image's."""
-    train_matches = _patient_matches(data_split.train)
-    val_matches = _patient_matches(data_split.val)
+    train_matches = [match for case in data_split.train if (match := _NUMBERED.fullmatch(case.id))]
+    val_matches = [match for case in data_split.val if (match := _NUMBERED.fullmatch(case.id))]
     images_per_patient = Counter(match["patient"] for match in [*train_matches, *val_matches])
     # With a single repeated name it is that of the dataset, as in BraTS20_001
     if sum(count > 1 for count in images_per_patient.values()) < 2:
@@ -142,11 +143,6 @@ def _numbered_images(data_split: DataSplit) -> SplitPatient | None:
         if train_match is not None:
             return SplitPatient(train_match[0], match[0], f"(.+){re.escape(match['separator'])}")
     return None
-
-
-def _patient_matches(cases: Sequence[Case]) -> list[re.Match[str]]:
-    matches = [_NUMBERED.fullmatch(case.id) for case in cases]
-    return [match for match in matches if match is not None]
 
 
 def _images_of_each_kind(data_split: DataSplit) -> SplitPatient | None:
@@ -298,7 +294,6 @@ def split_fold(
         return ordered, []
     if splits is not None:
         return _fold_of_file(ordered, fold, splits)
-    fold_index = _fold_index(fold)
     units = sorted({case.group or case.id for case in ordered})
     if not 2 <= num_folds <= len(units):
         unit_name = "group" if any(case.group for case in ordered) else "case"
@@ -314,19 +309,14 @@ def split_fold(
             Argument("fold"),
             "=all trains on every case and validates none",
         )
-    if not 0 <= fold_index < num_folds:
+    if not str(fold).isdecimal() or int(fold) >= num_folds:
         raise ArgumentError("fold", f" must be `all` or lie in 0..{num_folds - 1}, got {fold}")
     shuffled = np.arange(len(units))
     np.random.RandomState(_SHUFFLE_SEED).shuffle(shuffled)
-    val_units = {units[index] for index in np.array_split(shuffled, num_folds)[fold_index]}
+    val_units = {units[index] for index in np.array_split(shuffled, num_folds)[int(fold)]}
     train = [case for case in ordered if (case.group or case.id) not in val_units]
     val = [case for case in ordered if (case.group or case.id) in val_units]
     return train, val
-
-
-def _fold_index(fold: int | str) -> int:
-    """The number of a fold; -1: not a number."""
-    return int(fold) if str(fold).isdecimal() else -1
 
 
 def _fold_of_file(cases: Sequence[Case], fold: int | str, path: Path) -> tuple[list[Case], list[Case]]:
@@ -353,15 +343,15 @@ def _fold_of_file(cases: Sequence[Case], fold: int | str, path: Path) -> tuple[l
 
 def _ids_of_file(fold: int | str, path: Path) -> tuple[list[str], list[str]]:
     """Ids for training and validation in a fold of a file, in one Unicode form."""
-    fold_index = _fold_index(fold)
     folds = read_json(path)
     if not isinstance(folds, list) or not all(
         isinstance(fold, dict) and {"train", "val"} <= set(fold) for fold in folds
     ):
         raise ValueError(f"{path}: expected a list of folds, each with the keys `train` and `val`")
-    if not 0 <= fold_index < len(folds):
+    if not str(fold).isdecimal() or int(fold) >= len(folds):
         highest = len(folds) - 1
         raise ValueError(f"{path}: fold must be `all` or lie in 0..{highest}, got {fold}")
+    fold_index = int(fold)
     train_ids = folds[fold_index]["train"]
     val_ids = folds[fold_index]["val"]
     _check_ids(train_ids, f"{path}: train of fold {fold_index}")

@@ -134,14 +134,16 @@ def _check_left_right(
         ConfigError: the network is equivariant to a mirroring that exchanges two classes.
     """
     derived = config.derived
+    axis = left_right_axis(derived.slice_axis)
+    if axis not in (*equivariant_axes, *augmented_axes):  # nothing swaps left and right
+        return
     pairs = configs.lists_to_tuples(derived.flip_label_pairs or [])
     class_names = derived.class_names
-    axis = left_right_axis(derived.slice_axis)
-    pair = left_right.indistinguishable_pair(pairs, class_names, axis, equivariant_axes)
-    if pair is not None:
+    if pairs and axis in equivariant_axes:
+        left, right = (class_names[value] for value in pairs[0])
         raise configs.ConfigError(
             f"conv=mirror along axis {axis}, from left to right, makes a network that gives a mirrored image "
-            f"the mirrored labels, so it cannot tell {pair[0]} from {pair[1]} (data.flip_label_pairs); "
+            f"the mirrored labels, so it cannot tell {left} from {right} (data.flip_label_pairs); "
             "choose other conv.axes, or another conv"
         )
     left_right.warn_of_lookalikes(targets, class_names, pairs, axis, augmented_axes, equivariant_axes)

@@ -279,9 +279,9 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
     # strict=False: there are no contents if all images are constant
     contents = dict(zip([case.id for case in dataset.cases], measured.contents, strict=False))
     split = splits.drop_duplicates(split, contents)
-    splits.check_examples(split, dataset.targets, _remedy(split, data))
     own_samples = dataset.targets.family.own("samples")
     if own_samples:
+        splits.check_examples(split, dataset.targets, _remedy(split, data))
         own_samples.check(split, dataset, measured, data)
     return split
 
@@ -363,6 +363,9 @@ def build_data(
     )
     split = DataSplit(prepared.train, prepared.val, prepared.test)
     all_cases = [*split.train, *split.val, *split.test]
+    annotated = None
+    if any(case.annotated is not None for case in all_cases):
+        annotated = annotated_classes(all_cases, prepared.targets, class_names)
     channel_dropout = None
     if data.missing is not None or data.channel_dropout is not None:
         channel_dropout = _channel_dropout(data, derived.num_channels, prepared.train, config.seed)
@@ -393,7 +396,7 @@ def build_data(
             prefetch_factor=data.prefetch_factor,
             persistent_workers=data.persistent_workers,
         ),
-        annotated=annotated_classes(all_cases, prepared.targets, class_names),
+        annotated=annotated,
         profiler=profiler,
         stop_request=stop_request,
     )

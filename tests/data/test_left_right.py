@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from medconv.data import left_right
-from medconv.data.preprocessing.preprocess import left_right_axis
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.targets.regions import RegionTargets
 from medconv.utils.errors import ArgumentError
@@ -20,7 +19,7 @@ def test_pairs_are_class_numbers() -> None:
         (1, 3),
         (5, 4),
     )
-    assert left_right.flip_label_pairs(None, NAMES) == left_right.flip_label_pairs([], NAMES) == ()
+    assert left_right.flip_label_pairs([], NAMES) == ()
 
 
 @pytest.mark.parametrize(
@@ -90,17 +89,6 @@ def test_first_axis_of_slices_is_left_to_right_unless_they_are_sagittal(slice_ax
     window = SlidingWindow((8, 8), mirror_axes=(0,), slice_axis=slice_axis)
     paired = SlidingWindow((8, 8), mirror_axes=(0,), slice_axis=slice_axis, flip_label_pairs=((1, 2),))
     assert torch.equal(window(Sided(), image), paired(Sided(), image)) != swaps
-
-
-@pytest.mark.parametrize(("slice_axis", "axes"), [(None, (1, 2)), (1, (1,)), (0, (0, 1))])
-def test_network_may_be_equivariant_along_axes_other_than_left_to_right(
-    slice_axis: int | None, axes: tuple[int, ...]
-) -> None:
-    """Sagittal slices (axis 0) have no such axis."""
-    axis = left_right_axis(slice_axis)
-    assert left_right.indistinguishable_pair([(1, 3)], NAMES, axis, axes) is None
-    pair = left_right.indistinguishable_pair([(1, 3)], NAMES, 0, (*axes, 0))
-    assert pair == ("left_kidney", "right_kidney")
 
 
 @pytest.mark.parametrize(

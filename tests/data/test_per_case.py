@@ -18,7 +18,6 @@ def spacings(setting: Any) -> list[tuple[float, ...] | None]:
 
 
 def test_source_spacing_is_of_all_cases_or_of_those_that_a_pattern_matches() -> None:
-    assert with_source_spacing(DATASET, None) is DATASET
     assert spacings([1, 2, 10]) == [(1.0, 2.0, 10.0)] * 3
     assert spacings({"a_*": [1, 2, 10], "b_1": [1, 1, 5]}) == [(1, 2, 10), (1, 2, 10), (1, 1, 5)]
     assert spacings({"a_2": [1, 2, 10]}) == [None, (1, 2, 10), None]

@@ -93,11 +93,6 @@ def test_regions_and_ignored_voxels_are_refused(tmp_path: Path) -> None:
         with_soft_labels(ignoring, "labelsTr", None, str(tmp_path))
 
 
-def test_neither_setting_changes_nothing(tmp_path: Path) -> None:
-    dataset = msd(write_msd(tmp_path, 1))
-    assert with_soft_labels(dataset, None, None) is with_soft_labels(dataset, None, False) is dataset
-
-
 def test_a_rater_with_a_further_class_or_another_grid_is_an_error_of_its_file(tmp_path: Path) -> None:
     import nibabel as nib
 

@@ -41,12 +41,9 @@ class Annotated(NamedTuple):
 
 def annotated_classes(
     cases: Sequence[Case], targets: Targets, class_names: Sequence[str]
-) -> dict[str, Annotated] | None:
-    """The annotated classes of every case, by its id; None if no case lacks labels."""
-    if not isinstance(targets, SegmentationTargets):
-        return None
-    if all(case.annotated is None for case in cases):
-        return None
+) -> dict[str, Annotated]:
+    """The annotated classes of every case, by its id; of label maps."""
+    assert isinstance(targets, SegmentationTargets)
     all_values = tuple(range(1, len(class_names)))
     annotated = {}
     for case in cases:

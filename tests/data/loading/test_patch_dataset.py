@@ -338,12 +338,11 @@ def test_a_case_is_drawn_as_often_as_its_weight_says(prepared: tuple[Dataset, St
 def test_outputs_follow_from_annotated_label_values(tmp_path: Path) -> None:
     first, second, _ = tiny(tmp_path).cases
     dataset, train = tiny(tmp_path / "again"), [first, replace(second, annotated=(2,))]
-    assert annotated_classes([first], dataset.targets, dataset.class_names) is None
     annotated = annotated_classes(train, dataset.targets, dataset.class_names)
     assert annotated == {"case_0": ((1, 2), (True, True, True)), "case_1": ((2,), (True, False, True))}
     regions = RegionTargets(("whole", "core"), ((1, 2), (2,)), None, (1, 2))
     annotated = annotated_classes(train, regions, dataset.class_names)
-    assert annotated is not None and annotated["case_1"].outputs == (False, True)
+    assert annotated["case_1"].outputs == (False, True)
 
 
 def test_channels_are_dropped_with_the_probability_and_one_is_kept() -> None:

@@ -14,7 +14,7 @@ from medconv.data.datasets.dataset_json import msd, nnunet
 from medconv.data.preprocessing import normalisation
 from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.dataset_cache import fill_store
-from medconv.data.preprocessing.normalisation import normalisation_for, normalise
+from medconv.data.preprocessing.normalisation import normalisation_for, normalise, range_error
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess_image
 from medconv.inference.predictor import Predictor
 

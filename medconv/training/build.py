@@ -135,8 +135,6 @@ def _check_left_right(
     """
     derived = config.derived
     axis = left_right_axis(derived.slice_axis)
-    if axis not in (*equivariant_axes, *augmented_axes):  # nothing swaps left and right
-        return
     pairs = configs.lists_to_tuples(derived.flip_label_pairs or [])
     class_names = derived.class_names
     if pairs and axis in equivariant_axes:

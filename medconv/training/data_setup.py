@@ -306,7 +306,7 @@ def build_sampler(node: Node, data: DataConfig, cases: TrainingCases) -> Sampler
     """
     foreground_share = data.oversample_foreground
     sets_share = foreground_share != DataConfig.oversample_foreground
-    if sets_share and cases.patch is None:
+    if sets_share and cases.images is not None:
         log.info("data.oversample_foreground has no effect: whole images with values have no foreground")
     if node.get("_target_") is None:
         make_sampler = balanced if data.balanced_sampling else ForegroundSampler
@@ -320,7 +320,7 @@ def build_sampler(node: Node, data: DataConfig, cases: TrainingCases) -> Sampler
             f"data.balanced_sampling=true has no effect with sampler._target_={target}; set only one of "
             "them, or choose sampler=balanced"
         )
-    if sets_share and cases.patch is not None and foreground_share != sampler.foreground_share:
+    if sets_share and cases.images is None and foreground_share != sampler.foreground_share:
         raise ConfigError(
             f"data.oversample_foreground={foreground_share} has no effect with sampler._target_={target}, "
             f"whose foreground_share is {sampler.foreground_share:g}; set only one of them"
@@ -356,11 +356,11 @@ def build_data(
     patch = PatchShape(derived.patch_size, derived.slice_axis)
     class_names = prepared.dataset.class_names
     own_samples = prepared.targets.family.own("samples")
-    training_cases = TrainingCases(
-        cases=prepared.train,
-        patch=None if own_samples else patch,
-        class_indices=partial(class_indices, prepared.train, prepared.targets, class_names, prepared.store),
-    )
+    if own_samples is None:
+        indices = partial(class_indices, prepared.train, class_names, prepared.store)
+    else:
+        indices = partial(own_samples.class_indices, prepared.train, prepared.targets)
+    training_cases = TrainingCases(prepared.train, patch, indices, own_samples)
     split = DataSplit(prepared.train, prepared.val, prepared.test)
     all_cases = [*split.train, *split.val, *split.test]
     annotated = None

@@ -31,8 +31,8 @@ def training_cases(
     class_indices: Sequence[Sequence[int]] = (),
 ) -> TrainingCases:
     """Args: patch_size: None for whole images with values."""
-    patch = None if patch_size is None else PatchShape(patch_size, slice_axis)
-    return TrainingCases(cases, patch, lambda: class_indices)
+    images = samples_of_images if patch_size is None else None
+    return TrainingCases(cases, PatchShape(patch_size or (), slice_axis), lambda: class_indices, images)
 
 
 def patch_dataset(

@@ -12,12 +12,8 @@ from hydra import compose, initialize_config_dir
 
 from medconv import config
 from medconv.config import ConfigError, RunConfig
-from medconv.data.loading.samplers import (
-    BalancedImageSampler,
-    BalancedPatchSampler,
-    ForegroundSampler,
-    Sampler,
-)
+from medconv.data.loading.samplers import BalancedPatchSampler, ForegroundSampler, Sampler
+from medconv.features.image_level.samples import BalancedImageSampler
 from medconv.training import data_setup
 
 ALIKE = cases_of(("a", "b", "c"))

@@ -7,16 +7,14 @@ which is then padded on both sides.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from medconv.data import splits
 from medconv.data.case import Case
 from medconv.data.loading.patch import PatchShape
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.data.random_streams import RandomStream, generator
-from medconv.targets import Targets
 
 ClassIndices = Sequence[Sequence[int]]
 
@@ -137,15 +135,18 @@ class TrainingCases:
 
     Args:
         cases: a sampler names them by their index here.
-        patch: None for whole images with values.
-        class_indices: called without arguments, returns the indices of the cases of each class: of
-            image-level classes, or of the label values 1, 2, ... Only for those who need it: it reads the
+        patch: not used for whole images with values.
+        class_indices: called without arguments, returns the indices of the cases of each class: of the label
+            values 1, 2, ..., or of classes of whole images. Only for those who need it: it reads the
             foreground of every case.
+        images: as of `medconv.data.loading.datamodule.TrainingSamples`; its `BalancedImageSampler` balances
+            classes of whole images. None: patches with label maps.
     """
 
     cases: Sequence[Case]
-    patch: PatchShape | None
+    patch: PatchShape
     class_indices: Callable[[], ClassIndices]
+    images: Any = None
 
 
 class Sampler:
@@ -167,7 +168,7 @@ class Sampler:
         weights = [case.weight for case in cases.cases]
         # Shape (cases,); None: all are alike
         self.weights = None if len(set(weights)) == 1 else np.array(weights)
-        self.box = cases.patch.box if cases.patch is not None else ()
+        self.box = cases.patch.box
         self._rounds = CaseRounds(self.num_cases, self.weights)
         # By case index, where a case lacks labels: the label values that it annotates.
         self._annotated_values = {
@@ -223,15 +224,16 @@ class ForegroundSampler(Sampler):
 
 
 def balanced(cases: TrainingCases, foreground_share: float) -> Sampler:
-    """The balanced sampler of label maps or of image-level classes.
+    """The balanced sampler of label maps or of classes of whole images.
 
     Args:
         foreground_share: of patches; whole images have none.
     Raises:
         ValueError: a share that is not between 0 and 1, or targets without classes.
     """
-    if cases.patch is None:
-        return BalancedImageSampler(cases)
+    if cases.images is not None:
+        sampler: Sampler = cases.images.BalancedImageSampler(cases)
+        return sampler
     return BalancedPatchSampler(cases, foreground_share)
 
 
@@ -279,46 +281,12 @@ class BalancedPatchSampler(ForegroundSampler):
         return int(rng.choice(indices, p=probabilities)), label_value
 
 
-class BalancedImageSampler(Sampler):
-    """Classes take turns, in a new random order each round; so do the cases of each class, by weight."""
-
-    balances_classes = True
-
-    def __init__(self, cases: TrainingCases) -> None:
-        super().__init__(cases)
-        self._indices = [np.array(indices) for indices in cases.class_indices() if len(indices) > 0]
-        self._class_rounds = CaseRounds(len(self._indices), class_number=len(self._indices))
-        self._case_rounds = [self._rounds_of(number) for number in range(len(self._indices))]
-
-    def _rounds_of(self, class_number: int) -> CaseRounds:
-        indices = self._indices[class_number]
-        weights = None if self.weights is None else self.weights[indices]
-        # The first class takes the random numbers of all cases, as it always has: seeded runs stay the same.
-        return CaseRounds(len(indices), weights, class_number or None)
-
-    def case_index(self, seed: int, sample: int) -> int:
-        num_classes = len(self._indices)
-        if num_classes == 1:
-            return int(self._indices[0][self._case_rounds[0].index(seed, sample)])
-        class_number = self._class_rounds.index(seed, sample)
-        # Each class comes once a round, so the round's number is the number of its sample, too.
-        sample_of_class = sample // num_classes
-        position = self._case_rounds[class_number].index(seed, sample_of_class)
-        return int(self._indices[class_number][position])
-
-
-def class_indices(
-    cases: Sequence[Case], targets: Targets, class_names: Sequence[str], store: Store
-) -> list[list[int]]:
-    """Indices of the cases of each class; of label maps, of those with an annotated voxel of it.
+def class_indices(cases: Sequence[Case], class_names: Sequence[str], store: Store) -> list[list[int]]:
+    """Indices of the cases of each foreground class: of those with an annotated voxel of it.
 
     Args:
-        class_names: of the label values 0, 1, ...; image-level targets know theirs.
-    Raises:
-        ValueError: image-level targets without classes.
+        class_names: of the label values 0, 1, ...
     """
-    if not targets.per_voxel:
-        return [group.tolist() for group in targets.balanced_groups(splits.values_of(cases))]
     values_of_case = [_annotated_values(case, store) for case in cases]
     indices_of_class = [
         [index for index, values in enumerate(values_of_case) if label_value in values]

@@ -244,7 +244,7 @@ def _save(path: Path, array: np.ndarray, durable: bool = True) -> dict[str, Any]
     return {
         "size": stat.st_size,
         "mtime_ns": stat.st_mtime_ns,
-        "crc32": zlib.crc32(values, zlib.crc32(header.getvalue())),
+        "crc32": zlib.crc32(values.data, zlib.crc32(header.getvalue())),
         "shape": array.shape,
         "dtype": array.dtype.str,
         "offset": stat.st_size - array.nbytes,  # of the values, behind the header

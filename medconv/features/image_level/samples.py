@@ -1,4 +1,4 @@
-"""Datasets of whole images with image-level targets, for training and validation.
+"""Datasets of whole images with image-level targets, for training and validation, and their balanced sampler.
 
 As with patches, every training sample is a pure function of (seed, sample number).
 """
@@ -14,10 +14,11 @@ import torch
 from medconv.config import ConfigError, DataConfig
 from medconv.data.case import Case, Dataset
 from medconv.data.loading.patch import Sample
-from medconv.data.loading.samplers import Sampler
+from medconv.data.loading.samplers import CaseRounds, Sampler, TrainingCases
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.store import Store
 from medconv.data.splits import DataSplit, values_of
+from medconv.features.image_level.targets import ImageLevelTargets
 
 _IN_MEMORY = 256 * 2**20  # bytes; prepared images up to this size are kept in memory, which is faster
 # Of an epoch: each image several times, but neither very few nor very many
@@ -132,3 +133,34 @@ class ImageDataset(ImageCases):
     def describe(self, index: int) -> tuple[str, str]:
         """The case of a sample, and a description of the sample."""
         return str(self.data[self.case_index(index)]), f"training sample {index}"
+
+
+class BalancedImageSampler(Sampler):
+    """Classes take turns, in a new random order each round; so do the cases of each class, by weight."""
+
+    balances_classes = True
+
+    def __init__(self, cases: TrainingCases) -> None:
+        super().__init__(cases)
+        self._indices = [np.array(indices) for indices in cases.class_indices() if len(indices) > 0]
+        self._class_rounds = CaseRounds(len(self._indices), class_number=len(self._indices))
+        self._case_rounds = []
+        for class_number, indices in enumerate(self._indices):
+            weights = None if self.weights is None else self.weights[indices]
+            # The first class takes the random numbers of all cases, as it always has, so seeded runs stay
+            self._case_rounds.append(CaseRounds(len(indices), weights, class_number or None))
+
+    def case_index(self, seed: int, sample: int) -> int:
+        num_classes = len(self._indices)
+        if num_classes == 1:
+            return int(self._indices[0][self._case_rounds[0].index(seed, sample)])
+        class_number = self._class_rounds.index(seed, sample)
+        # Each class comes once a round, so the round's number is the number of its sample, too.
+        sample_of_class = sample // num_classes
+        position = self._case_rounds[class_number].index(seed, sample_of_class)
+        return int(self._indices[class_number][position])
+
+
+def class_indices(cases: Sequence[Case], targets: ImageLevelTargets) -> list[list[int]]:
+    """Indices of the cases of each class. Raises: ValueError: targets without classes."""
+    return [group.tolist() for group in targets.balanced_groups(values_of(cases))]

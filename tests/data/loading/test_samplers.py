@@ -14,7 +14,6 @@ from helpers.loading import cases_of, training_cases
 from helpers.volumes import label_array, preprocessing_config, save, tiny
 
 from medconv.data.loading.samplers import (
-    BalancedImageSampler,
     BalancedPatchSampler,
     CaseRounds,
     ForegroundSampler,
@@ -26,6 +25,7 @@ from medconv.data.loading.samplers import (
     foreground_voxel,
 )
 from medconv.data.preprocessing.dataset_cache import fill_store
+from medconv.features.image_level import samples
 
 IDS = ("a", "b", "c", "d")
 ALIKE = training_cases(cases_of(("a", "b", "c")), (1, 1))
@@ -145,34 +145,9 @@ def test_without_any_foreground_it_is_the_foreground_sampler() -> None:
         assert first == second
 
 
-def test_image_level_classes_take_turns_and_so_do_their_cases() -> None:
-    indices = [[0, 1, 2], [], [3]]
-    sampler = BalancedImageSampler(training_cases(cases_of(IDS), class_indices=indices))
-    drawn = [sampler.case_index(0, n) for n in range(60)]
-    assert Counter(drawn) == {0: 10, 1: 10, 2: 10, 3: 30}
-    assert all((drawn[n] == 3) != (drawn[n + 1] == 3) for n in range(0, 60, 2))
-    of_first = [case_index for case_index in drawn if case_index != 3]
-    assert all(sorted(of_first[n : n + 3]) == [0, 1, 2] for n in range(0, 30, 3))
-    backwards = BalancedImageSampler(training_cases(cases_of(IDS), class_indices=indices))
-    assert [backwards.case_index(0, n) for n in reversed(range(60))][::-1] == drawn
-
-
-def test_weights_count_within_an_image_level_class() -> None:
-    cases = training_cases(cases_of(IDS, [1, 3, 1, 1]), class_indices=[[0, 1], [2, 3]])
-    sampler = BalancedImageSampler(cases)
-    drawn = Counter(sampler.case_index(0, n) for n in range(400))
-    assert drawn[0] == pytest.approx(50, abs=15) and drawn[1] == pytest.approx(150, abs=15)
-    assert drawn[2] == drawn[3] == 100
-
-
-def test_one_image_level_class_is_drawn_alone() -> None:
-    sampler = BalancedImageSampler(training_cases(cases_of(IDS), class_indices=[[], [1, 2]]))
-    assert Counter(sampler.case_index(0, n) for n in range(20)) == {1: 10, 2: 10}
-
-
 def test_the_kind_of_cases_decides() -> None:
     assert isinstance(balanced(training_cases(cases_of(IDS), (2, 2)), 0.3), BalancedPatchSampler)
-    assert isinstance(balanced(training_cases(cases_of(IDS)), 0.3), BalancedImageSampler)
+    assert isinstance(balanced(training_cases(cases_of(IDS)), 0.3), samples.BalancedImageSampler)
     with pytest.raises(ValueError, match="foreground_share must lie between 0 and 1, got 2"):
         balanced(training_cases(cases_of(IDS), (2, 2)), 2)
 
@@ -184,9 +159,9 @@ def test_a_class_is_drawn_where_it_is_annotated(tmp_path: Path, caplog: pytest.L
     store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
     train = [dataset.cases[0], replace(dataset.cases[1], annotated=(1,)), dataset.cases[2]]
     caplog.set_level("INFO")
-    drawn = class_indices(train, dataset.targets, dataset.class_names, store)
+    drawn = class_indices(train, dataset.class_names, store)
     assert drawn == [[0, 1, 2], [0]] and "of 3 training cases: big in 3, small in 1" in caplog.text
-    assert class_indices(train[1:2], dataset.targets, dataset.class_names, store) == [[0], []]
+    assert class_indices(train[1:2], dataset.class_names, store) == [[0], []]
     assert "balanced sampling: no training case has a voxel of small" in caplog.text
 
 

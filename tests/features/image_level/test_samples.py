@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.loading import data_module, training_cases
+from helpers.loading import cases_of, data_module, training_cases
 from helpers.picture_tables import COUNT, SIZE, pixels, write
 from helpers.volumes import image_array
 from helpers.volumes import save as save_volume
@@ -28,7 +28,12 @@ from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_st
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, framed, preprocess_image
 from medconv.data.preprocessing.store import Store
 from medconv.features.image_level.csv_table import csv
-from medconv.features.image_level.samples import ImageCases, ImageDataset, samples_per_epoch
+from medconv.features.image_level.samples import (
+    BalancedImageSampler,
+    ImageCases,
+    ImageDataset,
+    samples_per_epoch,
+)
 
 LIGHT: dict[str, Any] = {
     "p": {"rotation": 1.0, "noise": 1.0, "additive_brightness": 1.0},
@@ -275,3 +280,31 @@ def test_loader_without_validation_cases_is_empty(prepared: tuple[Dataset, Store
 @pytest.mark.parametrize(("cases", "samples"), [(160, 1000), (300, 1500), (10**6, 5000)])
 def test_an_epoch_shows_each_image_five_times_within_limits(cases: int, samples: int) -> None:
     assert samples_per_epoch(cases) == samples
+
+
+IDS = ("a", "b", "c", "d")
+
+
+def test_image_level_classes_take_turns_and_so_do_their_cases() -> None:
+    indices = [[0, 1, 2], [], [3]]
+    sampler = BalancedImageSampler(training_cases(cases_of(IDS), class_indices=indices))
+    drawn = [sampler.case_index(0, n) for n in range(60)]
+    assert Counter(drawn) == {0: 10, 1: 10, 2: 10, 3: 30}
+    assert all((drawn[n] == 3) != (drawn[n + 1] == 3) for n in range(0, 60, 2))
+    of_first = [case_index for case_index in drawn if case_index != 3]
+    assert all(sorted(of_first[n : n + 3]) == [0, 1, 2] for n in range(0, 30, 3))
+    backwards = BalancedImageSampler(training_cases(cases_of(IDS), class_indices=indices))
+    assert [backwards.case_index(0, n) for n in reversed(range(60))][::-1] == drawn
+
+
+def test_weights_count_within_an_image_level_class() -> None:
+    cases = training_cases(cases_of(IDS, [1, 3, 1, 1]), class_indices=[[0, 1], [2, 3]])
+    sampler = BalancedImageSampler(cases)
+    drawn = Counter(sampler.case_index(0, n) for n in range(400))
+    assert drawn[0] == pytest.approx(50, abs=15) and drawn[1] == pytest.approx(150, abs=15)
+    assert drawn[2] == drawn[3] == 100
+
+
+def test_one_image_level_class_is_drawn_alone() -> None:
+    sampler = BalancedImageSampler(training_cases(cases_of(IDS), class_indices=[[], [1, 2]]))
+    assert Counter(sampler.case_index(0, n) for n in range(20)) == {1: 10, 2: 10}

@@ -403,8 +403,9 @@ class OutputDir(Output):
         """
         self._suffix = label_suffix(images)
         # Folders are compared by identity, not by path, since links give one folder several paths.
-        outputs = {_identity(self.path / name) for name in ("", *self._folders)} - {None}
-        for path in images:
+        ours = [self.path / name for name in ("", *self._folders)]
+        outputs = {_identity(folder) for folder in ours if folder.exists()} - {None}
+        for path in images if outputs else ():
             image, _ = choice_of(path)
             # Its folder, also the real one if it is a link; a DICOM series is a folder itself.
             try:

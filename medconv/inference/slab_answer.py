@@ -122,6 +122,7 @@ def label_map_of(
         ValueError: as `Group.check`.
     """
     grid = groups[0].grid
+    # Not touched before it is filled, so it takes no memory where it is not.
     label = np.empty(grid.crop_info.content_shape, label_type(targets))
     planes_of_label = np.moveaxis(label, grid.axis, 0)
     # All groups have the same planes of the content in a slab, and each its own planes of the prediction.

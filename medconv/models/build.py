@@ -33,7 +33,7 @@ def build_network(
     load: Callable[[nn.Module], Any] | None = None,
     weights_follow: bool = False,
 ) -> nn.Module:
-    """Build `model` with its `conv` and run it once on an empty patch.
+    """Build `model` with its `conv`, and run it on an empty patch, unless a checkpoint's weights follow.
 
     Args:
         model: its key `divisible_by` is for the plan alone.
@@ -50,10 +50,11 @@ def build_network(
     arguments = {key: value for key, value in model.items() if key != "divisible_by"}
     try:
         network: nn.Module = build(arguments, "model")
-        # The plan has rounded the patch for a network that says by what it divides.
-        is_rounded = "divisible_by" in model or hasattr(network, "divisor")
-        hint = _ROUND_UP if derived.per_voxel and not is_rounded else ""
-        _probe(network, derived, hint)
+        if not weights_follow:
+            # The plan has rounded the patch for a network that says by what it divides.
+            is_rounded = "divisible_by" in model or hasattr(network, "divisor")
+            hint = _ROUND_UP if derived.per_voxel and not is_rounded else ""
+            _probe(network, derived, hint)
     except ImportError as error:  # MONAI imports what few networks need once it is used
         raise ConfigError(f"model: {model['_target_']} {_missing_package(error)}") from error
     # Pretrained weights are dense: a prior that projects them needs them first, others start anew.
@@ -90,8 +91,10 @@ def _swap(
     except (TypeError, ValueError) as error:
         raise ConfigError(f"conv: {error}") from error
     log.log(logging.DEBUG if weights_follow else logging.INFO, "conv: %s", report)
+    if weights_follow:
+        return
     _probe(network, derived, subject="conv: with it, model")
-    if not weights_follow and has_own_layers(network):
+    if has_own_layers(network):
         check_folding(network, derived)
         _warn_of_layers_that_stay(network, report.swapped)
 

@@ -33,6 +33,7 @@ PAIR = {".hdr": ".img", ".img": ".hdr"}
 _NOT_MM = {1: "metres", 3: "microns"}  # by the code in `xyzt_units`
 _SPATIAL_UNIT_BITS = 7  # of `xyzt_units`; the other bits are the unit of time
 _LOADING = 12  # bytes a voxel, measured: three times the float32 image
+_FITS_ANYWHERE = 2**29  # bytes; no machine on which torch runs has less memory
 _GZIP = b"\x1f\x8b"
 _COMPRESSED = {".nii": ".nii.gz", ".mgh": ".mgz"}  # suffix of plain files to that of compressed ones
 _UNCOMPRESSED = {".gz": "", ".mgz": ".mgh"}  # of `.nii.gz`, the stem has `.nii` already
@@ -93,7 +94,17 @@ def read_header(path: Path) -> SpatialImage:
         ValueError: missing, empty, or of another format.
     """
     check_readable(path)
-    _check_compression(path)
+    # nibabel's errors do not tell a file whose suffix is wrong from a damaged one
+    with path.open("rb") as file:
+        is_compressed = file.read(len(_GZIP)) == _GZIP
+    plain_name = _UNCOMPRESSED.get(path.suffix)
+    if is_compressed and path.suffix in _COMPRESSED:
+        raise ValueError(f"{path}: is compressed (gzip); rename it to {path.stem}{_COMPRESSED[path.suffix]}")
+    if not is_compressed and plain_name is not None:
+        raise ValueError(
+            f"{path}: is not compressed, as {path.suffix} promises; rename it to {path.stem}{plain_name}, or "
+            "copy it again if it is damaged"
+        )
     with explained(f"{path}: not a readable NIfTI file", *_DAMAGED), _logging_path(path):
         image = nib.load(path)
     if not isinstance(image, (Nifti1Pair, MGHImage)):
@@ -115,7 +126,12 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     problem = f"{path}: damaged or truncated, its voxels cannot be read"
     with explained(problem, *_DAMAGED, MemoryError), _logging_path(path):
         array = _voxels(path, image)
-    _check_spacing(path, image)
+    if isinstance(image, Nifti1Pair):
+        unit = _NOT_MM.get(int(image.header["xyzt_units"]) & _SPATIAL_UNIT_BITS)
+        if unit:
+            raise ValueError(f"{path}: its spacing is in {unit}, expected mm")
+        if not image.header["sform_code"]:
+            _check_pixdim(path, image)
     return array, image.affine
 
 
@@ -159,26 +175,14 @@ def check_memory(path: Path, shape: Sequence[int]) -> None:
         ValueError: it takes more than the memory of the machine, or of its container.
     """
     needed_bytes = _LOADING * prod(int(size) for size in shape)
+    if needed_bytes < _FITS_ANYWHERE:
+        return
     memory = total_memory()
     if needed_bytes > memory:
         size = " x ".join(map(str, shape))
         raise ValueError(
             f"{path}: its header declares {size} voxels, which take about {needed_bytes / 2**30:.0f} GB to "
             f"read; this machine has {memory / 2**30:.0f} GB"
-        )
-
-
-def _check_compression(path: Path) -> None:
-    """Raises: ValueError: compressed or not, unlike its suffix says."""
-    with path.open("rb") as file:
-        is_compressed = file.read(len(_GZIP)) == _GZIP
-    plain_name = _UNCOMPRESSED.get(path.suffix)
-    if is_compressed and path.suffix in _COMPRESSED:
-        raise ValueError(f"{path}: is compressed (gzip); rename it to {path.stem}{_COMPRESSED[path.suffix]}")
-    if not is_compressed and plain_name is not None:
-        raise ValueError(
-            f"{path}: is not compressed, as {path.suffix} promises; rename it to {path.stem}{plain_name}, or "
-            "copy it again if it is damaged"
         )
 
 
@@ -193,21 +197,13 @@ def _voxels(path: Path, image: SpatialImage) -> np.ndarray:
     return apply_read_scaling(stored, np.asanyarray(proxy.slope), np.asanyarray(proxy.inter))
 
 
-def _check_spacing(path: Path, image: SpatialImage) -> None:
-    """Check the spacing as the file stores it.
-
-    If the affine comes from `pixdim`, nibabel turns 0 into 1 mm and drops a minus sign.
+def _check_pixdim(path: Path, image: Nifti1Pair) -> None:
+    """Check the spacing as the file stores it, from which nibabel makes the affine: it turns 0 into 1 mm and
+    drops a minus sign.
 
     Raises:
-        ValueError: a spacing that is not in mm, or not positive; a single slice may have no thickness.
+        ValueError: a spacing that is not positive; a single slice may have no thickness.
     """
-    if not isinstance(image, Nifti1Pair):
-        return
-    unit = _NOT_MM.get(int(image.header["xyzt_units"]) & _SPATIAL_UNIT_BITS)
-    if unit:
-        raise ValueError(f"{path}: its spacing is in {unit}, expected mm")
-    if image.header["sform_code"]:
-        return
     header_path = path.with_suffix(".hdr") if path.suffix == ".img" else path
     with ImageOpener(str(header_path)) as file:
         stored_header = image.header_class.from_fileobj(file, check=False)

@@ -42,7 +42,7 @@ def swap_depthwise(network: nn.Module) -> int:
     swapped = 0
     for layer in network.modules():
         # not of subclasses, which may have a forward of their own
-        if type(layer) is nn.Conv3d and _suits(layer):
+        if type(layer) is nn.Conv3d and layer.groups > 1 and _suits(layer):
             layer.__class__ = BlockDepthwiseConv3d
             swapped += 1
     return swapped
@@ -50,7 +50,8 @@ def swap_depthwise(network: nn.Module) -> int:
 
 def has_depthwise(network: nn.Module) -> bool:
     """Whether the network has convolutions that `swap_depthwise` exchanges, or has exchanged."""
-    return any(isinstance(layer, nn.Conv3d) and _suits(layer) for layer in network.modules())
+    convs = (layer for layer in network.modules() if isinstance(layer, nn.Conv3d) and layer.groups > 1)
+    return any(map(_suits, convs))
 
 
 def block_size(channels: int) -> int:

@@ -25,15 +25,22 @@ def held(lock: FileLock) -> Iterator[None]:
 
     Where a file system has no locks, such as Lustre without the mount option `flock`, filelock writes process
     and host into the file instead, which stays if that process is killed on another host.
+    """
+    take(lock)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def take(lock: FileLock) -> None:
+    """As `held`, until the lock is released.
+
     Raises: OSError: no permission.
     """
     if not acquired(lock):
         log.info("waiting for %s", _holder(Path(lock.lock_file)))
         lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def acquired(lock: FileLock) -> bool:

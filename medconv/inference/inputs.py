@@ -140,7 +140,7 @@ def find_cases(
         if image_patterns:
             cases = _by_patterns(location, image_patterns, takes_missing)
         cases = cases or _in_folder(location, num_channels, takes_missing)
-    elif patterns.is_pattern(path) and not path.exists():
+    elif not path.exists() and patterns.is_pattern(path):
         cases = [Case(case_id, (file,)) for case_id, file in patterns.files_of(path, name).items()]
     elif path.suffix == ".txt":
         cases = _named(location, read_text_list(location))
@@ -165,7 +165,7 @@ def check_source(source: Path, name: str = "source") -> None:
     Raises:
         ValueError: no file, folder or pattern.
     """
-    if not (patterns.is_pattern(source) or choice_of(source)[0].exists()):
+    if not (choice_of(source)[0].exists() or patterns.is_pattern(source)):
         raise ValueError(f"{name} {source}: no such file or folder")
 
 

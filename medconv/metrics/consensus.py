@@ -69,7 +69,8 @@ def staple(label_maps: Sequence[np.ndarray]) -> np.ndarray:
         if has_converged:
             break
     labels: np.ndarray = values[weights.argmax(1)].astype(np.int16)
-    return labels[vote_of_voxel].reshape(label_maps[0].shape)
+    consensus: np.ndarray = labels[vote_of_voxel].reshape(label_maps[0].shape)
+    return consensus
 
 
 CONSENSUS: dict[str, Callable[[Sequence[np.ndarray]], np.ndarray]] = {"majority": majority, "staple": staple}

@@ -17,7 +17,7 @@ from math import ceil
 from pathlib import Path
 
 from medconv.data.datasets.common import read_json
-from medconv.features.quality import predicted_quality
+from medconv.features.quality import predicted_quality, quality
 from medconv.metrics.dice import ClassScores
 from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text, original
@@ -89,7 +89,7 @@ def bounds(predictions: Path, calibration: Path, share: float) -> list[Bound]:
         ValueError: a folder without estimates, or as `margins` says; estimates of another method.
     """
     found = margins(calibration, share)
-    folder = predictions / predicted_quality.quality.FOLDER
+    folder = predictions / quality.FOLDER
     cases = sorted(path.stem for path in folder.glob("*.json"))
     if not cases:
         raise ValueError(f"{predictions}: no estimates of Dice; predict with --quality")

@@ -181,7 +181,10 @@ def _trainer_arguments() -> set[str]:
     return set(signature(Trainer).parameters)
 
 
-_CHOICES_OF_HYDRA = {"hydra/launcher": ("basic", "slurm"), "hydra/sweeper": ("basic", "optuna")}
+_CHOICES_OF_HYDRA = {
+    "hydra/launcher": ("basic", "slurm", "pbs", "sge", "lsf"),
+    "hydra/sweeper": ("basic", "optuna"),
+}
 _FOLDERS_OF_HYDRA = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")
 
 

@@ -34,6 +34,11 @@ _TRIM_THRESHOLD = -1
 _SLOW_CUDNN = range(90800, 91500)
 
 
+def read_at_once(value: Tensor) -> bool:
+    """Whether the host can read a value without waiting for a device."""
+    return value.is_cpu
+
+
 def keep_freed_memory() -> None:
     """Large arrays that are freed are used again, not given back to the system and taken anew.
 

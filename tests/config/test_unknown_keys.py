@@ -117,6 +117,12 @@ def test_keys_can_be_added_to_classes_alone() -> None:
     assert not takes_new_keys("data.width") and not takes_new_keys("width")
 
 
+def test_every_launcher_that_conf_has_is_taken() -> None:
+    options = sorted(file.stem for file in (conf_dir() / "hydra/launcher").glob("*.yaml"))
+    assert options == ["lsf", "pbs", "sge", "slurm"]
+    unknown_keys.check_hydra_settings([f"hydra/launcher={name}" for name in options])
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [

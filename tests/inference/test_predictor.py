@@ -189,12 +189,16 @@ def test_mirror_axes_and_windows_can_differ_from_those_of_validation(
         Predictor.load([trained[1]], overlap=1.5)
 
 
+def noise(shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
 @pytest.mark.parametrize(("factor", "warns"), [(1.9, False), (2.1, True), (0.52, False), (0.48, True)])
 def test_a_spacing_far_from_that_of_training_gives_a_warning(
     trained: tuple[Path, Path], tmp_path: Path, factor: float, warns: bool
 ) -> None:
     path = tmp_path / "a.nii.gz"
-    nib.save(nib.Nifti1Image(np.ones((16, 18, 12), np.float32), np.diag([1.0, 1.5 * factor, 2.0, 1.0])), path)
+    nib.save(nib.Nifti1Image(noise((16, 18, 12)), np.diag([1.0, 1.5 * factor, 2.0, 1.0])), path)
     warning = Predictor.load([trained[1]]).read(Case("a", (path,))).warning
     assert (warning is not None) == warns
     if warns:
@@ -205,7 +209,7 @@ def test_a_spacing_far_from_that_of_training_gives_a_warning(
 def test_a_tilted_gantry_gives_a_warning(trained: tuple[Path, Path], tmp_path: Path) -> None:
     affine = np.diag([1.0, 1.5, 2.0, 1.0])
     affine[1, 2] = 0.5
-    nib.save(nib.Nifti1Image(np.ones((16, 18, 12), np.float32), affine), tmp_path / "a.nii.gz")
+    nib.save(nib.Nifti1Image(noise((16, 18, 12)), affine), tmp_path / "a.nii.gz")
     case = Predictor.load([trained[1]]).read(Case("a", (tmp_path / "a.nii.gz",)))
     assert case.warning == "its axes are 14.0 degrees off a right angle; it is used as it is"
 

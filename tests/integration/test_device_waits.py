@@ -27,10 +27,12 @@ from medconv.features.image_level.mixup import Mixup
 from medconv.models import UNet
 from medconv.models.deep_supervision import DeepSupervision
 from medconv.targets.label_map import LabelMapTargets
+from medconv.training.callbacks import weight_averaging
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.checkpoint.resumable_loop import ResumableEpochLoop
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
+from medconv.training.optim import muon
 from medconv.training.optim.muon import Muon
 from medconv.training.task import _with_nan_gradient_if_bad
 
@@ -163,6 +165,8 @@ def test_a_training_does_not_wait(more: list[str], tmp_path: Path, monkeypatch: 
     process = DataModule._process
     monkeypatch.setattr(DataModule, "_process", lambda data: process(data)._replace(on_gpu=True))
     monkeypatch.setattr(NonfiniteGuard, "_reads_late", lambda *_: True)
+    for module in (muon, weight_averaging):
+        monkeypatch.setattr(module, "read_at_once", lambda _: False)
     advance, values = ResumableEpochLoop.advance, Values()
 
     def watched(loop: ResumableEpochLoop, fetcher: Any) -> None:

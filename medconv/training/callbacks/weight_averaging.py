@@ -9,6 +9,8 @@ from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from medconv.utils.hardware import read_at_once
+
 
 class AverageWeights(WeightAveraging):
     """Averages the weights over training; the weight of a step is its number to the power `power`.
@@ -70,7 +72,7 @@ class AverageWeights(WeightAveraging):
         averaged_steps = max(0, count - self.begin)
         share = (self.power + 1) / (averaged_steps + self.power + 1)
         skipped = self._skipped
-        if skipped is None or skipped.is_cpu:
+        if skipped is None or read_at_once(skipped):
             if not skipped:
                 torch._foreach_lerp_(mean, current, share)
             return

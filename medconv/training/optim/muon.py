@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from medconv.utils.hardware import fast_bf16_cpu
+from medconv.utils.hardware import fast_bf16_cpu, read_at_once
 
 # The learning rate of runs of up to _SHORT_RUN steps; longer ones take less, down to _MIN_FACTOR of it.
 _LR = 2e-2
@@ -122,10 +122,10 @@ class Muon(Optimizer):
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         is_taken: Any = 1.0  # 0 if the step is skipped
         if found_inf is not None:
-            if found_inf.is_cpu and found_inf:
+            if read_at_once(found_inf) and found_inf:
                 return
             is_taken = 1 - found_inf
-            if not found_inf.is_cpu:
+            if not read_at_once(found_inf):
                 # Finite gradients that leave the momentum as it is
                 gradients = _either(found_inf.bool(), momenta, gradients)
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
@@ -135,7 +135,7 @@ class Muon(Optimizer):
         full = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
         torch._foreach_mul_(kernels, 1 - is_taken * (group["lr"] * group["weight_decay"]))
         updates = _orthogonal_kernels(full)
-        if found_inf is not None and not found_inf.is_cpu:
+        if found_inf is not None and not read_at_once(found_inf):
             torch._foreach_mul_(updates, is_taken)
         by_side: dict[int, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
         for kernel, update in zip(kernels, updates, strict=True):

@@ -126,23 +126,18 @@ def split_patient(data_split: DataSplit) -> SplitPatient | None:
     """A patient in training and validation, as far as case ids tell; None where cases have groups."""
     if any(case.group for cases in data_split for case in cases):
         return None
-    return _numbered_images(data_split) or _images_of_each_kind(data_split)
-
-
-def _numbered_images(data_split: DataSplit) -> SplitPatient | None:
-    """By ids such as patient001_frame12: a patient's number before an image's."""
+    # By ids such as patient001_frame12: a patient's number before an image's
     train_matches = [match for case in data_split.train if (match := _NUMBERED.fullmatch(case.id))]
     val_matches = [match for case in data_split.val if (match := _NUMBERED.fullmatch(case.id))]
     images_per_patient = Counter(match["patient"] for match in [*train_matches, *val_matches])
     # With a single repeated name it is that of the dataset, as in BraTS20_001
-    if sum(count > 1 for count in images_per_patient.values()) < 2:
-        return None
-    train_by_patient = {match["patient"]: match for match in train_matches}
-    for match in val_matches:
-        train_match = train_by_patient.get(match["patient"])
-        if train_match is not None:
-            return SplitPatient(train_match[0], match[0], f"(.+){re.escape(match['separator'])}")
-    return None
+    if sum(count > 1 for count in images_per_patient.values()) > 1:
+        train_by_patient = {match["patient"]: match for match in train_matches}
+        for match in val_matches:
+            train_match = train_by_patient.get(match["patient"])
+            if train_match is not None:
+                return SplitPatient(train_match[0], match[0], f"(.+){re.escape(match['separator'])}")
+    return _images_of_each_kind(data_split)
 
 
 def _images_of_each_kind(data_split: DataSplit) -> SplitPatient | None:

@@ -107,11 +107,8 @@ def build_dataset(
     """A dataset with its cases sorted by id; label files that name their values are matched by name.
 
     Args:
-        name: see `Dataset`.
+        name, class_names, targets, modalities: see `Dataset`.
         cases: in any order.
-        class_names: see `Dataset`.
-        targets: see `Dataset`.
-        modalities: see `Dataset`.
         path: file or folder that defines the dataset, for messages.
         errors: case id to error; None: no errors.
         label_names: those that label files state, by case; None: they are read here.
@@ -128,7 +125,10 @@ def build_dataset(
         cases = [replace(case, relabel=relabel) for case in cases]
     if targets is None or isinstance(targets, LabelMapTargets):
         ignore = None if targets is None else targets.ignore
-        cases = _matched_by_name(cases, class_names, ignore, label_names)
+        files = {case.id: case.label for case in cases}
+        names = names_of(files) if label_names is None else label_names
+        relabels = relabel_by_name(files, names, class_names, ignore) if names else {}
+        cases = [replace(case, relabel=relabels.get(case.id, case.relabel)) for case in cases]
     counts = Counter(case.id for case in cases)
     repeated = sorted(case_id for case_id, count in counts.items() if count > 1)
     if repeated:
@@ -141,20 +141,6 @@ def build_dataset(
         errors=errors or {},
         targets=targets,  # type: ignore[arg-type]
     )
-
-
-def _matched_by_name(
-    cases: list[Case],
-    class_names: tuple[str, ...],
-    ignore: int | None,
-    label_names: Mapping[str, Names] | None,
-) -> list[Case]:
-    files = {case.id: case.label for case in cases}
-    names = names_of(files) if label_names is None else label_names
-    if not names:
-        return cases
-    relabels = relabel_by_name(files, names, class_names, ignore)
-    return [replace(case, relabel=relabels.get(case.id, case.relabel)) for case in cases]
 
 
 def read_json(path: Path) -> Any:

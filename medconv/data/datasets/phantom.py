@@ -16,6 +16,7 @@ import shutil
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 import nibabel as nib
@@ -112,8 +113,18 @@ def write_phantom(root: Path, *, spatial_dims: int = 3, num_cases: int = 30, see
         raise ValueError(f"seed must be at least 0, got {seed}")
     description = f"Synthetic abdomens: {spatial_dims}-D, {num_cases} cases, seed {seed}. Not a real patient."
     target = Path(root).resolve()
-    if _is_written(target, description):
+    # Before looking for dataset.json: another process may write the whole dataset in between
+    is_occupied = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    dataset = target / "dataset.json"
+    if dataset.exists():
+        if description not in dataset.read_text(encoding="utf-8", errors="replace"):
+            _LOG.warning("%s is kept, although other arguments were requested (%s)", dataset, description)
         return Path(root)
+    if is_occupied:
+        raise ValueError(
+            f"the phantom needs a new or empty folder, but {target} is not empty and "
+            "holds no dataset.json; choose another folder"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.parent / f".{target.name}.{uuid.uuid4().hex}.partial"
     _LOG.info("writing the %d-D phantom, %d cases, to %s", spatial_dims, num_cases, target)
@@ -123,23 +134,6 @@ def write_phantom(root: Path, *, spatial_dims: int = 3, num_cases: int = 30, see
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return Path(root)
-
-
-def _is_written(root: Path, description: str) -> bool:
-    """Whether a dataset is at `root`; warns if it was written with other arguments."""
-    # Before looking for dataset.json: another process may write the whole dataset in between
-    is_occupied = root.exists() and (not root.is_dir() or any(root.iterdir()))
-    dataset = root / "dataset.json"
-    if dataset.exists():
-        if description not in dataset.read_text(encoding="utf-8", errors="replace"):
-            _LOG.warning("%s is kept, although other arguments were requested (%s)", dataset, description)
-        return True
-    if is_occupied:
-        raise ValueError(
-            f"the phantom needs a new or empty folder, but {root} is not empty and "
-            "holds no dataset.json; choose another folder"
-        )
-    return False
 
 
 def _publish(partial: Path, root: Path) -> None:
@@ -156,12 +150,10 @@ def _write_dataset(root: Path, description: str, spatial_dims: int, num_cases: i
     for folder in ("imagesTr", "labelsTr"):
         (root / folder).mkdir(parents=True)
     names = [f"phantom_{index:03d}.nii.gz" for index in range(num_cases)]
-
-    def write(index: int) -> None:
-        _write_case(root, names[index], spatial_dims, [seed, index])
-
+    seeds = [[seed, index] for index in range(num_cases)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        list(pool.map(write, range(num_cases)))  # `list` raises the error of a thread
+        # `list` raises the error of a thread
+        list(pool.map(_write_case, repeat(root), names, repeat(spatial_dims), seeds))
     content = {
         "name": "phantom",
         "description": description,
@@ -256,23 +248,36 @@ class _Ellipsoid:
         distance: Array = np.linalg.norm(offset @ self.rotation.T / self.semi_axes_mm, axis=-1)
         return distance
 
-    def point_mm(self, unit: Array) -> Array:
-        """The point in mm at `unit`, (spatial_dims,), in the ellipsoid's axes: the surface has norm 1."""
-        return self.centre_mm + self.rotation.T @ (unit * self.semi_axes_mm)
-
 
 def draw_anatomy(rng: np.random.Generator, points_mm: Array) -> NDArray[np.uint8]:
     """Tissue of each voxel, (*grid). One warp deforms body, organs and lesion, so that they stay separate."""
+    spatial_dims = len(points_mm)
     displacements = np.stack([_draw_waves(rng, points_mm) for _ in points_mm])
     warped_mm = points_mm + _WARP_MM * displacements
-    ellipsoids = {label: _draw_ellipsoid(rng, label, len(points_mm)) for label in _ELLIPSOIDS}
+    reach_mm = _FIELD_MM[spatial_dims][0] / 2
     tissue = np.zeros(points_mm.shape[1:], np.uint8)
-    for label, ellipsoid in ellipsoids.items():
-        tissue[ellipsoid.radius(warped_mm) < 1] = label
+    ellipsoids = {}
+    # Each moved by some mm, scaled by up to 12 % per axis, rotated by about 10°
+    for label, (centre_share, semi_axes_share) in _ELLIPSOIDS.items():
+        centre_mm = np.array(centre_share[:spatial_dims]) * reach_mm
+        semi_axes_mm = np.array(semi_axes_share[:spatial_dims]) * reach_mm
+        freedom = 0.3 if label == _BODY else 1.0  # the body moves little: it must hold the organs
+        centre_mm += freedom * rng.uniform(-0.06, 0.06, spatial_dims) * reach_mm
+        semi_axes_mm *= 1 + freedom * rng.uniform(-0.12, 0.12, spatial_dims)
+        angles = np.triu(freedom * rng.normal(0, 0.2, (spatial_dims, spatial_dims)), 1)
+        # The exponential of a skew-symmetric matrix is a rotation
+        ellipsoids[label] = _Ellipsoid(centre_mm, semi_axes_mm, rotation=expm(angles - angles.T))
+        tissue[ellipsoids[label].radius(warped_mm) < 1] = label
     tissue[ellipsoids[_BOWEL].radius(warped_mm) < _GAS_SHARE] = _GAS
     tissue[_draw_vessel(rng, points_mm) & (tissue > 0)] = _VESSEL
     if rng.random() < _LESION_SHARE:
-        tissue[_draw_lesion(rng, warped_mm, ellipsoids[_LARGE])] = _LESION
+        # A ball in the outer half of the large organ, away from the vessel
+        organ = ellipsoids[_LARGE]
+        centre = rng.uniform(-0.3, 0.3, spatial_dims)  # in semi-axes of the organ
+        centre[0] = rng.uniform(0.1, 0.4)
+        centre_mm = organ.centre_mm + organ.rotation.T @ (centre * organ.semi_axes_mm)
+        distance_mm = np.linalg.norm(np.moveaxis(warped_mm, 0, -1) - centre_mm, axis=-1)
+        tissue[distance_mm < rng.uniform(*_LESION_RADIUS_MM)] = _LESION
     return tissue
 
 
@@ -287,20 +292,6 @@ def _draw_waves(rng: np.random.Generator, points_mm: Array, count: int = 4) -> A
     shifts = rng.uniform(0, 2 * np.pi, count).reshape(-1, *[1] * spatial_dims)
     waves: Array = np.cos(phases + shifts).mean(axis=0)
     return waves
-
-
-def _draw_ellipsoid(rng: np.random.Generator, tissue: int, spatial_dims: int) -> _Ellipsoid:
-    """A tissue of _ELLIPSOIDS, moved by some mm, scaled by up to 12 % per axis, rotated by about 10°."""
-    reach_mm = _FIELD_MM[spatial_dims][0] / 2
-    centre_share, semi_axes_share = _ELLIPSOIDS[tissue]
-    centre_mm = np.array(centre_share[:spatial_dims]) * reach_mm
-    semi_axes_mm = np.array(semi_axes_share[:spatial_dims]) * reach_mm
-    freedom = 0.3 if tissue == _BODY else 1.0  # the body moves little: it must hold the organs
-    centre_mm += freedom * rng.uniform(-0.06, 0.06, spatial_dims) * reach_mm
-    semi_axes_mm *= 1 + freedom * rng.uniform(-0.12, 0.12, spatial_dims)
-    angles = np.triu(freedom * rng.normal(0, 0.2, (spatial_dims, spatial_dims)), 1)
-    # The exponential of a skew-symmetric matrix is a rotation
-    return _Ellipsoid(centre_mm=centre_mm, semi_axes_mm=semi_axes_mm, rotation=expm(angles - angles.T))
 
 
 def _draw_vessel(rng: np.random.Generator, points_mm: Array) -> NDArray[np.bool_]:
@@ -321,15 +312,6 @@ def _draw_vessel(rng: np.random.Generator, points_mm: Array) -> NDArray[np.bool_
     # Distances above the radius are infinite, which saves most of the search
     distance_mm: Array = cKDTree(curve_mm).query(voxels_mm, distance_upper_bound=radius_mm)[0]
     return (distance_mm < radius_mm).reshape(points_mm.shape[1:])
-
-
-def _draw_lesion(rng: np.random.Generator, points_mm: Array, organ: _Ellipsoid) -> NDArray[np.bool_]:
-    """A ball in the outer half of `organ`, away from the vessel."""
-    unit = rng.uniform(-0.3, 0.3, len(points_mm))
-    unit[0] = rng.uniform(0.1, 0.4)
-    offset_mm = np.moveaxis(points_mm, 0, -1) - organ.point_mm(unit)
-    distance_mm: Array = np.linalg.norm(offset_mm, axis=-1)
-    return distance_mm < rng.uniform(*_LESION_RADIUS_MM)
 
 
 def draw_image(rng: np.random.Generator, tissue: NDArray[np.uint8], points_mm: Array) -> NDArray[np.generic]:

@@ -46,7 +46,7 @@ def rounding_doubts(path: Path, grid: Grid, other_path: Path, other_grid: Grid) 
 
     Args: as of `check_same_grid`, which accepts them, `other_grid` in any order of axes.
     """
-    other_grid = _turned(other_grid, _transform(other_grid, grid))
+    other_grid, _ = _turned(other_grid, grid)
     distance = grid.corner_distance(other_grid)
     if not _ROUNDING < distance <= _SAME_GRID:
         return []
@@ -71,8 +71,7 @@ def on_grid(label: np.ndarray, path: Path, grid: Grid, label_path: Path, label_g
     Raises:
         ValueError: as `check_same_grid`, after reorientation; shifted or mirrored grids are not one grid.
     """
-    transform = _transform(label_grid, grid)
-    reoriented_grid = _turned(label_grid, transform)
+    reoriented_grid, transform = _turned(label_grid, grid)
     if reoriented_grid.shape != grid.shape or grid.corner_distance(reoriented_grid) > _SAME_GRID:
         # The message describes both grids as stored in their files
         check_same_grid(path, grid, label_path, label_grid)
@@ -80,19 +79,14 @@ def on_grid(label: np.ndarray, path: Path, grid: Grid, label_path: Path, label_g
     return in_c_order(nib.orientations.apply_orientation(label, transform))
 
 
-def _transform(grid: Grid, wanted: Grid) -> np.ndarray:
-    """From the axes of a grid to those of another, as nibabel has it."""
-    orientation = nib.orientations.io_orientation(grid.matrix)
-    transform: np.ndarray = nib.orientations.ornt_transform(
-        orientation, nib.orientations.io_orientation(wanted.matrix)
-    )
-    return transform
-
-
-def _turned(grid: Grid, transform: np.ndarray) -> Grid:
+def _turned(grid: Grid, wanted: Grid) -> tuple[Grid, np.ndarray]:
+    """A grid with its axes in the order and direction of another, and the way there, as nibabel has it."""
+    orientations = [nib.orientations.io_orientation(each.matrix) for each in (grid, wanted)]
+    transform: np.ndarray = nib.orientations.ornt_transform(*orientations)
     shape = np.empty(3, int)
     shape[transform[:, 0].astype(int)] = grid.shape
-    return Grid.of(shape.tolist(), grid.matrix @ nib.orientations.inv_ornt_aff(transform, grid.shape))
+    affine = grid.matrix @ nib.orientations.inv_ornt_aff(transform, grid.shape)
+    return Grid.of(shape.tolist(), affine), transform
 
 
 def _difference(grid: Grid, other: Grid) -> str:

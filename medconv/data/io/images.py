@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 from nibabel.nifti1 import Nifti1Pair
@@ -173,26 +172,14 @@ def nifti_image(path: Path) -> Nifti1Pair | None:
     return image if isinstance(image, Nifti1Pair) else None
 
 
-def nifti_header(path: Path) -> Any:
-    """The header of a NIfTI file or pair; None for other formats.
-
-    Raises:
-        ValueError: as `read_header`.
-    """
-    image = nifti_image(path)
-    return None if image is None else image.header
-
-
 def lacks_orientation(path: Path) -> bool:
     """Whether an image is NIfTI with neither sform nor qform.
 
     Raises:
         ValueError: as `read_header`.
     """
-    header = nifti_header(path)
-    if header is None:
-        return False
-    return not (header["sform_code"] or header["qform_code"])
+    image = nifti_image(path)
+    return image is not None and not (image.header["sform_code"] or image.header["qform_code"])
 
 
 def read_array(path: Path) -> tuple[np.ndarray, Grid]:
@@ -204,7 +191,13 @@ def read_array(path: Path) -> tuple[np.ndarray, Grid]:
     Raises:
         ValueError: missing, truncated, of an unknown format, not real numbers, or with a singular affine.
     """
-    array, affine = _read(path)
+    image_format = format_of(path)
+    is_of_feature = image_format not in (nifti.NIFTI, raster.PICTURE) and image_format.suffixes
+    if is_of_feature:
+        nifti.check_readable(path)
+    array, affine = image_format.read(path)
+    if is_of_feature:
+        nifti.check_shape(path, array.shape)
     if array.dtype.kind not in "iufb":
         raise ValueError(f"{path}: expected voxels that are real numbers, got {array.dtype}")
     grid = Grid.of(array.shape, affine)
@@ -439,15 +432,3 @@ def _suffix(path: Path) -> str:
     """The suffix of a format; empty if the file name has none."""
     matches = [suffix for suffix in (*suffixes(), ".img") if path.name.endswith(suffix)]
     return max(matches, key=len, default="")  # the suffix of a feature may end in another
-
-
-def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Voxels and affine, by the reader of the format."""
-    image_format = format_of(path)
-    is_of_feature = image_format not in (nifti.NIFTI, raster.PICTURE) and image_format.suffixes
-    if is_of_feature:
-        nifti.check_readable(path)
-    array, affine = image_format.read(path)
-    if is_of_feature:
-        nifti.check_shape(path, array.shape)
-    return array, affine

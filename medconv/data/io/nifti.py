@@ -123,9 +123,17 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     image = read_header(path)
     check_shape(path, image.shape)
     check_memory(path, image.shape)
+    is_compressed = path.suffix in (".gz", ".mgz")
     problem = f"{path}: damaged or truncated, its voxels cannot be read"
     with explained(problem, *_DAMAGED, MemoryError), _logging_path(path):
-        array = _voxels(path, image)
+        if is_compressed and isinstance(image, SerializableImage):
+            # To the end of the file, which verifies its checksum
+            proxy: Any = image.dataobj
+            stored = np.empty(proxy.shape, proxy.dtype, order=proxy.order)
+            read_into(stored.reshape(-1, order=proxy.order).view(np.uint8).data, path, proxy.offset)
+            array = apply_read_scaling(stored, np.asanyarray(proxy.slope), np.asanyarray(proxy.inter))
+        else:
+            array = np.asanyarray(image.dataobj)
     if isinstance(image, Nifti1Pair):
         unit = _NOT_MM.get(int(image.header["xyzt_units"]) & _SPATIAL_UNIT_BITS)
         if unit:
@@ -184,17 +192,6 @@ def check_memory(path: Path, shape: Sequence[int]) -> None:
             f"{path}: its header declares {size} voxels, which take about {needed_bytes / 2**30:.0f} GB to "
             f"read; this machine has {memory / 2**30:.0f} GB"
         )
-
-
-def _voxels(path: Path, image: SpatialImage) -> np.ndarray:
-    """The array of an image; a compressed file is read to its end, which verifies its checksum."""
-    is_compressed = path.suffix in (".gz", ".mgz")
-    if not is_compressed or not isinstance(image, SerializableImage):
-        return np.asanyarray(image.dataobj)
-    proxy: Any = image.dataobj
-    stored = np.empty(proxy.shape, proxy.dtype, order=proxy.order)
-    read_into(stored.reshape(-1, order=proxy.order).view(np.uint8).data, path, proxy.offset)
-    return apply_read_scaling(stored, np.asanyarray(proxy.slope), np.asanyarray(proxy.inter))
 
 
 def _check_pixdim(path: Path, image: Nifti1Pair) -> None:

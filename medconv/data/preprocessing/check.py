@@ -12,7 +12,7 @@ from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -269,7 +269,10 @@ class Examined:
     def examine(self, case: Case) -> CaseReport:
         """As `examine`."""
         # Before reading: if the files change meanwhile, they are read again next time.
-        key = self._key(case)
+        files = signature(case)
+        # A hash of all that a report depends on; "" if the files cannot be examined.
+        content = json.dumps([*self._depends_on, files, repr(case)])
+        key = "" if files is None else hashlib.sha256(content.encode()).hexdigest()[:24]
         if case.id not in self._dataset.errors:
             if key not in self._lines:
                 self._read_lines()
@@ -280,14 +283,6 @@ class Examined:
         if key and not report.errors:
             self._add(key, report)
         return report
-
-    def _key(self, case: Case) -> str:
-        """A hash of all that a report depends on; "" if the files cannot be examined."""
-        files = signature(case)
-        if files is None:
-            return ""
-        content = json.dumps([*self._depends_on, files, repr(case)])
-        return hashlib.sha256(content.encode()).hexdigest()[:24]
 
     def _read_lines(self) -> None:
         """Those that were added since; other processes may be at work, too."""
@@ -300,8 +295,15 @@ class Examined:
                 self._lines[key] = text
 
     def _add(self, key: str, report: CaseReport) -> None:
+        content = {field.name: getattr(report, field.name) for field in fields(report)}
+        content["grid"] = report.grid and asdict(report.grid)
+        for name in _ARRAYS:
+            array = content[name]
+            if array is not None:
+                data = base64.b64encode(array.tobytes()).decode()
+                content[name] = [array.dtype.str, list(array.shape), data]
         # It begins a line, since a full disk may have cut the one before.
-        line = f"\n{key} {json.dumps(_plain(report))}"
+        line = f"\n{key} {json.dumps(content)}"
         with self._lock:
             if not self._can_write:
                 return
@@ -312,17 +314,6 @@ class Examined:
                     file.write(line.encode())
             except OSError:
                 self._can_write = False
-
-
-def _plain(report: CaseReport) -> dict[str, Any]:
-    content = {field.name: getattr(report, field.name) for field in fields(report)}
-    content["grid"] = report.grid and asdict(report.grid)
-    for name in _ARRAYS:
-        array = content[name]
-        if array is not None:
-            data = base64.b64encode(array.tobytes()).decode()
-            content[name] = [array.dtype.str, list(array.shape), data]
-    return content
 
 
 def _report(line: str) -> CaseReport | None:

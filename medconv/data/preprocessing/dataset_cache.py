@@ -107,21 +107,12 @@ def cached_fingerprint(
     """
     path = folder / "fingerprint.json"
     sources = sources_of(dataset)
-
-    def earlier() -> CheckResult | None:
-        result = _read_result(path, sources)
-        # An earlier check is repeated unless it found no errors, or errors to skip that are still there.
-        is_current = result is not None and (
-            not result.errors or (skip and still_invalid(dataset, result.errors))
-        )
-        return result if is_current else None
-
     with _lock(folder):
-        result = earlier()
+        result = _earlier_result(path, sources, dataset, skip)
     if result is None:
         examine_case = examined(dataset, folder, workers)
         with _lock(folder):
-            result = earlier()  # of another process
+            result = _earlier_result(path, sources, dataset, skip)  # of another process
             if result is None:
                 result = check(dataset, workers, skip, examine_case)
                 for warning in result.warnings:
@@ -280,17 +271,21 @@ def _to_json(dataset: Dataset, result: CheckResult) -> dict[str, Any]:
     }
 
 
-def _read_result(path: Path, sources: list[Any]) -> CheckResult | None:
-    """An earlier result; None if there is none, or the sources have changed."""
+def _earlier_result(path: Path, sources: list[Any], dataset: Dataset, skip: bool) -> CheckResult | None:
+    """An earlier result. None: there is none, the sources have changed, or it had errors, unless these are to
+    be skipped and still there.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         measured = {key: _as_tuples(value) for key, value in content["fingerprint"].items()}
         errors = content["errors"]
         if content["sources"] != sources or not isinstance(errors, dict):
             return None
-        return CheckResult(Fingerprint(**measured), [], errors)
+        result = CheckResult(Fingerprint(**measured), [], errors)
     except BROKEN:  # absent, or cut by a power failure
         return None
+    is_current = not errors or (skip and still_invalid(dataset, errors))
+    return result if is_current else None
 
 
 def _as_tuples(content: Any) -> Any:

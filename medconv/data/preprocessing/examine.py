@@ -112,7 +112,10 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
         if are_picture_channels(dataset.modalities):
             report.intensities = sampled(image, samples_per_case(dataset))
         canonical_label, _ = to_canonical(label[None], report.grid)
-        if any(_same_voxels(channel, label) for channel in image):
+        some = (slice(None, None, 7),) * label.ndim  # of the voxels, which mostly tell that they differ
+        if label.any() and any(
+            np.array_equal(channel[some], label[some]) and np.array_equal(channel, label) for channel in image
+        ):
             report.warnings.append(
                 f"{case.images[0]}: a channel has the values of the label map, so the answer is in the image"
             )
@@ -122,12 +125,6 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
     if report.intensities is not None and case.missing_channels:
         report.intensities[list(case.missing_channels)] = np.nan
     return report
-
-
-def _same_voxels(channel: np.ndarray, label: np.ndarray) -> bool:
-    """Whether an image is its label map, of which some voxels tell mostly that it is not."""
-    some = (slice(None, None, 7),) * label.ndim
-    return bool(label.any()) and np.array_equal(channel[some], label[some]) and np.array_equal(channel, label)
 
 
 def content_hash(canonical: np.ndarray, report: CaseReport) -> str:
@@ -279,7 +276,17 @@ def repeated_slices(image: np.ndarray) -> Iterator[str]:
         return
     pairs: dict[int, str] = {}
     for channel in image:
-        spread, apart = _spread_and_change(channel)
+        deviations = []  # of each slice
+        differences = []  # the mean from each slice to the next
+        for first in range(0, channel.shape[2], _SLICES_AT_ONCE):
+            # With the first of those after them; in memory the voxels of a slice lie far apart.
+            slices = in_c_order(channel[:, :, first : first + _SLICES_AT_ONCE + 1].T)
+            deviations += [values.std(dtype=np.float64) for values in slices[:_SLICES_AT_ONCE]]
+            differences += [
+                np.abs(after - before).mean(dtype=np.float64) for before, after in pairwise(slices)
+            ]
+        spread = np.array(deviations)
+        apart = np.array(differences)
         usable = (spread[1:] > 0) & (spread[:-1] > 0)  # an empty slice repeats no other
         if usable.sum() < 2:
             continue
@@ -297,21 +304,6 @@ def repeated_slices(image: np.ndarray) -> Iterator[str]:
 
 def _has_two_values(plane: np.ndarray) -> bool:
     return bool(((plane == plane.min()) | (plane == plane.max())).all())
-
-
-def _spread_and_change(channel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The standard deviation of each slice, and the mean difference from each to the next.
-
-    Shape: (X, Y, Z) -> (Z,), (Z - 1,).
-    """
-    spread = []
-    apart = []
-    for first in range(0, channel.shape[2], _SLICES_AT_ONCE):
-        # With the first of those after them; in memory the voxels of a slice lie far apart.
-        slices = in_c_order(channel[:, :, first : first + _SLICES_AT_ONCE + 1].T)
-        spread += [values.std(dtype=np.float64) for values in slices[:_SLICES_AT_ONCE]]
-        apart += [np.abs(after - before).mean(dtype=np.float64) for before, after in pairwise(slices)]
-    return np.array(spread), np.array(apart)
 
 
 def is_no_data(low: float, high: float) -> bool:

@@ -65,6 +65,12 @@ def measure(reports: Sequence[CaseReport]) -> Fingerprint:
         low, high = np.percentile(values, [0.5, 99.5])
         statistics = (low, high, values.mean(), values.std())  # in the order of INTENSITIES
         intensities.append(dict(zip(INTENSITIES, map(float, statistics), strict=True)))
+    thickness_mm = []  # per foreground class, the median of the cases that have it
+    measured = [report.thickness_mm for report in reports if report.thickness_mm is not None]
+    for of_cases in np.stack(measured, axis=1)[1:] if measured else ():  # (cases, axes)
+        present = of_cases[of_cases[:, 0] > 0]
+        row = np.median(present, axis=0) if len(present) else np.zeros(of_cases.shape[1])
+        thickness_mm.append(tuple(round(float(mm), 4) for mm in row[:spatial_dims]))
     return Fingerprint(
         spatial_dims=spatial_dims,
         shapes=tuple(r.shape[:spatial_dims] for r in reports),
@@ -72,20 +78,6 @@ def measure(reports: Sequence[CaseReport]) -> Fingerprint:
         intensities=tuple(intensities),
         class_voxels=tuple(r.class_voxels for r in reports),
         contents=tuple(r.content for r in reports) if any(r.content for r in reports) else (),
-        thickness_mm=tuple(row[:spatial_dims] for row in _typical_thickness(reports)),
+        thickness_mm=tuple(thickness_mm),
         percentiles=tuple(r.percentiles for r in reports),
     )
-
-
-def _typical_thickness(reports: Sequence[CaseReport]) -> tuple[tuple[float, ...], ...]:
-    """Per foreground class, the median of the cases that have it, mm."""
-    measured = [report.thickness_mm for report in reports if report.thickness_mm is not None]
-    if not measured:
-        return ()
-    by_class = np.stack(measured, axis=1)[1:]  # (foreground classes, cases, axes)
-    rows = []
-    for of_cases in by_class:
-        present = of_cases[of_cases[:, 0] > 0]
-        row = np.median(present, axis=0) if len(present) else np.zeros(of_cases.shape[1])
-        rows.append(tuple(round(float(mm), 4) for mm in row))
-    return tuple(rows)

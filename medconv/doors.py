@@ -66,20 +66,15 @@ REMARKS = "REMARKS"
 # Formats of images: a tuple of "module:object", each a `medconv.data.io.formats.ImageFormat`.
 IMAGE_FORMATS = "IMAGE_FORMATS"
 
-_named: list[str] = []  # packages that the command line names
+named_packages: list[str] = []  # that the command line names, by `add_package`
 
 
 def add_package(name: str) -> None:
     """Let a package of the user's own enter. Raises: ImportError: it cannot be imported."""
     import_module(name)
-    if name not in _named:
-        _named.append(name)
+    if name not in named_packages:
+        named_packages.append(name)
         features.cache_clear()
-
-
-def named_packages() -> tuple[str, ...]:
-    """The packages that `add_package` let enter."""
-    return tuple(_named)
 
 
 @cache
@@ -90,7 +85,7 @@ def features() -> tuple[ModuleType, ...]:
         package = import_module("medconv.features")
         ours = sorted(f"medconv.features.{module.name}" for module in iter_modules(package.__path__))
     installed = [entry.value for entry in entry_points(group="medconv.features")]
-    return tuple(import_module(name) for name in dict.fromkeys([*ours, *installed, *_named]))
+    return tuple(import_module(name) for name in dict.fromkeys([*ours, *installed, *named_packages]))
 
 
 def missing_feature(target: str) -> str | None:

@@ -78,23 +78,20 @@ class Parser(argparse.ArgumentParser):
             options, overrides = self.parse_known_args(args)
             options.overrides = overrides
             return options
-        self._check_options(args)
-        return super().parse_args(args)
-
-    def _check_options(self, args: Sequence[str]) -> None:
-        options = [option for option in self._option_string_actions if option.startswith("--")]
+        known = [option for option in self._option_string_actions if option.startswith("--")]
         for arg in args:
             # Only positional arguments follow.
             if arg == "--":
-                return
+                break
             name = arg.partition("=")[0]
             # argparse allows the beginning of an option.
-            if not name.startswith("--") or any(option.startswith(name) for option in options):
+            if not name.startswith("--") or any(option.startswith(name) for option in known):
                 continue
-            near = difflib.get_close_matches(name, options, n=1)
+            near = difflib.get_close_matches(name, known, n=1)
             if near:
                 raise ValueError(f"there is no option {name}; did you mean {near[0]}?")
             self.error(f"there is no option {name}")
+        return super().parse_args(args)
 
     def error(self, message: str) -> NoReturn:
         """Raises: ValueError: always; `guard` prints it like any other error."""

@@ -17,7 +17,7 @@ from hydra.utils import instantiate
 
 from medconv import doors
 from medconv.config.schema import DataConfig, RunConfig
-from medconv.config.values import ConfigError, as_text, fits, in_words, is_plain, texts
+from medconv.config.values import ConfigError, as_text, fits, in_words, is_plain
 from medconv.doors import missing_feature
 from medconv.utils.errors import ArgumentError, first_line, with_class
 
@@ -59,7 +59,7 @@ def check_named(packages: Any, source: Path) -> None:
     Raises: ConfigError: names the first that is missing.
     """
     for name in packages if isinstance(packages, list) else ():
-        if name not in doors.named_packages():
+        if name not in doors.named_packages:
             raise ConfigError(f"{source} was made with a package of your own: add --package {name!s:.80}")
 
 
@@ -257,16 +257,6 @@ def check_classes(node: Any, key: str) -> None:
             if not fits(value, argument.annotation) and type(value) is not type(argument.default):
                 expected = in_words(argument.annotation)
                 raise ConfigError(f"{node_key}.{name} must be {expected}, got {as_text(value)}")
-
-
-def check_no_interpolation(node: Any, key: str) -> None:
-    """Raises: ConfigError: a string of a node from a file is an interpolation, which may compute anything."""
-    for text_key, text in texts(node, key):
-        if "${" in text:
-            raise ConfigError(
-                f"{text_key} is refused: a checkpoint's config holds values, and this is an interpolation, "
-                f"{text!r}"
-            )
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 
 from medconv.config import ConfigError, build
-from medconv.config.instantiate import add_package, check_no_interpolation, class_of, iter_nodes
+from medconv.config.instantiate import add_package, class_of, iter_nodes
+from medconv.config.values import texts
 
 NETWORKS = ("medconv", "monai.networks", "torch.nn")  # whose network classes a checkpoint may name
 # Arguments by which a class reads or fetches weights, beside those with `pretrained` in their name
@@ -28,7 +29,12 @@ def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = ()
     Raises: ConfigError: any other target or argument; too many of them.
     """
     check_size(node, key)
-    check_no_interpolation(node, key)
+    for text_key, text in texts(node, key):
+        if "${" in text:  # an interpolation, which may compute anything
+            raise ConfigError(
+                f"{text_key} is refused: a checkpoint's config holds values, and this is an interpolation, "
+                f"{text!r}"
+            )
     for package in trusted:  # the user named it
         add_package(package)
     for node_key, described in iter_nodes(node, key):

@@ -209,7 +209,7 @@ def output_in(folder: Path, predictor: Predictor, *, probabilities: bool = False
     # What else a reader wants to know; packages of the user's own are for `medconv evaluate`.
     paths = [str(member.path) for member in members]
     versions = {name: version(name) for name in ("torch", "monai")}
-    packages = doors.named_packages()
+    packages = doors.named_packages
     about = {
         "checkpoint": paths[0],
         "checkpoints": paths,

@@ -69,34 +69,32 @@ def build_task(config: RunConfig, record: Node, load: Callable[..., Any] | None 
             )
         mixup = make_mixup(config.task.mixup, config.seed)
     loss = FittedLoss(configs.build(config.loss, "loss"), targets, derived.spatial_dims)
+    axes: tuple[int, ...] = ()  # of mirror test-time augmentation
+    if config.task.mirror_axes:
+        augmented_axes = training_axes(config.augmentation, derived.spatial_dims)
+        equivariant_axes = mirror_axes(network)
+        axes = usable_axes(config.task.mirror_axes, derived.spatial_dims, augmented_axes, equivariant_axes)
+    window = window_of(config.task, derived, axes, config.data.convention)
+    own_validation = targets.family.own("validation")
+    validation: Validation
+    if own_validation:
+        validation = own_validation(config, targets, window)
+    else:
+        assert isinstance(targets, SegmentationTargets)
+        validation = LabelMapValidation(window, targets, whole_batches=bool(config.perf.compile))
     return Task(
         network=network,
         loss=loss,
         optimizer=make_optimizer,
         scheduler=configs.errors_with_key("scheduler", configs.build(config.scheduler, "scheduler")),
         targets=targets,
-        validation=_validation(config, targets, network),
+        validation=validation,
         record=record,
         deep_supervision=config.task.deep_supervision,
         growing_patch=growing_patch_of(config, getattr(network, "divisor", None)),
         mixup=mixup,
         memory_format=memory_format(bool(config.perf.channels_last), derived.spatial_dims),
     )
-
-
-def _validation(config: RunConfig, targets: Targets, network: nn.Module) -> Validation:
-    dims = config.derived.spatial_dims
-    axes: tuple[int, ...] = ()  # of mirror test-time augmentation
-    if config.task.mirror_axes:
-        augmented_axes = training_axes(config.augmentation, dims)
-        axes = usable_axes(config.task.mirror_axes, dims, augmented_axes, mirror_axes(network))
-    window = window_of(config.task, config.derived, axes, config.data.convention)
-    own_validation = targets.family.own("validation")
-    if own_validation:
-        validation: Validation = own_validation(config, targets, window)
-        return validation
-    assert isinstance(targets, SegmentationTargets)
-    return LabelMapValidation(window, targets, whole_batches=bool(config.perf.compile))
 
 
 def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | None) -> nn.Module:

@@ -86,9 +86,8 @@ def unpickled(path: Path, inert: bool = False) -> Any:
     allowed_classes: list[Any] = [(_Inert, name) for name in _NUMPY_CLASSES] if inert else []
     content = None
     try:
-        inflated = _inflated(path)
-        damaged_record = None if inflated else _damaged_record(path)
-        if inflated is None and damaged_record is None:
+        problem = _archive_problem(path)
+        if problem is None:
             with safe_globals(allowed_classes):
                 content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -100,31 +99,26 @@ def unpickled(path: Path, inert: bool = False) -> Any:
             error.filename = str(path)
             raise
         raise ValueError(f"{path}: damaged or not a checkpoint ({type(error).__name__})") from error
-    if inflated is not None:
-        raise ValueError(
-            f"{path}: refused, {inflated / 1e9:.1f} GB are packed in it; expected a checkpoint that is not "
-            "compressed, as medconv and torch write it"
-        )
-    if damaged_record is not None:
-        raise ValueError(f"{path}: damaged, {damaged_record} in it does not match its checksum")
+    if problem is not None:
+        raise ValueError(f"{path}: {problem}")
     return content
 
 
-def _inflated(path: Path) -> int | None:
-    """Bytes in a compressed archive, or one with parts that overlap; None: in one as torch writes it."""
-    if not zipfile.is_zipfile(path):
+def _archive_problem(path: Path) -> str | None:
+    """Why an archive is not as torch writes it; None: it is, or the file is no archive."""
+    if not zipfile.is_zipfile(path):  # torch before 1.6 wrote none
         return None
     with zipfile.ZipFile(path) as archive:
         total = sum(record.file_size for record in archive.infolist())
-    return total if total > path.stat().st_size else None
-
-
-def _damaged_record(path: Path) -> str | None:
-    """The first file in the archive that does not match its checksum, which torch does not verify."""
-    if not zipfile.is_zipfile(path):  # torch before 1.6 wrote no archives
-        return None
-    with zipfile.ZipFile(path) as archive:
-        return archive.testzip()
+        # Compressed, or with parts that overlap
+        if total > path.stat().st_size:
+            return (
+                f"refused, {total / 1e9:.1f} GB are packed in it; expected a checkpoint that is not "
+                "compressed, as medconv and torch write it"
+            )
+        # torch does not verify checksums
+        damaged_record = archive.testzip()
+    return damaged_record and f"damaged, {damaged_record} in it does not match its checksum"
 
 
 def load_weights(network: nn.Module, content: dict[str, Any], path: Path) -> None:

@@ -70,7 +70,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 
 
 def _forget_mine() -> None:
-    doors._named.clear()
+    doors.named_packages.clear()
     doors.features.cache_clear()
     for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
         del sys.modules[name]

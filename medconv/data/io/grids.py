@@ -1,20 +1,27 @@
-"""Grids of files: whether two are the same, and axes turned to right, anterior, superior, and back."""
+"""Grids of files: whether two are the same, and axes turned to right, anterior, superior, and back.
+
+Also copies between arrays that store their axes in opposite orders, such as NIfTI files and NumPy's arrays.
+"""
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
 
 from medconv.data.case import Grid
 from medconv.utils.logging import size_text
-from medconv.utils.memory_order import fill, in_c_order
 
 # Voxels by which the corners of one grid may differ: ITK stores the nearest axes at right angles, and headers
 # round, which far corners show.
 _SAME_GRID = 0.1
 _ROUNDING = 0.01  # voxels; more is worth a word
 _FAR_DIGIT = 1e-6  # relative, or in radians: what differs by less is not named
+# Of a block that is copied:
+_LINES = 4  # along the middle axis, which share the memory pages of the source
+_DEPTH = 16  # along the last axis: planes of 512 x 512 voxels all fall into the same few lines of the cache
 # An orientation as nibabel has them: for each axis of the array, an anatomical axis and a direction.
 _RAS = np.array([[0, 1], [1, 1], [2, 1]], dtype=float)
 
@@ -173,3 +180,30 @@ def _reorient(array: np.ndarray, orientation: np.ndarray) -> np.ndarray:
     for index, channel in enumerate(channels):
         fill(turned[index], channel)
     return turned
+
+
+def fill(target: np.ndarray, source: np.ndarray) -> None:
+    """`target[...] = source`, several times as fast for a volume that is stored the other way round.
+
+    NumPy walks through such a source with the largest stride, which misses the cache at each voxel. Blocks
+    have few enough lines to stay in it.
+
+    Shape: both the same; C order for `target`.
+    """
+    if source.ndim != 3 or source.shape[2] == 1 or source.flags.c_contiguous:
+        target[...] = source
+        return
+    _, lines, depth = source.shape
+    for line, plane in product(range(0, lines, _LINES), range(0, depth, _DEPTH)):
+        block = (slice(None), slice(line, line + _LINES), slice(plane, plane + _DEPTH))
+        target[block] = source[block]
+
+
+def in_c_order(array: np.ndarray, dtype: Any = None) -> np.ndarray:
+    """The array itself if it has this type and C order, else a copy that has; `dtype` None: its own."""
+    dtype = np.dtype(dtype or array.dtype)
+    if array.flags.c_contiguous and array.dtype == dtype:
+        return array
+    copied = np.empty(array.shape, dtype)
+    fill(copied, array)
+    return copied

@@ -16,11 +16,10 @@ from medconv import doors
 from medconv.data.case import Grid
 from medconv.data.io import nifti, raster
 from medconv.data.io.formats import Contours, ImageFormat, choice_of, structures_of
-from medconv.data.io.grids import check_same_grid, rounding_doubts
+from medconv.data.io.grids import check_same_grid, fill, in_c_order, rounding_doubts
 from medconv.data.io.label_values import Relabel, relabelled
 from medconv.data.io.nifti import read_header
 from medconv.utils.errors import ArgumentError
-from medconv.utils.memory_order import fill, in_c_order
 
 UNORIENTED = (
     "NIfTI files that do not say where left and right are (qform_code = sform_code = 0); read as if the axes "

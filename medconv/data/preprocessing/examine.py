@@ -13,7 +13,7 @@ import numpy as np
 
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.case_files import image_of, label_of
-from medconv.data.io.grids import on_grid, rounding_doubts, to_canonical
+from medconv.data.io.grids import in_c_order, on_grid, rounding_doubts, to_canonical
 from medconv.data.io.images import channel_doubts, lacks_orientation, missing_slices, nifti_image
 from medconv.data.io.named_labels import contradictions
 from medconv.data.io.raster import are_picture_channels, is_picture, turn_doubts
@@ -22,7 +22,6 @@ from medconv.data.preprocessing.preprocess import content_box
 from medconv.data.preprocessing.value_bands import percentiles
 from medconv.metrics.dice import value_counts
 from medconv.utils.logging import size_text
-from medconv.utils.memory_order import in_c_order
 
 VERSION = 9  # raise it when a report measures more or otherwise
 _MAX_SHEAR = 0.5  # degrees; more is not rounding but a tilted gantry

@@ -6,7 +6,7 @@ checkpoint needs no random state, and a resumed run computes exactly what an uni
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -232,8 +232,12 @@ class ResumableTrainer(Trainer):
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        needed = [*_overridden(), (self, "_signal_connector"), (self.fit_loop, "epoch_loop")]
-        for owner, name in needed:
+        needed: list[tuple[Any, str]] = []
+        # Methods that are internal to Lightning: if it renamed one, ours would silently never be called
+        for cls, parent in ((ResumableEpochLoop, _TrainingEpochLoop), (_NoSignals, _SignalConnector)):
+            own = [name for name in vars(cls) if not name.startswith("__") and name not in _NOT_LIGHTNINGS]
+            needed += [(parent, name) for name in own]
+        for owner, name in [*needed, (self, "_signal_connector"), (self.fit_loop, "epoch_loop")]:
             if not hasattr(owner, name):
                 raise ValueError(
                     f"lightning {version('lightning')} has no {name}, which medconv needs; install one "
@@ -263,14 +267,6 @@ def _check_not_finished(trainer: Trainer, epoch: int, batches_per_epoch: int) ->
             f"as this run's have; trainer.max_epochs must be more than {epoch} to continue from it, got "
             f"{limit}"
         )
-
-
-def _overridden() -> Iterator[tuple[type, str]]:
-    """Methods that are internal to Lightning: if it renamed one, ours would silently never be called."""
-    for cls, parent in ((ResumableEpochLoop, _TrainingEpochLoop), (_NoSignals, _SignalConnector)):
-        for name in vars(cls):
-            if not name.startswith("__") and name not in _NOT_LIGHTNINGS:
-                yield parent, name
 
 
 class FinalValidation(Callback):

@@ -65,7 +65,14 @@ class Muon(Optimizer):
         initial_lr = _LR if lr is None else lr
         _check({"lr": initial_lr, "weight_decay": weight_decay, "eps": eps})
         _check({"momentum": momentum, "betas[0]": betas[0], "betas[1]": betas[1]}, below_one=True)
-        groups = _kernels_apart(params)
+        entries = list(params)
+        given = [{**entry, "params": list(entry["params"])} for entry in entries if isinstance(entry, dict)]
+        groups = []  # each of kernels, or of parameters with fewer than three axes, alone
+        for group in given or [{"params": entries}]:
+            for kernels in (True, False):
+                members = [p for p in group["params"] if (p.ndim > 2) == kernels]
+                if members:
+                    groups.append({**group, "params": members, "kernels": kernels})
         sharded = any(isinstance(p, DTensor) for group in groups for p in group["params"])
         self.heeds_found_inf = not sharded
         self.lr_factor = length_factor if lr is None else None
@@ -170,25 +177,6 @@ class Muon(Optimizer):
             maximize=False,
             found_inf=getattr(self, "found_inf", None),
         )
-
-
-def _kernels_apart(params: Iterable[Any]) -> list[dict[str, Any]]:
-    """Parameter groups, each of kernels or of parameters with fewer than three axes alone.
-
-    Args:
-        params: parameters, or groups of them.
-    """
-    entries = list(params)
-    groups = [{**entry, "params": list(entry["params"])} for entry in entries if isinstance(entry, dict)]
-    if not groups:
-        groups = [{"params": entries}]
-    divided = []
-    for group in groups:
-        for kernels in (True, False):
-            members = [p for p in group["params"] if (p.ndim > 2) == kernels]
-            if members:
-                divided.append({**group, "params": members, "kernels": kernels})
-    return divided
 
 
 def _gradients(parameters: list[Tensor]) -> list[Tensor]:

@@ -47,7 +47,7 @@ def enter(monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
 
 @pytest.fixture
 def entered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(doors, "_named", [])
+    monkeypatch.setattr(doors, "named_packages", [])
     enter(monkeypatch, ".scan.npz")
     yield
     doors.features.cache_clear()
@@ -78,7 +78,7 @@ def test_faults_name_the_file(tmp_path: Path, entered: None) -> None:
 
 @pytest.mark.parametrize("suffix", ["npz", ".nii", ".png", ".nrrd"])
 def test_a_suffix_has_a_dot_and_one_format(monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    monkeypatch.setattr(doors, "_named", [])
+    monkeypatch.setattr(doors, "named_packages", [])
     enter(monkeypatch, suffix)
     with pytest.raises(ValueError, match=rf"expected a dot and one format of each, got \['{suffix}'\]"):
         formats()

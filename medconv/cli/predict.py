@@ -36,8 +36,8 @@ def parser() -> Parser:
         # A second `--checkpoint` adds to the first.
         action="extend",
         required=True,
-        metavar="FILE",
-        help="a run's checkpoints/best.ckpt; several are averaged",
+        metavar="PATH",
+        help="a run's folder or its checkpoints/best.ckpt; several are averaged, as are runs in a folder",
     )
     _add_input_and_output(command.add_argument_group("input and output"))
     inference = command.add_argument_group(

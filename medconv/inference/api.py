@@ -26,7 +26,7 @@ def load(
     network was validated with.
 
     Args:
-        checkpoints: a run's `checkpoints/best.ckpt`, or several, such as those of all folds.
+        checkpoints: a run's folder or its `checkpoints/best.ckpt`, or several, such as those of all folds.
         device: as torch names it; None: the GPU if there is one, else the CPU.
         trusted: packages of your own that the networks may come from; a checkpoint cannot choose code.
         mirror_axes: spatial axes of test-time augmentation; without numbers, no flips.

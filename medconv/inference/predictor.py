@@ -37,6 +37,7 @@ from medconv.inference.prepare import (
     from_nibabel,
     prepare,
 )
+from medconv.inference.run_folders import checkpoints_of
 from medconv.inference.slab_answer import (
     Group,
     KeptLogits,
@@ -121,7 +122,8 @@ class Predictor:
         """From checkpoints; None keeps what each was validated with.
 
         Args:
-            checkpoints: a run's `checkpoints/best.ckpt`, or several.
+            checkpoints: a run's folder, which stands for all of its members, or its `checkpoints/best.ckpt`;
+                or several.
             device: where they run, as torch names it.
             trusted: packages of your own that the networks may come from.
             mirror_axes: spatial axes of test-time augmentation; without numbers, no flips.
@@ -137,7 +139,8 @@ class Predictor:
         """
         if isinstance(checkpoints, (str, Path)):
             checkpoints = [checkpoints]
-        members = [load(Path(path), trusted, device, mirror_axes) for path in checkpoints]
+        files = [file for path in checkpoints for file in checkpoints_of(Path(path))]
+        members = [load(file, trusted, device, mirror_axes) for file in files]
         if not members:
             raise ValueError("checkpoints are needed: the networks to predict with")
         # What is not given stays as in validation.

@@ -66,11 +66,11 @@ def smaller(words: list[str]) -> list[str]:
     """A training takes one step with a small network. What the options of the examples do is tested elsewhere:
     of these the config is composed.
     """
-    if words[0] != "train" or "--cfg" in words:
+    if words[0] not in ("train", "ensemble") or "--cfg" in words:
         return words
     if len(words) == 1:
         return [*words, *TRAINING, "data.layout.num_cases=3", "data.patch_size=[16,16,16]"]
-    if "-m" in words:
+    if "-m" in words or words[0] == "ensemble":
         return [*words, "run.dry_run=true"]
     if not {"run.name=first", "run.name=mine", "run.name=plain", "run.name=own"} & set(words):
         return [*words, "--cfg", "job"]

@@ -45,7 +45,11 @@ def run_command(options: argparse.Namespace) -> int:
 
 def _add_input_and_output(group: Group) -> None:
     group.add_argument(
-        "--checkpoint", type=Path, required=True, metavar="FILE", help="a run's checkpoints/best.ckpt"
+        "--checkpoint",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="a run's folder or its checkpoints/best.ckpt; of several networks, their mean",
     )
     formats = ", ".join(doors.mapping("EXPORTS"))
     group.add_argument("--format", required=True, metavar="FORMAT", help=f"one of {formats}")

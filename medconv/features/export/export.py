@@ -6,12 +6,16 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from glob import escape
 from pathlib import Path
 
 from medconv import doors
+from medconv.features.export.graph import MeanNetwork
 from medconv.features.export.job import OPSETS, ExportOptions, Format, Job, write_metadata
-from medconv.inference.load import load
+from medconv.inference.load import LoadedModel, load
+from medconv.inference.predictor import check_same
+from medconv.inference.run_folders import checkpoints_of
 from medconv.utils.atomic_io import replacing
 from medconv.utils.errors import ArgumentError
 
@@ -22,7 +26,7 @@ def export(source: Path, output: Path, choices: ExportOptions, trusted: Sequence
     """Export the network of a checkpoint, compare its logits with the checkpoint's, and write its metadata.
 
     Args:
-        source: the checkpoint.
+        source: the checkpoint, or the folder of a run; of several networks in it, their mean is written.
         output: the file to write; for formats that are one, a new folder.
         choices: how it is written and compared.
         trusted: packages of your own that the network may come from.
@@ -33,8 +37,8 @@ def export(source: Path, output: Path, choices: ExportOptions, trusted: Sequence
     """
     format = _format(choices)
     _check_output(output, format, choices, source)
-    model = load(source, trusted, plain=True)
-    job = Job(model, load(source, trusted), output.name, choices)
+    model = _loaded(source, format, trusted, plain=True)
+    job = Job(model, _loaded(source, format, trusted), output.name, choices)
     format.check(model, output)
     output.absolute().parent.mkdir(parents=True, exist_ok=True)
     if format.is_folder:
@@ -47,6 +51,26 @@ def export(source: Path, output: Path, choices: ExportOptions, trusted: Sequence
             write_metadata(metadata, output)
     for note in format.notes(model, output):
         log.info("%s", note)
+
+
+def _loaded(source: Path, format: Format, trusted: Sequence[str], plain: bool = False) -> LoadedModel:
+    """The network of a checkpoint, or the mean of those of a folder. Raises: ValueError: there is none."""
+    models = [load(path, trusted, plain=plain) for path in checkpoints_of(source)]
+    first = models[0]
+    if len(models) == 1:
+        return first
+    if not format.takes_mean:
+        raise ValueError(
+            f"{source}: holds {len(models)} networks, and this format one; onnx, torchscript and pt2 hold "
+            "their mean, or name one checkpoint"
+        )
+    for model in models[1:]:
+        check_same(first, model)
+        if model.preprocessing != first.preprocessing or model.window != first.window:
+            raise ValueError(f"{model.path}: has another preprocessing or window than {first.path}")
+    if not first.targets.per_voxel:
+        raise ValueError(f"{source}: image-level networks average their answers, not their outputs")
+    return replace(first, network=MeanNetwork([model.network for model in models]).eval())
 
 
 def _format(choices: ExportOptions) -> Format:

@@ -25,6 +25,8 @@ OUTPUT = "logits"
 class NetworkFile(Format):
     """One file, with its metadata beside it. Args: name: of the format."""
 
+    takes_mean = True
+
     def __init__(self, name: str) -> None:
         self._name = name
 

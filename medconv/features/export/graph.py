@@ -32,6 +32,21 @@ class Logits(nn.Module):
         return full_resolution(self.network(image))
 
 
+class MeanNetwork(nn.Module):
+    """The mean of the logits of several networks. Shape: as `Logits`."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        stated = getattr(members[0], "divisor", None)
+        if stated is not None:  # of networks with the same patch
+            self.divisor = stated
+
+    def forward(self, image: Tensor) -> Tensor:
+        logits = [full_resolution(member(image)) for member in self.members]
+        return torch.stack(logits).mean(0)
+
+
 @dataclass(frozen=True)
 class Captured:
     """A network and its graph.

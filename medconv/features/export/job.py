@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from medconv.features.export.graph import Captured
+from medconv.features.export.graph import Captured, MeanNetwork
 from medconv.features.export.metadata import Metadata, describe, metadata_path
 from medconv.features.export.parity import on_case, on_patches
 from medconv.inference.load import LoadedModel
@@ -90,13 +90,18 @@ class Job:
 
     def describe(self, file: Path, format: str, captured: Captured, parity: Metadata) -> Metadata:
         """The metadata of an exported file. Args: format: of the file. parity: as `compare` gives it."""
-        return describe(self.content, self.model, captured, file, format, parity)
+        metadata = describe(self.content, self.model, captured, file, format, parity)
+        if isinstance(self.model.network, MeanNetwork):
+            count = len(self.model.network.members)
+            metadata["mean_of"] = f"{count} networks; training and validation are those of the first"
+        return metadata
 
 
 class Format:
     """What `medconv export --format NAME` writes: one file, with its metadata beside it, or a folder."""
 
     is_folder: ClassVar[bool] = False
+    takes_mean: ClassVar[bool] = False  # whether it can hold the mean of several networks
 
     def check_packages(self) -> None:
         """Before anything is read. Raises: ValueError: a package that writes it is missing."""

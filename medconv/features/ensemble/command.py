@@ -1,0 +1,92 @@
+"""`medconv ensemble`: train the members of an ensemble, and say what each one gained."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from medconv.cli.parsers import Parser, add_package
+from medconv.utils.exit_codes import DONE
+from medconv.utils.logging import start_logging
+
+if TYPE_CHECKING:
+    from medconv.config import RunConfig
+
+
+def parser() -> Parser:
+    command = Parser(
+        "ensemble",
+        "--members 3 data=msd data.root=/data/Task04 trainer.max_time=00:00:20:00 run.name=NAME",
+        "Train several networks of one config, which predict as one: their mean.\n"
+        "Each member has the time and the steps of the config. The first is the run that medconv train\n"
+        "makes of the same arguments; the others, with other seeds, are in its folder members/.\n"
+        "If the command was stopped, the same one resumes it; with a larger number it adds members.\n"
+        "With trainer.devices=N, N members train at once, each on a device of its own.",
+        takes_overrides=True,
+    )
+    group = command.add_argument_group("members")
+    group.add_argument("--members", type=int, required=True, metavar="N", help="how many, at least 2")
+    group.add_argument(
+        "--folds", action="store_true", help="each validates another fold, and trains on the others"
+    )
+    add_package(command.general())
+    return command
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Train all members, then compare them. Returns: the exit code, of the first member that failed."""
+    from medconv.config import compose, validate
+    from medconv.features.ensemble import gains, members
+    from medconv.training.run_dir import RunDir
+
+    start_logging()
+    flags = compose.hydra_flags(options.overrides, "medconv ensemble", options.package)
+    if flags.only_shows:
+        compose.show(flags)
+        return DONE
+    composer = compose.Composer(flags)
+    if composer.is_sweep:
+        raise ValueError("medconv ensemble trains one config, got several; medconv train -m runs a sweep")
+    (composed,) = composer.configs()
+    config = validate(composed.values)
+    _check(options, config)
+    folder = RunDir.of(config, composed.choices)
+    packages = [argument for name in options.package for argument in ("--package", name)]
+    arguments = [*options.overrides, *packages]
+    ensemble = members.members_of(config, folder.path, arguments, options.members, options.folds)
+    if config.run.dry_run:
+        print(members.plan(ensemble))
+        return DONE
+    code = members.train(ensemble, members.devices_of(config))
+    if code == DONE:
+        gains.write(ensemble, config, options.package)
+        print(gains.table(folder))
+    return code
+
+
+def _check(options: argparse.Namespace, config: RunConfig) -> None:
+    """Raises: ValueError: a number or a setting that an ensemble cannot have."""
+    from medconv.utils import cluster
+
+    if options.members < 2:
+        raise ValueError(f"--members must be at least 2, got {options.members}; medconv train trains one")
+    if options.folds and not str(config.data.fold).isdecimal():
+        raise ValueError(f"--folds needs the number of a fold, got data.fold={config.data.fold}")
+    if options.folds and config.data.splits_file is None and options.members > config.data.num_folds:
+        raise ValueError(
+            f"--members {options.members} --folds: there are {config.data.num_folds} folds; "
+            "data.num_folds sets more"
+        )
+    launcher = cluster.launcher()
+    if launcher is not None:
+        raise ValueError(f"its members start their own processes; run it without {launcher.name}")
+    if config.trainer.num_nodes not in (None, 1):
+        raise ValueError(
+            f"trainer.num_nodes={config.trainer.num_nodes}: an ensemble trains on one machine; on several, "
+            "start medconv train with another seed and run.dir on each"
+        )
+    if config.run.resume not in ("auto", "never"):
+        raise ValueError(
+            f"run.resume={config.run.resume}: members resume from their own checkpoints; expected auto or "
+            "never"
+        )

@@ -1,0 +1,175 @@
+"""The members of an ensemble: each is a process of `medconv train` with its own seed, or fold, and folder."""
+
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from medconv.config import RunConfig
+from medconv.training.run import with_devices
+from medconv.training.run_dir import RunDir
+from medconv.utils import cluster, signals
+from medconv.utils.cores import num_cores
+from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
+from medconv.utils.hardware import uses_gpu
+
+_POLL_SECONDS = 0.2
+_CTRL_C_SECONDS = 2.0  # time for members to end by a Ctrl-C that the terminal sent to them as well
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+Environment = Mapping[str, str]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One network.
+
+    Args:
+        number: from 1.
+        folder: of its run.
+        arguments: of `medconv train`.
+    """
+
+    number: int
+    folder: RunDir
+    arguments: tuple[str, ...]
+
+
+def members_of(
+    config: RunConfig, folder: Path, arguments: Sequence[str], count: int, folds: bool
+) -> list[Member]:
+    """The members, the first of which is the run itself.
+
+    Args:
+        folder: of the run.
+        arguments: of the command, without its own options.
+        folds: whether each validates another fold.
+    """
+    one_device = ["trainer.devices=1"] if len(devices_of(config)) > 1 else []
+    members = []
+    for index in range(count):
+        path = folder / "members" / str(index + 1) if index else folder
+        run_dir = QuotedString(str(path), Quote.single).with_quotes()
+        own = [f"run.dir={run_dir}", f"seed={config.seed + index}", *one_device]
+        if folds:
+            fold = int(config.data.fold) + index
+            own.append(f"data.fold={fold if config.data.splits_file else fold % config.data.num_folds}")
+        members.append(Member(index + 1, RunDir(path), (*arguments, *own)))
+    return members
+
+
+def devices_of(config: RunConfig) -> list[Environment]:
+    """What the environment of a member says of its device, for each of `trainer.devices`; one trains on each.
+
+    Raises: ValueError: this machine lacks the devices.
+    """
+    devices = with_devices(config).trainer.devices
+    count = cluster.device_count(devices)
+    if not uses_gpu(config.trainer.accelerator):
+        threads = max(1, num_cores() // (count or 1))
+        return [{"OMP_NUM_THREADS": str(threads)} if (count or 1) > 1 else {}] * (count or 1)
+    count = torch.cuda.device_count() if count is None else count
+    if count == 1:
+        return [{}]
+    numbers = devices if isinstance(devices, list) else range(count)
+    visible = os.environ.get(_VISIBLE)
+    names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+    return [{_VISIBLE: names[number]} for number in numbers]
+
+
+def plan(members: Sequence[Member]) -> str:
+    """The commands that `train` would start."""
+    return "\n".join(shlex.join(["medconv", "train", *member.arguments]) for member in members)
+
+
+def train(members: Sequence[Member], devices: Sequence[Environment]) -> int:
+    """Train all members, one at a time on each device; one that fails does not stop the others.
+
+    Returns:
+        The exit code, of the first that failed.
+    Raises:
+        KeyboardInterrupt, signals.RunInterrupted: it was stopped; no member runs any more.
+    """
+    waiting = deque(members)
+    running: dict[int, tuple[Member, subprocess.Popen[bytes]]] = {}  # by device
+    codes: dict[int, int] = {}
+    stopped_by = 0
+
+    def stop(number: int, frame: object = None) -> None:
+        nonlocal stopped_by
+        stopped_by = number
+        for _, process in running.values():
+            process.send_signal(number)
+
+    with signals.handled(stop, *signals.PREEMPTING):
+        try:
+            while running or (waiting and not stopped_by):
+                for device, environment in enumerate(devices):
+                    if device not in running and waiting and not stopped_by:
+                        member = waiting.popleft()
+                        print(
+                            f"\n[member {member.number} of {len(members)}] {member.folder.path}", flush=True
+                        )
+                        running[device] = (member, _started(member, environment))
+                        if stopped_by:  # the signal came before it was listed
+                            running[device][1].send_signal(stopped_by)
+                time.sleep(_POLL_SECONDS)
+                for device, (member, process) in list(running.items()):
+                    code = process.poll()
+                    if code is None:
+                        continue
+                    del running[device]
+                    codes[member.number] = code
+                    if code in (INTERRUPTED, -signal.SIGINT):
+                        raise KeyboardInterrupt
+                    if (code == PREEMPTED or -code in signals.PREEMPTING) and not stopped_by:
+                        stop(signal.SIGTERM)
+        except KeyboardInterrupt:
+            _end([process for _, process in running.values()])
+            raise
+    if stopped_by:
+        raise signals.RunInterrupted(stopped_by)
+    failed = [member for member in members if codes[member.number] != DONE]
+    for member in failed:
+        log.error(
+            "member %d failed, %s: %s", member.number, _end_of(codes[member.number]), member.folder.path
+        )
+    return _exit_code(codes[failed[0].number]) if failed else DONE
+
+
+def _started(member: Member, environment: Environment) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "medconv", "train", *member.arguments]
+    return subprocess.Popen(command, env={**os.environ, **environment})
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait until they have ended by Ctrl-C. A second one would abort their step, so SIGTERM follows."""
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_CTRL_C_SECONDS)
+        if process.poll() is None:
+            process.terminate()
+    for process in processes:
+        process.wait()
+
+
+def _end_of(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _exit_code(code: int) -> int:
+    """SIGKILL most likely means too little memory: the user's; any other signal is a crash."""
+    if code == -signal.SIGKILL:
+        return USER
+    return BUG if code < 0 else code

@@ -1,0 +1,43 @@
+"""The checkpoints that the folder of a run, or of several runs, stands for."""
+
+import json
+import re
+from pathlib import Path
+
+_NAMES = ("best.ckpt", "last.ckpt")  # the last one where nothing was validated
+_DEPTHS = ("checkpoints", "*/checkpoints", "*/*/checkpoints")  # of a run, a sweep, and members of a run
+_MOVED_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # by run.resume=never
+
+
+def checkpoints_of(path: Path) -> list[Path]:
+    """The checkpoint to predict with of each run in a folder; a file stands for itself.
+
+    Raises:
+        ValueError: no run is in the folder, or one that has not been trained to its end.
+    """
+    if not path.is_dir():
+        return [path]
+    found = []
+    for pattern in _DEPTHS:
+        for checkpoints in sorted(path.glob(pattern)):
+            run = checkpoints.parent
+            files = [checkpoints / name for name in _NAMES if (checkpoints / name).is_file()]
+            if files and not _MOVED_ASIDE.search(run.name):
+                _check_finished(run)
+                found.append(files[0])
+    if not found:
+        raise ValueError(f"{path}: no run in this folder, expected RUN or RUN/checkpoints/best.ckpt")
+    return found
+
+
+def _check_finished(run: Path) -> None:
+    """Raises: ValueError: its summary says that it has not been trained to its end."""
+    try:
+        status = json.loads((run / "summary.json").read_text(encoding="utf-8")).get("status")
+    except (OSError, ValueError, AttributeError):
+        return  # of another program, which says nothing
+    if status not in (None, "done"):
+        raise ValueError(
+            f"{run}: its training is not done (status: {status}); train it to its end, or name the "
+            "checkpoints one by one"
+        )

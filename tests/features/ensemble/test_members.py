@@ -1,0 +1,173 @@
+"""medconv/features/ensemble: several members by one command, resumed after a kill, that predict as one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny
+from helpers.stopped import stopped
+
+from medconv.features.ensemble import members
+from medconv.features.ensemble.members import Member, devices_of, members_of
+from medconv.inference.predictor import Predictor
+from medconv.inference.run_folders import checkpoints_of
+from medconv.training.run_dir import RunDir
+from medconv.utils.exit_codes import BUG, DONE, PREEMPTED, USER
+
+SETTINGS = ("conv=none", "data.samples_per_epoch=4")  # an epoch, and so a checkpoint, has two steps
+
+
+def ensemble(dataset: Path, folder: Path, *more: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    arguments = ["--members", "2", *tiny.overrides(dataset, *SETTINGS), f"run.dir={folder}", *more]
+    return tiny.command("ensemble", *arguments, cwd=folder.parent, **settings)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+    """A dataset, the folder of an ensemble of two, and what the command printed."""
+    home = tmp_path_factory.mktemp("ensemble")
+    dataset = tiny.write_dataset(home / "data/tiny")
+    done = ensemble(dataset, home / "run")
+    assert done.returncode == DONE, done.stderr
+    return dataset, home / "run", done.stdout
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+
+
+def test_members_differ_by_their_seed_and_the_first_is_the_run_itself(
+    trained: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    dataset, folder, _ = trained
+    tiny.train(dataset, tmp_path / "alone", *SETTINGS)
+    alone = weights(tmp_path / "alone")
+    first = weights(folder)
+    second = weights(folder / "members/2")
+    assert all(alone[name].equal(first[name]) for name in alone)
+    assert not all(first[name].equal(second[name]) for name in first)
+
+
+def test_the_summary_and_the_table_say_what_each_member_gained(trained: tuple[Path, Path, str]) -> None:
+    _, folder, printed = trained
+    summary = json.loads((folder / "summary.json").read_text())
+    first, second = summary["members"]
+    assert first["score"] == first["score_of_mean"] == summary["val/dice"]
+    assert second["folder"] == "members/2"
+    assert second["score"] == json.loads((folder / "members/2/summary.json").read_text())["val/dice"]
+    assert f"{second['score_of_mean']:.4f}" in printed.splitlines()[-3]
+    assert f"medconv predict --checkpoint {folder} " in printed.splitlines()[-1]
+
+
+def test_the_folder_predicts_as_all_checkpoints_named(trained: tuple[Path, Path, str]) -> None:
+    dataset, folder, _ = trained
+    files = [folder / "checkpoints/best.ckpt", folder / "members/2/checkpoints/best.ckpt"]
+    assert checkpoints_of(folder) == files
+    image = dataset / "imagesTr/case_0.nii.gz"
+    _, of_folder = Predictor.load(folder).label_and_probabilities(image)
+    _, of_files = Predictor.load(files).label_and_probabilities(image)
+    _, of_first = Predictor.load(files[0]).label_and_probabilities(image)
+    assert (of_folder == of_files).all()
+    assert (of_folder != of_first).any()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_member_that_was_killed_resumes_to_the_same_weights(
+    number: int, trained: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    """Killed after three of its four steps, and resumed after two; a member that had ended is left as it is."""
+    dataset, folder, _ = trained
+    killed = tmp_path / "run"
+    if number == 2:
+        tiny.train(dataset, killed, *SETTINGS)
+    environment = {**os.environ, "PYTHONPATH": tiny.PYTHONPATH}
+    first = ensemble(dataset, killed, stopped(tmp_path / "sent", step=3), env=environment)
+    assert first.returncode == USER, first.stderr  # as by too little memory
+    with pytest.raises(ValueError, match=r"its training is not done \(status: running\)"):
+        checkpoints_of(killed)
+    second = ensemble(dataset, killed)
+    assert second.returncode == DONE, second.stderr
+    assert "resumed at step 2" in second.stderr
+    for name in (".", "members/2"):
+        expected = weights(folder / name)
+        assert all(value.equal(expected[key]) for key, value in weights(killed / name).items())
+
+
+def test_each_member_takes_another_fold(dataset: Path) -> None:
+    config = tiny.checked(dataset, "data.fold=1")
+    found = members_of(config, Path("run"), ["data=msd"], 3, folds=True)
+    assert [member.arguments[-1] for member in found] == ["data.fold=1", "data.fold=2", "data.fold=0"]
+    assert [str(member.folder.path) for member in found] == ["run", "run/members/2", "run/members/3"]
+    assert found[1].arguments[:3] == ("data=msd", "run.dir='run/members/2'", f"seed={config.seed + 1}")
+
+
+def test_each_device_trains_one_member(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "num_cores", lambda: 8)
+    config = tiny.checked(dataset, "trainer.devices=2")
+    assert devices_of(config) == [{"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4"}]
+    assert "trainer.devices=1" in members_of(config, Path("run"), [], 2, folds=False)[0].arguments
+    assert devices_of(tiny.checked(dataset)) == [{}]
+
+
+class Fake(subprocess.Popen[bytes]):
+    """Ends with a code that its environment names."""
+
+    def __init__(self, command: list[str], env: dict[str, str]) -> None:
+        super().__init__([sys.executable, "-c", f"import os, signal; {command[-1]}"])
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        (["exit(0)", "exit(0)"], DONE),
+        (["exit(1)", "exit(0)"], USER),
+        (["exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"], USER),
+        (["os.kill(os.getpid(), signal.SIGSEGV)", "exit(1)"], BUG),
+    ],
+)
+def test_the_exit_code_is_that_of_the_first_member_that_failed(
+    ends: list[str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members.subprocess, "Popen", Fake)
+    found = [Member(number, RunDir(tmp_path / str(number)), (end,)) for number, end in enumerate(ends, 1)]
+    assert members.train(found, [{}]) == expected
+
+
+def test_a_stop_of_one_member_is_that_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members.subprocess, "Popen", Fake)
+    ends = [f"exit({PREEMPTED})", "signal.pause()", "exit(0)"]
+    found = [Member(number, RunDir(tmp_path / str(number)), (end,)) for number, end in enumerate(ends, 1)]
+    with pytest.raises(SystemExit) as stopped:
+        members.train(found, [{}, {}])
+    assert getattr(stopped.value, "number", 0) == signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--members", "1"], "--members must be at least 2, got 1"),
+        (["--members", "4", "--folds"], "there are 3 folds"),
+        (
+            ["--members", "2", "--folds", "data.fold=all"],
+            "--folds needs the number of a fold, got data.fold=all",
+        ),
+        (["--members", "2", "run.resume=x.ckpt"], "expected auto or never"),
+        (["--members", "2", "trainer.num_nodes=2"], "an ensemble trains on one machine"),
+        (["--members", "2", "seed=1,2"], "seed=1,2"),
+    ],
+)
+def test_what_an_ensemble_cannot_be_is_said(
+    arguments: list[str],
+    message: str,
+    dataset: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert tiny.call(monkeypatch, "ensemble", *tiny.overrides(dataset), *arguments) == USER
+    assert message in capsys.readouterr().err

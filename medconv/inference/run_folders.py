@@ -22,9 +22,12 @@ def checkpoints_of(path: Path) -> list[Path]:
         for checkpoints in sorted(path.glob(pattern)):
             run = checkpoints.parent
             files = [checkpoints / name for name in _NAMES if (checkpoints / name).is_file()]
-            if files and not _MOVED_ASIDE.search(run.name):
-                _check_finished(run)
-                found.append(files[0])
+            if _MOVED_ASIDE.search(run.name):
+                continue
+            _check_finished(run)
+            if not files:
+                raise ValueError(f"{run}: its training is not done (no checkpoint); train it to its end")
+            found.append(files[0])
     if not found:
         raise ValueError(f"{path}: no run in this folder, expected RUN or RUN/checkpoints/best.ckpt")
     return found

@@ -43,7 +43,7 @@ def write(members: Sequence[Member], config: RunConfig, trusted: Sequence[str]) 
     metric = metric_of_summary(summary)
     earlier = summary.get(KEY) or []
     scores_means = _same_label_maps(members)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for count, member in enumerate(members, 1):
         own = member.folder.summary().get(metric.name)
         row: dict[str, Any] = {

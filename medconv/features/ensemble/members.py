@@ -65,7 +65,7 @@ def members_of(
         if folds:
             fold = int(config.data.fold) + index
             own.append(f"data.fold={fold if config.data.splits_file else fold % config.data.num_folds}")
-        members.append(Member(index + 1, RunDir(path), (*arguments, *own)))
+        members.append(Member(index + 1, RunDir(path, config.run.resume), (*arguments, *own)))
     return members
 
 
@@ -101,6 +101,9 @@ def train(members: Sequence[Member], devices: Sequence[Environment]) -> int:
     Raises:
         KeyboardInterrupt, signals.RunInterrupted: it was stopped; no member runs any more.
     """
+    for member in members:
+        if member.folder.resume == "auto":  # a folder without a checkpoint is an error of prediction
+            member.folder.checkpoints.mkdir(parents=True, exist_ok=True)
     waiting = deque(members)
     running: dict[int, tuple[Member, subprocess.Popen[bytes]]] = {}  # by device
     codes: dict[int, int] = {}

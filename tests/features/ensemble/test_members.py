@@ -20,7 +20,8 @@ from medconv.inference.run_folders import checkpoints_of
 from medconv.training.run_dir import RunDir
 from medconv.utils.exit_codes import BUG, DONE, PREEMPTED, USER
 
-SETTINGS = ("conv=none", "data.samples_per_epoch=4")  # an epoch, and so a checkpoint, has two steps
+# An epoch, and so a checkpoint, has two steps; with progress lines, the log says where a run resumed.
+SETTINGS = ("conv=none", "data.samples_per_epoch=4", "trainer.enable_progress_bar=true")
 
 
 def ensemble(dataset: Path, folder: Path, *more: str, **settings: Any) -> subprocess.CompletedProcess[str]:
@@ -93,10 +94,19 @@ def test_a_member_that_was_killed_resumes_to_the_same_weights(
         checkpoints_of(killed)
     second = ensemble(dataset, killed)
     assert second.returncode == DONE, second.stderr
-    assert "resumed at step 2" in second.stderr
+    resumed = killed if number == 1 else killed / "members/2"
+    assert "resumed at step 2" in (resumed / "train.log").read_text()
     for name in (".", "members/2"):
         expected = weights(folder / name)
         assert all(value.equal(expected[key]) for key, value in weights(killed / name).items())
+
+
+def test_a_member_without_a_checkpoint_is_not_left_out(tmp_path: Path) -> None:
+    for name in ("checkpoints", "members/2/checkpoints"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "members/2/checkpoints/best.ckpt").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"its training is not done \(no checkpoint\)"):
+        checkpoints_of(tmp_path)
 
 
 def test_each_member_takes_another_fold(dataset: Path) -> None:

@@ -37,7 +37,7 @@ def parser() -> Parser:
         action="extend",
         required=True,
         metavar="PATH",
-        help="a run's folder or its checkpoints/best.ckpt; several are averaged, as are runs in a folder",
+        help="a run's folder or its checkpoints/best.ckpt; several are averaged",
     )
     _add_input_and_output(command.add_argument_group("input and output"))
     inference = command.add_argument_group(

@@ -1,24 +1,27 @@
-"""The checkpoints that the folder of a run, or of several runs, stands for."""
+"""The checkpoints that the folder of a run stands for."""
 
 import json
 import re
 from pathlib import Path
 
 _NAMES = ("best.ckpt", "last.ckpt")  # the last one where nothing was validated
-_DEPTHS = ("checkpoints", "*/checkpoints", "*/*/checkpoints")  # of a run, a sweep, and members of a run
+# Of the run itself and of further members. Not of any run in a folder: unrelated ones would be averaged.
+_CHECKPOINTS = ("checkpoints", "members/*/checkpoints")
 _MOVED_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # by run.resume=never
 
 
 def checkpoints_of(path: Path) -> list[Path]:
-    """The checkpoint to predict with of each run in a folder; a file stands for itself.
+    """The checkpoint to predict with of a run, and of each of its members; a file stands for itself.
 
     Raises:
-        ValueError: no run is in the folder, or one that has not been trained to its end.
+        ValueError: the folder is not that of a run, or one has not been trained to its end.
     """
     if not path.is_dir():
         return [path]
+    if not (path / "checkpoints").is_dir():
+        raise ValueError(f"{path}: not the folder of a run, expected RUN or RUN/checkpoints/best.ckpt")
     found = []
-    for pattern in _DEPTHS:
+    for pattern in _CHECKPOINTS:
         for checkpoints in sorted(path.glob(pattern)):
             run = checkpoints.parent
             files = [checkpoints / name for name in _NAMES if (checkpoints / name).is_file()]
@@ -28,8 +31,6 @@ def checkpoints_of(path: Path) -> list[Path]:
             if not files:
                 raise ValueError(f"{run}: its training is not done (no checkpoint); train it to its end")
             found.append(files[0])
-    if not found:
-        raise ValueError(f"{path}: no run in this folder, expected RUN or RUN/checkpoints/best.ckpt")
     return found
 
 

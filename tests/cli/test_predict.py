@@ -26,7 +26,10 @@ from medconv.cli.predict import parser
         ),
         (["--source-spacing-mm", "1"], "error: --source-spacing-mm=[1.0]: expected positive numbers of mm"),
         (["--device", "quantum"], "error: --device quantum: cannot be used here"),
-        (["--checkpoint", "."], "error: .: not the folder of a run, expected RUN or RUN/checkpoints/best.ckpt"),
+        (
+            ["--checkpoint", "."],
+            "error: .: not the folder of a run, expected RUN or RUN/checkpoints/best.ckpt",
+        ),
         (["--checkpoint", "nowhere.ckpt"], "error: nowhere.ckpt: no such checkpoint"),
         (["--postprocess", "nowhere.json"], "error: nowhere.json: cannot be read"),
     ],

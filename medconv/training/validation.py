@@ -69,7 +69,7 @@ class LabelMapValidation:
             network = partial(_in_whole_batches, network, window.batch_size)
         case = batch["case"]
         annotated = batch.get("annotated")
-        crop_info = batch["crop_info"]
+        crop_info = batch["crop_info"].value
         image = batch["image"][0]
         axis = slab_axis([window], [image.shape[1:]])
         grid = SlabGrid(crop_info, axis, image.shape[1 + axis])

@@ -16,6 +16,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.data import DataLoader, default_collate
 
 from medconv.data.case import Grid
+from medconv.data.loading.patch_dataset import Opaque
 from medconv.data.preprocessing import preprocess
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.features.image_level import metrics as image_level
@@ -56,7 +57,7 @@ def test_a_compiled_network_is_compiled_once_for_training_and_once_for_all_windo
         shape = (8, 8, 8 * windows)
         image, label = torch.rand(1, 1, *shape), torch.zeros(1, 1, *shape, dtype=torch.uint8)
         batch = {"image": image, "label": label, "reference": label[0, 0], "case": str(windows)}
-        batches.append({**batch, "crop_info": as_it_is(shape)})
+        batches.append({**batch, "crop_info": Opaque(as_it_is(shape))})
     expected = [plain(network, batch) for batch in batches]
     network.compile(backend=counter)
     network.train()(torch.rand(2, 1, 8, 8, 8)).sum().backward()
@@ -189,7 +190,7 @@ def test_slabs_give_what_all_logits_give(
         "label": label,
         "reference": reference,
         "annotated": annotated,
-        "crop_info": crop_info,
+        "crop_info": Opaque(crop_info),
     }
     validate = LabelMapValidation(window, targets)
     validated = validate(nn.Identity(), batch, keeps_prediction=True)
@@ -208,7 +209,7 @@ def test_a_case_without_labelled_voxels_has_no_loss() -> None:
         "image": torch.zeros(1, 3, 8, 8, 8),
         "label": label,
         "reference": label[0, 0],
-        "crop_info": as_it_is((8, 8, 8)),
+        "crop_info": Opaque(as_it_is((8, 8, 8))),
     }
     validate = LabelMapValidation(SlidingWindow((8, 8, 8)), IGNORING)
     assert validate(nn.Identity(), batch).losses == {"a": None}
@@ -234,7 +235,7 @@ def test_a_slab_is_scored_on_the_cpu_if_the_gpu_has_no_memory_left(monkeypatch: 
         "image": image,
         "label": label,
         "reference": label[0, 0],
-        "crop_info": as_it_is((8, 8, 8)),
+        "crop_info": Opaque(as_it_is((8, 8, 8))),
     }
     validated = validate(nn.Identity(), batch)
     assert not fails and validated.rows == {"a": {"box": 1.0}}
@@ -252,7 +253,7 @@ def test_outputs_that_are_not_finite_are_said_with_their_case(caplog: pytest.Log
             "image": image,
             "label": label,
             "reference": label[0, 0],
-            "crop_info": as_it_is((8, 8, 8)),
+            "crop_info": Opaque(as_it_is((8, 8, 8))),
         },
     )
     assert not caplog.records
@@ -264,7 +265,7 @@ def test_outputs_that_are_not_finite_are_said_with_their_case(caplog: pytest.Log
             "image": image,
             "label": label,
             "reference": label[0, 0],
-            "crop_info": as_it_is((8, 8, 8)),
+            "crop_info": Opaque(as_it_is((8, 8, 8))),
         },
     )
     assert "case b: the network's outputs are not finite, so its scores say nothing" in caplog.text

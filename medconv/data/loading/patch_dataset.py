@@ -187,6 +187,17 @@ class PatchDataset(monai.data.Dataset):
         return self.case_of(index), f"training sample {index}"
 
 
+class Opaque:
+    """A value of a batch that Lightning does not look into.
+
+    With `trainer.precision=bf16-true` and its like it copies dataclasses field by field, and fails on frozen
+    ones.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 class CaseDataset(monai.data.Dataset):
     """Whole cases for validation.
 
@@ -215,7 +226,7 @@ class CaseDataset(monai.data.Dataset):
             "image": torch.from_numpy(np.array(entry.image))[None],
             "label": torch.from_numpy(np.array(entry.training_label))[None],
             "reference": torch.from_numpy(reference),
-            "crop_info": entry.crop_info,
+            "crop_info": Opaque(entry.crop_info),
             "case": case.id,
         }
         if case.soft_label is not None:

@@ -208,8 +208,8 @@ class KernelLogger(Callback):
     """
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
-        # Step 0 alone does not say so: a run may resume from a checkpoint of its first batch
-        if trainer.global_step == 0 and trainer.ckpt_path is None:
+        # A checkpoint of step 0 is older than this picture: the run that resumes from it draws it again
+        if trainer.global_step == 0:
             self._log(trainer, pl_module.network)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:

@@ -83,7 +83,8 @@ def test_files_and_processes_stay_over_a_short_run(tmp_path: Path) -> None:
     """Workers that are started anew in each epoch, which leave most behind."""
     epochs = rows(tmp_path, 6, "data.persistent_workers=false")
     for key in ("files", "workers"):
-        assert len({row[key] for row in epochs[2:]}) == 1, (key, [row[key] for row in epochs])
+        counts = [row[key] for row in epochs]
+        assert max(counts[2:]) == counts[2], (key, counts)  # fewer may be left, once a thread has ended
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def test_a_plan_stays_with_its_run(done: Path, dataset: Path, caplog: pytest.Log
     assert tiny.train(dataset, done, *PLANNED)["status"] == "done"
     log = " ".join(caplog.text.split())
     assert "budget: as when this run began" in log and "this run is finished" in log
-    with pytest.raises(ConfigError, match=r"plan\.memory_gb: None there, 3\.0 now"):
+    with pytest.raises(ConfigError, match=r"plan\.memory_gb: null there, 3\.0 now"):
         tiny.train(dataset, done, *PLANNED, "plan.memory_gb=3")
 
 

@@ -10,7 +10,7 @@ from helpers import small_runs, tiny
 from medconv.config import ConfigError
 from medconv.utils import checkpoint_io
 
-# steps so long that the first validation is the best
+# steps so long that an earlier validation than the last is the best
 SETTINGS = [
     *small_runs.OURS,
     "optimizer=adamw",
@@ -19,6 +19,7 @@ SETTINGS = [
     "scheduler.warmup_steps=0",
     "data.target_type=regression",
     "trainer.max_steps=9",
+    "seed=1",
     "logger=none",
 ]
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from medconv.features.image_level import metrics as image_level
 from medconv.features.image_level.multilabel import MultilabelTargets
-from medconv.training.losses.image_level import CrossEntropy
+from medconv.features.image_level.losses import CrossEntropy
 
 FINDINGS = MultilabelTargets(("x", "y"))
 VALUES = np.array([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]])

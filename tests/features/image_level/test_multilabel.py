@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from medconv.features.image_level import metrics as image_level
-from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.features.image_level.losses import CrossEntropy
+from medconv.features.image_level.multilabel import MultilabelTargets
 
 FINDINGS = MultilabelTargets(("x", "y"))
 VALUES = np.array([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]])

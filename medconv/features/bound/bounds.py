@@ -55,14 +55,16 @@ def margin(estimated: Sequence[float], true: Sequence[float], share: float) -> f
     return distances[rank - 1] if rank <= len(distances) else None
 
 
-def margins(path: Path, share: float) -> dict[str, float | None]:
-    """Class to its margin, from a file of `medconv evaluate`; None: too few cases.
+def margins(path: Path, share: float) -> tuple[str, dict[str, float | None]]:
+    """The method of the estimates in a file of `medconv evaluate`, and class to its margin; None: too few
+    cases.
 
     Raises:
         ValueError: no such file, or it has no estimates beside the true Dice.
     """
     content = read_json(path)
     try:
+        method = str(content[predicted_quality.KEY].get("method", quality.PAIRWISE))
         estimated: Mapping[str, ClassScores] = content[predicted_quality.KEY]["cases"]
         true: dict[str, ClassScores] = {row["case"]: row["dice"] for row in content["cases"]}
         names = list(content[predicted_quality.KEY]["per_class"])
@@ -72,12 +74,12 @@ def margins(path: Path, share: float) -> dict[str, float | None]:
             # undefined where neither label map has the class
             defined = [(guess, truth) for guess, truth in pairs if guess is not None and truth is not None]
             found[name] = margin([guess for guess, _ in defined], [truth for _, truth in defined], share)
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path}: expected what medconv evaluate writes of predictions with --quality "
             f"({type(error).__name__}: {error})"
         ) from error
-    return found
+    return method, found
 
 
 def bounds(predictions: Path, calibration: Path, share: float) -> list[Bound]:
@@ -88,13 +90,12 @@ def bounds(predictions: Path, calibration: Path, share: float) -> list[Bound]:
     Raises:
         ValueError: a folder without estimates, or as `margins` says; estimates of another method.
     """
-    found = margins(calibration, share)
+    method_there, found = margins(calibration, share)
     folder = predictions / quality.FOLDER
     cases = sorted(path.stem for path in folder.glob("*.json"))
     if not cases:
         raise ValueError(f"{predictions}: no estimates of Dice; predict with --quality")
     method = predicted_quality.method(predictions, cases)
-    method_there = read_json(calibration)[predicted_quality.KEY].get("method", method)
     if method != method_there:
         raise ValueError(f"{calibration}: its estimates are {method_there}, those of {predictions} {method}")
     rows = []

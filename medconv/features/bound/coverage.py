@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
-from math import ceil
 from pathlib import Path
 from typing import Any
 
 from medconv.evaluation.results import plain_number
 from medconv.evaluation.segmentation_results import CaseRow
 from medconv.features.bound import bounds
+from medconv.features.quality.predicted_quality import chart_of_classes
 
 KEY = "bound"  # in the result of `medconv evaluate`
-_MAX_PANELS = 6  # of the chart, a class in each
 
 
 def measure(predictions: Path, cases: Sequence[CaseRow], names: Sequence[str]) -> dict[str, Any] | None:
@@ -58,24 +56,15 @@ def lines(measured: Mapping[str, Any]) -> list[str]:
 
 def figure(result: Mapping[str, Any]) -> tuple[str, bytes, str]:
     """Title, chart and note, for the report."""
-    from matplotlib.figure import Figure  # takes half a second: only this chart needs it
+    pairs_of = result[KEY]["pairs"]
 
-    pairs_of = dict(list(result[KEY]["pairs"].items())[:_MAX_PANELS])
-    columns, rows = min(3, len(pairs_of)), ceil(len(pairs_of) / 3)
-    chart = Figure(figsize=(4 * columns, 4 * rows), dpi=100, layout="constrained")
-    panels = chart.subplots(rows, columns, squeeze=False).ravel()
-    for axes in panels[len(pairs_of) :]:
-        axes.set_axis_off()
-    for axes, (name, pairs) in zip(panels, pairs_of.items(), strict=False):
-        lower, true = [bound for bound, _ in pairs], [truth for _, truth in pairs]
-        missed = ["C3" if truth < bound else "C0" for bound, truth in pairs]
-        axes.scatter(true, lower, s=9, alpha=0.7, linewidths=0, c=missed)
-        ends = [*lower, *true] or [0.0, 1.0]
-        axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color="0.7", linestyle=":", linewidth=1)
-        # not parsed as a formula
-        axes.set(xlabel="truth", ylabel="lower bound", title=f"{name:.24}".replace("$", r"\$"))
-    content = BytesIO()
-    chart.savefig(content, format="png")
+    def draw(axes: Any, name: str) -> tuple[Sequence[float], Sequence[float]]:
+        lower = [bound for bound, _ in pairs_of[name]]
+        true = [truth for _, truth in pairs_of[name]]
+        colours = ["C3" if truth < bound else "C0" for bound, truth in pairs_of[name]]
+        axes.scatter(true, lower, s=9, alpha=0.7, linewidths=0, c=colours)
+        return true, lower
+
     wrong = 1 - result[KEY]["wanted"]
     note = f"a dot is a case; above the dotted line, in red, the bound did not hold: {wrong:.0%} may do so"
-    return "Lower bounds of Dice", content.getvalue(), note
+    return "Lower bounds of Dice", chart_of_classes(list(pairs_of), "lower bound", draw), note

@@ -1,7 +1,7 @@
 """Predicted against true Dice: whether the agreement that `predict --quality` wrote can be trusted."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from math import ceil
 from pathlib import Path
@@ -133,7 +133,19 @@ def chart(
     """PNG: predicted against true Dice, a panel per class, at most six; a dot is a case, the line the
     calibration.
     """
-    from matplotlib.figure import Figure  # takes half a second: only this chart needs it
+    return chart_of_classes(names, "predicted", lambda axes, name: _draw(axes, predicted, true, name))
+
+
+def chart_of_classes(
+    names: Sequence[str], label: str, draw: Callable[[Any, str], tuple[Sequence[float], Sequence[float]]]
+) -> bytes:
+    """PNG: something against true Dice, a panel per class, at most six, and a dotted line where both agree.
+
+    Args:
+        label: of the vertical axis.
+        draw: draws the cases of a class, and gives their true Dice and what it is compared with.
+    """
+    from matplotlib.figure import Figure  # takes half a second: only these charts need it
 
     names = names[:_MAX_PANELS]
     columns, rows = min(3, len(names)), ceil(len(names) / 3)
@@ -142,25 +154,33 @@ def chart(
     for axes in panels[len(names) :]:
         axes.set_axis_off()
     for axes, name in zip(panels, names, strict=False):
-        predicted_dice, true_dice = _defined_pairs(predicted, true, name)
-        axes.scatter(true_dice, predicted_dice, s=9, alpha=0.6, linewidths=0)
-        ends = [*predicted_dice, *true_dice] or [0.0, 1.0]
-        axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color="0.7", linestyle=":", linewidth=1)
-        line = _fitted(predicted_dice, true_dice)
-        if line is not None:
-            # over predicted values, which are on the vertical axis
-            slope, intercept = line
-            low, high = float(predicted_dice.min()), float(predicted_dice.max())
-            axes.plot(
-                [slope * low + intercept, slope * high + intercept], [low, high], color="C1", linewidth=1
-            )
+        true_dice, compared_with = draw(axes, name)
+        ends = [*compared_with, *true_dice] or [0.0, 1.0]
+        diagonal = [min(ends), max(ends)]
+        axes.plot(
+            diagonal, diagonal, color="0.7", linestyle=":", linewidth=1, zorder=1.9
+        )  # below other lines
         # not parsed as a formula
-        axes.set(xlabel="truth", ylabel="predicted", title=f"{name:.24}".replace("$", r"\$"))
+        axes.set(xlabel="truth", ylabel=label, title=f"{name:.24}".replace("$", r"\$"))
     content = BytesIO()
     with warnings.catch_warnings():  # a letter that the font lacks is drawn as a box
         warnings.simplefilter("ignore")
         figure.savefig(content, format="png")
     return content.getvalue()
+
+
+def _draw(
+    axes: Any, predicted: Mapping[str, ClassScores], true: Mapping[str, ClassScores], name: str
+) -> tuple[Sequence[float], Sequence[float]]:
+    predicted_dice, true_dice = _defined_pairs(predicted, true, name)
+    axes.scatter(true_dice, predicted_dice, s=9, alpha=0.6, linewidths=0)
+    line = _fitted(predicted_dice, true_dice)
+    if line is not None:
+        # over predicted values, which are on the vertical axis
+        slope, intercept = line
+        low, high = float(predicted_dice.min()), float(predicted_dice.max())
+        axes.plot([slope * low + intercept, slope * high + intercept], [low, high], color="C1", linewidth=1)
+    return true_dice.tolist(), predicted_dice.tolist()
 
 
 def _defined_pairs(

@@ -12,7 +12,7 @@ from torch import nn
 
 from medconv.config import ConfigError, Derived, Node, RunConfig
 from medconv.features.nnunet import nnssl, plans
-from medconv.features.pretrained.hub import local_file
+from medconv.features.pretrained.hub import is_remote, local_file
 from medconv.features.pretrained.load import Origin, Report
 from medconv.features.pretrained.source import load_weights
 from medconv.models.unet import UNet
@@ -36,7 +36,9 @@ def find(name: str) -> "PretrainedNnUNet | None":
     """
     if Path(name).is_dir():
         return _of_folder(Path(name))
-    if ".safetensors" in name:  # they hold tensors alone
+    # safetensors hold tensors alone, and need not be downloaded to know that
+    file = name.partition("@")[0] if is_remote(name) else name
+    if file.endswith(".safetensors"):
         return None
     path = local_file(name)
     return _of_nnssl(name, path) if path.is_file() else None

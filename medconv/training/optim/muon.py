@@ -128,11 +128,12 @@ class Muon(Optimizer):
         gradients = _gradients(kernels)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         is_taken: Any = 1.0  # 0 if the step is skipped
+        on_device = found_inf is not None and not read_at_once(found_inf)
         if found_inf is not None:
-            if read_at_once(found_inf) and found_inf:
+            if not on_device and found_inf:
                 return
             is_taken = 1 - found_inf
-            if not read_at_once(found_inf):
+            if on_device:
                 # Finite gradients that leave the momentum as it is
                 gradients = _either(found_inf.bool(), momenta, gradients)
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
@@ -142,7 +143,7 @@ class Muon(Optimizer):
         full = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
         torch._foreach_mul_(kernels, 1 - is_taken * (group["lr"] * group["weight_decay"]))
         updates = _orthogonal_kernels(full)
-        if found_inf is not None and not read_at_once(found_inf):
+        if on_device:
             torch._foreach_mul_(updates, is_taken)
         by_side: dict[int, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
         for kernel, update in zip(kernels, updates, strict=True):

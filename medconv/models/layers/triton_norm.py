@@ -1,9 +1,8 @@
 """Channels-last instance, group and batch norm by kernels of `triton_norm_launch`, with their own backward.
 
-Eager training calls them through a plain `autograd.Function`. While compiling they are operators of torch, so
-that the compiler sees one operation: an operator's Python costs the host 170 us a norm, more than its kernels
-take on a GPU in the coarse stages. Triton is imported where they run: it is not installed everywhere, and its
-import takes a second.
+Eager training calls them through a plain `autograd.Function`, whose Python costs the host less than that of
+an operator. While compiling they are operators of torch, so that the compiler sees one operation. Triton is
+imported where they run: it is not installed everywhere, and its import takes a second.
 """
 
 from dataclasses import dataclass

@@ -5,8 +5,9 @@ tiles of rows (voxels) by columns (channels). Instance norm has statistics per s
 batch is one long sample. Reductions have two stages: every chunk of voxels gives a partial result, then the
 partial results are merged. Group norm has the statistics of its channels, merged by torch.
 
-What an element costs decides the speed: 304 instructions for 16 elements kept an H200 from its bandwidth.
-So numbers of a channel are combined once for all tiles of a program, and loops load the next tiles ahead.
+Few instructions for each element leave the memory's bandwidth as the limit. So the numbers of a channel are
+combined once for all tiles of a program, and loops load the next tiles ahead. `experiments/gpu.md` has the
+counts; what they change on a GPU is not measured yet (`norm-price` of `scripts/gpu_check.py`).
 
 Source: Welford 1962, doi:10.1080/00401706.1962.10490022, for the moments of a lane; Chan, Golub and LeVeque
 1979 (Stanford STAN-CS-79-773) for merging them. Both keep their digits where the mean is far from 0.

@@ -89,8 +89,12 @@ def devices_of(config: RunConfig) -> list[Environment]:
 
 
 def plan(members: Sequence[Member]) -> str:
-    """The commands that `train` would start."""
-    return "\n".join(shlex.join(["medconv", "train", *member.arguments]) for member in members)
+    """The commands that `train` would start, to be copied: without `run.dry_run`, which asked for them."""
+    commands = []
+    for member in members:
+        arguments = [word for word in member.arguments if not word.startswith("run.dry_run=")]
+        commands.append(shlex.join(["medconv", "train", *arguments]))
+    return "\n".join(commands)
 
 
 def train(members: Sequence[Member], devices: Sequence[Environment]) -> int:

@@ -117,6 +117,13 @@ def test_each_member_takes_another_fold(dataset: Path) -> None:
     assert found[1].arguments[:3] == ("data=msd", "run.dir='run/members/2'", f"seed={config.seed + 1}")
 
 
+def test_the_commands_of_a_dry_run_train_where_they_are_copied(dataset: Path) -> None:
+    found = members_of(tiny.checked(dataset), Path("run"), ["data=msd", "run.dry_run=true"], 2, folds=False)
+    lines = members.plan(found).splitlines()
+    assert [line.split()[:3] for line in lines] == [["medconv", "train", "data=msd"]] * 2
+    assert "dry_run" not in members.plan(found)
+
+
 def test_each_device_trains_one_member(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "num_cores", lambda: 8)
     config = tiny.checked(dataset, "trainer.devices=2")

@@ -16,6 +16,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests fork processes, which han
 import pytest
 from helpers import cross_validations, exports, launchers, tiny
 
+from medconv import doors
+
 # Tests crash processes, each of which would write gigabytes
 resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
@@ -32,6 +34,18 @@ def logging_as_it_was() -> Iterator[None]:
         logger.handlers[:], logger.propagate = handlers, propagate
         logger.setLevel(level)
     logging.captureWarnings(False)
+
+
+@pytest.fixture(autouse=True)
+def named_packages_as_they_were() -> Iterator[None]:
+    """A package that a test names by `--package` or `trusted` is asked for what it brings ever after, in the
+    next test without its folder.
+    """
+    before = doors.named_packages[:]
+    yield
+    if doors.named_packages != before:
+        doors.named_packages[:] = before
+        doors.features.cache_clear()
 
 
 @pytest.fixture

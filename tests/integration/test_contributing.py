@@ -19,8 +19,6 @@ import pytest
 from helpers import tiny
 from helpers.waiting import PATIENCE_S
 
-from medconv import doors
-
 PAGES = [tiny.ROOT / "CONTRIBUTING.md", *sorted((tiny.ROOT / "docs/contributing").glob("*.md"))]
 TEXT = "\n".join(page.read_text() for page in PAGES)
 EXAMPLES = dict(re.findall(r"```(?:python|yaml)\n# mine/(\S+)\n(.*?)```", TEXT, flags=re.DOTALL))
@@ -70,8 +68,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 
 
 def _forget_mine() -> None:
-    doors.named_packages.clear()
-    doors.features.cache_clear()
     for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
         del sys.modules[name]
 

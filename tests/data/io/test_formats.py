@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -46,11 +45,8 @@ def enter(monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
 
 
 @pytest.fixture
-def entered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(doors, "named_packages", [])
+def entered(monkeypatch: pytest.MonkeyPatch) -> None:
     enter(monkeypatch, ".scan.npz")
-    yield
-    doors.features.cache_clear()
 
 
 def test_a_format_that_entered_is_read_found_and_a_template_of_results(tmp_path: Path, entered: None) -> None:
@@ -78,11 +74,9 @@ def test_faults_name_the_file(tmp_path: Path, entered: None) -> None:
 
 @pytest.mark.parametrize("suffix", ["npz", ".nii", ".png", ".nrrd"])
 def test_a_suffix_has_a_dot_and_one_format(monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    monkeypatch.setattr(doors, "named_packages", [])
     enter(monkeypatch, suffix)
     with pytest.raises(ValueError, match=rf"expected a dot and one format of each, got \['{suffix}'\]"):
         formats()
-    doors.features.cache_clear()
 
 
 def test_formats_are_listed_in_messages(tmp_path: Path, entered: None) -> None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _MAX_WORKERS = 8
 # Options that have an effect for one kind of predictions alone.
 _FOR_TABLES = ("label_columns", "split", "split_column")
-_FOR_LABEL_MAPS = ("references", "raters", "consensus", "tolerance_mm", "lesions", "centreline", "annotated")
+_FOR_CLASSES = ("raters", "consensus", "tolerance_mm", "lesions", "centreline", "annotated")
+_FOR_LABEL_MAPS = ("references", *_FOR_CLASSES)
 
 
 def parser() -> Parser:
@@ -193,6 +194,7 @@ def _check_packages(options: argparse.Namespace, is_table: bool) -> None:
 def _label_map_evaluation(options: argparse.Namespace) -> Callable[[], Evaluation]:
     """The function that evaluates folders. Raises: ValueError: the options do not fit each other."""
     from medconv.evaluation import labels, segmentation
+    from medconv.evaluation.results import own_evaluation
     from medconv.metrics.segmentation import MetricSelection
 
     if options.references is None:
@@ -204,6 +206,14 @@ def _label_map_evaluation(options: argparse.Namespace) -> Callable[[], Evaluatio
         raise ValueError(
             f"{flag_of(name)} is for classification and regression, whose predictions are a table (.csv)"
         )
+    own = own_evaluation(options.predictions)
+    if own:
+        for name in _given(options, _FOR_CLASSES):
+            raise ValueError(
+                f"{flag_of(name)} is for label maps of classes, which {options.predictions} does not hold"
+            )
+        folders = (options.predictions, options.references, options.compare)
+        return partial(own, *folders, workers=options.workers, images=options.images)
     if options.lesions is not None and not 0 < options.lesions <= 1:
         raise ValueError(f"--lesions must be above 0 and at most 1, got {options.lesions}")
     return partial(

@@ -155,6 +155,9 @@ def _check_options(options: argparse.Namespace, predictor: Predictor) -> None:
     if not per_voxel:
         reason = f"is for label maps; {path} is an image-level network, which writes predictions.csv"
     without_effect = [extra.flag for extra in predictor.extras if extra.per_voxel != per_voxel]
+    if per_voxel and not predictor.targets.answers_classes and not without_effect:
+        reason = f"is for label maps of classes; {path} predicts {predictor.targets.kind}"
+        without_effect = [extra.flag for extra in predictor.extras]
     if not per_voxel:
         values = {name: getattr(options, name) for name in _FOR_LABEL_MAPS}
         # By identity: --overlap 0 is given, too.

@@ -239,8 +239,14 @@ class Dataset:
             )
         if isinstance(self.targets, SegmentationTargets):
             names_of(self.class_names)  # else the layout's names are wrong
-            if all(value is None for value in settings.values()):
+            given = [name for name, value in settings.items() if value is not None]
+            if not given:
                 return self
+            if not self.targets.answers_classes:
+                raise ArgumentError(
+                    given[0],
+                    f" is for label maps of classes, but this dataset has {self.targets.kind} targets",
+                )
             names, targets = override(self.class_names, self.targets, **settings)
             dataset = replace(self, class_names=names, targets=targets)
             return dataset._with_one_ignored_value(targets) if targets.also_ignored else dataset

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from medconv.evaluation import arrays, labels, segmentation
-from medconv.evaluation.results import Evaluation, of_table
+from medconv.evaluation.results import Evaluation, of_table, own_evaluation
 from medconv.evaluation.segmentation_results import class_rows, columns_of
 from medconv.metrics.segmentation import MetricSelection
 from medconv.targets.segmentation import SegmentationTargets
@@ -125,6 +125,9 @@ def _of_files(
         if raters or consensus:
             raise ArgumentError("raters", " and consensus are for label maps, not for a table")
         return ScoreTable.of(of_table(predictions, references))
+    own = own_evaluation(predictions)
+    if own:
+        return ScoreTable.of(own(predictions, references, workers=settings["workers"]))
     evaluation = segmentation.evaluate(
         predictions, references, raters=raters, consensus=consensus, **settings
     )

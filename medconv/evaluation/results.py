@@ -3,12 +3,14 @@
 import errno
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from medconv.inference.output import TABLE
-from medconv.targets import all_kinds
+from medconv.data.datasets.common import read_json
+from medconv.data.datasets.patterns import home
+from medconv.inference.output import MANIFEST, TABLE
+from medconv.targets import Targets, all_kinds
 from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text
 from medconv.utils.errors import ArgumentError, reason
@@ -56,6 +58,19 @@ def of_table(predictions: Path, labels: Path, compare: Path | None = None, **opt
             evaluation: Evaluation = evaluate_table(*tables, **options)
             return evaluation
     raise ValueError(f"{predictions}: this installation has no feature for tables of predictions")
+
+
+def own_evaluation(predictions: Path) -> Callable[..., Evaluation] | None:
+    """What evaluates these images, by the manifest beside them; None: they are label maps of classes.
+
+    Args: predictions: folder, or pattern with `{id}`.
+    """
+    try:
+        targets = Targets.from_plain(read_json(home(predictions) / MANIFEST)["targets"])
+    except (ValueError, KeyError, TypeError):  # whoever reads label maps says what is wrong with it
+        return None
+    evaluate: Callable[..., Evaluation] | None = targets.family.own("evaluate")
+    return evaluate
 
 
 def write(evaluation: Evaluation, path: Path) -> None:

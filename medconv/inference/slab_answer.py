@@ -278,7 +278,7 @@ class LabelMapScores:
 
     def answer(self) -> np.ndarray:
         """The label map on the image's own grid, (X, Y, Z) int16; outside the crop it is background."""
-        return to_native(self.label, self.crop).astype(np.int16)
+        return self.targets.answer(to_native(self.label, self.crop).astype(np.int16))
 
     @torch.inference_mode()
     def probabilities(self) -> Iterator[np.ndarray]:

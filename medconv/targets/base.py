@@ -46,6 +46,8 @@ class Family:
         output: (folder, targets, settings, about) -> `inference.output.Output`.
         evaluate_table: (predictions, labels, compare, **options) -> `evaluation.results.Evaluation`, of
             predictions that are a table; "": they are images.
+        evaluate: (predictions, references, compare, workers=, images=) -> `evaluation.results.Evaluation`,
+            of folders of predictions that are images, but no label maps of classes.
         views: (targets, cases, spacing_mm) -> `features.pictures.callbacks.CaseViews`.
     """
 
@@ -57,6 +59,7 @@ class Family:
     check_prepared: str = ""
     output: str = ""
     evaluate_table: str = ""
+    evaluate: str = ""
     views: str = ""
 
     def own(self, name: str) -> Any:
@@ -76,6 +79,7 @@ class Targets(ABC):
         kind: its name in configs, checkpoints and manifests.
         family: what a run does with its kind of labels.
         per_voxel: whether outputs have the image's axes, and labels are label maps.
+        answers_classes: whether answers are label maps whose values stand for `names`.
         exclusive: whether outputs exclude each other (softmax).
         can_swap_labels: whether `data.flip_label_pairs` can exchange labels under mirroring.
         default_loss: the option of `loss` that `loss=auto` takes.
@@ -92,6 +96,7 @@ class Targets(ABC):
     kind: ClassVar[str]
     family: ClassVar[Family]
     per_voxel: ClassVar[bool]
+    answers_classes: ClassVar[bool] = False
     exclusive: ClassVar[bool]
     can_swap_labels: ClassVar[bool] = False
     default_loss: ClassVar[str]

@@ -37,6 +37,7 @@ class SegmentationTargets(Targets):
 
     family: ClassVar[Family] = Family()
     per_voxel: ClassVar[bool] = True
+    answers_classes: ClassVar[bool] = True
     monitored: ClassVar[MonitoredMetric] = DICE
     scores_probabilities: ClassVar[bool] = False
     default_loss: ClassVar[str] = "dice_ce"
@@ -136,6 +137,18 @@ class SegmentationTargets(Targets):
         # the loss and the metrics know `ignore` alone
         is_ignored = np.isin(label, self.also_ignored)
         return np.where(is_ignored, self.ignore, label).astype(label.dtype)
+
+    def learned_label(self, label: np.ndarray) -> np.ndarray:
+        """The label map that the network learns, from that of a file. Shape: (X, Y, Z) -> same."""
+        return label
+
+    def label_doubts(self, label: np.ndarray) -> list[str]:
+        """What looks wrong in the label map of a file, for the check of a dataset."""
+        return []
+
+    def answer(self, label: np.ndarray) -> np.ndarray:
+        """The answer for an image, from what `decode` gave for all of it. Shape: (X, Y, Z) int16 -> same."""
+        return label
 
     @abstractmethod
     def reference(self, label: Tensor) -> Tensor:

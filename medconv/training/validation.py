@@ -85,7 +85,7 @@ class LabelMapValidation:
         if seen.logits:  # (outputs, planes, *in_plane) in pieces -> (1, outputs, *spatial)
             logits = torch.cat(seen.logits, 1).movedim(1, 1 + axis)[None]
         validated = ValidatedCase(
-            prediction=to_native(content, crop_info),
+            prediction=self.targets.answer(to_native(content, crop_info)),
             reference=batch["reference"].cpu().numpy(),
             raters=batch.get("raters", ()),
             logits=logits,

@@ -33,6 +33,8 @@ from medconv.data.preprocessing.preprocess import (
 )
 from medconv.data.preprocessing.store import BROKEN, NOTHING, Entry, Store, signature
 from medconv.metrics.consensus import most_probable
+from medconv.targets import Targets
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import locks
 from medconv.utils.atomic_io import NO_ACCESS, write_text
 from medconv.utils.cluster import has_neighbours
@@ -158,7 +160,7 @@ def fill_store(
                 "(spacing_mm); prepare_workers=1 has one case at a time in memory"
             )
             with explained(memory_error, MemoryError):
-                entry = make_entry(case, config, len(dataset.class_names), dataset.targets.ignore)
+                entry = make_entry(case, config, len(dataset.class_names), dataset.targets)
                 store.write(case, entry, sources)
 
         is_done = each(lambda case: _claimed(claims, case, prepare_one), missing, workers, "preparing")
@@ -324,18 +326,23 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def make_entry(case: Case, config: PreprocessingConfig, num_classes: int, ignore: int | None = None) -> Entry:
+def make_entry(
+    case: Case, config: PreprocessingConfig, num_classes: int, targets: Targets | None = None
+) -> Entry:
     """One case from its files to an entry of the store.
 
     Args:
-        ignore: the label value of unlabelled voxels.
+        targets: None: label maps as they are, without a value to ignore.
     Raises:
         ValueError: files that were replaced after the check and are now invalid.
     """
     native, grid = image_of(case)
+    ignore = targets.ignore if targets else None  # the label value of unlabelled voxels
     highest_label = -1
     if case.label is not None and case.soft_label is None:
         native_label, label_grid = label_of(case)
+        if isinstance(targets, SegmentationTargets):
+            native_label = targets.learned_label(native_label)
         native_label = on_grid(native_label, case.images[0], grid, case.label, label_grid)
         labelled = native_label if ignore is None else native_label[native_label != ignore]
         highest_label = labelled.max(initial=0)

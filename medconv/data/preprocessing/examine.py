@@ -21,6 +21,7 @@ from medconv.data.preprocessing.normalisation import range_error
 from medconv.data.preprocessing.preprocess import content_box
 from medconv.data.preprocessing.value_bands import percentiles
 from medconv.metrics.dice import value_counts
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.logging import size_text
 
 VERSION = 9  # raise it when a report measures more or otherwise
@@ -191,7 +192,7 @@ def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
 
 
 def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
-    """The label map of a case. Raises: ValueError: it cannot be read, or is not on the image's grid."""
+    """The label map to learn. Raises: ValueError: it cannot be read, or is not on the image's grid."""
     label, grid = label_of(case)
     assert case.label is not None
     for path, relabel in zip(case.label_files, case.label_relabels, strict=True):
@@ -202,6 +203,9 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
         if is_picture(path) and is_picture(case.images[0]):
             report.warnings += turn_doubts(case.images[0], path)
     report.warnings += missing_slices(case.label, case.images[0], grid)
+    assert isinstance(dataset.targets, SegmentationTargets)
+    report.warnings += [f"{case.label}: {doubt}" for doubt in dataset.targets.label_doubts(label)]
+    label = dataset.targets.learned_label(label)
     num_classes = len(dataset.class_names)
     ignore = dataset.targets.ignore
     counts = value_counts(label)

@@ -120,7 +120,7 @@ def _check(crossval: CrossValidation, runs: Path) -> None:
         checkpoint = fold.folder.best
         if not checkpoint.is_file():
             raise ValueError(f"{checkpoint}: no such checkpoint; it is needed to predict fold {fold.number}")
-    if not crossval.targets.per_voxel:
+    if not crossval.targets.answers_classes:
         raise ValueError(
             f"{runs}: post-processing is for segmentation, these runs have {crossval.targets.kind} targets"
         )

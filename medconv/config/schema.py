@@ -50,6 +50,11 @@ class DataConfig:
     splits_file: str | None = key(None, "a splits_final.json to use instead of folds by number")
     # preprocessing; what is null follows from the plan of the data
     cache_dir: str = key(MISSING, "folder of prepared cases", path=True)
+    store: str = key(
+        "npy",
+        "format of prepared cases: blosc2 compresses them, for stores that exceed the memory",
+        choices=("npy", "blosc2"),
+    )
     spacing_mm: list[float] | None = key(
         None, "grid to resample to, right-anterior-superior; null plans it", gt=0, lt=inf
     )

@@ -17,6 +17,7 @@ from medconv.data.loading.datamodule import DataModule, LoaderSettings, Training
 from medconv.data.loading.patch import PatchShape
 from medconv.data.loading.patch_dataset import ChannelDropout, annotated_classes
 from medconv.data.loading.samplers import ForegroundSampler, Sampler, TrainingCases, balanced, class_indices
+from medconv.data.preprocessing import compressed
 from medconv.data.preprocessing.check import assumed_spacing, far_values
 from medconv.data.preprocessing.dataset_cache import (
     cached_fingerprint,
@@ -90,6 +91,8 @@ def find_data(data: DataConfig) -> tuple[Dataset, int]:
     workers = data.prepare_workers
     if workers is None:
         workers = min(8, num_cores())
+    if data.store == "blosc2":
+        compressed.blosc2()  # before any file is read; an error where it is not installed
     dataset = configs.build(data.layout, "data.layout")
     dataset = dataset.with_targets(
         regions=data.regions, regions_order=data.regions_order, ignore_label=data.ignore_label
@@ -162,7 +165,7 @@ def prepare_data(
         log.warning(warning)
     preprocessing = _preprocessing(planned, dataset, measured, data)
     with signals.raising():
-        store = fill_store(dataset, preprocessing, home, workers, verify)
+        store = fill_store(dataset, preprocessing, home, workers, verify, data.store == "blosc2")
     # What targets are scaled by comes from the training cases alone
     values = splits.values_of(split.train)
     targets = dataset.targets.fitted(values) if values.size else dataset.targets

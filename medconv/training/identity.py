@@ -18,6 +18,7 @@ FREE = (
     "logger.",
     "callbacks.",
     "data.cache_dir",
+    "data.store",
     "data.num_workers",
     "data.prefetch_factor",
     "data.persistent_workers",

@@ -82,7 +82,10 @@ def make_plan(
             warns=bool(origin),
         )
         if config.data.resize is None:
-            _check_memory(size_plan, dataset, measured)
+            shapes = _prepared_shapes(size_plan, measured)
+            _check_memory(size_plan, dataset, measured, shapes)
+            if config.data.store == "npy" and dataset.targets.per_voxel:
+                size_plan = _with_store(size_plan, dataset, measured, shapes)
         return size_plan if has_planned_channels else _with_note_on_channels(size_plan)
 
     if config.plan.size is not None:
@@ -101,14 +104,35 @@ def make_plan(
     return plan_for_time.fitting(config, planned, derive, budget)
 
 
-def _check_memory(size_plan: Plan, dataset: Dataset, measured: Fingerprint) -> None:
-    """Raises: ArgumentError: the largest image does not fit into main memory once resampled."""
+def _prepared_shapes(size_plan: Plan, measured: Fingerprint) -> np.ndarray:
+    """Voxels of each case along each axis once resampled, as fractions. Shape: (cases, axes)."""
     target_mm = list(size_plan.spacing_mm)
     if size_plan.slice_axis is not None:  # slices keep their own
         target_mm.insert(size_plan.slice_axis, 0.0)
     spacings_mm = np.array(measured.spacings_mm)
     scales = np.divide(spacings_mm, target_mm, out=np.ones_like(spacings_mm), where=np.array(target_mm) > 0)
-    shapes = np.array(measured.shapes) * scales
+    shapes: np.ndarray = np.array(measured.shapes) * scales
+    return shapes
+
+
+def _with_store(size_plan: Plan, dataset: Dataset, measured: Fingerprint, shapes: np.ndarray) -> Plan:
+    """The plan; it says so if prepared cases exceed the main memory, so that a compressed store pays."""
+    label_bytes = 1 if len(dataset.class_names) <= 256 else 2
+    voxel_bytes = len(measured.intensities) * _FLOAT32 + label_bytes
+    gigabytes = shapes.prod(1).sum() * voxel_bytes / 2**30
+    memory_gb = total_memory() / 2**30
+    if gigabytes <= memory_gb:
+        return size_plan
+    reason = (
+        f"prepared cases exceed the {memory_gb:.3g} GB of memory, so patches are read from the disk: "
+        "data.store=blosc2 about halves them"
+    )
+    return replace(size_plan, rows=(*size_plan.rows, ("store", f"{gigabytes:.3g} GB", reason)))
+
+
+def _check_memory(size_plan: Plan, dataset: Dataset, measured: Fingerprint, shapes: np.ndarray) -> None:
+    """Raises: ArgumentError: the largest image does not fit into main memory once resampled."""
+    spacings_mm = np.array(measured.spacings_mm)
     gigabytes = shapes.prod(1) * len(measured.intensities) * _FLOAT32 / 2**30
     largest = int(gigabytes.argmax())
     memory_gb = total_memory() / 2**30

@@ -8,7 +8,7 @@ from medconv.training.identity import config_differences
 
 def test_keys_that_change_what_is_trained_are_named() -> None:
     config = RunConfig()
-    same = replace(config, data=replace(config.data, num_workers=3), tags=["x"])
+    same = replace(config, data=replace(config.data, num_workers=3, store="blosc2"), tags=["x"])
     other = replace(same, seed=7)
     assert config_differences(config.plain(), same.plain()) == []
     assert config_differences(config.plain(), other.plain()) == [f"seed: {config.seed} there, 7 now"]

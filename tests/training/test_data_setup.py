@@ -1,15 +1,18 @@
 """medconv/training/data_setup.py: the dataset of a config, and what it refuses."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers import tiny
 from helpers.picture_tables import checked, write
 from hydra import compose, initialize_config_dir
 
 from medconv import config
 from medconv.data.io.raster import write_picture
+from medconv.data.preprocessing import compressed
 from medconv.training import data_setup
 
 
@@ -66,3 +69,15 @@ def test_a_value_to_ignore_of_255_is_refused_for_pictures(tmp_path: Path) -> Non
         data = config.data_of(compose("train", [*arguments, "data.ignore_label=255"]))
     with pytest.raises(ValueError, match=r"a\.png: the value to ignore must be below 100"):
         data_setup.find_data(data)
+
+
+def test_a_compressed_store_needs_its_package(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said before a file is read."""
+    monkeypatch.setitem(sys.modules, "blosc2", None)
+    compressed.blosc2.cache_clear()
+    run_config = tiny.checked(dataset, f"data.cache_dir={tmp_path}", "data.store=blosc2")
+    message = r"^data\.store=blosc2 needs the package blosc2: pip install 'medconv\[blosc2\]'$"
+    with pytest.raises(ValueError, match=message):
+        data_setup.find_data(run_config.data)

@@ -80,3 +80,21 @@ def test_a_plan_says_if_the_network_has_channels_of_its_own(model: str, others: 
     channels = next(row for row in prepare_data(config).plan.rows if row[0] == "channels")
     assert channels[1] == "4 8" and channels[2].startswith("plan.channels")
     assert channels[2].endswith("the model has others") == others
+
+
+@pytest.mark.parametrize(
+    ("store", "memory", "says"), [("npy", 2**21, True), ("npy", 2**30, False), ("blosc2", 2**21, False)]
+)
+def test_the_plan_says_that_a_compressed_store_would_pay(
+    store: str, memory: int, says: bool, tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven cases of 48 x 48 x 9 voxels at 0.4 of the spacing in a plane, five bytes a voxel, are 4.5 MB."""
+    monkeypatch.setattr(plan_setup, "total_memory", lambda: memory)
+    found = auto(dataset)
+    measured = fingerprint([(48, 48, 9)] * len(found.cases), [(1.0, 1.0, 8.0)] * len(found.cases), classes=3)
+    config = tiny.checked(
+        dataset, f"data.cache_dir={tmp_path}", "data.spacing_mm=[0.4,0.4,8]", f"data.store={store}", *OPEN
+    )
+    rows = plan_setup.make_plan(config, found, measured).rows
+    reasons = [reason for name, _, reason in rows if name == "store"]
+    assert [("data.store=blosc2 about halves them" in reason) for reason in reasons] == [True] * says

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from medconv.data.augmentation.blocks import Blocks, whole
+from medconv.data.preprocessing.compressed import CompressedArray
 
 Sample = dict[str, Any]
 Batch = dict[str, Any]
@@ -149,6 +150,11 @@ def fits(image: Tensor) -> bool:
 
 def pack(array: np.ndarray, blocks: Blocks) -> Tensor:
     """Blocks of an array, which lie inside of it. Shape: (channels, *spatial) -> (channels, voxels)."""
+    if isinstance(array, CompressedArray) and blocks.voxels:
+        # Once for all blocks, which are thinner than what is decompressed for each
+        corner = blocks.begin.min(0)
+        array = array[:, *map(slice, corner.tolist(), blocks.end.max(0).tolist())]
+        blocks = blocks.shifted(-corner)
     packed = np.empty((len(array), blocks.voxels), array.dtype)
     first = 0
     for begin, end in zip(blocks.begin.tolist(), blocks.end.tolist(), strict=True):

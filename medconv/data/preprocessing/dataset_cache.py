@@ -22,6 +22,7 @@ from medconv.data.case import Case, Dataset
 from medconv.data.case_files import image_of, label_of, probabilities_on
 from medconv.data.io.grids import on_grid
 from medconv.data.preprocessing.check import CheckResult, Examined, check, still_invalid
+from medconv.data.preprocessing.compressed import Compression
 from medconv.data.preprocessing.examine import VERSION, CaseReport
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.normalisation import DATASET_NORMALISATIONS
@@ -127,7 +128,12 @@ def cached_fingerprint(
 
 
 def fill_store(
-    dataset: Dataset, config: PreprocessingConfig, folder: Path, workers: int, verify: bool = False
+    dataset: Dataset,
+    config: PreprocessingConfig,
+    folder: Path,
+    workers: int,
+    verify: bool = False,
+    compresses: bool = False,
 ) -> Store:
     """Fill the store of this config; cases that are complete and unchanged are not prepared again.
 
@@ -135,10 +141,13 @@ def fill_store(
     that call this share the cases; each returns when all are prepared.
     Args:
         verify: read every entry again and compare its checksums; of a small store, this is done anyway.
+        compresses: a store apart, whose arrays are compressed.
     Raises:
         ValueError: an invalid file, or no space left; finished cases stay.
     """
     store = Store(folder / _store_name(dataset, config))
+    if compresses:
+        store = Store(store.folder.with_name(f"{store.folder.name}-blosc2"), Compression(config.slice_axis))
     verify = verify or store.size() <= _VERIFIED_AT_START
     activity = "verifying" if verify else "looking"
     is_present = each(lambda case: store.has(case, verify), dataset.cases, workers, activity)

@@ -1,6 +1,7 @@
 """The store of prepared cases: memory-mapped arrays, one folder per preprocessing config.
 
 Reading a patch touches only the pages of that patch; all workers and ranks of a node share the page cache.
+With `data.store=blosc2` they are compressed, apart from the foreground.
 """
 
 import json
@@ -21,10 +22,12 @@ import numpy as np
 
 from medconv.data.case import Case, Grid
 from medconv.data.io.images import stamp
+from medconv.data.preprocessing.compressed import CompressedArray, Compression
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.utils.atomic_io import NO_ROOM, replacing, write_text
 
 _ARRAYS = ("image", "label", "foreground", "soft_label")  # of an entry; not all have all of them
+_WITH_VOXELS = ("image", "label", "soft_label")  # those that a store may compress
 # Bytes; a smaller image-level entry is not flushed to disk, its checksum is compared at each start instead
 _LIGHT = 128 * 1024
 # What reading an absent or damaged record raises
@@ -39,7 +42,7 @@ _WAITS_PER_READ = (1 - _SHARE) / _SHARE
 
 @dataclass(frozen=True)
 class Entry:
-    """One prepared case; the arrays are read-only memory maps.
+    """One prepared case; the arrays are read-only memory maps, or `CompressedArray`s, which read alike.
 
     Shape: image (channels, *spatial) float32; label (*spatial); foreground (voxels, 1 + spatial axes): class
     and position of some thousand voxels per class; with a value to ignore, class 0 is any labelled voxel;
@@ -65,10 +68,14 @@ class Store:
 
     An entry exists when its record `CASE.json` exists, which is renamed into place last. The record has the
     config, the source files, and size, modification time and CRC-32 of each array.
+
+    Args:
+        compression: of the arrays that are written; the record says which are compressed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, compression: Compression | None = None) -> None:
         self.folder = folder
+        self.compression = compression
 
     def has(self, case: Case, verify: bool = False) -> bool:
         """Whether the case is present, undamaged, and made from the current files.
@@ -88,7 +95,7 @@ class Store:
             recorded = record["arrays"]
             is_light = case.label is None and recorded["image"]["size"] < _LIGHT
             current = {
-                name: _state(self._path(case.id, f"{name}.npy"), array, verify or is_light)
+                name: _state(self._array_path(case.id, name, array), array, verify or is_light)
                 for name, array in recorded.items()
             }
             if any(current[name]["crc32"] != array["crc32"] for name, array in recorded.items()):
@@ -114,10 +121,14 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             # Without its record the entry does not exist, while its arrays are replaced.
             self._path(case.id, "json").unlink(missing_ok=True)
-            saved = {
-                name: _save(self._path(case.id, f"{name}.npy"), array, durable=not is_light)
-                for name, array in arrays.items()
-            }
+            saved = {}
+            for name, array in arrays.items():
+                path = self._path(case.id, f"{name}.npy")
+                if self.compression is None or name not in _WITH_VOXELS:
+                    saved[name] = _save(path, array, durable=not is_light)
+                else:
+                    content = self.compression.compressed(array, entry.image.ndim - 1)
+                    saved[name] = _save(path.with_suffix(".b2nd"), array, not is_light, content)
             record = {
                 "config": self.folder.name,
                 "sources": sources or signature(case),
@@ -140,9 +151,9 @@ class Store:
         """
         with self._explaining(case_id):
             record = self._record(case_id)
-            arrays = dict.fromkeys(_ARRAYS, NOTHING)
+            arrays: dict[str, Any] = dict.fromkeys(_ARRAYS, NOTHING)
             for name, recorded in record["arrays"].items():
-                arrays[name], pages = _mapped(self._path(case_id, f"{name}.npy"), recorded)
+                arrays[name], pages = _mapped(self._array_path(case_id, name, recorded), recorded)
                 if verify and zlib.crc32(pages) != recorded["crc32"]:
                     self.discard(case_id)
                     raise ValueError(_WRONG_CHECKSUM.format(name))
@@ -172,7 +183,7 @@ class Store:
         with self._explaining(case_id):
             for name, recorded in self._record(case_id)["arrays"].items():
                 checksum = 0
-                for so_far in _checksums(self._path(case_id, f"{name}.npy")):
+                for so_far in _checksums(self._array_path(case_id, name, recorded)):
                     checksum = so_far
                     yield
                 if checksum != recorded["crc32"]:
@@ -201,7 +212,8 @@ class Store:
         """
         try:
             record = self._record(case_id)
-            checksums = {name: array["crc32"] for name, array in record["arrays"].items()}
+            # A compressed array has the digest of the same values uncompressed
+            checksums = {n: a.get("uncompressed_crc32", a["crc32"]) for n, a in record["arrays"].items()}
             return _seal({"arrays": checksums, "crop_info": record["crop_info"]})
         except BROKEN as error:
             raise ValueError(f"case {case_id}: no record of it in {self.folder} ({error})") from error
@@ -222,6 +234,9 @@ class Store:
     def _path(self, case_id: str, suffix: str) -> Path:
         return self.folder / f"{case_id}.{suffix}"
 
+    def _array_path(self, case_id: str, name: str, recorded: dict[str, Any]) -> Path:
+        return self._path(case_id, f"{name}.{'b2nd' if 'uncompressed_crc32' in recorded else 'npy'}")
+
 
 def signature(case: Case) -> list[list[Any]] | None:
     """Changes if a file of the case changes: path and `stamp` of each; None: a file cannot be examined."""
@@ -231,27 +246,31 @@ def signature(case: Case) -> list[list[Any]] | None:
         return None
 
 
-def _save(path: Path, array: np.ndarray, durable: bool = True) -> dict[str, Any]:
-    """Write an array. Returns: what the record stores about the file."""
+def _save(
+    path: Path, array: np.ndarray, durable: bool = True, compressed: bytes | None = None
+) -> dict[str, Any]:
+    """Write an array. Args: compressed: what is written in place of it. Returns: its record."""
     values = np.ascontiguousarray(array)
     header = BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(values))
+    crc32 = zlib.crc32(values.data, zlib.crc32(header.getvalue()))
     with replacing(path, durable) as partial:
         with partial.open("wb") as file:
-            file.write(header.getvalue())
-            file.write(values.data)  # numpy's own writing hides why a disk fails
+            if compressed is None:
+                file.write(header.getvalue())
+                file.write(values.data)  # numpy's own writing hides why a disk fails
+            else:
+                file.write(compressed)
         stat = partial.stat()
-    return {
-        "size": stat.st_size,
-        "mtime_ns": stat.st_mtime_ns,
-        "crc32": zlib.crc32(values.data, zlib.crc32(header.getvalue())),
-        "shape": array.shape,
-        "dtype": array.dtype.str,
-        "offset": stat.st_size - array.nbytes,  # of the values, behind the header
-    }
+    record = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "crc32": crc32}
+    described = {"shape": array.shape, "dtype": array.dtype.str}
+    if compressed is not None:
+        return {**record, **described, "crc32": zlib.crc32(compressed), "uncompressed_crc32": crc32}
+    # Where the values begin, behind the header
+    return {**record, **described, "offset": stat.st_size - array.nbytes}
 
 
-def _mapped(path: Path, recorded: dict[str, Any]) -> tuple[np.ndarray, mmap.mmap]:
+def _mapped(path: Path, recorded: dict[str, Any]) -> tuple[Any, mmap.mmap]:
     """Map the array of a file by the shape and type in its record; ten times faster than `np.load`.
 
     Returns the array, and all bytes of the file.
@@ -260,13 +279,21 @@ def _mapped(path: Path, recorded: dict[str, Any]) -> tuple[np.ndarray, mmap.mmap
     """
     shape = tuple(map(int, recorded["shape"]))
     dtype = np.dtype(str(recorded["dtype"]))
-    offset = int(recorded["offset"])
-    is_valid = dtype.str in _DTYPES and min(shape, default=-1) >= 0 and offset >= 0
-    if not is_valid or offset + prod(shape) * dtype.itemsize != recorded["size"]:
+    is_valid = dtype.str in _DTYPES and min(shape, default=-1) >= 0
+    is_compressed = "uncompressed_crc32" in recorded
+    offset = 0
+    if not is_compressed:
+        offset = int(recorded["offset"])
+        is_valid = is_valid and offset >= 0 and offset + prod(shape) * dtype.itemsize == recorded["size"]
+    if not is_valid:
         raise ValueError(f"the record does not describe {path.name}")
     with path.open("rb") as file:
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if len(pages) != recorded["size"] or pages[:6] != np.lib.format.MAGIC_PREFIX:
+    if len(pages) != recorded["size"]:
+        raise ValueError(f"{path.name} is not as it was written")
+    if is_compressed:
+        return CompressedArray(pages, path.name, shape, dtype), pages
+    if pages[:6] != np.lib.format.MAGIC_PREFIX:
         raise ValueError(f"{path.name} is not as it was written")
     return np.ndarray(shape, dtype, buffer=pages, offset=offset), pages
 

@@ -18,8 +18,9 @@ def parser() -> Parser:
         "ensemble",
         "--members 3 data=msd data.root=/data/Task04 trainer.max_time=00:00:20:00 run.name=NAME",
         "Train several networks of one config, which predict as one: their mean.\n"
-        "Each member has the time and the steps of the config. The first is the run that medconv train\n"
-        "makes of the same arguments; the others, with other seeds, are in its folder members/.\n"
+        "Each member has the time and the steps of the config. The first is the run that\n"
+        "medconv train makes of the same arguments; the others, with other seeds, are in its\n"
+        "folder members/.\n"
         "If the command was stopped, the same one resumes it; with a larger number it adds members.\n"
         "With trainer.devices=N, N members train at once, each on a device of its own.",
         takes_overrides=True,

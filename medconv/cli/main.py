@@ -56,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
         Exception: any error of the command.
     """
     if sys.platform != "linux":
-        raise ValueError(f"medconv runs on Linux, this is {sys.platform}; WSL or a container has one")
+        raise ValueError(f"medconv runs on Linux only, and this is {sys.platform}; use WSL or a container")
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return DONE

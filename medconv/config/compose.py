@@ -180,7 +180,7 @@ def fit_classes(composed: DictConfig, settings: Any) -> None:
             composed.conv = OmegaConf.load(conf_dir() / "conv" / "none.yaml")
             choices.conv = "none"
             log.info(
-                "conv=none: %s keeps its first weights; conv=%s would draw others",
+                "conv=none: %s keeps its own initial weights; conv=%s would draw new ones",
                 typed["model._target_"],
                 _CONV_OF_OUR_NETWORKS,
             )

@@ -160,7 +160,7 @@ class DataConfig:
         ge=1,
     )
     samples_per_epoch: int | None = key(
-        None, "over all devices; null: 1000; of whole images 5 per training case, 1000 to 5000", ge=1
+        None, "over all devices; null: 1000; for whole images 5 per training case, 1000 to 5000", ge=1
     )
     oversample_foreground: float = key(
         0.33, "share of patches that are centred on a foreground voxel", ge=0, le=1
@@ -228,7 +228,7 @@ class TrainerConfig:
         None, "null: cuDNN tries its algorithms on a GPU, unless trainer.deterministic is set"
     )
     deterministic: Any = key(
-        None, "true: deterministic algorithms alone; slower on GPUs", accepts=bool | Literal["warn"] | None
+        None, "true: only deterministic algorithms; slower on GPUs", accepts=bool | Literal["warn"] | None
     )
     sync_batchnorm: bool = key(False, "batch norms over all GPUs")
     # whole numbers are batches, fractions are shares, as in Lightning

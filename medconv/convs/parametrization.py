@@ -391,8 +391,8 @@ class _FoldCheck:
             difference = float((folded_output - output).abs().max() / largest_output)
         if not difference < _FOLD_TOLERANCE:  # also where it is NaN
             raise ValueError(
-                f"{subject} computes something else than the layer, by {difference:.2g} of its largest "
-                "output; predictions and exports use it"
+                f"{subject} differs from the layer by {difference:.2g} of the layer's largest output, "
+                "and predictions and exports use it"
             )
 
 

@@ -81,7 +81,7 @@ def compare(
         if row["case"] in second_rows:
             pairs.append((row, second_rows[row["case"]]))
     if not pairs:
-        raise ValueError(f"compare {second['predictions']}: no case that {first['predictions']} has too")
+        raise ValueError(f"compare {second['predictions']}: no case in common with {first['predictions']}")
     comparison: dict[str, Any] = {name: {} for name in first["per_class"]}
     for metric in selection.metrics:
         tests = {name: _paired_test(pairs, metric, name) for name in comparison}

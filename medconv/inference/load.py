@@ -138,7 +138,7 @@ def load(
         try:
             targets = Targets.from_plain(metadata["targets"])
         except ValueError as error:
-            raise ValueError(f"{path}: of another task, or of another version: {error}") from error
+            raise ValueError(f"{path}: belongs to another task or another version: {error}") from error
         config = configs.from_plain(metadata["config"])
         if plain:
             perf = replace(config.perf, channels_last=False, fast_norm=False, fast_depthwise=False)
@@ -268,7 +268,7 @@ def explaining_damage(path: Path, metadata: Any) -> Iterator[None]:
         yield
     except _ERRORS as error:
         raise ValueError(
-            f"{path}: damaged, or of another version{_version(metadata)}: "
+            f"{path}: damaged, or written by another version{_version(metadata)}: "
             f"its metadata cannot be read ({_damage(error)})"
         ) from error
 

@@ -331,7 +331,7 @@ def _warnings(image: NamedImage, members: Sequence[LoadedModel], crop: CropInfo)
         warnings.append(UNORIENTED)
     stated_of_some = isinstance(members[0].source_spacing_mm, Mapping)
     if image.has_header and stated_of_some and image.case.source_spacing_mm is None:
-        warnings.append("its spacing is its header's; training stated that of some cases")
+        warnings.append("its spacing is its header's, but training set source_spacing_mm for some cases")
     if len(image.case.images) > 1:
         warnings += channel_doubts(image.case.images)
     if members[0].preprocessing.image_dims == 2 and members[0].preprocessing.resize is None:

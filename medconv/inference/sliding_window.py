@@ -529,7 +529,7 @@ class LogitStream:
             self._weighted = torch.empty(weighted_shape, dtype=dtype if self._is_mean else logits[0].dtype)
         elif self._sum.dtype == torch.float16 and not _fit_half(logits):
             log.info(
-                "logits beyond the range of fp16: their planes go on in fp32, and take %.1f GB, not %.1f",
+                "logits exceed the range of fp16: continuing in fp32, which takes %.1f GB instead of %.1f",
                 4 * self._sum.numel() / 2**30,
                 2 * self._sum.numel() / 2**30,
             )

@@ -104,8 +104,8 @@ def _warn_of_layers_that_stay(network: nn.Module, swapped: Sequence[str]) -> Non
     classes = classes_that_stay(network, swapped)
     for kind in sorted(classes, key=lambda kind: kind.__qualname__):
         log.warning(
-            "conv: %s.%s is no Foldable, so it stays in predictions and exports, at its cost in training; "
-            "give it a method folded() (medconv.convs.parametrization.Foldable)",
+            "conv: %s.%s is not a Foldable, so it stays in predictions and exports, and costs there what it "
+            "costs in training; give it a method folded() (medconv.convs.parametrization.Foldable)",
             kind.__module__,
             kind.__qualname__,
         )

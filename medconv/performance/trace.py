@@ -78,7 +78,7 @@ class Trace(Callback):
         total = sum(seconds.values())
         if total:
             slowest = [f"{name} {value / total:.0%}" for name, value in seconds.most_common(_SHOWN)]
-            log.info("profile: of the time of all layers, forward and backward: %s", ", ".join(slowest))
+            log.info("profile: share of the time of all layers, forward and backward: %s", ", ".join(slowest))
 
 
 @contextmanager

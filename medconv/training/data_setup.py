@@ -338,7 +338,7 @@ def log_annotated_and_weights(train: Sequence[Case], dataset: Dataset) -> None:
             f"{name} in {sum(case.annotated is None or value in case.annotated for case in train)}"
             for value, name in enumerate(dataset.class_names[1:], start=1)
         ]
-        log.info("data: annotated, of %d training cases: %s", len(train), ", ".join(counts))
+        log.info("data: training cases that annotate a class, of %d: %s", len(train), ", ".join(counts))
     weights = Counter(case.weight for case in train)
     if len(weights) > 1:
         counts = [f"{weight:g} of {count}" for weight, count in sorted(weights.items())]

@@ -96,10 +96,13 @@ def growing_patch_of(config: RunConfig, divisor: Sequence[int] | None) -> Growin
     if not config.derived.per_voxel:
         obstacle = "the data has values of whole images"
     elif divisor is None:
-        obstacle = f"model._target_={config.model['_target_']} does not tell what divides its input"
+        obstacle = f"model._target_={config.model['_target_']} does not say what divides its input size"
     elif not knows_progress(config.scheduler):
         target = config.scheduler["_target_"]
-        obstacle = f"scheduler._target_={target} knows no progress: it is not said to be a ProgressSchedule"
+        obstacle = (
+            f"scheduler._target_={target} does not follow the run's progress: its function is not annotated "
+            "`-> ProgressSchedule`"
+        )
     elif not has_end(trainer):
         obstacle = "a run without an end has no progress"
     else:

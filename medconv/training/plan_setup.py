@@ -159,7 +159,7 @@ def _overrides(config: RunConfig, image_level: bool) -> PlanOverrides:
 
 def _with_note_on_channels(size_plan: Plan) -> Plan:
     """The plan, which says that the network has channels of its own."""
-    note = "of our own network, by which memory is estimated; the model has others"
+    note = "these are our own network's, used to estimate memory; the model has others"
     rows = []
     for name, value, reason in size_plan.rows:
         rows.append((name, value, f"{reason}; {note}" if name == "channels" else reason))

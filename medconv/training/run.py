@@ -237,8 +237,8 @@ def _tuned(config: RunConfig, keys: Sequence[str], folder: RunDir) -> RunConfig:
     tuners = tuple(doors.objects(doors.TUNERS))
     if not tuners:
         raise ConfigError(
-            f"{', '.join(keys)}: to be measured, for which this installation lacks "
-            "medconv.features.autotune; perf=fast sets values"
+            f"{', '.join(keys)}: null is measured by medconv.features.autotune, which this "
+            "installation lacks; perf=fast sets values"
         )
     for tune in tuners:
         config = tune(config, folder)

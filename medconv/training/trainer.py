@@ -216,7 +216,7 @@ def _users_callbacks(nodes: Node, folder: RunDir) -> list[L.Callback]:
         target = class_of(str(node.get("_target_")))
         feature = None if target is not None else doors.missing_feature(str(node.get("_target_")))
         if feature is not None:
-            log.info("callbacks.%s: nothing, as this installation lacks %s", name, feature)
+            log.info("callbacks.%s has no effect: this installation lacks %s", name, feature)
             continue
         writes_checkpoints = isclass(target) and issubclass(target, ModelCheckpoint)
         if writes_checkpoints and node.get("dirpath") is None:

@@ -120,7 +120,9 @@ def test_bad_options_are_one_error_without_torch(arguments: list[str], message: 
 
 def test_another_operating_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(ValueError, match="medconv runs on Linux, this is darwin; WSL or a container has one"):
+    with pytest.raises(
+        ValueError, match="medconv runs on Linux only, and this is darwin; use WSL or a container"
+    ):
         run(["--help"])
 
 

@@ -146,7 +146,7 @@ def test_every_launcher_that_conf_has_is_taken() -> None:
         ("hparams_search=typo", "there is no hparams_search=typo; Options: recipe"),
         (
             "logger=aim",
-            "there is no logger=aim; It needs pkg_resources, which setuptools has no more. Options",
+            "there is no logger=aim; It needs pkg_resources, which setuptools no longer has. Options",
         ),
         ("trainer=dpp", "did you mean ddp"),
         (

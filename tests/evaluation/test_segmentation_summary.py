@@ -52,7 +52,7 @@ def test_two_sets_of_predictions_are_compared_case_by_case(tmp_path: Path) -> No
 def test_sets_without_a_common_case_are_refused(tmp_path: Path) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(3)}, {"a": label_of(3), "b": label_of(4)})
     save_spaced(tmp_path / "other/b.nii.gz", label_of(3))
-    with pytest.raises(ValueError, match=rf"compare {tmp_path}/other: no case that {predictions} has too"):
+    with pytest.raises(ValueError, match=rf"compare {tmp_path}/other: no case in common with {predictions}"):
         evaluate(predictions, references, tmp_path / "other")
 
 

@@ -13,13 +13,13 @@ from medconv.inference.load import explaining_damage
     [
         (
             {"version": "0.0.1"},
-            r"^a.ckpt: damaged, or of another version \(written by medconv 0.0.1, this is",
+            r"^a.ckpt: damaged, or written by another version \(written by medconv 0.0.1, this is",
         ),
         (
             {"version": 3},
-            r"^a.ckpt: damaged, or of another version: its metadata cannot be read \(KeyError: ",
+            r"^a.ckpt: damaged, or written by another version: its metadata cannot be read \(KeyError: ",
         ),
-        ([], r"^a.ckpt: damaged, or of another version: its"),
+        ([], r"^a.ckpt: damaged, or written by another version: its"),
     ],
 )
 def test_an_error_names_the_checkpoint_and_its_version(metadata: Any, message: str) -> None:

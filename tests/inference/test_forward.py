@@ -34,7 +34,10 @@ def test_a_file_has_the_spacing_that_training_stated_of_its_case(
         nib.save(nib.Nifti1Image(noise, np.eye(4)), tmp_path / name)
         predictor(tmp_path / name)
     (message,) = caplog.messages
-    assert "site_b_0000.nii.gz: its spacing is its header's; training stated that of some cases" in message
+    assert (
+        "site_b_0000.nii.gz: its spacing is its header's, but training set source_spacing_mm for some cases"
+        in message
+    )
 
 
 class Strides(nn.Conv3d):

@@ -29,13 +29,13 @@ def test_a_loaded_network_is_folded_and_in_evaluation_mode(exported: Exported) -
             lambda r: r["targets"].update(kind="detection"),
             "another version: the kind of targets must be one of .*, got 'detection'",
         ),
-        (lambda r: r.pop("preprocessing"), "damaged, or of another version.*preprocessing"),
-        (lambda r: r.update(config={}), "damaged, or of another version.*'run'"),
+        (lambda r: r.pop("preprocessing"), "damaged, or written by another version.*preprocessing"),
+        (lambda r: r.update(config={}), "damaged, or written by another version.*'run'"),
         (
             lambda r: r["config"]["init"].update(_target_="os.system"),
             r"damaged.* \(config\.init\._target_: ConfigKeyError: Key '_target_' not in 'InitConfig'\)$",
         ),
-        (lambda r: r["config"]["derived"].pop("strides"), "damaged, or of another version.*strides"),
+        (lambda r: r["config"]["derived"].pop("strides"), "damaged, or written by another version.*strides"),
     ],
 )
 def test_checkpoints_of_another_task_or_with_missing_metadata_are_refused(

@@ -102,7 +102,7 @@ def test_logits_beyond_fp16_go_on_in_fp32(
             logits = stream.take(first, stop)
             torch.testing.assert_close(logits.float(), exact[:, first:stop], rtol=3e-6, atol=2e-2)
     assert logits.dtype == torch.float32
-    assert caplog.text.count("logits beyond the range of fp16") == (first_large > 0)
+    assert caplog.text.count("logits exceed the range of fp16") == (first_large > 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

@@ -218,7 +218,7 @@ def test_accumulated_batches_are_one_larger_batch(folder: Path, tmp_path: Path) 
 
 def test_a_step_that_is_not_finite_is_saved_with_its_layers(folder: Path, tmp_path: Path) -> None:
     explodes = ["optimizer=sgd", "optimizer.lr=1e30", "trainer.gradient_clip_val=null", "task.mixup=0.3"]
-    with pytest.raises(nonfinite_guard.NonfiniteError, match="of case .*light|bright|dark"):
+    with pytest.raises(nonfinite_guard.NonfiniteError, match="in case .*light|bright|dark"):
         smallruns.train(folder, tmp_path / "run", *OURS, *QUIET, *explodes)
     (file,) = (tmp_path / "run/nonfinite").glob("*.ckpt")
     assert any(row["bad"] for row in torch.load(file, weights_only=True)["nonfinite"]["rows"])

@@ -59,9 +59,9 @@ def test_a_dataset_that_lacks_a_class_is_no_reference_for_it(
     assert {case[0] for case in rows} == {"a", "b"}
     assert all((row["box"] is None) == case.startswith("b_") for case, row in rows.items())
     for words in (
-        "annotated, of 6 training cases: box in 3, hole in 6",
+        "training cases that annotate a class, of 6: box in 3, hole in 6",
         "drawn by weight: 1 of 3, 2 of 3",
-        "patches draw each class equally often; of 6 training cases: box in 3, hole in ",
+        "patches draw each class equally often; training cases with it, of 6: box in 3, hole in ",
         "loss: class weights {'hole': 2}",
     ):
         assert words in caplog.text

@@ -1,12 +1,10 @@
 """Every code block of README.md and of the pages for a first hour runs, on tiny data in the place of
 `/data`, and so do the notebooks; a block that does not has a comment above it that says why. The commands of
-the other pages are read by their parsers and composed by Hydra, but not run.
+the other pages are read by their parsers and composed by Hydra, but not run: `test_installed_pages.py`, which is
+slow, runs them.
 """
 
 import json
-import re
-import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from importlib import invalidate_caches
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import tiny
+from helpers import pages, tiny
 from matplotlib import pyplot
 
 import medconv
@@ -23,70 +21,29 @@ from medconv.cli import main
 from medconv.config.compose import Composer, as_override, hydra_flags
 from medconv.training import api
 
-PAGES = ("README.md", "docs/get-started.md", "docs/python.md", "docs/own-convolution.md")
-OTHER_PAGES = sorted(
-    {str(path.relative_to(tiny.ROOT)) for path in (tiny.ROOT / "docs").glob("*.md")} - {*PAGES}
-)
-BLOCK = re.compile(r"(<!-- not run by tests: [^>]+ -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
-BLOCKS = [(page, *found) for page in PAGES for found in BLOCK.findall((tiny.ROOT / page).read_text())]
-SHELL = [(page, text) for page, reason, language, text in BLOCKS if language == "bash" and not reason]
-TRAINING = [setting for setting in tiny.SMALL if not setting.startswith(("model.", "trainer.max_steps"))]
-TRAINING += ["trainer.max_time=null", "trainer.max_steps=1", "data.samples_per_epoch=2", "logger=none"]
-TRAINING += ["callbacks=none", "plan.channels=[4,8]", "task.overlap=0"]
+PAGES = pages.FIRST_HOUR
+SHELL = [(page, text) for page in PAGES for text in pages.runnable(page, "bash")]
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the data that the commands name, and one for each page, in which its commands run."""
     path = tmp_path_factory.mktemp("readme")
-    data = path / "data"
-    decathlon = tiny.write_dataset(data / "Task04_Hippocampus", cases=5)
-    folders = (("imagesTr", "scans", "t1"), ("labelsTr", "masks", "seg"), ("labelsTr", "new_masks", "seg"))
-    for kind, name, ending in folders:
-        (data / name).mkdir()
-        for file in (decathlon / kind).iterdir():
-            case = file.name.removesuffix(".nii.gz")
-            shutil.copy(file, data / name / f"{case}_{ending}.nii.gz")
-    shutil.copytree(decathlon / "labelsTr", data / "new")  # images as good as any
+    pages.write_data(path)
     for page in PAGES:
         (path / page).mkdir(parents=True)
     return path
 
 
-def commands(text: str) -> list[list[str]]:
-    lines = text.replace("\\\n", " ").splitlines()
-    return [shlex.split(line) for line in lines if not line.startswith("#")]
-
-
-def with_tiny_data(text: str, home: Path) -> str:
-    return text.replace("/data/", f"{home}/data/").replace("hippocampus_001", "case_0")
-
-
-def smaller(words: list[str]) -> list[str]:
-    """A training takes one step with a small network. What the options of the examples do is tested elsewhere:
-    of these the config is composed.
-    """
-    if words[0] not in ("train", "ensemble") or "--cfg" in words:
-        return words
-    if len(words) == 1:
-        return [*words, *TRAINING, "data.layout.num_cases=3", "data.patch_size=[16,16,16]"]
-    if "-m" in words or words[0] == "ensemble":
-        return [*words, "run.dry_run=true"]
-    if not {"run.name=first", "run.name=mine", "run.name=plain", "run.name=own"} & set(words):
-        return [*words, "--cfg", "job"]
-    flat = "data.root=phantom" in words
-    return [*words, *TRAINING, f"data.patch_size={[96, 96] if flat else [16, 16, 16]}".replace(" ", "")]
-
-
 @pytest.mark.parametrize("page, text", SHELL, ids=[f"{page}:{text.splitlines()[0]}" for page, text in SHELL])
 def test_commands_run(home: Path, monkeypatch: pytest.MonkeyPatch, page: str, text: str) -> None:
     monkeypatch.chdir(home / page)
-    for program, *words in commands(with_tiny_data(text, home)):
+    for program, *words in pages.commands(pages.with_tiny_data(text, home)):
         if program == "cd":
             monkeypatch.chdir(words[0])
             continue
         assert program == "medconv"
-        assert tiny.call(monkeypatch, *smaller(words)) == 0, words
+        assert tiny.call(monkeypatch, *pages.smaller(words)) == 0, words
 
 
 @pytest.fixture
@@ -97,7 +54,7 @@ def smaller_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def compose_smaller(overrides: Sequence[str] = (), *, config_dir: Any = None, **values: Any) -> Any:
         words = [*overrides, *(as_override(name, value) for name, value in values.items())]
         size = [96, 96] if "data.root=phantom" in words else [16, 16, 16]
-        small = [*words, *TRAINING, f"data.patch_size={size}".replace(" ", "")]
+        small = [*words, *pages.TRAINING, f"data.patch_size={size}".replace(" ", "")]
         return compose(small, config_dir=config_dir)
 
     monkeypatch.setattr(api, "compose", compose_smaller)
@@ -110,22 +67,21 @@ def test_python_runs(home: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> 
     """The blocks of a page in turn, with the variables of those before."""
     monkeypatch.chdir(home / page)
     names: dict[str, Any] = {}
-    for name, reason, language, text in BLOCKS:
-        if (name, language) == (page, "python") and not reason:
-            exec(compile(with_tiny_data(text, home), page, "exec"), names)
+    for text in pages.runnable(page, "python"):
+        exec(compile(pages.with_tiny_data(text, home), page, "exec"), names)
 
 
 def medconv_commands(page: str) -> list[list[str]]:
     """The arguments of each `medconv` and `python -m medconv.cli` of a page, whatever starts it."""
     found = []
-    for _, language, text in BLOCK.findall((tiny.ROOT / page).read_text()):
-        for words in commands(text.replace("medconv.cli ", "medconv ")) if language == "bash" else ():
+    for _, _, language, text in pages.blocks(page):
+        for words in pages.commands(text.replace("medconv.cli ", "medconv ")) if language == "bash" else ():
             if "medconv" in words:
                 found.append(words[words.index("medconv") + 1 :])
     return found
 
 
-@pytest.mark.parametrize("page", [page for page in OTHER_PAGES if medconv_commands(page)])
+@pytest.mark.parametrize("page", [page for page in pages.OTHER if medconv_commands(page)])
 def test_commands_of_other_pages_are_valid(page: str) -> None:
     for name, *words in medconv_commands(page):
         parser = doors.load(main.commands()[name][1]).parser()
@@ -138,13 +94,14 @@ def test_commands_of_other_pages_are_valid(page: str) -> None:
 
 def test_no_page_needs_a_checkout_to_train() -> None:
     """An installed user has `medconv`, and no train.py."""
-    for page in [*PAGES, *OTHER_PAGES]:
-        for _, language, text in BLOCK.findall((tiny.ROOT / page).read_text()):
+    for page in [*PAGES, *pages.OTHER]:
+        for _, _, language, text in pages.blocks(page):
             assert language != "bash" or "train.py" not in text, page
 
 
 def test_other_languages_say_why_they_do_not_run() -> None:
-    assert {language for _, reason, language, _ in BLOCKS if not reason} <= {"bash", "python"}
+    found = [block for page in PAGES for block in pages.blocks(page)]
+    assert {block.language for block in found if not block.reason} <= {"bash", "python"}
 
 
 def run_notebook(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -157,8 +114,8 @@ def run_notebook(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> di
     for text in ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"):
         first, _, rest = text.partition("\n")
         if text.startswith("!"):
-            (words,) = commands(text.removeprefix("!"))
-            assert tiny.call(monkeypatch, *smaller(words[1:])) == 0, words
+            (words,) = pages.commands(text.removeprefix("!"))
+            assert tiny.call(monkeypatch, *pages.smaller(words[1:])) == 0, words
         elif first.startswith("%%writefile"):
             (folder / first.split()[1]).write_text(rest)
             invalidate_caches()

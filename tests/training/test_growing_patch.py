@@ -99,7 +99,7 @@ def test_patches_grow_with_a_schedule_of_the_users_own(tmp_path: Path, schedule:
         ("schedule.patch=small", "schedule.patch must be progressive, whole or null, got small"),
         (
             "scheduler._target_=torch.optim.lr_scheduler.ConstantLR ~scheduler.warmup_steps",
-            "knows no progress",
+            "does not follow the run's progress",
         ),
         ("trainer.max_epochs=-1", "a run without an end has no progress"),
     ],

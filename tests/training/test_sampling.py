@@ -129,5 +129,5 @@ def test_differences_between_cases_are_logged(tmp_path: Path, caplog: pytest.Log
     assert not caplog.text
     first, *others = dataset.cases
     data_setup.log_annotated_and_weights([replace(first, annotated=(2,), weight=2.5), *others], dataset)
-    assert "annotated, of 3 training cases: big in 2, small in 3" in caplog.text
+    assert "training cases that annotate a class, of 3: big in 2, small in 3" in caplog.text
     assert "training cases are drawn by weight: 1 of 2, 2.5 of 1" in caplog.text

@@ -268,7 +268,7 @@ class RandomParameters:
         unknown = [name for name in self.p if name not in names]
         if unknown or any(not 0 <= probability <= 1 for probability in self.p.values()):
             raise ArgumentError(
-                "p", f" gives probabilities from 0 to 1 of {', '.join(names)}, got {unknown or self.p}"
+                "p", f" must be probabilities from 0 to 1 of {', '.join(names)}, got {unknown or self.p}"
             )
         for name, lowest in _LOWEST.items():
             value = getattr(self, name)

@@ -99,7 +99,7 @@ def _dataset(name: str, entry: Any) -> Dataset:
     """
     argument = f"entries.{name}"
     if not re.fullmatch(r"[A-Za-z0-9-]+", name):
-        raise ArgumentError(argument, ": a name begins case ids, and has letters, digits and hyphens alone")
+        raise ArgumentError(argument, ": names begin case ids: only letters, digits and hyphens")
     if not isinstance(entry, Mapping) or entry.get("layout") not in _LAYOUTS:
         layouts = ", ".join(_LAYOUTS)
         raise ArgumentError(argument, f"={entry}: expected a `layout`, one of {layouts}, and its keys")

@@ -70,18 +70,16 @@ def relabel_by_name(
             if value == ignore:
                 continue
             if _key(name) not in values:
-                problems.append(f"{files[case]}: {value} is {name!r}, which is no class")
+                problems.append(f"{files[case]}: {value} is {name!r}, which is not a class")
             elif values[_key(name)] in new_values.values():
-                problems.append(f"{files[case]}: {value} is {name!r}, as another value is")
+                problems.append(f"{files[case]}: {value} is {name!r}, and so is another value")
             else:
                 new_values[value] = values[_key(name)]
         relabels[case] = tuple(sorted(new_values.items()))
     is_renumbered = any(value != new for relabel in relabels.values() for value, new in relabel)
     if is_renumbered:
         unnamed = [case for case, of_file in names.items() if not of_file]
-        problems += [
-            f"{files[case]}: states no names, while other files number otherwise" for case in unnamed
-        ]
+        problems += [f"{files[case]}: states no names, and other files use other numbers" for case in unnamed]
     if problems:
         raise ValueError(_contradiction(problems, class_names))
     return relabels if is_renumbered else {}
@@ -122,13 +120,14 @@ def _check_one_numbering(
             valued_case, first_value = first_with_name.setdefault(_key(name), (case, value))
             if first_name != _key(name) or first_value != value:
                 other = files[named_case if first_name != _key(name) else valued_case]
-                problems.append(f"{files[case]}: {value} is {name!r}, otherwise in {other}")
+                problems.append(f"{files[case]}: {value} is {name!r}, but not in {other}")
     if problems:
         raise ValueError(_contradiction(problems, class_names))
     stated = next(of_file for of_file in names.values() if of_file)
     if any(class_names):
         log.warning(
-            "label files name their values %s, in other words than the classes %s; values count",
+            "label files name their values %s, none of which is among the classes %s; values are matched by "
+            "number",
             some([f"{value}: {name}" for value, name in sorted(stated.items())]),
             some([f"{value}: {name}" for value, name in enumerate(class_names) if value and name]),
         )

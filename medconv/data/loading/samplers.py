@@ -294,7 +294,7 @@ def class_indices(cases: Sequence[Case], class_names: Sequence[str], store: Stor
     ]
     num_cases = dict(zip(class_names[1:], map(len, indices_of_class), strict=True))
     log.info(
-        "data: patches draw each class equally often; of %d training cases: %s",
+        "data: patches draw each class equally often; training cases with it, of %d: %s",
         len(cases),
         ", ".join(f"{name} in {count}" for name, count in num_cases.items()),
     )

@@ -302,7 +302,7 @@ def repeated_slices(image: np.ndarray) -> Iterator[str]:
     if pairs:
         text = ", ".join(f"{z} and {z + 1} ({how})" for z, how in sorted(pairs.items())[:_NAMED])
         more = f" and {len(pairs) - _NAMED} more pairs" if len(pairs) > _NAMED else ""
-        yield f"of {image.shape[3]} slices (third axis, from 0), {text}{more} repeat each other"
+        yield f"slices {text}{more} of {image.shape[3]} (third axis, from 0) repeat each other"
 
 
 def _has_two_values(plane: np.ndarray) -> bool:

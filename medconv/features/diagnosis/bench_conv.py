@@ -117,7 +117,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     custom = sum(row["count"] * row["seconds"] for row in costs)
     name = costs[0]["case"].partition(",")[0]
     batch = costs[0]["case"].rpartition(", ")[2]  # the same for all
-    limit = "cannot be told, its times spread too much" if _spreads(costs[0]) else costs[0]["limit"]
+    limit = "unknown, its times vary too much" if _spreads(costs[0]) else costs[0]["limit"]
     lines = [
         f"forward and backward, milliseconds, {costs[0]['precision']}, {batch}",
         _ROW.format(*_HEAD).rstrip(),

@@ -115,7 +115,7 @@ class Diagnosis:
         if finding["first"]:
             first = LayerRecord(**finding["first"]).words()
         sentences = [
-            f"step {step.number}: the {quantity} is not finite{rank}, of case {cases}.",
+            f"step {step.number}: the {quantity} is not finite{rank}, in case {cases}.",
             f"First non-finite tensor: {first}.",
             _advice(finding),
         ]

@@ -185,7 +185,7 @@ def _comparison(
         )
     shared = [case for case in cases if case in compared.outputs]
     if not shared:
-        raise ArgumentError("compare", f" {path}: no case that {predictions.path} has too")
+        raise ArgumentError("compare", f" {path}: no case in common with {predictions.path}")
     outputs, values = _arrays(predictions, truth, shared)
     compared_outputs, _ = _arrays(compared, truth, shared)
     return {

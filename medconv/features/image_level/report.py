@@ -27,7 +27,7 @@ _DEFINITIONS = {
     "frequency, in 15 bins of equal width, averaged over cases; for multiclass, of the highest probability "
     "of each case.",
     "Interval": "95 % bootstrap interval over cases, 1,000 samples with a fixed seed.",
-    "Error": "of a case: 1 minus the probability of the truth, for multilabel the largest over labels; for "
+    "Error": "for a case, 1 minus the probability of the truth; for multilabel the largest over labels; for "
     "regression the absolute error in standard deviations of the truth, the mean over names.",
 }
 

@@ -359,7 +359,7 @@ class ValidationBudget:
         self._num_batches = fitting
         log.warning(
             "a validation of all %d batches would take %.0f of the %.0f s of trainer.max_time, so only the "
-            "first %d are validated; set more trainer.max_time, or trainer.limit_val_batches=1.0 for all",
+            "first %d are validated; for all, raise trainer.max_time, or set trainer.limit_val_batches=1.0",
             all_batches,
             batch_seconds * all_batches,
             self._run_seconds,

@@ -107,10 +107,10 @@ def test_files_numbered_as_the_classes_are_read_as_they_are(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("names", "class_names", "words"),
     [
-        (({1: "a", 2: "b"}, {1: "a", 2: "c"}), ["bg", "a", "b"], r"1\.seg\.nrrd: 2 is 'c', which is no class"),
-        (({1: "a", 2: "A"},), ["bg", "a", "b"], r"0\.seg\.nrrd: 2 is 'A', as another value is"),
+        (({1: "a", 2: "b"}, {1: "a", 2: "c"}), ["bg", "a", "b"], r"1\.seg\.nrrd: 2 is 'c', which is not a class"),
+        (({1: "a", 2: "A"},), ["bg", "a", "b"], r"0\.seg\.nrrd: 2 is 'A', and so is another value"),
         (({1: "b", 2: "a"}, {}), ["bg", "a", "b"], r"1\.seg\.nrrd: states no names, while other files"),
-        (({1: "x", 2: "y"}, {1: "y", 2: "x"}), ["bg", "a", "b"], r"1\.seg\.nrrd: 1 is 'y', otherwise in .*/0\.seg"),
+        (({1: "x", 2: "y"}, {1: "y", 2: "x"}), ["bg", "a", "b"], r"1\.seg\.nrrd: 1 is 'y', but not in .*/0\.seg"),
     ],
 )  # fmt: skip
 def test_contradictions_are_one_error(
@@ -126,7 +126,9 @@ def test_names_in_other_words_than_the_classes_get_a_word(
 ) -> None:
     dataset = folder(*write(tmp_path, {1: "Milz", 2: "Niere"}), class_names=["bg", "spleen", "kidney"])
     assert values_of(dataset) == [[1, 2]]
-    assert "label files name their values 1: Milz, 2: Niere, in other words than the classes" in caplog.text
+    assert (
+        "label files name their values 1: Milz, 2: Niere, none of which is among the classes" in caplog.text
+    )
 
 
 def test_names_behind_the_first_files_are_compared_by_the_check(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_repeated_slices_are_named(tmp_path: Path) -> None:
     image[..., 4] = image[..., 3]
     image[..., 8] = image[..., 7] + np.float32(1e-3)
     path = save(dataset.cases[0].images[0], image)
-    pairs = "of 10 slices (third axis, from 0), 3 and 4 (equal), 7 and 8 (nearly equal) repeat each other"
+    pairs = "slices 3 and 4 (equal), 7 and 8 (nearly equal) of 10 (third axis, from 0) repeat each other"
     assert check(dataset, 1).warnings == [f"case {dataset.cases[0].id}: {path}: {pairs}"]
 
 
@@ -40,7 +40,7 @@ def test_slices_of_a_shape_are_no_repetition() -> None:
     assert not list(repeated_slices(255 * ball[None].astype(np.float32)))
     shaded = 255 * ball + np.arange(17)[:, None, None].astype(np.float32)
     assert list(repeated_slices(shaded[None])) == [
-        "of 6 slices (third axis, from 0), 2 and 3 (equal) repeat each other"
+        "slices 2 and 3 (equal) of 6 (third axis, from 0) repeat each other"
     ]
 
 

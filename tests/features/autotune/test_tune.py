@@ -190,6 +190,6 @@ def test_without_the_feature_a_run_says_what_it_lacks(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doors, "features", lambda: ())  # as if its folder were deleted
-    expected = "perf.channels_last, .* to be measured, for which this installation lacks medconv.features"
+    expected = "perf.channels_last, .*: null is measured by medconv.features.autotune, which this"
     with pytest.raises(ConfigError, match=expected):
         tiny.train(dataset, tmp_path / "run", *AUTO)

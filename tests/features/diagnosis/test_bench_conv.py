@@ -89,7 +89,7 @@ def test_large_spreads_are_said(spread: float, is_busy: bool) -> None:
     remedy = {**timing, "variant": "checkpointed", "kept_bytes": 0, "reference_kept_bytes": 10**6}
     lines = table([{**layer, "precision": "32-true", "limit": "arithmetic"}, remedy])
     assert ("the machine is busy" in lines) == is_busy
-    limit = "cannot be told, its times spread too much" if is_busy else "arithmetic"
+    limit = "unknown, its times vary too much" if is_busy else "arithmetic"
     assert f"what limits encoder.0: {limit}" in lines
     assert "all layers together: 1.50 times nn.Conv; encoder.0 costs most" in lines
     assert "keeps 0.0 MB instead of 1.0" in lines

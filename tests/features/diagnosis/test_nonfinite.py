@@ -118,7 +118,7 @@ def test_without_memory_for_another_pass_the_loss_is_named(tmp_path: Path) -> No
     trainer = line_trainer(NonfiniteGuard(tmp_path / "nonfinite"), max_steps=4)
     with pytest.raises(
         NonfiniteError,
-        match=r"step 2: the loss is not finite, of case point .*First non-finite tensor: the loss alone",
+        match=r"step 2: the loss is not finite, in case point .*First non-finite tensor: the loss alone",
     ):
         trainer.fit(Greedy(1), torch.utils.data.DataLoader(Point()))
 

@@ -100,13 +100,13 @@ def test_an_image_that_is_not_finite_stops_the_run_and_is_named(
     file = tmp_path / f"run/nonfinite/{message.split(':')[0].replace(' ', '')}.ckpt"
     assert file.is_file()
     assert (
-        "of case case_2 (training sample " in message
+        "in case case_2 (training sample " in message
         and "First non-finite tensor: image (batch), input" in message
     )
     assert f"The batch and its layer trace are in {file}." in message and " nan_policy=skip" in message
     saved = torch.load(file, weights_only=True)
     record, rows = saved["nonfinite"], saved["nonfinite"]["rows"]
-    assert record["cases"] == [message.split("of case ")[1].split(". First")[0]]
+    assert record["cases"] == [message.split("in case ")[1].split(". First")[0]]
     assert rows[0]["name"] == "image" and rows[0]["bad"] > 0
     assert {row["role"] for row in rows} > {"output", "loss", "gradient of output"}
     (trace,) = traces(caplog)
@@ -182,7 +182,7 @@ def test_one_more_than_max_skipped_steps_stops_the_run(dataset: Path, tmp_path: 
 def test_the_bad_one_of_accumulated_batches_is_named(poisoned: Path, tmp_path: Path) -> None:
     with pytest.raises(
         NonfiniteError,
-        match=r"of case case_2 \(training sample \d+\)\. First non-finite tensor: image \(batch\)",
+        match=r"in case case_2 \(training sample \d+\)\. First non-finite tensor: image \(batch\)",
     ):
         tiny.train(poisoned, tmp_path / "run", *ONE_EACH, "trainer.accumulate_grad_batches=4")
     (file,) = (tmp_path / "run/nonfinite").iterdir()
@@ -231,7 +231,7 @@ def test_two_processes_skip_and_stop_together(poisoned: Path, tmp_path: Path, st
     assert ended.codes == [USER, USER] and output.count("error:") == 1, output
     lines = [line for line in output.splitlines() if "is not finite on rank" in line]
     assert "skipped (1 of at most 1)" in lines[0] and "error: step" in lines[-1], output
-    assert all("of case case_2 (training sample" in line for line in lines)
+    assert all("in case case_2 (training sample" in line for line in lines)
     files = sorted((tmp_path / "run/nonfinite").iterdir())
     assert len(files) == 2
     for file, line in zip(files, (lines[0], lines[-1]), strict=True):
@@ -265,7 +265,7 @@ def test_a_step_that_the_loss_scale_skips_is_no_error(tmp_path: Path, fails_at: 
         trainer.fit(module, torch.utils.data.DataLoader(Point()))
         assert scaler.get_scale() < 2.0**30 and module.layer.weight.item() != before and guard.skipped == 0
     else:
-        with pytest.raises(NonfiniteError, match="step 31: the loss is not finite, of case point"):
+        with pytest.raises(NonfiniteError, match="step 31: the loss is not finite, in case point"):
             trainer.fit(module, torch.utils.data.DataLoader(Point()))
 
 

@@ -55,7 +55,7 @@ def test_what_a_layer_folds_to_is_compared_with_it() -> None:
     check_folds(right, image)
     assert torch.equal(right(image), before)
     with pytest.raises(
-        ValueError, match=r"layer 1: what folded\(\) of Doubled returns computes .* by 0.5 of its"
+        ValueError, match=r"layer 1: what folded\(\) of Doubled returns differs from the layer by 0.5 of"
     ):
         check_folds(nn.Sequential(convs[0], Doubled(convs[1], 1)), image)
 
@@ -66,7 +66,7 @@ def test_a_wrong_fold_is_named_wherever_its_class_is_written(
 ) -> None:
     monkeypatch.setattr(Doubled, "__module__", module)
     conv = nn.Conv2d(1, 2, 3, padding=1)
-    with pytest.raises(ValueError, match=r"layer 0: what folded\(\) of Doubled returns computes"):
+    with pytest.raises(ValueError, match=r"layer 0: what folded\(\) of Doubled returns differs"):
         check_folds(nn.Sequential(Doubled(conv, 1)), torch.randn(1, 1, 6, 7))
 
 
@@ -80,7 +80,7 @@ class Doubtful(SqueezeExcitation):
 def test_a_subclass_of_a_layer_with_a_tested_fold_is_checked() -> None:
     image = torch.randn(1, 4, 6, 7)
     check_folds(nn.Sequential(SqueezeExcitation(2, 4, 2)), image)
-    with pytest.raises(ValueError, match=r"layer 0: what folded\(\) of Doubtful returns computes"):
+    with pytest.raises(ValueError, match=r"layer 0: what folded\(\) of Doubtful returns differs"):
         check_folds(nn.Sequential(Doubtful(2, 4, 2)), image)
 
 

@@ -163,7 +163,7 @@ def test_faults_of_own_networks_and_layers_are_named() -> None:
         build_network({**own, "dtype": "int64"}, PLAIN_CONV, LABEL_MAPS)
     conv = {"_target_": f"{__name__}.Wrong", "_partial_": True}
     with pytest.raises(
-        ConfigError, match=r"^conv: layer encoder\.0\.0: what folded\(\) of Wrong returns computes"
+        ConfigError, match=r"^conv: layer encoder\.0\.0: what folded\(\) of Wrong returns differs"
     ):
         build_network(model(), conv, LABEL_MAPS)
     unpadded = {"_target_": f"{__name__}.without_padding", "_partial_": True}

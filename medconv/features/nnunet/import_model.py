@@ -88,7 +88,7 @@ def _load_weights(network: nn.Module, trained: TrainedFold, model: NnUNetModel) 
         unmatched = [*unknown, *loaded.missing_keys, *loaded.unexpected_keys]
         if unmatched:
             raise ValueError(
-                f"{some(unmatched, 3)} (our names): in only one of plans and weights; trained with another network?"
+                f"{some(unmatched, 3)} (our names): in plans or weights only; was another network trained?"
             )
 
 

@@ -109,7 +109,7 @@ def test_files_numbered_as_the_classes_are_read_as_they_are(tmp_path: Path) -> N
     [
         (({1: "a", 2: "b"}, {1: "a", 2: "c"}), ["bg", "a", "b"], r"1\.seg\.nrrd: 2 is 'c', which is not a class"),
         (({1: "a", 2: "A"},), ["bg", "a", "b"], r"0\.seg\.nrrd: 2 is 'A', and so is another value"),
-        (({1: "b", 2: "a"}, {}), ["bg", "a", "b"], r"1\.seg\.nrrd: states no names, while other files"),
+        (({1: "b", 2: "a"}, {}), ["bg", "a", "b"], r"1\.seg\.nrrd: states no names, and other files"),
         (({1: "x", 2: "y"}, {1: "y", 2: "x"}), ["bg", "a", "b"], r"1\.seg\.nrrd: 1 is 'y', but not in .*/0\.seg"),
     ],
 )  # fmt: skip

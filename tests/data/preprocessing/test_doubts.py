@@ -150,7 +150,7 @@ def test_repeated_slices_are_found_where_a_piece_of_the_volume_ends() -> None:
     for first in (15, 31):
         image[:, :, first + 1] = image[:, :, first]
     (warning,) = repeated_slices(image[None])
-    assert "15 and 16 (equal), 31 and 32 (equal) repeat" in warning
+    assert "15 and 16 (equal), 31 and 32 (equal) of 40" in warning
 
 
 def test_a_voxel_size_that_differs_from_the_sform_is_named(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ _PHOTOMETRIC = 262  # TIFF tag: 0 where the lowest value is white
 _WHITE_IS_ZERO = 0
 # Masks that all hold 0 and the same value from here on, for example 255, have one class
 MIN_SINGLE_VALUE = 100
-_MAX_CLASSES = 64  # a mask with more values is a photograph
+_MAX_CLASSES = 64  # a mask with more values is a photograph, or has one for each object
+# Pixels that equal two neighbours: in maps of many nuclei at least 0.92, in their pictures at most 0.65
+_OBJECT_SHARE = 0.8
 _AFFINE = np.diag([-1.0, -1.0, 1.0, 1.0])  # as of a DICOM slice without a position in the patient
 
 
@@ -135,7 +137,7 @@ def read_mask(path: Path) -> np.ndarray:
         pixels = np.asarray(image)  # palette indices
     else:
         pixels = _grey_values(path, _pixels(path, image))
-    _check_mask_values(path, len(np.unique(pixels)))
+    _check_mask_values(path, pixels)
     return pixels.T[:, :, None]
 
 
@@ -155,11 +157,16 @@ def _grey_values(path: Path, pixels: np.ndarray) -> np.ndarray:
     return pixels[..., 0]
 
 
-def _check_mask_values(path: Path, num_values: int) -> None:
-    """Raises: ValueError: more different values than a mask has."""
+def _check_mask_values(path: Path, pixels: np.ndarray) -> None:
+    """Raises: ValueError: more different values than a mask has, unless they are those of objects."""
     is_jpeg = path.suffix.lower() in (".jpg", ".jpeg")
+    num_values = len(np.unique(pixels))
     # JPEG keeps the values of a mask only if there are one or two
     if num_values > (2 if is_jpeg else _MAX_CLASSES):
+        corner = pixels[1:, 1:]
+        is_inside = (corner == pixels[:-1, 1:]) & (corner == pixels[1:, :-1])
+        if not is_jpeg and is_inside.mean() > _OBJECT_SHARE:
+            return
         hint = "; JPEG blurs the values of a mask, PNG keeps them" if is_jpeg else ""
         raise ValueError(
             f"{path}: {num_values} different values, expected a mask of label values, not a photograph{hint}"

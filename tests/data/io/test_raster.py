@@ -248,6 +248,12 @@ def test_an_error_names_the_file_and_its_fault(
     assert "damaged" in message or "damaged" not in str(error.value) or message == "a.tif: "
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_mask_may_have_a_value_for_each_of_many_objects(tmp_path: Path, dtype: Any) -> None:
+    objects = np.arange(100, dtype=dtype).reshape(10, 10).repeat(12, axis=0).repeat(12, axis=1)
+    np.testing.assert_array_equal(as_seen(read_label(save(tmp_path / "a.png", objects))[0]), objects)
+
+
 def test_types_that_pillow_lacks_are_read_where_no_value_changes(tmp_path: Path) -> None:
     values = np.arange(16, dtype=np.int32).reshape(4, 4)
     for path in (

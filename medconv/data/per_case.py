@@ -71,8 +71,9 @@ def with_annotated(dataset: Dataset, setting: Any) -> Dataset:
     Raises:
         ArgumentError: not {PATTERN: [classes]}, an unknown class, image-level targets, or as `by_case`.
     """
-    if not dataset.targets.per_voxel:
-        raise ArgumentError("annotated", " is for label maps, but this dataset has image-level targets")
+    if not dataset.targets.answers_classes:
+        kind = dataset.targets.kind if dataset.targets.per_voxel else "image-level"
+        raise ArgumentError("annotated", f" is for label maps of classes; this dataset has {kind} targets")
     foreground_names = dataset.class_names[1:]
     _check_class_lists(setting, foreground_names)
     cases = list(dataset.cases)

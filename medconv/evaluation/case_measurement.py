@@ -4,7 +4,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -160,7 +160,17 @@ class CaseMeasurement:
         return {"case": case, **scores}
 
 
-def measure_cases(measurement: CaseMeasurement, workers: int) -> list[CaseRow]:
+class Measurement(Protocol):
+    """Measures cases of one set of predictions."""
+
+    @property
+    def predictions(self) -> LabelMaps: ...
+
+    def row(self, case: str) -> CaseRow:
+        """Raises: ValueError: the case cannot be measured."""
+
+
+def measure_cases(measurement: Measurement, workers: int) -> list[CaseRow]:
     """A row per case. Raises: ValueError: all cases that cannot be measured."""
 
     def row_or_error(case: str) -> CaseRow | str:

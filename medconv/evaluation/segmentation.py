@@ -56,7 +56,7 @@ def evaluate(
     prediction_sets = [LabelMaps(predictions, labels.case_files(predictions, "predictions"))]
     if compare:
         prediction_sets.append(LabelMaps(compare, labels.case_files(compare, "compare")))
-    reference_set = _reference_set(references, prediction_sets)
+    reference_set = reference_set_of(references, prediction_sets)
     targets = labels.agreed_targets([maps.folder for maps in prediction_sets], reference_set.folder)
     class_names = labels.class_names_of(targets)
     ignore = targets.ignore if targets else None
@@ -96,7 +96,7 @@ def evaluate(
     )
 
 
-def _reference_set(references: Path, prediction_sets: Sequence[LabelMaps]) -> LabelMaps:
+def reference_set_of(references: Path, prediction_sets: Sequence[LabelMaps]) -> LabelMaps:
     """The references. Raises: ValueError: predictions without a reference."""
     files = labels.case_files(references, "references")
     predicted_cases = {case for predictions in prediction_sets for case in predictions.files}

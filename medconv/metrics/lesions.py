@@ -36,31 +36,43 @@ class Lesions:
 
 
 def match(prediction: np.ndarray, reference: np.ndarray, iou: float) -> Lesions:
-    """Match lesions one to one where their intersection over union is at least `iou`: of all pairings, that
-    of the largest sum of overlaps. Above 0.5 there is only one.
+    """As `match_numbered`. Voxels that touch by a face, an edge or a corner belong to one lesion.
 
-    Voxels that touch by a face, an edge or a corner belong to one lesion.
     Shape: two masks of the same shape, (*spatial) bool.
     """
     connectivity = generate_binary_structure(prediction.ndim, prediction.ndim)
-    predicted_lesions, num_predicted = label(prediction, connectivity)
-    reference_lesions, num_reference = label(reference, connectivity)
+    predicted_lesions, _ = label(prediction, connectivity)
+    reference_lesions, _ = label(reference, connectivity)
+    return match_numbered(predicted_lesions, reference_lesions, iou)
+
+
+def match_numbered(predicted: np.ndarray, reference: np.ndarray, iou: float) -> Lesions:
+    """Match lesions one to one where their intersection over union is at least `iou`: of all pairings, that
+    of the largest sum of overlaps. Above 0.5 there is only one.
+
+    Shape: two maps of the same shape, (*spatial) integers, with a value for each lesion, from 1.
+    """
+    all_predicted_sizes = _sizes(predicted)
+    all_reference_sizes = _sizes(reference)
     # number the pairs of lesions that share voxels, and count these voxels
-    overlap = prediction & reference
-    codes = predicted_lesions[overlap].astype(np.int64) * (num_reference + 1) + reference_lesions[overlap]
+    overlap = (predicted > 0) & (reference > 0)
+    num_values = len(all_reference_sizes) + 1
+    codes = predicted[overlap].astype(np.int64) * num_values + reference[overlap]
     pair_codes, shared_voxels = np.unique(codes, return_counts=True)
-    predicted_index, reference_index = np.stack(np.divmod(pair_codes, num_reference + 1)) - 1
-    predicted_sizes = _sizes(predicted_lesions)[predicted_index]
-    reference_sizes = _sizes(reference_lesions)[reference_index]
+    predicted_index, reference_index = np.stack(np.divmod(pair_codes, num_values)) - 1
+    predicted_sizes = all_predicted_sizes[predicted_index]
+    reference_sizes = all_reference_sizes[reference_index]
     overlaps = shared_voxels / (predicted_sizes + reference_sizes - shared_voxels)
     # pairs below the threshold may not take a partner from others
     is_kept = overlaps >= iou
     matched = _one_to_one(predicted_index[is_kept], reference_index[is_kept], overlaps[is_kept])
+    num_predicted = int(np.count_nonzero(all_predicted_sizes))
+    num_reference = int(np.count_nonzero(all_reference_sizes))
     return Lesions(num_predicted, num_reference, matched)
 
 
 def _sizes(lesions: np.ndarray) -> np.ndarray:
-    """Voxels of each lesion. Shape: (*spatial), numbered from 1 -> (lesions,)."""
+    """Voxels of each lesion. Shape: (*spatial), numbered from 1 -> (highest number,)."""
     return np.bincount(lesions.ravel(), minlength=1)[1:]
 
 

@@ -94,7 +94,7 @@ def _earlier_score(rows: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[
 
 
 def _score_of_mean(members: Sequence[Member], config: RunConfig, trusted: Sequence[str]) -> float | None:
-    """Dice over the validation cases of the mean of the members' best checkpoints."""
+    """The monitored metric over the validation cases of the mean of the members' best checkpoints."""
     device = usable_device(None if uses_gpu(config.trainer.accelerator) else "cpu")
     checkpoints: list[Path | str] = [member.folder.trained for member in members]
     predictor = Predictor.load(checkpoints, device, trusted)
@@ -106,7 +106,8 @@ def _score_of_mean(members: Sequence[Member], config: RunConfig, trusted: Sequen
             case.id: _dice(predictor, case)
             for case in track(cases, f"validating the mean of {len(members)} members")
         }
-    score: float | None = predictor.targets.scores.summary(rows)["dice"]
+    monitored = predictor.targets.monitored.name.removeprefix("val/")
+    score: float | None = predictor.targets.scores.summary(rows)[monitored]
     return score
 
 

@@ -15,7 +15,11 @@ FEATURES = sorted(path.parent.name for path in (tiny.ROOT / "medconv/features").
 # What needs a feature by name: without that one, these are left out, too.
 NEEDED_BY = {"pretrained": ["nnunet"], "cross_validation": ["postprocessing", "sweeps"]}
 # Modules by which a feature enters another one: without that one, nobody asks for them.
-PARTS_OF = {"export": ["nnunet.export"], "pictures": ["image_level.views"], "report": ["image_level.report"]}
+PARTS_OF = {
+    "export": ["nnunet.export"],
+    "pictures": ["image_level.views"],
+    "report": ["image_level.report", "instances.report"],
+}
 
 
 def package_without(folder: Path, *features: str) -> Path:
@@ -85,6 +89,7 @@ def test_without_any_feature_the_core_trains_predicts_and_evaluates(tmp_path: Pa
         (["train", "conv=mirror", "trainer.max_steps=1"], "features.equivariance"),
         (["train", "loss=cldice", "trainer.max_steps=1"], "features.shape_losses"),
         (["train", "data=csv", "data.root=labels.csv"], "features.image_level"),
+        (["train", "data=instances", "data.images=i", "data.labels=l"], "features.instances"),
     ],
 )
 def test_an_option_whose_feature_is_missing_says_so_in_one_line(

@@ -1,0 +1,74 @@
+"""Object maps, with a value for each object, and maps of the two classes that a network learns of them.
+
+An object is its interior and a border, one voxel wide, within it. Interiors of neighbours do not touch, so
+that each one is the seed of its object.
+Source: classes as of Caicedo et al. 2019, doi:10.1002/cyto.a.23863; seeded watershed of Meyer 1992, by
+scikit-image.
+"""
+
+import numpy as np
+from scipy.ndimage import find_objects, label
+
+from medconv.targets.base import HIGHEST
+from medconv.utils.logging import some
+from medconv.utils.optional_imports import needed
+
+INTERIOR = 1
+BORDER = 2
+_LOOKED_AT = 1000  # objects of a label map, for doubts
+
+
+def check_installed() -> None:
+    """Raises: ValueError: scikit-image is not installed."""
+    needed("skimage", "instances", "one value per object")
+
+
+def classes_of(objects: np.ndarray) -> np.ndarray:
+    """The classes of an object map: 0, `INTERIOR` or `BORDER`. An object without interior is all interior.
+
+    Shape: (*spatial) integers -> same.
+    """
+    from skimage.segmentation import find_boundaries
+
+    # of two objects that touch by a face, both have a border there
+    is_border = find_boundaries(objects, connectivity=1, mode="inner")
+    is_object = objects > 0
+    has_interior = np.zeros(int(objects.max(initial=0)) + 1, bool)
+    has_interior[objects[is_object & ~is_border]] = True
+    is_border &= has_interior[objects]
+    return np.where(is_border, BORDER, np.where(is_object, INTERIOR, 0)).astype(objects.dtype)
+
+
+def objects_of(classes: np.ndarray) -> np.ndarray:
+    """The objects of a map of classes, numbered from 1: each interior that hangs together by faces, and the
+    border that is nearest to it.
+
+    Shape: (*spatial) integers -> (*spatial) int16.
+    Raises: ValueError: more objects than a label map holds.
+    """
+    from skimage.segmentation import watershed
+
+    seeds, num_objects = label(classes == INTERIOR)
+    if num_objects > HIGHEST:
+        raise ValueError(f"{num_objects} objects are predicted, but a label map holds {HIGHEST} values")
+    # of a constant image, watershed grows all seeds by a voxel in turn
+    objects: np.ndarray = watershed(np.zeros(classes.shape, np.uint8), seeds, mask=classes > 0)
+    return objects.astype(np.int16)
+
+
+def doubts_of(objects: np.ndarray) -> list[str]:
+    """Why a label map may have no value of its own for each object."""
+    in_pieces: list[str] = []
+    boxes = find_objects(objects)[:_LOOKED_AT]
+    for value, box in enumerate(boxes, start=1):
+        if box is None:
+            continue
+        _, num_pieces = label(objects[box] == value, np.ones((3,) * objects.ndim))
+        if num_pieces > 1:
+            in_pieces.append(str(value))
+    num_values = sum(box is not None for box in boxes)
+    if in_pieces and num_values == 1:
+        return ["all objects have one value, so those that touch are one; each object needs its own"]
+    if in_pieces:
+        return [f"some values are those of several objects, or of one in pieces: {some(in_pieces, 5)}"]
+    return []

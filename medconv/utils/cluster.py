@@ -27,6 +27,8 @@ SRUN = "srun"
 # One that sets torch's variables alone, such as a PyTorchJob of Kubernetes; its name in messages
 JOB = "the job (RANK, WORLD_SIZE)"
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
+# What versions of mpirun tell their processes: Open MPI, MPICH and Intel MPI, MVAPICH
+_MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _ERROR_FILE = "error.txt"  # in the run's folder: why a process failed
 # Environment variable: another file for it, where a batch script looks
 _ERROR_FILE_VARIABLE = "MEDCONV_ERROR_FILE"
@@ -78,23 +80,46 @@ def launcher() -> Launcher | None:
     # Lightning, which sets LOCAL_RANK and WORLD_SIZE for the processes that it starts, leaves a RANK that was
     # there as it is
     started_by_lightning = "LOCAL_RANK" in environment and "LOCAL_WORLD_SIZE" not in environment
-    several = int(environment.get("WORLD_SIZE") or "1") > 1
-    if "RANK" in environment and several and not started_by_lightning:
-        if not {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
-            raise ValueError(
-                f"RANK={environment['RANK']} and WORLD_SIZE={environment['WORLD_SIZE']} are set, so the "
-                "processes need MASTER_ADDR and MASTER_PORT to find each other; unset RANK to train alone"
-            )
-        world_size = int(environment["WORLD_SIZE"])
-        devices = int(environment.get("LOCAL_WORLD_SIZE") or "1")
-        return _launcher(
-            JOB, num_processes=world_size, nodes=world_size // devices, processes_per_node=devices
-        )
-    mpi_processes = int(environment.get("OMPI_COMM_WORLD_SIZE", "1"))
+    if "RANK" in environment and _number("WORLD_SIZE", 1) > 1 and not started_by_lightning:
+        return _job_launcher()
+    mpi_processes = max(_number(name, 1) for name in _MPI_SIZES)
     if mpi_processes > 1:
         # Each of them would run as rank 0.
         raise ValueError(f"mpirun started {mpi_processes} processes; start them by torchrun or srun instead")
     return None
+
+
+def _job_launcher() -> Launcher:
+    """Raises: ValueError: its variables contradict each other, so that processes would wait for ever."""
+    rank = _number("RANK", 0)
+    world_size = _number("WORLD_SIZE", 1)
+    if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        raise ValueError(
+            f"RANK={rank} and WORLD_SIZE={world_size} are set, so the processes need MASTER_ADDR and "
+            "MASTER_PORT to find each other; unset RANK to train alone"
+        )
+    _number("MASTER_PORT", 1)
+    if rank >= world_size:
+        raise ValueError(f"RANK={rank} must be below WORLD_SIZE={world_size}")
+    for_torchrun = os.environ.get("PET_NPROC_PER_NODE", "")
+    if for_torchrun.isdigit() and int(for_torchrun) > 1 and "LOCAL_WORLD_SIZE" not in os.environ:
+        raise ValueError(
+            f"PET_NPROC_PER_NODE={for_torchrun} asks for several processes on each machine; start them by "
+            "`torchrun -m medconv.cli train ...`, which reads the PET_ variables"
+        )
+    devices = max(1, _number("LOCAL_WORLD_SIZE", 1))
+    return _launcher(JOB, num_processes=world_size, nodes=world_size // devices, processes_per_node=devices)
+
+
+def _number(name: str, default: int) -> int:
+    """An environment variable; the default where it is empty. Raises: ValueError: it is no whole number."""
+    value = os.environ.get(name) or str(default)
+    if value.isdigit():
+        return int(value)
+    hint = ""
+    if "://" in value:
+        hint = "; Kubernetes sets it for a service named `master`: give the service another name"
+    raise ValueError(f"the environment variable {name} must be a whole number, got {value}{hint}")
 
 
 def _launcher(name: str, num_processes: int, nodes: int, processes_per_node: int) -> Launcher:

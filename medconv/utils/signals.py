@@ -1,4 +1,4 @@
-"""Stop requests by signal (SIGTERM, Slurm's SIGUSR1, SIGHUP, Ctrl-C), and Slurm's requeue."""
+"""Stop requests by signal (SIGTERM, those of batch systems, SIGHUP, Ctrl-C), and Slurm's requeue."""
 
 import logging
 import math
@@ -15,10 +15,17 @@ from types import FrameType
 log = logging.getLogger(__name__)
 Handler = Callable[[int, FrameType | None], None]
 
-# By a scheduler or a service manager; by Slurm before its time limit; by a terminal that was closed.
 SIGUSR1 = getattr(signal, "SIGUSR1", None)  # Windows has neither this one
 _SIGHUP = getattr(signal, "SIGHUP", None)  # nor this one
-PREEMPTING = tuple(number for number in (signal.SIGTERM, SIGUSR1, _SIGHUP) if number is not None)
+_SIGXCPU = getattr(signal, "SIGXCPU", None)
+_STOPPING = (
+    signal.SIGTERM,  # by a scheduler or a service manager
+    SIGUSR1,  # by Slurm before its time limit
+    getattr(signal, "SIGUSR2", None),  # by Grid Engine's `-notify`, and where scripts for submitit ask for it
+    _SIGXCPU,  # by a limit of CPU time: Grid Engine's `s_cpu`, LSF, `ulimit -t`
+    _SIGHUP,  # by a terminal that was closed
+)
+PREEMPTING = tuple(number for number in _STOPPING if number is not None)
 _MAX_RESTARTS = 50
 WAIT_SECONDS = 5.0  # for something that may never come, once a stop is requested; Docker kills after 10
 
@@ -143,6 +150,8 @@ def handled(handler: Handler, *numbers: signal.Signals) -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         if number == _SIGHUP:
             _discard_closed_output()
+        if number == _SIGXCPU:
+            _until_hard_limit()
         handler(number, frame)
 
     previous_handlers = {number: signal.getsignal(number) for number in numbers}
@@ -155,6 +164,14 @@ def handled(handler: Handler, *numbers: signal.Signals) -> Iterator[None]:
         for number, previous in previous_handlers.items():
             # None: the handler was not set by Python.
             signal.signal(number, signal.SIG_DFL if previous is None else previous)
+
+
+def _until_hard_limit() -> None:
+    """Beyond the soft limit of CPU time, SIGXCPU comes each second; it would end a process that is ending."""
+    import resource  # Windows has none, nor the signal
+
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
 
 
 def _discard_closed_output() -> None:

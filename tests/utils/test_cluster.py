@@ -50,6 +50,31 @@ def test_a_job_that_sets_ranks_alone_starts_a_process_on_each_machine(launched: 
 
 
 @pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE must be a whole number, got two$"),
+        ({"RANK": 8}, "^RANK=8 must be below WORLD_SIZE=8"),
+        # Kubernetes: of a service that is named `master`
+        ({"MASTER_PORT": "tcp://10.0.0.1:80"}, "got tcp://10.0.0.1:80; .* a service named `master`"),
+        # Kubeflow sets WORLD_SIZE to the processes that its torchrun would start
+        ({"PET_NPROC_PER_NODE": 4}, "^PET_NPROC_PER_NODE=4 asks for several .* start them by `torchrun"),
+    ],
+)
+def test_a_job_whose_processes_would_wait_for_ever_is_refused(
+    launched: Any, variables: dict[str, Any], message: str
+) -> None:
+    launched(**{**JOB, **variables})
+    with pytest.raises(ValueError, match=message):
+        cluster.launcher()
+
+
+@pytest.mark.parametrize("variables", [{"PET_NPROC_PER_NODE": "auto"}, {"PET_NPROC_PER_NODE": 1}])
+def test_a_pytorchjob_of_one_process_on_each_machine_trains(launched: Any, variables: dict[str, Any]) -> None:
+    launched(**JOB, **variables)
+    assert cluster.processes(None, None) == (8, 1)
+
+
+@pytest.mark.parametrize(
     "variables",
     [
         {**JOB, "WORLD_SIZE": 1},  # of one replica
@@ -89,11 +114,12 @@ def test_machines_with_different_numbers_of_processes_are_refused(launched: Any)
         ValueError, match="srun started 6 processes on 3 machines; it must be the same number on each"
     ):
         cluster.processes(None, None)
-    launched(OMPI_COMM_WORLD_SIZE=2)
-    with pytest.raises(
-        ValueError, match="mpirun started 2 processes; start them by torchrun or srun instead"
-    ):
-        cluster.processes(None, None)
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"):
+        launched(**{name: 2})
+        with pytest.raises(
+            ValueError, match="mpirun started 2 processes; start them by torchrun or srun instead"
+        ):
+            cluster.processes(None, None)
     launched(**TORCHRUN, OMPI_COMM_WORLD_SIZE=2)
     assert cluster.processes(None, None) == (2, 4)
     launched(**{**TORCHRUN, "WORLD_SIZE": 6})

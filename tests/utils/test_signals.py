@@ -209,3 +209,20 @@ def test_a_job_is_requeued_a_limited_number_of_times(
     assert [m for m in caplog.messages if "MAX_RESTARTS" in m][1].startswith(
         "job 12 is not requeued: Slurm has restarted it 3 times"
     )
+
+
+def test_a_limit_of_cpu_time_asks_once() -> None:
+    """Beyond the soft limit the system would send SIGXCPU each second, also to a process that is ending."""
+    code = (
+        "import resource, time; from medconv.utils import signals\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (1, 60))\n"
+        "try:\n"
+        "    with signals.raising():\n"
+        "        while True: pass\n"
+        "except signals.RunInterrupted as stopped:\n"
+        "    end = time.process_time() + 1.5\n"
+        "    while time.process_time() < end: pass\n"
+        "    print(int(stopped.number))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == f"{signal.SIGXCPU:d}\n", done

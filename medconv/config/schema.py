@@ -447,7 +447,7 @@ class Derived:
         train_cases: their number and a hash of their names.
         slice_axis: across the slices that a 2D network takes from volumes.
         memory_gb, size: that the run was planned for.
-        stem: as `monai_networks.stem_for`.
+        stem: as `planning.topology.stem_for`.
     """
 
     num_channels: int = MISSING

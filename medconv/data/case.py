@@ -17,6 +17,8 @@ from medconv.targets.parse import override
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import Argument, ArgumentError
 
+Relabel = tuple[tuple[int, int], ...]  # pairs of value in the file and label value, see `Case.relabel`
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -134,7 +136,7 @@ class SoftLabel:
 
     num_classes: int
     further_raters: tuple[Path | None, ...] = ()
-    further_relabels: tuple[tuple[tuple[int, int], ...] | None, ...] = ()
+    further_relabels: tuple[Relabel | None, ...] = ()
     are_probabilities: bool = False
 
 
@@ -169,7 +171,7 @@ class Case:
     source_spacing_mm: tuple[float, ...] | None = None
     annotated: tuple[int, ...] | None = None
     weight: float = 1.0
-    relabel: tuple[tuple[int, int], ...] | None = None
+    relabel: Relabel | None = None
     soft_label: SoftLabel | None = None
     missing_channels: tuple[int, ...] = ()
 
@@ -187,7 +189,7 @@ class Case:
         return (self.label, *further_raters)
 
     @property
-    def label_relabels(self) -> tuple[tuple[tuple[int, int], ...] | None, ...]:
+    def label_relabels(self) -> tuple[Relabel | None, ...]:
         """`relabel` of each of the `label_files`."""
         further = self.soft_label.further_relabels if self.soft_label else ()
         return (self.relabel, *further)

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from medconv.data.case import Dataset, SoftLabel
+from medconv.data.case import Dataset, Relabel, SoftLabel
 from medconv.data.datasets.patterns import files_of
-from medconv.data.io.label_values import Relabel
-from medconv.data.io.named_labels import names_of, relabel_by_name
+from medconv.data.io.label_values import names_of, relabel_by_name
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.soft import SoftTargets
 from medconv.utils.errors import Argument, ArgumentError

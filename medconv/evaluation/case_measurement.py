@@ -8,11 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from medconv.data.case import Grid
+from medconv.data.case import Grid, Relabel
 from medconv.data.datasets.patterns import home
 from medconv.data.io.grids import on_grid, rounding_doubts
 from medconv.data.io.images import read_label
-from medconv.data.io.label_values import Relabel
 from medconv.data.per_case import check_source_spacing, source_spacing
 from medconv.evaluation import labels
 from medconv.evaluation.raters import Raters, checked, numbered_of, rater_dice
@@ -84,7 +83,7 @@ class LabelMaps:
     Args:
         path: folder, or pattern with `{id}`.
         files: case to label map.
-        relabel: how the file of each case is read, see `named_labels.relabels`.
+        relabel: how the file of each case is read, see `label_values.relabels`.
     """
 
     path: Path

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from medconv.data.case import Grid
+from medconv.data.case import Grid, Relabel
 from medconv.data.io.grids import on_grid
 from medconv.data.io.images import read_label
-from medconv.data.io.label_values import Relabel
-from medconv.data.io.named_labels import relabels
+from medconv.data.io.label_values import relabels
 from medconv.evaluation import labels
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics.consensus import CONSENSUS

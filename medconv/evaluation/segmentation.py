@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medconv import doors
-from medconv.data.io.named_labels import relabels
+from medconv.data.io.label_values import relabels
 from medconv.data.io.raster import check_ignored
 from medconv.evaluation import labels, segmentation_results
 from medconv.evaluation.case_measurement import (

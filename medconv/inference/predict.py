@@ -33,13 +33,12 @@ from medconv.inference.output import Claim, Output, OutputDir
 from medconv.inference.predictor import Predictor
 from medconv.inference.prepare import Input, is_plausible
 from medconv.inference.sliding_window import slab_axis, takes_half
-from medconv.performance.memory_budget import total_memory
 from medconv.utils import signals
 from medconv.utils.atomic_io import NO_ROOM
 from medconv.utils.cluster import local_rank
 from medconv.utils.digests import digest
 from medconv.utils.errors import ArgumentError, first_line
-from medconv.utils.hardware import keep_freed_memory, out_of_memory
+from medconv.utils.hardware import keep_freed_memory, out_of_memory, total_memory
 from medconv.utils.logging import size_text, some
 from medconv.utils.progress import counting
 

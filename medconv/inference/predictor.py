@@ -26,7 +26,7 @@ from medconv.data.per_case import check_source_spacing, source_spacing
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, SlabGrid
 from medconv.inference.extras import Extra
 from medconv.inference.inputs import name_of
-from medconv.inference.load import LoadedModel, load
+from medconv.inference.load import LoadedModel, checkpoints_of, load
 from medconv.inference.logit_file import LogitFile
 from medconv.inference.prepare import (
     ImageLike,
@@ -37,7 +37,6 @@ from medconv.inference.prepare import (
     from_nibabel,
     prepare,
 )
-from medconv.inference.run_folders import checkpoints_of
 from medconv.inference.slab_answer import (
     Group,
     KeptLogits,
@@ -283,7 +282,8 @@ class Predictor:
         """The spacing that training, or the user, stated in place of the header's; pixels have none."""
         if self.members[0].takes_pixels:
             return PIXEL_MM
-        return source_spacing(self.members[0].source_spacing_mm, case_id)
+        stated = self.members[0].source_spacing_mm
+        return None if stated is None else source_spacing(stated, case_id)
 
     def _prepared(self, image: NamedImage) -> Input:
         """With the spacing that was stated in place of the header's."""

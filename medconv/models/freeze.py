@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from medconv.models.layers.batchnorm_stats import fix_statistics
 from medconv.utils.errors import Argument, ArgumentError
 
 _SUGGESTIONS = 3  # most similar names in a message
@@ -39,6 +38,20 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> str:
     for norm in frozen.norms:
         fix_statistics(norm)
     return description(frozen, network)
+
+
+class _Fixed(nn.Module):
+    """Mixed into a norm's class: it always stays in evaluation mode."""
+
+    def train(self, mode: bool = True) -> Any:
+        return super().train(False)
+
+
+def fix_statistics(norm: nn.Module) -> None:
+    """Make a norm use its running statistics in training too, in place; its parameters stay."""
+    if not isinstance(norm, _Fixed):
+        norm.__class__ = type(f"Fixed{type(norm).__name__}", (_Fixed, type(norm)), {})
+    norm.eval()
 
 
 def frozen_part(network: nn.Module, patterns: Sequence[str]) -> FrozenPart:

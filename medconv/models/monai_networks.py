@@ -2,8 +2,7 @@
 outputs in the order that training expects (`unetplusplus`), dropout of channels in 2D (`vnet`).
 """
 
-from collections.abc import Mapping, Sequence
-from math import prod
+from collections.abc import Mapping
 from typing import Any
 
 from monai.networks import nets
@@ -11,32 +10,12 @@ from torch import Tensor, nn
 
 from medconv.models.unet import CONVS
 
-_STEM_VOXELS = 4096  # after the stem, about: 64 x 64 or 16 x 16 x 16
-
-
-def stem_for(patch_size: Sequence[int]) -> dict[str, Any]:
-    """The stem for images of this size: downsample only as far as needed for about 4096 voxels.
-
-    The usual stem, a 7-kernel with stride 2 and a pooling with stride 2, leaves 7 x 7 of 28 x 28.
-
-    Returns:
-        kernel_size and stride of the first convolution; no_pool: without the pooling after it.
-    """
-    # The first convolution halves each axis, then the pooling.
-    needs_stride = prod(size / 2 for size in patch_size) > _STEM_VOXELS
-    needs_pool = prod(patch_size) > _STEM_VOXELS
-    return {
-        "kernel_size": 7 if needs_stride else 3,
-        "stride": 2 if needs_stride else 1,
-        "no_pool": not (needs_stride or needs_pool),
-    }
-
 
 class DenseNet(nets.DenseNet):
     """MONAI's DenseNet.
 
     Args:
-        stem: from `stem_for`; None: the usual one.
+        stem: from `planning.topology.stem_for`; None: the usual one.
         Others: as MONAI's.
     """
 

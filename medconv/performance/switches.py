@@ -57,7 +57,7 @@ def apply_switches(
         swap_norms(network, keep_batch_norms=sync_batchnorm)
         if sync_batchnorm and any(isinstance(layer, _BatchNorm) for layer in network.modules()):
             log.info("fast_norm: batch norms stay as they are, sync_batchnorm replaces them")
-    if fast_depthwise:
+    if fast_depthwise and any(getattr(layer, "groups", 1) > 1 for layer in network.modules()):
         swap_depthwise(network)
     if channels_last:
         # Each convolution by itself: one network may hold 2D and 3D weights

@@ -1,9 +1,12 @@
-"""A U-Net's stages from patch and spacing: strides, kernels and channels; and the memory of its step."""
+"""A U-Net's stages from patch and spacing: strides, kernels and channels; and the memory of its step. And the
+stem of MONAI's classifiers.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import lcm, prod
+from typing import Any
 
 from medconv.planning.limits import Size
 from medconv.utils.errors import ArgumentError
@@ -12,6 +15,7 @@ MIN_EDGE = 4  # voxels along an axis at the coarsest stage
 _THICK = 3  # times the finest voxel: slices that are seldom halved, as neighbours have little in common
 # Axes whose voxels differ by less than this factor are halved together, and get kernels of 3 together.
 EVEN = 2
+_STEM_VOXELS = 4096  # after the stem of a classifier, about: 64 x 64 or 16 x 16 x 16
 _PATCH_EDGE = {2: 2048, 3: 256}  # the largest patch holds as many voxels as a square or cube of this edge
 
 Steps = tuple[tuple[int, ...], ...]
@@ -222,6 +226,25 @@ def num_weights(network: Network, num_channels: int, num_classes: int) -> int:
 
 
 # The memory of a training step
+
+
+def stem_for(patch_size: Sequence[int]) -> dict[str, Any]:
+    """The stem of a classifier for images of this size: downsample only as far as needed for 4096 voxels.
+
+    The usual stem, a 7-kernel with stride 2 and a pooling with stride 2, leaves 7 x 7 of 28 x 28.
+
+    Returns:
+        kernel_size and stride of the first convolution; no_pool: without the pooling after it.
+    """
+    # The first convolution halves each axis, then the pooling.
+    needs_stride = prod(size / 2 for size in patch_size) > _STEM_VOXELS
+    needs_pool = prod(patch_size) > _STEM_VOXELS
+    return {
+        "kernel_size": 7 if needs_stride else 3,
+        "stride": 2 if needs_stride else 1,
+        "no_pool": not (needs_stride or needs_pool),
+    }
+
 
 GB = 2**30
 _WEIGHT_BYTES = 16  # fp32 weights, gradients, and AdamW's two moments

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from medconv import doors
-from medconv.targets.monitor import MonitoredMetric
-from medconv.targets.scores import Scores
+from medconv.targets.scores import MonitoredMetric, Scores
 from medconv.utils.errors import ArgumentError
 
 HIGHEST = torch.iinfo(torch.int16).max  # the largest label value

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from medconv.metrics.dice import ClassScores
 from medconv.metrics.dice import dice as label_map_dice
 from medconv.targets.base import Family, Targets, label_values, names_of
-from medconv.targets.monitor import DICE, MonitoredMetric
-from medconv.targets.scores import DiceScores
+from medconv.targets.scores import DICE, DiceScores, MonitoredMetric
 
 ABSENT = -1e4  # a logit whose probability is 0 beside any other, within the range of fp16
 _TOLERANCE = 1e-4  # relative; a loss that changes by less when voxels are shuffled ignores their positions

@@ -86,10 +86,10 @@ def without_effect(
         reasons["perf.fast_norm=true"] = "it needs perf.channels_last=true"
     elif perf.fast_norm and not has_fast_norms:
         reasons["perf.fast_norm=true"] = "this network has no instance, group or batch norms"
-    if not has_depthwise(network):
-        if not perf.fast_depthwise:  # true is the default
-            reasons["perf.fast_depthwise=false"] = "the network has no depthwise 3D convolutions"
-    elif perf.fast_depthwise and (not no_gpu or not str(trainer.precision).startswith("bf16")):
+    if not perf.fast_depthwise and not has_depthwise(network):  # true is the default
+        reasons["perf.fast_depthwise=false"] = "the network has no depthwise 3D convolutions"
+    is_for_it = no_gpu and str(trainer.precision).startswith("bf16")
+    if perf.fast_depthwise and not is_for_it and has_depthwise(network):
         reasons["perf.fast_depthwise=true"] = "it is for bf16 on a CPU"
     if perf.activation_checkpointing == "pointwise" and perf.compile:
         setting = "perf.activation_checkpointing=pointwise"

@@ -12,7 +12,7 @@ from medconv.config import ConfigError, RunConfig, validate
 from medconv.config.compose import Composer, as_override, hydra_flags
 from medconv.data.loading.datamodule import DataModule
 from medconv.targets import Targets
-from medconv.targets.monitor import metric_of_summary
+from medconv.targets.scores import metric_of_summary
 from medconv.training import run
 from medconv.training.build import build_task, record_of
 from medconv.training.data_setup import build_data

@@ -1,6 +1,8 @@
 """The data of a run: finds, checks, plans and preprocesses the dataset, and builds its loaders."""
 
+import json
 import logging
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +37,6 @@ from medconv.performance.step_profiler import StepProfiler
 from medconv.planning.planner import Plan
 from medconv.planning.report import table
 from medconv.targets import Targets
-from medconv.training import identity
 from medconv.training.distributed import batch_size_per_process
 from medconv.training.identity import DataIdentity
 from medconv.training.plan_setup import NOTHING, derived_values, make_plan
@@ -81,8 +82,16 @@ class PreparedData:
 
     @cached_property
     def identity(self) -> DataIdentity:
-        """Of the run's cases: reads their records in the store."""
-        return identity.data_identity(self.train, self.val, self.store)
+        """Digests of the cases to train on and to validate, by their ids.
+
+        A digest changes with what a case holds: arrays, values, weight and annotated classes.
+        """
+        digests: dict[str, dict[str, int]] = {"train": {}, "val": {}}
+        for split, cases in (("train", self.train), ("val", self.val)):
+            for case in cases:
+                content = [self.store.digest(case.id), [case.values, case.weight, case.annotated]]
+                digests[split][case.id] = zlib.crc32(json.dumps(content, default=str).encode())
+        return digests
 
 
 @configs.arguments_as_keys("data")

@@ -2,14 +2,12 @@
 
 import json
 import logging
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from medconv.config import Node, flatten
 from medconv.config.values import as_text
-from medconv.data.case import Case
-from medconv.data.preprocessing.store import BROKEN, Store
+from medconv.data.preprocessing.store import BROKEN
 from medconv.utils.logging import some
 
 # Prefixes of keys that may change when a run resumes: none of them changes what is trained.
@@ -65,19 +63,6 @@ def config_differences(earlier: Node, current: Node) -> list[str]:
 def _is_place(key: str) -> bool:
     group, *parts = key.split(".")
     return group == "data" and any(part in _PLACES for part in parts)
-
-
-def data_identity(train: Sequence[Case], val: Sequence[Case], store: Store) -> DataIdentity:
-    """Digests of the cases that a run trains on and validates, by their ids.
-
-    A digest changes with what a case holds: arrays, values, weight and annotated classes.
-    """
-    digests: dict[str, dict[str, int]] = {"train": {}, "val": {}}
-    for split, cases in (("train", train), ("val", val)):
-        for case in cases:
-            content = [store.digest(case.id), [case.values, case.weight, case.annotated]]
-            digests[split][case.id] = zlib.crc32(json.dumps(content, default=str).encode())
-    return digests
 
 
 def read_data_identity(folder: Path) -> DataIdentity | None:

@@ -18,7 +18,7 @@ from medconv.config import RunConfig
 from medconv.config.values import to_yaml
 from medconv.planning.planner import Plan
 from medconv.planning.report import table
-from medconv.targets import monitor
+from medconv.targets.scores import metric_of_summary
 from medconv.training.run_dir import RunDir
 from medconv.utils.atomic_io import replacing
 
@@ -147,7 +147,7 @@ def log_hyperparameters(trainer: Trainer, config: RunConfig, folder: RunDir) -> 
     params = {key: _loggable(value) for key, value in configs.flatten(content).items()}
     overrides = json.loads(os.environ.get(HPARAMS) or "{}")
     overrides = {key: _number(value) for key, value in overrides.items()}
-    monitored = monitor.metric_of_summary(folder.summary())
+    monitored = metric_of_summary(folder.summary())
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoard):
             logger.log_hparams_page(overrides or params, monitored.best_name)

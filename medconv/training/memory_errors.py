@@ -1,14 +1,13 @@
 """Errors about memory and killed loader workers, with advice on what helps."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from medconv.config import DataConfig
 from medconv.data.loading import worker_errors
 from medconv.utils.errors import first_line
 from medconv.utils.hardware import out_of_memory
 from medconv.utils.signals import RunInterrupted
 
+# What training raises if memory runs out or a worker ends, and for other reasons.
+ERRORS = (RuntimeError, MemoryError, worker_errors.SharedMemoryFullError)
 _STEP_ADVICE = (
     "the step does not fit into memory. Options, measured on a 3D U-Net: "
     "perf.activation_checkpointing=pointwise (64 % of the activations kept, 12 % slower), "
@@ -18,9 +17,8 @@ _STEP_ADVICE = (
 )
 
 
-@contextmanager
-def naming_memory(data: DataConfig) -> Iterator[None]:
-    """Around training.
+def raise_advice(error: Exception, data: DataConfig) -> None:
+    """Raise an error with advice in place of one of `ERRORS`; returns if there is none.
 
     Args:
         data: the config's `data`, which the advice refers to.
@@ -28,24 +26,20 @@ def naming_memory(data: DataConfig) -> Iterator[None]:
         ValueError: memory ran out, or a worker was killed.
         RunInterrupted: a worker got SIGTERM, as all processes of a preempted job do.
     """
-    try:
-        yield
-    except worker_errors.SharedMemoryFullError as error:
+    if isinstance(error, worker_errors.SharedMemoryFullError):
         raise ValueError(f"{error}. {_shared_memory_advice(data)}") from error
-    except (RuntimeError, MemoryError) as error:
-        if worker_errors.too_many_files(error):
-            raise ValueError(
-                f"too many open files; `ulimit -n 65536` permits more, or {_less_data(data)}"
-            ) from error
-        ended = worker_errors.ended_worker(error)
-        if ended is not None:
-            pid, ended_by = ended
-            if ended_by == "SIGTERM":
-                raise RunInterrupted from error
-            raise ValueError(worker_advice(pid, ended_by, data)) from error
-        if out_of_memory(error):
-            raise ValueError(f"{_STEP_ADVICE} ({first_line(error)})") from error
-        raise
+    if worker_errors.too_many_files(error):
+        raise ValueError(
+            f"too many open files; `ulimit -n 65536` permits more, or {_less_data(data)}"
+        ) from error
+    ended = worker_errors.ended_worker(error)
+    if ended is not None:
+        pid, ended_by = ended
+        if ended_by == "SIGTERM":
+            raise RunInterrupted from error
+        raise ValueError(worker_advice(pid, ended_by, data)) from error
+    if out_of_memory(error):
+        raise ValueError(f"{_STEP_ADVICE} ({first_line(error)})") from error
 
 
 def worker_advice(pid: int, ended_by: str, data: DataConfig) -> str:

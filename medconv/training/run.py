@@ -22,7 +22,7 @@ from medconv.data.loading.datamodule import DataModule
 from medconv.models.build import check_conv, model_of
 from medconv.performance.step_profiler import StepProfiler
 from medconv.targets import Targets
-from medconv.training import identity
+from medconv.training import identity, memory_errors
 from medconv.training.announce import announce
 from medconv.training.build import build_task, record_of
 from medconv.training.callbacks import early_stopping
@@ -39,7 +39,6 @@ from medconv.training.data_setup import PreparedData, build_data, prepare_data
 from medconv.training.distributed import batch_size_per_process, processes
 from medconv.training.growing_patch import may_grow
 from medconv.training.loggers import log_hyperparameters, log_start_texts
-from medconv.training.memory_errors import naming_memory
 from medconv.training.optim.build import knows_progress, with_epochs
 from medconv.training.run_dir import RunDir
 from medconv.training.task import Task
@@ -181,13 +180,16 @@ def _fit(run: _Run) -> None:
     with (
         folder.recording(trainer, run.profiler),
         cluster.detecting_lost_peers() if trainer.world_size > 1 else nullcontext(),
-        naming_memory(run.config.data),
         configs.arguments_as_keys("data"),
     ):
         if cluster.is_first() and folder.resume_from() is None:
             log_start_texts(trainer, run.config, run.prepared.plan)
-        with run.stop_request.noted():
-            trainer.fit(run.task, run.data, ckpt_path=folder.resume_from(), weights_only=True)
+        try:
+            with run.stop_request.noted():
+                trainer.fit(run.task, run.data, ckpt_path=folder.resume_from(), weights_only=True)
+        except memory_errors.ERRORS as error:
+            memory_errors.raise_advice(error, run.config.data)
+            raise
         folder.write_summary(stopped_early=early_stopping.ended(trainer))
     for remark in remarks:
         folder.write_summary(**remark.after(run.config, run.profiler))

@@ -7,9 +7,10 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ _MMAP_THRESHOLD = -3
 _TRIM_THRESHOLD = -1
 # Versions of cuDNN, from and up to, that run half-precision Conv3d four times slower on contiguous input.
 _SLOW_CUDNN = range(90800, 91500)
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def read_at_once(value: Tensor) -> bool:
@@ -49,6 +51,37 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, 2**28)
         mallopt(_TRIM_THRESHOLD, 2**29)
+
+
+def total_memory(cgroups: Path = _CGROUPS, process_cgroup: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes of main memory, or the lowest limit of this process's control groups (containers, Slurm).
+
+    Args:
+        cgroups: where the kernel shows all groups.
+        process_cgroup: which of them this process is in: lines of `number:controllers:path`.
+    """
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    try:
+        lines = process_cgroup.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if not controllers:  # version 2: one tree for all controllers
+            root = cgroups
+            file_name = "memory.max"
+        elif "memory" in controllers.split(","):  # version 1: a tree for each
+            root = cgroups / "memory"
+            file_name = "memory.limit_in_bytes"
+        else:
+            continue
+        innermost = root / group.lstrip("/")
+        # In a container the path may be the host's, which does not exist here; its root is the container's
+        for folder in (root, innermost, *innermost.parents):
+            if folder.is_relative_to(root):
+                with suppress(OSError, ValueError):  # no such group, or no limit
+                    limits.append(int((folder / file_name).read_text()))
+    return min(limit for limit in limits if limit)
 
 
 def release_freed_memory() -> None:

@@ -20,7 +20,7 @@ from gpu_checks.networks import LARGE_PATCHES, LARGE_PHANTOM, PHANTOM, seconds, 
 from gpu_checks.setting import Setting
 from medconv import config
 from medconv.data.augmentation import intensity
-from medconv.models.monai_networks import stem_for
+from medconv.planning.topology import stem_for
 
 _PATCH = 128**3
 _PICTURES = (60, 1, 28, 28)  # a batch of `whole-images`

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.library import opcheck
 
 from medconv.convs.parametrization import CHANNELS_LAST
+from medconv.models.freeze import fix_statistics
 from medconv.models.layers import fast_norm, triton_norm
-from medconv.models.layers.batchnorm_stats import RunningStatistics, fix_statistics
 from medconv.models.layers.fast_norm import (
     ChannelsLastBatchNorm2d,
     ChannelsLastBatchNorm3d,
@@ -34,6 +34,7 @@ from medconv.models.layers.fast_norm import (
 from medconv.models.layers.triton_norm import BatchStatistics
 from medconv.models.unet import ConvBlock, UNet
 from medconv.performance.switches import apply_switches
+from medconv.training.callbacks.nonfinite_guard import RunningStatistics
 
 # Shape, dtype, slope, affine, offset: odd sizes, one chunk and many, more channels than a block of columns.
 CASES: list[tuple[tuple[int, ...], torch.dtype, float | None, bool, float]] = [

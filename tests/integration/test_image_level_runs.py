@@ -19,7 +19,7 @@ from medconv.features.image_level import metrics as image_level
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.load import load
-from medconv.targets import monitor
+from medconv.targets.scores import CROSS_ENTROPY, MAE
 from medconv.training.callbacks import nonfinite_guard
 from medconv.utils import checkpoint_io
 from medconv.utils.exit_codes import DONE
@@ -49,7 +49,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None:
     summary = smallruns.train(folder, tmp_path / "run", *OURS, *FAST, "trainer.max_steps=24")
     assert summary["status"] == "done" and summary["val/auc"] > 0.9 and summary["val/dice"] is None
-    assert summary["score"] == monitor.CROSS_ENTROPY.plain()
+    assert summary["score"] == CROSS_ENTROPY.plain()
     record = checkpoint_io.read(tmp_path / "run/checkpoints/best.ckpt")["medconv"]
     assert record["targets"] == {"kind": "multiclass", "names": ["bright", "dark"]}
     assert record["validation"] == summary["val/cases"] and len(summary["val/cases"]) == 7
@@ -81,7 +81,7 @@ def test_numbers_keep_the_lowest_error(numbers: Path, tmp_path: Path) -> None:
     summary = smallruns.train(
         numbers, tmp_path / "run", "data.target_type=regression", *OURS, *stops, "trainer.max_steps=30"
     )
-    assert summary["score"] == monitor.MAE.plain() and summary["val/mae"] < 30
+    assert summary["score"] == MAE.plain() and summary["val/mae"] < 30
     targets = ImageLevelTargets.from_plain(summary["targets"])
     outputs, truth = targets.arrays(list(summary["val/cases"].values()))
     assert np.abs(outputs - truth).mean() == pytest.approx(summary["val/mae"]) and truth.min() >= 1000

@@ -7,24 +7,8 @@ from contextlib import suppress
 import pytest
 import torch
 
-from medconv.models.monai_networks import DenseNet, EfficientNet, SEResNet, UNetPlusPlus, stem_for
-
-
-@pytest.mark.parametrize(
-    ("size", "stem"),
-    [
-        ((28, 28), (3, 1, True)),
-        ((64, 64), (3, 1, True)),
-        ((96, 96), (3, 1, False)),
-        ((224, 224), (7, 2, False)),
-        ((28, 28, 28), (3, 1, False)),
-        ((16, 16, 16), (3, 1, True)),
-        ((96, 96, 64), (7, 2, False)),
-    ],
-)
-def test_the_stem_depends_on_the_image_size(size: tuple[int, ...], stem: tuple[int, int, bool]) -> None:
-    assert tuple(stem_for(size).values()) == stem
-
+from medconv.models.monai_networks import DenseNet, EfficientNet, SEResNet, UNetPlusPlus
+from medconv.planning.topology import stem_for
 
 SMALL = {
     "densenet": lambda dims, stem: DenseNet(dims, 1, 3, 8, 4, [1, 1, 1, 1], stem=stem),

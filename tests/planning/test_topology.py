@@ -15,7 +15,7 @@ from torch import nn
 from medconv.models.unet import UNet
 from medconv.planning.limits import PlanOverrides
 from medconv.planning.planner import plan
-from medconv.planning.topology import Budget, Network, encoder_convs, num_weights
+from medconv.planning.topology import Budget, Network, encoder_convs, num_weights, stem_for
 
 THIN_MM, THICK_MM = 0.62, 3.6
 SHAPES: list[tuple[int, ...]] = [
@@ -104,3 +104,19 @@ def test_num_weights_counts_the_kernels_of_the_unet(blocks: tuple[int, ...] | No
     sizes = [prod(m.weight.shape) for m in layers if isinstance(m, (nn.Conv3d, nn.ConvTranspose3d))]
     convs = None if blocks is None else encoder_convs(blocks, 3)
     assert num_weights(Network(strides, kernels, channels, convs, decoder), 2, 5) == sum(sizes)
+
+
+@pytest.mark.parametrize(
+    ("size", "stem"),
+    [
+        ((28, 28), (3, 1, True)),
+        ((64, 64), (3, 1, True)),
+        ((96, 96), (3, 1, False)),
+        ((224, 224), (7, 2, False)),
+        ((28, 28, 28), (3, 1, False)),
+        ((16, 16, 16), (3, 1, True)),
+        ((96, 96, 64), (7, 2, False)),
+    ],
+)
+def test_the_stem_depends_on_the_image_size(size: tuple[int, ...], stem: tuple[int, int, bool]) -> None:
+    assert tuple(stem_for(size).values()) == stem

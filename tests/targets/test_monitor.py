@@ -1,17 +1,17 @@
-"""medconv/targets/monitor.py: direction and origin of the metric that ranks runs."""
+"""medconv/targets/scores.py: direction and origin of the metric that ranks runs."""
 
-from medconv.targets import monitor
+from medconv.targets.scores import DICE, MAE, metric_of_summary
 
 
 def test_a_larger_quality_is_better_in_either_direction() -> None:
-    assert monitor.DICE.quality(0.9) > monitor.DICE.quality(0.8)
-    assert monitor.MAE.quality(1) > monitor.MAE.quality(2)
-    assert (monitor.DICE.mode, monitor.MAE.mode) == ("max", "min")
+    assert DICE.quality(0.9) > DICE.quality(0.8)
+    assert MAE.quality(1) > MAE.quality(2)
+    assert (DICE.mode, MAE.mode) == ("max", "min")
 
 
 def test_the_summary_of_a_run_names_its_metric() -> None:
-    assert monitor.metric_of_summary({"score": monitor.MAE.plain()}) == monitor.MAE
+    assert metric_of_summary({"score": MAE.plain()}) == MAE
 
 
 def test_dice_is_the_metric_where_none_is_named() -> None:
-    assert monitor.metric_of_summary({}) == monitor.metric_of_summary({"score": "x"}) == monitor.DICE
+    assert metric_of_summary({}) == metric_of_summary({"score": "x"}) == DICE

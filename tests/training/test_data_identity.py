@@ -9,24 +9,25 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers import tiny
-from helpers.volumes import preprocessing_config
-from helpers.volumes import tiny as tiny_dataset
 
 from medconv.config import ConfigError
-from medconv.data.preprocessing.dataset_cache import fill_store
+from medconv.data.case import Case
 from medconv.training import identity
+from medconv.training.data_setup import prepare_data
 
 
 def test_changes_are_named_by_case(tmp_path: Path) -> None:
-    dataset = tiny_dataset(tmp_path / "data", 4)
-    store = fill_store(dataset, preprocessing_config(), tmp_path / "cache", 1)
-    first, second, third, fourth = dataset.cases
-    before = identity.data_identity([first, second], [third], store)
-    assert identity.data_differences(before, identity.data_identity([second, first], [third], store)) == []
-    weighted = identity.data_identity([first, replace(second, weight=2.0)], [third], store)
+    prepared = prepare_data(tiny.checked(tiny.write_dataset(tmp_path / "data", 4)))
+    first, second, third, fourth = prepared.dataset.cases
+
+    def of(train: list[Case], val: list[Case]) -> identity.DataIdentity:
+        return replace(prepared, train=train, val=val).identity
+
+    before = of([first, second], [third])
+    assert identity.data_differences(before, of([second, first], [third])) == []
+    weighted = of([first, replace(second, weight=2.0)], [third])
     assert identity.data_differences(before, weighted) == [f"other image, label or values: {second.id}"]
-    moved = identity.data_identity([first, third], [second, fourth], store)
-    assert identity.data_differences(before, moved) == [
+    assert identity.data_differences(before, of([first, third], [second, fourth])) == [
         f"no longer trained on: {second.id}",
         f"now trained on: {third.id}",
         f"no longer validated: {third.id}",

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import combinations
+from itertools import combinations, permutations
+from math import ceil
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.data.augmentation.blocks import Blocks, rotated_half, size_that_holds, visible, whole
+from medconv.data.augmentation.blocks import Blocks, visible, whole
 from medconv.data.augmentation.spatial import control_points, mirrored_axes, reach
 from medconv.data.random_streams import RandomStream, generator
 from medconv.utils.errors import Argument, ArgumentError
@@ -304,3 +305,35 @@ def between(draw: Draw, limits: Sequence[float], is_factor: bool = False) -> flo
         if low < 1 < high:
             low, high = (low, 1.0) if is_below else (1.0, high)
     return low + draw() * (high - low)
+
+
+def rotated_half(
+    patch_size: Sequence[int], spacing_mm: Sequence[float], rotation_deg: float, rotates: np.ndarray
+) -> np.ndarray:
+    """How far a rotation in one plane takes the corners of a patch from its centre.
+
+    Shape: (axes,), in voxels.
+    Args:
+        rotation_deg: largest angle.
+        rotates: the axes that may be rotated; bool.
+    """
+    half = np.array(patch_size) / 2
+    spacing = np.array(spacing_mm)
+    distance = half.copy()
+    for axis, partner in permutations(np.flatnonzero(rotates), 2):
+        partner_half = half[partner] * spacing[partner] / spacing[axis]  # in voxels of `axis`
+        # The corner is farthest where it comes to lie on the axis.
+        angle = min(np.deg2rad(rotation_deg), np.arctan2(partner_half, half[axis]))
+        rotated = half[axis] * np.cos(angle) + partner_half * np.sin(angle)
+        distance[axis] = max(distance[axis], rotated)
+    return distance
+
+
+def size_that_holds(patch_size: Sequence[int], distance: np.ndarray) -> tuple[int, ...]:
+    """The smallest size with the centre of the patch that includes voxels this far from it."""
+    size = []
+    for voxels, far in zip(patch_size, distance, strict=True):
+        # One voxel more to interpolate from; the same on both sides, so that the centre stays.
+        margin = ceil(far + 1 - voxels / 2)
+        size.append(int(voxels + 2 * margin))
+    return tuple(size)

@@ -12,8 +12,7 @@ from typing import Any
 from medconv.data.case import Case, Dataset
 from medconv.data.io import raster
 from medconv.data.io.images import num_channels, stem
-from medconv.data.io.label_values import check_several_values, relabel_of
-from medconv.data.io.named_labels import Names, names_of, relabel_by_name
+from medconv.data.io.label_values import Names, check_several_values, names_of, relabel_by_name, relabel_of
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.errors import explained

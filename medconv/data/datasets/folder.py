@@ -11,8 +11,7 @@ from medconv.data.datasets.common import build_dataset, modalities_of
 from medconv.data.datasets.patterns import files_of, home
 from medconv.data.io.formats import structures_of
 from medconv.data.io.images import read_label
-from medconv.data.io.label_values import relabel_of
-from medconv.data.io.named_labels import class_names_of, names_of
+from medconv.data.io.label_values import class_names_of, names_of, relabel_of
 from medconv.utils.errors import Argument, ArgumentError
 
 _NUM_LABELS_READ = 20  # to find the classes of a dataset that does not name them

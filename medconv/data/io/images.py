@@ -13,11 +13,10 @@ import numpy as np
 from nibabel.nifti1 import Nifti1Pair
 
 from medconv import doors
-from medconv.data.case import Grid
+from medconv.data.case import Grid, Relabel
 from medconv.data.io import nifti, raster
 from medconv.data.io.formats import Contours, ImageFormat, choice_of, structures_of
 from medconv.data.io.grids import check_same_grid, fill, in_c_order, rounding_doubts
-from medconv.data.io.label_values import Relabel, relabelled
 from medconv.data.io.nifti import read_header
 from medconv.utils.errors import ArgumentError
 
@@ -279,6 +278,29 @@ def read_label(
     if lowest < 0 or array.max() > np.iinfo(np.int16).max:
         raise ValueError(f"{path}: label values must lie in 0..32767, found {lowest} to {array.max()}")
     return in_c_order(array.reshape(grid.shape), np.int16), grid
+
+
+def relabelled(label: np.ndarray, relabel: Relabel, path: Path) -> np.ndarray:
+    """A label map with the values of the dataset in place of those of its file.
+
+    Args:
+        label: not below 0.
+        relabel: see `Case.relabel`.
+        path: the file, for messages.
+
+    Raises:
+        ValueError: a value that is not among those to relabel.
+    """
+    new_values = dict(relabel)
+    # Indexed by the value in the file; -1 marks values that are not declared
+    table = np.full(1 + max(*new_values, int(label.max())), -1, np.int16)
+    table[list(new_values)] = list(new_values.values())
+    new_label: np.ndarray = table[label]
+    undeclared = np.unique(label[new_label < 0]).tolist()
+    if undeclared:
+        expected = ", ".join(str(value) for value in sorted(new_values))
+        raise ValueError(f"{path}: label values {undeclared} are not declared, expected {expected}")
+    return new_label
 
 
 def _read_no_image(path: Path, like: Path | None) -> tuple[np.ndarray, Grid] | None:

@@ -26,8 +26,8 @@ from nibabel.spatialimages import HeaderDataError, SpatialImage
 from nibabel.volumeutils import apply_read_scaling
 
 from medconv.data.io.formats import ImageFormat
-from medconv.performance.memory_budget import total_memory
 from medconv.utils.errors import explained
+from medconv.utils.hardware import total_memory
 
 PAIR = {".hdr": ".img", ".img": ".hdr"}
 _NOT_MM = {1: "metres", 3: "microns"}  # by the code in `xyzt_units`

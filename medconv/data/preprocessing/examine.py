@@ -15,7 +15,7 @@ from medconv.data.case import Case, Dataset, Grid
 from medconv.data.case_files import image_of, label_of
 from medconv.data.io.grids import in_c_order, on_grid, rounding_doubts, to_canonical
 from medconv.data.io.images import channel_doubts, lacks_orientation, missing_slices, nifti_image
-from medconv.data.io.named_labels import contradictions
+from medconv.data.io.label_values import contradictions
 from medconv.data.io.raster import are_picture_channels, is_picture, turn_doubts
 from medconv.data.preprocessing.normalisation import range_error
 from medconv.data.preprocessing.preprocess import content_box

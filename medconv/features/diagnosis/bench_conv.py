@@ -21,9 +21,8 @@ from medconv.features.diagnosis.conv_cost import (
     replaced_layers,
     switches_of,
 )
-from medconv.models.monai_networks import stem_for
 from medconv.planning.limits import SIZES
-from medconv.planning.topology import halvings, kernels, widths
+from medconv.planning.topology import halvings, kernels, stem_for, widths
 from medconv.utils.errors import ArgumentError
 from medconv.utils.hardware import autocast_dtype, resolve_precision, uses_gpu
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from medconv.models.layers.batchnorm_stats import RunningStatistics
 from medconv.training.callbacks.nonfinite_guard import (
     ForwardPass,
+    RunningStatistics,
     StepRecord,
     generators,
     of_all_ranks,

@@ -23,9 +23,8 @@ from medconv.features.diagnosis import conv_cost
 from medconv.features.diagnosis.conv_cost import NetworkSizes, computing_in, replaced_layers, switches_of
 from medconv.features.diagnosis.nonfinite import Diagnosis
 from medconv.models.build import KEYS_OF_SWAP_CONVS
-from medconv.models.layers.batchnorm_stats import RunningStatistics
 from medconv.performance.step_profiler import StepProfiler
-from medconv.training.callbacks.nonfinite_guard import StepRecord
+from medconv.training.callbacks.nonfinite_guard import RunningStatistics, StepRecord
 from medconv.training.measured_once import measured_once, measuring
 from medconv.utils.cores import num_cores
 from medconv.utils.errors import first_line

@@ -15,7 +15,7 @@ from medconv.features.ensemble.members import Member
 from medconv.inference.predict import usable_device
 from medconv.inference.predictor import Predictor
 from medconv.targets import Targets
-from medconv.targets.monitor import metric_of_summary
+from medconv.targets.scores import metric_of_summary
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.data_setup import find_data
 from medconv.training.run_dir import RunDir

@@ -13,9 +13,8 @@ from pathlib import Path
 from medconv import doors
 from medconv.features.export.graph import MeanNetwork
 from medconv.features.export.job import OPSETS, ExportOptions, Format, Job, write_metadata
-from medconv.inference.load import LoadedModel, load
+from medconv.inference.load import LoadedModel, checkpoints_of, load
 from medconv.inference.predictor import check_same
-from medconv.inference.run_folders import checkpoints_of
 from medconv.utils.atomic_io import replacing
 from medconv.utils.errors import ArgumentError
 

@@ -17,7 +17,7 @@ from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.metrics import calibration
 from medconv.metrics.segmentation import MetricValues
 from medconv.targets.base import finite_number
-from medconv.targets.monitor import CROSS_ENTROPY, MonitoredMetric
+from medconv.targets.scores import CROSS_ENTROPY, MonitoredMetric
 from medconv.utils.errors import Argument, ArgumentError
 
 _MAX_CLASSES = 100  # more different labels are most likely numbers

@@ -15,7 +15,7 @@ from medconv.features.image_level.metrics import Columns
 from medconv.features.image_level.targets import NumberTargets
 from medconv.metrics import calibration
 from medconv.metrics.segmentation import MetricValues
-from medconv.targets.monitor import CROSS_ENTROPY, MonitoredMetric
+from medconv.targets.scores import CROSS_ENTROPY, MonitoredMetric
 
 _FLOAT32_STEP = 2.0**-25  # half the distance of the float32 below 1
 _CERTAIN = 40.0  # a logit; its binary cross-entropy is 4e-18

@@ -16,7 +16,7 @@ from medconv.features.image_level.metrics import Columns
 from medconv.features.image_level.output_scaling import in_units
 from medconv.features.image_level.targets import NumberTargets
 from medconv.metrics.segmentation import MetricValues
-from medconv.targets.monitor import MAE, MonitoredMetric
+from medconv.targets.scores import MAE, MonitoredMetric
 
 _CONSTANT = 1e-12  # a spread below this share of the largest value is rounding error
 

@@ -8,7 +8,7 @@ import numpy as np
 from medconv.data.case import Grid
 from medconv.data.io.grids import on_grid, to_canonical
 from medconv.data.io.images import read_image, read_label
-from medconv.data.io.named_labels import relabels
+from medconv.data.io.label_values import relabels
 from medconv.data.preprocessing.preprocess import content_box
 from medconv.metrics import visualization
 

@@ -25,7 +25,7 @@ from medconv.features.sweeps.search_space import (
     parsed,
     search_space,
 )
-from medconv.targets import monitor
+from medconv.targets.scores import MonitoredMetric, metric_of_summary
 from medconv.training.data_setup import files_state, find_data
 from medconv.training.identity import FREE
 from medconv.training.run_dir import short_hash
@@ -174,7 +174,7 @@ def _tell(study: Any, trial: Any, job: Job, optuna: Any) -> None:
         study._storage.set_trial_user_attr(trial._trial_id, _LOST, True)
         return
     summary = job.folder.summary()
-    score = summary.get(monitor.metric_of_summary(summary).name)
+    score = summary.get(metric_of_summary(summary).name)
     # By the storage: a trial of an earlier start cannot be changed by its public interface.
     study._storage.set_trial_user_attr(trial._trial_id, _CODE, job.code)
     if job.code == 0 and score is not None and math.isfinite(score):
@@ -196,7 +196,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
             raise ConfigError(f"hydra.sweeper.{name} must be a whole number of 1 or more, got {setting}")
 
 
-def _study(folder: Path, settings: Mapping[str, Any], monitored: monitor.MonitoredMetric, optuna: Any) -> Any:
+def _study(folder: Path, settings: Mapping[str, Any], monitored: MonitoredMetric, optuna: Any) -> Any:
     """Raises: ConfigError: a damaged file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / STUDY

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medconv.features.sweeps.job import Job, settings_of, value, varied
-from medconv.targets import monitor
+from medconv.targets.scores import DICE, metric_of_summary
 from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text
 from medconv.utils.logging import score_text, shown
@@ -23,7 +23,7 @@ def ranked(jobs: Sequence[Job]) -> list[Job]:
         score = _score(summary)
         if score is None:
             return -math.inf
-        return monitor.metric_of_summary(summary).quality(score)
+        return metric_of_summary(summary).quality(score)
 
     return sorted(jobs, key=quality, reverse=True)
 
@@ -70,8 +70,8 @@ def _metric_names(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     names = []
     for summary in summaries:
         if summary.get("score"):
-            names.append(monitor.metric_of_summary(summary).name)
-    return list(dict.fromkeys(names)) or [monitor.DICE.name]
+            names.append(metric_of_summary(summary).name)
+    return list(dict.fromkeys(names)) or [DICE.name]
 
 
 def _class_names(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -81,7 +81,7 @@ def _class_names(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _score(summary: Mapping[str, Any]) -> float | None:
-    return summary.get(monitor.metric_of_summary(summary).name)
+    return summary.get(metric_of_summary(summary).name)
 
 
 def _dice_per_class(summary: Mapping[str, Any]) -> Mapping[str, Any]:

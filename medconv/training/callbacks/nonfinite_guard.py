@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from medconv import doors
-from medconv.models.layers.batchnorm_stats import RunningStatistics
 from medconv.training.callbacks.weight_averaging import AverageWeights
 from medconv.utils import cluster
 from medconv.utils.exit_codes import DONE, USER
@@ -65,6 +64,44 @@ class StepRecord:
     bad: HostCopy | None = None
     scale: float = 1.0
     scaled: bool = False
+
+
+class RunningStatistics:
+    """The running statistics of batch norms, which a forward pass changes before its loss is known to be
+    finite; a skipped step restores them.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        # Tensors of one type are copied together; the counts of batches are whole numbers.
+        means_and_variances: list[Tensor] = []
+        counts: list[Tensor] = []
+        layers: Any = module.modules()
+        for layer in layers:
+            if isinstance(getattr(layer, "running_mean", None), Tensor):
+                means_and_variances += [layer.running_mean, layer.running_var]
+                counts.append(layer.num_batches_tracked)
+        self._groups = [means_and_variances, counts] if counts else []
+
+    def now(self) -> list[Tensor]:
+        """A copy of all running statistics, one tensor per type: few launches on a GPU."""
+        return [torch.cat([each.detach().reshape(-1) for each in group]) for group in self._groups]
+
+    def restore(self, saved: Sequence[Tensor], where: Tensor | None = None) -> None:
+        """Restore what `now` returned.
+
+        Args:
+            saved: from `now`.
+            where: a bool tensor on the device, whether to, so that nothing waits for the device; None: yes.
+        """
+        if where is not None:
+            saved = [torch.where(where, old, new) for old, new in zip(saved, self.now(), strict=True)]
+        for group, restored in zip(self._groups, saved, strict=True):
+            sizes = [value.numel() for value in group]
+            shaped = []
+            for piece, value in zip(restored.split(sizes), group, strict=True):
+                shaped.append(piece.view_as(value))
+            # one launch for all of them
+            torch._foreach_copy_(group, shaped)
 
 
 class NonfiniteError(ValueError):

@@ -10,7 +10,7 @@ from lightning import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from medconv.targets.monitor import DICE, MonitoredMetric
+from medconv.targets.scores import DICE, MonitoredMetric
 from medconv.training.callbacks.time_budget import TimeBudget
 from medconv.training.checkpoint.writer import CheckpointWriter
 from medconv.utils import progress

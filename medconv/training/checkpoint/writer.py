@@ -18,7 +18,7 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from medconv.targets.monitor import DICE, MonitoredMetric
+from medconv.targets.scores import DICE, MonitoredMetric
 from medconv.training import run_dir
 from medconv.training.checkpoint import BEST, LAST, PREVIOUS
 from medconv.utils.atomic_io import flush_folder, replacing

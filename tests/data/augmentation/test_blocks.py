@@ -11,7 +11,8 @@ import torch
 import yaml
 
 from medconv.data.augmentation.augment import Augment
-from medconv.data.augmentation.blocks import Blocks, rotated_half, size_that_holds, whole
+from medconv.data.augmentation.blocks import Blocks, whole
+from medconv.data.augmentation.parameters import rotated_half, size_that_holds
 
 CONF = Path(__file__).parents[3] / "conf" / "augmentation"
 SIZES = {2: (64, 50), 3: (32, 28, 24)}

@@ -1,4 +1,4 @@
-"""medconv/data/io/named_labels.py: label files that name their values are matched by name."""
+"""medconv/data/io/label_values.py: label files that name their values are matched by name."""
 
 from collections.abc import Mapping
 from pathlib import Path

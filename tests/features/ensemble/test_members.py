@@ -15,8 +15,8 @@ from helpers.stopped import stopped
 
 from medconv.features.ensemble import members
 from medconv.features.ensemble.members import Member, devices_of, members_of
+from medconv.inference.load import checkpoints_of
 from medconv.inference.predictor import Predictor
-from medconv.inference.run_folders import checkpoints_of
 from medconv.training.run_dir import RunDir
 from medconv.utils.exit_codes import BUG, DONE, PREEMPTED, USER
 

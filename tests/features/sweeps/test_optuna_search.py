@@ -21,7 +21,7 @@ from medconv.config.compose import Composed
 from medconv.features.sweeps import optuna_search, run
 from medconv.features.sweeps.job import Job
 from medconv.features.sweeps.search_space import SearchSpace
-from medconv.targets.monitor import DICE
+from medconv.targets.scores import DICE
 from medconv.utils.exit_codes import DONE, PREEMPTED, USER
 
 optuna = pytest.importorskip("optuna")

@@ -9,7 +9,7 @@ import numpy as np
 
 from medconv.features.sweeps import table
 from medconv.features.sweeps.job import Job
-from medconv.targets import monitor
+from medconv.targets.scores import DICE, MAE
 from medconv.utils.exit_codes import USER
 
 
@@ -18,7 +18,7 @@ def test_the_lowest_error_is_first(tmp_path: Path) -> None:
     for number, score in enumerate((3.0, 1.0, None, 2.0)):
         jobs.append(Job((f"seed={number}",), (), tmp_path, 0))
         jobs[-1].folder.path.mkdir(parents=True)
-        summary: dict[str, Any] = {"score": monitor.MAE.plain(), "val/mae": score, "status": "done"}
+        summary: dict[str, Any] = {"score": MAE.plain(), "val/mae": score, "status": "done"}
         (jobs[-1].folder.path / "summary.json").write_text(json.dumps(summary))
     assert [job.overrides[0][-1] for job in table.ranked(jobs)] == ["1", "3", "0", "2"]
     header, first, *_ = table.write(tmp_path, jobs).read_text().splitlines()
@@ -32,7 +32,7 @@ def test_the_best_dice_is_first_and_failures_are_last_with_their_reason(tmp_path
     for job, dice in zip(jobs, scores, strict=False):
         job.folder.path.mkdir()
         mean = np.mean([value for value in dice.values() if value is not None])
-        summary = {"val/dice": mean, "val/dice_per_class": dice, "score": monitor.DICE.plain(), "steps": 4}
+        summary = {"val/dice": mean, "val/dice_per_class": dice, "score": DICE.plain(), "steps": 4}
         (job.folder.path / "summary.json").write_text(json.dumps(summary))
     jobs[2].write_error("no such norm")
     jobs[2].code = USER

@@ -1,4 +1,4 @@
-"""medconv/models/layers/batchnorm_stats.py: running statistics, restored or kept fixed."""
+"""Running statistics of batch norms, restored (nonfinite_guard.py) or kept fixed (freeze.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from medconv.models.layers.batchnorm_stats import RunningStatistics, fix_statistics
+from medconv.models.freeze import fix_statistics
+from medconv.training.callbacks.nonfinite_guard import RunningStatistics
 
 
 def network() -> nn.Sequential:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from lightning import LightningModule, Trainer
 
-from medconv.targets.monitor import CROSS_ENTROPY, DICE, MAE, MonitoredMetric
+from medconv.targets.scores import CROSS_ENTROPY, DICE, MAE, MonitoredMetric
 from medconv.training.checkpoint.writer import AtomicCheckpointIO, CheckpointWriter, Ranking
 
 VALUES = (0.5, 0.1, 0.4, 0.2, 0.15, 0.3)

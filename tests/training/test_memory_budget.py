@@ -1,4 +1,4 @@
-"""medconv/performance/memory_budget.py: how much memory a step may take, from sizes that are known."""
+"""medconv/training/plan_setup.py and utils/hardware.py: how much memory a step may take, from sizes that are known."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from medconv.performance.memory_budget import measured_gb, total_memory, usable_gb
+from medconv.training.plan_setup import measured_gb, usable_gb
+from medconv.utils.hardware import total_memory
 
 GB = 2**30
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING
 from medconv import doors
 from medconv.cli.parsers import Group, Parser, add_package, flag_of
 from medconv.utils.atomic_io import write_text
-from medconv.utils.cores import num_cores
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import shown, start_logging
 
@@ -35,7 +35,7 @@ def parser() -> Parser:
     _add_input_and_output(command.add_argument_group("input and output"))
     _add_segmentation(command.add_argument_group("segmentation"))
     _add_image_level(command.add_argument_group("classification and regression"))
-    cores = num_cores()
+    cores = len(os.sched_getaffinity(0))  # `hardware.num_cores`, which loads torch
     general = command.general()
     add_package(general)
     general.add_argument(

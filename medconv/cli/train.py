@@ -52,8 +52,7 @@ def run_command(options: argparse.Namespace) -> int:
     from omegaconf import OmegaConf
 
     from medconv import config
-    from medconv.training.config_checks import check_config
-    from medconv.training.run import train
+    from medconv.training.run import check_config, train
     from medconv.training.run_dir import RunDir
     from medconv.utils import cluster
 

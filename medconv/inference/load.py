@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import medconv
 from medconv import config as configs
-from medconv.config import DataConfig, Derived, RunConfig, TaskConfig
+from medconv.config import DataConfig, Derived, RunConfig
 from medconv.config import trusted as config_trusted
 from medconv.config.instantiate import add_package, check_named
 from medconv.convs import fold_convs
@@ -28,7 +28,7 @@ from medconv.data.datasets import patterns
 from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.value_bands import Band
-from medconv.inference.sliding_window import EVEN_DISTANCE, FIXED_DISTANCE, SlidingWindow, usable_axes
+from medconv.inference.sliding_window import SlidingWindow, usable_axes, window_of
 from medconv.metrics.calibration import LARGEST_TEMPERATURE
 from medconv.models.build import build_network, check_folding, has_own_layers
 from medconv.models.outputs import full_resolution
@@ -268,29 +268,6 @@ def _loaded(
         takes_pixels=are_picture_channels(metadata["modalities"]) and config.data.source_spacing_mm is None,
         image_patterns=patterns.below_home(texts) if are_patterns else (),
     )
-
-
-def window_of(
-    task: TaskConfig, derived: Derived, axes: tuple[int, ...], convention: str | None
-) -> SlidingWindow:
-    """The windows over volumes.
-
-    Args:
-        axes: of mirror test-time augmentation.
-        convention: of `data`.
-    Raises:
-        ConfigError: a key of `task` is out of range.
-    """
-    with configs.arguments_as_keys("task"):
-        return SlidingWindow(
-            patch_size=tuple(derived.patch_size),
-            overlap=task.overlap,
-            batch_size=task.sw_batch_size,
-            mirror_axes=axes,
-            slice_axis=derived.slice_axis,
-            flip_label_pairs=configs.lists_to_tuples(derived.flip_label_pairs or []),
-            placement=FIXED_DISTANCE if convention is None else EVEN_DISTANCE,
-        )
 
 
 def _rounding(data: DataConfig, derived: Derived) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import combinations, pairwise, product
+from itertools import pairwise, product
 from math import ceil, inf, prod
 from typing import Any
 
@@ -19,7 +19,7 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor
 from torch.nn import functional as F
 
-from medconv.config import Node, arguments_as_keys
+from medconv.config import Derived, Node, TaskConfig, arguments_as_keys, lists_to_tuples
 from medconv.data.augmentation.spatial import mirrored_axes
 from medconv.data.preprocessing.preprocess import left_right_axis
 from medconv.models.outputs import full_resolution
@@ -75,14 +75,6 @@ def swapped(logits: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
         order[left] = right
         order[right] = left
     return logits[:, order]
-
-
-def flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
-    """All sets of the axes, the empty one first."""
-    subsets: list[tuple[int, ...]] = []
-    for count in range(len(axes) + 1):
-        subsets.extend(combinations(sorted(axes), count))
-    return subsets
 
 
 # Of the Gaussian weights, as a share of the window.
@@ -283,6 +275,29 @@ class SlidingWindow:
             planes_at_once=planes_at_once,
             only_labels=only_labels,
             track=(lambda each: track(each, "predicting")) if self.progress else iter,
+        )
+
+
+def window_of(
+    task: TaskConfig, derived: Derived, axes: tuple[int, ...], convention: str | None
+) -> SlidingWindow:
+    """The windows over volumes.
+
+    Args:
+        axes: of mirror test-time augmentation.
+        convention: of `data`.
+    Raises:
+        ConfigError: a key of `task` is out of range.
+    """
+    with arguments_as_keys("task"):
+        return SlidingWindow(
+            patch_size=tuple(derived.patch_size),
+            overlap=task.overlap,
+            batch_size=task.sw_batch_size,
+            mirror_axes=axes,
+            slice_axis=derived.slice_axis,
+            flip_label_pairs=lists_to_tuples(derived.flip_label_pairs or []),
+            placement=FIXED_DISTANCE if convention is None else EVEN_DISTANCE,
         )
 
 

@@ -13,8 +13,7 @@ from medconv.config import Node, RunConfig
 from medconv.convs import mirror_axes
 from medconv.data import left_right
 from medconv.data.preprocessing.preprocess import left_right_axis
-from medconv.inference.load import window_of
-from medconv.inference.sliding_window import training_axes, usable_axes
+from medconv.inference.sliding_window import training_axes, usable_axes, window_of
 from medconv.models.build import build_network
 from medconv.models.freeze import check_factors, description, freeze, frozen_part
 from medconv.models.layers.max_pool import swap_pools

@@ -41,7 +41,7 @@ from medconv.training.distributed import batch_size_per_process
 from medconv.training.identity import DataIdentity
 from medconv.training.plan_setup import NOTHING, derived_values, make_plan
 from medconv.utils import signals
-from medconv.utils.cores import num_cores
+from medconv.utils.hardware import num_cores
 from medconv.utils.signals import StopRequest
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,6 @@ from medconv.models.build import check_conv, model_of
 from medconv.performance.step_profiler import StepProfiler
 from medconv.targets import Targets
 from medconv.training import identity, memory_errors
-from medconv.training.announce import announce
 from medconv.training.build import build_task, record_of
 from medconv.training.callbacks import early_stopping
 from medconv.training.checkpoint.compatibility import (
@@ -34,11 +33,10 @@ from medconv.training.checkpoint.compatibility import (
     check_same_task,
     check_weights_fit,
 )
-from medconv.training.config_checks import check_config
 from medconv.training.data_setup import PreparedData, build_data, prepare_data
 from medconv.training.distributed import batch_size_per_process, processes
-from medconv.training.growing_patch import may_grow
-from medconv.training.loggers import log_hyperparameters, log_start_texts
+from medconv.training.growing_patch import has_end, may_grow
+from medconv.training.loggers import announce, log_hyperparameters, log_start_texts
 from medconv.training.optim.build import knows_progress, with_epochs
 from medconv.training.run_dir import RunDir
 from medconv.training.task import Task
@@ -50,6 +48,11 @@ from medconv.utils.hardware import apply_backends, check_devices, expand_segment
 from medconv.utils.logging import route_lightning
 
 _SAMPLES_PER_EPOCH = 1000  # patches, where the config sets no number
+# What `build_data` gives an augmentation beside its keys
+_AUGMENTATION_ARGUMENTS = ("seed", "spacing_mm", "patch_size", "flip_label_pairs", "left_right_axis")
+_TRANSFORMS = (
+    "transforms of a sample, as MONAI has them, are a list: augmentation=monai augmentation.transforms="
+)
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +100,54 @@ def prepare(config: RunConfig, folder: RunDir) -> tuple[RunConfig, PreparedData]
         config = weight_source(config.init.pretrained).settings(config)
     config = with_devices(config)
     return config, prepare_data(config, recorded=folder.planned())
+
+
+def check_config(config: RunConfig) -> None:
+    """Checks before any data is read, which may take hours.
+
+    Raises: ConfigError: two values contradict each other; or a class has no argument for a key, or needs
+    one that is not set.
+    """
+    rate = config.optimizer.get("lr")
+    if isinstance(rate, (int, float)) and rate > 1:
+        log.warning("optimizer.lr=%g: most networks learn nothing above 0.1", rate)
+    init = config.init
+    if init.thaw_at is not None and not init.freeze:
+        raise ConfigError(
+            f"init.thaw_at={init.thaw_at} needs init.freeze, the parameters that are frozen until then"
+        )
+    if init.thaw_at is not None and not (knows_progress(config.scheduler) and has_end(config.trainer)):
+        raise ConfigError(
+            f"init.thaw_at={init.thaw_at} is a share of the run, but its progress is not known: scheduler."
+            f"_target_={config.scheduler['_target_']}, and trainer.max_time, max_steps or max_epochs"
+        )
+    for key in ("max_steps", "max_epochs", "limit_train_batches"):
+        if getattr(config.trainer, key) == 0:
+            raise ConfigError(f"trainer.{key}=0: the run would train no step; expected more than 0")
+    accumulated = config.trainer.accumulate_grad_batches
+    if config.perf.cuda_graphs and accumulated > 1:
+        raise ConfigError(
+            f"perf.cuda_graphs=true: gradients lie in the graph's memory, which its next run overwrites, so "
+            f"trainer.accumulate_grad_batches must be 1, got {accumulated}"
+        )
+    configs.check_arguments(config.data.layout, "data.layout")
+    model = {key: value for key, value in config.model.items() if key != "divisible_by"}  # of the plan
+    configs.check_arguments(model, "model")
+    if not config.loss.get("_partial_"):  # a partial one is a function of logits and labels
+        configs.check_arguments(config.loss, "loss")
+    configs.check_arguments(config.optimizer, "optimizer", positional=1)
+    configs.check_arguments(config.scheduler, "scheduler", positional=1)
+    configs.check_arguments(config.sampler, "sampler", added=("cases",))
+    configs.check_arguments(config.weight_averaging, "weight_averaging")
+    configs.check_arguments(config.early_stopping, "early_stopping")
+    for name, callback in config.callbacks.items():
+        configs.check_arguments(callback, f"callbacks.{name}")
+    for name, logger in config.logger.items():
+        configs.check_arguments(logger, f"logger.{name}", added=("save_dir",))
+    try:
+        configs.check_arguments(config.augmentation, "augmentation", added=_AUGMENTATION_ARGUMENTS)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {_TRANSFORMS}") from error
 
 
 @configs.arguments_as_keys("trainer")

@@ -15,7 +15,7 @@ import medconv
 from medconv.config.schema import PACKAGE
 from medconv.targets import Targets
 from medconv.utils import cluster
-from medconv.utils.cores import num_cores
+from medconv.utils.hardware import num_cores
 from medconv.utils.signals import RunInterrupted
 
 # Those that other programs rely on, in the order of the file.

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medconv.utils.cores import num_cores
 from medconv.utils.errors import Argument, ArgumentError
 from medconv.utils.precisions import MATMUL_PRECISIONS, PRECISIONS
 
@@ -34,6 +33,11 @@ _TRIM_THRESHOLD = -1
 # Versions of cuDNN, from and up to, that run half-precision Conv3d four times slower on contiguous input.
 _SLOW_CUDNN = range(90800, 91500)
 _CGROUPS = Path("/sys/fs/cgroup")
+
+
+def num_cores() -> int:
+    """The cores that Slurm or a container allows to this process, not all of the machine."""
+    return len(os.sched_getaffinity(0))
 
 
 def read_at_once(value: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""medconv/training/announce.py: the log lines before a run trains, and the hyperparameters after it."""
+"""medconv/training/loggers.py: the log lines before a run trains, and the hyperparameters after it."""
 
 import logging
 from dataclasses import replace
@@ -14,7 +14,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 
 from medconv.config import DataConfig, Derived, PerfConfig, RunConfig, TrainerConfig
-from medconv.training import announce, loggers
+from medconv.training import loggers
 from medconv.training.growing_patch import GrowingPatch
 from medconv.training.loggers import TensorBoard
 from medconv.training.run_dir import RunDir
@@ -48,7 +48,7 @@ def test_a_run_announces_its_data_patch_model_trainer_and_folder(caplog: pytest.
     caplog.set_level(logging.INFO, "medconv")
     prepared: Any = SimpleNamespace(dataset=SimpleNamespace(name="Tiny"), train=range(5), val=range(2))
     config = replace(CONFIG, data=replace(CONFIG.data, global_batch_size=6))
-    announce.announce(config, prepared, task, accumulating, RunDir(Path("runs/x")))
+    loggers.announce(config, prepared, task, accumulating, RunDir(Path("runs/x")))
     assert caplog.messages == [
         "data: Tiny, 5 cases to train on, 2 to validate",
         "patch: 32 x 48 voxels of 0.5 x 1.25 mm, global batch 24",
@@ -68,7 +68,7 @@ def test_a_run_says_why_its_patches_have_few_sizes(caplog: pytest.LogCaptureFixt
     growing = GrowingPatch((8, 8), max_sizes=4)
     task: Any = SimpleNamespace(network=nn.Linear(1, 1), growing_patch=growing)
     prepared: Any = SimpleNamespace(dataset=SimpleNamespace(name="Tiny"), train=(), val=())
-    announce.announce(CONFIG, prepared, task, trainer(), RunDir(Path("runs/x")))
+    loggers.announce(CONFIG, prepared, task, trainer(), RunDir(Path("runs/x")))
     line = "patches grow: 4 sizes, from 16 x 24 voxels; at most 4, since cuDNN tries its algorithms for each"
     assert line in caplog.messages
 
@@ -79,8 +79,8 @@ NORMS = nn.Sequential(nn.Conv3d(1, 2, 1), nn.InstanceNorm3d(2))
 def test_fast_norm_without_such_norms_is_named() -> None:
     perf = PerfConfig(channels_last=True, fast_norm=True)
     trainer = TrainerConfig(accelerator="cpu")
-    assert announce.without_effect(perf, trainer, NORMS) == []
-    (line,) = announce.without_effect(perf, trainer, nn.Sequential(nn.Conv3d(1, 2, 1)))
+    assert loggers.without_effect(perf, trainer, NORMS) == []
+    (line,) = loggers.without_effect(perf, trainer, nn.Sequential(nn.Conv3d(1, 2, 1)))
     assert line == "perf.fast_norm=true has no effect: this network has no instance, group or batch norms"
 
 
@@ -107,27 +107,27 @@ def test_fast_depthwise_without_effect_is_named(
 ) -> None:
     perf = replace(PLAIN, fast_depthwise=setting)
     trainer = TrainerConfig(accelerator="cpu", precision=precision)
-    assert announce.without_effect(perf, trainer, network) == ([] if line is None else [line])
+    assert loggers.without_effect(perf, trainer, network) == ([] if line is None else [line])
 
 
 def test_switches_without_effect_are_named_with_the_reason() -> None:
     trainer = TrainerConfig(accelerator="cpu")
-    assert announce.without_effect(PLAIN, trainer, NORMS) == []
-    assert announce.without_effect(
+    assert loggers.without_effect(PLAIN, trainer, NORMS) == []
+    assert loggers.without_effect(
         replace(PLAIN, cuda_graphs=True), replace(trainer, benchmark=True), NORMS
     ) == [
         "trainer.benchmark=true has no effect: cuDNN runs on NVIDIA GPUs only",
         "perf.cuda_graphs=true has no effect: there is no GPU to replay them on",
     ]
     perf = PerfConfig(channels_last=False, activation_checkpointing="pointwise", compile=True)
-    assert [line.split(" ")[0] for line in announce.without_effect(perf, trainer, NORMS)] == [
+    assert [line.split(" ")[0] for line in loggers.without_effect(perf, trainer, NORMS)] == [
         "perf.fast_norm=true",
         "perf.activation_checkpointing=pointwise",
     ]
     limited = replace(trainer, limit_test_batches=2)
-    lines = announce.without_effect(PLAIN, limited, NORMS)
+    lines = loggers.without_effect(PLAIN, limited, NORMS)
     assert lines == ["trainer.limit_test_batches has no effect: a run tests with test=true only"]
-    assert announce.without_effect(PLAIN, limited, NORMS, test=True) == []
+    assert loggers.without_effect(PLAIN, limited, NORMS, test=True) == []
 
 
 def test_tensorboard_shows_the_config_and_the_plan_as_text(tmp_path: Path) -> None:

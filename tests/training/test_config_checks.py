@@ -1,11 +1,11 @@
-"""medconv/training/config_checks.py: arguments of classes, checked before any data is read."""
+"""medconv/training/run.py: arguments of classes, checked before any data is read."""
 
 import pytest
 from helpers.configs import composed
 
 from medconv.config import ConfigError, validate
 from medconv.config.schema import list_options
-from medconv.training.config_checks import check_config
+from medconv.training.run import check_config
 
 
 def test_a_learning_rate_that_cannot_learn_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,8 +7,7 @@ from helpers.picture_tables import checked
 
 from medconv.config import ConfigError
 from medconv.targets.label_map import LabelMapTargets
-from medconv.training.config_checks import check_config
-from medconv.training.run import with_loss
+from medconv.training.run import check_config, with_loss
 
 
 def test_an_open_loss_is_that_of_the_targets_with_the_keys_of_the_user() -> None:

@@ -47,9 +47,8 @@ from medconv.data.loading.worker_errors import GuardedCollate, GuardedDataset
 from medconv.data.preprocessing.store import Store, StoreCheck
 from medconv.data.splits import DataSplit
 from medconv.performance.step_profiler import StepProfiler
-from medconv.utils.cores import num_cores
 from medconv.utils.errors import Argument, ArgumentError
-from medconv.utils.hardware import DeviceCopies, autocast_dtype
+from medconv.utils.hardware import DeviceCopies, autocast_dtype, num_cores
 from medconv.utils.signals import StopRequest
 
 _READ_ON_HOST = ("sample", "reference")

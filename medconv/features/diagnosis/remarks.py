@@ -26,9 +26,8 @@ from medconv.models.build import KEYS_OF_SWAP_CONVS
 from medconv.performance.step_profiler import StepProfiler
 from medconv.training.callbacks.nonfinite_guard import RunningStatistics, StepRecord
 from medconv.training.measured_once import measured_once, measuring
-from medconv.utils.cores import num_cores
 from medconv.utils.errors import first_line
-from medconv.utils.hardware import autocast_dtype, resolve_precision, uses_gpu
+from medconv.utils.hardware import autocast_dtype, num_cores, resolve_precision, uses_gpu
 
 _SECONDS = 1.0  # for all layers; at least one step of each is timed
 _LONG_ENOUGH = 10.0  # seconds of training; what limited a shorter run means little

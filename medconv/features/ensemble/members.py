@@ -20,9 +20,8 @@ from medconv.config import RunConfig
 from medconv.training.run import with_devices
 from medconv.training.run_dir import RunDir
 from medconv.utils import cluster, signals
-from medconv.utils.cores import num_cores
 from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
-from medconv.utils.hardware import uses_gpu
+from medconv.utils.hardware import num_cores, uses_gpu
 
 _POLL_SECONDS = 0.2
 _CTRL_C_SECONDS = 2.0  # time for members to end by a Ctrl-C that the terminal sent to them as well

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import prod
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from medconv.features.image_level.targets import ImageLevelTargets
 from medconv.inference.load import LoadedModel
 from medconv.inference.predictor import Forward, check_finite
 from medconv.inference.prepare import Input, NamedImage
-from medconv.inference.sliding_window import flips
 from medconv.planning.topology import rounded_up
 from medconv.utils.logging import size_text
 
@@ -87,6 +87,14 @@ class ImageLevelForward(Forward):
         if member.temperature is None:
             return undivided
         return member.targets.outputs_at_temperature(undivided, member.temperature)
+
+
+def flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
+    """All sets of the axes, the empty one first."""
+    subsets: list[tuple[int, ...]] = []
+    for count in range(len(axes) + 1):
+        subsets.extend(combinations(sorted(axes), count))
+    return subsets
 
 
 def mean_over_flips(

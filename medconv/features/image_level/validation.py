@@ -8,9 +8,9 @@ from torch import Tensor
 
 from medconv.config import RunConfig
 from medconv.data.loading.patch import Batch
-from medconv.features.image_level.forward import mean_over_flips
+from medconv.features.image_level.forward import flips, mean_over_flips
 from medconv.features.image_level.targets import ImageLevelTargets
-from medconv.inference.sliding_window import SlidingWindow, flips
+from medconv.inference.sliding_window import SlidingWindow
 from medconv.training.validation import Validated, warn_of_nonfinite
 
 

@@ -11,12 +11,11 @@ from PIL import Image
 from torch import nn
 
 from medconv.data.case import Case
-from medconv.features.image_level.forward import mean_over_flips
+from medconv.features.image_level.forward import flips, mean_over_flips
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
 from medconv.inference.load import LoadedModel
 from medconv.inference.predictor import Predictor
-from medconv.inference.sliding_window import flips
 
 CLASSES = MulticlassTargets(("a", "b"))
 

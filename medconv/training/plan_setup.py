@@ -91,10 +91,7 @@ def make_plan(
             warns=bool(origin),
         )
         if config.data.resize is None:
-            shapes = _prepared_shapes(size_plan, measured)
-            _check_memory(size_plan, dataset, measured, shapes)
-            if config.data.store == "npy" and dataset.targets.per_voxel:
-                size_plan = _with_store(size_plan, dataset, measured, shapes)
+            size_plan = _within_memory(size_plan, dataset, measured, config.data.store)
         return size_plan if has_planned_channels else _with_note_on_channels(size_plan)
 
     if config.plan.size is not None:
@@ -113,38 +110,22 @@ def make_plan(
     return plan_for_time.fitting(config, planned, derive, budget)
 
 
-def _prepared_shapes(size_plan: Plan, measured: Fingerprint) -> np.ndarray:
-    """Voxels of each case along each axis once resampled, as fractions. Shape: (cases, axes)."""
+def _within_memory(size_plan: Plan, dataset: Dataset, measured: Fingerprint, store: str) -> Plan:
+    """The plan; it says so if prepared cases exceed the main memory, so that a compressed store pays.
+
+    Args: store: of `data`.
+    Raises: ArgumentError: the largest image does not fit into main memory once resampled.
+    """
     target_mm = list(size_plan.spacing_mm)
     if size_plan.slice_axis is not None:  # slices keep their own
         target_mm.insert(size_plan.slice_axis, 0.0)
     spacings_mm = np.array(measured.spacings_mm)
     scales = np.divide(spacings_mm, target_mm, out=np.ones_like(spacings_mm), where=np.array(target_mm) > 0)
-    shapes: np.ndarray = np.array(measured.shapes) * scales
-    return shapes
-
-
-def _with_store(size_plan: Plan, dataset: Dataset, measured: Fingerprint, shapes: np.ndarray) -> Plan:
-    """The plan; it says so if prepared cases exceed the main memory, so that a compressed store pays."""
-    label_bytes = 1 if len(dataset.class_names) <= 256 else 2
-    voxel_bytes = len(measured.intensities) * _FLOAT32 + label_bytes
-    gigabytes = shapes.prod(1).sum() * voxel_bytes / _GB
+    shapes = np.array(measured.shapes) * scales
+    image_bytes = len(measured.intensities) * _FLOAT32  # of a voxel
     memory_gb = total_memory() / _GB
-    if gigabytes <= memory_gb:
-        return size_plan
-    reason = (
-        f"prepared cases exceed the {memory_gb:.3g} GB of memory, so patches are read from the disk: "
-        "data.store=blosc2 about halves them"
-    )
-    return replace(size_plan, rows=(*size_plan.rows, ("store", f"{gigabytes:.3g} GB", reason)))
-
-
-def _check_memory(size_plan: Plan, dataset: Dataset, measured: Fingerprint, shapes: np.ndarray) -> None:
-    """Raises: ArgumentError: the largest image does not fit into main memory once resampled."""
-    spacings_mm = np.array(measured.spacings_mm)
-    gigabytes = shapes.prod(1) * len(measured.intensities) * _FLOAT32 / _GB
+    gigabytes = shapes.prod(1) * image_bytes / _GB
     largest = int(gigabytes.argmax())
-    memory_gb = total_memory() / _GB
     if gigabytes[largest] > memory_gb:
         raise ArgumentError(
             "spacing_mm",
@@ -153,6 +134,15 @@ def _check_memory(size_plan: Plan, dataset: Dataset, measured: Fingerprint, shap
             f"voxels, {gigabytes[largest]:.3g} GB; this machine has {memory_gb:.3g}. Choose a coarser one, "
             "or correct the headers",
         )
+    label_bytes = 1 if len(dataset.class_names) <= 256 else 2
+    store_gb = shapes.prod(1).sum() * (image_bytes + label_bytes) / _GB
+    if store != "npy" or not dataset.targets.per_voxel or store_gb <= memory_gb:
+        return size_plan
+    reason = (
+        f"prepared cases exceed the {memory_gb:.3g} GB of memory, so patches are read from the disk: "
+        "data.store=blosc2 about halves them"
+    )
+    return replace(size_plan, rows=(*size_plan.rows, ("store", f"{store_gb:.3g} GB", reason)))
 
 
 def _overrides(config: RunConfig, image_level: bool) -> PlanOverrides:

@@ -50,7 +50,8 @@ def write_report(
         saliency = saliency_folder / f"{row['case']}.png"
         cards.append(_case_card(row, targets, images.get(row["case"]), saliency))
     return rendering.render(
-        "image_level_report.html.j2",
+        "report.html.j2",
+        package="medconv.features.image_level",
         result=result,
         targets=targets,
         charts={name: visualization.png(pixels) for name, pixels in charts.items()},

@@ -116,12 +116,13 @@ def build_dataset(
         ValueError: an id twice, masks of which some hold 0 and 255 as `relabel_of` has it, or names that
             contradict each other or the classes.
     """
-    masks = [case.label for case in cases]
-    if len(class_names) > 2:
-        check_several_values(masks, len(class_names))
-    relabel = relabel_of(masks, len(class_names))
-    if relabel is not None:
-        cases = [replace(case, relabel=relabel) for case in cases]
+    # Formats of volumes hold label values as they are
+    pictures = [case.label for case in cases if case.label is not None and raster.is_picture(case.label)]
+    if pictures and len(class_names) > 2:
+        check_several_values(pictures, len(class_names))
+    elif pictures:
+        relabel = relabel_of(pictures)
+        cases = [replace(case, relabel=relabel or case.relabel) for case in cases]
     if targets is None or isinstance(targets, LabelMapTargets):
         ignore = None if targets is None else targets.ignore
         files = {case.id: case.label for case in cases}

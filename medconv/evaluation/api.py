@@ -127,6 +127,10 @@ def _of_files(
         return ScoreTable.of(of_table(predictions, references))
     own = own_evaluation(predictions)
     if own:
+        if raters or consensus or settings["selection"] != MetricSelection():
+            raise ArgumentError(
+                "lesion_iou", f", centreline and raters are for label maps of classes, not for {predictions}"
+            )
         return ScoreTable.of(own(predictions, references, workers=settings["workers"]))
     evaluation = segmentation.evaluate(
         predictions, references, raters=raters, consensus=consensus, **settings

@@ -73,6 +73,10 @@ def _targets(
     targets: SegmentationTargets | Sequence[str] | None, predictions: LabelMaps, references: LabelMaps
 ) -> SegmentationTargets:
     if isinstance(targets, SegmentationTargets):
+        if not targets.answers_classes:
+            raise ArgumentError(
+                "targets", f": arrays are scored by classes, these are {targets.kind}; give files"
+            )
         return targets
     if targets is not None:
         return LabelMapTargets.of_classes(targets)

@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import medconv
 from medconv.features.instances.objects import classes_of
+from medconv.features.instances.targets import InstanceTargets
 from medconv.utils import checkpoint_io
 
 
@@ -197,6 +198,10 @@ def test_options_for_classes_are_refused(root: Path, predictions: Path, capfd: A
             root / "x.json",
         )
         assert tiny.call(patch, "evaluate", *folders, "--lesions") == 1
+    with pytest.raises(ValueError, match="lesion_iou, centreline and raters are for label maps of classes"):
+        medconv.evaluate(predictions, root / "objects", lesion_iou=0.5)
+    with pytest.raises(ValueError, match="arrays are scored by classes, these are instances; give files"):
+        medconv.evaluate(discs(), discs(), spacing_mm=(1, 1), targets=InstanceTargets())
     errors = "".join(capfd.readouterr())
     assert "--quality is for label maps of classes" in errors
     assert "--lesions is for label maps of classes" in errors

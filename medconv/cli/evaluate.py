@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -35,13 +34,11 @@ def parser() -> Parser:
     _add_input_and_output(command.add_argument_group("input and output"))
     _add_segmentation(command.add_argument_group("segmentation"))
     _add_image_level(command.add_argument_group("classification and regression"))
-    cores = len(os.sched_getaffinity(0))  # `hardware.num_cores`, which loads torch
     general = command.general()
     add_package(general)
     general.add_argument(
         "--workers",
         type=int,
-        default=min(_MAX_WORKERS, cores),
         metavar="N",
         help="cases to measure in parallel; default: one per core, at most 8",
     )
@@ -154,7 +151,7 @@ def run_command(options: argparse.Namespace) -> int:
     output: Path = options.output
     if output.suffix != ".json":
         raise ValueError(f"--output {output}: expected a JSON file; CSV and HTML are written beside it")
-    if options.workers < 1:
+    if options.workers is not None and options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     is_table = options.labels is not None or options.predictions.suffix == ".csv"
     # all options are checked before the work
@@ -196,6 +193,7 @@ def _label_map_evaluation(options: argparse.Namespace) -> Callable[[], Evaluatio
     from medconv.evaluation import labels, segmentation
     from medconv.evaluation.results import own_evaluation
     from medconv.metrics.segmentation import MetricSelection
+    from medconv.utils.hardware import num_cores
 
     if options.references is None:
         raise ValueError(
@@ -206,6 +204,7 @@ def _label_map_evaluation(options: argparse.Namespace) -> Callable[[], Evaluatio
         raise ValueError(
             f"{flag_of(name)} is for classification and regression, whose predictions are a table (.csv)"
         )
+    workers = options.workers or min(_MAX_WORKERS, num_cores())
     own = own_evaluation(options.predictions)
     if own:
         for name in _given(options, _FOR_CLASSES):
@@ -213,7 +212,7 @@ def _label_map_evaluation(options: argparse.Namespace) -> Callable[[], Evaluatio
                 f"{flag_of(name)} is for label maps of classes, which {options.predictions} does not hold"
             )
         folders = (options.predictions, options.references, options.compare)
-        return partial(own, *folders, workers=options.workers, images=options.images)
+        return partial(own, *folders, workers=workers, images=options.images)
     if options.lesions is not None and not 0 < options.lesions <= 1:
         raise ValueError(f"--lesions must be above 0 and at most 1, got {options.lesions}")
     return partial(
@@ -222,7 +221,7 @@ def _label_map_evaluation(options: argparse.Namespace) -> Callable[[], Evaluatio
         options.references,
         options.compare,
         tolerance_mm=labels.tolerances(options.tolerance_mm),
-        workers=options.workers,
+        workers=workers,
         images=options.images,
         selection=MetricSelection(options.lesions, options.centreline),
         annotated=options.annotated,

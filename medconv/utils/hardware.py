@@ -36,8 +36,10 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def num_cores() -> int:
-    """The cores that Slurm or a container allows to this process, not all of the machine."""
-    return len(os.sched_getaffinity(0))
+    """Those that Slurm or a container allows, not all of the machine, where a process can ask for them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS, Windows
 
 
 def read_at_once(value: Tensor) -> bool:

@@ -1,5 +1,6 @@
 """medconv/utils/hardware.py: missing devices are errors before any work, and settings fit the hardware."""
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -259,3 +260,9 @@ print(kept, resident_mb() - before)
     kept_mb, released_mb = map(int, done.stdout.split())
     assert kept_mb > 150  # of 200
     assert released_mb < 50
+
+
+def test_cores_are_those_of_the_process_or_else_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hardware.num_cores() == len(os.sched_getaffinity(0))
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert hardware.num_cores() == os.cpu_count()

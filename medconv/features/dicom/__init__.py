@@ -1,8 +1,8 @@
-"""DICOM: series as images, contours (RTSTRUCT) as labels, and label maps as DICOM SEG."""
+"""DICOM: series as images, contours (RTSTRUCT) and segmentations (SEG) as labels and as predictions."""
 
 IMAGE_FORMATS = ("medconv.features.dicom.format:DICOM",)
 PREDICT_OPTIONS = {
-    "medconv.features.dicom.seg_extra:of_options": {
+    "medconv.features.dicom.extras:DicomSeg": {
         "flags": {
             "--dicom-seg": {
                 "action": "store_true",
@@ -10,5 +10,14 @@ PREDICT_OPTIONS = {
             }
         },
         "folders": {"dicomseg": ".dcm"},
-    }
+    },
+    "medconv.features.dicom.extras:RTStruct": {
+        "flags": {
+            "--rtstruct": {
+                "action": "store_true",
+                "help": "for DICOM input, also write OUTPUT/rtstruct/CASE.dcm: contours on the slices",
+            }
+        },
+        "folders": {"rtstruct": ".dcm"},
+    },
 }

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from medconv.data.io.formats import Contours, ImageFormat
-from medconv.features.dicom import rtstruct, seg_label, series, volumes
+from medconv.data.case import Grid
+from medconv.data.io.formats import Contours, ImageFormat, choice_of
+from medconv.features.dicom import rtstruct_label, seg_label, series, volumes
 from medconv.features.dicom.files import is_dicom, list_files
 from medconv.utils.errors import explained
 
@@ -70,6 +71,19 @@ def _warn_of_unreadable(source: str, folders: Sequence[Path]) -> None:
             )
 
 
+def _structures(path: Path, image: Path, grid: Grid) -> np.ndarray:
+    """The structures that a path takes, by `#roi=`. Raises: ValueError: as the kinds of files say."""
+    is_segmentation = seg_label.segmentation_file(choice_of(path)[0]) is not None
+    return (seg_label.read_chosen if is_segmentation else rtstruct_label.read)(path, image, grid)
+
+
+def _missing_slices(path: Path, image: Path, grid: Grid) -> list[str]:
+    """Warnings about contours; a segmentation has every slice of its segments."""
+    if seg_label.segmentation_file(choice_of(path)[0]) is not None:
+        return []
+    return rtstruct_label.missing_slices(path, image, grid)
+
+
 def _grid(path: Path) -> tuple[tuple[int, ...], np.ndarray]:
     volume = volumes.volumes(path)[0]
     return volumes.shape(volume), volumes.affine(volume)
@@ -81,7 +95,7 @@ DICOM = ImageFormat(
     is_mine=is_dicom,
     stamp=series.stamp,
     cases=_cases,
-    contours=Contours(rtstruct.read, rtstruct.missing_slices),
+    contours=Contours(_structures, _missing_slices),
     label=seg_label.read,
     names=seg_label.names,
     as_displayed=True,

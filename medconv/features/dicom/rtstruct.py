@@ -1,280 +1,218 @@
-"""Label maps from RTSTRUCT, the contours of radiotherapy: `rs.dcm#roi=heart;lung` are the labels 1 and 2."""
+"""Label maps as RTSTRUCT, the contours of radiotherapy: a structure per class, contours on each slice."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from nibabel.affines import apply_affine
+from scipy.ndimage import find_objects
+from scipy.spatial.distance import cdist
 
-from medconv.data.case import Grid
-from medconv.data.io.formats import choice_of, structures_of
+import medconv
 from medconv.features.dicom import volumes
-from medconv.features.dicom.files import is_dicom
+from medconv.metrics.visualization import colour
+from medconv.utils.atomic_io import replacing
 from medconv.utils.errors import explained
-from medconv.utils.logging import some
 from medconv.utils.optional_imports import needed
 
-_ROI = "#roi="  # as in messages
-_MAX_OFF_PLANE = 0.1  # slices by which a contour may lie beside the middle of its slice
-_DIGITS = 4  # of a position in voxels; headers give positions as decimals
-_CLOSED = ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR")
+# Elements of the patient and the study, which RTSTRUCT must have, if only without a value
+_OF_THE_STUDY = (
+    "PatientName",
+    "PatientID",
+    "PatientBirthDate",
+    "PatientSex",
+    "StudyInstanceUID",
+    "StudyDate",
+    "StudyTime",
+    "StudyID",
+    "AccessionNumber",
+    "ReferringPhysicianName",
+)
+_NEEDED = ("SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "FrameOfReferenceUID")
+_STUDY_CLASS = "1.2.840.10008.3.1.2.3.1"  # that the standard has for references to a study
+_MAX_NAME_LENGTH = 64  # characters of this DICOM text type
 
 
-class _Structure(NamedTuple):
-    """A structure on the grid of its image.
+def write(path: Path, label: np.ndarray, like: Path, class_names: Sequence[str]) -> None:
+    """Write an RTSTRUCT, atomically. A class without voxels is a structure without contours.
 
-    Args:
-        value: in the label map.
-        location: file and name, for messages.
-        slice_axis: along which no contour has an extent.
-        polygons: slice to its contours, (points, 2) each, in voxels.
-    """
+    Contours pass halfway between voxels inside and outside, so that filling them gives the label map again.
 
-    value: int
-    location: str
-    slice_axis: int
-    polygons: dict[int, list[np.ndarray]]
-
-
-def read(path: Path, image: Path, grid: Grid) -> np.ndarray:
-    """Label map of the structures that `path` takes, on the grid of `image`.
-
-    A voxel belongs to a structure if its centre lies inside an odd number of the contours of its slice, so
-    that a contour inside another one is a hole. Where structures overlap, the later one counts.
-
-    Shape: (X, Y, Z) int16.
+    Shape: label (X, Y, Z), on the grid of the series `like`.
 
     Args:
-        path: an RTSTRUCT file with its structures, see `structures_of`.
-        image: a DICOM image is checked to have the same frame of reference.
-        grid: of the image.
+        path: an existing file is replaced.
+        label: label values of `class_names`.
+        like: the series that was segmented.
+        class_names: by label value.
 
     Raises:
-        ValueError: no RTSTRUCT, or one of another patient space; a structure that is not there, that has no
-            closed contours, or whose contours are not in the slices of the image. Names file and structure.
+        OSError: no space left.
+        ValueError: the series lacks elements that RTSTRUCT requires.
     """
-    label = np.zeros(grid.shape, np.int16)
-    for structure in _structures(path, image, grid):
-        mask = _mask(structure, grid)
-        if not mask.any():
-            raise ValueError(f"{structure.location}: no voxel of {image} has its centre inside the contours")
-        label[mask] = structure.value
-    return label
+    pydicom = needed("pydicom", "dicom", "writing RTSTRUCT", like)
+    volume = volumes.volumes(like)[0]
+    source = pydicom.dcmread(volume[0].path, stop_before_pixels=True, force=True)
+    missing = [keyword for keyword in _NEEDED if not source.get(keyword)]
+    if missing:
+        raise ValueError(f"{like}: no RTSTRUCT can refer to it (has no {', '.join(missing)})")
+    with explained(f"{like}: no RTSTRUCT can refer to it"):
+        content = _structure_set(pydicom, source, volume)
+        _add_structures(content, label, volume, source.SOPClassUID, class_names)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, durable=True) as partial:
+        content.save_as(partial, enforce_file_format=True)
 
 
-def missing_slices(path: Path, image: Path, grid: Grid) -> list[str]:
-    """A warning for each structure that lacks contours of slices between two that have some.
-
-    They may have been forgotten; or the structure has two parts. Of several slices, it has if the contours
-    before and behind the gap lie beside each other.
-
-    Args:
-        path, image, grid: as for `read`.
-
-    Raises:
-        ValueError: as `read`.
-    """
-    warnings = []
-    for structure in _structures(path, image, grid):
-        gaps = list(_gaps(structure.polygons))
-        if gaps:
-            warnings.append(
-                f"{structure.location} has no contour on slice {some(gaps)} (from 0) of {image}, but on both "
-                "beside it; if it was forgotten, draw it: its voxels are background"
-            )
-    return warnings
-
-
-def _gaps(polygons: Mapping[int, Sequence[np.ndarray]]) -> Iterator[str]:
-    """Such as `2` and `5 to 9`. Args: polygons: as in `_Structure`."""
-    for before, behind in pairwise(sorted(polygons)):
-        first = before + 1
-        last = behind - 1
-        if first == last:
-            yield str(first)
-        elif first < last and _overlap(polygons[before], polygons[behind]):
-            yield f"{first} to {last}"
-
-
-def _overlap(polygons: Sequence[np.ndarray], compared: Sequence[np.ndarray]) -> bool:
-    """Whether the boxes around the polygons of two slices overlap. Shape: (points, 2) each."""
-    points = np.concatenate(polygons)
-    compared_points = np.concatenate(compared)
-    begin = np.maximum(points.min(axis=0), compared_points.min(axis=0))
-    end = np.minimum(points.max(axis=0), compared_points.max(axis=0))
-    return bool((begin < end).all())
-
-
-def _structures(path: Path, image: Path, grid: Grid) -> Iterator[_Structure]:
-    """The structures that a path takes. Raises: ValueError: as `read`."""
-    file, _ = choice_of(path)
-    pydicom = needed("pydicom", "dicom", "reading RTSTRUCT", file)
-    with explained(f"{file}: cannot be read as RTSTRUCT"):
-        content = pydicom.dcmread(file)
-        rois = {int(roi.ROINumber): roi for roi in content.get("StructureSetROISequence") or ()}
-        contour_sets = content.get("ROIContourSequence") or ()
-        contours_by_roi = {int(contours.ReferencedROINumber): contours for contours in contour_sets}
-    if content.get("Modality") != "RTSTRUCT":
-        raise ValueError(f"{file}: expected RTSTRUCT for {_ROI}, got {content.get('Modality')}")
-    image_space = _frame_of_reference(pydicom, image)
-    for value, names in enumerate(structures_of(path), 1):
-        if not names:
-            continue
-        number = _roi_number(file, names, rois)
-        location = f"{file}: structure {rois[number].get('ROIName')!r}"
-        _check_space(location, rois[number], image, image_space)
-        contours = _contour_points(location, contours_by_roi.get(number))
-        yield _in_slices(value, location, contours, grid, image)
+def _structure_set(pydicom: Any, source: Any, volume: volumes.Volume) -> Any:
+    """The file without its structures. Args: source: header of the first slice."""
+    meta = pydicom.dataset.FileMetaDataset()
+    # Explicit elements hold 64 kB, some 2000 points of a contour
+    meta.TransferSyntaxUID = pydicom.uid.ImplicitVRLittleEndian
+    now = datetime.now()
+    content = pydicom.dataset.FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
+    content.update({keyword: source.get(keyword) for keyword in _OF_THE_STUDY})
+    content.update(
+        {
+            "SpecificCharacterSet": "ISO_IR 192",  # UTF-8: a class may have any name
+            "SOPClassUID": pydicom.uid.RTStructureSetStorage,
+            "SOPInstanceUID": pydicom.uid.generate_uid(),
+            "Modality": "RTSTRUCT",
+            "SeriesInstanceUID": pydicom.uid.generate_uid(),
+            "SeriesNumber": 1001,
+            "SeriesDescription": "medconv",
+            "InstanceNumber": 1,
+            "OperatorsName": "",
+            "FrameOfReferenceUID": source.FrameOfReferenceUID,
+            "PositionReferenceIndicator": source.get("PositionReferenceIndicator"),
+            "Manufacturer": "medconv",
+            "ManufacturerModelName": "medconv",
+            "SoftwareVersions": medconv.__version__,
+            "StructureSetLabel": "medconv",
+            "StructureSetDate": now.strftime("%Y%m%d"),
+            "StructureSetTime": now.strftime("%H%M%S"),
+            "ApprovalStatus": "UNAPPROVED",
+        }
+    )
+    series = _item(
+        SeriesInstanceUID=source.SeriesInstanceUID,
+        ContourImageSequence=[
+            _item(ReferencedSOPClassUID=source.SOPClassUID, ReferencedSOPInstanceUID=uid)
+            for uid in dict.fromkeys(frame.uid for frame in volume)
+        ],
+    )
+    study = _item(
+        ReferencedSOPClassUID=_STUDY_CLASS,
+        ReferencedSOPInstanceUID=source.StudyInstanceUID,
+        RTReferencedSeriesSequence=[series],
+    )
+    content.ReferencedFrameOfReferenceSequence = [
+        _item(FrameOfReferenceUID=source.FrameOfReferenceUID, RTReferencedStudySequence=[study])
+    ]
+    return content
 
 
-def _roi_number(file: Path, names: str, rois: dict[int, Any]) -> int:
-    """The number of the structure with one of these names.
-
-    Args:
-        file: for messages.
-        names: such as `Heart|Herz`.
-        rois: number to item of StructureSetROISequence.
-
-    Raises: ValueError: not exactly one.
-    """
-    roi_names = {number: str(roi.get("ROIName") or "").strip() for number, roi in rois.items()}
-    accepted = [name.strip().lower() for name in names.split("|")]
-    matches = [number for number, name in roi_names.items() if name.lower() in accepted]
-    if len(matches) != 1:
-        available = ", ".join(repr(name) for name in roi_names.values()) or "none"
-        raise ValueError(f"{file}: {len(matches) or 'no'} structures are {names!r}; there are {available}")
-    return matches[0]
-
-
-def _frame_of_reference(pydicom: Any, image: Path) -> str:
-    """The patient space (UID) of a DICOM image; empty if it has none, as other formats."""
-    if not is_dicom(image):
-        return ""
-    first_frame = volumes.volumes(image)[0][0]
-    header = pydicom.dcmread(first_frame.path, specific_tags=["FrameOfReferenceUID"], force=True)
-    return str(header.get("FrameOfReferenceUID") or "")
-
-
-def _check_space(location: str, roi: Any, image: Path, image_space: str) -> None:
-    """Raises: ValueError: structure and image are known to belong to different patient spaces."""
-    roi_space = roi.get("ReferencedFrameOfReferenceUID")
-    if image_space and roi_space and image_space != roi_space:
-        raise ValueError(
-            f"{location} belongs to frame of reference {roi_space}, but {image} to {image_space}"
+def _add_structures(
+    content: Any, label: np.ndarray, volume: volumes.Volume, sop_class: str, class_names: Sequence[str]
+) -> None:
+    """Add name, contours and code of each class. Args: sop_class: UID of that of the images."""
+    space = content.FrameOfReferenceUID
+    names = list(enumerate(class_names))[1:]
+    content.StructureSetROISequence = [
+        _item(
+            ROINumber=value,
+            ReferencedFrameOfReferenceUID=space,
+            ROIName=name[:_MAX_NAME_LENGTH],
+            ROIGenerationAlgorithm="AUTOMATIC",
         )
+        for value, name in names
+    ]
+    content.ROIContourSequence = [
+        _item(ReferencedROINumber=value, ROIDisplayColor=list(bytes.fromhex(colour(value)[1:])))
+        for value, _ in names
+    ]
+    content.RTROIObservationsSequence = [_observation(value, name) for value, name in names]
+    boxes = find_objects(label, max_label=len(names))
+    for contours, (value, _), box in zip(content.ROIContourSequence, names, boxes, strict=True):
+        if box is not None:
+            contours.ContourSequence = list(_contour_items(label[box] == value, box, volume, sop_class))
 
 
-def _contour_points(location: str, roi_contours: Any) -> list[np.ndarray]:
-    """The contours of a structure, each once. Shape: (points, 3) each, in mm (right, anterior, superior).
+def _observation(value: int, name: str) -> Any:
+    """What a structure is, with a code where the standard has one for the name."""
+    from medconv.features.dicom.codes import concept_of
 
-    Raises: ValueError: no contour, an open one, or one without usable points.
+    observation = _item(
+        ObservationNumber=value, ReferencedROINumber=value, RTROIInterpretedType="", ROIInterpreter=""
+    )
+    concept = concept_of(name)
+    if concept is not None:
+        observation.RTROIIdentificationCodeSequence = [concept.type_item()]
+    return observation
+
+
+def _contour_items(
+    mask: np.ndarray, box: Sequence[slice], volume: volumes.Volume, sop_class: str
+) -> Iterator[Any]:
+    """The contours of a class, in mm. Args: mask: its voxels within the box, (X, Y, Z) bool."""
+    from pydicom import DataElement
+
+    lps_from_voxels = np.diag([-1.0, -1.0, 1.0, 1.0]) @ volumes.affine(volume)
+    is_one_file = len({frame.uid for frame in volume}) < len(volume)
+    corner = [side.start for side in box]
+    for slice_index in range(mask.shape[2]):
+        frame = volume[corner[2] + slice_index]
+        for polygon in _contours(mask[:, :, slice_index]):
+            image = _item(ReferencedSOPClassUID=sop_class, ReferencedSOPInstanceUID=frame.uid)
+            if is_one_file:
+                image.ReferencedFrameNumber = frame.number + 1
+            voxels = np.insert(polygon, 2, slice_index, axis=1) + corner
+            points_mm = apply_affine(lps_from_voxels, voxels)
+            contour = _item(
+                ContourImageSequence=[image],
+                ContourGeometricType="CLOSED_PLANAR",
+                NumberOfContourPoints=len(points_mm),
+            )
+            # As one text: a number of pydicom's has some 500 bytes, and a body has millions of them
+            text = "\\".join(f"{number:.4f}" for number in points_mm.ravel().tolist())
+            contour["ContourData"] = DataElement("ContourData", "DS", text, already_converted=True)
+            yield contour
+
+
+def _item(**elements: Any) -> Any:
+    from pydicom import Dataset
+
+    item: Any = Dataset()
+    item.update(elements)  # by keyword
+    return item
+
+
+def _contours(mask: np.ndarray) -> list[np.ndarray]:
+    """Closed polygons around the voxels of a slice. One with holes is a keyhole: seams lead to them and back.
+
+    Shape: mask (X, Y) -> (points, 2) each, in voxels; the last point is not the first again.
     """
-    sequence = roi_contours.get("ContourSequence") if roi_contours is not None else None
-    unique: dict[bytes, np.ndarray] = {}
-    for contour in sequence or ():
-        kind = contour.get("ContourGeometricType")
-        if kind not in _CLOSED:
-            raise ValueError(f"{location} has a contour of type {kind}, expected {' or '.join(_CLOSED)}")
-        with explained(f"{location} has a contour whose points are not triples of numbers"):
-            lps = np.array(contour.ContourData, np.float64).reshape(-1, 3)
-        points = lps * (-1, -1, 1)
-        if not np.isfinite(points).all():
-            raise ValueError(f"{location} has a contour whose points are not finite")
-        unique[points.tobytes()] = points
-    if not unique:
-        raise ValueError(f"{location} has no contour")
-    return list(unique.values())
+    from contourpy import FillType, contour_generator
+
+    padded = np.pad(mask, 1).T.astype(np.float32)  # a polygon must not end at the border
+    generator = contour_generator(z=padded, fill_type=FillType.OuterOffset)
+    contours = []
+    for points, offsets in zip(*generator.filled(0.5, 1.5), strict=True):
+        outer, *holes = [_corners(ring[:-1] - 1) for ring in np.split(points, offsets[1:-1])]
+        for hole in holes:
+            start, end = np.unravel_index(cdist(outer, hole).argmin(), (len(outer), len(hole)))
+            there_and_back = [hole[end:], hole[: end + 1]]
+            outer = np.concatenate([outer[: start + 1], *there_and_back, outer[start:]])
+        contours.append(outer)
+    return contours
 
 
-def _in_slices(value: int, location: str, contours: list[np.ndarray], grid: Grid, image: Path) -> _Structure:
-    """A structure in voxels. Shape: contours (points, 3) each, in mm."""
-    to_voxels = np.linalg.inv(grid.matrix).T
-    contours_in_voxels = []
-    for points in contours:
-        homogeneous = np.insert(points, 3, 1, axis=1)
-        contours_in_voxels.append(np.round((homogeneous @ to_voxels)[:, :3], _DIGITS))
-    # Contours are planar, so along the slice axis none has an extent
-    extents = [np.ptp(points, axis=0) for points in contours_in_voxels]
-    slice_axis = int(np.argmin(np.max(extents, axis=0)))
-    num_slices = grid.shape[slice_axis]
-    last_voxel = np.delete(grid.shape, slice_axis) - 1
-    polygons_by_slice: dict[int, list[np.ndarray]] = defaultdict(list)
-    for points in contours_in_voxels:
-        slice_index = _slice_index(location, points[:, slice_axis], image)
-        polygon = np.delete(points, slice_axis, axis=1)
-        # A voxel reaches half a voxel beyond its centre
-        is_beside = (polygon.max(0) < -0.5).any() or (polygon.min(0) > last_voxel + 0.5).any()
-        if not 0 <= slice_index < num_slices or is_beside:
-            raise ValueError(f"{location} has a contour outside {image}")
-        polygons_by_slice[slice_index].append(polygon)
-    _check_no_gaps(location, sorted(polygons_by_slice), image)
-    return _Structure(value, location, slice_axis, polygons_by_slice)
-
-
-def _mask(structure: _Structure, grid: Grid) -> np.ndarray:
-    """Voxels of a structure. Shape: (X, Y, Z) bool."""
-    mask = np.zeros(grid.shape, bool)
-    slices = np.moveaxis(mask, structure.slice_axis, 0)  # a view
-    for slice_index, polygons in structure.polygons.items():
-        slices[slice_index] = _filled(polygons, slices.shape[1:])
-    return mask
-
-
-def _slice_index(location: str, positions: np.ndarray, image: Path) -> int:
-    """The slice of a contour.
-
-    Args:
-        location: for messages.
-        positions: of its points along the slice axis, in voxels.
-        image: for messages.
-
-    Raises: ValueError: the contour lies between slices.
-    """
-    slice_index = int(np.rint(positions.mean()))
-    distance = np.abs(positions - slice_index).max()
-    if distance > _MAX_OFF_PLANE:
-        raise ValueError(f"{location} has a contour {distance:.2g} slices beside the slices of {image}")
-    return slice_index
-
-
-def _check_no_gaps(location: str, slice_indices: Sequence[int], image: Path) -> None:
-    """Raises: ValueError: contours are on every second slice, or fewer, as if drawn on another image."""
-    if len(slice_indices) <= 2:
-        return
-    step = np.diff(slice_indices).min()
-    if step > 1:
-        raise ValueError(f"{location} has contours {step} slices of {image} apart, expected one on each")
-
-
-def _filled(polygons: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    """Even-odd rule at the middle of each voxel, for all polygons together.
-
-    Shape: (points, 2) each -> `shape`, bool.
-    """
-    edges = np.concatenate([np.stack([points, np.roll(points, -1, axis=0)], axis=1) for points in polygons])
-    # One direction for all edges: the two ways along the seam of a keyhole cancel exactly
-    by_first_axis = np.argsort(edges[:, :, :1], axis=1)
-    low, high = np.take_along_axis(edges, by_first_axis, axis=1).transpose(1, 0, 2)
-    return np.stack([_filled_line(x, low, high, shape[1]) for x in range(shape[0])])
-
-
-def _filled_line(x: int, low: np.ndarray, high: np.ndarray, size: int) -> np.ndarray:
-    """Voxels inside the polygons on the line of one x.
-
-    Args:
-        x: position along the first axis, in voxels.
-        low: ends of all edges with the smaller x, (edges, 2).
-        high: ends with the larger x.
-        size: voxels along the second axis.
-    """
-    crosses = (low[:, 0] <= x) & (x < high[:, 0])
-    x0, y0 = low[crosses].T
-    x1, y1 = high[crosses].T
-    crossings = np.round(y0 + (x - x0) * (y1 - y0) / (x1 - x0), _DIGITS)
-    # From a crossing on, inside and outside change
-    first_voxels = np.ceil(crossings).clip(0, size).astype(int)
-    num_crossings = np.bincount(first_voxels, minlength=size + 1)[:size].cumsum()
-    is_inside: np.ndarray = num_crossings % 2 == 1
-    return is_inside
+def _corners(ring: np.ndarray) -> np.ndarray:
+    """The ring without points on a straight line between their neighbours. Shape: (points, 2)."""
+    before = ring - np.roll(ring, 1, axis=0)
+    behind = np.roll(ring, -1, axis=0) - ring
+    turns = before[:, 0] * behind[:, 1] != before[:, 1] * behind[:, 0]
+    corners: np.ndarray = ring[turns]
+    return corners

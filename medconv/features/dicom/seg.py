@@ -8,30 +8,16 @@ import numpy as np
 
 import medconv
 from medconv.features.dicom import volumes
-from medconv.features.dicom.files import is_dicom
 from medconv.utils.atomic_io import replacing
 from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 
 # What missing header elements raise
 _INCOMPLETE = (AttributeError, LookupError, TypeError, ValueError)
-# Coded concepts: value, scheme, meaning
-_ANATOMY = ("123037004", "SCT", "Anatomical Structure")
-_AI = ("123109", "DCM", "Artificial Intelligence")
-_SCHEME = "99MEDCONV"  # private coding scheme: the code of a class is its label value
+_AI = ("123109", "DCM", "Artificial Intelligence")  # value, scheme and meaning of a coded concept
+# Private coding scheme, where the standard has no code: the code of a class is its label value
+_SCHEME = "99MEDCONV"
 _MAX_LABEL_LENGTH = 64  # characters of this DICOM text type
-
-
-def check(images: Sequence[Path]) -> None:
-    """Check, before predicting, that DICOM SEG can be written.
-
-    Raises:
-        ValueError: an image that is not DICOM, or highdicom is not installed.
-    """
-    for path in images:
-        if not is_dicom(path):
-            raise ValueError(f"{path}: a DICOM SEG refers to a DICOM series, and this is not one")
-    needed("highdicom", "dicomseg", "writing DICOM SEG", images[0])
 
 
 def write(path: Path, label: np.ndarray, like: Path, class_names: Sequence[str]) -> None:
@@ -98,15 +84,21 @@ def _pixel_measures(highdicom: Any, volume: volumes.Volume) -> Any:
 
 
 def _segment(highdicom: Any, value: int, name: str) -> Any:
-    concept = highdicom.sr.CodedConcept
+    from medconv.features.dicom.codes import ANATOMY, concept_of
+
+    coded = highdicom.sr.CodedConcept
     label = name[:_MAX_LABEL_LENGTH]
-    return highdicom.seg.SegmentDescription(
+    concept = concept_of(name)
+    segment = highdicom.seg.SegmentDescription(
         segment_number=value,
         segment_label=label,
-        segmented_property_category=concept(*_ANATOMY),
-        segmented_property_type=concept(str(value), _SCHEME, label),
+        segmented_property_category=concept.category if concept else ANATOMY,
+        segmented_property_type=concept.type if concept else coded(str(value), _SCHEME, label),
         algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
         algorithm_identification=highdicom.AlgorithmIdentificationSequence(
-            name="medconv", family=concept(*_AI), version=medconv.__version__
+            name="medconv", family=coded(*_AI), version=medconv.__version__
         ),
     )
+    if concept:
+        segment.SegmentedPropertyTypeCodeSequence = [concept.type_item()]
+    return segment

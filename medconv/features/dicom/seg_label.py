@@ -1,4 +1,7 @@
-"""DICOM SEG as label maps, by highdicom: label values are segment numbers, whose names the file states."""
+"""DICOM SEG as label maps, by highdicom: label values are segment numbers, whose names the file states.
+
+`seg.dcm#roi=liver;tumour` takes these segments as the labels 1 and 2.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from medconv.data.case import Grid
+from medconv.data.io.formats import choice_of, structures_of
 from medconv.features.dicom.files import has_dicom_start, list_files
+from medconv.features.dicom.rtstruct_label import structure_number
 from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 
@@ -26,12 +31,30 @@ def read(path: Path, image: Path, grid: Grid) -> np.ndarray | None:
     Raises:
         ValueError: damaged, segments that overlap, or voxels that are not those of the image.
     """
-    file = _segmentation(path)
-    if file is None:
-        return None
+    file = segmentation_file(path)
+    return None if file is None else _on_grid(file, image, grid)
+
+
+def read_chosen(path: Path, image: Path, grid: Grid) -> np.ndarray:
+    """The segments that `path` takes, which may overlap: the later one counts. Args: as for `read`.
+
+    Raises: ValueError: as `read`, or not exactly one segment has a name.
+    """
+    file, _ = choice_of(path)
+    label = np.zeros(grid.shape, np.int16)
+    for value, accepted in enumerate(structures_of(path), 1):
+        if accepted:
+            number = structure_number(file, accepted, names(file))
+            label[_on_grid(file, image, grid, number) > 0] = value
+    return label
+
+
+def _on_grid(file: Path, image: Path, grid: Grid, segment: int | None = None) -> np.ndarray:
+    """Segment numbers on the grid of the image. Args: segment: this one alone; None: all."""
     highdicom = needed("highdicom", "dicomseg", "reading DICOM SEG", file)
+    segments = None if segment is None else [segment]
     with explained(f"{file}: cannot be read as DICOM SEG of exclusive segments"):
-        volume = highdicom.seg.segread(file).get_volume(combine_segments=True)
+        volume = highdicom.seg.segread(file).get_volume(segment_numbers=segments, combine_segments=True)
     to_image = np.linalg.inv(grid.matrix) @ _RAS_FROM_LPS @ volume.affine
     # One voxel along an axis of the segmentation, in voxels of the image: a permutation with signs
     steps = np.rint(to_image[:3, :3]).astype(int)
@@ -61,14 +84,14 @@ def read(path: Path, image: Path, grid: Grid) -> np.ndarray | None:
 
 def names(path: Path) -> dict[int, str]:
     """The label of each segment by its number; empty: no DICOM SEG."""
-    file = _segmentation(path)
+    file = segmentation_file(path)
     if file is None:
         return {}
     segments = _header(file, "SegmentSequence").get("SegmentSequence") or ()
     return {int(segment.SegmentNumber): str(segment.get("SegmentLabel") or "") for segment in segments}
 
 
-def _segmentation(path: Path) -> Path | None:
+def segmentation_file(path: Path) -> Path | None:
     """The file of a segmentation; None: there is another one, or more than one."""
     with explained(f"{path}: cannot be read", OSError):
         files = [path / name for name, *_ in list_files(path)] if path.is_dir() else [path]

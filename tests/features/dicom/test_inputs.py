@@ -1,4 +1,4 @@
-"""DICOM as input of `medconv predict`, DICOM SEG as its result, and datasets of series."""
+"""DICOM as input of `medconv predict`, SEG and RTSTRUCT as its results, and datasets of series."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from helpers.volumes import label_array
 from helpers.volumes import save as save_nifti
 
 from medconv.data.datasets.folder import folder as folder_layout
-from medconv.data.io.images import read_array
+from medconv.data.io.images import read_array, read_label
 from medconv.data.io.writing import write_label
 from medconv.data.preprocessing.check import check
 from medconv.data.preprocessing.dataset_cache import fill_store
@@ -100,7 +100,16 @@ def test_dicom_seg_refers_to_the_slices_of_its_series(predict: Predict, scan: Pa
     assert record["settings"]["dicom_seg"] is True
 
 
-def test_dicom_seg_needs_dicom_and_its_package(
+def test_contours_give_the_label_map_again(predict: Predict, scan: Path, tmp_path: Path) -> None:
+    assert predict(scan, "--rtstruct") == 0
+    contours = Path(f"{tmp_path / 'out/rtstruct/p1.dcm'}#roi=box;hole")
+    label, _ = read_label(contours, scan)
+    np.testing.assert_array_equal(label, voxels(tmp_path / "out/p1.nii.gz"))
+    record = json.loads((tmp_path / "out/prediction.json").read_text())
+    assert record["settings"]["rtstruct"] is True
+
+
+def test_files_that_refer_to_a_series_need_one_and_their_package(
     trained: tuple[Path, Path],
     predict: Predict,
     scan: Path,
@@ -109,24 +118,36 @@ def test_dicom_seg_needs_dicom_and_its_package(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     nifti = trained[0] / "case_0.nii.gz"
-    assert predict(nifti, "--dicom-seg") == 1
-    error = f"error: {nifti}: a DICOM SEG refers to a DICOM series, and this is not one\n"
-    assert capsys.readouterr().err == error
+    for flag, name in {"--dicom-seg": "a DICOM SEG", "--rtstruct": "an RTSTRUCT"}.items():
+        assert predict(nifti, flag) == 1
+        error = f"error: {nifti}: {name} refers to a DICOM series, and this is not one\n"
+        assert capsys.readouterr().err == error
     monkeypatch.setitem(sys.modules, "highdicom", None)
     assert predict(scan, "--dicom-seg") == 1
     error = f"error: {scan}: writing DICOM SEG needs the package highdicom: pip install 'medconv[dicomseg]'\n"
     assert capsys.readouterr().err == error and not (tmp_path / "out").exists()
 
 
-def test_a_series_without_the_elements_of_dicom_seg_is_named(
-    trained: tuple[Path, Path], predict: Predict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("flag", "problem"),
+    [
+        ("--dicom-seg", "no DICOM SEG can refer to it (Source images have no Frame Of Reference UID"),
+        ("--rtstruct", "no RTSTRUCT can refer to it (has no FrameOfReferenceUID)"),
+    ],
+)
+def test_a_series_without_needed_elements_is_named(
+    trained: tuple[Path, Path],
+    predict: Predict,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flag: str,
+    problem: str,
 ) -> None:
     pytest.importorskip("highdicom", reason="the extra `dicomseg`")
     series = as_series(trained[0] / "case_0.nii.gz", tmp_path / "p1", FrameOfReferenceUID=None)
-    assert predict(series, "--dicom-seg") == 1
+    assert predict(series, flag) == 1
     errors = capsys.readouterr().err
-    assert f"  case p1: {series}: no DICOM SEG can refer to it (" in errors
-    assert "no Frame Of Reference UID" in errors
+    assert f"  case p1: {series}: {problem}" in errors
     assert "Traceback" not in errors and not list((tmp_path / "out").glob("*.nii.gz"))
 
 

@@ -30,3 +30,29 @@ def test_class_and_patient_names_keep_their_letters(tmp_path: Path) -> None:
     content = dicoms.pydicom.dcmread(tmp_path / "out.dcm")
     assert [segment.SegmentLabel for segment in content.SegmentSequence] == ["Läsion", "肝"]
     assert content.PatientName == "Müller^Jörg"
+
+
+def test_segments_have_codes_of_the_standard(tmp_path: Path) -> None:
+    codes = dicoms.pydicom.sr.codedict.codes
+    source = dicoms.series(tmp_path / "se", dicoms.array())
+    seg.write(tmp_path / "out.dcm", np.ones((9, 7, 5), np.int16), source, ("background", "kidney_left", "x"))
+    segmentation = highdicom.seg.segread(tmp_path / "out.dcm")
+    kidney, private = (segmentation.get_segment_description(number) for number in (1, 2))
+    assert kidney.segmented_property_category == codes.cid7150.AnatomicalStructure
+    assert kidney.segmented_property_type == codes.SCT.Kidney
+    side = kidney.SegmentedPropertyTypeCodeSequence[0].SegmentedPropertyTypeModifierCodeSequence[0]
+    assert side.CodeMeaning == "Left"
+    assert private.segmented_property_type.scheme_designator == "99MEDCONV"
+
+
+def test_simpleitk_reads_the_same_voxels(tmp_path: Path) -> None:
+    itk = pytest.importorskip("SimpleITK", reason="the extra `itk`")
+    source = dicoms.series(tmp_path / "se", dicoms.array((16, 8, 5)))
+    label = np.zeros((16, 8, 5), np.int16)
+    label[2:7, 1:5, 1:4] = 1
+    seg.write(tmp_path / "out.dcm", label, source, ("background", "liver"))
+    image = itk.ReadImage(str(tmp_path / "out.dcm"))
+    voxels = itk.GetArrayFromImage(image).transpose(2, 1, 0)
+    np.testing.assert_array_equal(voxels > 0, label[:, :, 1:4] > 0)
+    spacing = image.GetSpacing()
+    np.testing.assert_allclose(spacing, (*dicoms.SPACING, dicoms.STEP), atol=1e-5)

@@ -4,14 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import dicoms
 from helpers.dicoms import AXIAL, OBLIQUE, array, series
 
 from medconv.data.case_files import label_of
 from medconv.data.datasets.folder import folder
-from medconv.data.io.images import label_names, read_label
+from medconv.data.io.images import label_names, missing_slices, read_label
 from medconv.features.dicom import seg
 
-pytest.importorskip("highdicom", reason="the extra `dicomseg`")
+highdicom = pytest.importorskip("highdicom", reason="the extra `dicomseg`")
 NAMES = ["background", "liver", "spleen"]
 
 
@@ -42,6 +43,38 @@ def test_segmentations_of_a_dataset_are_matched_by_name(tmp_path: Path) -> None:
     first, second = (label_of(case)[0] for case in dataset.cases)
     np.testing.assert_array_equal(first, labels())
     np.testing.assert_array_equal(second, np.where(labels(), 3 - labels(), 0))
+
+
+def test_chosen_segments_may_overlap(tmp_path: Path) -> None:
+    image = series(tmp_path / "image", array())
+    whole = np.where(labels() == 1, 1, 0)
+    core = np.zeros_like(whole)
+    core[3, 2:6, 2] = 1
+    files = [dicoms.pydicom.dcmread(file) for file in dicoms.names(image)]
+    highdicom.seg.Segmentation(
+        source_images=files,
+        pixel_array=np.stack([whole, core, core], axis=-1).transpose(2, 1, 0, 3).astype(np.uint8),
+        segmentation_type="BINARY",
+        segment_descriptions=[
+            seg._segment(highdicom, value, name) for value, name in enumerate(["Liver", "tumor", "vein"], 1)
+        ],
+        series_instance_uid=highdicom.UID(),
+        series_number=1,
+        sop_instance_uid=highdicom.UID(),
+        instance_number=1,
+        manufacturer="maker",
+        manufacturer_model_name="model",
+        software_versions="1",
+        device_serial_number="0",
+    ).save_as(tmp_path / "seg.dcm")
+    expected = np.where(core, 2, whole)
+    label, grid = read_label(Path(f"{tmp_path}/seg.dcm#roi=liver;tumour|tumor"), image)
+    np.testing.assert_array_equal(label, expected)
+    assert missing_slices(Path(f"{tmp_path}/seg.dcm#roi=liver"), image, grid) == []
+    with pytest.raises(ValueError, match=r"seg\.dcm: no structures are 'spleen'; there are 'Liver', 'tumor'"):
+        read_label(Path(f"{tmp_path}/seg.dcm#roi=liver;spleen"), image)
+    with pytest.raises(ValueError, match=r"seg\.dcm: cannot be read as DICOM SEG of exclusive segments"):
+        read_label(tmp_path / "seg.dcm", image)
 
 
 def test_a_segmentation_of_another_image_is_refused(tmp_path: Path) -> None:

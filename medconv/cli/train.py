@@ -103,6 +103,7 @@ def result_table(summary: dict[str, Any], folder: RunDir) -> str:
 
 def _score_lines(summary: dict[str, Any]) -> list[str]:
     from medconv.targets import Targets
+    from medconv.targets.scores import spread_text
 
     targets = Targets.from_plain(summary["targets"])
     rows = targets.scores.table(summary)
@@ -113,4 +114,7 @@ def _score_lines(summary: dict[str, Any]) -> list[str]:
     lines = [f"{targets.scores.title} over {case_count} validation cases, best checkpoint"]
     for name, score in rows:
         lines.append(f"  {name:<{width}}  {score_text(score)}")
+    spread = spread_text(targets.scores.case_scores(summary["val/cases"]))
+    if spread:
+        lines.append(f"  {spread}")
     return lines

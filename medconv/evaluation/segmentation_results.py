@@ -13,6 +13,7 @@ from medconv.evaluation.results import plain_number
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics import statistics
 from medconv.metrics.segmentation import VOLUMES, Metric, MetricSelection
+from medconv.targets.scores import spread_text
 
 CaseRow = dict[str, Any]  # `case`, and metric to class to value
 
@@ -155,7 +156,7 @@ class LabelMapEvaluation:
 
     def score_lines(self) -> list[str]:
         """Per class: mean and standard deviation of Dice, the means of the other metrics, and the number of
-        cases where Dice is defined.
+        cases where Dice is defined; then the cases of the lowest Dice.
         """
         per_class = self.result["per_class"]
         width = max([20, *map(len, per_class)])  # letters of the first column
@@ -164,6 +165,9 @@ class LabelMapEvaluation:
             cells = _cells(per_class[name], values["dice"]["sd"])
             lines.append(f"{name:<{width}} {cells} {values['dice']['n']:>6}")
         lines.append(f"{'mean foreground':<{width}} {_cells(self.result['mean'], None)}")
+        spread = spread_text({row["case"]: metrics_dice.mean(row["dice"]) for row in self.result["cases"]})
+        if spread:
+            lines.append(f"Dice {spread}")
         volumes = [(name, row["volume_ml"], row["reference_volume_ml"]) for name, row in per_class.items()]
         only_predicted = [name for name, predicted, true in volumes if predicted and not true]
         if only_predicted:

@@ -16,8 +16,24 @@ from torch import Tensor
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics.dice import ClassScores
 from medconv.metrics.statistics import describe
+from medconv.utils.logging import shown
 
 NamedScore = tuple[str, float | None]  # None: undefined
+_WORST_CASES = 3  # that are named
+
+
+def spread_text(scores: Mapping[str, float | None]) -> str:
+    """Standard deviation over cases and the lowest scores; empty if there are no more cases than it names.
+
+    Args:
+        scores: of each case; None: undefined.
+    """
+    defined = {case: score for case, score in scores.items() if score is not None}
+    if len(defined) <= _WORST_CASES:
+        return ""
+    worst = sorted(defined, key=lambda case: (defined[case], case))[:_WORST_CASES]
+    named = ", ".join(f"{shown(case)} {defined[case]:.4f}" for case in worst)
+    return f"over cases: sd {np.std(list(defined.values()), ddof=1):.4f}, worst {named}"
 
 
 class Scores(ABC):
@@ -63,6 +79,10 @@ class Scores(ABC):
         Args:
             summary: the content of `summary.json`.
         """
+
+    def case_scores(self, rows: Mapping[str, Any]) -> dict[str, float | None]:
+        """A score of each case, the higher the better; empty: cases have none, as the AUC is of all."""
+        return {}
 
     @abstractmethod
     def case_cells(self, row: Any) -> dict[str, Any]:
@@ -160,6 +180,9 @@ class DiceScores(Scores):
         if not per_class:
             return []
         return [*per_class.items(), ("mean foreground", summary.get("val/dice"))]
+
+    def case_scores(self, rows: Mapping[str, ClassScores]) -> dict[str, float | None]:
+        return {case: metrics_dice.mean(row) for case, row in rows.items()}
 
     def case_cells(self, row: ClassScores) -> dict[str, float | None]:
         return {f"dice/{name}": value for name, value in row.items()}

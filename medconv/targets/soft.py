@@ -151,6 +151,9 @@ class SoftScores(DiceScores):
         lines.append(("calibration error", summary.get("val/calibration_error")))
         return lines
 
+    def case_scores(self, rows: Mapping[str, Any]) -> dict[str, float | None]:
+        return super().case_scores(self._dice_rows(rows))
+
     def case_cells(self, row: Mapping[str, Any]) -> dict[str, float | None]:
         cells = {}
         for name in _BY_CLASS:

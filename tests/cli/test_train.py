@@ -75,6 +75,21 @@ def test_the_result_shows_scores_speed_and_files(tmp_path: Path) -> None:
     assert "no validation" in train.result_table({"targets": targets}, folder)
 
 
+def test_the_worst_cases_stand_below_the_mean(tmp_path: Path) -> None:
+    cases = {name: {"box": dice} for name, dice in zip("abcd", (0.9, 0.2, 0.8, 0.7), strict=True)}
+    summary = {
+        "val/dice": 0.65,
+        "val/dice_per_class": {"box": 0.65},
+        "val/cases": cases,
+        "targets": LabelMapTargets.of_classes(("background", "box")).plain(),
+    }
+    lines = train.result_table(summary, RunDir(tmp_path)).splitlines()
+    assert lines[3:5] == [
+        "  mean foreground  0.6500",
+        "  over cases: sd 0.3109, worst b 0.2000, d 0.7000, c 0.8000",
+    ]
+
+
 def test_a_caution_stands_below_the_scores(tmp_path: Path) -> None:
     targets = MulticlassTargets(("no", "yes")).plain()
     summary = {

@@ -32,6 +32,13 @@ def test_the_csv_has_a_row_per_case_and_class_the_table_one_per_class(tmp_path: 
     assert lines[3] == ["mean", "foreground", "0.5000", "-", "0.5000", "8.37", "8.37", "0.0"]
 
 
+def test_the_table_names_the_worst_cases(tmp_path: Path) -> None:
+    predicted = {"a": label_of(4), "b": label_of(6), "c": label_of(2), "d": label_of(4)}
+    evaluation = segmentation.evaluate(*folders(tmp_path, predicted, dict.fromkeys("abcd", label_of(4))))
+    line = table(evaluation).splitlines()[-1]
+    assert line == "Dice over cases: sd 0.1633, worst c 0.6667, b 0.8000, a 1.0000"
+
+
 def test_volume_errors_are_in_per_cent_in_the_table(tmp_path: Path) -> None:
     evaluation = segmentation.evaluate(*folders(tmp_path, {"a": label_of(6)}, {"a": label_of(4)}))
     assert evaluation.result["mean"]["volume_error"] == 0.5

@@ -116,5 +116,5 @@ def _score_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(f"  {name:<{width}}  {score_text(score)}")
     spread = spread_text(targets.scores.case_scores(summary["val/cases"]))
     if spread:
-        lines.append(f"  {spread}")
+        lines.append(f"  {targets.monitored.words} {spread}")
     return lines

@@ -81,7 +81,7 @@ class Scores(ABC):
         """
 
     def case_scores(self, rows: Mapping[str, Any]) -> dict[str, float | None]:
-        """A score of each case, the higher the better; empty: cases have none, as the AUC is of all."""
+        """The monitored score of each case, the higher the better; empty: cases have none (AUC)."""
         return {}
 
     @abstractmethod

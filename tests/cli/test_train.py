@@ -86,7 +86,7 @@ def test_the_worst_cases_stand_below_the_mean(tmp_path: Path) -> None:
     lines = train.result_table(summary, RunDir(tmp_path)).splitlines()
     assert lines[3:5] == [
         "  mean foreground  0.6500",
-        "  over cases: sd 0.3109, worst b 0.2000, d 0.7000, c 0.8000",
+        "  Dice over cases: sd 0.3109, worst b 0.2000, d 0.7000, c 0.8000",
     ]
 
 

@@ -13,8 +13,7 @@ from medconv.features.instances.objects import BORDER, INTERIOR, classes_of, dou
 from medconv.metrics.statistics import describe
 from medconv.targets.base import Family
 from medconv.targets.label_map import LabelMapTargets
-from medconv.targets.monitor import MonitoredMetric
-from medconv.targets.scores import DiceScores, NamedScore
+from medconv.targets.scores import DiceScores, MonitoredMetric, NamedScore
 
 WORDS = {
     "ap50": "AP at 0.5",
@@ -86,6 +85,9 @@ class InstanceScores(DiceScores):
     def table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
         lines = [(words, summary.get(f"val/{name}")) for name, words in WORDS.items()]
         return lines if any(value is not None for _, value in lines) else []
+
+    def case_scores(self, rows: Mapping[str, Any]) -> dict[str, float | None]:
+        return {case: scores_of(row)["ap"] for case, row in rows.items()}
 
     def case_cells(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {**scores_of(row), "objects": row["reference"], "predicted_objects": row["predicted"]}

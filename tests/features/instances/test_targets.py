@@ -23,5 +23,6 @@ def test_scores_over_folds_are_over_all_cases_and_over_the_means_of_folds() -> N
     assert scores["statistics"]["ap50"]["mean_of_folds"] == pytest.approx((1 + 0.5) / 2)
     lines = dict(TARGETS.scores.over_folds_lines(scores, 3))
     assert lines["mean of folds"][0] == pytest.approx(0.75)
+    assert TARGETS.scores.case_scores(folds[1]) == {"c": 0.5}
     columns = dict(TARGETS.scores.columns(TARGETS.scores.summary(folds[1])))
     assert columns["AP at 0.5"] == 0.5

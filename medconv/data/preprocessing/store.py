@@ -220,7 +220,12 @@ class Store:
 
     def size(self) -> int:
         """Bytes on disk; 0 if the store does not exist yet."""
-        return sum(path.stat().st_size for path in self.folder.glob("*") if path.is_file())
+        total = 0
+        for path in self.folder.glob("*"):
+            with suppress(FileNotFoundError):  # another process that prepares has renamed it by now
+                if path.is_file():
+                    total += path.stat().st_size
+        return total
 
     def _record(self, case_id: str) -> dict[str, Any]:
         record = json.loads(self._path(case_id, "json").read_text(encoding="utf-8"))

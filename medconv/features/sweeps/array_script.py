@@ -145,7 +145,7 @@ _HEAD = """\
 cd {cwd} || exit 1
 case "${index}" in
     {cases}
-    *) echo "no job ${index}" >&2; exit 0 ;;
+    *) echo "no job for {index}=${index}" >&2; exit 0 ;;
 esac
 """
 # Each task is a step of srun, which starts its processes and passes signals to them

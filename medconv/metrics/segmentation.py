@@ -123,7 +123,7 @@ def _cldice(masks: ClassMasks) -> float | None:
     return centreline.cldice(masks.prediction, masks.reference, *masks.centrelines)
 
 
-METRICS = [
+CORE_METRICS = [  # those of features and packages come by the door `METRICS`
     Metric(
         name="dice",
         title="Dice",
@@ -220,7 +220,7 @@ CENTRELINE_METRICS = [  # only where asked for
 
 @dataclass(frozen=True)
 class MetricSelection:
-    """What is measured beside `METRICS` and the metrics of features.
+    """What is measured beside `CORE_METRICS` and the metrics of features.
 
     Args:
         lesion_iou: intersection over union from which lesions match; None: no lesion-wise metrics.
@@ -238,7 +238,7 @@ class MetricSelection:
 
     @property
     def metrics(self) -> list[Metric]:
-        selected = [*METRICS, *doors.objects(doors.METRICS)]
+        selected = [*CORE_METRICS, *doors.objects(doors.METRICS)]
         if self.lesion_iou is not None:
             selected += LESION_METRICS
         if self.centreline:

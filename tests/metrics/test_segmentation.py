@@ -11,8 +11,8 @@ from medconv.data.case import Grid
 from medconv.metrics import segmentation, surface_distance
 from medconv.metrics.dice import dice
 from medconv.metrics.segmentation import (
+    CORE_METRICS,
     LESION_METRICS,
-    METRICS,
     VOLUMES,
     ClassMasks,
     Metric,
@@ -28,7 +28,7 @@ DIAGONAL = np.sqrt(12**2 + 15**2 + 16**2)  # of 12 x 10 x 8 voxels
 def test_metrics_equal_the_slow_implementation() -> None:
     a, b = labels(0), labels(1)
     rows = measure(a, b, grid(a), TARGETS, MM)
-    assert list(rows) == [*(m.name for m in METRICS), *VOLUMES]
+    assert list(rows) == [*(m.name for m in CORE_METRICS), *VOLUMES]
     assert rows["dice"] == dice(a, b, TARGETS)
     for value, name in enumerate(TARGETS.names, 1):
         mask, reference = a == value, b == value
@@ -82,7 +82,7 @@ def test_missing_classes_have_no_value_or_the_worst() -> None:
     }
     assert {name: rows["two"][name] for name in expected} == expected
     assert rows["three"] == {
-        **dict.fromkeys(m.name for m in METRICS),
+        **dict.fromkeys(m.name for m in CORE_METRICS),
         "volume_ml": 0.0,
         "reference_volume_ml": 0.0,
     }
@@ -161,8 +161,8 @@ def test_a_further_metric_is_measured_as_the_others(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(
         segmentation,
-        "METRICS",
-        [*METRICS, Metric("sensitivity", "Sensitivity", 1, sensitivity, "share found.")],
+        "CORE_METRICS",
+        [*CORE_METRICS, Metric("sensitivity", "Sensitivity", 1, sensitivity, "share found.")],
     )
     a, b = labels(0), labels(1)
     a[a == 3], b[b == 2] = 0, 0
@@ -184,7 +184,7 @@ def test_lesions_are_measured_where_they_are_asked_for() -> None:
         for m, row in measure(a, b, grid(a), TARGETS, MM, MetricSelection(0.5)).items()
         if m not in VOLUMES
     }
-    assert list(rows) == [m.name for m in (*METRICS, *LESION_METRICS)]
+    assert list(rows) == [m.name for m in (*CORE_METRICS, *LESION_METRICS)]
     one = {m.name: rows[m.name]["one"] for m in LESION_METRICS}
     assert one == {
         "lesion_f1": pytest.approx(2 / 3),

@@ -108,7 +108,7 @@ class RegressionTargets(NumberTargets):
         # networks return units: outputs are standardised as labels are
         return loss(self.encode(outputs), encoded)
 
-    def _trial_outputs(self, noise: Tensor) -> Tensor:
+    def trial_outputs(self, noise: Tensor) -> Tensor:
         means, stds = _on_device(self, noise.device)
         return noise * stds + means
 

@@ -235,7 +235,7 @@ class ImageLevelTargets(Targets):
         shape = (_TRIAL_SAMPLES, self.num_values)
         label = torch.randint(2, shape, generator=generator).float()
         noise = torch.randn(_TRIAL_SAMPLES, self.num_outputs, generator=generator)
-        outputs = self._trial_outputs(noise)
+        outputs = self.trial_outputs(noise)
         encoded = self.encode(label)
         batch_loss = float(self.compare(loss, outputs, encoded))
         sum_of_losses = 0.0
@@ -249,7 +249,8 @@ class ImageLevelTargets(Targets):
             return None
         return f"is not a mean over samples, as a loss for {self.kind} targets must be"
 
-    def _trial_outputs(self, noise: Tensor) -> Tensor:
+    def trial_outputs(self, noise: Tensor) -> Tensor:
+        """Outputs that a network could give, for a trial of the loss. Shape: (samples, outputs) twice."""
         return noise
 
     @abstractmethod

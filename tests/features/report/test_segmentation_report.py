@@ -19,7 +19,7 @@ from medconv.evaluation.segmentation import evaluate
 from medconv.features.report import segmentation_report
 from medconv.features.report.segmentation_report import page as page_of
 from medconv.inference.output import MANIFEST
-from medconv.metrics.segmentation import METRICS, MetricSelection
+from medconv.metrics.segmentation import CORE_METRICS, MetricSelection
 
 NASTY = '<script>alert("x")</script>&\'"'
 VOID = {"meta", "img", "br"}
@@ -134,7 +134,7 @@ def test_a_class_without_voxels_is_undefined(tmp_path: Path) -> None:
 def test_significant_differences_are_green_where_the_first_set_is_better() -> None:
     """Higher Dice, lower distances, and lower absolute volume errors are better."""
     better = {"dice": 0.1, "hd95_mm": -2.0, "volume_error": -0.1, "volume_error_ml": -1.0}
-    for metric in (metric for metric in METRICS if metric.name in better):
+    for metric in (metric for metric in CORE_METRICS if metric.name in better):
         row = {"difference": better[metric.name], "p_holm": 0.01}
         assert segmentation_report._better(row, metric) == "good"
         assert segmentation_report._better({**row, "difference": -row["difference"]}, metric) == "bad"

@@ -13,11 +13,6 @@ from medconv.config import ConfigError, Derived
 from medconv.utils.logging import message
 
 
-def compose(*overrides: str) -> Any:
-    with tiny.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        return tiny.compose("train", list(overrides))
-
-
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -42,18 +37,18 @@ def compose(*overrides: str) -> Any:
 )
 def test_wrong_keys_types_and_targets_are_refused_with_the_key(override: str, expected: str) -> None:
     with pytest.raises(Exception) as error:
-        config.validate(compose(override))
+        config.validate(tiny.composed(override))
     assert expected in message(error.value)
 
 
 def test_values_get_the_type_of_the_schema() -> None:
-    valid = config.validate(compose("data.batch_size='2'", "perf.timeout_seconds=60"))
+    valid = config.validate(tiny.composed("data.batch_size='2'", "perf.timeout_seconds=60"))
     assert valid.data.batch_size == 2
     assert isinstance(valid.perf.timeout_seconds, float)
 
 
 def test_resolve_fills_in_derived_values() -> None:
-    checked = config.validate(compose("data.root=here"))
+    checked = config.validate(tiny.composed("data.root=here"))
     assert checked.model["out_channels"] == "${derived.num_classes}" and checked.derived == Derived()
     resolved = config.resolve(checked, derived())
     assert resolved.model["out_channels"] == 3 and resolved.model["strides"] == [[2, 2, 1]]
@@ -65,7 +60,7 @@ def test_resolve_fills_in_derived_values() -> None:
 
 
 def test_a_resolved_config_survives_a_file() -> None:
-    resolved = config.resolve(config.validate(compose()), derived())
+    resolved = config.resolve(config.validate(tiny.composed()), derived())
     plain = resolved.plain()
     read = config.from_plain(json.loads(json.dumps(plain)))
     assert read.plain() == {**plain, "trainer": {k: plain["trainer"][k] for k in read.plain()["trainer"]}}
@@ -83,14 +78,14 @@ def test_a_resolved_config_survives_a_file() -> None:
     ],
 )
 def test_a_config_from_a_file_is_checked(group: str, key: str, value: Any, message: str) -> None:
-    plain = config.resolve(config.validate(compose()), derived()).plain()
+    plain = config.resolve(config.validate(tiny.composed()), derived()).plain()
     plain[group][key] = value
     with pytest.raises((ConfigError, OmegaConfBaseException), match=message):
         config.from_plain(plain)
 
 
 def test_texts_of_a_file_stay_texts() -> None:
-    plain = config.resolve(config.validate(compose()), derived()).plain()
+    plain = config.resolve(config.validate(tiny.composed()), derived()).plain()
     texts = ["${oc.env:HOME}", "a${b", "???", "\\${seed}", "\ue0000\ue001"]
     plain["derived"]["class_names"] = texts
     plain["data"]["root"] = "${oc.env:HOME}"
@@ -102,20 +97,20 @@ def test_texts_of_a_file_stay_texts() -> None:
 
 
 def test_ckpt_path_is_another_word_for_resume() -> None:
-    assert config.validate(compose("ckpt_path=runs/a/last.ckpt")).run.resume == "runs/a/last.ckpt"
-    assert config.validate(compose()).run.resume == "auto"
+    assert config.validate(tiny.composed("ckpt_path=runs/a/last.ckpt")).run.resume == "runs/a/last.ckpt"
+    assert config.validate(tiny.composed()).run.resume == "auto"
     with pytest.raises(ConfigError, match=r"ckpt_path=a is the same as run\.resume=never; set only one"):
-        config.validate(compose("ckpt_path=a", "run.resume=never"))
+        config.validate(tiny.composed("ckpt_path=a", "run.resume=never"))
 
 
 def test_tags_are_a_list() -> None:
-    assert config.validate(compose("tags=[a,b]")).tags == ["a", "b"]
+    assert config.validate(tiny.composed("tags=[a,b]")).tags == ["a", "b"]
 
 
 def test_all_wrong_values_are_named_at_once() -> None:
     wrong = ("data.batch_size=0", "perf.compile=maybe", "task.overlap=1", "trainer.max_time=soon", "seed=-1")
     with pytest.raises(ConfigError) as error:
-        config.validate(compose(*wrong))
+        config.validate(tiny.composed(*wrong))
     first, *lines = str(error.value).splitlines()
     assert first == "5 keys of the config are wrong:"
     assert sorted(line.split()[0] for line in lines) == sorted(one.partition("=")[0] for one in wrong)
@@ -123,8 +118,8 @@ def test_all_wrong_values_are_named_at_once() -> None:
 
 
 def test_values_that_refer_to_other_keys_are_checked_filled_in() -> None:
-    assert config.validate(compose("data.prefetch_factor=${data.num_folds}")).data.prefetch_factor == 5
+    assert config.validate(tiny.composed("data.prefetch_factor=${data.num_folds}")).data.prefetch_factor == 5
     with pytest.raises(ConfigError, match=r"data\.num_folds must be at least 2, got 1"):
-        config.validate(compose("data.num_folds=${trainer.check_val_every_n_epoch}"))
+        config.validate(tiny.composed("data.num_folds=${trainer.check_val_every_n_epoch}"))
     with pytest.raises(OmegaConfBaseException, match=r"nowhere"):
-        config.validate(compose("data.root=${nowhere}"))
+        config.validate(tiny.composed("data.root=${nowhere}"))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
+from helpers import tiny
 
 from gpu_checks import data
 from gpu_checks.networks import LARGE_PATCHES, LARGE_PHANTOM, PHANTOM, Size
@@ -19,8 +19,7 @@ ON_GPU = ("trainer.accelerator=cpu", "trainer.precision=bf16-mixed", "plan.memor
 def planned(folder: Path, *words: str) -> tuple[Plan, int]:
     """On a large GPU. Returns: also the number of classes."""
     setting = Setting("cuda", False, folder, folder / "shared", limit_s=60)
-    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        settings = config.validate(compose("train", [*setting.overrides("run", *words), *ON_GPU]))
+    settings = config.validate(tiny.composed(*setting.overrides("run", *words), *ON_GPU))
     dataset, workers = find_data(settings.data)
     measured, _ = cached_fingerprint(dataset, folder / "prepared", workers)
     return make_plan(settings, dataset, measured), dataset.targets.num_outputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from hydra import compose, initialize_config_dir
+from helpers import tiny
 
 from medconv import config
 from medconv.config import RunConfig
@@ -40,7 +40,5 @@ def checked(table: Path, *overrides: str) -> RunConfig:
         f"data.cache_dir={table.parent.parent / 'cache'}",
         "data.num_workers=0",
     ]
-    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        return config.validate(
-            compose("train", [*arguments, "trainer.accelerator=cpu", "data.num_folds=2", *overrides])
-        )
+    words = (*arguments, "trainer.accelerator=cpu", "data.num_folds=2", *overrides)
+    return config.validate(tiny.composed(*words))

@@ -1,6 +1,6 @@
-"""The processes of a run, forked from a server that has loaded the libraries: they begin at once.
+"""The processes of a run, and commands, forked from a server that has loaded the libraries: they begin at once.
 
-One test in tests/training/distributed and those in test_two_machines.py start processes as a user does.
+Those in test_two_machines.py and a few others, of which most are slow, start processes as a user does.
 """
 
 from __future__ import annotations
@@ -9,14 +9,18 @@ import itertools
 import multiprocessing
 import os
 import signal
+import site
 import socket
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from helpers import tiny
 from helpers.waiting import PATIENCE_S
 
 from medconv.cli import main
@@ -107,12 +111,35 @@ def wait(processes: list[Any], cwd: Path, timeout: float = PATIENCE_S) -> Ended:
 
 
 def _train(rank: int, arguments: tuple[str, ...], cwd: Path, variables: dict[str, str]) -> None:
-    for number, kind in ((1, "out"), (2, "err")):
-        os.dup2(os.open(cwd / f"{kind}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    os.chdir(cwd)
     os.environ.update(variables)
+    _run(("train", *arguments), cwd, cwd / f"out{rank}", cwd / f"err{rank}")
+
+
+def command(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`medconv WORDS` in a process that has loaded the libraries and nothing of any test. It finds modules where a
+    command does: not in folders that a test has put on the path.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        out, err = Path(name, "out"), Path(name, "err")
+        process = SERVER.Process(target=_command, args=(tuple(map(str, words)), cwd, out, err))
+        process.start()
+        process.join(PATIENCE_S)
+        process.kill()
+        return subprocess.CompletedProcess(words, process.exitcode, out.read_text(), err.read_text())
+
+
+def _command(words: tuple[str, ...], cwd: Path, out: Path, err: Path) -> None:
+    libraries = (sys.base_prefix, sys.prefix, *site.getsitepackages())
+    sys.path[:] = [str(tiny.ROOT), *(path for path in sys.path if path.startswith(libraries))]
+    _run(words, cwd, out, err)
+
+
+def _run(words: tuple[str, ...], cwd: Path, out: Path, err: Path) -> None:
+    for number, file in ((1, out), (2, err)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.chdir(cwd)
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # of loader workers, as in the command
     signal.signal(signal.SIGINT, signal.default_int_handler)  # multiprocessing's server ignores it
-    sys.argv = ["medconv", "train", *arguments]
-    sys.exit(guard(lambda: main.run(["train", *arguments])))
+    sys.argv = ["medconv", *words]
+    sys.exit(guard(lambda: main.run([*words])))

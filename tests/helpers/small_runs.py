@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hydra import compose, initialize_config_dir
+from helpers import tiny
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -70,9 +70,7 @@ def overrides(root: Path, *more: str) -> list[str]:
 
 def train(root: Path, folder: Path, *more: str) -> dict[str, Any]:
     """One run in this process; returns its summary."""
-    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        composed = compose("train", [*overrides(root, *more), f"run.dir={folder}"])
-    checked = config.validate(composed)
+    checked = config.validate(tiny.composed(*overrides(root, *more), f"run.dir={folder}"))
     return run.train(checked, RunDir.of(checked, {}))
 
 

@@ -1,38 +1,17 @@
-"""Wrong values in a config: `train` exits with 1 and prints one message that names the key.
+"""Wrong values in a config: `train` exits with 1 and prints one message that names the key."""
 
-Composing the config takes most of the time of a command that fails early. So it is done once for each
-choice of groups (`conv=mirror`), and plain values (`data.fold=7`) are set afterwards, as Hydra does it.
-"""
-
-import re
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import tiny
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from medconv import config
 from medconv.cli.entrypoint import guard
 from medconv.training import run
 from medconv.training.run_dir import RunDir
 from medconv.utils.exit_codes import DONE, USER
-
-
-@cache
-def compose(choices: tuple[str, ...]) -> DictConfig:
-    with tiny.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        return tiny.compose("train", list(choices))
-
-
-def with_overrides(*overrides: str) -> DictConfig:
-    values = [text for text in overrides if re.match(r"(\w+\.[\w.]+|seed)=", text)]
-    composed = compose(tuple(text for text in overrides if text not in values)).copy()
-    for override in OverridesParser.create().parse_overrides(values):
-        OmegaConf.update(composed, override.key_or_group, override.value(), merge=True)
-    return composed
 
 
 def train(composed: DictConfig) -> int:
@@ -258,7 +237,7 @@ def test_one_message_names_the_key(
     if torch.cuda.is_available() and "cuda" in override:
         pytest.skip("there is a CUDA device here")
     monkeypatch.chdir(tmp_path)
-    composed = with_overrides(*tiny.overrides(dataset, f"run.dir={tmp_path / 'run'}"), *override.split())
+    composed = tiny.composed(*tiny.overrides(dataset, f"run.dir={tmp_path / 'run'}"), *override.split())
     assert guard(lambda: train(composed)) == USER
     errors = capsys.readouterr().err
     assert "Traceback" not in errors
@@ -294,7 +273,7 @@ def test_what_needs_no_data_fails_before_data_is_read(
 ) -> None:
     if torch.cuda.is_available() and "gpu" in override:
         pytest.skip("there is a GPU here")
-    composed = with_overrides("data=msd", "data.root=nowhere", f"run.dir={tmp_path}/run", *override.split())
+    composed = tiny.composed("data=msd", "data.root=nowhere", f"run.dir={tmp_path}/run", *override.split())
     assert guard(lambda: train(composed)) == USER
     errors = capsys.readouterr().err
     assert expected in errors and errors.count("\n") == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,8 +15,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-from helpers import tiny
-from helpers.waiting import PATIENCE_S
+from helpers import ranks, tiny
 
 PAGES = [tiny.ROOT / "CONTRIBUTING.md", *sorted((tiny.ROOT / "docs/contributing").glob("*.md"))]
 TEXT = "\n".join(page.read_text() for page in PAGES)
@@ -117,15 +115,7 @@ def test_a_metric_of_label_maps(home: Home) -> None:
 
 def outside(home: Home, *words: object) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own, to which nothing but its current folder tells of `mine`."""
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "medconv.cli", *map(str, words)],
-        cwd=home.path,
-        env={**os.environ, "PYTHONPATH": str(tiny.ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
+    return ranks.command(*words, cwd=home.path)
 
 
 SMALL_RUN = ["trainer.max_steps=2", "trainer.enable_progress_bar=false", "trainer.accelerator=cpu"]

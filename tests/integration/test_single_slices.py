@@ -9,9 +9,8 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers import small_runs
+from helpers import small_runs, tiny
 from helpers.dicoms import AXIAL, one, radiograph, save
-from hydra import compose, initialize_config_dir
 from PIL import Image
 
 import medconv
@@ -42,8 +41,7 @@ def _trained(folder: Path, images: str, labels: str) -> Predictor:
         f"data.cache_dir={folder / 'prepared'}", f"run.dir={folder / 'run'}", *small_runs.SMALL,
         "model.channels=[4,8]", "model.strides=[2]", "model.kernel_size=3",
     ]  # fmt: skip
-    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        checked = config.validate(compose("train", settings))
+    checked = config.validate(tiny.composed(*settings))
     run.train(checked, RunDir.of(checked, {}))
     return medconv.load(folder / "run/checkpoints/best.ckpt", device="cpu", progress=False)
 

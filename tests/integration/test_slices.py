@@ -12,7 +12,6 @@ import yaml
 from helpers import tiny
 from helpers.loading import patch_dataset
 from helpers.restoring import restore
-from hydra import compose, initialize_config_dir
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from medconv import config
@@ -170,13 +169,12 @@ def test_pictures_of_volumes_are_written(trained: Path) -> None:
 def test_other_models_take_slices(model: str, dataset: Path, tmp_path: Path) -> None:
     """Their YAMLs refer to what was planned: dimensions, kernels, strides."""
     own = [override for override in tiny.overrides(dataset) if not override.startswith("model.")]
-    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        more = [
-            f"model={model}",
-            "data.spatial_dims=2",
-            "data.patch_size=[16,24]",
-            "trainer.max_steps=1",
-            f"run.dir={tmp_path / 'run'}",
-        ]
-        checked = config.validate(compose("train", [*own, *more]))
+    more = [
+        f"model={model}",
+        "data.spatial_dims=2",
+        "data.patch_size=[16,24]",
+        "trainer.max_steps=1",
+        f"run.dir={tmp_path / 'run'}",
+    ]
+    checked = config.validate(tiny.composed(*own, *more))
     assert run.train(checked, RunDir.of(checked, {}))["steps"] == 1

@@ -150,16 +150,9 @@ def test_two_dimensions(tmp_path: Path) -> None:
 def test_other_networks_take_the_same_convolutions(
     dataset: Path, tmp_path: Path, model: str, conv: str
 ) -> None:
-    with tiny.initialize_config_dir(str(tiny.config.conf_dir()), version_base="1.3"):
-        small = [o for o in tiny.overrides(dataset) if not o.startswith("model.")]
-        small += [
-            "trainer.max_steps=2",
-            "data.patch_size=[16,16,16]",
-            f"model={model}",
-            *f"conv={conv}".split(),
-        ]
-        composed = tiny.compose("train", [*small, f"run.dir={tmp_path / 'run'}"])
-    checked = tiny.config.validate(composed)
+    small = [o for o in tiny.overrides(dataset) if not o.startswith("model.")]
+    small += ["trainer.max_steps=2", "data.patch_size=[16,16,16]", f"model={model}", *f"conv={conv}".split()]
+    checked = tiny.config.validate(tiny.composed(*small, f"run.dir={tmp_path / 'run'}"))
     summary = run.train(checked, tiny.RunDir.of(checked, {}))
     assert summary["status"] == "done"
     state = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["state_dict"]

@@ -141,8 +141,7 @@ def slurm(
 def test_all_processes_that_share_a_cache_find_all_cases(tmp_path: Path) -> None:
     """As those of a run do, before they have met; they share the work."""
     folder, fork = tiny.write_dataset(tmp_path / "data"), multiprocessing.get_context("fork")
-    with tiny.initialize_config_dir(str(tiny.config.conf_dir()), version_base="1.3"):
-        config = tiny.config.validate(tiny.compose("train", tiny.overrides(folder)))
+    config = tiny.checked(folder)
     start = fork.Barrier(4)
 
     def work(number: int) -> None:

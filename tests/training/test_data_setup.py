@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from helpers import tiny
 from helpers.picture_tables import checked, write
-from hydra import compose, initialize_config_dir
 
 from medconv import config
 from medconv.data.io.raster import write_picture
@@ -65,8 +64,7 @@ def test_a_value_to_ignore_of_255_is_refused_for_pictures(tmp_path: Path) -> Non
         (tmp_path / folder).mkdir()
         write_picture(tmp_path / folder / "a.png", np.eye(8, dtype=np.uint8))
     arguments = ["data=image_mask", f"data.images={tmp_path}/images", f"data.labels={tmp_path}/masks"]
-    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        data = config.data_of(compose("train", [*arguments, "data.ignore_label=255"]))
+    data = config.data_of(tiny.composed(*arguments, "data.ignore_label=255"))
     with pytest.raises(ValueError, match=r"a\.png: the value to ignore must be below 100"):
         data_setup.find_data(data)
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from helpers import tiny
 from helpers.plans import reason, single_case
-from hydra import compose, initialize_config_dir
 from monai.networks.nets import DynUNet, SegResNet
 from omegaconf import OmegaConf
 from torch import nn
@@ -79,8 +78,7 @@ def measured(cache: Path) -> dict[int, float]:
 
 def tiny_config(dataset: Path, cache: Path, *overrides: str) -> RunConfig:
     keys = ["data=msd", f"data.root={dataset}", f"data.cache_dir={cache}", "trainer.accelerator=cpu"]
-    with initialize_config_dir(str(configs.conf_dir()), version_base="1.3"):
-        return configs.validate(compose("train", [*keys, *overrides]))
+    return configs.validate(tiny.composed(*keys, *overrides))
 
 
 def plan_of(dataset: Path, cache: Path, *overrides: str) -> Plan:

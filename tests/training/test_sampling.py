@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import tiny
 from helpers.loading import cases_of, training_cases
-from helpers.volumes import tiny
-from hydra import compose, initialize_config_dir
+from helpers.volumes import tiny as tiny_volumes
 
 from medconv import config
 from medconv.config import ConfigError, RunConfig
@@ -37,8 +37,7 @@ class NoSampler:
 @cache
 def composed(*overrides: str) -> RunConfig:
     """With the interpolations of `sampler` replaced, as `resolve` does."""
-    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        values = compose("train", [*overrides, "data=msd", "data.root=."])
+    values = tiny.composed(*overrides, "data=msd", "data.root=.")
     checked = config.validate(values)
     sampler: Any = values.sampler
     return replace(checked, sampler={str(key): sampler[key] for key in sampler})
@@ -124,7 +123,7 @@ def test_what_contradicts_itself_is_an_error(overrides: list[str], cases: Any, m
 
 def test_differences_between_cases_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    dataset = tiny(tmp_path)
+    dataset = tiny_volumes(tmp_path)
     data_setup.log_annotated_and_weights(dataset.cases, dataset)
     assert not caplog.text
     first, *others = dataset.cases

@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.plugins import TorchSyncBatchNorm
 from lightning.pytorch.profilers import SimpleProfiler
 
-from medconv import config
 from medconv.performance.step_profiler import StepProfiler
 from medconv.training import run
 from medconv.training.callbacks.early_stopping import EarlyStopping
@@ -31,9 +30,7 @@ from medconv.utils.signals import StopRequest
 
 def trainer_of(dataset: Path, folder: Path, *overrides: str) -> Any:
     """The trainer of a run that does not begin."""
-    with tiny.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        composed = tiny.compose("train", tiny.overrides(dataset, *overrides))
-    checked = with_devices(config.validate(composed))
+    checked = with_devices(tiny.checked(dataset, *overrides))
     prepared = prepare_data(checked)
     resolved = run.resolve(checked, prepared, RunDir(folder))
     return build_trainer(resolved, RunDir(folder), StepProfiler(), bool(prepared.val), StopRequest())

@@ -53,8 +53,6 @@ SETTINGS = {
 def test_networks_of_monai_are_exported(tmp_path: Path, name: str, format: str) -> None:
     dataset = tiny.write_dataset(tmp_path / "data")
     small = [word for word in tiny.SMALL if not word.startswith("model.")]
-    from hydra import compose, initialize_config_dir
-
     from medconv import config
     from medconv.training import run
     from medconv.training.run_dir import RunDir
@@ -67,9 +65,8 @@ def test_networks_of_monai_are_exported(tmp_path: Path, name: str, format: str) 
         f"model={name}",
         "trainer.max_steps=1",
     ]
-    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        composed = compose("train", [*overrides, *SETTINGS[name], f"run.dir={tmp_path / 'run'}"])
-    checked = config.validate(composed)
+    words = (*overrides, *SETTINGS[name], f"run.dir={tmp_path / 'run'}")
+    checked = config.validate(tiny.composed(*words))
     run.train(checked, RunDir.of(checked, {}))
     options = ExportOptions(format, case=dataset / "imagesTr/case_0.nii.gz")
     export.export(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "m", options)

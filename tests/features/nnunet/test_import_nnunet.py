@@ -10,9 +10,8 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers import exports
+from helpers import exports, tiny
 from helpers import nnunet_models as models
-from hydra import compose, initialize_config_dir
 
 from medconv import config
 from medconv.data.case import Case
@@ -117,8 +116,7 @@ def test_training_goes_on_from_the_imported_weights(folder: Path, tmp_path: Path
         "trainer.enable_progress_bar=false",
         f"run.dir={tmp_path / 'run'}",
     ]
-    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        checked = config.validate(compose("train", overrides))
+    checked = config.validate(tiny.composed(*overrides))
     summary = run.train(checked, RunDir.of(checked, {}))
     assert summary["steps"] == 1 and summary["val/dice"] > 0.97  # of the label map of nnU-Net itself
     image = models.write_image(tmp_path, name)

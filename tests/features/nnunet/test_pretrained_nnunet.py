@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from helpers import nnunet_models as models
+from helpers import tiny
 from helpers.hub import serving
-from hydra import compose, initialize_config_dir
 
 from medconv import config
 from medconv.features.nnunet.import_model import import_model
@@ -53,8 +53,7 @@ def _config(pretrained: Path | str, *more: str) -> config.RunConfig:
         "trainer.enable_progress_bar=false",
         *more,
     ]
-    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        return config.validate(compose("train", overrides))
+    return config.validate(tiny.composed(*overrides))
 
 
 def with_plans(settings: config.RunConfig) -> config.RunConfig:

@@ -22,6 +22,12 @@ from medconv import doors
 resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of whole runs begin first, so that at the end no process waits for another one's long file."""
+    long = ("integration", "benchmarks", "features", "training")
+    items.sort(key=lambda item: not {*item.path.parts} & {*long})
+
+
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     """A command that a test runs in this process sets logging up for good; the next test would write into

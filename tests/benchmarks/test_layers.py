@@ -8,6 +8,7 @@ from helpers.benchmarks_harness import benchmark
 
 def test_our_layers_are_timed_beside_those_of_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("benchmarks.layers.STAGES", [(32, (4, 4, 4))])
+    monkeypatch.setattr("benchmarks.layers.CLASSES", [(3, (4, 4, 4))])
     rows = benchmark(monkeypatch, tmp_path, "layers", "--pairs", "2")
     variants = {(row["benchmark"], row["variant"]) for row in rows}
     assert {("norm", "ours, channels-last"), ("depthwise", "ours, blocks of 16")} <= variants

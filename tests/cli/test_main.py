@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from helpers import tiny
-from helpers.fresh_process import run_medconv
+from helpers.fresh_process import in_turn
 
 from medconv import __version__
 from medconv.cli.main import commands, run
@@ -40,23 +40,22 @@ def test_an_unknown_command_is_one_error_that_suggests_the_nearest(
     assert capsys.readouterr().err == f"error: there is no command {name}; {hint}\n"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        *([name, "--help"] for name in commands()),
-        ["--version"],
-        ["train", "--version"],
-        ["train", "--hydra-help"],
-        ["train", "--cfg", "job"],
-        ["preprocess", "--cfg", "job", "data=phantom2d"],
-        ["-sc", "install=bash"],
-    ],
-    ids=" ".join,
-)
-def test_help_and_printed_configs_load_no_torch(arguments: list[str]) -> None:
-    process = run_medconv(*arguments)
-    assert (process.returncode, process.stderr) == (0, "loaded\n") and process.stdout
+PRINTED = [
+    ("--help",),
+    *((name, "--help") for name in commands()),
+    ("--version",),
+    ("train", "--version"),
+    ("train", "--hydra-help"),
+    ("train", "--cfg", "job"),
+    ("preprocess", "--cfg", "job", "data=phantom2d"),
+    ("-sc", "install=bash"),
+]
+
+
+@pytest.mark.parametrize("arguments", PRINTED, ids=" ".join)
+def test_help_and_printed_configs_load_no_torch(arguments: tuple[str, ...]) -> None:
+    ended = in_turn(*PRINTED)[PRINTED.index(arguments)]
+    assert (ended.code, ended.err, ended.loaded) == (0, "", []) and ended.out
 
 
 @pytest.mark.parametrize("module", ["medconv", "medconv.cli"])
@@ -66,56 +65,39 @@ def test_python_m_is_the_command(module: str) -> None:
     assert (process.returncode, process.stdout, process.stderr) == (DONE, f"medconv {__version__}\n", "")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "predict --checkpoint none --input none --output none",
-        "evaluate --predictions none --references none --output none.json",
-        "export --checkpoint none --format onnx --output none",
-        "find-postprocessing --runs none",
-    ],
-)
+NO_RUNS = [
+    "predict --checkpoint none --input none --output none",
+    "evaluate --predictions none --references none --output none.json",
+    "export --checkpoint none --format onnx --output none",
+    "find-postprocessing --runs none",
+]
+
+
+@pytest.mark.parametrize("arguments", NO_RUNS)
 def test_commands_that_make_no_run_load_no_lightning(arguments: str) -> None:
-    process = run_medconv(*arguments.split())
-    assert process.returncode == USER and "error: " in process.stderr
-    loaded = process.stderr.splitlines()[-1]
-    assert "torch" in loaded and "lightning" not in loaded
+    ended = in_turn(*(tuple(words.split()) for words in NO_RUNS))[NO_RUNS.index(arguments)]
+    assert ended.code == USER and ended.err.startswith("error: ")
+    assert "torch" in ended.loaded and "lightning" not in ended.loaded
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["predict"],
-            "error: the following arguments are required: --checkpoint, --input, --output; options: medconv predict --help",
-        ),
-        (
-            ["export", "--opset", "x"],
-            "error: argument --opset: invalid int value: 'x'; options: medconv export --help",
-        ),
-        (
-            ["predict", "--chekpoint", "best.ckpt"],
-            "error: there is no option --chekpoint; did you mean --checkpoint?",
-        ),
-        (
-            ["train", "--max-steps=3"],
-            "error: there is no flag --max-steps=3; keys are written as in trainer.max_steps=20",
-        ),
-        (
-            ["train", "--config-dir"],
-            "error: argument --config-dir/-cd: expected one argument; flags: medconv",
-        ),
-        (["export", "--zzz=1"], "error: there is no option --zzz; options: medconv export --help"),
-        (
-            ["evaluate", "--split", "val"],
-            "error: the following arguments are required: --predictions, --output; options:",
-        ),
-    ],
-)
-def test_bad_options_are_one_error_without_torch(arguments: list[str], message: str) -> None:
-    process = run_medconv(*arguments)
-    error, loaded = process.stderr.splitlines()
-    assert process.returncode == USER and error.startswith(message) and loaded == "loaded"
+WRONG = {
+    (
+        "predict",
+    ): "the following arguments are required: --checkpoint, --input, --output; options: medconv predict --help",
+    ("export", "--opset", "x"): "argument --opset: invalid int value: 'x'; options: medconv export --help",
+    ("predict", "--chekpoint", "best.ckpt"): "there is no option --chekpoint; did you mean --checkpoint?",
+    ("train", "--max-steps=3"): "there is no flag --max-steps=3; keys are written as in trainer.max_steps=20",
+    ("train", "--config-dir"): "argument --config-dir/-cd: expected one argument; flags: medconv",
+    ("export", "--zzz=1"): "there is no option --zzz; options: medconv export --help",
+    ("evaluate", "--split", "val"): "the following arguments are required: --predictions, --output; options:",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
+def test_bad_options_are_one_error_without_torch(arguments: tuple[str, ...]) -> None:
+    ended = in_turn(*WRONG)[list(WRONG).index(arguments)]
+    (error,) = ended.err.splitlines()
+    assert (ended.code, ended.loaded) == (USER, []) and error.startswith(f"error: {WRONG[arguments]}")
 
 
 def test_another_operating_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

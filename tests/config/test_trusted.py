@@ -78,15 +78,18 @@ def unsafe(source: str) -> list[int]:
     return lines
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(tiny.ROOT)))
-def test_no_source_file_unpickles_objects(path: Path) -> None:
-    if "benchmarks/peers" in str(path):
-        pytest.skip("runs a peer's own trainer on files that it wrote itself")
-    source = path.read_text()
-    for call in OWN.get(str(path.relative_to(tiny.ROOT)), []):
-        assert source.count(call) == 1
-        source = source.replace(call, call.replace("torch.", "own."))
-    assert unsafe(source) == []
+def test_no_source_file_unpickles_objects() -> None:
+    """But those of peers, which read what they wrote themselves."""
+    found = {}
+    for path in SOURCES:
+        name = str(path.relative_to(tiny.ROOT))
+        source = path.read_text()
+        for call in OWN.get(name, []):
+            assert source.count(call) == 1
+            source = source.replace(call, call.replace("torch.", "own."))
+        if "benchmarks/peers" not in name:
+            found[name] = unsafe(source)
+    assert not {name: lines for name, lines in found.items() if lines}
 
 
 @pytest.mark.parametrize(

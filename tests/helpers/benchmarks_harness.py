@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import tiny
+from helpers import ranks, tiny
 
 from benchmark import main
 from benchmarks.peers import process
@@ -43,6 +43,19 @@ def commands_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
             return subprocess.CompletedProcess(command, tiny.call(monkeypatch, *command[3:]), "", "")
         finally:
             sys.argv[:] = argv
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+def trainings_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings that a benchmark starts as `python train.py ...` begin without another import of torch."""
+    real = subprocess.run
+
+    def run(command: Sequence[str], **settings: Any) -> subprocess.CompletedProcess[str]:
+        if list(command[:2]) != [sys.executable, "train.py"]:
+            return real(command, **settings)
+        assert settings["env"]["PYTHONPATH"] == str(settings["cwd"])
+        return ranks.command("train", *command[2:], cwd=settings["cwd"])
 
     monkeypatch.setattr(subprocess, "run", run)
 

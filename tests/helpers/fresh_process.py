@@ -1,27 +1,50 @@
-"""`medconv` in a fresh process that reports which heavy libraries it has imported."""
+"""`medconv` in a fresh process that reports which heavy libraries its commands have imported."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from functools import cache
+from typing import NamedTuple
 
 from helpers.waiting import PATIENCE_S
 
-HEAVY = ("torch", "lightning", "monai", "scipy", "matplotlib")
-CODE = f"""
-import sys
+CODE = """
+import contextlib, io, json, os, sys
 from medconv.cli.main import main
-sys.argv = ["medconv", *sys.argv[1:]]
-try:
-    main()
-finally:
-    print("loaded", *sorted(set(sys.modules) & {set(HEAVY)}), file=sys.stderr)
+ended = []
+for line, *words in json.loads(sys.argv[1]):
+    os.environ["COMP_LINE"] = line
+    sys.argv = ["medconv", *words]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    heavy = {"torch", "lightning", "monai", "scipy", "matplotlib"}
+    ended.append((code, out.getvalue(), err.getvalue(), sorted(heavy & set(sys.modules))))
+print(json.dumps(ended))
 """
 
 
-def run_medconv(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The last line on standard error is `loaded`, followed by the heavy libraries that were imported."""
-    command = [sys.executable, "-c", CODE, *arguments]
-    return subprocess.run(
-        command, env=environment or None, text=True, capture_output=True, timeout=PATIENCE_S, check=False
-    )
+class Ended(NamedTuple):
+    """How a command ended. Args: loaded: heavy libraries that it, or a command before it, has imported."""
+
+    code: int
+    out: str
+    err: str
+    loaded: list[str]
+
+
+@cache
+def in_turn(*commands: tuple[str, ...], line: bool = False) -> list[Ended]:
+    """Commands of `medconv`, one after the other in one fresh process.
+
+    Args: line: the first word of each is the line that a shell completes.
+    """
+    lines = [words if line else ("", *words) for words in commands]
+    command = [sys.executable, "-c", CODE, json.dumps(lines)]
+    done = subprocess.run(command, text=True, capture_output=True, timeout=PATIENCE_S, check=True)
+    return [Ended(*ended) for ended in json.loads(done.stdout)]

@@ -57,13 +57,15 @@ class Forked:
 
 
 class ForkedJob:
-    """In the place of `subprocess.Popen` for the jobs of a sweep: `medconv` in a fork of this process.
+    """In the place of `subprocess.Popen` for the jobs of a sweep or the members of an ensemble: `medconv` in a fork
+    of this process.
 
     Its process id is appended to the file `job_pids` in the working directory.
     """
 
     def __init__(self, command: list[str], env: dict[str, str]) -> None:
-        assert command[1:3] == ["-m", RUN_JOB], command
+        assert command[1] == "-m" and command[2] in (RUN_JOB, "medconv"), command
+        self.code: int | None = None
         self.pid = os.fork()
         if self.pid:
             with Path("job_pids").open("a") as file:
@@ -74,9 +76,10 @@ class ForkedJob:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.clear()
         os.environ.update(env)
-        folder, *arguments = command[3:]
-        sys.argv = ["medconv", folder, *arguments]
-        code = guard(partial(run_job.train, Path(folder), arguments))
+        arguments = command[3:]
+        sys.argv = ["medconv", *arguments]
+        job = partial(run_job.train, Path(arguments[0]), arguments[1:])
+        code = guard(job if command[2] == RUN_JOB else partial(run, arguments))
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(code)
 
@@ -86,17 +89,23 @@ class ForkedJob:
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
 
+    def poll(self) -> int | None:
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code
+
     def wait(self, timeout: float | None = None) -> int:
         """Raises: subprocess.TimeoutExpired: it has not ended after so many seconds."""
         deadline = time.monotonic() + (timeout if timeout is not None else math.inf)
-        while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+        while (code := self.poll()) is None:
             if time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired("medconv", timeout or 0)
             time.sleep(0.02)
-        return os.waitstatus_to_exitcode(ended[1])
+        return code
 
 
-# to be put in the place of the module `subprocess` in `medconv.features.sweeps.run`
+# to be put in the place of the module `subprocess` where jobs and members are started
 FORKED = SimpleNamespace(Popen=ForkedJob, TimeoutExpired=subprocess.TimeoutExpired)
 
 

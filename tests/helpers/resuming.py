@@ -35,6 +35,7 @@ STEPS = [
     "model._target_=helpers.resuming.Dropping",
     "weight_averaging.begin=4",
     "weight_averaging.every=3",
+    "callbacks=default",
     "+callbacks.beat._target_=helpers.resuming.Beat",
 ]
 KILLED = -signal.SIGKILL

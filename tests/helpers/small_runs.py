@@ -21,6 +21,7 @@ SMALL = [
     "trainer.max_steps=6",
     "trainer.enable_progress_bar=false",
     "trainer.log_every_n_steps=1",
+    "callbacks=none",  # pictures take a quarter of such a run
     "data.batch_size=4",
     "data.samples_per_epoch=12",
     "data.num_workers=0",

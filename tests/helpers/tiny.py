@@ -39,6 +39,7 @@ SMALL = [
     "trainer.max_steps=4",
     "trainer.enable_progress_bar=false",
     "trainer.log_every_n_steps=1",
+    "callbacks=none",  # pictures take a quarter of such a run
     "data.batch_size=2",
     "data.samples_per_epoch=8",
     "data.num_workers=0",
@@ -104,9 +105,11 @@ def checked(dataset: Path, *more: str) -> config.RunConfig:
 def composed(*arguments: str) -> DictConfig:
     """The config that Hydra composes of overrides. That takes most of the time of a run that fails early, so it is
     done once for each choice of options (`conv=mirror`); plain values (`data.fold=7`) are set afterwards, as
-    Hydra sets them.
+    Hydra sets them; but where a key is removed (`~model.strides`), whose place among them counts.
     """
-    values = [argument for argument in arguments if re.match(r"\+?((?!hydra\.)\w+(\.\w+)+|seed)=", argument)]
+    is_value = re.compile(r"\+?((?!hydra\.)\w+(\.\w+)+|seed)=").match
+    removes = any(argument.startswith("~") for argument in arguments)
+    values = [argument for argument in arguments if is_value(argument) and not removes]
     chosen = _composed(tuple(argument for argument in arguments if argument not in values)).copy()
     for override in OverridesParser.create().parse_overrides(values):
         key, value = override.key_or_group, override.value()

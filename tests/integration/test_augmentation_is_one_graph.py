@@ -56,9 +56,9 @@ def test_blur_and_low_resolution(dims: int) -> None:
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("dims", [2, 3])
-@pytest.mark.parametrize("bends", [False, True])
-@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize(
+    ("dims", "bends", "labelled"), [(3, True, True), (3, False, False), (2, True, False), (2, False, True)]
+)
 def test_moves(dims: int, bends: bool, labelled: bool) -> None:
     size, distance = SHAPES[dims], (8.0,) * dims
     image, half = torch.randn(2, 1, *size), torch.tensor(size) / 2

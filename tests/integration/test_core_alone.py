@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import tiny
@@ -34,9 +35,10 @@ def package_without(folder: Path, *features: str) -> Path:
     return folder
 
 
-def medconv(package: Path, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+def python(package: Path, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """An interpreter that finds this medconv."""
     return subprocess.run(
-        [sys.executable, "-m", "medconv.cli", *map(str, arguments)],
+        [sys.executable, *words],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(package)},
         timeout=PATIENCE_S,
@@ -61,44 +63,80 @@ def nnunet_dataset(root: Path) -> Path:
     return dataset
 
 
-def test_without_any_feature_the_core_trains_predicts_and_evaluates(tmp_path: Path) -> None:
-    package = package_without(tmp_path / "core")
-    dataset = nnunet_dataset(tmp_path / "data")
-    words = [*tiny.overrides(dataset, "data=nnunet"), f"run.dir={tmp_path / 'run'}"]
-    trained = medconv(package, "train", *words, cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
-    assert "mean foreground" in trained.stdout
+# Options whose feature is deleted, and what the error names
+MISSING = [
+    ("train -m seed=0,1", "error: -m starts a sweep, which medconv.features.sweeps runs"),
+    ("train perf=autotune trainer.max_steps=1", "features.autotune"),
+    ("train init.pretrained=weights.pth trainer.max_steps=1", "features.pretrained"),
+    ("train conv=mirror trainer.max_steps=1", "features.equivariance"),
+    ("train loss=cldice trainer.max_steps=1", "features.shape_losses"),
+    ("train data=csv data.root=labels.csv", "features.image_level"),
+    ("train data=instances data.images=i data.labels=l", "features.instances"),
+]
+# Runs several commands in an interpreter that loads the libraries once, and prints how each ended.
+SEVERAL = """
+import contextlib, io, json, sys
+from medconv.cli.main import main
+ended = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["medconv", *words]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    ended.append({"code": code, "out": out.getvalue(), "err": err.getvalue()})
+print(json.dumps(ended))
+"""
 
-    predicted = tmp_path / "predicted"
-    checkpoint = tmp_path / "run/checkpoints/best.ckpt"
-    inputs = ("--input", dataset / "imagesTr", "--output", predicted)
-    done = medconv(package, "predict", "--checkpoint", checkpoint, *inputs, cwd=tmp_path)
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """A folder in which commands of the core ran without any feature, and how they ended: those of MISSING,
+    a training, a prediction and an evaluation.
+    """
+    home = tmp_path_factory.mktemp("alone")
+    package, dataset = package_without(home / "core"), nnunet_dataset(home / "data")
+    commands = [
+        *(words.split() for words, _ in MISSING),
+        ["train", *tiny.overrides(dataset, "data=nnunet"), "run.dir=run"],
+        [
+            "predict",
+            "--checkpoint",
+            "run/checkpoints/best.ckpt",
+            "--input",
+            "data/imagesTr",
+            "--output",
+            "out",
+        ],
+        ["evaluate", "--predictions", "out", "--references", "data/labelsTr", "--output", "metrics.json"],
+    ]
+    done = python(package, "-c", SEVERAL, json.dumps(commands), cwd=home)
     assert done.returncode == 0, done.stderr
-    compared = ("--predictions", predicted, "--references", dataset / "labelsTr")
-    done = medconv(package, "evaluate", *compared, "--output", tmp_path / "metrics.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads((tmp_path / "metrics.json").read_text())["cases"]) == 7
+    return home, json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["train", "-m", "seed=0,1"], "features.sweeps"),
-        (["train", "perf=autotune", "trainer.max_steps=1"], "features.autotune"),
-        (["train", "init.pretrained=weights.pth", "trainer.max_steps=1"], "features.pretrained"),
-        (["train", "conv=mirror", "trainer.max_steps=1"], "features.equivariance"),
-        (["train", "loss=cldice", "trainer.max_steps=1"], "features.shape_losses"),
-        (["train", "data=csv", "data.root=labels.csv"], "features.image_level"),
-        (["train", "data=instances", "data.images=i", "data.labels=l"], "features.instances"),
-    ],
-)
-def test_an_option_whose_feature_is_missing_says_so_in_one_line(
-    tmp_path: Path, words: list[str], named: str
+def test_without_any_feature_the_core_trains_predicts_and_evaluates(
+    alone: tuple[Path, list[dict[str, Any]]],
 ) -> None:
-    done = medconv(package_without(tmp_path / "core"), *words, cwd=tmp_path)
-    assert done.returncode == 1, done.stderr
-    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert named in error.replace("/", ".")
+    home, ended = alone
+    trained, predicted, evaluated = ended[-3:]
+    assert trained["code"] == 0, trained["err"]
+    assert "mean foreground" in trained["out"]
+    assert predicted["code"] == 0, predicted["err"]
+    assert evaluated["code"] == 0, evaluated["err"]
+    assert len(json.loads((home / "metrics.json").read_text())["cases"]) == 7
+
+
+@pytest.mark.parametrize("number", range(len(MISSING)), ids=[words for words, _ in MISSING])
+def test_an_option_whose_feature_is_missing_says_so_in_one_line(
+    alone: tuple[Path, list[dict[str, Any]]], number: int
+) -> None:
+    ended = alone[1][number]
+    assert ended["code"] == 1, ended["err"]
+    (error,) = [line for line in ended["err"].splitlines() if line.startswith("error: ")]
+    assert MISSING[number][1] in error.replace("/", ".")
 
 
 @pytest.mark.slow
@@ -112,17 +150,9 @@ for module in pkgutil.walk_packages(medconv.__path__, "medconv."):
     if not module.name.endswith("__main__") and module.name not in left_out:
         importlib.import_module(module.name)
 """
-    environment = {**os.environ, "PYTHONPATH": str(package)}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(package, "-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     dataset = tiny.write_dataset(tmp_path / "data")
     words = [*tiny.overrides(dataset), f"run.dir={tmp_path / 'run'}"]
-    trained = medconv(package, "train", *words, cwd=tmp_path)
+    trained = python(package, "-m", "medconv.cli", "train", *words, cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr

@@ -176,6 +176,8 @@ def test_a_training_does_not_wait(more: list[str], tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(ResumableEpochLoop, "advance", watched)
     steps = ["trainer.max_steps=6", "data.samples_per_epoch=80", "trainer.limit_val_batches=0"]
     seldom = ["trainer.log_every_n_steps=20", "augmentation=strong", "trainer.enable_progress_bar=true"]
-    tiny.train(tiny.write_dataset(tmp_path / "data"), tmp_path / "run", *steps, *seldom, *more)
+    tiny.train(
+        tiny.write_dataset(tmp_path / "data"), tmp_path / "run", "callbacks=default", *steps, *seldom, *more
+    )
     assert values.asked - ON_HOST == set()
     assert ("hardware.py", "__bool__") in values.asked  # so that it is known to see them

@@ -3,6 +3,7 @@
 This stands in for these systems, on which the same tests run in `.github/workflows/platforms.yml`.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from helpers.waiting import PATIENCE_S
 
 # Third-party packages choose their way by the system's name, which stays; they are imported first.
 WITHOUT_LINUX = """
-import os, signal, sys
+import json, os, signal, sys
 import torch, lightning, monai.inferers, nibabel, filelock, matplotlib.figure, hydra, scipy.ndimage
 for module, names in {
     os: ["sched_getaffinity", "sysconf", "statvfs", "getuid", "fork", "link"],
@@ -26,12 +27,19 @@ for name in ("fcntl", "resource", "pwd", "grp"):
     sys.modules[name] = None
 from medconv.cli.main import main
 import medconv.convs
-main()
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["medconv", *words]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
 """
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", WITHOUT_LINUX, *arguments]
+def run(*commands: list[str]) -> subprocess.CompletedProcess[str]:
+    """Commands of `medconv`, one after the other in one process."""
+    command = [sys.executable, "-c", WITHOUT_LINUX, json.dumps(commands)]
     environment = {**os.environ, "PYTHONPATH": str(tiny.ROOT)}
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
@@ -41,16 +49,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_prediction_and_evaluation_need_nothing_that_only_linux_has(
     exported: Exported, dataset: Path, tmp_path: Path
 ) -> None:
-    output = tmp_path / "predictions"
-    predicted = run(
-        *("predict", "--checkpoint", str(exported.checkpoint)),
-        *("--input", str(dataset / "imagesTr"), "--output", str(output)),
-    )
-    assert predicted.returncode == 0, predicted.stderr
+    output, scores = tmp_path / "predictions", tmp_path / "metrics.json"
+    predict = ["predict", "--checkpoint", str(exported.checkpoint), "--input", str(dataset / "imagesTr")]
+    evaluate = ["evaluate", "--predictions", str(output), "--references", str(dataset / "labelsTr")]
+    done = run([*predict, "--output", str(output)], [*evaluate, "--output", str(scores)])
+    assert done.returncode == 0, done.stderr
     assert len(list(output.glob("*.nii.gz"))) == len(list((dataset / "imagesTr").glob("*.nii.gz")))
-    evaluated = run(
-        *("evaluate", "--predictions", str(output), "--references", str(dataset / "labelsTr")),
-        *("--output", str(tmp_path / "metrics.json")),
-    )
-    assert evaluated.returncode == 0, evaluated.stderr
-    assert "mean foreground" in evaluated.stdout
+    assert "mean foreground" in done.stdout
+    assert scores.is_file()

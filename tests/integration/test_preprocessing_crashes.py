@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -34,13 +36,12 @@ FULL = (
     r"[\d.]+ MB are free; make room, or choose "
 )
 CODE = """
-import resource, signal, sys
+import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from helpers.volumes import preprocessing_config
 from medconv.data.datasets.dataset_json import msd
-from medconv.data.preprocessing.dataset_cache import cached_fingerprint, fill_store
-{before}
+from medconv.data.preprocessing.dataset_cache import fill_store
 try:
     {call}
 except ValueError as error:
@@ -48,9 +49,9 @@ except ValueError as error:
 """
 
 
-def error_of(call: str, root: Path, before: str = "", launcher: tuple[str, ...] = ()) -> str:
-    """The error of a call in a new process that runs `before` first."""
-    code = CODE.format(tests=str(ROOT / "tests"), call=call, before=before)
+def error_of(call: str, root: Path, launcher: tuple[str, ...]) -> str:
+    """The error of a call in a new process."""
+    code = CODE.format(tests=str(ROOT / "tests"), call=call)
     done = subprocess.run(
         [*launcher, sys.executable, "-c", code],
         capture_output=True,
@@ -67,9 +68,23 @@ def prepare_call(root: Path, cache: Path) -> str:
     return f"fill_store(msd({str(root)!r}), preprocessing_config(), Path({str(cache)!r}), 1)"
 
 
-def file_size_limit(size: int) -> str:
-    signal_ignored = "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"
-    return f"{signal_ignored}; resource.setrlimit(resource.RLIMIT_FSIZE, ({size},) * 2)"
+def _limited(size: int, call: Callable[[], object], answers: Queue[str]) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    try:
+        call()
+    except ValueError as error:
+        answers.put(str(error))
+
+
+def error_of_limited(size: int, call: Callable[[], object]) -> str:
+    """The error of a call in a fork of this process whose files may have so many bytes."""
+    answers = FORK.Queue()
+    process = FORK.Process(target=_limited, args=(size, call, answers))
+    process.start()
+    error: str = answers.get(timeout=PATIENCE_S)
+    process.join(timeout=PATIENCE_S)
+    return error
 
 
 def stores(cache: Path) -> list[Store]:
@@ -176,7 +191,7 @@ def test_a_full_disk_is_named_and_the_next_start_resumes(tmp_path: Path) -> None
 
 def test_a_file_size_limit_is_named(tmp_path: Path) -> None:
     root, cache = write_msd(tmp_path / "data", 2, shape=(64, 64, 64)), tmp_path / "cache"
-    error = error_of(prepare_call(root, cache), root, before=file_size_limit(500_000))
+    error = error_of_limited(500_000, lambda: fill_store(msd(root), preprocessing_config(), cache, 1))
     assert re.match(FULL.format(reason="File too large"), error), error
     store = fill_store(msd(root), preprocessing_config(), cache, 1)
     assert [only.folder for only in stores(cache)] == [store.folder]
@@ -185,7 +200,6 @@ def test_a_file_size_limit_is_named(tmp_path: Path) -> None:
 
 def test_no_room_for_the_fingerprint_is_named(tmp_path: Path) -> None:
     root, cache = write_msd(tmp_path / "data", 2), tmp_path / "cache"
-    call = f"cached_fingerprint(msd({str(root)!r}), Path({str(cache)!r}), 1)"
-    error = error_of(call, root, before=file_size_limit(100))
-    assert error == f"cache_dir: cannot write to {cache} (File too large)\n"
+    error = error_of_limited(100, lambda: cached_fingerprint(msd(root), cache, 1))
+    assert error == f"cache_dir: cannot write to {cache} (File too large)"
     assert {path.name for path in cache.iterdir()} == {".lock", "examined.jsonl"}

@@ -235,7 +235,7 @@ def test_a_search_by_optuna_trains_on_it(cluster: Cluster, tmp_path: Path) -> No
     dataset = tiny.write_dataset(tmp_path / "data")
     search = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=2")
     space = "optimizer.lr=interval(1e-3,1e-2)"
-    words = tiny.overrides(dataset, "logger=none", "callbacks=none", space)
+    words = tiny.overrides(dataset, "logger=none", space)
     search_process = sweep_command(cluster, tmp_path, *search, *words)
     output, errors = search_process.communicate(timeout=PATIENCE_S)
     assert search_process.returncode == 0, errors + output
@@ -244,7 +244,7 @@ def test_a_search_by_optuna_trains_on_it(cluster: Cluster, tmp_path: Path) -> No
 
 def test_a_job_that_is_cancelled_leaves_the_result_of_another(cluster: Cluster, tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "data")
-    words = tiny.overrides(dataset, "logger=none", "callbacks=none", "seed=0,1")
+    words = tiny.overrides(dataset, "logger=none", "seed=0,1")
     sweep_process = sweep_command(cluster, tmp_path, *words, "hydra.launcher.at_once=1")
     waiting = until(lambda: cluster.run("squeue", "-h", "-r", "-t", "pending", "-o", "%i").split()[-1:])
     cluster.run("scancel", *waiting)

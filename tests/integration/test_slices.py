@@ -122,7 +122,8 @@ def test_a_volume_goes_through_slice_by_slice(axis: int) -> None:
 @pytest.fixture(scope="module")
 def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("slices") / "run"
-    tiny.train(dataset, folder, "data.spatial_dims=2", "data.num_workers=2", "trainer.max_steps=12")
+    settings = ["data.spatial_dims=2", "data.num_workers=2", "trainer.max_steps=12", "callbacks=default"]
+    tiny.train(dataset, folder, *settings)
     return folder
 
 

@@ -10,6 +10,8 @@ from torch import nn
 from medconv.training.optim.lr_schedulers import cosine
 from medconv.utils import checkpoint_io
 
+LOGGED = ["callbacks=default"]  # with the learning rate
+
 
 def learning_rates(run: Path) -> list[float]:
     return tiny.logged(run, "train/lr")
@@ -42,7 +44,7 @@ def test_a_time_budget_is_not_waited_for_by_a_few_slow_steps(dataset: Path, tmp_
 def test_a_slow_first_step_and_case_say_nothing_about_the_others(dataset: Path, tmp_path: Path) -> None:
     """They compile the network. Their time counts, as that of the cases before training does."""
     settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:15", "data.samples_per_epoch=1000000"]
-    summary = tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.125, 0.125, more=5.0))
+    summary = tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.125, 0.125, more=5.0), *LOGGED)
     rates = learning_rates(tmp_path / "run")
     assert summary["steps"] == 35  # in 4.375 + 5 seconds; two cases take 5.25 before, three 0.375 after
     assert rates[10] > 0.8 * max(rates) and rates[-1] < 0.05 * max(rates)
@@ -50,13 +52,13 @@ def test_a_slow_first_step_and_case_say_nothing_about_the_others(dataset: Path, 
 
 def test_least_steps_belong_to_the_schedule(dataset: Path, tmp_path: Path) -> None:
     settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:02", "trainer.min_steps=30"]
-    assert tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.1))["steps"] == 30
+    assert tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.1), *LOGGED)["steps"] == 30
     rates = learning_rates(tmp_path / "run")
     assert rates[20] > 0.1 * max(rates) > rates[-1]
 
 
 def test_a_run_that_steps_ended_resumes_for_the_rest_of_its_time(dataset: Path, tmp_path: Path) -> None:
-    timed = ["trainer.max_time=00:00:00:04", "data.samples_per_epoch=1000000", clock.ticks(0.125)]
+    timed = ["trainer.max_time=00:00:00:04", "data.samples_per_epoch=1000000", clock.ticks(0.125), *LOGGED]
     tiny.train(dataset, tmp_path / "short", *timed, "trainer.max_steps=10")
     last = f"run.resume={tmp_path / 'short/checkpoints/last.ckpt'}"
     summary = tiny.train(dataset, tmp_path / "long", *timed, "trainer.max_steps=-1", last)
@@ -69,7 +71,7 @@ def test_a_run_that_steps_ended_resumes_for_the_rest_of_its_time(dataset: Path, 
 
 
 def test_a_run_that_is_given_more_time_trains_on(dataset: Path, tmp_path: Path) -> None:
-    timed = ["trainer.max_steps=-1", "data.samples_per_epoch=1000000", "logger=none", "callbacks=none"]
+    timed = ["trainer.max_steps=-1", "data.samples_per_epoch=1000000", "logger=none"]
     timed += [clock.ticks(0.1, 0.1)]
     tiny.train(dataset, tmp_path / "short", *timed, "trainer.max_time=00:00:00:02")
     last = tmp_path / "short/checkpoints/last.ckpt"
@@ -85,7 +87,7 @@ def test_a_run_that_is_given_more_time_trains_on(dataset: Path, tmp_path: Path) 
 def test_a_run_bounded_by_steps_and_time_resumes_at_its_learning_rate(dataset: Path, tmp_path: Path) -> None:
     """Its end is an estimate; the config's unchanged number of steps does not move it."""
     both = ["trainer.max_steps=100000", "trainer.max_time=00:00:00:02", "data.samples_per_epoch=1000000"]
-    tiny.train(dataset, tmp_path / "run", *both, "logger=none", "callbacks=none", clock.ticks(0.1, 0.1))
+    tiny.train(dataset, tmp_path / "run", *both, "logger=none", clock.ticks(0.1, 0.1))
     state = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")["lr_schedulers"][0]
     assert state["total_steps"] < 100000 and state["progress"] > 0.9
     schedule = cosine(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1))

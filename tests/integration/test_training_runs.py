@@ -33,10 +33,13 @@ WHOLE = "schedule.patch=whole"  # as compiled runs have it
 GOLDEN = Path(__file__).parent / "golden.json"
 
 
+DONE = ["trainer.max_steps=40", "data.samples_per_epoch=40", "optimizer.lr=2e-2", "callbacks=default"]
+
+
 @pytest.fixture(scope="module")
 def done(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "done"
-    tiny.train(dataset, folder, "trainer.max_steps=40", "data.samples_per_epoch=40", "optimizer.lr=2e-2")
+    tiny.train(dataset, folder, *DONE)
     return folder
 
 
@@ -109,16 +112,14 @@ def test_a_loaded_network_is_plain(done: Path) -> None:
 
 def test_a_finished_run_is_not_trained_again(done: Path, dataset: Path) -> None:
     before = (done / "checkpoints" / "last.ckpt").stat().st_mtime_ns
-    again = tiny.train(
-        dataset, done, "trainer.max_steps=40", "data.samples_per_epoch=40", "optimizer.lr=2e-2"
-    )
+    again = tiny.train(dataset, done, *DONE)
     assert again["status"] == "done"
     assert (done / "checkpoints" / "last.ckpt").stat().st_mtime_ns == before
 
 
 def test_a_folder_of_another_config_is_refused(done: Path, dataset: Path) -> None:
     with pytest.raises(ConfigError, match=r"optimizer.lr: 0.02 there, 0.5 now"):
-        tiny.train(dataset, done, "trainer.max_steps=40", "data.samples_per_epoch=40", "optimizer.lr=0.5")
+        tiny.train(dataset, done, *DONE, "optimizer.lr=0.5")
 
 
 def test_resume_never_moves_the_old_run_aside(dataset: Path, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_callbacks_are_called_in_an_order(
 def order(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> list[type]:
     """The callbacks' classes of a trainer that has all of them."""
     settings = ["trainer.max_time=00:01:00:00", "early_stopping=patience", "perf.profile=true"]
-    settings += ["trainer.accelerator=cpu", "trainer.devices=2"]
+    settings += ["trainer.accelerator=cpu", "trainer.devices=2", "callbacks=default"]
     trainer = trainer_of(dataset, tmp_path_factory.mktemp("order") / "run", *settings)
     return [type(callback) for callback in trainer.callbacks]
 

@@ -128,4 +128,4 @@ def test_without_the_feature_the_step_is_named(
 ) -> None:
     monkeypatch.setattr(doors, "objects", lambda door: iter(()))  # as if its folder were deleted
     with pytest.raises(NonfiniteError, match=r"step 2: the loss or its gradient is not finite\. nan_policy"):
-        tiny.train(dataset, tmp_path / "run", *EXPLODES, "callbacks=none")
+        tiny.train(dataset, tmp_path / "run", *EXPLODES)

@@ -1,16 +1,15 @@
 """medconv/features/ensemble: several members by one command, resumed after a kill, that predict as one."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers import tiny
+from helpers.processes import FORKED, Forked
 from helpers.stopped import stopped
 
 from medconv.features.ensemble import members
@@ -24,9 +23,12 @@ from medconv.utils.exit_codes import BUG, DONE, PREEMPTED, USER
 SETTINGS = ("conv=none", "data.samples_per_epoch=4", "trainer.enable_progress_bar=true")
 
 
-def ensemble(dataset: Path, folder: Path, *more: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+def ensemble(dataset: Path, folder: Path, *more: str) -> tuple[int, str]:
+    """The exit code of an ensemble of two, and what it printed."""
     arguments = ["--members", "2", *tiny.overrides(dataset, *SETTINGS), f"run.dir={folder}", *more]
-    return tiny.command("ensemble", *arguments, cwd=folder.parent, **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(members, "subprocess", FORKED)
+        return Forked(*arguments, cwd=folder.parent, command="ensemble").wait()
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +36,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
     """A dataset, the folder of an ensemble of two, and what the command printed."""
     home = tmp_path_factory.mktemp("ensemble")
     dataset = tiny.write_dataset(home / "data/tiny")
-    done = ensemble(dataset, home / "run")
-    assert done.returncode == DONE, done.stderr
-    return dataset, home / "run", done.stdout
+    code, printed = ensemble(dataset, home / "run")
+    assert code == DONE, printed
+    return dataset, home / "run", printed
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -87,13 +89,12 @@ def test_a_member_that_was_killed_resumes_to_the_same_weights(
     killed = tmp_path / "run"
     if number == 2:
         tiny.train(dataset, killed, *SETTINGS)
-    environment = {**os.environ, "PYTHONPATH": tiny.PYTHONPATH}
-    first = ensemble(dataset, killed, stopped(tmp_path / "sent", step=3), env=environment)
-    assert first.returncode == USER, first.stderr  # as by too little memory
+    code, printed = ensemble(dataset, killed, stopped(tmp_path / "sent", step=3))
+    assert code == USER, printed  # as by too little memory
     with pytest.raises(ValueError, match=r"its training is not done \(status: running\)"):
         checkpoints_of(killed)
-    second = ensemble(dataset, killed)
-    assert second.returncode == DONE, second.stderr
+    code, printed = ensemble(dataset, killed)
+    assert code == DONE, printed
     resumed = killed if number == 1 else killed / "members/2"
     assert "resumed at step 2" in (resumed / "train.log").read_text()
     for name in (".", "members/2"):

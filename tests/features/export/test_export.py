@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from helpers import exports, tiny
+from helpers import exports, ranks
 from helpers.exports import Exported, refusal
 
 from medconv.features.export.export import _new_folder
@@ -21,7 +21,7 @@ def test_the_command_as_a_user_starts_it(exported: Exported, tmp_path: Path) -> 
         "--output",
         "new/folder/m.ts",
     )
-    process = tiny.command("export", *arguments, cwd=tmp_path)
+    process = ranks.command("export", *arguments, cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     assert "logits differ from the checkpoint's by at most" in process.stdout
     assert "random patches" in process.stdout

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import tiny
+from helpers import ranks
 from helpers.exports import Exported
 
 from medconv.features.export.export import export
@@ -58,6 +58,6 @@ def test_a_header_of_others_is_no_metadata(tmp_path: Path) -> None:
 
 def test_the_command_says_what_is_left_to_do(exported: Exported, tmp_path: Path) -> None:
     arguments = ("--checkpoint", str(exported.checkpoint), "--format", "safetensors", "--output", "organ")
-    process = tiny.command("export", *arguments, cwd=tmp_path)
+    process = ranks.command("export", *arguments, cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     assert "add the license before you publish them" in process.stdout

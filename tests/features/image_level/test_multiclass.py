@@ -111,7 +111,7 @@ def test_losses_of_labels_fit() -> None:
 
 def test_a_table_of_grades_trains(tmp_path: Path) -> None:
     table = small_runs.write_table(tmp_path / "table", {"label": "finding"})
-    quick = ["trainer.max_steps=2", "callbacks=none", "logger=none", *small_runs.OURS]
+    quick = ["trainer.max_steps=2", "logger=none", *small_runs.OURS]
     balanced = ["data.target_type=ordinal", "loss=bce", "loss.class_weights=balanced"]  # of the steps
     summary = small_runs.train(table, tmp_path / "run", *balanced, *quick)
     assert summary["score"]["name"] == "val/quadratic_kappa" and summary["val/grade_error"] is not None

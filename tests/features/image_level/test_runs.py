@@ -25,7 +25,7 @@ from medconv.utils import checkpoint_io
 from medconv.utils.exit_codes import DONE
 
 OURS = smallruns.OURS
-QUIET = ["callbacks=none", "logger=none"]
+QUIET = ["logger=none"]
 FAST = [
     "optimizer=adamw",
     "optimizer.lr=0.02",
@@ -47,7 +47,8 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None:
-    summary = smallruns.train(folder, tmp_path / "run", *OURS, *FAST, "trainer.max_steps=24")
+    settings = [*OURS, *FAST, "trainer.max_steps=24", "callbacks=default"]
+    summary = smallruns.train(folder, tmp_path / "run", *settings)
     assert summary["status"] == "done" and summary["val/auc"] > 0.9 and summary["val/dice"] is None
     assert summary["score"] == CROSS_ENTROPY.plain()
     record = checkpoint_io.read(tmp_path / "run/checkpoints/best.ckpt")["medconv"]
@@ -70,9 +71,7 @@ def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None
     model = load(tmp_path / "run/checkpoints/best.ckpt")
     assert model.targets == MulticlassTargets(("bright", "dark"))
     assert model.network(torch.zeros(1, 1, *model.window.patch_size)).shape == (1, 2)
-    assert (
-        smallruns.train(folder, tmp_path / "run", *OURS, *FAST, "trainer.max_steps=24") == summary
-    )  # finished
+    assert smallruns.train(folder, tmp_path / "run", *settings) == summary  # finished
 
 
 def test_numbers_keep_the_lowest_error(numbers: Path, tmp_path: Path) -> None:

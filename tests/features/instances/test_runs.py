@@ -42,7 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "run",
             "trainer.max_steps=40",
             "model.channels=[8,16]",
-            "logger=tensorboard",
+            "callbacks=default",
             "optimizer.lr=0.02",
         )
         assert tiny.call(patch, "train", *run) == 0

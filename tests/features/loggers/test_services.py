@@ -19,7 +19,7 @@ def test_mlflow_holds_what_a_run_logged(
     from mlflow import MlflowClient
 
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    summary = tiny.train(dataset, tmp_path / "run", "logger=mlflow", "callbacks=none", "tags=[a,b]")
+    summary = tiny.train(dataset, tmp_path / "run", "logger=mlflow", "tags=[a,b]")
     client = MlflowClient((tmp_path / "mlruns").as_uri())
     experiment = client.get_experiment_by_name("medconv")
     assert experiment is not None
@@ -35,7 +35,7 @@ def test_mlflow_holds_what_a_run_logged(
 
 def test_wandb_writes_offline_into_the_run_s_folder(dataset: Path, tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb")
-    tiny.train(dataset, tmp_path / "run", "logger=wandb", "callbacks=none", "tags=[a,b]")
+    tiny.train(dataset, tmp_path / "run", "logger=wandb", "tags=[a,b]")
     assert wandb.run is not None and wandb.run.offline and (wandb.run.name, wandb.run.group) == ("run", "run")
     assert wandb.run.config["optimizer.weight_decay"] == 0.01 and wandb.run.tags == ("a", "b")
     wandb.finish()

@@ -16,6 +16,7 @@ from medconv.training.run_dir import RunDir
 from medconv.utils import checkpoint_io
 
 FAST = [
+    "callbacks=default",
     "optimizer=adamw",
     "optimizer.lr=0.02",
     "scheduler=constant",
@@ -100,4 +101,4 @@ def test_without_its_feature_a_callback_is_left_out(caplog: pytest.LogCaptureFix
     caplog.set_level("INFO")
     missing = {"_target_": "medconv.features.no_such.Pictures"}
     assert trainer._users_callbacks({"pictures": missing}, RunDir(Path())) == []
-    assert "callbacks.pictures: nothing, as this installation lacks medconv.features.no_such" in caplog.text
+    assert "callbacks.pictures has no effect: this installation lacks medconv.features.no_such" in caplog.text

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from helpers import tiny
 from helpers.cross_validations import by_fold, edit, edit_configs, summaries
+from helpers.processes import FORKED
 
 from medconv.data.io.raster import write_mask, write_picture
 from medconv.features.postprocessing.steps import read
+from medconv.features.sweeps import run
 from medconv.utils.exit_codes import DONE, USER
 
 MSD = "medconv.data.datasets.dataset_json.msd"
@@ -183,6 +185,7 @@ def test_predictions_of_pictures_are_found(
     data = [f"data.{key}={tmp_path / folder}" for key, folder in folders.items()]
     small = ["data.num_folds=2", "data.num_workers=0", "trainer.max_steps=2", "plan.size=tiny", "logger=none"]
     folds = ["-m", "data.fold=0,1", "run.name=pictures", "trainer.accelerator=cpu"]
+    monkeypatch.setattr(run, "subprocess", FORKED)
     assert tiny.call(monkeypatch, "train", *folds, "data=image_mask", *data, *small) == DONE
     assert postprocess(monkeypatch, "--runs", "runs/pictures") == DONE
     assert "Dice over 4 cases" in capsys.readouterr().out

@@ -49,7 +49,7 @@ def test_a_stopped_search_resumes_with_the_unfinished_trial(
     monkeypatch.setattr(run, "subprocess", FORKED)
     stop = stopped(tmp_path / "stopped", number=signal.SIGTERM, to_parent=True)
     choice = "model.norm=choice(batch,instance)"
-    arguments = [*space, *tiny.overrides(dataset), "callbacks=none", stop, choice]
+    arguments = [*space, *tiny.overrides(dataset), stop, choice]
     home = tmp_path / "runs/search"
     code, output = Forked(*arguments, cwd=tmp_path).wait()
     assert code == PREEMPTED, output

@@ -70,8 +70,12 @@ def test_the_script_has_the_directives_of_its_system(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_each_task_runs_its_job(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither of them is a config that trains; an array of one job has two tasks, for PBS."""
+    """That has no config that trains; an array of one job has two tasks, for PBS. SGE starts the process itself, for
+    the others a line of bash is in the place of Python.
+    """
     settings = launcher(name)
+    if name != "sge":
+        monkeypatch.setattr(sys, "executable", str(payload_of(tmp_path, "exit 1")))
     _, answer, number = SYSTEMS[name]
     stand_in(tmp_path, monkeypatch, SUBMITS[name], {"INDEX": system(settings).index, "ANSWER": answer})
     asked = tmp_path / "asked"
@@ -84,7 +88,7 @@ def test_each_task_runs_its_job(name: str, tmp_path: Path, monkeypatch: pytest.M
     one = jobs(tmp_path / "home", "no_such_key=1")
     job_array.run(one, system(settings), settings, ["no_such_key"])
     assert one[0].code == USER
-    assert "no_such_key" in one[0].reason
+    assert name != "sge" or "no_such_key" in one[0].reason
     assert asked.read_text().split()[-1] == number
 
 
@@ -152,12 +156,17 @@ def run_task(
     job.folder.path.mkdir(parents=True)
     if restarts:
         (job.folder.path / "restarts").write_text(f"{restarts}\n")
-    payload = tmp_path / "payload"
-    payload.write_text(f"#!/usr/bin/env bash\ncd {tmp_path}\n{process}\n")
-    payload.chmod(0o755)
-    text = script([job], system(settings), settings, ["seed"]).replace(sys.executable, str(payload))
+    payload = str(payload_of(tmp_path, process))
+    text = script([job], system(settings), settings, ["seed"]).replace(sys.executable, payload)
     environment = {**os.environ, system(settings).index: "1"}
     return subprocess.Popen(["bash", "-c", text], env=environment), job.folder.path
+
+
+def payload_of(folder: Path, process: str) -> Path:
+    payload = folder / "payload"
+    payload.write_text(f"#!/usr/bin/env bash\ncd {folder}\n{process}\n")
+    payload.chmod(0o755)
+    return payload
 
 
 def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, submit: str, variables: dict[str, str]) -> None:

@@ -31,7 +31,7 @@ def cluster(tmp_path: Path) -> dict[str, str]:
 
 def array(dataset: Path, *more: str) -> list[str]:
     launcher = ["hydra/launcher=slurm", "hydra.launcher.poll_seconds=0.2", "run.name=array"]
-    return ["-m", *tiny.overrides(dataset, "logger=none", "callbacks=none"), *launcher, *more]
+    return ["-m", *tiny.overrides(dataset, "logger=none"), *launcher, *more]
 
 
 def test_an_array_runs_the_jobs_and_the_table_shows_their_results(

@@ -14,13 +14,9 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is
 
 
 @needs_triton
-def test_outputs_and_gradients_equal_torchs_in_double_precision(tmp_path: Path) -> None:
-    interpreted_norms.run(["outputs_and_gradients_equal_torchs"], tmp_path)
-
-
-@needs_triton
-def test_layers_networks_and_operators_behave_as_torchs(tmp_path: Path) -> None:
+def test_kernels_layers_networks_and_operators_behave_as_torchs(tmp_path: Path) -> None:
     checks = [
+        "outputs_and_gradients_equal_torchs",
         "layers_track_statistics_as_torchs",
         "half_precision_layers_work",
         "single_values_are_an_error",

@@ -16,13 +16,7 @@ from medconv.utils import checkpoint_io
 from medconv.utils.exit_codes import DONE
 
 # No validation but the first is counted as progress.
-NEVER = [
-    "early_stopping=patience",
-    "early_stopping.patience=2",
-    "early_stopping.min_delta=2",
-    "callbacks=none",
-    "logger=none",
-]
+NEVER = ["early_stopping=patience", "early_stopping.patience=2", "early_stopping.min_delta=2", "logger=none"]
 PLATEAU = ["scheduler=plateau", "scheduler.patience=1", "scheduler.min_delta=2", "scheduler.warmup_steps=0"]
 
 
@@ -74,7 +68,6 @@ SCORED = [
         "early_stopping=patience",
         "early_stopping.patience=2",
         "early_stopping.monitor=val/score",
-        "callbacks=none",
         "logger=none",
     ),
     "+callbacks.scores._target_=tests.training.callbacks.test_early_stopping.Scores",
@@ -163,7 +156,7 @@ def test_settings_without_effect_are_errors(
     override: list[str], message: str, dataset: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=f"^{message}") as error:
-        tiny.train(dataset, tmp_path / "run", *override, "logger=none", "callbacks=none")
+        tiny.train(dataset, tmp_path / "run", *override, "logger=none")
     assert isinstance(error.value, ConfigError) or "no such metric" in message
 
 

@@ -70,7 +70,8 @@ def test_the_learning_rate_warms_up_again_and_the_log_says_so(
     dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", logger="medconv"):
-        tiny.train(dataset, tmp_path / "run", *SETTINGS, "scheduler.warmup_steps=2", "trainer.max_steps=10")
+        settings = [*SETTINGS, "scheduler.warmup_steps=2", "trainer.max_steps=10", "callbacks=default"]
+        tiny.train(dataset, tmp_path / "run", *settings)
     rates = tiny.logged(tmp_path / "run", "train/lr")
     full = rates[1]
     assert rates == pytest.approx([full / 2, full, full, full, full, full / 2, full, full, full, full])

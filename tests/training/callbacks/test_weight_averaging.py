@@ -37,14 +37,31 @@ class Weights(Callback):
         torch.save(pl_module.network.state_dict(), self.path / f"{trainer.global_step}.pt")
 
 
+@pytest.fixture(scope="module")
+def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The last checkpoint of a run with a mean."""
+    folder = tmp_path_factory.mktemp("whole")
+    tiny.train(dataset, folder, *STEPS)
+    return folder / "checkpoints/last.ckpt"
+
+
+@pytest.fixture(scope="module")
+def half(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of its first half."""
+    folder = tmp_path_factory.mktemp("half")
+    tiny.train(dataset, folder, *STEPS, "trainer.max_steps=4")
+    return folder / "checkpoints/last.ckpt"
+
+
 def state(path: Path, key: str = "state_dict") -> dict[str, torch.Tensor]:
     return {name.removeprefix("network."): value for name, value in checkpoint_io.read(path)[key].items()}
 
 
 @pytest.mark.parametrize(("power", "every"), [(2.0, 1), (0.0, 1), (1.0, 3)])
-def test_the_mean_is_weighted_by_the_power_of_the_step(tmp_path: Path, power: float, every: int) -> None:
+def test_the_mean_is_weighted_by_the_power_of_the_step(
+    dataset: Path, tmp_path: Path, power: float, every: int
+) -> None:
     """Each update has the weight (power + 1) / (its number + power); with power 0 all have the same share."""
-    dataset = tiny.write_dataset(tmp_path / "dataset")
     spy = [SPY, f"+callbacks.spy.path={tmp_path}"]
     settings = [f"weight_averaging.power={power}", f"weight_averaging.every={every}"]
     tiny.train(dataset, tmp_path / "run", *STEPS, *spy, *settings)
@@ -72,8 +89,7 @@ def test_with_power_2_half_of_the_mean_comes_from_the_last_fifth() -> None:
     assert float(mean[0]) == pytest.approx(0.5, abs=0.01)
 
 
-def test_steps_before_begin_are_left_out(tmp_path: Path) -> None:
-    dataset = tiny.write_dataset(tmp_path / "dataset")
+def test_steps_before_begin_are_left_out(dataset: Path, tmp_path: Path) -> None:
     spy = [SPY, f"+callbacks.spy.path={tmp_path}"]
     settings = ["weight_averaging.begin=6", "weight_averaging.power=0", "weight_averaging.every=1"]
     tiny.train(dataset, tmp_path / "run", *STEPS, *spy, *settings)
@@ -87,8 +103,7 @@ def test_steps_before_begin_are_left_out(tmp_path: Path) -> None:
     assert all(torch.equal(value, own[name]) for name, value in state(short).items())
 
 
-def test_averaging_does_not_change_the_training(tmp_path: Path) -> None:
-    dataset = tiny.write_dataset(tmp_path / "dataset")
+def test_averaging_does_not_change_the_training(dataset: Path, tmp_path: Path) -> None:
     begin = {"polynomial": STEPS[-1:], "none": []}
     for name in begin:
         tiny.train(dataset, tmp_path / name, *STEPS[:-1], f"weight_averaging={name}", *begin[name])
@@ -100,50 +115,41 @@ def test_averaging_does_not_change_the_training(tmp_path: Path) -> None:
     assert "current_model_state" not in checkpoint_io.read(plain)
 
 
-def test_a_resumed_run_has_the_mean_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    dataset = tiny.write_dataset(tmp_path / "dataset")
-    tiny.train(dataset, tmp_path / "uninterrupted", *STEPS)
-    tiny.train(dataset, tmp_path / "half", *STEPS, "trainer.max_steps=4")
-    half = tmp_path / "half/checkpoints/last.ckpt"
+def test_a_resumed_run_has_the_mean_of_an_uninterrupted_one(
+    whole: Path, half: Path, dataset: Path, tmp_path: Path
+) -> None:
     tiny.train(dataset, tmp_path / "resumed", *STEPS, f"run.resume={half}")
     for key in ("state_dict", "current_model_state"):
-        one, other = (
-            state(tmp_path / name / "checkpoints/last.ckpt", key) for name in ("uninterrupted", "resumed")
-        )
-        for name, value in one.items():
-            torch.testing.assert_close(other[name], value, msg=name)
+        resumed = state(tmp_path / "resumed/checkpoints/last.ckpt", key)
+        for name, value in state(whole, key).items():
+            torch.testing.assert_close(resumed[name], value, msg=name)
 
 
-def test_a_run_that_goes_on_without_a_mean_has_the_weights_of_the_training(tmp_path: Path) -> None:
-    dataset, rest = tiny.write_dataset(tmp_path / "dataset"), "trainer.max_steps=8"
-    tiny.train(dataset, tmp_path / "half", *STEPS, "trainer.max_steps=4")
-    half = tmp_path / "half/checkpoints/last.ckpt"
+def test_a_run_that_goes_on_without_a_mean_has_the_weights_of_the_training(
+    half: Path, dataset: Path, tmp_path: Path
+) -> None:
+    rest = "trainer.max_steps=8"
     tiny.train(dataset, tmp_path / "both", *STEPS, rest, f"run.resume={half}")
     without = [key for key in STEPS if not key.startswith("weight_averaging.")]
     tiny.train(dataset, tmp_path / "without", *without, rest, "weight_averaging=none", f"run.resume={half}")
     assert tiny.losses(tmp_path / "without") == tiny.losses(tmp_path / "both")
 
 
-def test_the_mean_is_loaded(tmp_path: Path) -> None:
-    dataset = tiny.write_dataset(tmp_path / "dataset")
-    tiny.train(dataset, tmp_path / "run", *STEPS)
-    path = tmp_path / "run/checkpoints/last.ckpt"
-    weight = load(path).network.get_parameter("encoder.0.0.weight")
-    assert torch.equal(weight, state(path)["encoder.0.0.weight"])
+def test_the_mean_is_loaded(whole: Path) -> None:
+    weight = load(whole).network.get_parameter("encoder.0.0.weight")
+    assert torch.equal(weight, state(whole)["encoder.0.0.weight"])
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"), [("power=-1", "0 or more, got -1"), ("every=0", "at least 1, got 0")]
 )
-def test_values_out_of_range_are_errors(tmp_path: Path, wrong: str, message: str) -> None:
-    dataset = tiny.write_dataset(tmp_path / "dataset")
+def test_values_out_of_range_are_errors(dataset: Path, tmp_path: Path, wrong: str, message: str) -> None:
     with pytest.raises(ValueError, match=rf"weight_averaging: \w+ must be .*{message}"):
         tiny.train(dataset, tmp_path / "run", f"weight_averaging.{wrong}")
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
-def test_the_mean_of_weights_of_another_precision(tmp_path: Path, precision: str) -> None:
-    dataset = tiny.write_dataset(tmp_path / "dataset")
+def test_the_mean_of_weights_of_another_precision(dataset: Path, tmp_path: Path, precision: str) -> None:
     tiny.train(dataset, tmp_path / "run", *STEPS, f"trainer.precision={precision}")
     averaged = state(tmp_path / "run/checkpoints/last.ckpt")
     assert {value.dtype for value in averaged.values() if value.is_floating_point()} == {torch.float32}

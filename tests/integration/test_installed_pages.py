@@ -5,14 +5,16 @@ block that does not run has a comment above it that says why.
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 from helpers import dicoms, image_level_tables, pages, tiny, wheel
 from PIL import Image
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # README alone has some fifteen trainings
 
 BEGIN = """
 set -eu -o pipefail
@@ -27,7 +29,7 @@ medconv() {
 SHORTER = (  # in Python
     ('time = "00:00:06:00"', 'time = "00:00:00:10"'),
     ("trainer__max_steps=1000", "trainer__max_steps=2"),
-    ("Trainer(max_epochs=2", "Trainer(max_steps=2"),
+    ("Trainer(max_epochs=2", "Trainer(max_epochs=1, limit_train_batches=2"),
 )
 PAGES = [
     page
@@ -59,7 +61,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def finish(done) -> None:
+def finish(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stdout[-5000:]
 
 
@@ -122,8 +124,6 @@ def write_photographs(folder: Path) -> None:
 
 def write_series(folder: Path) -> None:
     """A DICOM series of each patient, pN/3-T1post-0042, and its label map, masks/pN.nii.gz."""
-    import nibabel as nib
-
     (folder / "masks").mkdir()
     for number in range(5):
         label = np.zeros((16, 18, 12), np.uint8)
@@ -133,12 +133,26 @@ def write_series(folder: Path) -> None:
         nib.save(nib.Nifti1Image(label, dicoms.affine()), folder / f"masks/p{number}.nii.gz")
 
 
+def write_raters(decathlon: Path, home: Path, folder: Path) -> None:
+    """Two further raters beside the data; i/CASE.nii.gz, and p/CASE.nii.gz with the probability of a lesion."""
+    lesions = home / "data/lesions"
+    shutil.copytree(decathlon, lesions)
+    for rater in ("labelsTr2", "labelsTr3"):
+        shutil.copytree(decathlon / "labelsTr", lesions / rater)
+    shutil.copytree(decathlon / "imagesTr", folder / "i")
+    (folder / "p").mkdir()
+    for path in (decathlon / "labelsTr").iterdir():
+        label = nib.load(path)
+        probability = 0.75 * (np.asarray(label.dataobj) == 1).astype(np.float32)
+        nib.save(nib.Nifti1Image(probability, label.affine), folder / "p" / path.name)
+
+
 def prepare(page: str, folder: Path, home: Path) -> None:
     """What a page takes for given in the folder in which its commands run."""
     decathlon = home / "data/Task04_Hippocampus"
     if page in pages.FIRST_HOUR:
         return
-    (folder / "runs").symlink_to(home / "runs") if page != "docs/data.md" else None
+    (folder / "runs").symlink_to(home / "runs")
     for name, source in (("images", "imagesTr"), ("labels", "labelsTr"), ("labelsTr", "labelsTr")):
         shutil.copytree(decathlon / source, folder / name)
     shutil.copytree(decathlon / "imagesTr", folder / "known")
@@ -162,6 +176,8 @@ def prepare(page: str, folder: Path, home: Path) -> None:
         image_level_tables.write_table(
             folder / "predictions/predictions.csv", ["case", "predicted", "cat", "dog"], *outputs
         )
+    if page == "docs/targets.md":
+        write_raters(decathlon, home, folder)
     if page == "docs/data.md":
         for file in (home / "xray").iterdir():
             shutil.copy(file, folder)

@@ -39,9 +39,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_commands_run(home: Path, monkeypatch: pytest.MonkeyPatch, page: str, text: str) -> None:
     monkeypatch.chdir(home / page)
     for program, *words in pages.commands(pages.with_tiny_data(text, home)):
-        if program == "cd":
-            monkeypatch.chdir(words[0])
-            continue
         assert program == "medconv"
         assert tiny.call(monkeypatch, *pages.smaller(words)) == 0, words
 

@@ -132,7 +132,7 @@ def run_command(options: argparse.Namespace) -> int:
         source_spacing_mm=options.source_spacing_mm,
         extras=extras,
     )
-    if extras or not predictor.targets.per_voxel:
+    if extras or predictor.targets.family.forward:
         _check_options(options, predictor)
     cases = _find_cases(options.input, predictor)
     for extra in extras:
@@ -158,6 +158,8 @@ def _check_options(options: argparse.Namespace, predictor: Predictor) -> None:
     if per_voxel and not predictor.targets.answers_classes and not without_effect:
         reason = f"is for label maps of classes; {path} predicts {predictor.targets.kind}"
         without_effect = [extra.flag for extra in predictor.extras]
+        if predictor.targets.family.forward and options.save_probabilities:
+            without_effect.append("--save-probabilities")
     if not per_voxel:
         values = {name: getattr(options, name) for name in _FOR_LABEL_MAPS}
         # By identity: --overlap 0 is given, too.

@@ -254,7 +254,9 @@ class Dataset:
             return dataset._with_one_ignored_value(targets) if targets.also_ignored else dataset
         for name, value in settings.items():
             if value is not None:
-                raise ArgumentError(name, " is for label maps, but this dataset has image-level targets")
+                raise ArgumentError(
+                    name, f" is for label maps, but this dataset has {self.targets.kind} targets"
+                )
         return self
 
     def _with_one_ignored_value(self, targets: SegmentationTargets) -> Dataset:

@@ -80,7 +80,7 @@ def predict(
     # The next case needs the memory that this one frees.
     keep_freed_memory()
     # Whole images take little memory.
-    if not predictor.targets.family.forward:
+    if predictor.targets.per_voxel:
         workers = fitting_workers(
             cases,
             predictor.members,
@@ -196,7 +196,7 @@ def output_in(folder: Path, predictor: Predictor, *, probabilities: bool = False
     settings: dict[str, Any] = {
         "checkpoints": [digest(member.path)[:_DIGITS] for member in members if member.path]
     }
-    if own_output is None:
+    if targets.per_voxel:
         settings["overlap"] = [member.window.overlap for member in members]
     settings["mirror_axes"] = [list(member.window.mirror_axes) for member in members]
     if own_output is None:

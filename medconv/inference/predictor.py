@@ -191,8 +191,8 @@ class Predictor:
             ValueError: as for a call, or networks for whole images, whose answers are probabilities or
                 numbers already.
         """
-        if not self.targets.per_voxel:
-            raise ValueError("label maps are needed; image-level networks give one answer, by a call")
+        if self.targets.family.forward:
+            raise ValueError("label maps are needed; these networks give another answer, by a call")
         scores = self._scores_of(images, affine, spacing_mm, keeps_logits=True)
         assert isinstance(scores, LabelMapScores)
         return self.answer(scores), np.stack(list(scores.probabilities()))

@@ -187,12 +187,14 @@ class Input:
         arrays: (channels, *spatial) float32, one per preprocessing.
         crops: where these lie in the image, one per preprocessing; they differ in `nearest_axis` alone.
         warning: unusual properties; None: there are none.
+        kept: of the image, by `Family.keeps`.
     """
 
     case: Case
     arrays: list[np.ndarray]
     crops: list[CropInfo]
     warning: str | None = None
+    kept: Any = None
 
 
 def prepare(
@@ -226,13 +228,15 @@ def prepare(
             f"{image.name}: networks of different conventions have no common grid for this image; "
             "predict with each alone"
         )
-    check_prepared = members[0].targets.family.own("check_prepared")
+    targets = members[0].targets
+    check_prepared = targets.family.own("check_prepared")
     if check_prepared:
         for member in members:
             array = arrays[preprocessings.index(member.preprocessing)]
             check_prepared(image, member, array.shape[1:], crops[0])
     warnings = _warnings(image, members, crops[0])
-    return Input(image.case, arrays, crops, "; ".join(warnings) or None)
+    keeps = targets.family.own("keeps")
+    return Input(image.case, arrays, crops, "; ".join(warnings) or None, keeps and keeps(targets, image))
 
 
 def _check_image(image: NamedImage, members: Sequence[LoadedModel]) -> None:

@@ -34,11 +34,17 @@ class Family:
 
     Args:
         examine: (case, image, dataset, report): completes the report, in the place of the label map.
+        labels: module, for kinds with an output per voxel whose labels are no label maps, of
+            `settings(targets)`, plain values that prepared labels depend on; of
+            `prepared(targets, case, image, crop_info, config)`, the arrays `label` and `soft_label` of a
+            case's `Entry`, from its native image; and of `reference(targets, case, grid)`, what a validation
+            compares with, as items of `CaseDataset`.
         samples: module of `ImageDataset` and `ImageCases`, as `data.loading.datamodule.TrainingSamples` says;
             of `samples_per_epoch`, by the number of training cases; and of `check`: (split, dataset,
             measured, data) raises an error where its images and values are no samples.
         validation: (config, targets, window) -> `training.validation.Validation`.
         mixup: (alpha, seed) -> `training.task.Mixup`; "": samples are not mixed.
+        keeps: (targets, image) -> what `forward` needs of a `NamedImage` beside its prepared arrays.
         forward: (members, device, batch_size) -> `inference.predictor.Forward`.
         check_prepared: (image, member, its shape after preprocessing, crop): raises ValueError, if the
             network cannot take it.
@@ -51,9 +57,11 @@ class Family:
     """
 
     examine: str = ""
+    labels: str = ""
     samples: str = ""
     validation: str = ""
     mixup: str = ""
+    keeps: str = ""
     forward: str = ""
     check_prepared: str = ""
     output: str = ""
@@ -77,7 +85,7 @@ class Targets(ABC):
     Args:
         kind: its name in configs, checkpoints and manifests.
         family: what a run does with its kind of labels.
-        per_voxel: whether outputs have the image's axes, and labels are label maps.
+        per_voxel: whether outputs have the image's axes.
         answers_classes: whether answers are label maps whose values stand for `names`.
         exclusive: whether outputs exclude each other (softmax).
         can_swap_labels: whether `data.flip_label_pairs` can exchange labels under mirroring.

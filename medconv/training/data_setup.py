@@ -367,7 +367,9 @@ def build_data(
     derived = config.derived
     patch = PatchShape(derived.patch_size, derived.slice_axis)
     class_names = prepared.dataset.class_names
-    own_samples = prepared.targets.family.own("samples")
+    family = prepared.targets.family
+    own_samples = family.own("samples")
+    own_labels = family.own("labels")
     if own_samples is None:
         indices = partial(class_indices, prepared.train, class_names, prepared.store)
     else:
@@ -409,6 +411,7 @@ def build_data(
             persistent_workers=data.persistent_workers,
         ),
         annotated=annotated,
+        own_reference=own_labels and partial(own_labels.reference, prepared.targets),
         profiler=profiler,
         stop_request=stop_request,
     )

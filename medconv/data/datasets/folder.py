@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,46 @@ def folder(
         ValueError: no such folder, no pairs, or classes that cannot be told. A missing channel or label
             becomes an error of its case.
     """
+    pairs = pairs_of(images, labels, modality, root)
+    label_names = names_of(pairs.labels)
+    names = tuple(class_names or _structure_names(_in_root(root, labels)) or class_names_of(label_names))
+    if not names:
+        names = _numbered_names(list(pairs.labels.values())[:_NUM_LABELS_READ])
+    return build_dataset(
+        name=pairs.home.name or "folder",
+        cases=pairs.cases,
+        class_names=names,
+        targets=None,
+        modalities=pairs.modalities,
+        path=pairs.home,
+        errors=pairs.errors,
+        label_names=label_names,
+    )
+
+
+class Pairs(NamedTuple):
+    """Cases of images and label files.
+
+    Args:
+        labels: case id to label file.
+        errors: case id to what it lacks.
+        home: folder of the images.
+    """
+
+    cases: list[Case]
+    labels: dict[str, Path]
+    modalities: tuple[str, ...]
+    errors: dict[str, str]
+    home: Path
+
+
+def pairs_of(images: str | Mapping[str, str], labels: str, modality: str, root: str | None) -> Pairs:
+    """The cases of two patterns or folders, whatever the labels are.
+
+    Args: as of `folder`.
+    Raises:
+        ValueError: no such folder, or no pairs.
+    """
     if not images or not labels:
         raise ArgumentError(
             "images" if not images else "labels",
@@ -68,25 +108,11 @@ def folder(
                 errors[case_id] = f"{label or image_files[case_id]}: no image matches {pattern}"
         if label is None:
             errors[case_id] = f"{image_files[case_id]}: no label matches {labels}"
-    label_names = names_of(label_files)
-    names = tuple(class_names or _structure_names(labels) or class_names_of(label_names))
-    if not names:
-        names = _numbered_names(list(label_files.values())[:_NUM_LABELS_READ])
     if isinstance(images, Mapping):
         modalities = tuple(images)
     else:
         modalities = modalities_of(list(image_files.values()), modality)
-    image_folder = home(next(iter(patterns.values())))
-    return build_dataset(
-        name=image_folder.name or "folder",
-        cases=cases,
-        class_names=names,
-        targets=None,
-        modalities=modalities,
-        path=image_folder,
-        errors=errors,
-        label_names=label_names,
-    )
+    return Pairs(cases, label_files, modalities, errors, home(next(iter(patterns.values()))))
 
 
 def _in_root(root: str | None, pattern: str) -> str:

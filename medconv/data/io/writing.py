@@ -49,6 +49,18 @@ def write_label(path: Path, label: np.ndarray, like: Path) -> None:
         nib.save(image, partial)
 
 
+def write_image(path: Path, image: np.ndarray, like: Path) -> None:
+    """Write an image of any numbers as float32 NIfTI, atomically; otherwise as `write_label`.
+
+    Shape: image (X, Y, Z).
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    source = _template(like)
+    array = image.reshape(source.shape[:3]).astype(np.float32)
+    with replacing(path, durable=True) as partial:
+        nib.save(Nifti1Image(array, source.affine, _header_like(source, np.float32)), partial)
+
+
 def write_channels(path: Path, channels: Iterable[np.ndarray], count: int, like: Path) -> None:
     """Write volumes as one 4D float32 NIfTI, one at a time as the iterator gives them.
 

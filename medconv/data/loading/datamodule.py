@@ -138,6 +138,7 @@ class DataModule(LightningDataModule):
     Args:
         split: training cases, cases for validation, and cases for tests after training.
         annotated: of label maps: by case id, where cases lack labels.
+        own_reference: as of `CaseDataset`.
         profiler: told when a phase of a step ends.
         stop_request: ends a validation after the case at hand.
     Raises:
@@ -152,6 +153,7 @@ class DataModule(LightningDataModule):
         loader: LoaderSettings,
         *,
         annotated: Mapping[str, Annotated] | None = None,
+        own_reference: Callable[..., Sample] | None = None,
         profiler: StepProfiler | None = None,
         stop_request: StopRequest | None = None,
     ) -> None:
@@ -163,6 +165,7 @@ class DataModule(LightningDataModule):
         self.samples = samples
         self.loader = loader
         self.annotated = annotated
+        self.own_reference = own_reference
         self.profiler = profiler or StepProfiler()
         self.stop_request = stop_request or StopRequest()
         # Applied to each sample in the worker that reads it, or else to whole batches.
@@ -249,7 +252,7 @@ class DataModule(LightningDataModule):
         """
         process = self._process()
         of_rank = list(cases[process.rank :: process.world_size] or cases[:1])
-        dataset: Any = CaseDataset(self.store, of_rank, self.annotated)
+        dataset: Any = CaseDataset(self.store, of_rank, self.annotated, self.own_reference)
         batching: dict[str, Any] = {"collate": itemgetter(0), "batch_size": 1}  # the case itself
         if self.samples.images is not None and of_rank:
             dataset = self.samples.images.ImageCases(self.store, of_rank)

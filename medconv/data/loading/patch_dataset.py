@@ -205,32 +205,42 @@ class CaseDataset(monai.data.Dataset):
     id, the spacing_mm of the prepared image and its crop_info; where cases lack labels, annotated, a bool for
     each output. Of probabilities, label (1, classes, *spatial), the most probable class as reference, and
     raters, a list of label maps (X, Y, Z), None where one is missing.
+    Args: own_reference: `reference` of `Family.labels`, with its targets; None: labels are label maps.
     """
 
     def __init__(
-        self, store: Store, cases: Sequence[Case], annotated: Mapping[str, Annotated] | None = None
+        self,
+        store: Store,
+        cases: Sequence[Case],
+        annotated: Mapping[str, Annotated] | None = None,
+        own_reference: Callable[..., Sample] | None = None,
     ) -> None:
         super().__init__(list(cases))
         self.store = store
         self.annotated = annotated or {}
+        self.own_reference = own_reference
 
     def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
         case: Case = self.data[index]
         assert case.label is not None
         entry = self.store.read(case.id, verify=True)  # all of it is read anyway
-        native_label, label_grid = label_of(case)
-        reference = on_grid(native_label, case.images[0], entry.crop_info.grid, case.label, label_grid)
         item: Sample = {
             "spacing_mm": entry.crop_info.spacing_mm(entry.label.shape),
             # Copies: the store's arrays are read-only memory maps.
             "image": torch.from_numpy(np.array(entry.image))[None],
             "label": torch.from_numpy(np.array(entry.training_label))[None],
-            "reference": torch.from_numpy(reference),
             "crop_info": Opaque(entry.crop_info),
             "case": case.id,
         }
+        grid = entry.crop_info.grid
+        if self.own_reference is not None:
+            item |= self.own_reference(case, grid)
+        else:
+            native_label, label_grid = label_of(case)
+            reference = on_grid(native_label, case.images[0], grid, case.label, label_grid)
+            item["reference"] = torch.from_numpy(reference)
         if case.soft_label is not None:
-            item["raters"] = rater_labels_on(case, entry.crop_info.grid)
+            item["raters"] = rater_labels_on(case, grid)
         if self.annotated:
             item["annotated"] = self.annotated[case.id].outputs
         return item

@@ -229,8 +229,9 @@ def _store_name(dataset: Dataset, config: PreprocessingConfig) -> str:
 
 
 def _declared(dataset: Dataset) -> list[Any]:
-    """What `dataset` declares of its files, as an addition to a hash: the value to ignore, and by case id in
-    what its headers and label values are to be read otherwise. Empty for most, whose files say all.
+    """What `dataset` declares of its files, as an addition to a hash: the value to ignore, how labels that
+    are no label maps are prepared, and by case id in what its headers and label values are to be read
+    otherwise. Empty for most, whose files say all.
     """
     statements: dict[str, list[Any]] = {}
     for case in dataset.cases:
@@ -241,8 +242,11 @@ def _declared(dataset: Dataset) -> list[Any]:
             statements[case.id] = [case.source_spacing_mm, case.relabel, are_probabilities]
             if any(relabel != case.relabel for relabel in case.soft_label.further_relabels):
                 statements[case.id].append(case.soft_label.further_relabels)
-    ignored = [] if dataset.targets.ignore is None else [dataset.targets.ignore]
-    return [*ignored, statements] if statements else ignored
+    declared: list[Any] = [] if dataset.targets.ignore is None else [dataset.targets.ignore]
+    own_labels = dataset.targets.family.own("labels")
+    if own_labels:
+        declared.append(own_labels.settings(dataset.targets))
+    return [*declared, statements] if statements else declared
 
 
 def sources_of(dataset: Dataset) -> list[Any]:
@@ -347,8 +351,9 @@ def make_entry(
     """
     native, grid = image_of(case)
     ignore = targets.ignore if targets else None  # the label value of unlabelled voxels
+    own_labels = targets and targets.family.own("labels")
     highest_label = -1
-    if case.label is not None and case.soft_label is None:
+    if case.label is not None and case.soft_label is None and not own_labels:
         native_label, label_grid = label_of(case)
         if isinstance(targets, SegmentationTargets):
             native_label = targets.learned_label(native_label)
@@ -367,6 +372,9 @@ def make_entry(
         raise ValueError(f"case {case.id}: {case.images[0]}: {error}") from error
     if case.label is None:
         return Entry(image, NOTHING, NOTHING, crop_info)
+    if own_labels:
+        label, soft_label = own_labels.prepared(targets, case, native, crop_info, config)
+        return Entry(image, label, _foreground(label, num_classes, ignore), crop_info, soft_label)
     if case.soft_label is not None:
         probabilities = probabilities_on(case, grid)
         soft_label = preprocess_probabilities(probabilities, crop_info, config)

@@ -46,7 +46,8 @@ class Entry:
 
     Shape: image (channels, *spatial) float32; label (*spatial); foreground (voxels, 1 + spatial axes): class
     and position of some thousand voxels per class; with a value to ignore, class 0 is any labelled voxel;
-    soft_label (classes, *spatial) float16, the probabilities whose most probable class is `label`.
+    soft_label (classes, *spatial) float16, the probabilities whose most probable class is `label`, or what
+    `Family.labels` prepares, float16 or float32.
     For image-level targets, label and foreground are `NOTHING`, which is not written; so is `soft_label`
     where labels are label maps.
     """

@@ -79,8 +79,8 @@ def _same_label_maps(members: Sequence[Member]) -> bool:
     """Whether all have validated the same cases, and these have label maps."""
     summaries = [member.folder.summary() for member in members]
     cases = [set(summary.get("val/cases") or ()) for summary in summaries]
-    per_voxel = Targets.from_plain(summaries[0]["targets"]).per_voxel
-    return per_voxel and bool(cases[0]) and all(other == cases[0] for other in cases)
+    answers_classes = Targets.from_plain(summaries[0]["targets"]).answers_classes
+    return answers_classes and bool(cases[0]) and all(other == cases[0] for other in cases)
 
 
 def _earlier_score(rows: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]) -> float | None:

@@ -53,8 +53,8 @@ def _check_transforms(model: LoadedModel) -> None:
     """Raises: ValueError: MONAI has no transforms for what this network was trained on."""
     preprocessing = model.preprocessing
     needed = ""
-    if not model.targets.per_voxel:
-        needed = "segmentation, this network is image-level"
+    if not model.targets.answers_classes:
+        needed = f"segmentation, this network has {model.targets.kind} targets"
     elif preprocessing.image_dims == 2:
         needed = "volumes, this network takes 2D images"
     elif model.source_spacing_mm is not None:

@@ -73,7 +73,9 @@ def card(model: LoadedModel, metadata: Metadata, name: str) -> str:
     training = metadata["training"]
     validation = metadata["validation"]
     scores = {key: value for key, value in validation["scores"].items() if isinstance(value, float)}
-    task = "image-segmentation" if model.targets.per_voxel else "image-classification"
+    task = "image-to-image" if model.targets.per_voxel else "image-classification"
+    if model.targets.answers_classes:
+        task = "image-segmentation"
     score_lines = "\n".join(f"- {key.removeprefix('val/')}: {value:.4f}" for key, value in scores.items())
     return f"""---
 library_name: medconv

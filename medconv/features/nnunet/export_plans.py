@@ -37,8 +37,8 @@ def check_preprocessing(model: LoadedModel) -> None:
     """Raises: ValueError: nnU-Net cannot prepare images, or read outputs, as this network needs."""
     preprocessing = model.preprocessing
     needed = ""
-    if not model.targets.per_voxel:
-        needed = "segmentation, this network is image-level"
+    if not model.targets.answers_classes:
+        needed = f"segmentation, this network has {model.targets.kind} targets"
     elif preprocessing.image_dims == 2:
         needed = "volumes, this network takes 2D images; data.spatial_dims=2 on volumes would fit"
     elif preprocessing.resize is not None:

@@ -34,7 +34,7 @@ def test_whole_images_are_arrays_too_and_have_no_label_map() -> None:
     predictor = Predictor([loaded_models.image_level(network, MulticlassTargets(("a", "b")), (16, 16))])
     pixels = np.full((16, 16), 90, np.uint8)
     assert predictor(pixels, spacing_mm=(1, 1)).sum() == pytest.approx(1)
-    with members.refused("^label maps are needed; image-level networks give one answer"):
+    with members.refused("^label maps are needed; these networks give another answer"):
         predictor.label_and_probabilities(pixels, spacing_mm=(1, 1))
 
 

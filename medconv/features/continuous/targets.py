@@ -1,0 +1,161 @@
+"""Targets that are images: how they are scaled, compared and scored."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medconv.features.continuous.metrics import METRICS, Row, means
+from medconv.metrics.statistics import describe
+from medconv.targets.base import Family, Targets
+from medconv.targets.scores import MonitoredMetric, NamedScore, Scores
+
+IMAGES = Family(
+    examine="medconv.features.continuous.labels:examine_pair",
+    labels="medconv.features.continuous.labels",
+    validation="medconv.features.continuous.inference:image_validation",
+    keeps="medconv.features.continuous.inference:kept",
+    forward="medconv.features.continuous.inference:image_forward",
+    output="medconv.features.continuous.inference:OutputImages",
+    evaluate="medconv.features.continuous.evaluation:evaluate",
+    views="medconv.features.continuous.views:ImageViews",
+)
+_TRIAL_EDGE = 16  # voxels along each axis of the trial batch
+
+
+@dataclass(frozen=True)
+class ContinuousTargets(Targets):
+    """An image of numbers on the grid of the input.
+
+    With `same_units` the network learns the difference to the first channel of the input, on the prepared
+    grid and in units of that image's standard deviation: intensities of scans may have arbitrary units. Else
+    it learns the target itself, standardised by mean and standard deviation of the data set's targets.
+
+    Args:
+        same_units: whether the target is the same quantity as the first channel.
+        mean, std, low: of the targets, in their units; low: the smallest value, which is written where the
+            input is empty. Without effect with `same_units`.
+    """
+
+    kind: ClassVar[str] = "continuous"
+    family: ClassVar[Family] = IMAGES
+    per_voxel: ClassVar[bool] = True
+    exclusive: ClassVar[bool] = False
+    default_loss: ClassVar[str] = "image_l1"
+    monitored: ClassVar[MonitoredMetric] = MonitoredMetric("val/psnr", "PSNR")
+    output_meaning: ClassVar[str] = (
+        "with targets.same_units: the output times the standard deviation of the first channel's voxels that "
+        "are not 0, plus that channel, resampled; else the output times targets.std plus targets.mean"
+    )
+    unbounded: ClassVar[bool] = True
+    loss_kinds: ClassVar[tuple[str, ...]] = ("regression",)
+    names: tuple[str, ...] = ("target",)
+    same_units: bool = False
+    mean: float = 0.0
+    std: float = 1.0
+    low: float = 0.0
+
+    @classmethod
+    def from_fields(cls, content: Mapping[str, Any]) -> Self:
+        same_units = content.get("same_units")
+        numbers: list[Any] = [content.get(name) for name in ("mean", "std", "low")]
+        # `type`, as True and False are of class int
+        are_finite = all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+        if type(same_units) is not bool or not are_finite or not content["std"] > 0:
+            raise ValueError("continuous targets need same_units, mean, a positive std, and low")
+        mean, std, low = map(float, numbers)
+        return cls(same_units=same_units, mean=mean, std=std, low=low)
+
+    def plain(self) -> dict[str, Any]:
+        return {"kind": self.kind, **asdict(self), "names": list(self.names)}
+
+    @property
+    def num_outputs(self) -> int:
+        return 1
+
+    @property
+    def description(self) -> str:
+        if self.same_units:
+            return f"{self.kind}: the difference to the image"
+        return f"{self.kind}: mean {self.mean:.6g}, std {self.std:.6g}"
+
+    @property
+    def scores(self) -> "ImageScores":
+        return ImageScores()
+
+    def encode(self, label: Tensor) -> Tensor:
+        """Shape: (batch, 1 or 2, *spatial), as `labels.prepared` gives it -> same, in units of the loss."""
+        return label.float() if self.same_units else (label.float() - self.mean) / self.std
+
+    def random_labels(self, batch: int, patch_size: Sequence[int]) -> Tensor:
+        return self.mean + self.std * torch.randn(batch, 1 + self.same_units, *patch_size)
+
+    def compare(
+        self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor, annotated: Tensor | None = None
+    ) -> Tensor:
+        # images, not differences: SSIM sees structures
+        image = outputs.float() + encoded[:, 1:] if self.same_units else outputs.float()
+        return loss(image, encoded[:, :1])
+
+    def try_loss(self, loss: Any, spatial_dims: int) -> str | None:
+        size = (_TRIAL_EDGE,) * spatial_dims
+        encoded = self.encode(self.random_labels(2, size))
+        value = self.compare(loss, torch.randn(2, 1, *size), encoded)
+        if value.ndim or not value.isfinite():
+            return f"gives {value.tolist()!s:.40} for {self.kind} targets, expected one finite number"
+        return None
+
+    def scale(self, image: np.ndarray) -> tuple[float, float]:
+        """Mean and standard deviation of the answers' units. Args: image: the input's first channel."""
+        return scale_of(image) if self.same_units else (self.mean, self.std)
+
+    @property
+    def outside(self) -> float:
+        """The value where the input is empty, and the network sees nothing."""
+        return 0.0 if self.same_units else self.low
+
+
+def scale_of(image: np.ndarray) -> tuple[float, float]:
+    """Mean and standard deviation of an image's voxels that are not 0; std 1 if it is constant."""
+    values = image[image != 0].astype(np.float64)
+    if not values.size:
+        return 0.0, 1.0
+    return float(values.mean()), float(values.std()) or 1.0
+
+
+class ImageScores(Scores):
+    """A row of a checkpoint's `validation` has the metrics of `METRICS`, measured on the native grid."""
+
+    title: ClassVar[str] = "scores"
+
+    def logged(self, rows: Mapping[str, Row], losses: Mapping[str, float | None]) -> Row:
+        return means(rows)
+
+    def summary(self, rows: Mapping[str, Row]) -> dict[str, Any]:
+        return means(rows)
+
+    def table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
+        return [(words, summary.get(f"val/{name}")) for name, words in METRICS.items()]
+
+    def case_cells(self, row: Row) -> dict[str, Any]:
+        return dict(row)
+
+    def case_entry(self, row: Row) -> dict[str, Any]:
+        return dict(row)
+
+    def over_folds(self, folds: Sequence[Mapping[str, Row]]) -> dict[str, Any]:
+        rows = {case: row for fold in folds for case, row in fold.items()}
+        of_folds = {str(number): means(fold) for number, fold in enumerate(folds)}
+        spread = {name: describe([row[name] for row in rows.values()])["sd"] for name in METRICS}
+        return {"mean": means(rows), "sd": spread, "mean_of_folds": means(of_folds), "per_class": {}}
+
+    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
+        titles = {"all cases, mean": "mean", "all cases, sd": "sd", "mean of folds": "mean_of_folds"}
+        return [(title, list(scores[key].values())) for title, key in titles.items()]
+
+    def columns(self, summary: Mapping[str, Any]) -> list[NamedScore]:
+        return [(name, summary[name]) for name in METRICS]

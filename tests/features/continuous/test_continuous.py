@@ -29,7 +29,7 @@ from medconv.utils.errors import ArgumentError
 from medconv.utils.exit_codes import DONE, USER
 
 AFFINE = np.diag([1.0, 1.5, 2.0, 1.0])
-SAME = ["data.labels=clean", "data.layout.same_units=true", "optimizer=adamw"]
+SAME = ["data.labels=clean", "data.layout.same_units=true", "optimizer=adamw", "callbacks=default"]
 
 
 def save(path: Path, array: np.ndarray, affine: np.ndarray = AFFINE) -> Path:

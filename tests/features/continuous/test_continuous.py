@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from helpers import small_runs, tiny
-from hydra import compose, initialize_config_dir
 from skimage.metrics import structural_similarity
 
 from medconv import config
@@ -56,9 +55,7 @@ def write_pairs(root: Path, cases: int = 6) -> Path:
 
 def train(root: Path, folder: Path, *more: str) -> dict[str, Any]:
     """One run in this process; returns its summary."""
-    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        settings = compose("train", [*overrides(root, folder), *more])
-    checked = config.validate(settings)
+    checked = config.validate(tiny.composed(*overrides(root, folder), *more))
     return run.train(checked, RunDir.of(checked, {}))
 
 
@@ -82,7 +79,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def denoised(pairs: Path) -> Path:
     """A run of four steps that learns the difference to the noisy image."""
     folder = pairs.parent / "run"
-    train(pairs, folder, *SAME)
+    train(pairs, folder, *SAME, "callbacks=default")
     return folder
 
 

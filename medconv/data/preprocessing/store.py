@@ -96,7 +96,7 @@ class Store:
             recorded = record["arrays"]
             is_light = case.label is None and recorded["image"]["size"] < _LIGHT
             current = {
-                name: _state(self._array_path(case.id, name, array), array, verify or is_light)
+                name: _state(self._path(case.id, name, array), array, verify or is_light)
                 for name, array in recorded.items()
             }
             if any(current[name]["crc32"] != array["crc32"] for name, array in recorded.items()):
@@ -154,7 +154,7 @@ class Store:
             record = self._record(case_id)
             arrays: dict[str, Any] = dict.fromkeys(_ARRAYS, NOTHING)
             for name, recorded in record["arrays"].items():
-                arrays[name], pages = _mapped(self._array_path(case_id, name, recorded), recorded)
+                arrays[name], pages = _mapped(self._path(case_id, name, recorded), recorded)
                 if verify and zlib.crc32(pages) != recorded["crc32"]:
                     self.discard(case_id)
                     raise ValueError(_WRONG_CHECKSUM.format(name))
@@ -184,7 +184,7 @@ class Store:
         with self._explaining(case_id):
             for name, recorded in self._record(case_id)["arrays"].items():
                 checksum = 0
-                for so_far in _checksums(self._array_path(case_id, name, recorded)):
+                for so_far in _checksums(self._path(case_id, name, recorded)):
                     checksum = so_far
                     yield
                 if checksum != recorded["crc32"]:
@@ -237,11 +237,12 @@ class Store:
     def _commit(self, case_id: str, record: dict[str, Any]) -> None:
         write_text(self._path(case_id, "json"), json.dumps({**record, "crc32": _seal(record)}))
 
-    def _path(self, case_id: str, suffix: str) -> Path:
-        return self.folder / f"{case_id}.{suffix}"
-
-    def _array_path(self, case_id: str, name: str, recorded: dict[str, Any]) -> Path:
-        return self._path(case_id, f"{name}.{'b2nd' if 'uncompressed_crc32' in recorded else 'npy'}")
+    def _path(self, case_id: str, suffix: str, recorded: dict[str, Any] | None = None) -> Path:
+        """Args: recorded: of an array, whose record says how it is stored; the suffix is then its name."""
+        path = self.folder / f"{case_id}.{suffix}"
+        if recorded is None:
+            return path
+        return path.with_name(f"{path.name}.{'b2nd' if 'uncompressed_crc32' in recorded else 'npy'}")
 
 
 def signature(case: Case) -> list[list[Any]] | None:

@@ -192,7 +192,7 @@ def _find_cases(source: Path, predictor: Predictor) -> list[Case]:
     trained = [case.id for case in cases if case.id in predictor.train_cases]
     if trained:
         log.warning(
-            "%d of these %d cases (%s) have names of training cases; their scores will be optimistic",
+            "cases with names of training cases: %d of %d (%s); their scores will be optimistic",
             len(trained),
             len(cases),
             some(trained, 2),

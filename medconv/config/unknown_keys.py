@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ _KEYS = {
     "train": "medconv train always trains; test=true also scores the test cases",
     "optimized_metric": "hydra/sweeper=optuna follows the metric of the task (docs/sweeps.md)",
 }
+_ANY_NAME = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 # The last word of a key as it is called elsewhere, and our key.
 _SYNONYMS = {
     "lr": "optimizer.lr",
@@ -279,19 +280,23 @@ def _no_key(key: str, arguments: Sequence[str]) -> ConfigError:
         hint = f"+{key}=... adds an argument that the class accepts"
         group, _, name = key.partition(".")
         typed = [argument.partition("=")[2] for argument in arguments if f"{group}._target_=" in argument]
-        names = _arguments_of((typed or [config.get(group, {}).get("_target_")])[-1])
+        target = str((typed or [config.get(group, {}).get("_target_")])[-1])
+        parameters = _parameters_of(target)
+        names = [each for each, parameter in parameters.items() if parameter.kind not in _ANY_NAME]
         if name in names:
             return ConfigError(f"there is no key {key} yet; +{key}=... sets this argument of the class")
+        if names == list(parameters):
+            hint = f"{target.rpartition('.')[2]} takes {', '.join(names)}"
         near = near or [f"+{group}.{each}" for each in difflib.get_close_matches(name, names, n=3)]
     if near:
         hint = f"did you mean {' or '.join(near)}?"
     return ConfigError(f"there is no key {key}; {hint}")
 
 
-def _arguments_of(target: str | None) -> list[str]:
-    """The names of a class's arguments; its import takes seconds, for which an error has time."""
-    search_folder(str(target), Path.cwd())
-    return [name for name in arguments_of(str(target)) or () if name not in ("args", "kwargs")]
+def _parameters_of(target: str) -> Mapping[str, Parameter]:
+    """A class's arguments, none if it cannot be imported; that takes seconds, for which an error has time."""
+    search_folder(target, Path.cwd())
+    return arguments_of(target) or {"kwargs": Parameter("kwargs", Parameter.VAR_KEYWORD)}
 
 
 def _options_with(key: str) -> list[str]:

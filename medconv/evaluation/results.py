@@ -144,7 +144,7 @@ def training_notes(result: Mapping[str, Any]) -> list[str]:
         cases = summary.get("train_cases")
         if cases:
             notes.append(
-                f"{name}: {len(cases)} of these cases ({some(cases, 2)}) have names of training cases; "
+                f"{name}: cases with names of training cases: {len(cases)} ({some(cases, 2)}); "
                 "their scores are optimistic"
             )
     return notes

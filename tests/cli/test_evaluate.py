@@ -58,8 +58,8 @@ def test_scores_of_training_cases_are_marked(
     output, lines = (
         tmp_path / "m.json",
         [
-            "predictions: 2 of these cases (a, c) have names of training cases; their scores are optimistic",
-            "compare: 1 of these cases (b) have names of training cases; their scores are optimistic",
+            "predictions: cases with names of training cases: 2 (a, c); their scores are optimistic",
+            "compare: cases with names of training cases: 1 (b); their scores are optimistic",
         ],
     )
     for options, expected in (((), lines[:1]), (("--compare", other), lines)):

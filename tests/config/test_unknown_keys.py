@@ -71,13 +71,20 @@ def test_a_key_of_another_framework_leads_to_ours(key: str, expected: str) -> No
     [
         (["model.widht=3"], "there is no key model.widht; did you mean +model.width?"),
         (["model.width=3"], "there is no key model.width yet; +model.width=... sets this argument"),
-        (["model.zzz=3"], "there is no key model.zzz; +model.zzz=... adds an argument that the class"),
+        (["model.zzz=3"], "there is no key model.zzz; Net takes width"),
+        (
+            ["model.zzz=3", "model._target_=widths.Open"],
+            "there is no key model.zzz; +model.zzz=... adds an argument that the class",
+        ),
     ],
 )
 def test_arguments_of_the_own_class_are_suggested(
     arguments: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "widths.py").write_text("class Net:\n    def __init__(self, width=16): ...\n")
+    (tmp_path / "widths.py").write_text(
+        "class Net:\n    def __init__(self, width=16): ...\n"
+        "class Open:\n    def __init__(self, **settings): ...\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
     with pytest.raises(ConfigError, match=re.escape(expected)):
@@ -220,7 +227,8 @@ def test_all_keys_that_no_config_has_are_named_at_once() -> None:
 
 def test_a_new_key_of_a_class_needs_a_plus() -> None:
     with pytest.raises(
-        ConfigError, match=r"there is no key model\.zzz; \+model\.zzz=\.\.\. adds an argument that"
+        ConfigError,
+        match=r"there is no key model\.zzz; UNet takes spatial_dims, in_channels, .*convs_per_stage",
     ):
         compose.compose(["model.zzz=1"])
     with pytest.raises(ConfigError, match=r"there is no key data\.zzz; --cfg job prints all keys$"):

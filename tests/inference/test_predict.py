@@ -65,7 +65,7 @@ def test_training_cases_among_the_images_cause_a_warning_and_are_in_the_manifest
     one = images / f"{min(held_out)}.nii.gz"
     manifest = tmp_path / "out/prediction.json"
     assert call(monkeypatch, checkpoint, images, "--output", manifest.parent) == 0
-    named = f"4 of these 7 cases ({trained[0]}, {trained[1]} and 2 more) have names of training cases"
+    named = f"cases with names of training cases: 4 of 7 ({trained[0]}, {trained[1]} and 2 more)"
     assert named in capsys.readouterr().out
     assert json.loads(manifest.read_text())["train_cases"] == trained
     assert call(monkeypatch, checkpoint, one, "--output", manifest.parent) == 0

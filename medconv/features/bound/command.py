@@ -70,8 +70,8 @@ def run_command(options: argparse.Namespace) -> int:
         needed = options.share / (1 - options.share)
         print(
             shown(
-                f"no bound of {', '.join(without)}: {options.calibration} has too few cases with it, a share "
-                f"of {options.share} takes {needed:.0f}"
+                f"no bound of {', '.join(without)}: {options.calibration} has too few cases with it; "
+                f"--share {options.share} needs at least {needed:.0f}"
             )
         )
     if options.limit is not None:

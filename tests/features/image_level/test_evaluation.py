@@ -91,7 +91,7 @@ def test_training_cases_are_those_that_the_manifests_name(tmp_path: Path) -> Non
     evaluation = evaluate(predictions, labels, other)
     assert evaluation.result["train_cases"] == ["c5"]
     assert evaluation.result["compare"]["train_cases"] == ["c2"]
-    assert "1 of these cases (c5) have names of training cases" in page_of(evaluation)
+    assert "cases with names of training cases: 1 (c5)" in page_of(evaluation)
 
 
 def test_errors_of_numbers_are_in_standard_deviations_of_the_truth(tmp_path: Path) -> None:

@@ -1,0 +1,150 @@
+"""From the outputs of the networks to points in mm, in prediction and in validation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medconv.config import ConfigError, RunConfig
+from medconv.data.augmentation.spatial import mirrored_axes
+from medconv.data.case import Case
+from medconv.data.loading.patch import Batch
+from medconv.data.preprocessing.preprocess import CropInfo, left_right_axis
+from medconv.features.landmarks.errors import row_of
+from medconv.features.landmarks.heatmaps import peaks, sigmas, to_mm
+from medconv.features.landmarks.points import SLICER, as_points, write_points
+from medconv.features.landmarks.targets import LandmarkTargets
+from medconv.inference.load import LoadedModel
+from medconv.inference.output import OutputDir
+from medconv.inference.predictor import LabelMapForward, Predictor
+from medconv.inference.prepare import Input
+from medconv.inference.slab_answer import mean_logits
+from medconv.inference.sliding_window import SlidingWindow
+from medconv.training.validation import Validated, warn_of_nonfinite
+
+
+@dataclass(frozen=True)
+class PointAnswer:
+    """Args: positions: (names, 3) mm, RAS, of the peaks. heights: (names,) of these, 0 to 1."""
+
+    positions: np.ndarray
+    heights: np.ndarray
+    targets: LandmarkTargets
+    crop: CropInfo
+
+    @property
+    def values(self) -> Tensor:
+        """What two networks are compared by."""
+        return torch.from_numpy(self.positions)
+
+    @property
+    def found(self) -> np.ndarray:
+        """Shape: (names,) bool."""
+        return self.heights >= self.targets.threshold
+
+    def answer(self) -> np.ndarray:
+        """Shape: (names, 3) mm, right, anterior, superior; NaN: the point is absent."""
+        return np.where(self.found[:, None], self.positions, np.nan)
+
+
+def answer_of(logits: Tensor, crop: CropInfo, targets: LandmarkTargets) -> PointAnswer:
+    """Shape: logits (names, *spatial) on the prepared grid."""
+    heatmaps = logits.float().sigmoid().cpu().numpy()
+    shape = heatmaps.shape[1:]
+    places, heights = peaks(heatmaps, sigmas(targets.sigma_mm, crop, shape))
+    return PointAnswer(to_mm(places, crop, shape), heights, targets, crop)
+
+
+class PointForward(LabelMapForward):
+    """Sliding windows, as for label maps; with several preprocessings the mean of their positions."""
+
+    def __call__(  # type: ignore[override]
+        self, inputs: Sequence[Input], keeps_logits: bool = False, logit_folder: Path | None = None
+    ) -> list[PointAnswer]:
+        targets = self.members[0].targets
+        assert isinstance(targets, LandmarkTargets)
+        answers = []
+        for case_input in inputs:
+            groups = self._groups(case_input, keeps_logits=True, only_labels=False)
+            positions: Any = 0
+            heights: Any = 0
+            for group in groups:
+                # heatmaps stay on the prepared grid, which takes far less than the image's own
+                parts = [source.logits.take(0, group.grid.source_length) for source in group.sources]
+                logits = mean_logits(parts, [source.share for source in group.sources])
+                group.check(logits)
+                crop = group.grid.crop_info
+                one = answer_of(logits.movedim(1, 1 + group.grid.axis), crop, targets)
+                positions = positions + group.weight * one.positions
+                heights = heights + group.weight * one.heights
+            answers.append(PointAnswer(positions, heights, targets, case_input.crops[0]))
+        return answers
+
+
+def point_forward(members: Sequence[LoadedModel], device: str, batch_size: int | None) -> PointForward:
+    """As `Family.forward`. Args: batch_size: of windows, which the members know already."""
+    return PointForward(members, device)
+
+
+@dataclass(frozen=True)
+class PointValidation:
+    """The errors of one case at a time. A point below the threshold is missed, but its error counts, so that
+    the mean does not improve by points that are not found."""
+
+    window: SlidingWindow
+    targets: LandmarkTargets
+
+    def __call__(
+        self, network: Callable[[Tensor], Tensor], batch: Batch, keeps_prediction: bool = False
+    ) -> Validated:
+        image = batch["image"][0]
+        window = self.window.in_small_batches(self.targets.num_outputs, image.device)
+        logits = window(network, image[None])[0]
+        if not bool(logits.isfinite().all()):
+            warn_of_nonfinite(batch["case"])
+            logits = torch.nan_to_num(logits)
+        answer = answer_of(logits, batch["crop_info"].value, self.targets)
+        reference = batch["reference"].numpy()
+        row = row_of(answer.positions, answer.found, reference, self.targets.names)
+        predicted: dict[str, Any] = {}
+        if keeps_prediction:
+            predicted = {"case": batch["case"], "heatmap": logits.float().sigmoid().amax(0).cpu().numpy()}
+        return Validated({batch["case"]: row}, predicted)
+
+
+def point_validation(config: RunConfig, targets: LandmarkTargets, window: SlidingWindow) -> PointValidation:
+    """As `Family.validation`.
+
+    Raises: ConfigError: an augmentation exchanges left and right.
+    """
+    axes = mirrored_axes(config.augmentation.get("mirror_axes") or (), config.derived.spatial_dims)
+    axis = left_right_axis(config.derived.slice_axis)
+    if axis in axes and len(targets.names) > 1:
+        raise ConfigError(
+            f"augmentation.mirror_axes={config.augmentation['mirror_axes']} exchanges left and right, but "
+            f"not the names of points; leave out axis {axis}"
+        )
+    return PointValidation(window, targets)
+
+
+class OutputPoints(OutputDir):
+    """Where points go, as Slicer's `.mrk.json`; a case is done once its file exists."""
+
+    result_name: ClassVar[str] = "files of points"
+
+    def __init__(self, path: Path, targets: LandmarkTargets, settings: Any, about: Any) -> None:
+        super().__init__(path, settings, about)
+        self._suffix = SLICER
+
+    def _see(self, images: Sequence[Path]) -> None:
+        super()._see(images)
+        self._suffix = SLICER  # whatever the format of the images
+
+    def write(self, predictor: Predictor, case: Case, scores: Any) -> None:
+        write_points(self.label(case.id), as_points(predictor.answer(scores), predictor.targets.names))

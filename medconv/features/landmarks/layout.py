@@ -1,0 +1,66 @@
+"""`data=landmarks`: images, and a file of points for each."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from medconv.data.case import Dataset
+from medconv.data.datasets.folder import pairs_of
+from medconv.data.datasets.patterns import is_pattern
+from medconv.features.landmarks.points import point_files, read_points
+from medconv.features.landmarks.targets import LandmarkTargets
+from medconv.utils.errors import ArgumentError
+
+
+def landmarks(
+    images: str | Mapping[str, str],
+    labels: str,
+    names: Sequence[str] | None = None,
+    sigma_mm: float = 3.0,
+    threshold: float = 0.2,
+    modality: str = "MRI",
+    root: str | None = None,
+) -> Dataset:
+    """Pairs of an image and a file of points.
+
+    Args:
+        images: a pattern or folder, or one for each channel by its name, such as {t1: ..., t2: ...}.
+        labels: a pattern or folder of files that `read_points` takes.
+        names: of the points; None: all that files have.
+        sigma_mm, threshold: as of `LandmarkTargets`.
+        modality: of all channels without names.
+        root: folder in which relative patterns begin; None: the current one.
+    Raises:
+        ValueError: no such folder, no pairs, or no points. A missing image or file becomes an error of its
+            case.
+    """
+    folder = Path(labels) if root is None else Path(root) / labels if labels else None
+    if folder is not None and labels and not is_pattern(labels) and folder.is_dir():
+        suffix = next(iter(point_files(folder, "labels").values())).name.partition(".")[2]
+        labels = f"{labels}/{{id}}.{suffix}"
+    pairs = pairs_of(images, labels, modality, root)
+    given = list(names) if names is not None else _names(list(pairs.labels.values()))
+    if not given:
+        raise ArgumentError("labels", f"={labels}: no file there has a point")
+    try:
+        targets = LandmarkTargets.from_fields({"names": given, "sigma_mm": sigma_mm, "threshold": threshold})
+    except ValueError as error:
+        raise ArgumentError("layout", f": {error}") from error
+    return Dataset(
+        name=pairs.home.name or "landmarks",
+        cases=tuple(sorted(pairs.cases, key=lambda case: case.id)),
+        class_names=targets.names,
+        modalities=pairs.modalities,
+        errors=pairs.errors,
+        targets=targets,
+    )
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """Of the points of all files that can be read, sorted; what cannot is an error of its case later."""
+    names: set[str] = set()
+    for path in files:
+        try:
+            names |= read_points(path).keys()
+        except ValueError:
+            continue
+    return sorted(names)

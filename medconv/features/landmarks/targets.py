@@ -1,0 +1,133 @@
+"""Points with names: their heatmaps, loss and scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from medconv.features.landmarks.errors import WORDS, Row, summary_of, told
+from medconv.metrics.statistics import describe
+from medconv.targets.base import Family, Targets, names_of
+from medconv.targets.scores import MonitoredMetric, NamedScore, Scores
+
+POINTS = Family(
+    examine="medconv.features.landmarks.heatmaps:examine_points",
+    labels="medconv.features.landmarks.heatmaps",
+    validation="medconv.features.landmarks.inference:point_validation",
+    forward="medconv.features.landmarks.inference:point_forward",
+    output="medconv.features.landmarks.inference:OutputPoints",
+    evaluate="medconv.features.landmarks.evaluation:evaluate",
+    views="medconv.features.landmarks.views:PointViews",
+)
+_TRIAL_EDGE = 8  # voxels along each axis of the trial batch
+
+
+@dataclass(frozen=True)
+class LandmarkTargets(Targets):
+    """A heatmap for each point, of height 1 there.
+
+    Args:
+        sigma_mm: of the heatmaps.
+        threshold: a point whose peak is lower is absent.
+    """
+
+    kind: ClassVar[str] = "landmarks"
+    family: ClassVar[Family] = POINTS
+    per_voxel: ClassVar[bool] = True
+    exclusive: ClassVar[bool] = False
+    default_loss: ClassVar[str] = "heatmap"
+    monitored: ClassVar[MonitoredMetric] = MonitoredMetric("val/mre", WORDS["mre"], higher_is_better=False)
+    output_meaning: ClassVar[str] = (
+        "sigmoid of each channel is the heatmap of the point of this name; it lies at the centre of mass "
+        "around the highest voxel, and is absent where the highest value is below targets.threshold"
+    )
+    names: tuple[str, ...] = ()
+    sigma_mm: float = 3.0
+    threshold: float = 0.2
+
+    @classmethod
+    def from_fields(cls, content: Mapping[str, Any]) -> Self:
+        sigma_mm, threshold = content.get("sigma_mm"), content.get("threshold")
+        # `type`, as True and False are of class int
+        if type(sigma_mm) not in (int, float) or not 0 < sigma_mm < math.inf:
+            raise ValueError(f"landmarks need a positive sigma_mm, got {sigma_mm!r:.40}")
+        if type(threshold) not in (int, float) or not 0 <= threshold < 1:
+            raise ValueError(f"landmarks need a threshold from 0 to below 1, got {threshold!r:.40}")
+        names = names_of(content.get("names"))
+        if not names:
+            raise ValueError("landmarks need names")
+        return cls(names=names, sigma_mm=float(sigma_mm), threshold=float(threshold))
+
+    def plain(self) -> dict[str, Any]:
+        return {"kind": self.kind, **asdict(self), "names": list(self.names)}
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.names)
+
+    @property
+    def scores(self) -> LandmarkScores:
+        return LandmarkScores()
+
+    def encode(self, label: Tensor) -> Tensor:
+        """Shape: (batch, names, *spatial)."""
+        return label.float()
+
+    def random_labels(self, batch: int, patch_size: Sequence[int]) -> Tensor:
+        return torch.rand(batch, len(self.names), *patch_size)
+
+    def compare(
+        self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor, annotated: Tensor | None = None
+    ) -> Tensor:
+        return loss(outputs.float(), encoded)
+
+    def try_loss(self, loss: Any, spatial_dims: int) -> str | None:
+        size = (_TRIAL_EDGE,) * spatial_dims
+        outputs = torch.randn(2, len(self.names), *size)
+        value = self.compare(loss, outputs, self.encode(self.random_labels(2, size)))
+        if value.ndim or not value.isfinite():
+            return f"gives {value.tolist()!s:.40} for {self.kind} targets, expected one finite number"
+        return None
+
+
+class LandmarkScores(Scores):
+    """A row of a checkpoint's `validation` is that of `errors.row_of`."""
+
+    title: ClassVar[str] = "points"
+
+    def logged(self, rows: Mapping[str, Row], losses: Mapping[str, float | None]) -> dict[str, float | None]:
+        summary = summary_of(list(rows.values()))
+        per_point = {f"mre/{name}": mm for name, mm in summary["mre_per_point"].items()}
+        return {name: summary[name] for name in WORDS} | per_point
+
+    def summary(self, rows: Mapping[str, Row]) -> dict[str, Any]:
+        return summary_of(list(rows.values()))
+
+    def table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
+        return [(words, summary.get(f"val/{name}")) for name, words in WORDS.items()]
+
+    def case_cells(self, row: Row) -> dict[str, Any]:
+        return {f"error_mm/{name}": mm for name, (mm, _, _) in row.items()}
+
+    def case_entry(self, row: Row) -> dict[str, Any]:
+        return told(row)
+
+    def over_folds(self, folds: Sequence[Mapping[str, Row]]) -> dict[str, Any]:
+        rows = [row for fold in folds for row in fold.values()]
+        of_folds = [self.summary(fold) for fold in folds]
+        means = {name: describe([fold[name] for fold in of_folds])["mean"] for name in WORDS}
+        summary = summary_of(rows)
+        mean = {name: summary[name] for name in WORDS}
+        return {"mean": mean, "mean_of_folds": means, "per_class": {}}
+
+    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
+        titles = {"all cases, mean": "mean", "mean of folds": "mean_of_folds"}
+        return [(title, list(scores[key].values())) for title, key in titles.items()]
+
+    def columns(self, summary: Mapping[str, Any]) -> list[NamedScore]:
+        return [(words, summary[name]) for name, words in WORDS.items()]

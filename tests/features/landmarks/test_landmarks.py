@@ -1,0 +1,266 @@
+"""medconv/features/landmarks: points with names, from their files to predictions for Slicer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers import small_runs, tiny
+
+from medconv import config
+from medconv.config import ConfigError
+from medconv.data.case import Grid
+from medconv.data.preprocessing.examine import examine
+from medconv.data.preprocessing.preprocess import CropInfo
+from medconv.features.landmarks import heatmaps
+from medconv.features.landmarks.errors import row_of, summary_of, told
+from medconv.features.landmarks.layout import landmarks
+from medconv.features.landmarks.losses import HeatmapLoss
+from medconv.features.landmarks.points import as_array, read_points, write_points
+from medconv.features.landmarks.targets import LandmarkTargets
+from medconv.inference.predictor import Predictor
+from medconv.targets import Targets
+from medconv.training import run
+from medconv.training.losses.fit import FittedLoss
+from medconv.training.run_dir import RunDir
+from medconv.utils.errors import ArgumentError
+from medconv.utils.exit_codes import DONE, USER
+
+AFFINE = np.array([[-1.0, 0, 0, 12], [0, 1.5, 0, -7], [0, 0, 2, 30], [0, 0, 0, 1]])
+SHAPE = (20, 18, 14)
+
+
+def write_cases(root: Path, cases: int = 6) -> Path:
+    """A bright ball (`apex`), and in every case but the last a dark one (`base`); points in three formats."""
+    for number in range(cases):
+        rng = np.random.default_rng(number)
+        # every other file has its first axis the other way round
+        affine = AFFINE * np.array([-1.0 if number % 2 else 1.0, 1, 1, 1])
+        voxels = {"apex": rng.uniform(5, 8, 3), "base": rng.uniform((12, 11, 8), (14, 13, 9))}
+        if number == cases - 1:
+            del voxels["base"]
+        image = rng.normal(1, 0.1, SHAPE)
+        for name, centre in voxels.items():
+            squared = sum((axis - each) ** 2 for axis, each in zip(np.indices(SHAPE), centre, strict=True))
+            image += (3 if name == "apex" else -2) * np.exp(-squared / 8)
+        (root / "images").mkdir(parents=True, exist_ok=True)
+        nib.save(nib.Nifti1Image(image.astype(np.float32), affine), root / f"images/case{number}.nii.gz")
+        points = {name: affine[:3, :3] @ centre + affine[:3, 3] for name, centre in voxels.items()}
+        for folder in ("slicer", "json", "csv"):
+            (root / folder).mkdir(exist_ok=True)
+        write_points(root / f"slicer/case{number}.mrk.json", points)
+        plain = {name: point.tolist() for name, point in points.items()}
+        (root / f"json/case{number}.json").write_text(json.dumps(plain))
+        lines = [f"{name},{x},{y},{z}" for name, (x, y, z) in plain.items()]
+        (root / f"csv/case{number}.csv").write_text("\n".join(["name,x,y,z", *lines]))
+    return root
+
+
+def train(root: Path, folder: Path, *more: str) -> dict[str, Any]:
+    """One run in this process; returns its summary."""
+    overrides = [
+        "data=landmarks",
+        f"data.root={root}",
+        "data.images=images",
+        "data.labels=slicer",
+        f"data.cache_dir={root.parent / 'prepared'}",
+        *tiny.SMALL,
+        "optimizer=adamw",
+        "optimizer.lr=0.01",
+        f"run.dir={folder}",
+    ]
+    checked = config.validate(tiny.composed(*overrides, *more))
+    return run.train(checked, RunDir.of(checked, {}))
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_cases(tmp_path_factory.mktemp("points") / "data")
+
+
+@pytest.fixture(scope="module")
+def trained(cases: Path) -> Path:
+    folder = cases.parent / "run"
+    train(cases, folder, "callbacks=default", "trainer.max_steps=80")
+    return folder
+
+
+def test_three_formats_hold_the_same_points(cases: Path) -> None:
+    for number in (0, 5):
+        of_slicer = read_points(cases / f"slicer/case{number}.mrk.json")
+        for folder, suffix in (("json", ".json"), ("csv", ".csv")):
+            points = read_points(cases / f"{folder}/case{number}{suffix}")
+            assert points.keys() == of_slicer.keys()
+            np.testing.assert_allclose(as_array(points, points), as_array(of_slicer, points), atol=1e-4)
+    content = json.loads((cases / "slicer/case0.mrk.json").read_text())
+    # written as Slicer's own, which point left and posterior
+    (markup,) = content["markups"]
+    point = markup["controlPoints"][0]
+    expected = read_points(cases / "json/case0.json")["apex"] * [-1, -1, 1]
+    np.testing.assert_allclose(point["position"], expected, atol=1e-4)
+    markup["coordinateSystem"] = "RAS"
+    markup["controlPoints"][1]["positionStatus"] = "undefined"
+    (cases.parent / "ras.mrk.json").write_text(json.dumps(content))
+    points = read_points(cases.parent / "ras.mrk.json")
+    assert list(points) == ["apex"]
+    np.testing.assert_allclose(points["apex"], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("reoriented", [True, False])
+@pytest.mark.parametrize("direction", [1, -1])
+def test_a_peak_lies_where_the_point_is_between_voxels(reoriented: bool, direction: int) -> None:
+    affine = AFFINE @ np.diag([direction, 1, 1, 1])
+    # stored with its second and third axes exchanged
+    affine = affine[:, [0, 2, 1, 3]]
+    grid = Grid.of((40, 24, 36), affine)
+    canonical = (40, 36, 24) if reoriented else (40, 24, 36)
+    crop = CropInfo(grid, canonical, ((2, 38), (1, 35), (0, 24)), reoriented)
+    shape = (30, 34, 40)
+    points = np.array([[11.3, 9.2, 14.7], [21.0, 14.4, 16.2], [np.nan] * 3])
+    mm = points @ affine[:3, :3].T + affine[:3, 3]
+    voxels = heatmaps.to_prepared(mm, crop, shape)
+    np.testing.assert_allclose(heatmaps.to_mm(voxels, crop, shape), mm)
+    sigma = heatmaps.sigmas(3.0, crop, shape)
+    places, heights = heatmaps.peaks(heatmaps.drawn(voxels, sigma, shape), sigma)
+    found = heatmaps.to_mm(places, crop, shape)
+    assert np.linalg.norm(found - mm, axis=1)[:2].max() < 0.1
+    assert heights[:2].min() > 0.9
+    assert heights[2] == 0
+
+
+WRONG = {
+    "twice": (
+        '{"markups": [{"controlPoints": [POINT, POINT]}]}',
+        ".mrk.json",
+        "the point apex is there twice",
+    ),
+    "outside": ('{"apex": [500, 0, 40]}', ".json", "apex at (500, 0, 40) mm (RAS) lies outside of the image"),
+    "numbers": ('{"apex": [1, 2]}', ".json", "apex is at [1, 2], expected three finite numbers"),
+    "nan": ('{"apex": [1, 2, NaN]}', ".json", "expected three finite numbers"),
+    "unknown": ('{"apx": [1, 2, 34]}', ".json", "unknown point apx, expected apex, base"),
+    "columns": ("label,x,y,z\napex,1,2,3", ".csv", "expected the columns name, x, y, z"),
+    "system": ('{"markups": [{"coordinateSystem": "IJK"}]}', ".mrk.json", "no markups as Slicer writes"),
+    "list": ("[1, 2]", ".json", "expected an object such as"),
+    "empty": ("{}", ".json", "has none of the points"),
+}
+POINT = '{"label": "apex", "position": [1, 2, 34]}'
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_looks_wrong_in_a_file_of_points(name: str, cases: Path, tmp_path: Path) -> None:
+    content, suffix, text = WRONG[name]
+    path = tmp_path / f"case0{suffix}"
+    path.write_text(content.replace("POINT", POINT))
+    dataset = landmarks(str(cases / "images"), str(tmp_path / "{id}") + suffix, ["apex", "base"])
+    (case,) = (case for case in dataset.cases if case.id == "case0")
+    report = examine(case, dataset)
+    (message,) = report.errors or report.warnings
+    assert text in message
+    assert path.name in message
+    assert bool(report.errors) == (name != "empty")
+
+
+def test_the_layout_names_what_is_missing(cases: Path, tmp_path: Path) -> None:
+    for labels in ("slicer", "json", "csv", "json/{id}.json"):
+        dataset = landmarks("images", labels, root=str(cases))
+        assert not dataset.errors
+        assert dataset.targets.names == ("apex", "base")
+    with pytest.raises(ArgumentError, match="labels is not set"):
+        landmarks(str(cases / "images"), "")
+    with pytest.raises(ArgumentError, match="no points there, expected files .mrk.json, .json, .csv"):
+        landmarks(str(cases / "images"), str(cases / "images"))
+    (tmp_path / "case0.json").write_text("{}")
+    with pytest.raises(ArgumentError, match="no file there has a point"):
+        landmarks(str(cases / "images"), str(tmp_path))
+    with pytest.raises(ArgumentError, match="layout: landmarks need a positive sigma_mm"):
+        landmarks("images", "slicer", sigma_mm=-1, root=str(cases))
+
+
+def test_targets_take_their_loss_and_come_back_from_plain_values() -> None:
+    targets = LandmarkTargets(names=("apex", "base"), sigma_mm=2.0)
+    assert Targets.from_plain(json.loads(json.dumps(targets.plain()))) == targets
+    FittedLoss(HeatmapLoss(), targets, spatial_dims=3)
+    with pytest.raises(ValueError, match="CrossEntropyLoss is for label_map .*use loss=heatmap"):
+        FittedLoss(torch.nn.CrossEntropyLoss(), targets, spatial_dims=2)
+    for change in ({"threshold": 1}, {"sigma_mm": True}, {"names": []}):
+        with pytest.raises(ValueError, match="landmarks need"):
+            Targets.from_plain({**targets.plain(), **change})
+    heatmap = torch.rand(2, 2, 8, 8)
+    right = HeatmapLoss()(torch.logit(heatmap), heatmap)
+    assert float(right) == pytest.approx(0, abs=1e-6)
+    assert HeatmapLoss()(torch.zeros(2, 2, 8, 8), heatmap) > 0.01
+
+
+def test_errors_of_points_that_are_missed_absent_or_wrong() -> None:
+    names = ["a", "b", "c", "d"]
+    reference = np.array([[0.0, 0, 0], [1, 1, 1], [np.nan] * 3, [np.nan] * 3])
+    positions = np.array([[0.0, 3, 4], [1, 1, 2], [5, 5, 5], [5, 5, 5]])
+    row = row_of(positions, np.array([True, False, True, False]), reference, names)
+    assert told(row) == {"error_mm": {"a": 5, "b": 1, "c": None, "d": None}, "missed": ["b"], "wrong": ["c"]}
+    assert summary_of([row]) == {
+        "mre": 3,
+        "within_2mm": 0,  # b is near, but missed
+        "missed": 0.5,
+        "wrong": 0.5,
+        "mre_per_point": {"a": 5, "b": 1, "c": None, "d": None},
+    }
+
+
+def test_a_run_learns_scores_shows_and_goes_on(cases: Path, trained: Path, tmp_path: Path) -> None:
+    summary = json.loads((trained / "summary.json").read_text())
+    assert summary["score"]["name"] == "val/mre"
+    assert summary["val/mre"] < 4
+    assert {"val/within_2mm", "val/missed", "val/wrong"} <= set(summary)
+    tags = small_runs.image_tags(trained)
+    assert any("(image, heatmaps)" in tag for tag in tags)
+    assert any("(image, predicted heatmaps)" in tag for tag in tags)
+    last = trained / "checkpoints/last.ckpt"
+    more = ["callbacks=default", "trainer.max_steps=82", f"run.resume={last}"]
+    assert train(cases, tmp_path / "on", *more)["steps"] == 82
+
+
+def test_predictions_are_those_of_the_validation(
+    cases: Path,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "predictions"
+    words = ["--checkpoint", trained, "--input", cases / "images", "--output", output]
+    assert tiny.call(monkeypatch, "predict", *words) == DONE
+    assert {path.name for path in output.glob("*.mrk.json")} == {f"case{n}.mrk.json" for n in range(6)}
+    predicted = Predictor.load(trained)(cases / "images/case3.nii.gz")
+    written = as_array(read_points(output / "case3.mrk.json"), ["apex", "base"])
+    np.testing.assert_allclose(predicted, written, atol=1e-3)
+    scores = tmp_path / "scores.json"
+    words = ["--predictions", output, "--references", cases / "csv", "--output", scores]
+    assert tiny.call(monkeypatch, "evaluate", *words, "--compare", cases / "json") == DONE
+    result = json.loads(scores.read_text())
+    validated = json.loads((trained / "summary.json").read_text())["val/cases"]
+    for row in result["cases"]:
+        for name, mm in row["error_mm"].items():
+            if row["case"] in validated and name not in row["missed"]:
+                assert mm == pytest.approx(validated[row["case"]][name][0], abs=1e-2)
+    assert result["compare"]["mean"]["mre"] == pytest.approx(0, abs=1e-3)
+    assert result["comparison"]["mre"]["n"] == 6
+    assert "mean radial error (mm)" in capsys.readouterr().out
+    assert "Errors in mm" in scores.with_suffix(".html").read_text()
+    # what is for label maps alone is refused, in one line
+    assert tiny.call(monkeypatch, "evaluate", *words, "--lesions") == USER
+    assert "--lesions is for label maps of classes" in capsys.readouterr().err
+    words[1] = cases / "json"
+    words[3] = output.parent / "none"
+    assert tiny.call(monkeypatch, "evaluate", *words) == USER
+
+
+def test_mirroring_left_and_right_is_refused(cases: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="exchanges left and right, but not the names of points"):
+        train(cases, tmp_path / "run", "augmentation.mirror_axes=all")
+    with pytest.raises(ConfigError, match=r"data.flip_label_pairs exchanges classes of label maps"):
+        train(cases, tmp_path / "other", "data.flip_label_pairs=[[apex,base]]")

@@ -38,8 +38,9 @@ def examine_points(case: Case, image: np.ndarray | None, dataset: Dataset, repor
         return
     if np.isnan(positions).all():
         report.warnings.append(f"{case.label}: has none of the points; it is trained on as such")
-    inside = _voxels(positions, grid)
-    beyond = ((inside < -0.5) | (inside > np.array(grid.shape) - 0.5))[:, : 2 if report.flat else 3].any(1)
+    voxels = _voxels(positions, grid)[:, : 2 if report.flat else 3]
+    last = np.array(grid.shape)[: voxels.shape[1]] - 1
+    beyond = [bool(row.any()) for row in (voxels < -0.5) | (voxels > last + 0.5)]
     for name, position, is_beyond in zip(dataset.targets.names, positions, beyond, strict=True):
         if is_beyond:
             place = ", ".join(f"{mm:.4g}" for mm in position)

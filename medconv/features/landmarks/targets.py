@@ -52,7 +52,8 @@ class LandmarkTargets(Targets):
 
     @classmethod
     def from_fields(cls, content: Mapping[str, Any]) -> Self:
-        sigma_mm, threshold = content.get("sigma_mm"), content.get("threshold")
+        sigma_mm: Any = content.get("sigma_mm")
+        threshold: Any = content.get("threshold")
         # `type`, as True and False are of class int
         if type(sigma_mm) not in (int, float) or not 0 < sigma_mm < math.inf:
             raise ValueError(f"landmarks need a positive sigma_mm, got {sigma_mm!r:.40}")

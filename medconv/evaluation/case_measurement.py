@@ -1,10 +1,10 @@
 """The metrics of each case of a folder of predicted label maps."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -159,28 +159,17 @@ class CaseMeasurement:
         return {"case": case, **scores}
 
 
-class Measurement(Protocol):
-    """Measures cases of one set of predictions."""
-
-    @property
-    def predictions(self) -> LabelMaps: ...
-
-    def row(self, case: str) -> CaseRow:
-        """Raises: ValueError: the case cannot be measured."""
-
-
-def measure_cases(measurement: Measurement, workers: int) -> list[CaseRow]:
+def measure_cases(cases: Collection[str], row: Callable[[str], CaseRow], workers: int) -> list[CaseRow]:
     """A row per case. Raises: ValueError: all cases that cannot be measured."""
 
     def row_or_error(case: str) -> CaseRow | str:
         try:
-            return measurement.row(case)
+            return row(case)
         except ValueError as error:
             return f"  case {case}: {error}"
 
     # collect the errors of all cases, so that a user can mend all files at once
-    cases = list(measurement.predictions.files)
-    results = list(each(row_or_error, cases, workers, "evaluating"))
+    results = list(each(row_or_error, list(cases), workers, "evaluating"))
     errors = [result for result in results if isinstance(result, str)]
     if errors:
         raise ValueError(f"{len(errors)} of {len(cases)} cases cannot be evaluated\n" + "\n".join(errors))

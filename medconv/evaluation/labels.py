@@ -40,6 +40,26 @@ def case_files(path: Path, argument: str) -> dict[str, Path]:
     return in_folder(path, argument)
 
 
+def reference_files(references: Path, prediction_sets: Sequence[Collection[str]]) -> dict[str, Path]:
+    """`case_files` of the references.
+
+    Args: prediction_sets: the cases of each folder of predictions.
+    Raises: ValueError: as there, or predictions without a reference.
+    """
+    files = case_files(references, "references")
+    predicted_cases = {case for cases in prediction_sets for case in cases}
+    missing = sorted(predicted_cases - set(files))
+    if missing:
+        hint = ""
+        if not predicted_cases & set(files):
+            hint = (
+                f"; it has {some(sorted(files), 3)}; if names differ, give patterns with {{id}} in the place "
+                "of the case id, such as 'labels/{id}_manual.png', for both"
+            )
+        raise ValueError(f"references {references}: no image there for {some(missing, 20)}{hint}")
+    return files
+
+
 def targets_of(predictions: Path, references: Path) -> SegmentationTargets | None:
     """From the manifest beside the predictions, else from the references' dataset.json; None: neither exists.
 

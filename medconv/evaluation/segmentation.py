@@ -20,7 +20,6 @@ from medconv.evaluation.raters import RATER_DICE, raters_of, summarize_raters
 from medconv.evaluation.segmentation_results import CaseRow, LabelMapEvaluation, columns_of
 from medconv.metrics.segmentation import MetricSelection
 from medconv.targets.segmentation import SegmentationTargets
-from medconv.utils.logging import some
 
 
 def evaluate(
@@ -56,7 +55,9 @@ def evaluate(
     prediction_sets = [LabelMaps(predictions, labels.case_files(predictions, "predictions"))]
     if compare:
         prediction_sets.append(LabelMaps(compare, labels.case_files(compare, "compare")))
-    reference_set = reference_set_of(references, prediction_sets)
+    reference_set = LabelMaps(
+        references, labels.reference_files(references, [maps.files for maps in prediction_sets])
+    )
     targets = labels.agreed_targets([maps.folder for maps in prediction_sets], reference_set.folder)
     class_names = labels.class_names_of(targets)
     ignore = targets.ignore if targets else None
@@ -96,22 +97,6 @@ def evaluate(
     )
 
 
-def reference_set_of(references: Path, prediction_sets: Sequence[LabelMaps]) -> LabelMaps:
-    """The references. Raises: ValueError: predictions without a reference."""
-    files = labels.case_files(references, "references")
-    predicted_cases = {case for predictions in prediction_sets for case in predictions.files}
-    missing = sorted(predicted_cases - set(files))
-    if missing:
-        hint = ""
-        if not predicted_cases & set(files):
-            hint = (
-                f"; it has {some(sorted(files), 3)}; if names differ, give patterns with {{id}} in the place "
-                "of the case id, such as 'labels/{id}_manual.png', for both"
-            )
-        raise ValueError(f"references {references}: no label map there for {some(missing, 20)}{hint}")
-    return LabelMaps(references, files)
-
-
 def _measure_sets(
     prediction_sets: Sequence[LabelMaps],
     references: LabelMaps,
@@ -126,7 +111,7 @@ def _measure_sets(
     rows_of_sets = []
     for predictions, spacing in zip(prediction_sets, agreed_spacing(folders, cases), strict=True):
         measurement = CaseMeasurement(predictions, references, targets, settings, spacing)
-        rows_of_sets.append(measure_cases(measurement, workers))
+        rows_of_sets.append(measure_cases(predictions.files, measurement.row, workers))
     return rows_of_sets
 
 

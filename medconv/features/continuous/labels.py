@@ -1,5 +1,6 @@
 """Target images of cases: the check of a pair, its prepared arrays, and the reference of a validation."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ def examine_pair(case: Case, image: np.ndarray | None, dataset: Dataset, report:
     report.intensities = sampled(image, samples_per_case(dataset))
     report.intensities[list(case.missing_channels)] = np.nan
     try:
+        check_first_channel(dataset.targets, case)
         target = target_on(case, grid, report.warnings)
     except ValueError as error:
         report.errors.append(str(error))
@@ -76,20 +78,38 @@ def target_on(case: Case, grid: Grid, doubts: list[str] | None = None) -> np.nda
     """
     if case.label is None:
         raise ValueError("has no target image, but training needs one")
-    target, target_grid = read_image([case.label])
+    target, target_grid = one_channel(case.label)
     if case.source_spacing_mm is not None:
         target_grid = target_grid.with_spacing_mm(case.source_spacing_mm)
-    if len(target) != 1:
-        raise ValueError(f"{case.label}: expected a target of one channel, found {len(target)}")
-    odd = int((~np.isfinite(target)).sum())
-    if odd:
-        raise ValueError(f"{case.label}: {odd} voxels are NaN or infinite, expected finite numbers")
     if doubts is not None:
         doubts += header_doubts(case.label)
-    on_image = on_grid(target[0], case.images[0], grid, case.label, target_grid)
+    on_image = on_grid(target, case.images[0], grid, case.label, target_grid)
     if doubts is not None:
         doubts += rounding_doubts(case.images[0], grid, case.label, target_grid)
     return on_image
+
+
+def check_first_channel(targets: ContinuousTargets, case: Case) -> None:
+    """Raises: ValueError: the channel is missing to which the network learns the difference."""
+    if targets.same_units and 0 in case.missing_channels:
+        raise ValueError(
+            "its first channel is missing, to which the network learns the difference "
+            "(data.layout.same_units=true)"
+        )
+
+
+def one_channel(path: Path) -> tuple[np.ndarray, Grid]:
+    """An image, (X, Y, Z) float32, and its grid.
+
+    Raises: ValueError: other than one channel of finite numbers.
+    """
+    channels, grid = read_image([path])
+    if len(channels) != 1:
+        raise ValueError(f"{path}: expected an image of one channel, found {len(channels)}")
+    odd = int((~np.isfinite(channels)).sum())
+    if odd:
+        raise ValueError(f"{path}: {odd} voxels are NaN or infinite, expected finite numbers")
+    return channels[0], grid
 
 
 def settings(targets: ContinuousTargets) -> Any:

@@ -1,6 +1,6 @@
 """How near an image is to its reference: PSNR, SSIM and the mean absolute error."""
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from math import prod
 
 import numpy as np
@@ -68,6 +68,6 @@ def ssim_of_windows(image: Tensor, reference: Tensor, data_range: float | Tensor
     return ssim
 
 
-def means(rows: Mapping[str, Row]) -> Row:
-    """Of each metric over the cases that have it. Args: rows: by case."""
-    return {name: describe([row[name] for row in rows.values()])["mean"] for name in METRICS}
+def means(rows: Collection[Row]) -> Row:
+    """Of each metric over the cases that have it."""
+    return {name: describe([row[name] for row in rows])["mean"] for name in METRICS}

@@ -133,10 +133,10 @@ class ImageScores(Scores):
     title: ClassVar[str] = "scores"
 
     def logged(self, rows: Mapping[str, Row], losses: Mapping[str, float | None]) -> Row:
-        return means(rows)
+        return means(rows.values())
 
     def summary(self, rows: Mapping[str, Row]) -> dict[str, Any]:
-        return means(rows)
+        return means(rows.values())
 
     def table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
         return [(words, summary.get(f"val/{name}")) for name, words in METRICS.items()]
@@ -148,9 +148,9 @@ class ImageScores(Scores):
         return dict(row)
 
     def over_folds(self, folds: Sequence[Mapping[str, Row]]) -> dict[str, Any]:
-        rows = {case: row for fold in folds for case, row in fold.items()}
-        of_folds = {str(number): means(fold) for number, fold in enumerate(folds)}
-        spread = {name: describe([row[name] for row in rows.values()])["sd"] for name in METRICS}
+        rows = [row for fold in folds for row in fold.values()]
+        of_folds = [means(fold.values()) for fold in folds]
+        spread = {name: describe([row[name] for row in rows])["sd"] for name in METRICS}
         return {"mean": means(rows), "sd": spread, "mean_of_folds": means(of_folds), "per_class": {}}
 
     def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:

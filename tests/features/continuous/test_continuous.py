@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from medconv import config
 from medconv.data.preprocessing.examine import examine
 from medconv.features.continuous import metrics
 from medconv.features.continuous.layout import image_pairs
+from medconv.features.continuous.evaluation import evaluate
 from medconv.features.continuous.losses import ImageLoss
 from medconv.features.continuous.targets import ContinuousTargets
 from medconv.inference.predictor import Predictor
@@ -117,7 +119,7 @@ def test_metrics_of_pictures_and_of_constant_references() -> None:
         "mae": 0,
     }
     assert metrics.measure(picture, np.ones_like(picture))["psnr"] is None
-    assert metrics.means({"a": metrics.measure(picture, np.ones_like(picture))})["ssim"] is None
+    assert metrics.means([metrics.measure(picture, np.ones_like(picture))])["ssim"] is None
 
 
 @pytest.mark.parametrize("same_units", [False, True])
@@ -156,7 +158,7 @@ WRONG = {
     "grid": (RAMP, RAMP, True, np.diag([2.0, 1.5, 2.0, 1.0]), "its affine puts the volume's corners"),
     "shape": (RAMP, RAMP[:8], True, AFFINE, "shape (8, 18, 12) differs from that of"),
     "nan": (RAMP, np.where(RAMP == 7, np.nan, RAMP), True, AFFINE, "1 voxels are NaN or infinite"),
-    "channels": (RAMP, np.stack([RAMP, RAMP], -1), True, AFFINE, "expected a target of one channel, found 2"),
+    "channels": (RAMP, np.stack([RAMP, RAMP], -1), True, AFFINE, "expected an image of one channel, found 2"),
     "constant": (RAMP, np.full_like(RAMP, 3), True, AFFINE, "every voxel of the target is 3"),
     "equal": (RAMP, RAMP, True, AFFINE, "the target equals the image"),
     "units": (RAMP, 100 * RAMP, True, AFFINE, "the target varies 100 times as much as the image"),
@@ -248,6 +250,7 @@ def test_predictions_have_the_grid_and_the_scale_of_their_image(
 
 
 def test_an_exported_network_has_the_same_outputs(
+    assert len(scores.with_suffix(".csv").read_text().splitlines()) == 1 + 2 * 6
     pairs: Path, denoised: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tmp_path / "model.pt2"

@@ -127,9 +127,11 @@ def _of_files(
         return ScoreTable.of(of_table(predictions, references))
     own = own_evaluation(predictions)
     if own:
-        if raters or consensus or settings["selection"] != MetricSelection():
+        chosen = (settings["tolerance_mm"], settings["selection"])
+        if raters or consensus or chosen != (_tolerances(1.0), MetricSelection()):
             raise ArgumentError(
-                "lesion_iou", f", centreline and raters are for label maps of classes, not for {predictions}"
+                "tolerance_mm",
+                f", lesion_iou, centreline and raters are for label maps of classes, not for {predictions}",
             )
         return ScoreTable.of(own(predictions, references, workers=settings["workers"]))
     evaluation = segmentation.evaluate(

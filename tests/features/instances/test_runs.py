@@ -200,6 +200,8 @@ def test_options_for_classes_are_refused(root: Path, predictions: Path, capfd: A
         assert tiny.call(patch, "evaluate", *folders, "--lesions") == 1
     with pytest.raises(ValueError, match="lesion_iou, centreline and raters are for label maps of classes"):
         medconv.evaluate(predictions, root / "objects", lesion_iou=0.5)
+    with pytest.raises(ValueError, match="tolerance_mm, lesion_iou, centreline and raters are for label"):
+        medconv.evaluate(predictions, root / "objects", tolerance_mm=2)
     with pytest.raises(ValueError, match="arrays are scored by classes, these are instances; give files"):
         medconv.evaluate(discs(), discs(), spacing_mm=(1, 1), targets=InstanceTargets())
     errors = "".join(capfd.readouterr())

@@ -74,7 +74,7 @@ class Scores(ABC):
 
     @abstractmethod
     def table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
-        """Names and values for the terminal.
+        """Names and values for the terminal; empty: nothing was validated.
 
         Args:
             summary: the content of `summary.json`.

@@ -16,7 +16,7 @@ from medconv.data.case import Case
 from medconv.data.io.writing import write_image
 from medconv.data.loading.patch import Batch
 from medconv.data.preprocessing.preprocess import CropInfo, SlabGrid, to_native
-from medconv.features.continuous.labels import on_prepared_grid
+from medconv.features.continuous.labels import check_first_channel, on_prepared_grid
 from medconv.features.continuous.metrics import measure
 from medconv.features.continuous.targets import ContinuousTargets, scale_of
 from medconv.inference.load import LoadedModel
@@ -93,7 +93,11 @@ def outputs_of(groups: Sequence[Group], images: Sequence[np.ndarray | None]) -> 
 
 
 def kept(targets: ContinuousTargets, image: NamedImage) -> np.ndarray:
-    """As `Family.keeps`: the first channel, the quantity of which the answer is with `same_units`."""
+    """As `Family.keeps`: the first channel, the quantity of which the answer is with `same_units`.
+
+    Raises: ValueError: it is missing then.
+    """
+    check_first_channel(targets, image.case)
     first: np.ndarray = image.voxels[0]
     return first
 
@@ -165,12 +169,17 @@ def image_validation(config: RunConfig, targets: ContinuousTargets, window: Slid
         ConfigError: an augmentation changes the image, but not the target that is the same quantity.
     """
     probabilities = config.augmentation.get("p") or {}
-    for name in _OF_IMAGES_ALONE if targets.same_units else ():
-        if probabilities.get(name):
-            raise ConfigError(
-                f"augmentation.p.{name}={probabilities[name]} changes the image alone, but "
-                "data.layout.same_units=true learns the difference to it; use augmentation=flips"
-            )
+    of_images_alone = [
+        f"p.{name}={probabilities[name]}" for name in _OF_IMAGES_ALONE if probabilities.get(name)
+    ]
+    for transform in config.augmentation.get("transforms") or ():  # of MONAI
+        if "label" not in transform.get("keys", "label"):
+            of_images_alone.append(f"transforms: {transform['_target_'].rpartition('.')[2]}")
+    if targets.same_units and of_images_alone:
+        raise ConfigError(
+            f"augmentation.{of_images_alone[0]} changes the image alone, but data.layout.same_units=true "
+            "learns the difference to it; use augmentation=flips"
+        )
     return ImageValidation(window, targets)
 
 

@@ -139,7 +139,8 @@ class ImageScores(Scores):
         return means(rows.values())
 
     def table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
-        return [(words, summary.get(f"val/{name}")) for name, words in METRICS.items()]
+        rows = [(words, f"val/{name}") for name, words in METRICS.items()]
+        return [(words, summary[key]) for words, key in rows if key in summary]
 
     def case_cells(self, row: Row) -> dict[str, Any]:
         return dict(row)

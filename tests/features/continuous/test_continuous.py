@@ -15,10 +15,11 @@ from helpers import small_runs, tiny
 from skimage.metrics import structural_similarity
 
 from medconv import config
+from medconv.data.per_case import with_missing_channels
 from medconv.data.preprocessing.examine import examine
 from medconv.features.continuous import metrics
-from medconv.features.continuous.layout import image_pairs
 from medconv.features.continuous.evaluation import evaluate
+from medconv.features.continuous.layout import image_pairs
 from medconv.features.continuous.losses import ImageLoss
 from medconv.features.continuous.targets import ContinuousTargets
 from medconv.inference.predictor import Predictor
@@ -176,6 +177,16 @@ def test_what_looks_wrong_in_a_pair(name: str, tmp_path: Path) -> None:
     assert bool(report.errors) == (name in ("grid", "shape", "nan", "channels"))
 
 
+def test_a_difference_needs_the_first_channel(tmp_path: Path) -> None:
+    for file in ("first/b", "second/a", "second/b", "target/a", "target/b"):
+        save(tmp_path / f"{file}.nii.gz", RAMP)
+    images = {name: f"{tmp_path}/{name}/{{id}}.nii.gz" for name in ("first", "second")}
+    for same_units in (True, False):
+        dataset = image_pairs(images, str(tmp_path / "target/{id}.nii.gz"), same_units)
+        errors = examine(dataset.cases[0], with_missing_channels(dataset, "allow")).errors
+        assert ["its first channel is missing" in error for error in errors] == [True] * same_units
+
+
 def test_the_layout_names_what_is_missing(pairs: Path) -> None:
     with pytest.raises(ArgumentError, match="labels is not set"):
         image_pairs(str(pairs / "noisy"), "")
@@ -239,6 +250,7 @@ def test_predictions_have_the_grid_and_the_scale_of_their_image(
         if row["case"] in validated:
             assert row["psnr"] == pytest.approx(validated[row["case"]]["psnr"], abs=1e-2)
     assert result["comparison"]["psnr"]["n"] == 6
+    assert len(scores.with_suffix(".csv").read_text().splitlines()) == 1 + 2 * 6
     assert "PSNR (dB)" in capsys.readouterr().out
     assert "structural similarity" in scores.with_suffix(".html").read_text()
     # what is for label maps alone is refused, in one line
@@ -250,7 +262,6 @@ def test_predictions_have_the_grid_and_the_scale_of_their_image(
 
 
 def test_an_exported_network_has_the_same_outputs(
-    assert len(scores.with_suffix(".csv").read_text().splitlines()) == 1 + 2 * 6
     pairs: Path, denoised: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tmp_path / "model.pt2"
@@ -278,8 +289,28 @@ def test_another_quantity_has_its_own_units(pairs: Path, tmp_path: Path) -> None
     assert 30 < predicted.mean() < 70
 
 
-def test_an_augmentation_of_the_image_alone_is_refused(pairs: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"augmentation.p.noise=1 changes the image alone"):
-        train(
-            pairs, tmp_path / "run", "data.labels=clean", "data.layout.same_units=true", "augmentation=light"
-        )
+@pytest.mark.parametrize(
+    ("name", "words"), [("light", "p.noise=1"), ("monai", "transforms: RandScaleIntensityd")]
+)
+def test_an_augmentation_of_the_image_alone_is_refused(
+    pairs: Path, tmp_path: Path, name: str, words: str
+) -> None:
+    same_units = ["data.labels=clean", "data.layout.same_units=true"]
+    with pytest.raises(ValueError, match=f"augmentation.{words} changes the image alone"):
+        train(pairs, tmp_path / "run", *same_units, f"augmentation={name}")
+
+
+def test_what_cannot_be_measured_is_named(pairs: Path, tmp_path: Path) -> None:
+    shutil.copytree(pairs / "clean", tmp_path / "predicted")
+    save(tmp_path / "predicted/case0.nii.gz", np.full((16, 18, 12), np.nan))
+    save(tmp_path / "predicted/case1.nii.gz", RAMP[:8])
+    with pytest.raises(ValueError, match="2 of 6 cases cannot be evaluated") as error:
+        evaluate(tmp_path / "predicted", pairs / "clean")
+    assert "case0.nii.gz: 3456 voxels are NaN or infinite, expected finite numbers" in str(error.value)
+    assert "case1.nii.gz: shape (8, 18, 12) differs from that of" in str(error.value)
+
+
+def test_a_run_on_all_cases_has_no_scores() -> None:
+    scores = ContinuousTargets().scores
+    assert scores.table({}) == []
+    assert scores.table({"val/psnr": None})[0] == ("PSNR (dB)", None)

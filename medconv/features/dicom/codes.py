@@ -51,6 +51,13 @@ def _item(code: Code) -> Dataset:
     return item
 
 
+def long_string(name: str) -> str:
+    """A class name as DICOM's text type LO: at most 64 characters, without controls and the backslash, which
+    separates values there.
+    """
+    return "".join(letter if letter.isprintable() else " " for letter in name.replace("\\", "/"))[:64]
+
+
 def concept_of(name: str) -> Concept | None:
     """The concept with the words of a class name, in any order, one or many; None: the standard has none."""
     words = _words(name)

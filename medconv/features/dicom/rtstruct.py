@@ -32,7 +32,6 @@ _OF_THE_STUDY = (
 )
 _NEEDED = ("SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "FrameOfReferenceUID")
 _STUDY_CLASS = "1.2.840.10008.3.1.2.3.1"  # that the standard has for references to a study
-_MAX_NAME_LENGTH = 64  # characters of this DICOM text type
 
 
 def write(path: Path, label: np.ndarray, like: Path, class_names: Sequence[str]) -> None:
@@ -118,13 +117,15 @@ def _add_structures(
     content: Any, label: np.ndarray, volume: volumes.Volume, sop_class: str, class_names: Sequence[str]
 ) -> None:
     """Add name, contours and code of each class. Args: sop_class: UID of that of the images."""
+    from medconv.features.dicom.codes import long_string
+
     space = content.FrameOfReferenceUID
     names = list(enumerate(class_names))[1:]
     content.StructureSetROISequence = [
         _item(
             ROINumber=value,
             ReferencedFrameOfReferenceUID=space,
-            ROIName=name[:_MAX_NAME_LENGTH],
+            ROIName=long_string(name),
             ROIGenerationAlgorithm="AUTOMATIC",
         )
         for value, name in names

@@ -17,7 +17,6 @@ _INCOMPLETE = (AttributeError, LookupError, TypeError, ValueError)
 _AI = ("123109", "DCM", "Artificial Intelligence")  # value, scheme and meaning of a coded concept
 # Private coding scheme, where the standard has no code: the code of a class is its label value
 _SCHEME = "99MEDCONV"
-_MAX_LABEL_LENGTH = 64  # characters of this DICOM text type
 
 
 def write(path: Path, label: np.ndarray, like: Path, class_names: Sequence[str]) -> None:
@@ -84,10 +83,10 @@ def _pixel_measures(highdicom: Any, volume: volumes.Volume) -> Any:
 
 
 def _segment(highdicom: Any, value: int, name: str) -> Any:
-    from medconv.features.dicom.codes import ANATOMY, concept_of
+    from medconv.features.dicom.codes import ANATOMY, concept_of, long_string
 
     coded = highdicom.sr.CodedConcept
-    label = name[:_MAX_LABEL_LENGTH]
+    label = long_string(name)
     concept = concept_of(name)
     segment = highdicom.seg.SegmentDescription(
         segment_number=value,

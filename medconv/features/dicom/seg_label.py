@@ -56,6 +56,8 @@ def _on_grid(file: Path, image: Path, grid: Grid, segment: int | None = None) ->
     with explained(f"{file}: cannot be read as DICOM SEG of exclusive segments"):
         volume = highdicom.seg.segread(file).get_volume(segment_numbers=segments, combine_segments=True)
     to_image = np.linalg.inv(grid.matrix) @ _RAS_FROM_LPS @ volume.affine
+    if len(volume.array) == 1:  # one slice has no step to the next, its file may state any
+        to_image[:3, 0] /= np.abs(to_image[:3, 0]).max()
     # One voxel along an axis of the segmentation, in voxels of the image: a permutation with signs
     steps = np.rint(to_image[:3, :3]).astype(int)
     first = np.rint(to_image[:3, 3]).astype(int)

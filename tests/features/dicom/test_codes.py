@@ -3,7 +3,7 @@
 import pytest
 
 pytest.importorskip("pydicom", reason="the extra `dicom`")
-from medconv.features.dicom.codes import concept_of
+from medconv.features.dicom.codes import concept_of, long_string
 
 ORGAN = "91723000"  # Anatomical Structure
 CODES = {  # class name: category, type, side
@@ -34,3 +34,10 @@ def test_a_class_has_the_code_of_its_words(name: str) -> None:
 )
 def test_other_names_have_none(name: str) -> None:
     assert concept_of(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "written"), [("left\\lung", "left/lung"), ("a\nb\x1b", "a b "), ("肝" * 80, "肝" * 64)]
+)
+def test_a_name_is_one_value_of_the_type_of_text(name: str, written: str) -> None:
+    assert long_string(name) == written

@@ -34,6 +34,14 @@ def test_segments_lie_on_the_grid_of_the_image(tmp_path: Path, orientation: tupl
         assert label_names(path) == {1: "liver", 2: "spleen"}
 
 
+def test_the_segmentation_of_one_slice_lies_on_it(tmp_path: Path) -> None:
+    """Its file states another step to the next slice, though there is none."""
+    image = series(tmp_path / "image", array((9, 7, 1)), OBLIQUE)
+    seg.write(tmp_path / "s.dcm", labels()[:, :, 2:3], image, NAMES)
+    label, _ = read_label(tmp_path / "s.dcm", image)
+    np.testing.assert_array_equal(label, labels()[:, :, 2:3])
+
+
 def test_segmentations_of_a_dataset_are_matched_by_name(tmp_path: Path) -> None:
     for case, names in (("a", NAMES), ("b", ["background", "spleen", "liver"])):
         image = series(tmp_path / case / "image", array())

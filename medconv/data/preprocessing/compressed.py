@@ -71,7 +71,7 @@ class CompressedArray:
         if array is None:
             try:
                 array = blosc2().ndarray_from_cframe(pages, copy=False)
-            except (RuntimeError, TypeError) as error:
+            except Exception as error:  # of damage: RuntimeError, TypeError, SyntaxError of a type, ...
                 raise ValueError(f"{name} is not as it was written") from error
         if array.shape != shape or array.dtype != dtype:
             raise ValueError(f"the record does not describe {name}")

@@ -108,6 +108,17 @@ def test_a_chunk_that_cannot_be_decompressed_names_its_file(tmp_path: Path) -> N
         np.array(Store(tmp_path / "store").read("case_0").image)
 
 
+def test_a_header_that_cannot_be_parsed_names_its_file(tmp_path: Path) -> None:
+    """A type that is damaged is a SyntaxError of the package."""
+    stored(tmp_path, "volume")
+    path = tmp_path / "store/case_0.image.b2nd"
+    content = path.read_bytes()
+    assert content.count(b"<f4") == 1
+    path.write_bytes(content.replace(b"<f4", b"[(4"))
+    with pytest.raises(ValueError, match=r"case_0\.image\.b2nd is not as it was written"):
+        Store(tmp_path / "store").read("case_0")
+
+
 def test_a_record_of_another_shape_is_an_error(tmp_path: Path) -> None:
     stored(tmp_path, "volume")
     store = Store(tmp_path / "store")

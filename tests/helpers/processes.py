@@ -19,6 +19,7 @@ from medconv.cli.entrypoint import guard
 from medconv.cli.main import run
 from medconv.features.sweeps import run_job
 from medconv.features.sweeps.job import RUN_JOB
+from medconv.utils.signals import PREEMPTING
 
 
 class Forked:
@@ -71,7 +72,7 @@ class ForkedJob:
             with Path("job_pids").open("a") as file:
                 file.write(f"{self.pid}\n")
             return
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        for number in PREEMPTING:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.clear()

@@ -1,4 +1,5 @@
 """The processes of a run, and commands, forked from a server that has loaded the libraries: they begin at once.
+They have the environment of the test that starts them; the server has that of the first one, with what it set.
 
 Those in test_two_machines.py and a few others, of which most are slow, start processes as a user does.
 """
@@ -54,7 +55,21 @@ class Ended(NamedTuple):
 
 def call(function: Callable[..., None], *arguments: Any) -> None:
     """Calls `function(rank, *arguments)` in two processes. Raises: what one of them raised."""
-    torch.multiprocessing.start_processes(function, arguments, nprocs=2, start_method="forkserver")
+    torch.multiprocessing.start_processes(
+        _call, (dict(os.environ), function, arguments), nprocs=2, start_method="forkserver"
+    )
+
+
+def _call(
+    rank: int, environment: dict[str, str], function: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    set_environment(environment)
+    function(rank, *arguments)
+
+
+def set_environment(environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 def start(*arguments: str, cwd: Path, number: int = 2, launcher: str = "torchrun") -> list[Any]:
@@ -75,7 +90,8 @@ def start(*arguments: str, cwd: Path, number: int = 2, launcher: str = "torchrun
     processes = []
     for rank in range(number):
         variables = {key: str(value) for key, value in {**shared, **dict.fromkeys(own, rank)}.items()}
-        processes.append(SERVER.Process(target=_train, args=(rank, arguments, cwd, variables)))
+        environment = {**os.environ, **variables}
+        processes.append(SERVER.Process(target=_train, args=(rank, arguments, cwd, environment)))
         processes[-1].start()
     return processes
 
@@ -110,8 +126,8 @@ def wait(processes: list[Any], cwd: Path, timeout: float = PATIENCE_S) -> Ended:
     return Ended(codes, *texts)
 
 
-def _train(rank: int, arguments: tuple[str, ...], cwd: Path, variables: dict[str, str]) -> None:
-    os.environ.update(variables)
+def _train(rank: int, arguments: tuple[str, ...], cwd: Path, environment: dict[str, str]) -> None:
+    set_environment(environment)
     _run(("train", *arguments), cwd, cwd / f"out{rank}", cwd / f"err{rank}")
 
 
@@ -121,14 +137,17 @@ def command(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """
     with tempfile.TemporaryDirectory() as name:
         out, err = Path(name, "out"), Path(name, "err")
-        process = SERVER.Process(target=_command, args=(tuple(map(str, words)), cwd, out, err))
+        process = SERVER.Process(
+            target=_command, args=(tuple(map(str, words)), cwd, out, err, {**os.environ})
+        )
         process.start()
         process.join(PATIENCE_S)
         process.kill()
         return subprocess.CompletedProcess(words, process.exitcode, out.read_text(), err.read_text())
 
 
-def _command(words: tuple[str, ...], cwd: Path, out: Path, err: Path) -> None:
+def _command(words: tuple[str, ...], cwd: Path, out: Path, err: Path, environment: dict[str, str]) -> None:
+    set_environment(environment)
     libraries = (sys.base_prefix, sys.prefix, *site.getsitepackages())
     sys.path[:] = [str(tiny.ROOT), *(path for path in sys.path if path.startswith(libraries))]
     _run(words, cwd, out, err)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from helpers import tiny
-from helpers.ranks import SERVER
+from helpers.ranks import SERVER, set_environment
 from lightning import Callback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -102,13 +102,13 @@ class Dropping(tiny.Net):
 
 def start(dataset: Path, folder: Path, settings: Sequence[str], **environment: str) -> Any:
     """A process that trains, from a server that has imported all: it begins at once."""
-    process = SERVER.Process(target=_train, args=(dataset, folder, settings, environment))
+    process = SERVER.Process(target=_train, args=(dataset, folder, settings, {**os.environ, **environment}))
     process.start()
     return process
 
 
 def _train(dataset: Path, folder: Path, settings: Sequence[str], environment: dict[str, str]) -> None:
-    os.environ.update(environment)
+    set_environment(environment)
     logging.basicConfig(filename=messages(folder), level=logging.INFO)
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # of the loaders' workers, as in the command

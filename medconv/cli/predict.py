@@ -184,6 +184,7 @@ def _find_cases(source: Path, predictor: Predictor) -> list[Case]:
         "--input",
         takes_missing=predictor.takes_missing,
         image_patterns=predictor.members[0].image_patterns,
+        path_column=predictor.members[0].path_column,
     )
     for channel, name in enumerate(predictor.modalities):
         lacking = [case.id for case in cases if channel in case.missing_channels]

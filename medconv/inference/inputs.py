@@ -11,7 +11,7 @@ from medconv.data.case import Case
 from medconv.data.datasets import patterns
 from medconv.data.datasets.common import id_error
 from medconv.data.datasets.dataset_json import group_channels, missing_numbers
-from medconv.data.datasets.tables import read_rows, row_ids
+from medconv.data.datasets.tables import PATH_COLUMN, path_column_of, read_rows, row_ids
 from medconv.data.io.formats import choice_of
 from medconv.data.io.images import (
     DICOM_IS_MISSING,
@@ -55,17 +55,19 @@ def read_text_list(source: Source) -> list[Entry]:
     return entries
 
 
-def read_table(source: Source, answers: Sequence[str]) -> list[Entry]:
-    """A row for each image, as `data=csv` reads them."""
+def read_table(source: Source, answers: Sequence[str], path_column: str = PATH_COLUMN) -> list[Entry]:
+    """A row for each image, as `data=csv` reads them. Args: as of `find_cases`."""
     header, numbered_rows = read_rows(source.path)
-    if "path" not in header:
-        raise ValueError(f"{source}: no column 'path', it has {', '.join(header)}")
+    column = path_column_of(header, path_column)
+    if column is None:
+        accepted = " or ".join(map(repr, dict.fromkeys([path_column, PATH_COLUMN])))
+        raise ValueError(f"{source}: no column {accepted}, it has {', '.join(header)}")
     for number, row in numbered_rows:
-        if not row["path"]:
-            raise ValueError(f"{source}, row {number}: column 'path' is empty, expected an image file")
+        if not row[column]:
+            raise ValueError(f"{source}, row {number}: column {column!r} is empty, expected an image file")
     rows = [row for _, row in numbered_rows]
-    case_ids = row_ids(source.path, header, rows, used_columns=answers)
-    return [Entry(case_id, (row["path"],)) for case_id, row in zip(case_ids, rows, strict=True)]
+    case_ids = row_ids(source.path, header, rows, column, answers)
+    return [Entry(case_id, (row[column],)) for case_id, row in zip(case_ids, rows, strict=True)]
 
 
 def read_json(source: Source) -> list[Entry]:
@@ -107,6 +109,7 @@ def find_cases(
     name: str = "source",
     takes_missing: bool = False,
     image_patterns: Sequence[str] = (),
+    path_column: str = PATH_COLUMN,
 ) -> list[Case]:
     """The cases in a file, a folder, a pattern with `{id}` or a list; channels are files CASE_0000,
     CASE_0001, ... or in one file.
@@ -116,10 +119,10 @@ def find_cases(
     Without volumes of another format each DICOM series is a case, in subfolders too; without either, pictures
     are read.
 
-    Lists: `.csv` has a row for each image, with its file in the column `path`; `.txt` has a case in each
-    line, its channels separated by tabs; `.json` is an array of cases (a path, or an array of paths), or
-    an object of case id to such cases; null stands for a missing channel. Paths are relative to the list's
-    folder.
+    Lists: `.csv` has a row for each image, with its file in the column of training or in `path`; `.txt` has
+    a case in each line, its channels separated by tabs; `.json` is an array of cases (a path, or an array of
+    paths), or an object of case id to such cases; null stands for a missing channel. Paths are relative to
+    the list's folder.
     `#2` or `#b=50` at the end of `source` takes one volume of each DICOM series.
 
     Args:
@@ -128,7 +131,7 @@ def find_cases(
         answers: columns of labels that a `.csv` that trains the network has.
         name: of the argument or flag that gives `source`, for messages.
         takes_missing: whether the networks can do without some channels.
-        image_patterns: see `LoadedModel`.
+        image_patterns, path_column: see `LoadedModel`.
     Raises:
         ValueError: no images, missing channels, or two cases with the same name.
     """
@@ -147,7 +150,7 @@ def find_cases(
     elif path.suffix == ".json":
         cases = _named(location, read_json(location))
     elif path.suffix == ".csv":
-        cases = _named(location, read_table(location, answers))
+        cases = _named(location, read_table(location, answers, path_column))
     else:
         cases = [_single(location, num_channels, takes_missing)]
     for case in cases:

@@ -85,6 +85,7 @@ class LoadedModel:
         takes_pixels: whether it was trained on pictures, whose pixels have no size in mm.
         image_patterns: of the files of each channel in training, from their common folder on, such as
             `*_t1.nii.gz`; empty: their names are the case ids.
+        path_column: of tables, with the image files; `path` is taken, too.
     """
 
     network: nn.Module
@@ -107,6 +108,7 @@ class LoadedModel:
     takes_missing: bool = False
     takes_pixels: bool = False
     image_patterns: tuple[str, ...] = ()
+    path_column: str = "path"
 
     def outputs(self, images: Tensor) -> Tensor:
         """The network's outputs, in its precision and memory format, without those of deep supervision."""
@@ -267,6 +269,7 @@ def _loaded(
         takes_missing=config.data.missing is not None,
         takes_pixels=are_picture_channels(metadata["modalities"]) and config.data.source_spacing_mm is None,
         image_patterns=patterns.below_home(texts) if are_patterns else (),
+        path_column=config.data.path_column,
     )
 
 

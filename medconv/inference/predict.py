@@ -24,6 +24,7 @@ from threadpoolctl import threadpool_limits
 import medconv
 from medconv import doors
 from medconv.data.case import Case, Grid
+from medconv.data.datasets.tables import PATH_COLUMN
 from medconv.data.io.grids import canonical_shape, canonical_spacing
 from medconv.data.io.images import shape_and_affine
 from medconv.data.io.nifti import check_memory
@@ -209,6 +210,7 @@ def output_in(folder: Path, predictor: Predictor, *, probabilities: bool = False
     paths = [str(member.path) for member in members]
     versions = {name: version(name) for name in ("torch", "monai")}
     packages = doors.named_packages
+    path_column = members[0].path_column
     about = {
         "checkpoint": paths[0],
         "checkpoints": paths,
@@ -217,6 +219,7 @@ def output_in(folder: Path, predictor: Predictor, *, probabilities: bool = False
         "train_cases": sorted(predictor.train_cases),
         "versions": {"medconv": medconv.__version__, **versions},
         **({"packages": list(packages)} if packages else {}),
+        **({"path_column": path_column} if path_column != PATH_COLUMN else {}),
     }
     if own_output:
         output: Output = own_output(folder, targets, settings, about)

@@ -16,6 +16,7 @@ from medconv.utils.csv_cells import original
 
 log = logging.getLogger(__name__)
 
+PATH_COLUMN = "path"  # that has the image files, where no other one is named
 # What R, pandas, databases and spreadsheets write for no value, in small letters
 _NO_VALUE = ("", "nan", "na", "n/a", "#n/a", "<na>", "none", "null", "nil")
 
@@ -124,11 +125,16 @@ def _by_column(header: Sequence[str], row: Sequence[str]) -> dict[str, str]:
     return {name: cell for name, cell in cells if name}
 
 
+def path_column_of(header: Sequence[str], path_column: str) -> str | None:
+    """The column of the image files: the one that training used, else `path`; None: a table has neither."""
+    return next((name for name in (path_column, PATH_COLUMN) if name in header), None)
+
+
 def row_ids(
     table: Path,
     header: Sequence[str],
     rows: Sequence[Mapping[str, str]],
-    path_column: str = "path",
+    path_column: str = PATH_COLUMN,
     used_columns: Sequence[str] = (),
 ) -> list[str]:
     """A case id for each row.

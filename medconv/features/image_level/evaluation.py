@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from medconv.data.datasets.tables import PATH_COLUMN
 from medconv.data.io.images import in_folder
 from medconv.evaluation.labels import recorded_images, train_cases
 from medconv.evaluation.results import Evaluation, plain_number
@@ -23,6 +24,7 @@ from medconv.features.image_level.tables import (
     targets_of,
 )
 from medconv.features.image_level.targets import ImageLevelTargets
+from medconv.inference.output import read_manifest
 from medconv.utils.errors import ArgumentError
 from medconv.utils.logging import some
 
@@ -106,7 +108,8 @@ def evaluate(
     """
     table = read_predictions(predictions, "predictions")
     targets = targets_of(table, labels, label_columns)
-    truth = read_truth(labels, targets, label_columns, split, split_column)
+    path_column = str(read_manifest(predictions.parent).get("path_column", PATH_COLUMN))  # of training
+    truth = read_truth(labels, targets, label_columns, split, split_column, path_column)
     cases = _common_cases(table, truth, labels, split)
     outputs, values = _arrays(table, truth, cases)
     result = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from medconv.data.datasets.common import read_json
-from medconv.data.datasets.tables import is_missing, read_rows, row_ids
+from medconv.data.datasets.tables import PATH_COLUMN, is_missing, path_column_of, read_rows, row_ids
 from medconv.features.image_level.csv_table import SPLITS
 from medconv.features.image_level.multiclass import MulticlassTargets
 from medconv.features.image_level.multilabel import MultilabelTargets
@@ -121,11 +121,12 @@ def read_truth(
     label_columns: Sequence[str] = (),
     split: str | None = None,
     split_column: str = "split",
+    path_column: str = PATH_COLUMN,
 ) -> Truth:
     """Read a table of true labels.
 
-    A row is for the case in its column `case`, or for the image in its column `path` (relative to the table's
-    folder).
+    A row is for the case in its column `case`, or for the image in its column of files (relative to the
+    table's folder).
 
     Args:
         path: of the table.
@@ -133,6 +134,7 @@ def read_truth(
         label_columns: of the labels; none: `label` for multiclass, else the names of the targets.
         split: read only rows with this value in the split column; None: all.
         split_column: its name.
+        path_column: with the image files; `path` is taken, too.
     Raises:
         ValueError: no such file or column, or a label that does not fit; names the row.
     """
@@ -140,10 +142,14 @@ def read_truth(
     columns = list(targets.default_columns)
     if label_columns:
         columns = _in_order(label_columns, targets)
+    files = path_column_of(header, path_column)
     _check_header(path, header, columns if split is None else [*columns, split_column])
-    has_paths = "path" in header and bool(rows)
-    # A label may be called `case`; then `path` tells the case.
-    ids = row_ids(path, header, [row for _, row in rows], used_columns=columns if has_paths else ())
+    if files is None and "case" not in header:
+        accepted = " or ".join(map(repr, dict.fromkeys(["case", path_column, PATH_COLUMN])))
+        raise ValueError(f"labels {path}: a column {accepted} is needed, to tell which case a row is for")
+    # A label may be called `case`; then the image tells the case.
+    used = columns if files is not None and rows else ()
+    ids = row_ids(path, header, [row for _, row in rows], files or PATH_COLUMN, used)
     cases = list(zip(ids, rows, strict=True))
     if split is not None:
         cases = [(case, row) for case, row in cases if _split_of(row[1], split_column) == split]
@@ -153,8 +159,8 @@ def read_truth(
         condition += " with a label" if unlabelled else ""
         raise ValueError(f"labels {path}: no row{condition}")
     images = {}
-    if has_paths:
-        images = {case: path.parent / row["path"] for case, (_, row) in zip(ids, rows, strict=True)}
+    if files is not None:
+        images = {case: path.parent / row[files] for case, (_, row) in zip(ids, rows, strict=True)}
     return Truth(values, images, unlabelled)
 
 
@@ -181,10 +187,6 @@ def _check_header(path: Path, header: Sequence[str], columns: Sequence[str]) -> 
     for column in columns:
         if column not in header:
             raise ValueError(f"labels {path}: no column {column!r}; it has {', '.join(header)}")
-    if not {"case", "path"} & set(header):
-        raise ValueError(
-            f"labels {path}: a column 'case' or 'path' is needed, to tell which case a row is for"
-        )
 
 
 def _split_of(row: Mapping[str, str], split_column: str) -> str:

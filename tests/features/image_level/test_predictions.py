@@ -228,6 +228,32 @@ def test_evaluation_with_pictures(
     assert "Grad-CAM" in (tmp_path / "s.html").read_text()
 
 
+def test_tables_may_have_the_column_of_images_of_the_training(
+    files: dict[str, Path],
+    tmp_path: Path,
+    predicting: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    content = torch.load(files["multiclass"], weights_only=True)
+    content["medconv"]["config"]["data"]["path_column"] = "file"  # as if data.path_column=file
+    torch.save(content, tmp_path / "file.ckpt")
+    options = ("--checkpoint", tmp_path / "file.ckpt", "--output", tmp_path / "out")
+    table = files["table"].with_name("files.csv")
+    table.write_text(files["table"].read_text().replace("path,", "file,", 1))
+    assert predicting(*options, source=table) == 0
+    assert predicting(*options) == 0  # with `path`: the same cases, which are done
+    words = ("--predictions", tmp_path / "out", "--output", tmp_path / "s.json", "--labels")
+    assert tiny.call(monkeypatch, "evaluate", *words, table) == 0
+    assert len(json.loads((tmp_path / "s.json").read_text())["cases"]) == 18
+    other = tmp_path / "other.csv"
+    other.write_text("image,label\n1.png,0\n")
+    assert predicting(*options, source=other) == 1
+    assert "other.csv: no column 'file' or 'path', it has image, label\n" in capsys.readouterr().err
+    assert tiny.call(monkeypatch, "evaluate", *words, other) == 1
+    assert "other.csv: a column 'case' or 'file' or 'path' is needed, to tell" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["multiclass", "regression"])
 def test_exported_networks_answer_alike(files: dict[str, Path], tmp_path: Path, kind: str) -> None:
     file = tmp_path / "model.onnx"

@@ -99,7 +99,7 @@ def test_a_value_that_its_own_dataset_does_not_declare_is_an_error(two: dict[str
         ({"two": {"layout": "csv"}}, "entries.two=.*: expected a `layout`, one of"),
         ({"two": {"layout": "msd"}}, "entries.two: missing a required argument: 'root'; the keys of layout"),
         ({"two": {"layout": "msd", "root": "/nowhere"}}, "entries.two.root=/nowhere: no such folder"),
-        ({"t_o": {"layout": "msd", "root": "/x"}}, "entries.t_o: a name begins case ids"),
+        ({"t_o": {"layout": "msd", "root": "/x"}}, "entries.t_o: names begin case ids"),
         ({"two": {"rename": {"big": "x"}}}, "entries.two.rename=.*: expected {CLASS: NAME} of vessel, Small"),
         ({"two": {"rename": {"Small": "vessel"}}}, "entries.two: every class needs a name of its own"),
     ],

@@ -12,7 +12,7 @@ from medconv.data.datasets.patterns import home
 from medconv.evaluation.labels import train_cases
 from medconv.evaluation.results import Evaluation, plain_number
 from medconv.features.landmarks.errors import WORDS, Row, row_of, summary_of, told
-from medconv.features.landmarks.points import as_array, point_files, read_points
+from medconv.features.landmarks.points import point_files, read_array, read_points
 from medconv.inference.output import read_manifest
 from medconv.metrics import statistics
 from medconv.utils.logging import some
@@ -74,12 +74,11 @@ def evaluate(
         predictions, references, compare: folders of points, or patterns with `{id}`.
         workers, images: without effect on files this small; the report shows no images.
     Raises:
-        ValueError: predictions without a reference, or files that are no points.
+        ValueError: predictions without a reference, or as `read_array`.
     """
     reference_files = point_files(references, "references")
-    points = {case: read_points(path) for case, path in reference_files.items()}
     manifest = read_manifest(home(predictions)).get("targets") or {}
-    names = list(manifest.get("names") or sorted({name for each in points.values() for name in each}))
+    names = manifest.get("names") or sorted(set().union(*map(read_points, reference_files.values())))
     rows_of_sets: dict[Path, dict[str, Row]] = {}
     for path in filter(None, (predictions, compare)):
         files = point_files(path, "predictions" if path is predictions else "compare")
@@ -88,9 +87,11 @@ def evaluate(
             raise ValueError(f"references {references}: no points there for {some(missing, 20)}")
         rows_of_sets[path] = {}
         for case, file in files.items():
-            positions = as_array(read_points(file), names)
+            positions = read_array(file, names)
             found = np.isfinite(positions).all(1)
-            rows_of_sets[path][case] = row_of(positions, found, as_array(points[case], names), names)
+            rows_of_sets[path][case] = row_of(
+                positions, found, read_array(reference_files[case], names), names
+            )
     rows = rows_of_sets[predictions]
     result = {
         **_summary(predictions, rows),

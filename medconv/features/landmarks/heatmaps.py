@@ -10,7 +10,7 @@ from medconv.data.case import Case, Dataset, Grid
 from medconv.data.io.grids import to_canonical
 from medconv.data.preprocessing.examine import CaseReport, content_hash, sampled, samples_per_case
 from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, content_box, resampled_shape
-from medconv.features.landmarks.points import as_array, read_points
+from medconv.features.landmarks.points import read_array
 from medconv.features.landmarks.targets import LandmarkTargets
 
 _REACH = 3  # sigma around the highest voxel, of which the centre of mass is taken
@@ -52,15 +52,11 @@ def examine_points(case: Case, image: np.ndarray | None, dataset: Dataset, repor
 def positions_of(case: Case, targets: LandmarkTargets) -> np.ndarray:
     """Of the points of a case; (names, 3) mm, NaN where absent.
 
-    Raises: ValueError: no file, as `read_points`, or a name that is not among those of the targets.
+    Raises: ValueError: no file, or as `read_array`.
     """
     if case.label is None:
         raise ValueError("has no file of points, but training needs one")
-    points = read_points(case.label)
-    unknown = sorted(points.keys() - set(targets.names))
-    if unknown:
-        raise ValueError(f"{case.label}: unknown point {unknown[0]}, expected {', '.join(targets.names)}")
-    return as_array(points, targets.names)
+    return read_array(case.label, targets.names)
 
 
 def _voxels(positions: np.ndarray, grid: Grid) -> np.ndarray:

@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,15 @@ def as_array(points: Mapping[str, np.ndarray], names: Iterable[str]) -> np.ndarr
     """Shape: (names, 3) float64; NaN where a point is absent."""
     absent = np.full(3, np.nan)
     return np.stack([points.get(name, absent) for name in names])
+
+
+def read_array(path: Path, names: Sequence[str]) -> np.ndarray:
+    """As `as_array`. Raises: ValueError: as `read_points`, or a point of another name."""
+    points = read_points(path)
+    unknown = sorted(points.keys() - set(names))
+    if unknown:
+        raise ValueError(f"{path}: unknown point {unknown[0]}, expected {', '.join(names)}")
+    return as_array(points, names)
 
 
 def as_points(array: np.ndarray, names: Iterable[str]) -> Points:

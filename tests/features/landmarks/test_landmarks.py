@@ -254,9 +254,30 @@ def test_predictions_are_those_of_the_validation(
     # what is for label maps alone is refused, in one line
     assert tiny.call(monkeypatch, "evaluate", *words, "--lesions") == USER
     assert "--lesions is for label maps of classes" in capsys.readouterr().err
-    words[1] = cases / "json"
-    words[3] = output.parent / "none"
+    # a reference of another name would not be counted
+    odd = cases.parent / "odd"
+    odd.mkdir()
+    write_points(odd / "case3.mrk.json", {"tip": np.zeros(3)})
+    words[1] = output / "{id}3.mrk.json"
+    words[3] = odd / "{id}3.mrk.json"
     assert tiny.call(monkeypatch, "evaluate", *words) == USER
+    assert "case3.mrk.json: unknown point tip, expected apex, base" in capsys.readouterr().err
+
+
+def test_a_slice_has_two_axes(tmp_path: Path) -> None:
+    for number in range(6):
+        image = np.random.default_rng(number).normal(1, 0.1, (24, 20, 1))
+        image[4 + number : 7 + number, 8:11] += 3
+        path = tmp_path / f"data/images/case{number}.nii.gz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        nib.save(nib.Nifti1Image(image.astype(np.float32), AFFINE), path)
+        (tmp_path / "data/slicer").mkdir(exist_ok=True)
+        point = AFFINE[:3, :3] @ [5 + number, 9, 0] + AFFINE[:3, 3]
+        write_points(tmp_path / f"data/slicer/case{number}.mrk.json", {"apex": point})
+    summary = train(tmp_path / "data", tmp_path / "run", "trainer.max_steps=40")
+    assert summary["val/mre"] < 4
+    ((_, _, height),) = Predictor.load(tmp_path / "run")(tmp_path / "data/images/case3.nii.gz")
+    assert height == pytest.approx(AFFINE[2, 3])
 
 
 def test_mirroring_left_and_right_is_refused(cases: Path, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ class Parser(argparse.ArgumentParser):
         example: its arguments.
         description: one sentence; with `takes_overrides`, lines as they are printed.
         takes_overrides: unknown arguments are left for Hydra, as `overrides` of the options.
+        option_groups: those whose options the help lists; None: all.
         hydra: what the help says of Hydra's flags.
     """
 
@@ -44,6 +45,7 @@ class Parser(argparse.ArgumentParser):
         example: str,
         description: str,
         takes_overrides: bool = False,
+        option_groups: Sequence[str] | None = None,
         hydra: str = "  as in medconv train --help",
     ) -> None:
         super().__init__(
@@ -59,11 +61,12 @@ class Parser(argparse.ArgumentParser):
         )
         self.example = f"{self.prog} {example}"
         self.takes_overrides = takes_overrides
+        self.option_groups = option_groups
         self.hydra = hydra
 
     def format_help(self) -> str:
         if self.takes_overrides:
-            self.epilog = _options_of_groups() + _AFTER_GROUPS + self.hydra
+            self.epilog = _options_of_groups(self.option_groups) + _AFTER_GROUPS + self.hydra
         lines = textwrap.wrap(self.example, _EXAMPLE_WIDTH, break_long_words=False, break_on_hyphens=False)
         example = " \\\n      ".join(lines)
         return f"example:\n  {example}\n\n{super().format_help()}"
@@ -118,12 +121,12 @@ def add_package(group: Group) -> None:
     )
 
 
-def _options_of_groups() -> str:
-    """An explanation of GROUP=OPTION, with a line for each folder of `conf/`."""
+def _options_of_groups(names: Sequence[str] | None) -> str:
+    """An explanation of GROUP=OPTION, with a line for each folder of `conf/`, or for those of these names."""
     from medconv.config.schema import groups, list_options  # for the help alone
 
     lines = ["GROUP=OPTION:"]
-    for group in groups():
+    for group in names or groups():
         lines += textwrap.wrap(
             ", ".join(list_options(group)),
             _OPTIONS_WIDTH,

@@ -181,7 +181,7 @@ def train(composed: DictConfig) -> int:
             "data.spacing_mm=[inf,1,1]",
             "data.spacing_mm must be numbers, each more than 0 and finite, got [inf, 1.0, 1.0]",
         ),
-        ("augmentation.p.noise=2", "augmentation.p gives probabilities from 0 to 1 of rotation, scale"),
+        ("augmentation.p.noise=2", "augmentation.p must be probabilities from 0 to 1 of rotation, scale"),
         ("+augmentation.p.twist=1", "got ['twist']"),
         (
             "augmentation=strong augmentation.p.elastic=1 augmentation.elastic_mm=30",

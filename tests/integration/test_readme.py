@@ -54,8 +54,9 @@ def smaller_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         small = [*words, *pages.TRAINING, f"data.patch_size={size}".replace(" ", "")]
         return compose(small, config_dir=config_dir)
 
-    monkeypatch.setattr(api, "compose", compose_smaller)
+    # In this order: `medconv.compose` is looked up in `api`, and what is found now is put back later.
     monkeypatch.setattr(medconv, "compose", compose_smaller)
+    monkeypatch.setattr(api, "compose", compose_smaller)
 
 
 @pytest.mark.usefixtures("smaller_runs")

@@ -43,7 +43,7 @@ def test_layers_have_their_names_and_their_backward_pass(
     [message] = [
         record.getMessage() for record in caplog.records if record.name == "medconv.performance.trace"
     ]
-    assert message.startswith("profile: of the time of all layers, forward and backward: 2 ")
+    assert message.startswith("profile: share of the time of all layers, forward and backward: 2 ")
     [file] = tmp_path.glob("*.json")
     text = file.read_text()
     assert all(f'"layer {number}"' in text for number in range(3)) and "parametrizations" not in text

@@ -18,6 +18,7 @@ def parser() -> Parser:
         "backward, and show what limits it and what helps. Needs no data.\n"
         "Takes model=, conv.KEY= and data.patch_size= as in medconv train.",
         takes_overrides=True,
+        option_groups=("conv", "model"),
     )
     required = command.add_argument_group("required")
     required.add_argument("conv", help="an option such as transform, or your class, such as mine.MyConv")

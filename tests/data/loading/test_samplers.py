@@ -160,7 +160,7 @@ def test_a_class_is_drawn_where_it_is_annotated(tmp_path: Path, caplog: pytest.L
     train = [dataset.cases[0], replace(dataset.cases[1], annotated=(1,)), dataset.cases[2]]
     caplog.set_level("INFO")
     drawn = class_indices(train, dataset.class_names, store)
-    assert drawn == [[0, 1, 2], [0]] and "of 3 training cases: big in 3, small in 1" in caplog.text
+    assert drawn == [[0, 1, 2], [0]] and "training cases with it, of 3: big in 3, small in 1" in caplog.text
     assert class_indices(train[1:2], dataset.class_names, store) == [[0], []]
     assert "balanced sampling: no training case has a voxel of small" in caplog.text
 

@@ -1,7 +1,9 @@
 """Pictures of images beside predictions and references."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -9,8 +11,10 @@ from torch import Tensor
 from medconv.data.io.grids import to_canonical
 from medconv.data.loading.patch import Batch
 from medconv.features.continuous.targets import ContinuousTargets
-from medconv.features.pictures.callbacks import Picture
 from medconv.metrics.visualization import heat
+
+if TYPE_CHECKING:  # `evaluate` draws planes, too, and loads no training
+    from medconv.features.pictures.callbacks import Picture
 
 
 def beside(images: Mapping[str, np.ndarray], spacing_mm: Sequence[float]) -> np.ndarray:

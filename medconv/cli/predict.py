@@ -151,12 +151,13 @@ def _check_options(options: argparse.Namespace, predictor: Predictor) -> None:
     """Raises: ValueError: an option that has no effect for these networks."""
     path = predictor.members[0].path
     per_voxel = predictor.targets.per_voxel
-    reason = f"is for classification and regression; {path} predicts label maps"
+    answers = "label maps" if predictor.targets.answers_classes else predictor.targets.kind
+    reason = f"is for classification and regression; {path} predicts {answers}"
     if not per_voxel:
         reason = f"is for label maps; {path} is an image-level network, which writes predictions.csv"
     without_effect = [extra.flag for extra in predictor.extras if extra.per_voxel != per_voxel]
     if per_voxel and not predictor.targets.answers_classes and not without_effect:
-        reason = f"is for label maps of classes; {path} predicts {predictor.targets.kind}"
+        reason = f"is for label maps of classes; {path} predicts {answers}"
         without_effect = [extra.flag for extra in predictor.extras]
         if predictor.targets.family.forward and options.save_probabilities:
             without_effect.append("--save-probabilities")

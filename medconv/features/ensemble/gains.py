@@ -70,7 +70,9 @@ def table(home: RunDir) -> str:
         mean = plain_number(row["score_of_mean"])
         lines.append(f"{number:<8}  {own:>6}    {mean:>6}")
     if all(row["score_of_mean"] is None for row in rows):
-        lines.append("the mean is not scored: only label maps are, by cases that no member was trained on")
+        lines.append(
+            "the mean is not scored: only label maps of classes are, by cases that no member trained on"
+        )
     lines.append(f"\nmedconv predict --checkpoint {home.path} --input IMAGES --output PREDICTIONS")
     return "\n".join(lines)
 

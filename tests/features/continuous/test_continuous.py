@@ -259,6 +259,8 @@ def test_predictions_have_the_grid_and_the_scale_of_their_image(
     words = ["--checkpoint", denoised, "--input", pairs / "noisy", "--output", tmp_path / "other"]
     assert tiny.call(monkeypatch, "predict", *words, "--save-probabilities") == USER
     assert "--save-probabilities is for label maps of classes" in capsys.readouterr().err
+    assert tiny.call(monkeypatch, "predict", *words, "--saliency") == USER
+    assert "best.ckpt predicts continuous" in capsys.readouterr().err
 
 
 def test_an_exported_network_has_the_same_outputs(

@@ -30,7 +30,7 @@ def landmarks(
         modality: of all channels without names.
         root: folder in which relative patterns begin; None: the current one.
     Raises:
-        ValueError: no such folder, no pairs, or no points. A missing image or file becomes an error of its
+        ValueError: no such folder, no pairs, no points, or a number out of range. A missing image or file becomes an error of its
             case.
     """
     folder = Path(labels) if root is None else Path(root) / labels if labels else None
@@ -41,10 +41,7 @@ def landmarks(
     given = list(names) if names is not None else _names(list(pairs.labels.values()))
     if not given:
         raise ArgumentError("labels", f"={labels}: no file there has a point")
-    try:
-        targets = LandmarkTargets.from_fields({"names": given, "sigma_mm": sigma_mm, "threshold": threshold})
-    except ValueError as error:
-        raise ArgumentError("layout", f": {error}") from error
+    targets = LandmarkTargets.from_fields({"names": given, "sigma_mm": sigma_mm, "threshold": threshold})
     return Dataset(
         name=pairs.home.name or "landmarks",
         cases=tuple(sorted(pairs.cases, key=lambda case: case.id)),

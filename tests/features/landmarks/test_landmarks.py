@@ -177,7 +177,7 @@ def test_the_layout_names_what_is_missing(cases: Path, tmp_path: Path) -> None:
     (tmp_path / "case0.json").write_text("{}")
     with pytest.raises(ArgumentError, match="no file there has a point"):
         landmarks(str(cases / "images"), str(tmp_path))
-    with pytest.raises(ArgumentError, match="layout: landmarks need a positive sigma_mm"):
+    with pytest.raises(ValueError, match="landmarks need a positive sigma_mm"):
         landmarks("images", "slicer", sigma_mm=-1, root=str(cases))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from medconv.data.case import Dataset
 from medconv.data.datasets.folder import pairs_of
 from medconv.data.datasets.patterns import is_pattern
-from medconv.features.landmarks.points import point_files, read_points
+from medconv.features.landmarks.points import pattern_of, read_points
 from medconv.features.landmarks.targets import LandmarkTargets
 from medconv.utils.errors import ArgumentError
 
@@ -30,13 +30,12 @@ def landmarks(
         modality: of all channels without names.
         root: folder in which relative patterns begin; None: the current one.
     Raises:
-        ValueError: no such folder, no pairs, no points, or a number out of range. A missing image or file becomes an error of its
-            case.
+        ValueError: no such folder, no pairs, no points, or a number out of range. A missing image or file
+            becomes an error of its case.
     """
-    folder = Path(labels) if root is None else Path(root) / labels if labels else None
-    if folder is not None and labels and not is_pattern(labels) and folder.is_dir():
-        suffix = next(iter(point_files(folder, "labels").values())).name.partition(".")[2]
-        labels = f"{labels}/{{id}}.{suffix}"
+    folder = Path(root or "") / (labels or "")
+    if labels and not is_pattern(labels) and folder.is_dir():
+        labels = str(Path(labels) / pattern_of(folder, "labels"))
     pairs = pairs_of(images, labels, modality, root)
     given = list(names) if names is not None else _names(list(pairs.labels.values()))
     if not given:

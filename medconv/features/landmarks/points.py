@@ -24,14 +24,18 @@ Points = dict[str, np.ndarray]  # name to (3,) mm
 def point_files(path: str | Path, argument: str) -> dict[str, Path]:
     """Case id to its file, of a folder or a pattern.
 
-    Raises: ArgumentError: there are none, or as `files_of`.
+    Raises: ArgumentError: as `pattern_of` and `files_of`.
     """
-    if is_pattern(path) or not Path(path).is_dir():
-        return files_of(path, argument)
+    is_folder = not is_pattern(path) and Path(path).is_dir()
+    return files_of(Path(path) / pattern_of(Path(path), argument) if is_folder else path, argument)
+
+
+def pattern_of(folder: Path, argument: str) -> str:
+    """Of the files in a folder. Raises: ArgumentError: there are none of these kinds."""
     for suffix in _SUFFIXES:
-        if any(Path(path).glob(f"*{suffix}")):
-            return files_of(f"{path}/{{id}}{suffix}", argument)
-    raise ArgumentError(argument, f" {path}: no points there, expected files {', '.join(_SUFFIXES)}")
+        if any(folder.glob(f"*{suffix}")):
+            return f"{{id}}{suffix}"
+    raise ArgumentError(argument, f" {folder}: no points there, expected files {', '.join(_SUFFIXES)}")
 
 
 def read_points(path: Path) -> Points:

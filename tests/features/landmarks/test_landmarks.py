@@ -170,6 +170,10 @@ def test_the_layout_names_what_is_missing(cases: Path, tmp_path: Path) -> None:
         dataset = landmarks("images", labels, root=str(cases))
         assert not dataset.errors
         assert dataset.targets.names == ("apex", "base")
+    (tmp_path / "dots").mkdir()
+    write_points(tmp_path / "dots/case0.1.mrk.json", {"apex": np.zeros(3)})
+    nib.save(nib.Nifti1Image(np.zeros(SHAPE, np.float32), AFFINE), tmp_path / "dots/case0.1.nii.gz")
+    assert not landmarks(f"{tmp_path}/dots/{{id}}.nii.gz", "dots", root=str(tmp_path)).errors
     with pytest.raises(ArgumentError, match="labels is not set"):
         landmarks(str(cases / "images"), "")
     with pytest.raises(ArgumentError, match="no points there, expected files .mrk.json, .json, .csv"):

@@ -401,7 +401,7 @@ class RunSettings:
     dir: str | None = key(None, "another folder instead", path=True)
     packages: list[str] = key([], "packages of your own to import; the same as --package NAME")
     resume: str = key("auto", "auto resumes a stopped run; never starts a new one; or a checkpoint")
-    dry_run: bool = key(False, "true: print what would be run, without running it")
+    dry_run: bool = key(False, "true: print what would be run; neither data nor machine are checked")
     checkpoint_interval: str = key("00:00:10:00", "DD:HH:MM:SS between checkpoints", duration=True)
     nan_policy: str = key(
         "stop",

@@ -125,7 +125,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class SoftLabel:
-    """Of a case whose label is the probability of each foreground class.
+    """The label of a case that is the probability of each foreground class.
 
     Args:
         num_classes: with the background.

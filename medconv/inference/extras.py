@@ -33,7 +33,7 @@ class Extra:
         return {}
 
     def answer(self, groups: Sequence[Group], targets: Any) -> SlabAnswer:
-        """Of a case of these groups, which `write` finds in the scores."""
+        """What collects the answer for a case of these groups, which `write` finds in the scores."""
         raise NotImplementedError
 
     def finish(self, label: np.ndarray, grid: Grid, targets: Any) -> np.ndarray:

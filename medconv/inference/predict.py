@@ -344,8 +344,8 @@ class Need:
     writing: float = 0.0
 
     def total(self, workers: int) -> float:
-        """Of a case that is predicted, one that is written and one that waits, beside those that are being
-        loaded.
+        """The memory of a case that is predicted, one that is written and one that waits, beside those that
+        are being loaded.
         """
         return self.predicting + self.writing + (workers + 1) * self.loading
 

@@ -344,7 +344,7 @@ def _warnings(image: NamedImage, members: Sequence[LoadedModel], crop: CropInfo)
 
 
 def _value_warnings(image: NamedImage, members: Sequence[LoadedModel]) -> list[str]:
-    """Of an image whose values are far from those of all training cases."""
+    """Warnings of an image whose values are far from those of all training cases."""
     warnings: dict[str, None] = {}  # members of one data set say the same
     rows = percentiles(image.voxels, image.case.missing_channels)
     for member in members:

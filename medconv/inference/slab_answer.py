@@ -79,7 +79,7 @@ class Source:
 
 @dataclass(frozen=True)
 class WeightedGrid:
-    """Of networks with the same preprocessing.
+    """What networks with the same preprocessing add to an answer.
 
     Args:
         grid: to the content's grid.

@@ -510,7 +510,7 @@ class LogitStream:
         self._complete = complete
 
     def _logits_of(self, batch: Sequence[Window]) -> list[Tensor]:
-        """Of each window, on the device of the planes."""
+        """The logits of each window, on the device of the planes."""
         try:
             return self._on_device(self._network(batch))
         # The GPU's error; the CPU raises another class.

@@ -62,7 +62,7 @@ class ClassMasks:
 
     @cached_property
     def centrelines(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of the prediction and of the reference; masks."""
+        """Centrelines of the prediction and of the reference, as masks."""
         return centreline.skeleton(self.prediction), centreline.skeleton(self.reference)
 
 

@@ -81,12 +81,12 @@ class StepProfiler(Callback):
 
     @property
     def fit_seconds(self) -> float:
-        """Of all steps and validations, which `trainer.max_time` counts."""
+        """Seconds of all steps and validations, which `trainer.max_time` counts."""
         return sum(self.seconds.values())
 
     @property
     def training_seconds(self) -> float:
-        """Of all steps, without validation."""
+        """Seconds of all steps, without validation."""
         return sum(seconds for phase, seconds in self.seconds.items() if phase != "validation")
 
     @property

@@ -80,7 +80,7 @@ def apply_switches(
 
 
 def memory_format(channels_last: bool, spatial_dims: int) -> torch.memory_format:
-    """Of image batches (batch, channels, *spatial) for a network with this setting."""
+    """The memory format of image batches (batch, channels, *spatial) for a network with this setting."""
     if not channels_last:
         return torch.contiguous_format
     return torch.channels_last_3d if spatial_dims == 3 else torch.channels_last

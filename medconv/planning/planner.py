@@ -205,7 +205,7 @@ def _choose(
 
 
 def _warn_of_cuts(choice: _Choice) -> None:
-    """Of images that are so much larger than the median that what counts may lie outside."""
+    """Warn of images that are so much larger than the median that what counts may lie outside."""
     lost = choice.grid.lost_shares
     if max(lost, default=0) <= MUCH_LOST:
         return

@@ -199,7 +199,7 @@ def _per_axis(rows: object, spatial_dims: int) -> Steps | None:
 
 
 def num_weights(network: Network, num_channels: int, num_classes: int) -> int:
-    """Of our U-Net; norms and biases are not counted.
+    """The number of weights of our U-Net; norms and biases are not counted.
 
     Args:
         num_channels: of the image.

@@ -105,7 +105,7 @@ def table(dataset: Dataset, reports: list[CaseReport]) -> str:
 
 
 def _label_names(dataset: Dataset) -> tuple[str, ...]:
-    """Of classes without the background, which is what the other classes leave, or of image-level labels."""
+    """Classes without the background, which is what the others leave, or the labels of whole images."""
     first = 1 if dataset.targets.per_voxel else 0
     return dataset.class_names[first:]
 

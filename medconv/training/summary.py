@@ -107,7 +107,7 @@ def run_metadata(trainer: Any) -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """Of the checkout that medconv runs from; None: medconv is installed as a package."""
+    """The commit of the checkout that medconv runs from; None: medconv is installed as a package."""
     if not (PACKAGE.parent / ".git").exists():
         return None
     command = ["git", "-C", str(PACKAGE.parent), "rev-parse", "HEAD"]

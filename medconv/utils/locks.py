@@ -105,5 +105,5 @@ class Claims:
         return alive
 
     def lock(self, name: str) -> FileLock:
-        """Of a piece of work, not acquired yet; another thread may release it."""
+        """The lock of a piece of work, not acquired yet; another thread may release it."""
         return FileLock(self.folder / f"{name}.lock", thread_local=False)

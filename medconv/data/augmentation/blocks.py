@@ -83,7 +83,7 @@ def _rows(
     box_size: Sequence[int],
     displacement: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of each row along the last axis, the first voxel that is needed and the one after the last.
+    """For each row along the last axis: the first voxel that is needed, and the one after the last.
 
     Shape: (*box_size without its last axis) each.
     """

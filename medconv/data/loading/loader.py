@@ -270,7 +270,7 @@ def _end_with_parent() -> None:
 
 
 def patch_bytes(entry: Entry, voxels: float) -> float:
-    """Of a training sample with this number of voxels, with its label map. Args: entry: any prepared case."""
+    """The size of a training sample of so many voxels, with its label. Args: entry: any prepared case."""
     per_voxel = len(entry.image) * entry.image.itemsize
     if entry.label.size:
         label = entry.training_label
@@ -279,7 +279,7 @@ def patch_bytes(entry: Entry, voxels: float) -> float:
 
 
 def largest_case_bytes(entries: Iterable[Entry]) -> int:
-    """Of a whole case for validation; its reference on the original grid counts as a second label map."""
+    """The size of the largest case for validation; its original reference is a second label map."""
     return max(
         (entry.image.nbytes + entry.training_label.nbytes + entry.label.nbytes for entry in entries),
         default=0,

@@ -28,7 +28,7 @@ from medconv.utils.errors import ArgumentError
 
 
 class Annotated(NamedTuple):
-    """Of a case that lacks some labels.
+    """What is annotated in a case that lacks some labels.
 
     Args:
         values: label values that are annotated.

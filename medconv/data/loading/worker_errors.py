@@ -56,7 +56,7 @@ class WorkerError:
 
     @classmethod
     def unsent(cls, error: Exception) -> WorkerError:
-        """Of a batch that cannot be sent to the main process."""
+        """The error of a batch that cannot be sent to the main process."""
         text = "".join(traceback.format_exception(error))
         lacks_files = too_many_files(error)
         if _SHARED_MEMORY.search(str(error)) and not lacks_files:
@@ -68,7 +68,7 @@ class WorkerError:
 
     @classmethod
     def lost(cls, error: Exception) -> WorkerError:
-        """Of a batch whose connection ended, though its worker lives; the worker knows the reason."""
+        """The error of a batch whose connection ended, though its worker lives, which knows the reason."""
         message = (
             f"a loader worker did not hand over its batch ({with_class(error)}), most likely because it has "
             "too many open files; fewer loader workers or `ulimit -n 65536` help"

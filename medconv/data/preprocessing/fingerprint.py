@@ -36,7 +36,7 @@ class Fingerprint:
     percentiles: tuple[tuple[tuple[float, ...], ...], ...] = ()
 
     def at_spacing(self, spacing_mm: Sequence[float] | None) -> "Fingerprint":
-        """Of the same voxels, whose headers all say 1 x 1 x 1 mm, at another spacing; None: unchanged."""
+        """The fingerprint at another spacing, of voxels whose headers say 1 x 1 x 1 mm; None: unchanged."""
         if spacing_mm is None:
             return self
         scaled = [

@@ -178,7 +178,7 @@ def _describe(result: dict[str, Any]) -> str:
 
 
 def _name(key: str) -> str:
-    """Of a field of `Choice`."""
+    """The name of a field of `Choice`."""
     return key.split(".")[1]
 
 

@@ -69,5 +69,5 @@ def ssim_of_windows(image: Tensor, reference: Tensor, data_range: float | Tensor
 
 
 def means(rows: Collection[Row]) -> Row:
-    """Of each metric over the cases that have it."""
+    """The mean of each metric over the cases that have it."""
     return {name: describe([row[name] for row in rows])["mean"] for name in METRICS}

@@ -90,7 +90,7 @@ def _earlier_entries(runs: Path) -> list[dict[str, Any]]:
 
 
 def _cross_validation(key: str, label: str, folds: Sequence[Fold]) -> CrossValidation:
-    """Of runs with the same settings, of which one is done."""
+    """The cross-validation of runs with the same settings, of which one is done."""
     done, warnings = _latest_done(folds)
     states = {fold.number: fold.status for fold in folds}
     first = done[min(done, key=fold_order)]

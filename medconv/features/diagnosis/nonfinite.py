@@ -70,7 +70,7 @@ class Diagnosis:
         return self._message(step, findings, path)
 
     def _earliest_findings(self, step: StepRecord) -> list[Finding]:
-        """Of the ranks on which the first non-finite tensor comes earliest in the computation."""
+        """Findings of the ranks on which the first non-finite tensor comes earliest in the computation."""
         findings = of_all_ranks(self._finding(step), self._trainer.world_size)
         earliest = min(finding["severity"] for finding in findings)
         return [finding for finding in findings if finding["severity"] == earliest]

@@ -68,7 +68,7 @@ class Mirror(NetworkConversion):
 
     @property
     def copies(self) -> int:
-        """Of each field: one per element of the group of flips."""
+        """How many copies each field has: one per element of the group of flips."""
         copies: int = 2 ** len(self.axes)
         return copies
 

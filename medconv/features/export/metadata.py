@@ -80,7 +80,7 @@ def describe(
 
 
 def _versions(format: str) -> dict[str, str]:
-    """Of what made the file, by name."""
+    """Versions of what made the file, by name."""
     packages = ["torch", "monai"]
     if format == "onnx":
         packages += ["onnx", "onnxruntime"]

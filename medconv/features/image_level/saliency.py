@@ -70,7 +70,7 @@ def _differentiable_copy(network: nn.Module) -> nn.Module:
 
 
 def _dtype(network: nn.Module) -> torch.dtype:
-    """Of the parameters."""
+    """The type of the parameters."""
     for parameter in network.parameters():
         if parameter.is_floating_point():
             return parameter.dtype

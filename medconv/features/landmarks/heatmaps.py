@@ -50,7 +50,7 @@ def examine_points(case: Case, image: np.ndarray | None, dataset: Dataset, repor
 
 
 def positions_of(case: Case, targets: LandmarkTargets) -> np.ndarray:
-    """Of the points of a case; (names, 3) mm, NaN where absent.
+    """Positions of the points of a case; (names, 3) mm, NaN where absent.
 
     Raises: ValueError: no file, or as `read_array`.
     """
@@ -99,7 +99,7 @@ def to_mm(voxels: np.ndarray, crop: CropInfo, shape: tuple[int, ...]) -> np.ndar
 
 
 def sigmas(sigma_mm: float, crop: CropInfo, shape: tuple[int, ...]) -> np.ndarray:
-    """Of heatmaps, in voxels along each axis: at least 1, so that a point between thick slices is seen."""
+    """Standard deviations of heatmaps in voxels, at least 1, so that a point between thick slices is seen."""
     return np.maximum(sigma_mm / np.array(crop.spacing_mm(shape)), 1.0)
 
 

@@ -52,7 +52,7 @@ def landmarks(
 
 
 def _names(files: Sequence[Path]) -> list[str]:
-    """Of the points of all files that can be read, sorted; what cannot is an error of its case later."""
+    """Names of the points of all files that can be read, sorted; others are errors of their case later."""
     names: set[str] = set()
     for path in files:
         try:

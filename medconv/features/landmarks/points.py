@@ -31,7 +31,7 @@ def point_files(path: str | Path, argument: str) -> dict[str, Path]:
 
 
 def pattern_of(folder: Path, argument: str) -> str:
-    """Of the files in a folder. Raises: ArgumentError: there are none of these kinds."""
+    """The pattern of the files in a folder. Raises: ArgumentError: there are none of these kinds."""
     for suffix in _SUFFIXES:
         if any(folder.glob(f"*{suffix}")):
             return f"{{id}}{suffix}"

@@ -135,7 +135,7 @@ def write_nnunet(
 
 
 def _fold(content: Mapping[str, Any]) -> str:
-    """Of the run: a number, or `all` if it trained on all cases."""
+    """The fold of the run: a number, or `all` if it trained on all cases."""
     return str(content["medconv"]["config"]["data"]["fold"])
 
 

@@ -205,7 +205,7 @@ def _are_pictures(plans: Content) -> bool:
 
 
 def normalisations(configuration: Content) -> tuple[str, ...]:
-    """Of each channel, in medconv's words. Raises: ValueError: one that it has not."""
+    """The normalisation of each channel, in medconv's words. Raises: ValueError: one that it lacks."""
     schemes = configuration["normalization_schemes"]
     masked = configuration["use_mask_for_norm"]
     per_channel = [masked] * len(schemes) if isinstance(masked, bool) else masked
@@ -220,7 +220,7 @@ def _normalisation(scheme: str, masked: bool) -> str:
 
 
 def _intensities(plans: Content, configuration: Content) -> tuple[dict[str, float], ...]:
-    """Of each channel, as nnU-Net measured them in the foreground."""
+    """Statistics of each channel's values in the foreground, as nnU-Net measured them."""
     measured = plans["foreground_intensity_properties_per_channel"]
     channels = []
     for channel, scheme in enumerate(configuration["normalization_schemes"]):

@@ -203,7 +203,7 @@ def _fitted(fit: Fit, pairs: Pairs, tensors: Tensors, report: Report) -> dict[st
 
 
 def _loaded_share(values: Tensors, tensors: Tensors, layers: Layers) -> float:
-    """Of the network's numbers outside of its head."""
+    """The share that is loaded of the network's numbers outside of its head."""
     total = 0
     loaded = 0
     for name, value in tensors.items():

@@ -123,7 +123,7 @@ def _our_name(name: str, finest: int) -> str | None:
 
 
 def _our_conv(match: re.Match[str], finest: int) -> str:
-    """Of the stem, or of a stage of plain convolutions."""
+    """Our name of a convolution of the stem, or of a stage of plain convolutions."""
     side, stage, number, layer, parameter = match.groups()
     if stage is None:  # the stem, which is in our first stage
         our_stage = "0.0"
@@ -136,7 +136,7 @@ def _our_conv(match: re.Match[str], finest: int) -> str:
 
 
 def _our_residual(match: re.Match[str]) -> str:
-    """Of a residual block of the encoder, or of its skip."""
+    """Our name of a convolution in a residual block of the encoder, or of its skip."""
     stage, block, branch, number, layer, parameter = match.groups()
     if branch == "conv":  # counted from 1
         our_branch = "convs"
@@ -198,7 +198,10 @@ def _second_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _nnunet_name(name: str, finest: int, is_kernel: bool) -> str:
-    """Of a tensor of ours; the opposite of `_our_name`. Our convolutions before norms have kernels alone."""
+    """nnU-Net's name of a tensor of ours; the opposite of `_our_name`.
+
+    Our convolutions before norms have kernels alone.
+    """
     part, *inner, parameter = name.split(".")
     if part == "head":
         return f"decoder.seg_layers.{finest}.{parameter}"

@@ -32,7 +32,7 @@ def of_options(options: argparse.Namespace) -> Quality:
 
 
 class QualityAnswer:
-    """Of a case, on the grid of its content.
+    """How sure the networks are of a case, on the grid of its content.
 
     Attributes:
         uncertainty: (R, A, S) float32, as `quality.uncertainty`.

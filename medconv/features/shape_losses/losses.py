@@ -189,7 +189,7 @@ def _eroded(values: Tensor) -> Tensor:
 
 
 def _largest_along(values: Tensor, axis: int) -> Tensor:
-    """Of each voxel and its two neighbours along an axis."""
+    """The largest value of each voxel and its two neighbours along an axis."""
     last = values.ndim - 1
     if axis == last:
         swapped = values.transpose(-1, -2).contiguous()

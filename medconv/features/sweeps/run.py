@@ -166,7 +166,7 @@ def _run_process(command: list[str], values: str = "") -> int:
 
 
 def _environment(values: str) -> dict[str, str]:
-    """Of a job. Args: values: what the sweep varies, as JSON."""
+    """The environment of a job. Args: values: what the sweep varies, as JSON."""
     environment = {HPARAMS: values}
     for name, text in os.environ.items():
         if name != HPARAMS and not _LAUNCHER_VARIABLES.fullmatch(name):

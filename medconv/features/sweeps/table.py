@@ -75,7 +75,7 @@ def _metric_names(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _class_names(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of all jobs, each once, in order."""
+    """Class names of all jobs, each once, in order."""
     names = [name for summary in summaries for name in _dice_per_class(summary)]
     return list(dict.fromkeys(names))
 

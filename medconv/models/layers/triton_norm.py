@@ -19,7 +19,7 @@ from medconv.convs.parametrization import CHANNELS_LAST
 
 @dataclass(frozen=True)
 class BatchStatistics:
-    """Of a batch norm.
+    """Statistics of a batch norm.
 
     Args:
         running_mean, running_var: (C,); None: not tracked.

@@ -137,7 +137,7 @@ def backward(
 
 
 def _of_groups(mean: Tensor, variance: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Of each group, for each of its channels. Shape: (N, C) twice, of each channel -> the same."""
+    """Mean and variance of each group, for each of its channels. Shape: (N, C) twice -> the same."""
     means = mean.unflatten(1, (groups, -1))
     group_mean = means.mean(2, keepdim=True)
     variances = variance.unflatten(1, (groups, -1)) + (means - group_mean).square()
@@ -203,7 +203,7 @@ class Plan:
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; those of an A100 for Triton's interpreter."""
+    """The number of multiprocessors of a GPU; that of an A100 for Triton's interpreter."""
     if device.type != "cuda":
         return _A100_MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

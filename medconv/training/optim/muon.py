@@ -221,7 +221,7 @@ def _rows_together(kernel: Tensor) -> int:
 
 
 def length_factor(total_steps: float) -> float:
-    """Of the learning rate, for the length of a run; of a run without a known end as for a long one."""
+    """The factor of the learning rate for the length of a run; a run without a known end counts as long."""
     return max(_MIN_FACTOR, min(1.0, math.sqrt(_SHORT_RUN / max(1.0, total_steps))))
 
 
@@ -346,7 +346,7 @@ def _polynomial(grams: Tensor) -> Tensor:
 
 @contextmanager
 def _matmul_precision(precision: str) -> Iterator[None]:
-    """Of fp32 matrix products: `highest`, or `medium`, as fast as TF32 or bf16 with sums in fp32."""
+    """The precision of fp32 matrix products inside: `highest`, or `medium`, as fast as TF32 or bf16."""
     earlier = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

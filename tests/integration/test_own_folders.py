@@ -29,7 +29,7 @@ def test_cases_keep_the_ids_of_the_pattern_from_training_to_the_report(
     checkpoint = tmp_path / "run/checkpoints/best.ckpt"
     words = ["--checkpoint", checkpoint, "--input", lab / "scans", "--output", output]
     assert tiny.call(monkeypatch, "predict", *words) == 0
-    assert "4 of these 7 cases" in capsys.readouterr().out
+    assert "cases with names of training cases: 4 of 7" in capsys.readouterr().out
     assert {path.name for path in output.glob("*.nii.gz")} == {f"case_{number}.nii.gz" for number in range(7)}
     words = ["--predictions", output, "--references", f"{lab}/masks/{{id}}_seg.nii.gz"]
     assert tiny.call(monkeypatch, "evaluate", *words, "--output", tmp_path / "metrics.json") == 0

@@ -53,7 +53,7 @@ class CaseReport:
         ignored_voxels: their number.
         intensities: (channels, sampled voxels), NaN of missing channels.
         thickness_mm: (classes, axes), see `thickness_of`; None for image-level targets.
-        content: hash of the image's voxels, see `_content`.
+        content: hash of the image's voxels, see `note_content`.
         percentiles: of each channel, see `value_bands`.
     """
 
@@ -98,17 +98,14 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
     own_examine = dataset.targets.family.own("examine")
     if own_examine:
         own_examine(case, image, dataset, report)
-        return report
-    try:
-        label = _label(case, dataset, report)
-    except ValueError as error:
-        report.errors.append(str(error))
+    else:
+        try:
+            label = _label(case, dataset, report)
+        except ValueError as error:
+            report.errors.append(str(error))
     if image is not None and label is not None:
         assert report.grid is not None
-        report.flat = report.grid.shape[2] == 1
-        canonical, report.spacing_mm = to_canonical(image, report.grid)
-        report.content = content_hash(canonical, report)
-        report.shape = tuple(s.stop - s.start for s in content_box(canonical))
+        note_content(image, report)
         if are_picture_channels(dataset.modalities):
             report.intensities = sampled(image, samples_per_case(dataset))
         canonical_label, _ = to_canonical(label[None], report.grid)
@@ -127,18 +124,24 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
     return report
 
 
-def content_hash(canonical: np.ndarray, report: CaseReport) -> str:
-    """A hash by which the same image is found under two ids, whatever its format, type and axis order.
+def note_content(image: np.ndarray, report: CaseReport, is_cropped: bool = True) -> None:
+    """Complete the report by what follows from an image and its grid. Shape: (channels, X, Y, Z).
 
-    Empty if the image is constant: many such images may be equal by chance.
-    Shape: (channels, R, A, S).
+    Args: is_cropped: whether prepared images are cropped to their content.
     """
-    if report.low == report.high:
-        return ""
-    digest = blake2b(digest_size=8, key=repr(canonical.shape).encode())
-    for channel in canonical:
-        digest.update(np.ascontiguousarray(channel).data)  # a copy of turned axes alone
-    return digest.hexdigest()
+    assert report.grid is not None
+    canonical, report.spacing_mm = to_canonical(image, report.grid)
+    report.flat = report.grid.shape[2] == 1
+    report.shape = canonical.shape[1:]
+    if is_cropped:
+        report.shape = tuple(axis.stop - axis.start for axis in content_box(canonical))
+    # By its hash the same image is found under two ids, whatever its format, type and axis order; but many
+    # constant images may be equal by chance.
+    if report.low != report.high:
+        digest = blake2b(digest_size=8, key=repr(canonical.shape).encode())
+        for channel in canonical:
+            digest.update(np.ascontiguousarray(channel).data)  # a copy of turned axes alone
+        report.content = digest.hexdigest()
 
 
 def sampled(image: np.ndarray, count: int) -> np.ndarray:

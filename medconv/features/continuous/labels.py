@@ -13,12 +13,12 @@ from medconv.data.io.images import read_image
 from medconv.data.loading.patch_dataset import Opaque
 from medconv.data.preprocessing.examine import (
     CaseReport,
-    content_hash,
     header_doubts,
+    note_content,
     sampled,
     samples_per_case,
 )
-from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, content_box, resampled_shape
+from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, resampled_shape
 from medconv.data.preprocessing.resampling import zoom
 from medconv.features.continuous.targets import ContinuousTargets, scale_of
 
@@ -34,12 +34,8 @@ def examine_pair(case: Case, image: np.ndarray | None, dataset: Dataset, report:
         return
     grid = report.grid
     assert grid is not None
-    canonical, report.spacing_mm = to_canonical(image, grid)
-    report.flat = grid.shape[2] == 1
-    report.shape = tuple(axis.stop - axis.start for axis in content_box(canonical))
-    report.content = content_hash(canonical, report)
+    note_content(image, report)
     report.intensities = sampled(image, samples_per_case(dataset))
-    report.intensities[list(case.missing_channels)] = np.nan
     try:
         check_first_channel(dataset.targets, case)
         target = target_on(case, grid, report.warnings)

@@ -3,8 +3,7 @@
 import numpy as np
 
 from medconv.data.case import Case, Dataset
-from medconv.data.io.grids import to_canonical
-from medconv.data.preprocessing.examine import CaseReport, content_hash, sampled, samples_per_case
+from medconv.data.preprocessing.examine import CaseReport, note_content, sampled, samples_per_case
 from medconv.features.image_level.targets import ImageLevelTargets
 
 
@@ -17,10 +16,6 @@ def examine_image(case: Case, image: np.ndarray | None, dataset: Dataset, report
         report.errors.append(error_text)
     if image is None:
         return
-    assert report.grid is not None
-    canonical, report.spacing_mm = to_canonical(image, report.grid)
-    report.flat = report.grid.shape[2] == 1
-    report.shape = canonical.shape[1:]
-    report.content = content_hash(canonical, report)
+    note_content(image, report, is_cropped=False)
     if case.split != "test":  # nothing may be learned from test cases
         report.intensities = sampled(image, samples_per_case(dataset))

@@ -8,8 +8,8 @@ import torch
 
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.io.grids import to_canonical
-from medconv.data.preprocessing.examine import CaseReport, content_hash, sampled, samples_per_case
-from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, content_box, resampled_shape
+from medconv.data.preprocessing.examine import CaseReport, note_content, sampled, samples_per_case
+from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, resampled_shape
 from medconv.features.landmarks.points import read_array
 from medconv.features.landmarks.targets import LandmarkTargets
 
@@ -24,13 +24,8 @@ def examine_points(case: Case, image: np.ndarray | None, dataset: Dataset, repor
         return
     grid = report.grid
     assert grid is not None
-    canonical, report.spacing_mm = to_canonical(image, grid)
-    report.flat = grid.shape[2] == 1
-    box = content_box(canonical)
-    report.shape = tuple(axis.stop - axis.start for axis in box)
-    report.content = content_hash(canonical, report)
+    note_content(image, report)
     report.intensities = sampled(image, samples_per_case(dataset))
-    report.intensities[list(case.missing_channels)] = np.nan
     try:
         positions = positions_of(case, dataset.targets)
     except ValueError as error:

@@ -343,6 +343,7 @@ class OutputDir(Output):
     """
 
     result_name = "label maps"
+    own_suffix: ClassVar[str] = ""  # of results that are no label maps, whatever the format of the images
 
     def __init__(
         self, path: Path, settings: Mapping[str, Any], about: Mapping[str, Any], probabilities: bool = False
@@ -355,7 +356,7 @@ class OutputDir(Output):
         for option in doors.mapping(doors.PREDICT_OPTIONS).values():
             self._folders |= option["folders"]
         # Of label maps; `open` chooses it by the cases.
-        self._suffix = _VOLUME
+        self._suffix = self.own_suffix or _VOLUME
 
     def label(self, case_id: str) -> Path:
         return self.path / f"{case_id}{self._suffix}"
@@ -401,7 +402,7 @@ class OutputDir(Output):
 
         Raises: ArgumentError: results would be written into a folder of images.
         """
-        self._suffix = label_suffix(images)
+        self._suffix = self.own_suffix or label_suffix(images)
         # Folders are compared by identity, not by path, since links give one folder several paths.
         ours = [self.path / name for name in ("", *self._folders)]
         outputs = {_identity(folder) for folder in ours if folder.exists()} - {None}

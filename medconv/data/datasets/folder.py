@@ -12,6 +12,7 @@ from medconv.data.datasets.patterns import files_of, home
 from medconv.data.io.formats import structures_of
 from medconv.data.io.images import read_label
 from medconv.data.io.label_values import class_names_of, names_of, relabel_of
+from medconv.targets import Targets
 from medconv.utils.errors import Argument, ArgumentError
 
 _NUM_LABELS_READ = 20  # to find the classes of a dataset that does not name them
@@ -69,6 +70,17 @@ class Pairs(NamedTuple):
     modalities: tuple[str, ...]
     errors: dict[str, str]
     home: Path
+
+    def dataset(self, targets: Targets, name: str) -> Dataset:
+        """The dataset of these cases, whose labels are no label maps. Args: name: if the folder has none."""
+        return Dataset(
+            name=self.home.name or name,
+            cases=tuple(sorted(self.cases, key=lambda case: case.id)),
+            class_names=targets.names,
+            modalities=self.modalities,
+            errors=self.errors,
+            targets=targets,
+        )
 
 
 def pairs_of(images: str | Mapping[str, str], labels: str, modality: str, root: str | None) -> Pairs:

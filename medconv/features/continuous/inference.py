@@ -187,14 +187,10 @@ class OutputImages(OutputDir):
     """Where predicted images go, as float32 NIfTI; a case is done once its image exists."""
 
     result_name: ClassVar[str] = "images"
+    own_suffix: ClassVar[str] = ".nii.gz"  # other formats round to whole numbers
 
     def __init__(self, path: Path, targets: ContinuousTargets, settings: Any, about: Any) -> None:
         super().__init__(path, settings, about)
-
-    def _see(self, images: Sequence[Path]) -> None:
-        suffix = self._suffix
-        super()._see(images)
-        self._suffix = suffix  # whatever the format of the images: others round to whole numbers
 
     def write(self, predictor: Predictor, case: Case, scores: Any) -> None:
         write_image(self.label(case.id), predictor.answer(scores), case.images[0])

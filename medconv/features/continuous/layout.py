@@ -35,14 +35,7 @@ def image_pairs(
     pairs = pairs_of(images, labels, modality, root)
     statistics: dict[str, Any] = {} if same_units else _statistics(list(pairs.labels.values()))
     targets = ContinuousTargets(same_units=same_units, **statistics)
-    return Dataset(
-        name=pairs.home.name or "images",
-        cases=tuple(sorted(pairs.cases, key=lambda case: case.id)),
-        class_names=targets.names,
-        modalities=pairs.modalities,
-        errors=pairs.errors,
-        targets=targets,
-    )
+    return pairs.dataset(targets, "images")
 
 
 def _statistics(files: list[Path]) -> dict[str, float]:

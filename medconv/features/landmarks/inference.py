@@ -137,14 +137,10 @@ class OutputPoints(OutputDir):
     """Where points go, as Slicer's `.mrk.json`; a case is done once its file exists."""
 
     result_name: ClassVar[str] = "files of points"
+    own_suffix: ClassVar[str] = SLICER
 
     def __init__(self, path: Path, targets: LandmarkTargets, settings: Any, about: Any) -> None:
         super().__init__(path, settings, about)
-        self._suffix = SLICER
-
-    def _see(self, images: Sequence[Path]) -> None:
-        super()._see(images)
-        self._suffix = SLICER  # whatever the format of the images
 
     def write(self, predictor: Predictor, case: Case, scores: Any) -> None:
         write_points(self.label(case.id), as_points(predictor.answer(scores), predictor.targets.names))

@@ -41,14 +41,7 @@ def landmarks(
     if not given:
         raise ArgumentError("labels", f"={labels}: no file there has a point")
     targets = LandmarkTargets.from_fields({"names": given, "sigma_mm": sigma_mm, "threshold": threshold})
-    return Dataset(
-        name=pairs.home.name or "landmarks",
-        cases=tuple(sorted(pairs.cases, key=lambda case: case.id)),
-        class_names=targets.names,
-        modalities=pairs.modalities,
-        errors=pairs.errors,
-        targets=targets,
-    )
+    return pairs.dataset(targets, "landmarks")
 
 
 def _names(files: Sequence[Path]) -> list[str]:

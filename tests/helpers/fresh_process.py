@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from helpers.waiting import PATIENCE_S
@@ -39,12 +41,24 @@ class Ended(NamedTuple):
 
 
 @cache
-def in_turn(*commands: tuple[str, ...], line: bool = False) -> list[Ended]:
+def in_turn(
+    *commands: tuple[str, ...], line: bool = False, cwd: Path | None = None, package: Path | None = None
+) -> list[Ended]:
     """Commands of `medconv`, one after the other in one fresh process.
 
-    Args: line: the first word of each is the line that a shell completes.
+    Args:
+        line: the first word of each is the line that a shell completes.
+        package: folder of another `medconv`.
     """
     lines = [words if line else ("", *words) for words in commands]
-    command = [sys.executable, "-c", CODE, json.dumps(lines)]
-    done = subprocess.run(command, text=True, capture_output=True, timeout=PATIENCE_S, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, json.dumps(lines)],
+        cwd=cwd,
+        env={**os.environ, **({} if package is None else {"PYTHONPATH": str(package)})},
+        text=True,
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
     return [Ended(*ended) for ended in json.loads(done.stdout)]

@@ -11,10 +11,6 @@ from helpers import tiny
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from medconv import config
-from medconv.training import run
-from medconv.training.run_dir import RunDir
-
 SMALL = [
     "trainer.accelerator=cpu",
     "trainer.precision=32-true",
@@ -71,8 +67,7 @@ def overrides(root: Path, *more: str) -> list[str]:
 
 def train(root: Path, folder: Path, *more: str) -> dict[str, Any]:
     """One run in this process; returns its summary."""
-    checked = config.validate(tiny.composed(*overrides(root, *more), f"run.dir={folder}"))
-    return run.train(checked, RunDir.of(checked, {}))
+    return tiny.trained(*overrides(root, *more), f"run.dir={folder}")
 
 
 def image_tags(run: Path) -> set[str]:

@@ -93,7 +93,12 @@ def overrides(dataset: Path, *more: str) -> list[str]:
 
 def train(dataset: Path, folder: Path, *more: str) -> dict[str, Any]:
     """One run in this process; returns its summary."""
-    settings = checked(dataset, *more, f"run.dir={folder}")
+    return trained(*overrides(dataset, *more), f"run.dir={folder}")
+
+
+def trained(*arguments: str) -> dict[str, Any]:
+    """The run of these overrides, in this process; returns its summary."""
+    settings = config.validate(composed(*arguments))
     return run.train(settings, RunDir.of(settings, {}))
 
 

@@ -6,10 +6,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import tiny
+from helpers.fresh_process import Ended, in_turn
 from helpers.waiting import PATIENCE_S
 
 FEATURES = sorted(path.parent.name for path in (tiny.ROOT / "medconv/features").glob("*/__init__.py"))
@@ -73,26 +73,10 @@ MISSING = [
     ("train data=csv data.root=labels.csv", "features.image_level"),
     ("train data=instances data.images=i data.labels=l", "features.instances"),
 ]
-# Runs several commands in an interpreter that loads the libraries once, and prints how each ended.
-SEVERAL = """
-import contextlib, io, json, sys
-from medconv.cli.main import main
-ended = []
-for words in json.loads(sys.argv[1]):
-    sys.argv = ["medconv", *words]
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-    ended.append({"code": code, "out": out.getvalue(), "err": err.getvalue()})
-print(json.dumps(ended))
-"""
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ended]]:
     """A folder in which commands of the core ran without any feature, and how they ended: those of MISSING,
     a training, a prediction and an evaluation.
     """
@@ -112,30 +96,26 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
         ],
         ["evaluate", "--predictions", "out", "--references", "data/labelsTr", "--output", "metrics.json"],
     ]
-    done = python(package, "-c", SEVERAL, json.dumps(commands), cwd=home)
-    assert done.returncode == 0, done.stderr
-    return home, json.loads(done.stdout)
+    return home, in_turn(*map(tuple, commands), cwd=home, package=package)
 
 
-def test_without_any_feature_the_core_trains_predicts_and_evaluates(
-    alone: tuple[Path, list[dict[str, Any]]],
-) -> None:
+def test_without_any_feature_the_core_trains_predicts_and_evaluates(alone: tuple[Path, list[Ended]]) -> None:
     home, ended = alone
     trained, predicted, evaluated = ended[-3:]
-    assert trained["code"] == 0, trained["err"]
-    assert "mean foreground" in trained["out"]
-    assert predicted["code"] == 0, predicted["err"]
-    assert evaluated["code"] == 0, evaluated["err"]
+    assert trained.code == 0, trained.err
+    assert "mean foreground" in trained.out
+    assert predicted.code == 0, predicted.err
+    assert evaluated.code == 0, evaluated.err
     assert len(json.loads((home / "metrics.json").read_text())["cases"]) == 7
 
 
 @pytest.mark.parametrize("number", range(len(MISSING)), ids=[words for words, _ in MISSING])
 def test_an_option_whose_feature_is_missing_says_so_in_one_line(
-    alone: tuple[Path, list[dict[str, Any]]], number: int
+    alone: tuple[Path, list[Ended]], number: int
 ) -> None:
     ended = alone[1][number]
-    assert ended["code"] == 1, ended["err"]
-    (error,) = [line for line in ended["err"].splitlines() if line.startswith("error: ")]
+    assert ended.code == 1, ended.err
+    (error,) = [line for line in ended.err.splitlines() if line.startswith("error: ")]
     assert MISSING[number][1] in error.replace("/", ".")
 
 

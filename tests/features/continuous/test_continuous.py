@@ -14,7 +14,6 @@ import torch
 from helpers import small_runs, tiny
 from skimage.metrics import structural_similarity
 
-from medconv import config
 from medconv.data.per_case import with_missing_channels
 from medconv.data.preprocessing.examine import examine
 from medconv.features.continuous import metrics
@@ -24,9 +23,7 @@ from medconv.features.continuous.losses import ImageLoss
 from medconv.features.continuous.targets import ContinuousTargets
 from medconv.inference.predictor import Predictor
 from medconv.targets import Targets
-from medconv.training import run
 from medconv.training.losses.fit import FittedLoss
-from medconv.training.run_dir import RunDir
 from medconv.utils.errors import ArgumentError
 from medconv.utils.exit_codes import DONE, USER
 
@@ -58,8 +55,7 @@ def write_pairs(root: Path, cases: int = 6) -> Path:
 
 def train(root: Path, folder: Path, *more: str) -> dict[str, Any]:
     """One run in this process; returns its summary."""
-    checked = config.validate(tiny.composed(*overrides(root, folder), *more))
-    return run.train(checked, RunDir.of(checked, {}))
+    return tiny.trained(*overrides(root, folder), *more)
 
 
 def overrides(root: Path, folder: Path) -> list[str]:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from helpers import small_runs, tiny
 
-from medconv import config
 from medconv.config import ConfigError
 from medconv.data.case import Grid
 from medconv.data.preprocessing.examine import examine
@@ -25,9 +24,7 @@ from medconv.features.landmarks.points import as_array, read_points, write_point
 from medconv.features.landmarks.targets import LandmarkTargets
 from medconv.inference.predictor import Predictor
 from medconv.targets import Targets
-from medconv.training import run
 from medconv.training.losses.fit import FittedLoss
-from medconv.training.run_dir import RunDir
 from medconv.utils.errors import ArgumentError
 from medconv.utils.exit_codes import DONE, USER
 
@@ -74,8 +71,7 @@ def train(root: Path, folder: Path, *more: str) -> dict[str, Any]:
         "optimizer.lr=0.01",
         f"run.dir={folder}",
     ]
-    checked = config.validate(tiny.composed(*overrides, *more))
-    return run.train(checked, RunDir.of(checked, {}))
+    return tiny.trained(*overrides, *more)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from medconv import doors
 from medconv.targets.scores import MonitoredMetric, Scores
 from medconv.utils.errors import ArgumentError
 
+TRIAL_EDGE = 16  # voxels along each axis of the batch that a loss is tried on
 HIGHEST = torch.iinfo(torch.int16).max  # the largest label value
 # Kinds of targets by their names; features bring further ones by the door `TARGETS`.
 KINDS = {
@@ -236,7 +237,6 @@ class Targets(ABC):
                 all.
         """
 
-    @abstractmethod
     def try_loss(self, loss: Any, spatial_dims: int) -> str | None:
         """Try a loss on random numbers.
 
@@ -245,6 +245,12 @@ class Targets(ABC):
         Raises:
             Exception: any error of the loss.
         """
+        size = (TRIAL_EDGE,) * spatial_dims
+        encoded = self.encode(self.random_labels(2, size))
+        value = self.compare(loss, torch.randn(2, self.num_outputs, *size), encoded)
+        if value.ndim or not value.isfinite():
+            return f"gives {value.tolist()!s:.40} for {self.kind} targets, expected one finite number"
+        return None
 
 
 def all_kinds() -> dict[str, type[Targets]]:

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from medconv.metrics.dice import ClassScores
 from medconv.metrics.dice import dice as label_map_dice
-from medconv.targets.base import Family, Targets, label_values, names_of
+from medconv.targets.base import TRIAL_EDGE, Family, Targets, label_values, names_of
 from medconv.targets.scores import DICE, DiceScores, MonitoredMetric
 
 ABSENT = -1e4  # a logit whose probability is 0 beside any other, within the range of fp16
 _TOLERANCE = 1e-4  # relative; a loss that changes by less when voxels are shuffled ignores their positions
-_TRIAL_EDGE = 16  # voxels along each axis of the trial batch
-_SHUFFLED_TRIAL_EDGE = 4  # the same where it is shuffled
+_SHUFFLED_TRIAL_EDGE = 4  # of a trial batch that is shuffled
 
 
 @dataclass(frozen=True)
@@ -260,7 +259,7 @@ class SegmentationTargets(Targets):
         """
         shuffles = self.ignore is not None and not takes_mask(loss)
         # small where it is shuffled: sums over few voxels differ less by rounding
-        edge = _SHUFFLED_TRIAL_EDGE if shuffles else _TRIAL_EDGE
+        edge = _SHUFFLED_TRIAL_EDGE if shuffles else TRIAL_EDGE
         size = (edge,) * spatial_dims
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(2, self.num_outputs, *size, generator=generator)

@@ -24,7 +24,6 @@ IMAGES = Family(
     evaluate="medconv.features.continuous.evaluation:evaluate",
     views="medconv.features.continuous.views:ImageViews",
 )
-_TRIAL_EDGE = 16  # voxels along each axis of the trial batch
 
 
 @dataclass(frozen=True)
@@ -100,14 +99,6 @@ class ContinuousTargets(Targets):
         # images, not differences: SSIM sees structures
         image = outputs.float() + encoded[:, 1:] if self.same_units else outputs.float()
         return loss(image, encoded[:, :1])
-
-    def try_loss(self, loss: Any, spatial_dims: int) -> str | None:
-        size = (_TRIAL_EDGE,) * spatial_dims
-        encoded = self.encode(self.random_labels(2, size))
-        value = self.compare(loss, torch.randn(2, 1, *size), encoded)
-        if value.ndim or not value.isfinite():
-            return f"gives {value.tolist()!s:.40} for {self.kind} targets, expected one finite number"
-        return None
 
     def scale(self, image: np.ndarray) -> tuple[float, float]:
         """Mean and standard deviation of the answers' units. Args: image: the input's first channel."""

@@ -8,7 +8,7 @@ from medconv.features.instances.matching import DEFINITIONS, THRESHOLDS
 from medconv.features.instances.targets import WORDS
 from medconv.features.report import rendering
 from medconv.features.report.distributions import Series, distribution
-from medconv.features.report.overlays import case_png
+from medconv.features.report.overlays import case_picture
 
 _WORST_CASES = 6
 
@@ -39,15 +39,5 @@ def write_report(
 def _case_card(row: Mapping[str, Any], paths: tuple[Path, ...], image: Path | None) -> dict[str, Any]:
     """A case for the template: its picture, with a colour for each object."""
     columns = ["reference", "prediction", "compare"][: len(paths)]
-    try:
-        return {
-            "row": row,
-            "png": case_png(paths, image),
-            "caption": ", ".join(["image", *columns][image is None :]),
-        }
-    except ValueError as error:
-        return {
-            "row": row,
-            "png": case_png(paths, None),
-            "caption": f"{', '.join(columns)}; without the image: {error}",
-        }
+    png, caption = case_picture(paths, image, columns)
+    return {"row": row, "png": png, "caption": caption}

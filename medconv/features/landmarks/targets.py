@@ -24,7 +24,6 @@ POINTS = Family(
     evaluate="medconv.features.landmarks.evaluation:evaluate",
     views="medconv.features.landmarks.views:PointViews",
 )
-_TRIAL_EDGE = 8  # voxels along each axis of the trial batch
 
 
 @dataclass(frozen=True)
@@ -86,14 +85,6 @@ class LandmarkTargets(Targets):
         self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor, annotated: Tensor | None = None
     ) -> Tensor:
         return loss(outputs.float(), encoded)
-
-    def try_loss(self, loss: Any, spatial_dims: int) -> str | None:
-        size = (_TRIAL_EDGE,) * spatial_dims
-        outputs = torch.randn(2, len(self.names), *size)
-        value = self.compare(loss, outputs, self.encode(self.random_labels(2, size)))
-        if value.ndim or not value.isfinite():
-            return f"gives {value.tolist()!s:.40} for {self.kind} targets, expected one finite number"
-        return None
 
 
 class LandmarkScores(Scores):

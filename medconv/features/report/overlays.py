@@ -15,6 +15,24 @@ from medconv.metrics import visualization
 _MARGIN_MM = 10.0  # around the foreground
 
 
+def case_picture(
+    paths: Sequence[Path],
+    image: Path | None,
+    columns: Sequence[str],
+    ignore: int | None = None,
+    class_names: Sequence[str] | None = None,
+) -> tuple[bytes, str]:
+    """The picture of a case, without its image if that does not fit, and its caption.
+
+    Args: columns: names of the label maps. Others: as of `case_png`.
+    """
+    try:
+        return case_png(paths, image, ignore, class_names), ", ".join(["image", *columns][image is None :])
+    except ValueError as error:
+        caption = f"{', '.join(columns)}; without the image: {error}"
+        return case_png(paths, None, ignore, class_names), caption
+
+
 def case_png(
     paths: Sequence[Path],
     image: Path | None,

@@ -11,7 +11,7 @@ from medconv.evaluation.results import Evaluation
 from medconv.evaluation.segmentation_results import LabelMapEvaluation, selection_of
 from medconv.features.report import rendering
 from medconv.features.report.distributions import Series, distribution
-from medconv.features.report.overlays import case_png
+from medconv.features.report.overlays import case_picture
 from medconv.metrics import visualization
 from medconv.metrics.dice import mean
 from medconv.metrics.segmentation import Metric
@@ -148,17 +148,10 @@ def _case_card(
     row: Mapping[str, Any], label_paths: tuple[Path, ...], image: Path | None, targets: SegmentationTargets
 ) -> dict[str, Any]:
     """A case for the template: its picture, and its worst classes."""
-    problem = ""
-    class_names = labels.class_names_of(targets)
-    try:
-        png = case_png(label_paths, image, targets.ignore, class_names)
-    except ValueError as error:
-        png = case_png(label_paths, None, targets.ignore, class_names)
-        problem = f"; without the image: {error}"
-        image = None
-    columns = ["image"] if image else []
-    columns.append("reference")
-    columns += ["prediction"] if len(label_paths) == 2 else ["prediction A", "prediction B"]
+    predictions = ["prediction"] if len(label_paths) == 2 else ["prediction A", "prediction B"]
+    png, caption = case_picture(
+        label_paths, image, ["reference", *predictions], targets.ignore, labels.class_names_of(targets)
+    )
     dice = row["dice"]
     # undefined classes last
     worst_first = sorted(dice, key=lambda name: (dice[name] is None, dice[name]))
@@ -167,7 +160,7 @@ def _case_card(
         "name": row["case"],
         "row": row,
         "png": png,
-        "caption": ", ".join(columns) + problem,
+        "caption": caption,
         "classes": [name for name in dice if name in worst_classes],  # in one order for all cases
     }
 

@@ -102,6 +102,16 @@ class Group(WeightedGrid):
     sources: Sequence[Source]
     check: Callable[[Tensor], None]
 
+    def mean(self, first: int, stop: int) -> Tensor:
+        """The mean logits of some planes, for answers that need no network by itself.
+
+        Raises: ValueError: as `check`.
+        """
+        logits = [source.logits.take(first, stop) for source in self.sources]
+        mean = mean_logits(logits, [source.share for source in self.sources])
+        self.check(mean)
+        return mean
+
 
 def label_map_of(
     groups: Sequence[Group],

@@ -23,7 +23,7 @@ from medconv.inference.load import LoadedModel
 from medconv.inference.output import OutputDir
 from medconv.inference.predictor import LabelMapForward, Predictor
 from medconv.inference.prepare import Input, NamedImage
-from medconv.inference.slab_answer import Group, Source, mean_logits
+from medconv.inference.slab_answer import Group, Source
 from medconv.inference.sliding_window import SlidingWindow, slab_axis
 from medconv.training.validation import Validated, warn_of_nonfinite
 
@@ -81,9 +81,7 @@ def outputs_of(groups: Sequence[Group], images: Sequence[np.ndarray | None]) -> 
     for slabs in zip(*(group.grid.slabs() for group in groups), strict=True):
         mean: Any = 0
         for group, slab, base in zip(groups, slabs, bases, strict=True):
-            parts = [source.logits.take(slab.sources.start, slab.sources.stop) for source in group.sources]
-            outputs = mean_logits(parts, [source.share for source in group.sources])
-            group.check(outputs)
+            outputs = group.mean(slab.sources.start, slab.sources.stop)
             if base is not None:
                 outputs = outputs + base[slab.sources].to(outputs.device)
             (channel,) = group.grid.channels(outputs, slab)

@@ -24,7 +24,6 @@ from medconv.inference.load import LoadedModel
 from medconv.inference.output import OutputDir
 from medconv.inference.predictor import LabelMapForward, Predictor
 from medconv.inference.prepare import Input
-from medconv.inference.slab_answer import mean_logits
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.training.validation import Validated, warn_of_nonfinite
 
@@ -76,9 +75,7 @@ class PointForward(LabelMapForward):
             heights: Any = 0
             for group in groups:
                 # heatmaps stay on the prepared grid, which takes far less than the image's own
-                parts = [source.logits.take(0, group.grid.source_length) for source in group.sources]
-                logits = mean_logits(parts, [source.share for source in group.sources])
-                group.check(logits)
+                logits = group.mean(0, group.grid.source_length)
                 crop = group.grid.crop_info
                 one = answer_of(logits.movedim(1, 1 + group.grid.axis), crop, targets)
                 positions = positions + group.weight * one.positions

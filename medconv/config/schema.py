@@ -91,7 +91,7 @@ class DataConfig:
     # what labels mean
     flip_label_pairs: Any = key(
         None,
-        "pairs of classes that swap when mirroring, such as [[left_kidney, right_kidney]]",
+        "pairs of classes or points that swap when mirroring, such as [[left_kidney, right_kidney]]",
         accepts=list[Any] | None,
     )
     regions: Node | None = key(
@@ -443,7 +443,7 @@ class Derived:
         class_counts: training cases of each class or label, or above each grade; None: does not apply.
         overlapping: whether outputs may be positive at once, so that each has a sigmoid. exclusive: the
             opposite; a softmax.
-        flip_label_pairs: classes that a mirror exchanges, as numbers.
+        flip_label_pairs: outputs that a mirror exchanges, as numbers.
         train_cases: their number and a hash of their names.
         slice_axis: across the slices that a 2D network takes from volumes.
         memory_gb, size: that the run was planned for.

@@ -18,15 +18,18 @@ _WORD = re.compile(r"left|right|[a-z]+?(?=left|right)|[a-z]+|\d+")
 log = logging.getLogger(__name__)
 
 
-def flip_label_pairs(pairs: Any, class_names: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """The label values of pairs of classes, which a mirror along the left-right axis exchanges.
+def flip_label_pairs(
+    pairs: Any, class_names: Sequence[str], swappable: Sequence[str]
+) -> tuple[tuple[int, int], ...]:
+    """The numbers of pairs of classes or points, which a mirror along the left-right axis exchanges.
 
     Args:
-        pairs: a list of pairs of class names.
-        class_names: by label value.
+        pairs: a list of pairs of names.
+        class_names: by number, that of the network's output; of label maps also the label value.
+        swappable: all of these but the background.
 
     Raises:
-        ArgumentError: not a pair, an unknown class, the background, or a class in two pairs.
+        ArgumentError: not a pair, an unknown name, the background, or a name in two pairs.
     """
     if isinstance(pairs, str) or not isinstance(pairs, Sequence):
         raise _not_pairs(pairs)
@@ -36,27 +39,27 @@ def flip_label_pairs(pairs: Any, class_names: Sequence[str]) -> tuple[tuple[int,
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2 or pair[0] == pair[1]:
             raise _not_pairs(pairs)
         for name in pair:
-            _check_foreground(name, names[1:])
+            _check_swappable(name, swappable)
         values.append((names.index(pair[0]), names.index(pair[1])))
     counts = Counter(value for pair in values for value in pair)
     repeated = [names[value] for value, count in counts.items() if count > 1]
     if repeated:
-        raise ArgumentError("flip_label_pairs", f": a class has one partner, {', '.join(repeated)} has more")
+        raise ArgumentError("flip_label_pairs", f": a name has one partner, {', '.join(repeated)} has more")
     return tuple(values)
 
 
 def _not_pairs(pairs: Any) -> ArgumentError:
-    expected = "pairs of two different classes, such as [[left, right]]"
+    expected = "pairs of two different names, such as [[left, right]]"
     return ArgumentError("flip_label_pairs", f" needs {expected}, got {pairs}")
 
 
-def _check_foreground(name: Any, foreground_names: Sequence[str]) -> None:
-    """Raises: ArgumentError: not the name of a foreground class; suggests the nearest one."""
-    if name in foreground_names:
+def _check_swappable(name: Any, swappable: Sequence[str]) -> None:
+    """Raises: ArgumentError: none of these names; suggests the nearest one."""
+    if name in swappable:
         return
-    nearest = difflib.get_close_matches(str(name), foreground_names, n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"the classes are {', '.join(foreground_names)}"
-    raise ArgumentError("flip_label_pairs", f": {name} is not a foreground class; {hint}")
+    nearest = difflib.get_close_matches(str(name), swappable, n=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"the names are {', '.join(swappable)}"
+    raise ArgumentError("flip_label_pairs", f": there is no {name} to swap; {hint}")
 
 
 def lookalikes(class_names: Sequence[str]) -> list[tuple[str, str]]:

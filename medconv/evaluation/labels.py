@@ -1,7 +1,7 @@
 """The classes of label maps, from files, and the surface tolerance of each class, from options."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -40,13 +40,19 @@ def case_files(path: Path, argument: str) -> dict[str, Path]:
     return in_folder(path, argument)
 
 
-def reference_files(references: Path, prediction_sets: Sequence[Collection[str]]) -> dict[str, Path]:
-    """`case_files` of the references.
+def reference_files(
+    references: Path,
+    prediction_sets: Sequence[Collection[str]],
+    find: Callable[[Path, str], dict[str, Path]] = case_files,
+) -> dict[str, Path]:
+    """Case id to its reference.
 
-    Args: prediction_sets: the cases of each folder of predictions.
-    Raises: ValueError: as there, or predictions without a reference.
+    Args:
+        prediction_sets: the cases of each folder of predictions.
+        find: as `case_files`.
+    Raises: ValueError: as `find`, or predictions without a reference.
     """
-    files = case_files(references, "references")
+    files = find(references, "references")
     predicted_cases = {case for cases in prediction_sets for case in cases}
     missing = sorted(predicted_cases - set(files))
     if missing:
@@ -56,7 +62,7 @@ def reference_files(references: Path, prediction_sets: Sequence[Collection[str]]
                 f"; it has {some(sorted(files), 3)}; if names differ, give patterns with {{id}} in the place "
                 "of the case id, such as 'labels/{id}_manual.png', for both"
             )
-        raise ValueError(f"references {references}: no image there for {some(missing, 20)}{hint}")
+        raise ValueError(f"references {references}: no file there for {some(missing, 20)}{hint}")
     return files
 
 

@@ -44,6 +44,11 @@ class ScoredCases:
     images: Mapping[str, Path]
 
     @staticmethod
+    def find(path: Path, argument: str) -> dict[str, Path]:
+        """Case id to its prediction or reference. Raises: ValueError: as `labels.case_files`."""
+        return labels.case_files(path, argument)
+
+    @staticmethod
     def read(path: Path, like: Path | None = None) -> tuple[np.ndarray, Grid]:
         """A prediction or reference, (X, Y, Z), and its grid.
 
@@ -80,17 +85,21 @@ class ScoredCases:
         Raises:
             ValueError: predictions without a reference, or that cannot be measured; names all.
         """
-        sets = {predictions: labels.case_files(predictions, "predictions")}
+        sets = {predictions: cls.find(predictions, "predictions")}
         if compare:
-            sets[compare] = labels.case_files(compare, "compare")
-        reference_files = labels.reference_files(references, list(sets.values()))
+            sets[compare] = cls.find(compare, "compare")
+        reference_files = labels.reference_files(references, list(sets.values()), cls.find)
         first = sets[predictions]
+        targets = read_manifest(home(predictions)).get("targets")
         image_files = labels.images_of(home(predictions), home(references), images, list(first))
-        summaries = [cls._summary(path, files, reference_files, workers) for path, files in sets.items()]
+        summaries = []
+        for path, files in sets.items():
+            pairs = {case: (files[case], reference_files[case]) for case in files}
+            summaries.append(cls._summary(path, pairs, targets, workers))
         result = {
             **summaries[0],
             "references": str(references),
-            "targets": read_manifest(home(predictions)).get("targets"),
+            "targets": targets,
             "per_class": {},
             "without_prediction": sorted(set(reference_files) - set(first)),
         }
@@ -102,14 +111,22 @@ class ScoredCases:
         return cls(result, files_of_cases, image_files)
 
     @classmethod
+    def row(cls, case: str, prediction_file: Path, reference_file: Path, targets: Any) -> CaseRow:
+        """What there is to say of a case. Args: targets: as plain values, from the manifest.
+
+        Raises: ValueError: as `pair`.
+        """
+        prediction, reference, _, doubts = cls.pair(prediction_file, reference_file)
+        for doubt in doubts:
+            log.warning("case %s: %s", case, doubt)
+        return cls.measure(prediction, reference)
+
+    @classmethod
     def _summary(
-        cls, path: Path, files: Mapping[str, Path], references: Mapping[str, Path], workers: int
+        cls, path: Path, files: Mapping[str, tuple[Path, Path]], targets: Any, workers: int
     ) -> dict[str, Any]:
         def row(case: str) -> CaseRow:
-            prediction, reference, _, doubts = cls.pair(files[case], references[case])
-            for doubt in doubts:
-                log.warning("case %s: %s", case, doubt)
-            return {"case": case, **cls.measure(prediction, reference)}
+            return {"case": case, **cls.row(case, *files[case], targets)}
 
         rows = measure_cases(list(files), row, workers)
         return {
@@ -141,14 +158,17 @@ class ScoredCases:
         pairs = [(row, others[row["case"]]) for row in first["cases"] if row["case"] in others]
         return {name: paired([a[name] for a, _ in pairs], [b[name] for _, b in pairs]) for name in cls.words}
 
+    def cells(self, row: CaseRow) -> dict[str, Any]:
+        """Column to cell of the table of cases."""
+        return {column: row[column] for column in (*self.counts, *self.words)}
+
     def csv_rows(self) -> Iterator[Sequence[Any]]:
         """The header, then a row per case (with `compare`, of both sets)."""
-        columns = [*self.counts, *self.words]
-        yield ["predictions", "case", *columns]
+        yield ["predictions", "case", *self.cells(self.result["cases"][0])]
         summaries = [self.result, self.result["compare"]] if "compare" in self.result else [self.result]
         for summary in summaries:
             for row in summary["cases"]:
-                yield [summary["predictions"], row["case"], *(row[column] for column in columns)]
+                yield [summary["predictions"], row["case"], *self.cells(row).values()]
 
     def score_lines(self) -> list[str]:
         """Each score with its interval."""
@@ -156,7 +176,7 @@ class ScoredCases:
         for name, words in self.words.items():
             ends = self.result["statistics"][name]
             interval = f"[{plain_number(ends['low'])}, {plain_number(ends['high'])}]"
-            lines.append(f"{words:<24}{plain_number(ends['mean']):>10}  {interval}")
+            lines.append(f"{words:<26}{plain_number(self.result['mean'][name]):>10}  {interval}")
         return lines
 
     def comparison_lines(self) -> list[str]:

@@ -343,7 +343,7 @@ class OutputDir(Output):
     """
 
     result_name = "label maps"
-    own_suffix: ClassVar[str] = ""  # of results that are no label maps, whatever the format of the images
+    own_suffix: str = ""  # of results that are no label maps, whatever the format of the images
 
     def __init__(
         self, path: Path, settings: Mapping[str, Any], about: Mapping[str, Any], probabilities: bool = False

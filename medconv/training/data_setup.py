@@ -210,10 +210,10 @@ def _without_skipped(
 
 
 def _flip_label_pairs(dataset: Dataset, data: DataConfig) -> tuple[tuple[int, int], ...]:
-    """Label values of classes that are exchanged where an image is mirrored.
+    """Outputs that are exchanged where an image is mirrored.
 
     Raises:
-        ConfigError: the data has no classes to exchange, or no axis from left to right.
+        ConfigError: the data has nothing to exchange, or no axis from left to right.
     """
     if not dataset.targets.can_swap_labels:
         raise ConfigError(
@@ -225,7 +225,7 @@ def _flip_label_pairs(dataset: Dataset, data: DataConfig) -> tuple[tuple[int, in
             "data.flip_label_pairs needs axes from left to right; data.convention=nnunet leaves them as "
             "stored"
         )
-    return left_right.flip_label_pairs(data.flip_label_pairs, dataset.class_names)
+    return left_right.flip_label_pairs(data.flip_label_pairs, dataset.class_names, dataset.targets.names)
 
 
 def _preprocessing(
@@ -383,13 +383,16 @@ def build_data(
     channel_dropout = None
     if data.missing is not None or data.channel_dropout is not None:
         channel_dropout = _channel_dropout(data, derived.num_channels, prepared.train, config.seed)
+    pairs = configs.lists_to_tuples(derived.flip_label_pairs or [])
+    if not prepared.targets.exclusive:  # no background comes before the first name, which is number 1
+        pairs = tuple((first + 1, second + 1) for first, second in pairs)
     augment = configs.build(
         config.augmentation,
         "augmentation",
         seed=config.seed,
         spacing_mm=derived.spacing_mm,
         patch_size=derived.patch_size,
-        flip_label_pairs=configs.lists_to_tuples(derived.flip_label_pairs or []),
+        flip_label_pairs=pairs,
         left_right_axis=left_right_axis(derived.slice_axis),
     )
     return DataModule(

@@ -242,7 +242,7 @@ def derived_values(
         dataset: all cases.
         train: cases to train on.
         targets: with what follows from the training cases.
-        flip_label_pairs: classes that mirroring exchanges.
+        flip_label_pairs: outputs that mirroring exchanges.
     """
     monitored = targets.monitored
     planned = {key: configs.tuples_to_lists(value) for key, value in plan.values().items()}

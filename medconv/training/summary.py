@@ -70,11 +70,16 @@ def is_valid(content: Any) -> bool:
         return False
     if len({tuple(row) for row in rows}) > 1:  # the names of their classes
         return False
-    values = [content.get("val/dice")]
-    for row in rows:
-        for value in row.values():  # Dice of a class; of image-level cases also lists
-            values += value if isinstance(value, list) else [value]
-    return all(value is None or type(value) in (int, float) for value in values)
+    return _are_numbers([content.get("val/dice"), *rows])
+
+
+def _are_numbers(content: Any) -> bool:
+    """Whether all values are numbers or null, those in lists and objects, too."""
+    if isinstance(content, dict):
+        content = list(content.values())
+    if isinstance(content, list):
+        return all(map(_are_numbers, content))
+    return content is None or type(content) in (bool, int, float)
 
 
 def run_metadata(trainer: Any) -> dict[str, Any]:

@@ -15,11 +15,13 @@ NAMES = ("background", "left_kidney", "spleen", "right_kidney", "lung_l", "lung_
 
 
 def test_pairs_are_class_numbers() -> None:
-    assert left_right.flip_label_pairs([["left_kidney", "right_kidney"], ["lung_r", "lung_l"]], NAMES) == (
-        (1, 3),
-        (5, 4),
-    )
-    assert left_right.flip_label_pairs([], NAMES) == ()
+    pairs = [["left_kidney", "right_kidney"], ["lung_r", "lung_l"]]
+    assert left_right.flip_label_pairs(pairs, NAMES, NAMES[1:]) == ((1, 3), (5, 4))
+    assert left_right.flip_label_pairs([], NAMES, NAMES[1:]) == ()
+
+
+def test_pairs_of_names_without_a_background_are_numbered_from_0() -> None:
+    assert left_right.flip_label_pairs([["left_kidney", "spleen"]], NAMES[1:], NAMES[1:]) == ((0, 1),)
 
 
 @pytest.mark.parametrize(
@@ -27,16 +29,16 @@ def test_pairs_are_class_numbers() -> None:
     [
         (
             [["left_kidny", "right_kidney"]],
-            r"flip_label_pairs: left_kidny is not a foreground class.*did you mean left_kidney\?",
+            r"flip_label_pairs: there is no left_kidny to swap; did you mean left_kidney\?",
         ),
         (
             [["liver!", "spleen"]],
-            r"flip_label_pairs: liver! is not a foreground class.*the classes are left_kidney, spleen",
+            r"flip_label_pairs: there is no liver! to swap; the names are left_kidney, spleen",
         ),
-        ([["background", "spleen"]], r"flip_label_pairs: background is not a foreground class"),
+        ([["background", "spleen"]], r"flip_label_pairs: there is no background to swap"),
         (
             [["spleen", "spleen"]],
-            r"flip_label_pairs needs pairs of two different classes.*got \[\['spleen', 'spleen'\]\]",
+            r"flip_label_pairs needs pairs of two different names.*got \[\['spleen', 'spleen'\]\]",
         ),
         ([["spleen"]], r"flip_label_pairs needs pairs.*got \[\['spleen'\]\]"),
         ([["spleen", "lung_l", "lung_r"]], r"flip_label_pairs needs pairs"),
@@ -44,13 +46,13 @@ def test_pairs_are_class_numbers() -> None:
         ("lung_l", r"flip_label_pairs needs pairs.*got lung_l"),
         (
             [["lung_l", "lung_r"], ["lung_r", "spleen"]],
-            r"flip_label_pairs: a class has one partner, lung_r has more",
+            r"flip_label_pairs: a name has one partner, lung_r has more",
         ),
     ],
 )
 def test_invalid_pairs_are_errors(pairs: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        left_right.flip_label_pairs(pairs, NAMES)
+        left_right.flip_label_pairs(pairs, NAMES, NAMES[1:])
 
 
 def test_lookalikes_differ_only_in_left_and_right() -> None:

@@ -96,10 +96,10 @@ def test_class_names_come_from_the_manifest_or_the_dataset(tmp_path: Path) -> No
 def test_missing_references_are_named(tmp_path: Path) -> None:
     labels = {name: label_of(3) for name in ("a", "b", "c")}
     predictions, references = folders(tmp_path, labels, {"a": label_of(3), "other": label_of(1)})
-    with pytest.raises(ValueError, match=rf"references {references}: no image there for b, c$"):
+    with pytest.raises(ValueError, match=rf"references {references}: no file there for b, c$"):
         evaluate(predictions, references)
     (references / "a.nii.gz").rename(references / "a_manual.nii.gz")
-    expected = "no image there for a, b, c; it has a_manual, other; if names differ, give patterns with {id}"
+    expected = "no file there for a, b, c; it has a_manual, other; if names differ, give patterns with {id}"
     with pytest.raises(ValueError, match=expected):
         evaluate(predictions, references)
 

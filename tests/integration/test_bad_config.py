@@ -76,16 +76,13 @@ def train(composed: DictConfig) -> int:
         ),
         (
             "data.flip_label_pairs=[[box,hol]]",
-            "data.flip_label_pairs: hol is not a foreground class; did you mean hole?",
+            "data.flip_label_pairs: there is no hol to swap; did you mean hole?",
         ),
-        (
-            "data.flip_label_pairs=[[box,background]]",
-            "data.flip_label_pairs: background is not a foreground class",
-        ),
-        ("data.flip_label_pairs=[box,hole]", "data.flip_label_pairs needs pairs of two different classes"),
+        ("data.flip_label_pairs=[[box,background]]", "data.flip_label_pairs: there is no background to swap"),
+        ("data.flip_label_pairs=[box,hole]", "data.flip_label_pairs needs pairs of two different names"),
         (
             "data.flip_label_pairs=[[box,hole],[hole,box]]",
-            "data.flip_label_pairs: a class has one partner, box, hole has more",
+            "data.flip_label_pairs: a name has one partner, box, hole has more",
         ),
         (
             "data.flip_label_pairs=[[box,hole]] conv=mirror",
@@ -171,7 +168,7 @@ def train(composed: DictConfig) -> int:
         ("task.sw_batch_size=1.5", "task.sw_batch_size must be a whole number, got 1.5"),
         (
             "data.flip_label_pairs=[1,2]",
-            "data.flip_label_pairs needs pairs of two different classes, such as [[left, right]], got [1, 2]",
+            "data.flip_label_pairs needs pairs of two different names, such as [[left, right]], got [1, 2]",
         ),
         (
             "data.normalisation=3",

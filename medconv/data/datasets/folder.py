@@ -1,6 +1,6 @@
 """`data=folder` and `data=image_mask`: images and labels by patterns, or in two folders."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,10 +83,16 @@ class Pairs(NamedTuple):
         )
 
 
-def pairs_of(images: str | Mapping[str, str], labels: str, modality: str, root: str | None) -> Pairs:
+def pairs_of(
+    images: str | Mapping[str, str],
+    labels: str,
+    modality: str,
+    root: str | None,
+    find_labels: Callable[[str, str], dict[str, Path]] = files_of,
+) -> Pairs:
     """The cases of two patterns or folders, whatever the labels are.
 
-    Args: as of `folder`.
+    Args: as of `folder`. find_labels: gives case id to label file, as `files_of`.
     Raises:
         ValueError: no such folder, or no pairs.
     """
@@ -104,7 +110,7 @@ def pairs_of(images: str | Mapping[str, str], labels: str, modality: str, root: 
     patterns = {key: _in_root(root, pattern) for key, pattern in _by_channel(images, modality).items()}
     labels = _in_root(root, labels)
     channels = {key: files_of(pattern, key) for key, pattern in patterns.items()}
-    label_files = files_of(labels, "labels")
+    label_files = find_labels(labels, "labels")
     image_files = _first_channels(list(channels.values()))
     _check_pairs(image_files, label_files)
     cases: list[Case] = []

@@ -185,7 +185,7 @@ class OutputImages(OutputDir):
     """Where predicted images go, as float32 NIfTI; a case is done once its image exists."""
 
     result_name: ClassVar[str] = "images"
-    own_suffix: ClassVar[str] = ".nii.gz"  # other formats round to whole numbers
+    own_suffix = ".nii.gz"  # other formats round to whole numbers
 
     def __init__(self, path: Path, targets: ContinuousTargets, settings: Any, about: Any) -> None:
         super().__init__(path, settings, about)

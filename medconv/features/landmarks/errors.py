@@ -15,7 +15,7 @@ WORDS = {
     "missed": "share missed",
     "wrong": "share found though absent",
 }
-Row = dict[str, list[Any]]  # by point: its error in mm or None, whether it is there, whether it was found
+Row = dict[str, dict[str, Any]]  # by point: `error_mm` or None; whether it `is_there`, and whether `is_found`
 
 
 def row_of(positions: np.ndarray, found: np.ndarray, reference: np.ndarray, names: Sequence[str]) -> Row:
@@ -24,19 +24,11 @@ def row_of(positions: np.ndarray, found: np.ndarray, reference: np.ndarray, name
     Shape: positions, reference (names, 3) mm, NaN where absent; found (names,) bool.
     """
     distances = np.linalg.norm(positions - reference, axis=1).tolist()
-    is_there = np.isfinite(reference).all(1)
-    rows = zip(names, distances, is_there, found, strict=True)
+    is_there = np.isfinite(reference).all(1).tolist()
+    columns = zip(names, distances, is_there, found.tolist(), strict=True)
     return {
-        name: [mm if math.isfinite(mm) else None, int(there), int(seen)] for name, mm, there, seen in rows
-    }
-
-
-def told(row: Row) -> dict[str, Any]:
-    """A row for people: `error_mm` of each point, and which are `missed` and `wrong`."""
-    return {
-        "error_mm": {name: mm for name, (mm, _, _) in row.items()},
-        "missed": [name for name, (_, there, found) in row.items() if there and not found],
-        "wrong": [name for name, (_, there, found) in row.items() if found and not there],
+        name: {"error_mm": mm if math.isfinite(mm) else None, "is_there": there, "is_found": seen}
+        for name, mm, there, seen in columns
     }
 
 
@@ -46,14 +38,22 @@ def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
     A missed point is not within 2 mm.
     """
     points = [point for row in rows for point in row.values()]
-    is_near = [bool(found) and mm <= NEAR_MM for mm, there, found in points if there]
-    is_missed = [not found for _, there, found in points if there]
-    is_wrong = [bool(found) for _, there, found in points if not there]
+    there = [point for point in points if point["is_there"]]
+    is_near = [point["is_found"] and point["error_mm"] <= NEAR_MM for point in there]
+    is_wrong = [point["is_found"] for point in points if not point["is_there"]]
     names = rows[0] if rows else ()
     return {
-        "mre": describe([mm for mm, _, _ in points])["mean"],
-        "within_2mm": float(np.mean(is_near)) if is_near else None,
-        "missed": float(np.mean(is_missed)) if is_missed else None,
+        "mre": describe([point["error_mm"] for point in points])["mean"],
+        "within_2mm": float(np.mean(is_near)) if there else None,
+        "missed": float(np.mean([not point["is_found"] for point in there])) if there else None,
         "wrong": float(np.mean(is_wrong)) if is_wrong else None,
-        "mre_per_point": {name: describe([row[name][0] for row in rows])["mean"] for name in names},
+        "mre_per_point": {name: describe([row[name]["error_mm"] for row in rows])["mean"] for name in names},
     }
+
+
+def cells_of(row: Row) -> dict[str, Any]:
+    """Columns of a table of cases: the error of each point, and the names of missed and of wrong ones."""
+    missed = [name for name, point in row.items() if point["is_there"] and not point["is_found"]]
+    wrong = [name for name, point in row.items() if point["is_found"] and not point["is_there"]]
+    errors = {f"error_mm/{name}": point["error_mm"] for name, point in row.items()}
+    return {**errors, "missed_points": " ".join(missed), "wrong_points": " ".join(wrong)}

@@ -1,22 +1,19 @@
 """Predicted points against references: the radial error of every point, and the report."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from medconv.data.datasets.patterns import home
-from medconv.evaluation.labels import train_cases
 from medconv.evaluation.results import Evaluation, plain_number
-from medconv.features.landmarks.errors import WORDS, Row, row_of, summary_of, told
-from medconv.features.landmarks.points import point_files, read_array, read_points
-from medconv.inference.output import read_manifest
-from medconv.metrics import statistics
-from medconv.utils.logging import some
+from medconv.evaluation.scored_cases import ScoredCases
+from medconv.features.landmarks.errors import WORDS, cells_of, row_of, summary_of
+from medconv.features.landmarks.points import point_files, read_array
+from medconv.features.landmarks.views import case_picture
 
+_WORST_CASES = 6
 _DEFINITIONS = {
     WORDS["mre"]: "mean distance of predicted points to their references, over points that both have.",
     WORDS["within_2mm"]: "of all points of the references; a missed point is not.",
@@ -25,97 +22,39 @@ _DEFINITIONS = {
 }
 
 
-@dataclass(frozen=True)
-class PointEvaluation:
-    """The result of `evaluate`.
+class PointEvaluation(ScoredCases):
+    """The scores of points; a row has those of its case, and `points`, a row of `errors`."""
 
-    Args:
-        result: the content of the JSON file: `mean` (the scores of `WORDS`, and `mre_per_point`), `cases` (a
-            row each), `targets`, `train_cases`, `without_prediction`; with `compare` also `compare` and
-            `comparison`, the paired test of the cases' mean radial errors.
-    """
+    words = WORDS
 
-    counted: ClassVar[str] = "references"
-    result: dict[str, Any]
+    @staticmethod
+    def find(path: Path, argument: str) -> dict[str, Path]:
+        return point_files(path, argument)
 
-    @property
-    def names(self) -> list[str]:
-        return list(self.result["mean"]["mre_per_point"])
+    @classmethod
+    def row(cls, case: str, prediction_file: Path, reference_file: Path, targets: Any) -> dict[str, Any]:
+        names = targets["names"]
+        positions = read_array(prediction_file, case, names)
+        reference = read_array(reference_file, case, names)
+        points = row_of(positions, np.isfinite(positions).all(1), reference, names)
+        scores = summary_of([points])
+        return {**{name: scores[name] for name in WORDS}, "points": points}
 
-    def csv_rows(self) -> Iterator[Sequence[Any]]:
-        yield ["case", *(f"error_mm/{name}" for name in self.names), "missed", "wrong"]
-        for row in self.result["cases"]:
-            errors = [row["error_mm"][name] for name in self.names]
-            yield [row["case"], *errors, " ".join(row["missed"]), " ".join(row["wrong"])]
+    @staticmethod
+    def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return summary_of([row["points"] for row in rows])
+
+    def cells(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {**super().cells(row), **cells_of(row["points"])}
 
     def score_lines(self) -> list[str]:
-        mean = self.result["mean"]
-        lines = [f"{len(self.result['cases'])} cases"]
-        lines += [f"{words:<28}{plain_number(mean[name]):>10}" for name, words in WORDS.items()]
-        per_point = mean["mre_per_point"].items()
-        return lines + [f"  {name + ' (mm)':<26}{plain_number(mm):>10}" for name, mm in per_point]
-
-    def comparison_lines(self) -> list[str]:
-        row = self.result["comparison"]["mre"]
-        cells = ", ".join(f"{key} {plain_number(row[key])}" for key in ("difference", "low", "high", "p"))
-        return [f"{WORDS['mre']} of cases, predictions minus compare: {cells}"]
+        """Also the mean error of each point."""
+        per_point = self.result["mean"]["mre_per_point"].items()
+        lines = [f"  {name + ' (mm)':<24}{plain_number(mm):>10}" for name, mm in per_point]
+        return [*super().score_lines(), *lines]
 
 
-def evaluate(
-    predictions: Path,
-    references: Path,
-    compare: Path | None = None,
-    workers: int = 1,
-    images: Path | None = None,
-) -> PointEvaluation:
-    """Measure every predicted point against the reference of the same case and name.
-
-    Args:
-        predictions, references, compare: folders of points, or patterns with `{id}`.
-        workers, images: without effect on files this small; the report shows no images.
-    Raises:
-        ValueError: predictions without a reference, or as `read_array`.
-    """
-    reference_files = point_files(references, "references")
-    manifest = read_manifest(home(predictions)).get("targets") or {}
-    names = manifest.get("names") or sorted(set().union(*map(read_points, reference_files.values())))
-    rows_of_sets: dict[Path, dict[str, Row]] = {}
-    for path in filter(None, (predictions, compare)):
-        files = point_files(path, "predictions" if path is predictions else "compare")
-        missing = sorted(set(files) - set(reference_files))
-        if missing:
-            raise ValueError(f"references {references}: no points there for {some(missing, 20)}")
-        rows_of_sets[path] = {}
-        for case, file in files.items():
-            positions = read_array(file, names)
-            found = np.isfinite(positions).all(1)
-            rows_of_sets[path][case] = row_of(
-                positions, found, read_array(reference_files[case], names), names
-            )
-    rows = rows_of_sets[predictions]
-    result = {
-        **_summary(predictions, rows),
-        "references": str(references),
-        "targets": manifest or None,
-        "without_prediction": sorted(set(reference_files) - set(rows)),
-    }
-    if compare is not None:
-        others = rows_of_sets[compare]
-        result["compare"] = _summary(compare, others)
-        shared = [case for case in rows if case in others]
-        of_cases = [[summary_of([each[case]])["mre"] for case in shared] for each in (rows, others)]
-        result["comparison"] = {"mre": statistics.paired(*of_cases)}
-    return PointEvaluation(result)
-
-
-def _summary(path: Path, rows: Mapping[str, Row]) -> dict[str, Any]:
-    return {
-        "predictions": str(path),
-        "mean": summary_of(list(rows.values())),
-        "per_class": {},
-        "cases": [{"case": case, **told(row)} for case, row in rows.items()],
-        "train_cases": train_cases(home(path), list(rows)),
-    }
+evaluate = PointEvaluation.of_folders
 
 
 def page(evaluation: Evaluation) -> str | None:
@@ -124,11 +63,28 @@ def page(evaluation: Evaluation) -> str | None:
         return None
     from medconv.features.report import rendering
 
+    rows = evaluation.result["cases"]
+    names = evaluation.result["targets"]["names"]
+    # a missed or wrong point is worse than any distance
+    worst_first = sorted(rows, key=lambda row: (-_faults(row), -(row["mre"] or 0), row["case"]))
+    pictures = {}
+    for row in worst_first[:_WORST_CASES]:
+        case = row["case"]
+        if case in evaluation.images:
+            reference, prediction = (read_array(path, case, names) for path in evaluation.files[case][:2])
+            pictures[case] = case_picture(evaluation.images[case], reference, prediction, names)
     return rendering.render(
         "points_report.html.j2",
         "medconv.features.landmarks",
         result=evaluation.result,
-        names=evaluation.names,
+        rows=worst_first,
+        pictures={case: picture for case, picture in pictures.items() if picture},
+        names=names,
         words=WORDS,
         definitions=_DEFINITIONS,
     )
+
+
+def _faults(row: dict[str, Any]) -> int:
+    """How many points are missed or wrong."""
+    return sum(point["is_there"] != point["is_found"] for point in row["points"].values())

@@ -33,7 +33,7 @@ def examine_points(case: Case, image: np.ndarray | None, dataset: Dataset, repor
         return
     if np.isnan(positions).all():
         report.warnings.append(f"{case.label}: has none of the points; it is trained on as such")
-    voxels = _voxels(positions, grid)[:, : 2 if report.flat else 3]
+    voxels = voxels_of(positions, grid)[:, : 2 if report.flat else 3]
     last = np.array(grid.shape)[: voxels.shape[1]] - 1
     beyond = [bool(row.any()) for row in (voxels < -0.5) | (voxels > last + 0.5)]
     for name, position, is_beyond in zip(dataset.targets.names, positions, beyond, strict=True):
@@ -51,10 +51,10 @@ def positions_of(case: Case, targets: LandmarkTargets) -> np.ndarray:
     """
     if case.label is None:
         raise ValueError("has no file of points, but training needs one")
-    return read_array(case.label, targets.names)
+    return read_array(case.label, case.id, targets.names)
 
 
-def _voxels(positions: np.ndarray, grid: Grid) -> np.ndarray:
+def voxels_of(positions: np.ndarray, grid: Grid) -> np.ndarray:
     """From mm to voxel indices of the file."""
     inverse = np.linalg.inv(grid.matrix)
     voxels: np.ndarray = positions @ inverse[:3, :3].T + inverse[:3, 3]
@@ -68,7 +68,7 @@ def _turns(crop: CropInfo) -> np.ndarray:
 
 def to_prepared(positions: np.ndarray, crop: CropInfo, shape: tuple[int, ...]) -> np.ndarray:
     """From mm to voxel indices of a prepared image. Shape: (n, 3) -> (n, axes)."""
-    native = _voxels(positions, crop.grid)
+    native = voxels_of(positions, crop.grid)
     prepared = np.empty_like(native)
     for axis, (canonical, direction) in enumerate(_turns(crop)):
         column = native[:, axis] if direction > 0 else crop.grid.shape[axis] - 1 - native[:, axis]

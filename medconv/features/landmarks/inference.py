@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,10 +18,10 @@ from medconv.data.loading.patch import Batch
 from medconv.data.preprocessing.preprocess import CropInfo, left_right_axis
 from medconv.features.landmarks.errors import row_of
 from medconv.features.landmarks.heatmaps import peaks, sigmas, to_mm
-from medconv.features.landmarks.points import SLICER, as_points, write_points
+from medconv.features.landmarks.points import as_points, write_points
 from medconv.features.landmarks.targets import LandmarkTargets
 from medconv.inference.load import LoadedModel
-from medconv.inference.output import OutputDir
+from medconv.inference.output import MANIFEST, OutputDir
 from medconv.inference.predictor import LabelMapForward, Predictor
 from medconv.inference.prepare import Input
 from medconv.inference.sliding_window import SlidingWindow
@@ -118,26 +118,33 @@ class PointValidation:
 def point_validation(config: RunConfig, targets: LandmarkTargets, window: SlidingWindow) -> PointValidation:
     """As `Family.validation`.
 
-    Raises: ConfigError: an augmentation exchanges left and right.
+    Raises: ConfigError: images are mirrored from left to right, and nothing says which points swap.
     """
     axes = mirrored_axes(config.augmentation.get("mirror_axes") or (), config.derived.spatial_dims)
     axis = left_right_axis(config.derived.slice_axis)
-    if axis in axes and len(targets.names) > 1:
+    # an empty list says that no names swap
+    if axis in axes and len(targets.names) > 1 and config.data.flip_label_pairs is None:
         raise ConfigError(
-            f"augmentation.mirror_axes={config.augmentation['mirror_axes']} exchanges left and right, but "
-            f"not the names of points; leave out axis {axis}"
+            f"augmentation.mirror_axes={config.augmentation['mirror_axes']} exchanges left and right; name "
+            "the points that swap, such as data.flip_label_pairs=[[left_eye,right_eye]], [] if none do, or "
+            f"leave out axis {axis}"
         )
     return PointValidation(window, targets)
 
 
 class OutputPoints(OutputDir):
-    """Where points go, as Slicer's `.mrk.json`; a case is done once its file exists."""
+    """Where points go, in the format of the training's; a case is done once its file exists."""
 
     result_name: ClassVar[str] = "files of points"
-    own_suffix: ClassVar[str] = SLICER
 
     def __init__(self, path: Path, targets: LandmarkTargets, settings: Any, about: Any) -> None:
+        self.own_suffix = targets.suffix
         super().__init__(path, settings, about)
 
     def write(self, predictor: Predictor, case: Case, scores: Any) -> None:
-        write_points(self.label(case.id), as_points(predictor.answer(scores), predictor.targets.names))
+        points = as_points(predictor.answer(scores), predictor.targets.names)
+        write_points(self.label(case.id), points, case.id)
+
+    def _existing(self, manifest: Mapping[str, Any]) -> list[str]:
+        # the manifest is JSON, too
+        return [case for case in super()._existing(manifest) if self.label(case).name != MANIFEST]

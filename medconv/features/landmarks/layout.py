@@ -5,8 +5,7 @@ from pathlib import Path
 
 from medconv.data.case import Dataset
 from medconv.data.datasets.folder import pairs_of
-from medconv.data.datasets.patterns import is_pattern
-from medconv.features.landmarks.points import pattern_of, read_points
+from medconv.features.landmarks.points import point_files, read_points, suffix_of
 from medconv.features.landmarks.targets import LandmarkTargets
 from medconv.utils.errors import ArgumentError
 
@@ -24,7 +23,7 @@ def landmarks(
 
     Args:
         images: a pattern or folder, or one for each channel by its name, such as {t1: ..., t2: ...}.
-        labels: a pattern or folder of files that `read_points` takes.
+        labels: a pattern or folder of files that `read_points` takes, or a table of all cases.
         names: of the points; None: all that files have.
         sigma_mm, threshold: as of `LandmarkTargets`.
         modality: of all channels without names.
@@ -33,23 +32,21 @@ def landmarks(
         ValueError: no such folder, no pairs, no points, or a number out of range. A missing image or file
             becomes an error of its case.
     """
-    folder = Path(root or "") / (labels or "")
-    if labels and not is_pattern(labels) and folder.is_dir():
-        labels = str(Path(labels) / pattern_of(folder, "labels"))
-    pairs = pairs_of(images, labels, modality, root)
-    given = list(names) if names is not None else _names(list(pairs.labels.values()))
+    pairs = pairs_of(images, labels, modality, root, find_labels=point_files)
+    given = list(names) if names is not None else _names(pairs.labels)
     if not given:
         raise ArgumentError("labels", f"={labels}: no file there has a point")
-    targets = LandmarkTargets.from_fields({"names": given, "sigma_mm": sigma_mm, "threshold": threshold})
-    return pairs.dataset(targets, "landmarks")
+    suffix = suffix_of(next(iter(pairs.labels.values())))
+    settings = {"names": given, "sigma_mm": sigma_mm, "threshold": threshold, "suffix": suffix}
+    return pairs.dataset(LandmarkTargets.from_fields(settings), "landmarks")
 
 
-def _names(files: Sequence[Path]) -> list[str]:
+def _names(files: Mapping[str, Path]) -> list[str]:
     """Names of the points of all files that can be read, sorted; others are errors of their case later."""
     names: set[str] = set()
-    for path in files:
+    for case, path in files.items():
         try:
-            names |= read_points(path).keys()
+            names |= read_points(path, case).keys()
         except ValueError:
             continue
     return sorted(names)

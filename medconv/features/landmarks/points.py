@@ -1,9 +1,14 @@
-"""Files of points: JSON, CSV, and Slicer's `.mrk.json`; in mm, right, anterior, superior (RAS)."""
+"""Files of points: JSON, CSV, and Slicer's `.mrk.json`; in mm, right, anterior, superior (RAS).
+
+A CSV file with a column `case` is a table of many cases.
+"""
 
 import csv
 import json
 import math
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,42 +16,62 @@ import numpy as np
 
 from medconv.data.datasets.common import read_json
 from medconv.data.datasets.patterns import files_of, is_pattern
+from medconv.inference.output import MANIFEST
 from medconv.utils.atomic_io import write_text
+from medconv.utils.csv_cells import csv_text, original
 from medconv.utils.errors import ArgumentError
 
 SLICER = ".mrk.json"
-_SUFFIXES = (SLICER, ".json", ".csv")  # in a folder, the first that some file has
+SUFFIXES = (SLICER, ".json", ".csv")  # in a folder, the first that some file has
+_COLUMNS = ("name", "x", "y", "z")
 _SCHEMA = "https://raw.githubusercontent.com/slicer/slicer/master/Modules/Loadable/Markups/Resources/Schema/markups-schema-v1.0.3.json#"
 _TO_RAS = {"RAS": np.ones(3), "LPS": np.array([-1.0, -1.0, 1.0])}
 Points = dict[str, np.ndarray]  # name to (3,) mm
+Rows = list[tuple[Any, Any]]  # names and positions (RAS) as they stand in a file
 
 
 def point_files(path: str | Path, argument: str) -> dict[str, Path]:
-    """Case id to its file, of a folder or a pattern.
+    """Case id to its file, of a folder, a pattern or a table of all cases.
 
-    Raises: ArgumentError: as `pattern_of` and `files_of`.
+    Raises: ArgumentError: as `files_of`; or a folder without such files, or no table of cases.
     """
-    is_folder = not is_pattern(path) and Path(path).is_dir()
-    return files_of(Path(path) / pattern_of(Path(path), argument) if is_folder else path, argument)
+    path = Path(path)
+    if path.is_dir():
+        files = files_of(path / f"{{id}}{_suffix_in(path, argument)}", argument)
+        return {case: file for case, file in files.items() if file.name != MANIFEST}
+    if is_pattern(path) or not path.is_file():
+        return files_of(path, argument)
+    try:
+        cases = _table(path, path.stat().st_mtime_ns)
+    except ValueError as error:
+        raise ArgumentError(argument, f": {error}") from error
+    if None in cases:
+        raise ArgumentError(argument, f"={path}: a table of all cases needs the column case")
+    return dict.fromkeys(sorted(filter(None, cases)), path)
 
 
-def pattern_of(folder: Path, argument: str) -> str:
-    """The pattern of the files in a folder. Raises: ArgumentError: there are none of these kinds."""
-    for suffix in _SUFFIXES:
-        if any(folder.glob(f"*{suffix}")):
-            return f"{{id}}{suffix}"
-    raise ArgumentError(argument, f" {folder}: no points there, expected files {', '.join(_SUFFIXES)}")
+def suffix_of(path: Path) -> str:
+    """The suffix of a file of points; of others that of Slicer's."""
+    return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), SLICER)
 
 
-def read_points(path: Path) -> Points:
-    """The points of a case.
+def _suffix_in(folder: Path, argument: str) -> str:
+    """Raises: ArgumentError: there are no files of these kinds."""
+    for suffix in SUFFIXES:
+        if any(file.name != MANIFEST for file in folder.glob(f"*{suffix}")):
+            return suffix
+    raise ArgumentError(argument, f" {folder}: no points there, expected files {', '.join(SUFFIXES)}")
+
+
+def read_points(path: Path, case: str) -> Points:
+    """The points of a case. Args: case: its id, for files with a column `case`.
 
     Raises:
-        ValueError: unreadable, of another form, a position that is not three finite numbers, or one name
-            twice.
+        ValueError: unreadable, of another form, no row of the case, a position that is not three finite
+            numbers, or one name twice.
     """
     points: Points = {}
-    for name, position in _rows(path):
+    for name, position in _rows(path, case):
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"{path}: a point has no name")
         if name in points:
@@ -61,23 +86,47 @@ def read_points(path: Path) -> Points:
     return points
 
 
-def _rows(path: Path) -> Iterable[tuple[Any, Any]]:
-    """Names and positions (RAS) as they stand in a file."""
+def _rows(path: Path, case: str) -> Rows:
     if path.suffix == ".csv":
-        try:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                rows = list(csv.DictReader(file))
-        except (OSError, ValueError, csv.Error) as error:
-            raise ValueError(f"{path}: cannot be read ({error})") from error
-        if rows and not {"name", "x", "y", "z"} <= rows[0].keys():
-            raise ValueError(f"{path}: expected the columns name, x, y, z, in mm (RAS)")
-        return [(row["name"], [row["x"], row["y"], row["z"]]) for row in rows]
+        cases = _table(path, path.stat().st_mtime_ns if path.is_file() else 0)
+        if None in cases:
+            return cases[None]
+        if case not in cases:
+            raise ValueError(f"{path}: no row of case {case}; a case without points has a row without a name")
+        return cases[case]
     content = read_json(path)
     if isinstance(content, dict) and "markups" in content:
         return _of_slicer(path, content)
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected an object such as {{'apex': [x, y, z]}}, in mm (RAS)")
-    return content.items()
+    return list(content.items())
+
+
+@lru_cache(maxsize=4)
+def _table(path: Path, modified: int) -> dict[str | None, Rows]:
+    """The rows of each case of a CSV file; of None, if it has no column `case`.
+
+    Args: modified: when; a table of all cases is read once, and again after it has changed.
+    Raises: ValueError: unreadable, or other columns.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+    except (OSError, ValueError, csv.Error) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from error
+    columns = reader.fieldnames or ()
+    if rows and not set(_COLUMNS) <= set(columns):
+        raise ValueError(f"{path}: expected the columns name, x, y, z, in mm (RAS), or these and case")
+    if "case" not in columns:
+        return {None: [(row["name"], [row["x"], row["y"], row["z"]]) for row in rows]}
+    cases: dict[str | None, Rows] = {}
+    for row in rows:
+        case = cases.setdefault(unicodedata.normalize("NFC", original(row["case"] or "")), [])
+        cells = [row[column] for column in _COLUMNS]
+        if any(cells):  # else a case without points
+            case.append((original(cells[0] or ""), cells[1:]))
+    return cases
 
 
 def _of_slicer(path: Path, content: Mapping[str, Any]) -> list[tuple[Any, Any]]:
@@ -100,19 +149,35 @@ def _of_slicer(path: Path, content: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     return rows
 
 
-def write_points(path: Path, points: Mapping[str, np.ndarray]) -> None:
-    """As a list of fiducials for Slicer. Raises: OSError: the disk is full, or no permission."""
+def write_points(path: Path, points: Mapping[str, np.ndarray], case: str) -> None:
+    """As a list of fiducials for Slicer, JSON or CSV, by the suffix; CSV has the case, so that files can be
+    joined.
+
+    Raises: OSError: the disk is full, or no permission.
+    """
+    rounded = {name: [float(f"{mm:.4f}") for mm in position] for name, position in points.items()}
+    suffix = suffix_of(path)
+    if suffix == ".csv":
+        rows = [[case, name, *position] for name, position in rounded.items()]
+        write_text(path, csv_text([["case", *_COLUMNS], *(rows or [[case, *[""] * 4]])]))
+        return
+    content: dict[str, Any] = rounded
+    if suffix == SLICER:
+        content = {"@schema": _SCHEMA, "markups": [_markup(rounded)]}
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def _markup(points: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     rows = [
         {
             "id": str(number),
             "label": name,
-            "position": [float(f"{mm:.4f}") for mm in position * _TO_RAS["LPS"]],
+            "position": (_TO_RAS["LPS"] * position).tolist(),
             "positionStatus": "defined",
         }
         for number, (name, position) in enumerate(points.items(), start=1)
     ]
-    markup = {"type": "Fiducial", "coordinateSystem": "LPS", "coordinateUnits": "mm", "controlPoints": rows}
-    write_text(path, json.dumps({"@schema": _SCHEMA, "markups": [markup]}, indent=1) + "\n")
+    return {"type": "Fiducial", "coordinateSystem": "LPS", "coordinateUnits": "mm", "controlPoints": rows}
 
 
 def as_array(points: Mapping[str, np.ndarray], names: Iterable[str]) -> np.ndarray:
@@ -121,9 +186,9 @@ def as_array(points: Mapping[str, np.ndarray], names: Iterable[str]) -> np.ndarr
     return np.stack([points.get(name, absent) for name in names])
 
 
-def read_array(path: Path, names: Sequence[str]) -> np.ndarray:
+def read_array(path: Path, case: str, names: Sequence[str]) -> np.ndarray:
     """As `as_array`. Raises: ValueError: as `read_points`, or a point of another name."""
-    points = read_points(path)
+    points = read_points(path, case)
     unknown = sorted(points.keys() - set(names))
     if unknown:
         raise ValueError(f"{path}: unknown point {unknown[0]}, expected {', '.join(names)}")

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from medconv.features.landmarks.errors import WORDS, Row, summary_of, told
+from medconv.features.landmarks.errors import WORDS, Row, cells_of, summary_of
+from medconv.features.landmarks.points import SLICER, SUFFIXES
 from medconv.metrics.statistics import describe
 from medconv.targets.base import Family, Targets, names_of
 from medconv.targets.scores import MonitoredMetric, NamedScore, Scores
@@ -33,12 +34,14 @@ class LandmarkTargets(Targets):
     Args:
         sigma_mm: of the heatmaps.
         threshold: a point whose peak is lower is absent.
+        suffix: of files of points, in whose format predictions are written.
     """
 
     kind: ClassVar[str] = "landmarks"
     family: ClassVar[Family] = POINTS
     per_voxel: ClassVar[bool] = True
     exclusive: ClassVar[bool] = False
+    can_swap_labels: ClassVar[bool] = True
     default_loss: ClassVar[str] = "heatmap"
     monitored: ClassVar[MonitoredMetric] = MonitoredMetric("val/mre", WORDS["mre"], higher_is_better=False)
     output_meaning: ClassVar[str] = (
@@ -48,6 +51,7 @@ class LandmarkTargets(Targets):
     names: tuple[str, ...] = ()
     sigma_mm: float = 3.0
     threshold: float = 0.2
+    suffix: str = SLICER
 
     @classmethod
     def from_fields(cls, content: Mapping[str, Any]) -> Self:
@@ -58,10 +62,13 @@ class LandmarkTargets(Targets):
             raise ValueError(f"landmarks need a positive sigma_mm, got {sigma_mm!r:.40}")
         if type(threshold) not in (int, float) or not 0 <= threshold < 1:
             raise ValueError(f"landmarks need a threshold from 0 to below 1, got {threshold!r:.40}")
+        suffix: Any = content.get("suffix", SLICER)
+        if suffix not in SUFFIXES:
+            raise ValueError(f"landmarks need a suffix of {', '.join(SUFFIXES)}, got {suffix!r:.40}")
         names = names_of(content.get("names"))
         if not names:
             raise ValueError("landmarks need names")
-        return cls(names=names, sigma_mm=float(sigma_mm), threshold=float(threshold))
+        return cls(names, float(sigma_mm), float(threshold), suffix)
 
     def plain(self) -> dict[str, Any]:
         return {"kind": self.kind, **asdict(self), "names": list(self.names)}
@@ -104,10 +111,10 @@ class LandmarkScores(Scores):
         return [(words, summary.get(f"val/{name}")) for name, words in WORDS.items()]
 
     def case_cells(self, row: Row) -> dict[str, Any]:
-        return {f"error_mm/{name}": mm for name, (mm, _, _) in row.items()}
+        return cells_of(row)
 
     def case_entry(self, row: Row) -> dict[str, Any]:
-        return told(row)
+        return {"points": row}
 
     def over_folds(self, folds: Sequence[Mapping[str, Row]]) -> dict[str, Any]:
         rows = [row for fold in folds for row in fold.values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from medconv.data.case import Grid
 from medconv.data.preprocessing.examine import examine
 from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.features.landmarks import heatmaps
-from medconv.features.landmarks.errors import row_of, summary_of, told
+from medconv.features.landmarks.errors import cells_of, row_of, summary_of
 from medconv.features.landmarks.layout import landmarks
 from medconv.features.landmarks.losses import HeatmapLoss
 from medconv.features.landmarks.points import as_array, read_points, write_points
@@ -33,7 +34,10 @@ SHAPE = (20, 18, 14)
 
 
 def write_cases(root: Path, cases: int = 6) -> Path:
-    """A bright ball (`apex`), and in every case but the last a dark one (`base`); points in three formats."""
+    """A bright ball (`apex`), and in every case but the last a dark one (`base`); points in three formats,
+    and in one table.
+    """
+    table = ["case,name,x,y,z"]
     for number in range(cases):
         rng = np.random.default_rng(number)
         # every other file has its first axis the other way round
@@ -50,11 +54,13 @@ def write_cases(root: Path, cases: int = 6) -> Path:
         points = {name: affine[:3, :3] @ centre + affine[:3, 3] for name, centre in voxels.items()}
         for folder in ("slicer", "json", "csv"):
             (root / folder).mkdir(exist_ok=True)
-        write_points(root / f"slicer/case{number}.mrk.json", points)
+        write_points(root / f"slicer/case{number}.mrk.json", points, f"case{number}")
         plain = {name: point.tolist() for name, point in points.items()}
         (root / f"json/case{number}.json").write_text(json.dumps(plain))
         lines = [f"{name},{x},{y},{z}" for name, (x, y, z) in plain.items()]
         (root / f"csv/case{number}.csv").write_text("\n".join(["name,x,y,z", *lines]))
+        table += [f"case{number},{line}" for line in lines]
+    (root / "all.csv").write_text("\n".join(table))
     return root
 
 
@@ -86,25 +92,36 @@ def trained(cases: Path) -> Path:
     return folder
 
 
-def test_three_formats_hold_the_same_points(cases: Path) -> None:
+def test_all_formats_hold_the_same_points(cases: Path) -> None:
     for number in (0, 5):
-        of_slicer = read_points(cases / f"slicer/case{number}.mrk.json")
-        for folder, suffix in (("json", ".json"), ("csv", ".csv")):
-            points = read_points(cases / f"{folder}/case{number}{suffix}")
+        case = f"case{number}"
+        of_slicer = read_points(cases / f"slicer/{case}.mrk.json", case)
+        for file in (f"json/{case}.json", f"csv/{case}.csv", "all.csv"):
+            points = read_points(cases / file, case)
             assert points.keys() == of_slicer.keys()
             np.testing.assert_allclose(as_array(points, points), as_array(of_slicer, points), atol=1e-4)
     content = json.loads((cases / "slicer/case0.mrk.json").read_text())
     # written as Slicer's own, which point left and posterior
     (markup,) = content["markups"]
     point = markup["controlPoints"][0]
-    expected = read_points(cases / "json/case0.json")["apex"] * [-1, -1, 1]
+    expected = read_points(cases / "json/case0.json", "case0")["apex"] * [-1, -1, 1]
     np.testing.assert_allclose(point["position"], expected, atol=1e-4)
     markup["coordinateSystem"] = "RAS"
     markup["controlPoints"][1]["positionStatus"] = "undefined"
     (cases.parent / "ras.mrk.json").write_text(json.dumps(content))
-    points = read_points(cases.parent / "ras.mrk.json")
+    points = read_points(cases.parent / "ras.mrk.json", "ras")
     assert list(points) == ["apex"]
     np.testing.assert_allclose(points["apex"], expected, atol=1e-4)
+
+
+def test_a_table_has_a_row_for_a_case_without_points(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    write_points(path, {}, "a")
+    assert read_points(path, "a") == {}
+    with pytest.raises(ValueError, match=r"a.csv: no row of case b; a case without points has a row"):
+        read_points(path, "b")
+    write_points(path, {"=apex": np.array([1.0, 2, 3])}, "a")
+    assert read_points(path, "a")["=apex"].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("reoriented", [True, False])
@@ -162,12 +179,13 @@ def test_what_looks_wrong_in_a_file_of_points(name: str, cases: Path, tmp_path: 
 
 
 def test_the_layout_names_what_is_missing(cases: Path, tmp_path: Path) -> None:
-    for labels in ("slicer", "json", "csv", "json/{id}.json"):
+    suffixes = {"slicer": ".mrk.json", "json": ".json", "json/{id}.json": ".json", "csv": ".csv"}
+    for labels, suffix in (suffixes | {"all.csv": ".csv"}).items():
         dataset = landmarks("images", labels, root=str(cases))
         assert not dataset.errors
-        assert dataset.targets.names == ("apex", "base")
+        assert dataset.targets == LandmarkTargets(("apex", "base"), suffix=suffix)
     (tmp_path / "dots").mkdir()
-    write_points(tmp_path / "dots/case0.1.mrk.json", {"apex": np.zeros(3)})
+    write_points(tmp_path / "dots/case0.1.mrk.json", {"apex": np.zeros(3)}, "case0.1")
     nib.save(nib.Nifti1Image(np.zeros(SHAPE, np.float32), AFFINE), tmp_path / "dots/case0.1.nii.gz")
     assert not landmarks(f"{tmp_path}/dots/{{id}}.nii.gz", "dots", root=str(tmp_path)).errors
     with pytest.raises(ArgumentError, match="labels is not set"):
@@ -175,6 +193,8 @@ def test_the_layout_names_what_is_missing(cases: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="no points there, expected files .mrk.json, .json, .csv"):
         landmarks(str(cases / "images"), str(cases / "images"))
     (tmp_path / "case0.json").write_text("{}")
+    with pytest.raises(ArgumentError, match="a table of all cases needs the column case"):
+        landmarks(str(cases / "images"), str(cases / "csv/case0.csv"))
     with pytest.raises(ArgumentError, match="no file there has a point"):
         landmarks(str(cases / "images"), str(tmp_path))
     with pytest.raises(ValueError, match="landmarks need a positive sigma_mm"):
@@ -187,7 +207,7 @@ def test_targets_take_their_loss_and_come_back_from_plain_values() -> None:
     FittedLoss(HeatmapLoss(), targets, spatial_dims=3)
     with pytest.raises(ValueError, match="CrossEntropyLoss is for label_map .*use loss=heatmap"):
         FittedLoss(torch.nn.CrossEntropyLoss(), targets, spatial_dims=2)
-    for change in ({"threshold": 1}, {"sigma_mm": True}, {"names": []}):
+    for change in ({"threshold": 1}, {"sigma_mm": True}, {"names": []}, {"suffix": ".txt"}):
         with pytest.raises(ValueError, match="landmarks need"):
             Targets.from_plain({**targets.plain(), **change})
     heatmap = torch.rand(2, 2, 8, 8)
@@ -201,7 +221,8 @@ def test_errors_of_points_that_are_missed_absent_or_wrong() -> None:
     reference = np.array([[0.0, 0, 0], [1, 1, 1], [np.nan] * 3, [np.nan] * 3])
     positions = np.array([[0.0, 3, 4], [1, 1, 2], [5, 5, 5], [5, 5, 5]])
     row = row_of(positions, np.array([True, False, True, False]), reference, names)
-    assert told(row) == {"error_mm": {"a": 5, "b": 1, "c": None, "d": None}, "missed": ["b"], "wrong": ["c"]}
+    errors = {"error_mm/a": 5, "error_mm/b": 1, "error_mm/c": None, "error_mm/d": None}
+    assert cells_of(row) == {**errors, "missed_points": "b", "wrong_points": "c"}
     assert summary_of([row]) == {
         "mre": 3,
         "within_2mm": 0,  # b is near, but missed
@@ -236,7 +257,7 @@ def test_predictions_are_those_of_the_validation(
     assert tiny.call(monkeypatch, "predict", *words) == DONE
     assert {path.name for path in output.glob("*.mrk.json")} == {f"case{n}.mrk.json" for n in range(6)}
     predicted = Predictor.load(trained)(cases / "images/case3.nii.gz")
-    written = as_array(read_points(output / "case3.mrk.json"), ["apex", "base"])
+    written = as_array(read_points(output / "case3.mrk.json", "case3"), ["apex", "base"])
     np.testing.assert_allclose(predicted, written, atol=1e-3)
     scores = tmp_path / "scores.json"
     words = ["--predictions", output, "--references", cases / "csv", "--output", scores]
@@ -244,20 +265,25 @@ def test_predictions_are_those_of_the_validation(
     result = json.loads(scores.read_text())
     validated = json.loads((trained / "summary.json").read_text())["val/cases"]
     for row in result["cases"]:
-        for name, mm in row["error_mm"].items():
-            if row["case"] in validated and name not in row["missed"]:
-                assert mm == pytest.approx(validated[row["case"]][name][0], abs=1e-2)
+        for name, point in row["points"].items():
+            if row["case"] in validated and point["is_found"]:
+                assert point["error_mm"] == pytest.approx(validated[row["case"]][name]["error_mm"], abs=1e-2)
     assert result["compare"]["mean"]["mre"] == pytest.approx(0, abs=1e-3)
     assert result["comparison"]["mre"]["n"] == 6
     assert "mean radial error (mm)" in capsys.readouterr().out
-    assert "Errors in mm" in scores.with_suffix(".html").read_text()
+    report = scores.with_suffix(".html").read_text()
+    assert "Errors in mm" in report
+    assert report.count("data:image/png") == 6
+    header, row, *_ = csv.reader(scores.with_suffix(".csv").open())
+    assert header[1:3] == ["case", "mre"]
+    assert float(row[header.index("error_mm/apex")]) < 4
     # what is for label maps alone is refused, in one line
     assert tiny.call(monkeypatch, "evaluate", *words, "--lesions") == USER
     assert "--lesions is for label maps of classes" in capsys.readouterr().err
     # a reference of another name would not be counted
     odd = cases.parent / "odd"
     odd.mkdir()
-    write_points(odd / "case3.mrk.json", {"tip": np.zeros(3)})
+    write_points(odd / "case3.mrk.json", {"tip": np.zeros(3)}, "case3")
     words[1] = output / "{id}3.mrk.json"
     words[3] = odd / "{id}3.mrk.json"
     assert tiny.call(monkeypatch, "evaluate", *words) == USER
@@ -273,15 +299,45 @@ def test_a_slice_has_two_axes(tmp_path: Path) -> None:
         nib.save(nib.Nifti1Image(image.astype(np.float32), AFFINE), path)
         (tmp_path / "data/slicer").mkdir(exist_ok=True)
         point = AFFINE[:3, :3] @ [5 + number, 9, 0] + AFFINE[:3, 3]
-        write_points(tmp_path / f"data/slicer/case{number}.mrk.json", {"apex": point})
+        write_points(tmp_path / f"data/slicer/case{number}.mrk.json", {"apex": point}, f"case{number}")
     summary = train(tmp_path / "data", tmp_path / "run", "trainer.max_steps=40")
     assert summary["val/mre"] < 4
     ((_, _, height),) = Predictor.load(tmp_path / "run")(tmp_path / "data/images/case3.nii.gz")
     assert height == pytest.approx(AFFINE[2, 3])
 
 
-def test_mirroring_left_and_right_is_refused(cases: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="exchanges left and right, but not the names of points"):
-        train(cases, tmp_path / "run", "augmentation.mirror_axes=all")
-    with pytest.raises(ConfigError, match=r"data.flip_label_pairs exchanges classes of label maps"):
-        train(cases, tmp_path / "other", "data.flip_label_pairs=[[apex,base]]")
+def test_mirrored_images_exchange_the_names_of_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two balls that only their side tells apart, and a JSON file for each image."""
+    for number in range(6):
+        rng = np.random.default_rng(number)
+        voxels = {"left": rng.uniform(4, 7, 3), "right": rng.uniform((13, 4, 4), (16, 7, 7))}
+        image = rng.normal(1, 0.1, SHAPE)
+        for centre in voxels.values():
+            squared = sum((axis - each) ** 2 for axis, each in zip(np.indices(SHAPE), centre, strict=True))
+            image += 3 * np.exp(-squared / 8)
+        for folder in ("images", "slicer"):
+            (tmp_path / f"data/{folder}").mkdir(parents=True, exist_ok=True)
+        nib.save(
+            nib.Nifti1Image(image.astype(np.float32), AFFINE), tmp_path / f"data/images/case{number}.nii.gz"
+        )
+        points = {name: AFFINE[:3, :3] @ centre + AFFINE[:3, 3] for name, centre in voxels.items()}
+        write_points(tmp_path / f"data/slicer/case{number}.json", points, "")
+    mirrored = ["augmentation.mirror_axes=[0]", "task.mirror_axes=[0]"]
+    with pytest.raises(ConfigError, match=r"name the points that swap, such as data.flip_label_pairs"):
+        train(tmp_path / "data", tmp_path / "refused", *mirrored)
+    pairs = "data.flip_label_pairs=[[left,right]]"
+    summary = train(tmp_path / "data", tmp_path / "run", *mirrored, pairs, "trainer.max_steps=80")
+    assert summary["val/mre"] < 3
+    assert summary["val/missed"] == 0
+    # predictions have the format of the training's, and stand beside a manifest that is JSON, too
+    output = tmp_path / "predictions"
+    words = ["--checkpoint", tmp_path / "run", "--input", tmp_path / "data/images", "--output", output]
+    assert tiny.call(monkeypatch, "predict", *words) == DONE
+    assert read_points(output / "case3.json", "").keys() == {"left", "right"}
+    assert tiny.call(monkeypatch, "predict", *words) == DONE
+    assert "0 new, 6 already there" in capsys.readouterr().out
+    words = ["--predictions", output, "--references", tmp_path / "data/slicer"]
+    assert tiny.call(monkeypatch, "evaluate", *words, "--output", tmp_path / "scores.json") == DONE
+    assert json.loads((tmp_path / "scores.json").read_text())["mean"]["mre"] < 3

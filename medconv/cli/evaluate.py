@@ -126,7 +126,7 @@ def _add_image_level(group: Group) -> None:
         "--labels",
         type=Path,
         metavar="FILE",
-        help="table (.csv) with a column `path` or `case`, and the labels",
+        help="table (.csv) with a column `path` or `case`, and the labels; with --references both count",
     )
     group.add_argument(
         "--label-columns",
@@ -153,22 +153,31 @@ def run_command(options: argparse.Namespace) -> int:
         raise ValueError(f"--output {output}: expected a JSON file; CSV and HTML are written beside it")
     if options.workers is not None and options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
-    is_table = options.labels is not None or options.predictions.suffix == ".csv"
+    is_table = options.predictions.suffix == ".csv"
+    has_both = not is_table and None not in (options.references, options.labels)
+    is_table |= options.labels is not None and not has_both
     # all options are checked before the work
-    evaluate = _table_evaluation(options) if is_table else _label_map_evaluation(options)
-    check_writable(output, _read_files(options))
+    evaluations: dict[Path, Callable[[], Evaluation]] = {}
+    if is_table or has_both:  # first, since it takes no time
+        path = output.with_suffix(".table.json") if has_both else output
+        evaluations[path] = _table_evaluation(options, () if has_both else _FOR_LABEL_MAPS)
+    if not is_table:
+        evaluations[output] = _label_map_evaluation(options, () if has_both else _FOR_TABLES)
+    for path in evaluations:
+        check_writable(path, _read_files(options))
     _check_packages(options, is_table)
-    evaluation = evaluate()
-    # scores are written before the report, which reads images and may fail
-    write(evaluation, output)
-    print(shown(table(evaluation)))
-    print(f"\nper case: {output} and {output.with_suffix('.csv')}")
-    for page_of in doors.objects(doors.REPORTS):
-        page = page_of(evaluation)
-        if page is not None:
-            report = output.with_suffix(".html")
-            write_text(report, page)
-            print(f"report:   {report}")
+    for path, evaluate in evaluations.items():
+        evaluation = evaluate()
+        # scores are written before the report, which reads images and may fail
+        write(evaluation, path)
+        print(shown(table(evaluation)))
+        print(f"\nper case: {path} and {path.with_suffix('.csv')}")
+        for page_of in doors.objects(doors.REPORTS):
+            page = page_of(evaluation)
+            if page is not None:
+                report = path.with_suffix(".html")
+                write_text(report, page)
+                print(f"report:   {report}")
     return DONE
 
 
@@ -188,8 +197,14 @@ def _check_packages(options: argparse.Namespace, is_table: bool) -> None:
             check_named(content.get("packages"), folder / MANIFEST)
 
 
-def _label_map_evaluation(options: argparse.Namespace) -> Callable[[], Evaluation]:
-    """The function that evaluates folders. Raises: ValueError: the options do not fit each other."""
+def _label_map_evaluation(
+    options: argparse.Namespace, without_effect: tuple[str, ...]
+) -> Callable[[], Evaluation]:
+    """The function that evaluates folders.
+
+    Args: without_effect: names of options.
+    Raises: ValueError: the options do not fit each other.
+    """
     from medconv.evaluation import labels, segmentation
     from medconv.evaluation.results import own_evaluation
     from medconv.metrics.segmentation import MetricSelection
@@ -200,7 +215,7 @@ def _label_map_evaluation(options: argparse.Namespace) -> Callable[[], Evaluatio
             "--references is needed: the folder of reference label maps; for classification and regression, "
             "--labels: a table (.csv)"
         )
-    for name in _given(options, _FOR_TABLES):
+    for name in _given(options, without_effect):
         raise ValueError(
             f"{flag_of(name)} is for classification and regression, whose predictions are a table (.csv)"
         )
@@ -230,15 +245,17 @@ def _label_map_evaluation(options: argparse.Namespace) -> Callable[[], Evaluatio
     )
 
 
-def _table_evaluation(options: argparse.Namespace) -> Callable[[], Evaluation]:
-    """The function that evaluates tables. Raises: ValueError: the options do not fit each other."""
+def _table_evaluation(
+    options: argparse.Namespace, without_effect: tuple[str, ...]
+) -> Callable[[], Evaluation]:
+    """The function that evaluates tables. Args and errors: as of `_label_map_evaluation`."""
     from medconv.evaluation.results import of_table
 
     if options.labels is None:
         raise ValueError(
             f"--labels is needed: the table (.csv) that {options.predictions} is measured against"
         )
-    for name in _given(options, _FOR_LABEL_MAPS):
+    for name in _given(options, without_effect):
         raise ValueError(f"{flag_of(name)} is for label maps; --labels are for classification and regression")
     if options.split_column is not None and options.split is None:
         raise ValueError(f"--split-column {options.split_column} has no effect without --split")
@@ -268,11 +285,14 @@ def _read_files(options: argparse.Namespace) -> list[Path]:
     prediction_sets = [options.predictions]
     if options.compare is not None:
         prediction_sets.append(options.compare)
-    if options.references is None:
+    files: list[Path] = []
+    if options.labels is not None:
         tables = [table_path(path) for path in prediction_sets]
         manifests = [path.with_name(MANIFEST) for path in tables]
-        return [*tables, *manifests, options.labels]
+        files = [*tables, *manifests, options.labels]
+    if options.references is None:
+        return files
     manifests = [home(path) / MANIFEST for path in prediction_sets]
     # absolute, as the references may be `.`
     dataset_folder = home(options.references).absolute().parent
-    return [*manifests, dataset_folder / "dataset.json"]
+    return [*files, *manifests, dataset_folder / "dataset.json"]

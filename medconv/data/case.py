@@ -142,14 +142,14 @@ class SoftLabel:
 
 @dataclass(frozen=True)
 class Case:
-    """One examination: image files with a label map or image-level values.
+    """One examination: image files with a label map, image-level values, or both.
 
     Args:
         id: names the case in messages and file names.
         images: one file per channel, or one file with the channels last; for DICOM the folder of a series,
             or one file of it.
         label: the label map, for segmentation.
-        values: the image-level targets, see `targets/`.
+        values: the image-level targets, see `targets/`; beside a label map, NaN where one is not known.
         group: cases of one group, such as a patient, stay in one split; empty: the case is its own group.
         split: `train`, `val` or `test` if the dataset defines it, else empty.
         source_spacing_mm: right, anterior, superior, in place of what the headers say; None: the headers.

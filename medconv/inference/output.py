@@ -420,6 +420,10 @@ class OutputDir(Output):
     def _existing(self, manifest: Mapping[str, Any]) -> list[str]:
         if (self.path / TABLE).exists():
             raise self._refusal(f"holds {TABLE}; take another folder")
+        return self._label_maps()
+
+    def _label_maps(self) -> list[str]:
+        """Cases that have one."""
         names = [path.name for path in self.path.glob(f"*{self._suffix}")]
         return sorted(name.removesuffix(self._suffix) for name in names if not name.startswith("."))
 

@@ -164,6 +164,11 @@ class Targets(ABC):
         """Whether two label values mean different things."""
         return True
 
+    @property
+    def of_table(self) -> Targets | None:
+        """Those of the table that `predict` writes, also beside label maps; None: it writes none."""
+        return None
+
     def fitted(self, values: np.ndarray) -> Self:
         """A copy with the statistics of the image-level labels of the training cases, (cases, values)."""
         return self
@@ -235,6 +240,7 @@ class Targets(ABC):
             encoded: from `encode`.
             annotated: (batch, outputs) bool, for label maps: outputs that a sample has a reference for; None:
                 all.
+        A kind whose cases have values beside a label map also takes `values`, (batch, values).
         """
 
     def try_loss(self, loss: Any, spatial_dims: int) -> str | None:

@@ -291,9 +291,10 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
     # strict=False: there are no contents if all images are constant
     contents = dict(zip([case.id for case in dataset.cases], measured.contents, strict=False))
     split = splits.drop_duplicates(split, contents)
+    if split.train[0].values is not None:
+        splits.check_examples(split, dataset.targets, _remedy(split, data))
     own_samples = dataset.targets.family.own("samples")
     if own_samples:
-        splits.check_examples(split, dataset.targets, _remedy(split, data))
         own_samples.check(split, dataset, measured, data)
     return split
 

@@ -114,7 +114,9 @@ class Task(LightningModule):
             outputs = self(image)
         else:
             outputs = self.supervision(self.network, to_memory_format(image, self.memory_format))
-        loss: Tensor = self.loss(outputs, label, batch.get("annotated"))
+        # what a batch may say of its samples beside the label
+        further = {key: batch[key] for key in ("annotated", "values") if key in batch}
+        loss: Tensor = self.loss(outputs, label, **further)
         return loss
 
     def on_validation_epoch_start(self) -> None:

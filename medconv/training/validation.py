@@ -66,7 +66,7 @@ class LabelMapValidation:
     ) -> Validated:
         window = self.window.in_small_batches(self.targets.num_outputs, batch["image"].device)
         if self.whole_batches:
-            network = partial(_in_whole_batches, network, window.batch_size)
+            network = partial(in_whole_batches, network, window.batch_size)
         case = batch["case"]
         annotated = batch.get("annotated")
         crop_info = batch["crop_info"].value
@@ -176,7 +176,7 @@ def warn_of_nonfinite(case: str) -> None:
     log.warning("case %s: the network's outputs are not finite, so its scores say nothing", case)
 
 
-def _in_whole_batches(network: Callable[[Tensor], Any], batch_size: int, images: Tensor) -> Tensor:
+def in_whole_batches(network: Callable[[Tensor], Any], batch_size: int, images: Tensor) -> Tensor:
     """The network's logits of fewer images than its batch size, to which images of zeros are added."""
     missing = batch_size - len(images)
     zeros = images.new_zeros((missing, *images.shape[1:]))

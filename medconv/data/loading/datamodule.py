@@ -223,6 +223,7 @@ class DataModule(LightningDataModule):
                 samples.patch,
                 samples.seed,
                 annotated=self.annotated,
+                values={case.id: case.values for case in self.split.train if case.values is not None},
                 read_size=getattr(self.augment, "read_size", None),
                 packed=packed,
                 channel_dropout=samples.channel_dropout,

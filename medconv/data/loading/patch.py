@@ -24,7 +24,7 @@ from medconv.data.preprocessing.compressed import CompressedArray
 
 Sample = dict[str, Any]
 Batch = dict[str, Any]
-_ONE_SIZE = ("annotated", "kept")  # in samples of any size, and not augmented
+_ONE_SIZE = ("annotated", "kept", "values")  # in samples of any size, and not augmented
 _LARGEST = torch.finfo(torch.float16).max  # 65504
 _SMALLEST_NORMAL = torch.finfo(torch.float16).tiny  # 2^-14; smaller values have fewer digits
 

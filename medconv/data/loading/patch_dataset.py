@@ -103,13 +103,15 @@ class PatchDataset(monai.data.Dataset):
     """Patches for training; index n is sample number n, without an upper limit.
 
     Item: image (channels, *patch.size) float32, label (1, *patch.size) uint8 or int16, of probabilities
-    (classes, *patch.size) float16, sample n; where cases lack labels, annotated (outputs,) bool. With
-    `packed`, image and label are (channels, voxels), and blocks (blocks, 2, axes) say which voxels of the box
-    these are: begin and end; what the image lacks is left out.
+    (classes, *patch.size) float16, sample n; where cases lack labels, annotated (outputs,) bool; of cases
+    with values beside a label map, values (values,) float32. With `packed`, image and label are (channels,
+    voxels), and blocks (blocks, 2, axes) say which voxels of the box these are: begin and end; what the image
+    lacks is left out.
     Args:
         cases: ids in the store, in the order of the sampler's indices.
         patch: smaller images are padded with 0 on both sides.
         annotated: by case id, where cases lack labels.
+        values: by case id, of cases that have some.
         read_size: sample number to the voxels to read around the patch's centre; None: the patch size.
         packed: read blocks of a box around the patch's centre instead.
         channel_dropout: adds which channels are `kept`, (channels,) bool.
@@ -126,6 +128,7 @@ class PatchDataset(monai.data.Dataset):
         seed: int,
         *,
         annotated: Mapping[str, Annotated] | None = None,
+        values: Mapping[str, tuple[float, ...]] | None = None,
         read_size: Callable[[int], Sequence[int]] | None = None,
         packed: PackedReading | None = None,
         channel_dropout: ChannelDropout | None = None,
@@ -139,6 +142,7 @@ class PatchDataset(monai.data.Dataset):
         self.patch = patch
         self.seed = seed
         self.annotated = annotated or {}
+        self.values = values or {}
         self.read_size = read_size
         self.packed = packed
         self.channel_dropout = channel_dropout
@@ -164,6 +168,8 @@ class PatchDataset(monai.data.Dataset):
         sample["sample"] = index
         if case_id in self.annotated:
             sample["annotated"] = torch.tensor(self.annotated[case_id].outputs)
+        if case_id in self.values:
+            sample["values"] = torch.tensor(self.values[case_id])
         if self.channel_dropout is not None:
             sample["kept"] = self.channel_dropout.kept(case_id, index)
         return self.transform(sample)  # type: ignore[no-any-return]
@@ -243,6 +249,8 @@ class CaseDataset(monai.data.Dataset):
             item["raters"] = rater_labels_on(case, grid)
         if self.annotated:
             item["annotated"] = self.annotated[case.id].outputs
+        if case.values is not None:
+            item["values"] = torch.tensor(case.values)
         return item
 
     def describe(self, index: int) -> tuple[str, str]:

@@ -108,9 +108,9 @@ class RegressionTargets(NumberTargets):
         # networks return units: outputs are standardised as labels are
         return loss(self.encode(outputs), encoded)
 
-    def trial_outputs(self, noise: Tensor) -> Tensor:
-        means, stds = _on_device(self, noise.device)
-        return noise * stds + means
+    def in_units(self, standardised: Tensor) -> Tensor:
+        means, stds = _on_device(self, standardised.device)
+        return standardised * stds + means
 
     def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
         rows = []

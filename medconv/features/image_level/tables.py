@@ -246,11 +246,11 @@ def _from_manifest(path: Path, names: tuple[str, ...]) -> ImageLevelTargets | No
     if not isinstance(content, dict) or "targets" not in content:
         return None
     try:
-        targets = Targets.from_plain(content["targets"])
+        targets = Targets.from_plain(content["targets"]).of_table
     except ValueError as error:
         raise ValueError(f"{manifest}: {error}") from error
     if not isinstance(targets, ImageLevelTargets):
-        return None  # of label maps beside the table
+        return None  # of label maps alone, beside a table of somebody else
     if targets.names != names:
         raise ValueError(
             f"{path}: its columns are {some(names)}, but {manifest.name} beside it has {some(targets.names)}"

@@ -81,6 +81,10 @@ class ImageLevelTargets(Targets):
         return TableScores(self)
 
     @property
+    def of_table(self) -> Self:
+        return self
+
+    @property
     def num_values(self) -> int:
         """Values of a case: one for each name, or the index of its class."""
         return len(self.names)
@@ -235,7 +239,7 @@ class ImageLevelTargets(Targets):
         shape = (_TRIAL_SAMPLES, self.num_values)
         label = torch.randint(2, shape, generator=generator).float()
         noise = torch.randn(_TRIAL_SAMPLES, self.num_outputs, generator=generator)
-        outputs = self.trial_outputs(noise)
+        outputs = self.in_units(noise)
         encoded = self.encode(label)
         batch_loss = float(self.compare(loss, outputs, encoded))
         sum_of_losses = 0.0
@@ -249,9 +253,9 @@ class ImageLevelTargets(Targets):
             return None
         return f"is not a mean over samples, as a loss for {self.kind} targets must be"
 
-    def trial_outputs(self, noise: Tensor) -> Tensor:
-        """Outputs that a network could give, for a trial of the loss. Shape: (samples, outputs) twice."""
-        return noise
+    def in_units(self, standardised: Tensor) -> Tensor:
+        """What a network gives, from outputs of mean 0 and deviation 1. Shape: (samples, outputs) twice."""
+        return standardised
 
     @abstractmethod
     def label_text(self, values: Sequence[float]) -> str:

@@ -77,16 +77,15 @@ class FittedLoss(nn.Module):
         if problem:
             raise ValueError(f"loss: {self._name} {problem}; {self._advice()}")
 
-    def forward(self, outputs: Any, encoded: Tensor, annotated: Tensor | None = None) -> Tensor:
-        """Args: annotated: as in `targets.compare`."""
+    def forward(self, outputs: Any, encoded: Tensor, **further: Tensor) -> Tensor:
+        """Args: further: `annotated` or `values`, as in `targets.compare`."""
         logits = heads(outputs, self.spatial_dims)
         self._check_heads(logits)
         weights = [0.5**level for level in range(len(logits))]
-        optional = () if annotated is None else (annotated,)
         losses = []
         for weight, head in zip(weights, logits, strict=True):
             reference = _resize(encoded, head.shape[2:])
-            losses.append(weight * self.targets.compare(self.loss, head, reference, *optional))
+            losses.append(weight * self.targets.compare(self.loss, head, reference, **further))
         return torch.stack(losses).sum() / sum(weights)
 
     def _check_heads(self, logits: Sequence[Tensor]) -> None:

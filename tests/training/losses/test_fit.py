@@ -204,12 +204,14 @@ def test_a_class_that_is_not_annotated_joins_the_background() -> None:
     one_class = (label == 2).long()
     entropy = nn.functional.cross_entropy(two, one_class[:, 0])
     loss = fitted(DiceCrossEntropy(dice_weight=0.0), CLASSES, 2)
-    torch.testing.assert_close(loss(logits, label, known), entropy)
+    torch.testing.assert_close(loss(logits, label, annotated=known), entropy)
     assert CLASSES.cross_entropy(logits, label, known[0].tolist()) == pytest.approx(float(entropy))
     chance = two.softmax(1)[:, 1:]
     dice = 2 * (chance * one_class).sum() / (chance.sum() + one_class.sum())
     loss = fitted(DiceCrossEntropy(ce_weight=0.0), CLASSES, 2)
-    torch.testing.assert_close(loss(logits, label, known), 1 - (1 + dice) / 2)  # nothing is known of a
+    torch.testing.assert_close(
+        loss(logits, label, annotated=known), 1 - (1 + dice) / 2
+    )  # nothing is known of a
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -224,9 +226,9 @@ def test_labels_that_are_not_annotated_change_nothing(name: str, case: str) -> N
         [[True] * 3, [True, False, True]] if targets.exclusive else [[True] * 2, [False, True]]
     )
     changed[1][label[1] == 1] = 0
-    value = loss(heads, label, known)
+    value = loss(heads, label, annotated=known)
     value.backward()
-    torch.testing.assert_close(loss(heads, changed, known), value.detach())
+    torch.testing.assert_close(loss(heads, changed, annotated=known), value.detach())
     assert abs(float(loss(heads, changed) - loss(heads, label))) > 1e-3
     assert logits.grad.isfinite().all() and logits.grad[0].any()
     if targets.exclusive:  # background and a share one gradient, by their probabilities
@@ -234,14 +236,16 @@ def test_labels_that_are_not_annotated_change_nothing(name: str, case: str) -> N
         torch.testing.assert_close(a, background * (logits[1, 1] - logits[1, 0]).exp().detach())
     else:
         assert not logits.grad[1, 0].any() and logits.grad[1, 1].any()
-    torch.testing.assert_close(loss(heads, label, torch.ones_like(known)), loss(heads, label))
+    torch.testing.assert_close(loss(heads, label, annotated=torch.ones_like(known)), loss(heads, label))
 
 
 def test_the_loss_of_cases_that_lack_labels_compiles_into_one_graph() -> None:
     logits, label = target_example(CLASSES)
     loss = fitted(DiceCrossEntropy(), CLASSES, 2)
     compiled = torch.compile(loss, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(logits, label, ONE_LACKS_A), loss(logits, label, ONE_LACKS_A))
+    torch.testing.assert_close(
+        compiled(logits, label, annotated=ONE_LACKS_A), loss(logits, label, annotated=ONE_LACKS_A)
+    )
 
 
 def test_further_outputs_that_are_no_heads_are_refused() -> None:

@@ -17,7 +17,6 @@ from medconv.utils.logging import start_logging
 NAMES = (
     "convs",
     "learning",
-    "shifts",
     "layers",
     "step",
     "scaling",

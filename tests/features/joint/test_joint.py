@@ -1,0 +1,343 @@
+"""medconv/features/joint: a label map and a value of each image, from table and files to both scores."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers import small_runs, tiny
+
+import medconv
+from medconv.features.image_level.losses import CrossEntropy
+from medconv.features.image_level.multiclass import MulticlassTargets, OrdinalTargets
+from medconv.features.image_level.multilabel import MultilabelTargets
+from medconv.features.image_level.regression import RegressionTargets
+from medconv.features.image_level.targets import ImageLevelTargets
+from medconv.features.joint.layout import joint
+from medconv.features.joint.losses import JointLoss
+from medconv.features.joint.targets import JointTargets
+from medconv.inference.predictor import Predictor
+from medconv.targets import Targets
+from medconv.training.losses.fit import FittedLoss
+from medconv.training.losses.segmentation import DiceCrossEntropy
+from medconv.utils import checkpoint_io
+from medconv.utils.errors import ArgumentError
+from medconv.utils.exit_codes import DONE, USER
+
+CASES = 12
+SHAPE = (16, 18, 12)
+CLASSES = MulticlassTargets(("large", "small"))
+NUMBERS = RegressionTargets(("age",), (60.0,), (10.0,))
+
+
+def write_cases(root: Path) -> Path:
+    """A bright box in each volume, `small` or `large`; the last case is in no row of the table."""
+    for folder in ("images", "labels"):
+        (root / folder).mkdir(parents=True)
+    lines = ["case,label,volume"]
+    for number in range(CASES):
+        rng = np.random.default_rng(number)
+        name = ("small", "large")[number % 2]
+        edge = {"small": 3, "large": 8}[name]
+        corner = rng.integers(1, 4, 3)
+        label = np.zeros(SHAPE, np.uint8)
+        label[tuple(slice(first, first + edge) for first in corner)] = 1
+        image = (rng.normal(0, 0.2, SHAPE) + 2 * label).astype(np.float32)
+        nib.save(nib.Nifti1Image(image, np.eye(4)), root / f"images/case{number:02}.nii.gz")
+        nib.save(nib.Nifti1Image(label, np.eye(4)), root / f"labels/case{number:02}.nii.gz")
+        if number < CASES - 1:
+            lines.append(f"case{number:02},{name},{label.sum() / 100}")
+    (root / "values.csv").write_text("\n".join(lines))
+    return root
+
+
+def words(root: Path, folder: str, *more: str) -> list[str]:
+    """Of a run on these cases."""
+    given = {each.split("=")[0] for each in more}
+    return [
+        "data=joint",
+        f"data.root={root}",
+        "data.images=images",
+        "data.labels=labels",
+        f"data.layout.table={root}/values.csv",
+        f"data.cache_dir={root}/prepared",
+        f"run.dir={root / folder}",
+        "optimizer=adamw",
+        "optimizer.lr=0.02",
+        "data.batch_size=4",
+        *(word for word in tiny.SMALL if word.split("=")[0] not in {*given, "data.batch_size"}),
+        *more,
+    ]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cases, and a run on them."""
+    root = write_cases(tmp_path_factory.mktemp("joint"))
+    tiny.trained(*words(root, "run", "trainer.max_steps=60", "model.channels=[8,16]", "callbacks=default"))
+    return root
+
+
+@pytest.fixture(scope="module")
+def predictions(root: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        arguments = ("--checkpoint", root / "run", "--input", root / "images", "--output", root / "predicted")
+        assert tiny.call(patch, "predict", *arguments) == DONE
+    return root / "predicted"
+
+
+def rows_of(table: Path) -> dict[str, dict[str, str]]:
+    with table.open(newline="") as file:
+        return {row["case"]: row for row in csv.DictReader(file)}
+
+
+def test_a_run_learns_both_and_ranks_by_dice(root: Path) -> None:
+    summary = json.loads((root / "run/summary.json").read_text())
+    assert summary["score"]["name"] == "val/dice"
+    assert summary["val/dice"] > 0.6
+    assert summary["val/value/auc"] > 0.9
+    for row in summary["val/cases"].values():
+        assert set(row) == {"dice", "outputs", "values"}
+    assert tiny.logged(root / "run", "val/value/accuracy")
+
+
+def test_pictures_have_the_values_and_their_plots(root: Path) -> None:
+    tags = small_runs.image_tags(root / "run")
+    assert any(tag.startswith("images/val/case") for tag in tags)
+    assert "images/val/value_confusion" in tags
+
+
+def test_predictions_are_label_maps_and_a_table(root: Path, predictions: Path) -> None:
+    rows = rows_of(predictions / "predictions.csv")
+    assert list(rows) == [f"case{number:02}" for number in range(CASES)]
+    assert list(rows["case00"]) == ["case", "predicted", "large", "small"]
+    label = medconv.load(root / "run")(root / "images/case03.nii.gz")
+    np.testing.assert_array_equal(nib.load(predictions / "case03.nii.gz").get_fdata(), label)
+    # validation and prediction agree
+    for case, row in json.loads((root / "run/summary.json").read_text())["val/cases"].items():
+        written = [float(rows[case][name]) for name in CLASSES.names]
+        assert written == pytest.approx(row["outputs"], abs=1e-4)
+
+
+def test_a_stopped_prediction_goes_on_with_a_whole_table(
+    root: Path, predictions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = (predictions / "predictions.csv").read_text()
+    (predictions / "case03.nii.gz").unlink()
+    (predictions / "values/case03.json").unlink()
+    arguments = ["--checkpoint", root / "run", "--input", root / "images", "--output", predictions]
+    assert tiny.call(monkeypatch, "predict", *arguments) == DONE
+    assert (predictions / "predictions.csv").read_text() == table
+
+
+def test_both_are_evaluated_at_once(
+    root: Path, predictions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    labels = tmp_path / "labels.csv"
+    labels.write_text((root / "values.csv").read_text() + f"\ncase{CASES - 1},,")
+    output = tmp_path / "scores.json"
+    folders = ["--predictions", predictions, "--references", root / "labels", "--output", output]
+    assert tiny.call(monkeypatch, "evaluate", *folders, "--labels", labels) == DONE
+    of_maps = json.loads(output.read_text())
+    of_table = json.loads((tmp_path / "scores.table.json").read_text())
+    assert of_maps["mean"]["dice"] > 0.6
+    assert len(of_maps["cases"]) == CASES
+    assert of_table["mean"]["auc"] > 0.9
+    assert of_table["without_label"] == [f"case{CASES - 1}"]
+    assert (tmp_path / "scores.html").is_file()
+    assert (tmp_path / "scores.table.html").is_file()
+    # each alone gives the same
+    table = medconv.evaluate(predictions, labels)
+    assert table.mean == of_table["mean"]
+    assert medconv.evaluate(predictions, root / "labels").mean["dice"] == of_maps["mean"]["dice"]
+    # a folder without a table, and options of label maps alone
+    (predictions.parent / "other").mkdir()
+    folders[1] = predictions.parent / "other"
+    assert tiny.call(monkeypatch, "evaluate", *folders, "--labels", labels) == USER
+    assert "predictions.csv: no such file" in capsys.readouterr().err
+
+
+def test_a_resumed_run_ends_with_the_same_scores(root: Path) -> None:
+    constant = [
+        "scheduler=constant",
+        "weight_averaging=none",
+        "schedule.patch=whole",
+        "data.patch_size=[8,12,8]",
+    ]
+    tiny.trained(*words(root, "whole", *constant))
+    tiny.trained(*words(root, "half", *constant, "trainer.max_steps=2"))
+    resumed = f"run.resume={root}/half/checkpoints/last.ckpt"
+    tiny.trained(*words(root, "rest", *constant, resumed))
+    last = [checkpoint_io.read(root / name / "checkpoints/last.ckpt") for name in ("whole", "rest")]
+    assert last[0]["medconv"]["validation"] == last[1]["medconv"]["validation"]
+
+
+def test_an_export_equals_its_network(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--checkpoint", root / "run", "--format", "torchscript", "--output", root / "network.ts")
+    assert tiny.call(monkeypatch, "export", *options, "--case", root / "images/case01.nii.gz") == DONE
+    metadata = json.loads((root / "network.ts.json").read_text())
+    assert metadata["parity"]["largest_difference"] < 1e-4
+    assert metadata["outputs"]["channels"] == ["background", "1", "large", "small"]
+    assert "targets.of_image" in metadata["outputs"]["decode"]
+
+
+def test_a_mean_of_networks_has_the_mean_of_values_over_all_windows(root: Path) -> None:
+    image = root / "images/case01.nii.gz"
+    checkpoints = [root / "run", root / "whole"]
+    predictors = [Predictor.load(path) for path in (*checkpoints, checkpoints)]
+    case_inputs = [predictor._input_of([image], None, None) for predictor in predictors]
+    outputs = [
+        predictor.scores([case_input])[0].outputs
+        for predictor, case_input in zip(predictors, case_inputs, strict=True)
+    ]
+    np.testing.assert_allclose(outputs[2], (outputs[0] + outputs[1]) / 2, atol=1e-6)
+    of_windows = predictors[1].forward._outputs[0].of_image  # type: ignore[attr-defined]
+    assert sum(map(len, of_windows)) > 8
+    mean = torch.cat(of_windows).mean(0).softmax(0)
+    np.testing.assert_allclose(outputs[1], mean, atol=1e-6)
+
+
+def test_a_segmentation_starts_the_network_of_both(root: Path, tmp_path: Path, caplog: Any) -> None:
+    """Its head has other outputs, and starts anew."""
+    run = words(root, str(tmp_path / "map"), "trainer.max_steps=2")
+    of_map = [word for word in run if "data.layout.table" not in word and word != "data=joint"]
+    tiny.trained("data=folder", *of_map)
+    pretrained = f"init.pretrained={tmp_path}/map/checkpoints/best.ckpt"
+    tiny.trained(*words(root, str(tmp_path / "both"), "trainer.max_steps=2", pretrained))
+    assert "40 of 42 tensors loaded; 2 randomly initialised (head.weight, head.bias)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("--save-probabilities", "is for label maps of classes; .* predicts joint"),
+        ("--quality", "is for label maps of classes; .* predicts joint"),
+        ("--saliency", "is for classification and regression; .* predicts joint"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    option: str, text: str, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    arguments = ["--checkpoint", root / "run", "--input", root / "images", "--output", root / "no"]
+    assert tiny.call(monkeypatch, "predict", *arguments, option) == USER
+    assert re.search(text, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("of_image", "known", "answer"),
+    [
+        (CLASSES, [1.0], [0.5, 0.5]),
+        (MultilabelTargets(("a", "b")), [1.0, 0.0], [0.5, 0.5]),
+        (OrdinalTargets(("0", "1", "2")), [2.0], [0.5, 0.0, 0.5]),
+        (NUMBERS, [70.0], [60.0]),
+    ],
+)
+def test_any_value_beside_a_label_map(
+    of_image: ImageLevelTargets, known: list[float], answer: list[float]
+) -> None:
+    """The loss is the sum of both, with a weight; a sample without a value has that of the label map."""
+    targets = JointTargets(("box",), ((1,),), of_image=of_image)
+    assert Targets.from_plain(json.loads(json.dumps(targets.plain()))) == targets
+    loss = FittedLoss(JointLoss(DiceCrossEntropy(), value_weight=3), targets, spatial_dims=2)
+    label = torch.randint(2, (2, 1, 8, 8))
+    outputs = torch.randn(2, targets.num_outputs, 8, 8)
+    outputs[:, 2:] = 0  # standardised
+    of_maps = DiceCrossEntropy()(outputs[:, :2], label)
+    values = torch.tensor([known, [math.nan] * len(known)])
+    value = loss.loss.of(of_image)
+    truth = of_image.encode(values[:1])
+    of_values = of_image.compare(value, of_image.in_units(torch.zeros(1, of_image.num_outputs)), truth)
+    assert float(loss(outputs, label)) == pytest.approx(float(of_maps))
+    assert float(loss(outputs, label, values=values)) == pytest.approx(float(of_maps + 3 * of_values))
+    assert float(loss(outputs, label, values=values * math.nan)) == pytest.approx(float(of_maps))
+    _, pooled = targets.split(outputs)
+    assert targets.answer_of_image(pooled)[0].tolist() == pytest.approx(answer)
+
+
+def test_losses_that_do_not_fit_are_refused() -> None:
+    targets = JointTargets(("box",), ((1,),), of_image=NUMBERS)
+    with pytest.raises(ValueError, match="DiceCrossEntropy is for .* use loss=joint"):
+        FittedLoss(DiceCrossEntropy(), targets, spatial_dims=2)
+    with pytest.raises(ValueError, match="JointLoss value is not a mean over samples"):
+        FittedLoss(JointLoss(DiceCrossEntropy(), torch.nn.L1Loss(reduction="sum")), targets, 2)
+    with pytest.raises(ValueError, match="value_weight must be a number of 0 or more, got -1"):
+        JointLoss(DiceCrossEntropy(), value_weight=-1)
+    two = JointTargets(("box",), ((1,),), of_image=CLASSES)
+    with pytest.raises(ValueError, match="class_weights must be 2 numbers"):
+        FittedLoss(JointLoss(DiceCrossEntropy(), CrossEntropy(class_weights=[1, 2, 3])), two, 2)
+
+
+def test_rare_classes_and_values_of_training_alone_are_doubted() -> None:
+    targets = JointTargets(("box",), ((1,),), of_image=CLASSES)
+    values = np.array([[0.0]] * 19 + [[1.0], [np.nan]])
+    assert "1 of 20 training cases have small, so a network" in str(
+        targets.check_examples(values, "training")
+    )
+    with pytest.raises(ValueError, match="no validation case has a value"):
+        targets.check_examples(values[-1:], "validation")
+    with pytest.raises(ValueError, match="no training case has class small"):
+        targets.check_examples(values[:5], "training")
+    numbers = JointTargets(("box",), ((1,),), of_image=NUMBERS)
+    assert "have the same age" in str(numbers.check_examples(np.full((3, 1), 7.0), "training"))
+    assert numbers.fitted(np.array([[1.0], [3.0], [np.nan]])).of_image.plain()["means"] == [2.0]
+
+
+def test_a_cross_validation_has_both() -> None:
+    targets = JointTargets(("box",), ((1,),), of_image=CLASSES)
+    rows = {
+        "a": {"dice": [0.5], "outputs": [0.9, 0.1], "values": [0.0]},
+        "b": {"dice": [0.7], "outputs": [0.2, 0.8], "values": [1.0]},
+        "c": {"dice": [0.9], "outputs": [0.2, 0.8], "values": None},
+    }
+    scores = targets.scores.over_folds([rows, rows])
+    assert scores["mean"]["dice"] == pytest.approx(0.7)
+    assert scores["value"]["mean"]["accuracy"] == 1
+    names = [name for name, _ in targets.scores.columns(targets.scores.summary(rows))]
+    assert names[:4] == ["box", "mean", "auc", "accuracy"]
+    for _, cells in targets.scores.over_folds_lines(scores, 6):
+        assert len(cells) == len(names)
+    assert targets.scores.case_cells(rows["a"])["output/large"] == 0.9
+    assert targets.scores.case_cells(rows["c"]) == {"dice/box": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "text"),
+    [
+        (None, {}, "values.csv: no such file, expected a table"),
+        ("case,grade\ncase00,1", {}, "label_columns: .* has no column 'label', it has case, grade"),
+        ("name,label\ncase00,1", {}, "a column 'case' or 'path' is needed"),
+        ("case,label\nx,1\ny,2", {}, "no row of a case; it has x, y, the cases are case00"),
+        ("case,label\ncase00,1\ncase00,2", {}, "row 3: case case00 is there twice"),
+        ("case,label\ncase00,1\ncase01,1", {}, "column 'label' holds 1, expected two classes"),
+        ("case,label\ncase00,1\ncase01,2", {"target_type": "label_map"}, "target_type must be one of"),
+    ],
+)
+def test_a_wrong_table_is_named(
+    content: str | None, settings: dict[str, Any], text: str, root: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "values.csv"
+    if content is not None:
+        table.write_text(content)
+    with pytest.raises(ValueError, match=text):
+        joint(str(table), str(root), "images", "labels", **settings)
+
+
+def test_a_value_that_is_none_is_an_error_of_its_case(root: Path, tmp_path: Path, caplog: Any) -> None:
+    (tmp_path / "values.csv").write_text("case,label\ncase00,1.5\ncase01,x\nother,2.5\n")
+    dataset = joint(str(tmp_path / "values.csv"), str(root), "images", "labels", target_type="regression")
+    assert "values.csv, row 3: column 'label' must hold a finite number" in dataset.errors["case01"]
+    assert "10 of 12 cases have no value, and train the label map alone" in caplog.text
+    assert "rows of 1 cases that the dataset lacks: other" in caplog.text
+
+
+def test_regions_are_refused(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="regions is for label maps of classes"):
+        joint(str(root / "values.csv"), str(root), "images", "labels").with_targets(regions={"a": ["1"]})

@@ -24,7 +24,7 @@ from medconv.convs import (
     transform,
 )
 from medconv.convs.factorised import product_weight
-from medconv.features.equivariance.mirror import Mirror
+from medconv.features.equivariance.equivariant import Equivariant
 
 FOLDER = Path(__file__).parent / "images"
 CELL = 72  # pixels of a kernel's longer side
@@ -87,8 +87,11 @@ def main() -> None:
     save("spacing", *rows)
     save("masked", masked(conv(5)).weight[0])
     network = nn.Sequential(conv(5, 1, 8), conv(5, 8, 8), conv(5, 8, 1))
-    swap_convs(network, Mirror((1,)), example=torch.zeros(1, 1, 16, 16))
+    swap_convs(network, Equivariant((1,)), example=torch.zeros(1, 1, 16, 16))
     save("mirror", network[0].weight[:, 0], network[1].weight[0], network[1].weight[1])
+    network = nn.Sequential(conv(3, 1, 8), conv(3, 8, 8), conv(3, 8, 1))
+    swap_convs(network, Equivariant((0,), ((0, 1),)), example=torch.zeros(1, 1, 16, 16))
+    save("turns", network[0].weight[:, 0], network[1].weight[0])
     volume = nn.Conv3d(4, 9, 3, padding=1)
     save("acs", acs(volume).weight[[0, 3, 6], 0])
     for name, make in {"bottleneck": partial(bottleneck, channels=2), "separable": separable}.items():

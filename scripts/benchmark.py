@@ -17,6 +17,7 @@ from medconv.utils.logging import start_logging
 NAMES = (
     "convs",
     "learning",
+    "shifts",
     "layers",
     "step",
     "scaling",

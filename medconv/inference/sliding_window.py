@@ -50,7 +50,7 @@ def usable_axes(
     if unseen:
         problem = (
             f"={list(axes)} needs a network trained on mirrored images: add {unseen} to "
-            f"augmentation.mirror_axes (now {list(trained_axes)}), or use conv=mirror along them"
+            f"augmentation.mirror_axes (now {list(trained_axes)}), or use conv=mirror or turns along them"
         )
         raise ArgumentError("mirror_axes", problem)
 

@@ -137,8 +137,8 @@ def _check_left_right(
     if pairs and axis in equivariant_axes:
         left, right = (class_names[value] for value in pairs[0])
         raise configs.ConfigError(
-            f"conv=mirror along axis {axis}, from left to right, makes a network that gives a mirrored image "
-            f"the mirrored labels, so it cannot tell {left} from {right} (data.flip_label_pairs); "
+            f"conv mirrors along axis {axis}, from left to right: such a network gives a mirrored image the "
+            f"mirrored labels, so it cannot tell {left} from {right} (data.flip_label_pairs); "
             "choose other conv.axes, or another conv"
         )
     left_right.warn_of_lookalikes(targets, class_names, pairs, axis, augmented_axes, equivariant_axes)

@@ -24,7 +24,8 @@ from medconv.convs import (
     transform,
 )
 from medconv.convs.parametrization import install
-from medconv.features.equivariance.mirror import MirrorPrior
+from medconv.features.equivariance.equivariant import GroupPrior
+from medconv.features.equivariance.group import Group
 
 LIBRARY = "nn.Conv"
 TWO = "transform, two launches"
@@ -86,7 +87,7 @@ def layers(dims: int, channels: int, options: argparse.Namespace) -> dict[str, n
         return conv_class(channels, channels, 3, padding=1, bias=False)
 
     dense_bank = torch.randn(channels, channels, *[3] * dims)
-    regular = install(conv(), MirrorPrior((3,) * dims, (0,), True, True), False)
+    regular = install(conv(), GroupPrior((3,) * dims, Group(dims, (0,)), True, True), False)
     layers = {
         LIBRARY: conv(),
         "transform": transform(conv()),

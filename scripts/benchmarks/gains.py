@@ -20,9 +20,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
     Raises: ValueError: there is nothing but plain convolutions.
     """
-    drawn = [row for row in rows if row["variant"] != row["reference"] and row["difference"] is not None]
+    drawn = [row for row in rows if row["variant"] != row["reference"] and row["low"] is not None]
     if not drawn:
-        raise ValueError(f"{path}: there is no convolution to compare with plain ones yet")
+        raise ValueError(f"{path}: there is no convolution yet with two seeds, to compare with plain ones")
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

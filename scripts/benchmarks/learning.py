@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from benchmarks import gains
 from benchmarks.results import Row, table
@@ -31,7 +32,12 @@ VARIANTS = {
     PLAIN: ["conv=none"],
     "plain, flips": ["conv=none", "augmentation.mirror_axes=[0]"],
     "basis": ["conv=basis"],
+    "basis, half": ["conv=basis", "conv.share=0.5"],
+    "basis, kernels of 5": ["conv=basis", "model.kernel_size=5"],
     "ball": ["conv=ball"],
+    "ball, kernels of 5": ["conv=ball", "model.kernel_size=5"],
+    "plain, kernels of 5": ["conv=none", "model.kernel_size=5"],
+    "turns": ["conv=turns"],
     "acs": ["conv=acs"],
     "mirror": ["conv=mirror"],
     "mirror, equal weights": ["conv=mirror", "model.channels=[22,46,90,180]"],
@@ -105,12 +111,12 @@ def compare(folder: Path, cases: str, options: argparse.Namespace) -> list[Row]:
     """One row for every variant that has been trained on so many cases."""
     rows = []
     plain = _scores(folder / PLAIN)
-    for variant in VARIANTS:
-        mine = _scores(folder / _slug(variant))
-        if not mine:
-            continue
+    found = {variant: _scores(folder / slug(variant)) for variant in VARIANTS}
+    found = {variant: scores for variant, scores in found.items() if scores}
+    comparisons = max(1, len(found.keys() - {PLAIN}))
+    for variant, mine in found.items():
         dice = np.array([np.mean(list(scores.values())) for scores in mine.values()])
-        low, high, mean = _paired(mine, plain)
+        low, high, mean = paired(mine, plain, comparisons)
         rows.append(
             {
                 "benchmark": "learning",
@@ -124,7 +130,7 @@ def compare(folder: Path, cases: str, options: argparse.Namespace) -> list[Row]:
                 "difference": mean,
                 "low": low,
                 "high": high,
-                "million_weights": _weights(folder / _slug(variant)),
+                "million_weights": _weights(folder / slug(variant)),
             }
         )
     return rows
@@ -140,13 +146,13 @@ def _folder(output: Path, cases: str, options: argparse.Namespace) -> Path:
     return output / "-".join([cases, str(options.steps), *others])
 
 
-def _slug(variant: str) -> str:
+def slug(variant: str) -> str:
     return variant.replace(", ", "-").replace(" ", "-")
 
 
 def _train(cases: str, seed: int, variant: str, options: argparse.Namespace, output: Path) -> None:
-    folder = _folder(output, cases, options) / _slug(variant) / str(seed)
-    if _summary(folder).get("status") == "done":
+    folder = _folder(output, cases, options) / slug(variant) / str(seed)
+    if summary(folder).get("status") == "done":
         return
     command = [
         sys.executable,
@@ -199,7 +205,7 @@ def _write_splits(root: Path, cases: str, seeds: int, output: Path, group_patter
     _splits(output, cases).write_text(json.dumps(splits))
 
 
-def _summary(folder: Path) -> dict[str, Any]:
+def summary(folder: Path) -> dict[str, Any]:
     path = folder / "summary.json"
     return json.loads(path.read_text()) if path.is_file() else {}
 
@@ -208,33 +214,38 @@ def _scores(folder: Path) -> dict[int, dict[str, float]]:
     """Seed to case to Dice, mean over its foreground classes, of a variant's finished trainings."""
     scores_by_seed = {}
     for run_folder in sorted(folder.glob("*")):
-        summary, seed = _summary(run_folder), int(run_folder.name)
-        if summary.get("status") == "done":
+        result, seed = summary(run_folder), int(run_folder.name)
+        if result.get("status") == "done":
             rows = {
-                case: [v for v in row.values() if v is not None] for case, row in summary["val/cases"].items()
+                case: [v for v in row.values() if v is not None] for case, row in result["val/cases"].items()
             }
             scores_by_seed[seed] = {case: float(np.mean(values)) for case, values in rows.items() if values}
     return scores_by_seed
 
 
-def _paired(
-    mine: dict[int, dict[str, float]], plain: dict[int, dict[str, float]]
+def paired(
+    mine: dict[int, dict[str, float]], plain: dict[int, dict[str, float]], comparisons: int = 1
 ) -> tuple[float | None, float | None, float | None]:
-    """Mean difference to plain with a 95 % bootstrap interval over cases and the seeds both have: low,
-    high, mean.
+    """Mean difference to plain over the seeds that both have, with Student's interval: low, high, mean.
+
+    Args:
+        comparisons: with plain; all their intervals hold together with 95 % (Bonferroni).
+    Returns:
+        No interval for fewer than two seeds.
     """
     seeds = sorted(mine.keys() & plain.keys())
     if not seeds:
         return None, None, None
-    cases = sorted(set.intersection(*(set(scores[s]) for scores in (mine, plain) for s in seeds)))
-    gaps = np.array([[mine[s][c] - plain[s][c] for c in cases] for s in seeds])
-    rng = np.random.default_rng(0)
-    means = [
-        gaps[rng.integers(len(seeds), size=len(seeds))][:, rng.integers(len(cases), size=len(cases))].mean()
-        for _ in range(2000)
-    ]
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high), float(gaps.mean())
+    gaps = []
+    for seed in seeds:
+        cases = mine[seed].keys() & plain[seed].keys()
+        gaps.append(float(np.mean([mine[seed][case] - plain[seed][case] for case in cases])))
+    mean = float(np.mean(gaps))
+    if len(gaps) < 2:
+        return None, None, mean
+    error = float(np.std(gaps, ddof=1)) / len(gaps) ** 0.5
+    reach = float(stats.t.ppf(1 - 0.025 / comparisons, len(gaps) - 1)) * error
+    return mean - reach, mean + reach, mean
 
 
 def _weights(folder: Path) -> float | None:

@@ -24,19 +24,19 @@ def test_trainings_are_compared_case_by_case(monkeypatch: pytest.MonkeyPatch, tm
         "plain",
         "ball",
     ]
-    arguments += ["--cases", "3", "--seeds", "1", "--steps", "2", "--channels", "8", "16", "16"]
+    arguments += ["--cases", "3", "--seeds", "2", "--steps", "2", "--channels", "8", "16", "16"]
     arguments += ["--plot", str(tmp_path / "gains.svg")]
     rows = benchmark(monkeypatch, tmp_path, *arguments)
     assert [row["variant"] for row in rows] == ["plain", "ball"]
     splits = json.loads((tmp_path / "runs/data/splits-3.json").read_text())
-    assert len(splits) == 1 and len(splits[0]["train"]) == 3 and len(splits[0]["val"]) == 2
+    assert len(splits) == 2 and len(splits[0]["train"]) == 3 and len(splits[0]["val"]) == 2
     summaries = {
         v: json.loads(next((tmp_path / "runs/data").glob(f"3-2-*/{v}/0/summary.json")).read_text())
         for v in ("plain", "ball")
     }
     texts = [text.text for text in ElementTree.parse(tmp_path / "gains.svg").iter() if text.text]
     assert "ball" in texts and "plain" not in texts and {"data", "3 cases, 2 steps"} <= {*texts}
-    assert rows[1]["dice"] == pytest.approx(summaries["ball"]["val/dice"], abs=0.02)
+    assert rows[1]["dice_of_seeds"][0] == pytest.approx(summaries["ball"]["val/dice"], abs=0.02)
     assert rows[1]["low"] <= rows[1]["difference"] <= rows[1]["high"]
     assert rows[0]["difference"] == 0 and rows[1]["million_weights"] < rows[0]["million_weights"]
 
@@ -60,6 +60,9 @@ def test_cases_of_a_patient_stay_together(tmp_path: Path) -> None:
 def test_paired_differences_are_over_the_seeds_of_both() -> None:
     plain = {0: {"a": 0.5, "b": 0.6}, 1: {"a": 0.5, "b": 0.7}}
     other = {0: {"a": 0.6, "b": 0.7}, 2: {"a": 0.0, "b": 0.0}}
-    low, high, mean = learning._paired(other, plain)
-    assert mean == pytest.approx(0.1) and low == pytest.approx(0.1) and high == pytest.approx(0.1)
-    assert learning._paired({5: {"a": 1.0}}, plain) == (None, None, None)
+    assert learning.paired(other, plain) == (None, None, pytest.approx(0.1))  # one seed has no interval
+    low, high, mean = learning.paired({**other, 1: {"a": 0.7, "b": 0.9}}, plain)
+    assert (low, mean, high) == (pytest.approx(0.15 - 12.706 * 0.05, abs=1e-3), pytest.approx(0.15), pytest.approx(0.15 + 12.706 * 0.05, abs=1e-3))  # fmt: skip
+    _, corrected, _ = learning.paired({**other, 1: {"a": 0.7, "b": 0.9}}, plain, comparisons=5)
+    assert corrected == pytest.approx(0.15 + 63.657 * 0.05, abs=1e-3)
+    assert learning.paired({5: {"a": 1.0}}, plain) == (None, None, None)

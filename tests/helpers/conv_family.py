@@ -22,7 +22,7 @@ from medconv.convs import (
 )
 from medconv.convs.factorised import product_weight
 from medconv.convs.share import shared
-from medconv.features.equivariance.mirror import Mirror
+from medconv.features.equivariance.equivariant import Equivariant
 
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 COARSE = (1.0, 0.5, 2.0)  # mm; the first numbers are used
@@ -79,7 +79,7 @@ def mirror_network(dims: int) -> nn.Module:
         nn.Tanh(),
         conv(4, 6, 3, padding=1),
     )
-    swap_convs(network, Mirror((0, dims - 1)), example=torch.zeros(1, 4, *[4] * dims))
+    swap_convs(network, Equivariant((0, dims - 1)), example=torch.zeros(1, 4, *[4] * dims))
     return network
 
 

@@ -248,7 +248,7 @@ def test_one_message_names_the_key(
         ("trainer.accelerator=gpu", "trainer.accelerator=gpu: no GPU is visible here; take auto or cpu"),
         ("trainer.devices=cuda", "trainer.devices=cuda: it is a number, a list or auto; trainer.accelerator"),
         ("trainer.precision=8", "trainer.precision must be auto, bf16-mixed"),
-        ("conv=mirror +conv.share=0.5", "conv: Mirror converts the whole network, share must be 1"),
+        ("conv=mirror +conv.share=0.5", "conv: Equivariant converts the whole network, share must be 1"),
         ("conv=none +conv.share=0.5", "conv.share=0.5: conv=none changes no layer and has no keys"),
         ("conv.share=half", "conv: share must be a number, more than 0 and at most 1, got half"),
         ("conv.where=3", "conv: where must be a regular expression, got 3"),

@@ -30,7 +30,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from medconv.convs import fold_convs, swap_convs
-from medconv.features.equivariance.mirror import Mirror
+from medconv.features.equivariance.equivariant import Equivariant
 
 LAYOUT = {2: torch.channels_last, 3: torch.channels_last_3d}
 GEOMETRIES = [
@@ -207,7 +207,7 @@ def test_swap_and_fold_keep_training_flags_dtype_and_frozen_weights(name: str) -
     network.requires_grad_(False)
     image = torch.randn(2, 1, *[6] * dims, dtype=torch.float64)
     if name == "mirror":
-        swap_convs(network, Mirror((0,)), example=image)
+        swap_convs(network, Equivariant((0,)), example=image)
     else:
         swap_convs(
             network,

@@ -76,7 +76,7 @@ def test_heads_for_a_network_without_stages_are_an_error_about_the_key(kidneys: 
 @pytest.mark.parametrize("more", [[], ["data.spatial_dims=2"]])
 def test_equivariant_network_is_an_error(kidneys: Path, tmp_path: Path, more: list[str]) -> None:
     with pytest.raises(
-        ConfigError, match=r"conv=mirror along axis 0.*cannot tell left_kidney from right_kidney"
+        ConfigError, match=r"conv mirrors along axis 0.*cannot tell left_kidney from right_kidney"
     ):
         tiny.train(kidneys, tmp_path / "run", PAIRS, "conv=mirror", *more)
 

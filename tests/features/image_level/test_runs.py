@@ -148,7 +148,7 @@ def test_other_convolutions_fit(folder: Path, tmp_path: Path, conv: str) -> None
 
 def test_a_network_that_cannot_be_mirrored_says_which_can(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"conv: Mirror cannot make .* layer layer2.* model=encoder keeps the symmetry"
+        ConfigError, match=r"conv: cannot make .* layer layer2.* model=encoder keeps the symmetry"
     ):
         smallruns.train(
             folder, tmp_path / "run", "model=resnet", "model.widen_factor=0.125", "conv=mirror", *QUIET

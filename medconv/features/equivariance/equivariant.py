@@ -1,12 +1,12 @@
-"""`conv=mirror`: a whole network that is equivariant to reflections, f(flip x) = flip f(x).
+"""`conv=mirror` and `conv=turns`: a whole network that commutes with motions of the image, f(g x) = g f(x).
 
-Channels of a regular field come in 2, 4 or 8 copies, one per element of the group of flips along one, two or
-three axes; a flip of the image flips each copy and swaps the copies. Copy h of field c is channel c * copies
-+ h: the group index is innermost, so that fields can be concatenated. The first layers lift the image to
-fields, the last map back to channels, and norms share their parameters among copies.
+The motions are a group: flips along some axes, quarter turns in some planes and their products. Channels of
+a regular field come in copies, one per element of the group; a motion of the image moves each copy and
+permutes the copies. Copy h of field c is channel c * copies + h: the group index is innermost, so that
+fields can be concatenated. The first layers lift the image to fields, the last map back to channels, and
+norms share their parameters among copies.
 
-Source: Cohen and Welling 2016, arXiv:1602.07576, for rotations and reflections of p4m; here reflections
-alone, in 2D and 3D, along axes of choice.
+Source: Cohen and Welling 2016, arXiv:1602.07576, for p4m in 2D; here also in 3D, and with some axes alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,8 @@ from medconv.convs.parametrization import (
     replace,
 )
 from medconv.convs.swap import NetworkConversion
-from medconv.features.equivariance.flips import check_equivariance, fields, layers_with_channels
+from medconv.features.equivariance.fields import check_equivariance, fields, layers_with_channels
+from medconv.features.equivariance.group import Group
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -46,31 +47,35 @@ class Regular:
 
 
 @dataclass(frozen=True)
-class Mirror(NetworkConversion):
-    """Makes a whole network equivariant to reflections; pass it to `swap_convs` as `conv`.
+class Equivariant(NetworkConversion):
+    """Makes a whole network equivariant to flips and quarter turns; pass it to `swap_convs` as `conv`.
 
     Args:
         axes: spatial axes of the image, counted from 0, along which it may be flipped.
+        planes: pairs of spatial axes in which it may be turned by 90 degrees; kernels and strides of both
+            axes must be equal.
         init_from_weights: start from the present weights, averaged over the group, instead of new ones.
     Raises:
-        ValueError: no axis, a repeated or negative one; when called, an axis that the network does not
-            have, channels that do not split into copies, or a layer that breaks the symmetry (named).
-    Weights: a half, a quarter or an eighth of a plain network's, at equal width.
+        ValueError: neither axes nor planes, a repeated or negative axis; when called, an axis that the
+            network does not have, channels that do not split into copies, or a layer that breaks the
+            symmetry (named).
+    Weights: those of a plain network of equal width, divided by the elements of the group: 2 for one axis, 4
+        for turns of one plane, 8 with its flips, 48 for all motions of a cube.
     """
 
-    axes: Sequence[int] = (0,)
+    axes: Sequence[int] = ()
+    planes: Sequence[Sequence[int]] = ()
     init_from_weights: bool = False
 
     def __post_init__(self) -> None:
-        is_repeated = len(set(self.axes)) != len(self.axes)
-        if not self.axes or is_repeated or min(self.axes) < 0:
-            raise ValueError(f"axes must be different spatial axes, counted from 0, got {list(self.axes)}")
-
-    @property
-    def copies(self) -> int:
-        """How many copies each field has: one per element of the group of flips."""
-        copies: int = 2 ** len(self.axes)
-        return copies
+        for axes in (self.axes, *self.planes):
+            if len(set(axes)) != len(axes) or min(axes, default=0) < 0:
+                raise ValueError(f"axes must be different spatial axes, counted from 0, got {list(axes)}")
+        for plane in self.planes:
+            if len(plane) != 2:
+                raise ValueError(f"planes must be pairs of spatial axes, such as [[0, 1]], got {list(plane)}")
+        if not self.axes and not self.planes:
+            raise ValueError("axes or planes must name a spatial axis, counted from 0, got neither")
 
     def __call__(self, network: nn.Module, example: Tensor) -> list[str]:
         """Convert a network in place; if that fails, the network stays unchanged.
@@ -80,26 +85,24 @@ class Mirror(NetworkConversion):
         Returns:
             The convolutions changed, by name.
         """
-        if max(self.axes) >= example.ndim - 2:
-            raise ValueError(
-                f"axes must lie below {example.ndim - 2}, the image's spatial axes, got {list(self.axes)}"
-            )
+        planes = tuple((first, second) for first, second in self.planes)
+        group = Group(example.ndim - 2, tuple(self.axes), planes)
         regular = {}
         for name, (reads_fields, writes_fields) in fields(network, example).items():
             regular[name] = Regular(input=reads_fields, output=writes_fields)
         with torch.random.fork_rng():  # the network gets the same new weights as without this trial
             trial = deepcopy(network)
-            self._convert_all(trial, regular)
-            check_equivariance(trial, example, self.axes)
-        return self._convert_all(network, regular)
+            self._convert_all(trial, regular, group)
+            check_equivariance(trial, example, group)
+        return self._convert_all(network, regular, group)
 
-    def _convert_all(self, network: nn.Module, regular: dict[str, Regular]) -> list[str]:
+    def _convert_all(self, network: nn.Module, regular: dict[str, Regular], group: Group) -> list[str]:
         converted = []
         for name, layer in layers_with_channels(network):
             if name not in regular:
                 continue
             try:
-                _convert(network, name, layer, regular[name], self)
+                _convert(network, name, layer, regular[name], group, self.init_from_weights)
             except ValueError as error:
                 raise ValueError(f"layer {name}: {error}") from error
             layer.train(layer.training)  # new parametrizations are in training mode
@@ -109,28 +112,30 @@ class Mirror(NetworkConversion):
         return [name for name, layer in layers.items() if isinstance(layer, CONVS + TRANSPOSED)]
 
 
-def _convert(network: nn.Module, name: str, layer: Any, regular: Regular, mirror: Mirror) -> None:
+def _convert(
+    network: nn.Module, name: str, layer: Any, regular: Regular, group: Group, keeps_weights: bool
+) -> None:
     """Tie the copies of one layer with parameters per channel."""
     if isinstance(layer, CONVS + TRANSPOSED):
-        _convert_conv(layer, regular, mirror)
+        _convert_conv(layer, regular, group, keeps_weights)
     elif not regular.input:
         return  # at the image: no copies to tie
     elif isinstance(layer, _BatchNorm):
-        _check_copies(layer.num_features, mirror.copies)
-        replace(network, name, MirrorBatchNorm.of(layer, mirror.copies))
+        _check_copies(layer.num_features, len(group))
+        replace(network, name, SharedBatchNorm.of(layer, len(group)))
     elif isinstance(layer, nn.PReLU):
         if layer.num_parameters > 1:  # a single slope is shared already
-            _check_copies(layer.num_parameters, mirror.copies)
-            _tie(layer, "weight", mirror.copies)
+            _check_copies(layer.num_parameters, len(group))
+            _tie(layer, "weight", len(group))
     elif getattr(layer, "affine", False):
-        _convert_affine(layer, mirror.copies)
+        _convert_affine(layer, len(group))
 
 
 def _convert_affine(norm: Any, copies: int) -> None:
     """Tie scale and shift of an instance or group norm."""
     _check_copies(norm.weight.shape[0], copies)
     if isinstance(norm, nn.GroupNorm):
-        # a flip swaps the copies of a field, which must not leave their group
+        # a motion swaps the copies of a field, which must not leave their group of the norm
         group_channels = norm.num_channels // norm.num_groups
         if group_channels % copies:
             raise ValueError(f"groups of {group_channels} channels split fields of {copies} copies")
@@ -139,12 +144,13 @@ def _convert_affine(norm: Any, copies: int) -> None:
             _tie(norm, key, copies)
 
 
-def _convert_conv(layer: Any, regular: Regular, mirror: Mirror) -> None:
+def _convert_conv(layer: Any, regular: Regular, group: Group, keeps_weights: bool) -> None:
     check_free(layer)
+    _check_turns(layer, group)
     if regular.input:
-        _check_copies(layer.in_channels, mirror.copies)
+        _check_copies(layer.in_channels, len(group))
     if regular.output:
-        _check_copies(layer.out_channels, mirror.copies)
+        _check_copies(layer.out_channels, len(group))
     # rows of the prior are the weight's output channels, columns its input channels
     rows = regular.output
     columns = regular.input
@@ -155,11 +161,20 @@ def _convert_conv(layer: Any, regular: Regular, mirror: Mirror) -> None:
         if not layer.groups == layer.in_channels == layer.out_channels:
             raise ValueError(f"needs groups=1 or a depthwise convolution, got groups={layer.groups}")
         columns = False  # depthwise: each channel filters itself
-    prior = MirrorPrior(layer.kernel_size, mirror.axes, rows, columns)
-    install(layer, prior, mirror.init_from_weights)
-    # the copies of a field differ by flips alone, which leave a bias as it is
+    install(layer, GroupPrior(layer.kernel_size, group, rows, columns), keeps_weights)
+    # the copies of a field differ by motions alone, which leave a bias as it is
     if regular.output and layer.bias is not None:
-        _tie(layer, "bias", mirror.copies)
+        _tie(layer, "bias", len(group))
+
+
+def _check_turns(layer: Any, group: Group) -> None:
+    for first, second in group.planes:
+        for key in ("kernel_size", "stride", "dilation"):
+            values = getattr(layer, key)
+            if values[first] != values[second]:
+                raise ValueError(
+                    f"turns need an equal {key} along axes {first} and {second}, got {list(values)}"
+                )
 
 
 def _tie(layer: nn.Module, key: str, copies: int) -> None:
@@ -172,88 +187,71 @@ def _check_copies(channels: int, copies: int) -> None:
         raise ValueError(f"channels must be divisible by {copies}, the copies of a field, got {channels}")
 
 
-class MirrorPrior(EquivariantPrior):
+class GroupPrior(EquivariantPrior):
     """The kernels of one layer of an equivariant network.
 
-    Rows: first axis of the weight (outputs, or inputs of a transposed convolution); columns: the second.
-        both regular:  W[(o,h), (i,g), k] = P[o, (i, gh), flip_h k]     1/copies of the parameters
-        rows regular:  W[(o,h), i, k] = P[o, i, flip_h k]               (lifting; depthwise)
-        columns regular: W[o, (i,g), k] = P[o, i, flip_g k]             (mapping back)
-        neither:       W = mean over h of flip_h P
+    Rows: first axis of the weight (outputs, or inputs of a transposed convolution); columns: the second. h
+    and g are elements of the group, and h k is a kernel moved by h.
+        both regular:  W[(o,h), (i,g)] = h P[o, (i, h^-1 g)]     one of `copies` parameters
+        rows regular:  W[(o,h), i] = h P[o, i]                   (lifting; depthwise)
+        columns regular: W[o, (i,g)] = g P[o, i]                 (mapping back)
+        neither:       W = mean over h of h P
 
     Shape:
         original (rows' fields, taps, columns' fields or channels) -> weight (rows, columns, *kernel_size).
     Args:
-        axes: spatial axes that are flipped.
+        group: of motions of the image.
         rows: whether rows are regular fields.
         columns: whether columns are regular fields.
     """
 
-    def __init__(self, kernel_size: Sequence[int], axes: Sequence[int], rows: bool, columns: bool) -> None:
+    def __init__(self, kernel_size: Sequence[int], group: Group, rows: bool, columns: bool) -> None:
         super().__init__(kernel_size)
-        self.axes = tuple(axes)
+        self.group = group
+        self.axes = group.flips
         self.rows = rows
         self.columns = columns
 
     def make_head(self, layer: nn.Module) -> None:
-        _convert_conv(layer, Regular(input=True, output=False), Mirror(self.axes))
-
-    def _spatial_axis(self, step: int) -> int:
-        """The axis of a kernel that is flipped, if `step` group indices already follow the rows' fields."""
-        return 1 + self.axes[step] + (step if self.rows else 0)
-
-    def _column_group_axis(self, step: int) -> int:
-        """The axis of a step's column index, if both are regular.
-
-        Axes: fields, `step` row indices, spatial axes, column fields, one column index per step.
-        """
-        return 1 + step + len(self.kernel_size) + 1 + step
+        _convert_conv(layer, Regular(input=True, output=False), self.group, keeps_weights=False)
 
     def taps(self, original: Tensor) -> Tensor:
-        steps = len(self.axes)
+        group = self.group
         kernel: Tensor = original.unflatten(1, self.kernel_size)
         if self.rows and self.columns:
-            kernel = kernel.unflatten(-1, (-1, *[2] * steps))
-        for step in range(steps):
-            # The row index h goes after the fields and the earlier axes' h, the column index g to the end.
-            spatial_axis = self._spatial_axis(step)
-            if self.rows and self.columns:
-                flipped = kernel.flip(spatial_axis, self._column_group_axis(step))
-                kernel = torch.stack([kernel, flipped], 1 + step)
-            elif self.rows:
-                kernel = torch.stack([kernel, kernel.flip(spatial_axis)], 1 + step)
-            elif self.columns:
-                kernel = torch.stack([kernel, kernel.flip(spatial_axis)], -1)
-            else:
-                kernel = (kernel + kernel.flip(spatial_axis)) / 2
+            kernel = kernel.unflatten(-1, (-1, len(group)))
+            copies = []
+            for element, inverse in zip(group.elements, group.inverses, strict=True):
+                copies.append(element(kernel, 1)[..., group.products[inverse]])
+            kernel = torch.stack(copies, 1)
+        elif self.rows:
+            kernel = group.orbit(kernel, 1, 1)
+        elif self.columns:
+            kernel = group.orbit(kernel, 1, -1)
+        else:
+            kernel = group.orbit(kernel, 1, 0).mean(0)
         # The group indices follow their fields, so a reshape makes channels of them.
-        row_copies = 2**steps if self.rows else 1
-        rows = original.shape[0] * row_copies
+        rows = original.shape[0] * (len(group) if self.rows else 1)
         return kernel.reshape(rows, prod(self.kernel_size), -1)
 
     def nearest(self, taps: Tensor) -> Tensor:
-        """The mean over the group, after each copy is flipped back to match the first."""
-        steps = len(self.axes)
+        """The mean over the group, after each copy is moved back to match the first."""
+        group = self.group
         kernel: Tensor = taps.unflatten(1, self.kernel_size)
         if self.columns:
-            kernel = kernel.unflatten(-1, (-1, *[2] * steps))
+            kernel = kernel.unflatten(-1, (-1, len(group)))
+        copies = [kernel] * len(group)
         if self.rows:
-            kernel = kernel.unflatten(0, (-1, *[2] * steps))
-        for step in reversed(range(steps)):  # undoes `taps`
-            spatial_axis = self._spatial_axis(step)
-            if self.rows:
-                first, second = kernel.unbind(1 + step)
-                if self.columns:
-                    second = second.flip(spatial_axis, self._column_group_axis(step))
-                else:
-                    second = second.flip(spatial_axis)
-                kernel = (first + second) / 2
-            elif self.columns:
-                first, second = kernel.unbind(-1)
-                kernel = (first + second.flip(spatial_axis)) / 2
-            else:
-                kernel = (kernel + kernel.flip(spatial_axis)) / 2
-        return kernel.reshape(kernel.shape[0], prod(self.kernel_size), -1)
+            copies = list(kernel.unflatten(0, (-1, len(group))).unbind(1))
+        if self.rows and self.columns:
+            copies = [copy[..., group.products[number]] for number, copy in enumerate(copies)]
+        elif self.columns:
+            copies = list(kernel.unbind(-1))
+        moved_back = [
+            group.elements[inverse](copy, 1) for inverse, copy in zip(group.inverses, copies, strict=True)
+        ]
+        mean = torch.stack(moved_back).mean(0)
+        return mean.reshape(mean.shape[0], prod(self.kernel_size), -1)
 
 
 class Repeat(Prior):
@@ -275,14 +273,14 @@ class Repeat(Prior):
         return value.mean(1)
 
 
-class MirrorBatchNorm(Foldable, fold_is_tested=True):
+class SharedBatchNorm(Foldable, fold_is_tested=True):
     """Batch norm in which the copies of a field share parameters and statistics.
 
     Shape:
         (batch, fields * copies, *spatial) -> the same.
     Args:
         norm: a batch norm of `fields` channels.
-        copies: of each field, one per element of the group of flips.
+        copies: of each field, one per element of the group.
     """
 
     def __init__(self, norm: _BatchNorm, copies: int) -> None:
@@ -292,7 +290,7 @@ class MirrorBatchNorm(Foldable, fold_is_tested=True):
         self.train(norm.training)
 
     @classmethod
-    def of(cls, norm: _BatchNorm, copies: int) -> "MirrorBatchNorm":
+    def of(cls, norm: _BatchNorm, copies: int) -> "SharedBatchNorm":
         """From a batch norm of all channels; each field gets the mean over its copies."""
         one_per_field = Repeat(copies).right_inverse
         narrow = _resized(norm, norm.num_features // copies, one_per_field)

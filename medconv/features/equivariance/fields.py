@@ -1,6 +1,6 @@
-"""For `conv=mirror`: runs a network to see which layers work on fields, and whether flips commute with it."""
+"""Runs a network to see which layers work on fields, and whether it commutes with motions of the image."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,17 +14,18 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from medconv.convs.parametrization import CONVS, TRANSPOSED
+from medconv.features.equivariance.group import Group, Motion
 
-_TOLERANCE = 1e-3  # of the flip error over the output's standard deviation, fp32
+_TOLERANCE = 1e-3  # of the error over the output's standard deviation, fp32
 _CARRIES_CHANNELS = (*CONVS, *TRANSPOSED, _BatchNorm, _InstanceNorm, nn.GroupNorm, nn.PReLU)
 
 
-def check_equivariance(network: nn.Module, example: Tensor, axes: Sequence[int]) -> None:
-    """Compare f(flip x) with flip f(x), in both modes but without dropout, on perturbed parameters.
+def check_equivariance(network: nn.Module, example: Tensor, group: Group) -> None:
+    """Compare f(g x) with g f(x), in both modes but without dropout, on perturbed parameters.
 
     Args:
         example: an input (batch, channels, *spatial); only its shape and type matter.
-        axes: spatial axes, counted from 0, that are flipped one at a time.
+        group: each of its generators is tried.
     Raises:
         ValueError: they differ; names the first layer whose output does.
     """
@@ -34,27 +35,31 @@ def check_equivariance(network: nn.Module, example: Tensor, axes: Sequence[int])
         for parameter in copy.parameters():  # initial biases (0) and norms (1) would hide untied copies
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(0.1 * noise.to(parameter))
-    image = torch.randn(example.shape, generator=generator).to(example)
+    shape = list(example.shape)
+    for plane in group.planes:  # a turn must leave the shape as it is
+        longest = max(shape[2 + axis] for axis in plane)
+        shape = [longest if axis - 2 in plane else size for axis, size in enumerate(shape)]
+    image = torch.randn(shape, generator=generator).to(example)
     # in training, batch norms use the statistics of the batch, which must not depend on the copy
     for mode in (False, True):
         copy.train(mode)
         for layer in copy.modules():
             if isinstance(layer, _DropoutNd):  # its mask does not turn with the image
                 layer.eval()
-        for axis in axes:
-            _check_flip(copy, image, axis, copies=2 ** len(axes))
+        for motion in group.generators:
+            _check_motion(copy, image, motion, group)
 
 
-def _check_flip(network: nn.Module, image: Tensor, axis: int, copies: int) -> None:
-    error = _flip_error(network, image, axis)
+def _check_motion(network: nn.Module, image: Tensor, motion: Motion, group: Group) -> None:
+    error = _error(network, image, motion)
     if error <= _TOLERANCE:  # not so where it is NaN
         return
-    culprit = _first_break(network, image, axis, copies)
+    culprit = _first_break(network, image, motion, group)
     has_image = any(output.ndim >= image.ndim for output in _run(network, image))
     hint = "" if has_image else "; model=encoder keeps the symmetry"
     raise ValueError(
-        f"Mirror cannot make this network equivariant to flips of axis {axis}: {culprit} breaks "
-        f"it (flip error {error:.2g} of the output's standard deviation){hint}"
+        f"cannot make this network equivariant to {motion}: {culprit} breaks it (error {error:.2g} of "
+        f"the output's standard deviation){hint}"
     )
 
 
@@ -167,33 +172,30 @@ def _run(network: nn.Module, image: Tensor) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _flip_error(network: nn.Module, image: Tensor, axis: int) -> float:
-    """Largest |f(flip x) - flip f(x)| over the standard deviation of f(x)."""
+def _error(network: nn.Module, image: Tensor, motion: Motion) -> float:
+    """Largest |f(g x) - g f(x)| over the standard deviation of f(x)."""
     errors = []
     outputs = _run(network, image)
-    outputs_of_flip = _run(network, image.flip(2 + axis))
-    for output, output_of_flip in zip(outputs, outputs_of_flip, strict=True):
-        if output.ndim >= image.ndim:
-            spatial_start = output.ndim - image.ndim + 2  # heads may be stacked before the channels
-            expected = output.flip(spatial_start + axis)
-        else:  # class scores do not turn with the image
-            expected = output
-        difference = (output_of_flip - expected).abs().max()
+    outputs_of_moved = _run(network, motion(image, 2))
+    for output, output_of_moved in zip(outputs, outputs_of_moved, strict=True):
+        heads = output.ndim - image.ndim  # axes of stacked heads before the channels
+        expected = motion(output, 2 + heads) if heads >= 0 else output  # class scores do not move
+        difference = (output_of_moved - expected).abs().max()
         scale = output.std().clamp(min=1e-12)
         errors.append(float(difference / scale))
     return max(errors)
 
 
 @torch.no_grad()
-def _first_break(network: nn.Module, image: Tensor, axis: int, copies: int) -> str:
-    """The first layer to run whose outputs for an image and its flip are not flips of each other."""
+def _first_break(network: nn.Module, image: Tensor, motion: Motion, group: Group) -> str:
+    """The first layer to run whose output for the moved image is not its output for the image, moved."""
     outputs = _outputs_by_layer(network, image)
-    outputs_of_flip = _outputs_by_layer(network, image.flip(2 + axis))
-    for (name, output), (_, output_of_flip) in zip(outputs, outputs_of_flip, strict=True):
+    outputs_of_moved = _outputs_by_layer(network, motion(image, 2))
+    for (name, output), (_, output_of_moved) in zip(outputs, outputs_of_moved, strict=True):
         if not isinstance(output, Tensor):
             continue
-        flipped_axis = axis if output.ndim == image.ndim else None
-        if not _is_flip(output, output_of_flip, flipped_axis, copies):
+        moved = motion(output, 2) if output.ndim == image.ndim else output
+        if not _is_moved(moved, output_of_moved, group):
             layer_class = parametrize.type_before_parametrizations(network.get_submodule(name))
             return f"layer {name} ({layer_class.__name__})"
     return "an operation outside of its layers"
@@ -218,24 +220,11 @@ def _outputs_by_layer(network: nn.Module, image: Tensor) -> list[tuple[str, Any]
     return outputs
 
 
-def _is_flip(output: Tensor, output_of_flip: Tensor, axis: int | None, copies: int) -> bool:
-    """Equal after the flip, as plain channels or with the copies of each field swapped one way or another.
-
-    Args:
-        axis: None for what has no spatial axes left.
-        copies: of each field, one per element of the group of flips.
-    """
-    mirrored = output if axis is None else output.flip(2 + axis)
-    candidates = [mirrored]
-    if output.shape[1] % copies == 0:
-        fields = mirrored.unflatten(1, (-1, copies))
-        for element in range(1, copies):  # the group is an exclusive or of flips
-            order = [copy ^ element for copy in range(copies)]
-            candidates.append(fields[:, :, order].flatten(1, 2))
-    scale = float(output.std()) or 1.0
-    tolerance = _TOLERANCE * max(scale, 1e-12)
-    for candidate in candidates:
-        largest_difference = float((output_of_flip - candidate).abs().max())
-        if largest_difference <= tolerance:
-            return True
-    return False
+def _is_moved(moved: Tensor, output: Tensor, group: Group) -> bool:
+    """Equal, as plain channels or with the copies of each field permuted by one element of the group."""
+    candidates = [moved]
+    if moved.shape[1] % len(group) == 0:
+        by_copy = moved.unflatten(1, (-1, len(group)))
+        candidates += [by_copy[:, :, order].flatten(1, 2) for order in group.products]
+    tolerance = _TOLERANCE * max(float(moved.std()) or 1.0, 1e-12)
+    return any(float((output - candidate).abs().max()) <= tolerance for candidate in candidates)

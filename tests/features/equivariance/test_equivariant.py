@@ -1,4 +1,4 @@
-"""medconv/features/equivariance/mirror.py: networks that commute with flips, and those that cannot;
+"""medconv/features/equivariance/equivariant.py: networks that commute with flips and turns, and those that cannot;
 kernels by their definition, and statistics that copies share.
 """
 
@@ -15,7 +15,8 @@ from monai.networks import nets
 from torch import Tensor, nn
 
 from medconv.convs import fold_convs, mirror_axes, swap_convs
-from medconv.features.equivariance.mirror import Mirror, MirrorBatchNorm, MirrorPrior
+from medconv.features.equivariance.equivariant import Equivariant, GroupPrior, SharedBatchNorm
+from medconv.features.equivariance.group import Group
 from medconv.models.deep_supervision import DeepSupervision
 from medconv.models.unet import Encoder, UNet
 
@@ -54,7 +55,7 @@ def mirrored(name: str, axes: tuple[int, ...]) -> tuple[nn.Module, Tensor]:
     network = build()
     channels = 2 if "2d, instance" in name else 1
     image = torch.randn(2, channels, *[32 if "basicunet" in name else 16] * dims)
-    swap_convs(network, Mirror(axes), example=image)
+    swap_convs(network, Equivariant(axes), example=image)
     return perturbed(network), image
 
 
@@ -102,7 +103,7 @@ def test_init_from_weights_keeps_an_equivariant_network() -> None:
     network, image = mirrored("unet 3d", (0,))
     network.eval()
     folded = fold_convs(network)
-    report = swap_convs(folded, Mirror((0,), init_from_weights=True), example=image)
+    report = swap_convs(folded, Equivariant((0,), init_from_weights=True), example=image)
     torch.testing.assert_close(folded.eval()(image), network(image), rtol=1e-4, atol=1e-4)
     assert len(report.errors) == len(report.swapped) and max(report.errors.values()) < 1e-5
     assert "weights kept with a relative error" in str(report)
@@ -113,7 +114,7 @@ def test_a_shared_batch_norm_stays_shared() -> None:
     network = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), norm, nn.Conv2d(4, 4, 3, padding=1), norm, nn.Conv2d(4, 1, 1)
     )
-    swap_convs(network, Mirror((0,)), example=torch.randn(2, 1, 8, 8))
+    swap_convs(network, Equivariant((0,)), example=torch.randn(2, 1, 8, 8))
     assert network[1] is network[3]
 
 
@@ -168,7 +169,7 @@ def test_networks_that_cannot_be_equivariant_are_refused_by_layer(
     network = build()
     before = deepcopy(network.state_dict())
     with pytest.raises(ValueError, match=message):
-        swap_convs(network, Mirror(axes), example=torch.randn(2, 1, *shape))
+        swap_convs(network, Equivariant(axes), example=torch.randn(2, 1, *shape))
     assert network.state_dict().keys() == before.keys()  # a refused network is unchanged
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
 
@@ -179,39 +180,108 @@ def test_depthwise_layers_and_concatenated_images_work(groups: int) -> None:
     chain = [nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1, groups=groups), nn.Conv2d(4, 2, 1)]
     network = nn.Sequential(*chain) if groups == 4 else Joined()
     image = torch.randn(2, 1, 8, 8)
-    swap_convs(network, Mirror((0, 1)), example=image)
+    swap_convs(network, Equivariant((0, 1)), example=image)
     for dims in ([2], [3], [2, 3]):
         torch.testing.assert_close(network(image.flip(dims)), network(image).flip(dims), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("axes", [(), (0, 0), (-1,)])
-def test_wrong_axes_are_refused(axes: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"axes must be different spatial axes, counted from 0, got"):
-        Mirror(axes)
+@pytest.mark.parametrize(
+    ("axes", "planes", "message"),
+    [
+        ((0, 0), (), "axes must be different spatial axes, counted from 0, got"),
+        ((-1,), (), "axes must be different spatial axes, counted from 0, got"),
+        ((), ((1, 1),), "axes must be different spatial axes, counted from 0, got"),
+        ((), ((0, 1, 2),), r"planes must be pairs of spatial axes, such as \[\[0, 1\]\], got"),
+        ((), (), "axes or planes must name a spatial axis"),
+    ],
+)
+def test_wrong_axes_are_refused(
+    axes: tuple[int, ...], planes: tuple[tuple[int, int], ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Equivariant(axes, planes)
 
 
 def test_errors_of_swap_convs_name_what_mirror_needs() -> None:
     network = UNet(2, 1, 2, (8, 8), (2,))
-    with pytest.raises(ValueError, match=r"Mirror needs `example`"):
-        swap_convs(network, Mirror())
+    with pytest.raises(ValueError, match=r"Equivariant needs `example`"):
+        swap_convs(network, Equivariant((0,)))
     with pytest.raises(ValueError, match=r"where must be None, got 'encoder'"):
-        swap_convs(network, Mirror(), "encoder", example=torch.zeros(2, 1, 8, 8))
+        swap_convs(network, Equivariant((0,)), "encoder", example=torch.zeros(2, 1, 8, 8))
     with pytest.raises(ValueError, match=r"no convolution of Identity"):
-        swap_convs(nn.Identity(), Mirror(), example=torch.zeros(2, 1, 8, 8))
+        swap_convs(nn.Identity(), Equivariant((0,)), example=torch.zeros(2, 1, 8, 8))
 
 
 def test_layers_that_a_forward_pass_does_not_use_are_kept() -> None:
     network = UNet(2, 1, 2, (8, 8), (2,))
     network.spare = nn.Conv2d(1, 3, 3)
-    report = swap_convs(network, Mirror(), example=torch.zeros(2, 1, 8, 8))
+    report = swap_convs(network, Equivariant((0,)), example=torch.zeros(2, 1, 8, 8))
     assert report.kept == {"spare": "unused"}
+
+
+QUARTERS = {
+    "flips and turns of a picture": (2, (0,), ((0, 1),), 8),
+    "turns alone": (2, (), ((0, 1),), 4),
+    "turns in the plane of a volume's slices": (3, (0,), ((0, 1),), 8),
+    "all motions of a cube": (3, (0,), ((0, 1), (1, 2)), 48),
+}
+
+
+@pytest.mark.parametrize(("dims", "axes", "planes", "copies"), QUARTERS.values(), ids=QUARTERS)
+@torch.no_grad()
+def test_the_network_commutes_with_flips_and_turns(
+    dims: int, axes: tuple[int, ...], planes: tuple[tuple[int, int], ...], copies: int
+) -> None:
+    torch.manual_seed(0)
+    network = UNet(dims, 1, 2, (copies, copies), (2,))
+    plain_weights = sum(p.numel() for p in network.parameters())
+    image = torch.randn(1, 1, *[8] * dims)
+    swap_convs(network, Equivariant(axes, planes), example=image)
+    assert sum(p.numel() for p in network.parameters()) / plain_weights == pytest.approx(1 / copies, abs=0.01)
+    perturbed(network).eval()
+    logits = network(image)
+    turned = [(2 + first, 2 + second) for first, second in planes]
+    for dims_of_turn in turned:
+        torch.testing.assert_close(
+            network(image.rot90(1, dims_of_turn)), logits.rot90(1, dims_of_turn), rtol=1e-4, atol=1e-4
+        )
+    flip_error = float((network(image.flip(2)) - logits.flip(2)).abs().max() / logits.std())
+    assert (flip_error < 1e-3) == (0 in axes)
+    torch.testing.assert_close(fold_convs(network)(image), logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dims", "axes", "planes", "copies"), QUARTERS.values(), ids=QUARTERS)
+def test_a_group_is_closed_and_starts_with_no_motion(
+    dims: int, axes: tuple[int, ...], planes: tuple[tuple[int, int], ...], copies: int
+) -> None:
+    group, image = Group(dims, axes, planes), torch.randn(1, 1, *[3] * dims)
+    assert len(group) == len(set(group.elements)) == copies
+    assert group.elements[0](image, 2).equal(image)
+    for h, g in product(range(min(copies, 8)), repeat=2):
+        one_by_one = group.elements[h](group.elements[g](image, 2), 2)
+        assert group.elements[group.products[h][g]](image, 2).equal(one_by_one)
+    for element, inverse in zip(group.elements, group.inverses, strict=True):
+        assert group.elements[inverse](element(image, 2), 2).equal(image)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(True, True), (True, False), (False, True), (False, False)])
+def test_right_inverse_recovers_the_kernels_of_turns(rows: bool, columns: bool) -> None:
+    prior = GroupPrior((3, 3), Group(2, (0,), ((0, 1),)), rows, columns)
+    weight = prior(torch.randn(2, 9, 3 * (8 if rows and columns else 1)))
+    torch.testing.assert_close(prior(prior.right_inverse(weight)), weight)
+
+
+def test_turns_need_what_is_equal_along_both_axes() -> None:
+    network = UNet(2, 1, 2, (8, 8), ((1, 2),))
+    with pytest.raises(ValueError, match=r"layer .*turns need an equal kernel_size along axes 0 and 1, got"):
+        swap_convs(network, Equivariant((), ((0, 1),)), example=torch.zeros(1, 1, 16, 16))
 
 
 @pytest.mark.parametrize("axes", [(0,), (1, 2), (2, 0, 1)])
 @pytest.mark.parametrize(("rows", "columns"), [(True, True), (True, False), (False, True), (False, False)])
 def test_kernels_follow_the_definition(axes: tuple[int, ...], rows: bool, columns: bool) -> None:
     size, copies = (3, 1, 3), 2 ** len(axes)
-    prior = MirrorPrior(size, axes, rows, columns)
+    prior = GroupPrior(size, Group(3, axes), rows, columns)
     own = torch.randn(2, 9, 3 * (copies if rows and columns else 1))
     weight, kernel = prior(own).numpy(), own.numpy().reshape(2, *size, -1)
     elements = list(product((0, 1), repeat=len(axes)))
@@ -237,14 +307,14 @@ def test_kernels_follow_the_definition(axes: tuple[int, ...], rows: bool, column
 
 @pytest.mark.parametrize(("rows", "columns"), [(True, True), (True, False), (False, True), (False, False)])
 def test_right_inverse_recovers_the_kernels(rows: bool, columns: bool) -> None:
-    prior = MirrorPrior((3, 3), (0, 1), rows, columns)
+    prior = GroupPrior((3, 3), Group(2, (0, 1)), rows, columns)
     weight = prior(torch.randn(2, 9, 3 * (4 if rows and columns else 1)))
     torch.testing.assert_close(prior(prior.right_inverse(weight)), weight)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
 def test_batch_norm_shares_statistics_among_copies(layout: torch.memory_format) -> None:
-    norm, plain = MirrorBatchNorm(nn.BatchNorm3d(3), 2), nn.BatchNorm3d(3)
+    norm, plain = SharedBatchNorm(nn.BatchNorm3d(3), 2), nn.BatchNorm3d(3)
     x = torch.randn(2, 6, 4, 4, 4).contiguous(memory_format=layout)
     expected = plain(torch.cat([x[:, ::2], x[:, 1::2]], 2))  # copies side by side in space
     output = norm(x)
@@ -256,14 +326,16 @@ def test_batch_norm_shares_statistics_among_copies(layout: torch.memory_format) 
 
 def test_the_whole_network_s_symmetry_is_not_shared() -> None:
     with pytest.raises(ValueError, match=r"share must be 1, got 0.5"):
-        swap_convs(nn.Sequential(nn.Conv2d(2, 2, 3)), Mirror(), share=0.5, example=torch.zeros(1, 2, 4, 4))
+        swap_convs(
+            nn.Sequential(nn.Conv2d(2, 2, 3)), Equivariant((0,)), share=0.5, example=torch.zeros(1, 2, 4, 4)
+        )
 
 
 @pytest.mark.parametrize("axes", [(0,), (0, 1)])
 def test_mirror_makes_the_logits_invariant_to_flips(axes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     network, image = Encoder(2, 1, 3, [8, 16], [2]), torch.randn(4, 1, 8, 8)
-    swap_convs(network, Mirror(axes), example=image)
+    swap_convs(network, Equivariant(axes), example=image)
     for form in (network.eval(), fold_convs(network)):
         for axis in axes:
             torch.testing.assert_close(form(image.flip(2 + axis)), form(image), rtol=1e-4, atol=1e-5)
@@ -278,7 +350,7 @@ def unet(spatial_dims: int = 2, channels: tuple[int, ...] = (4, 6, 8, 10, 12)) -
 @pytest.mark.parametrize("axes", [(0,), (0, 1)])
 def test_heads_of_an_equivariant_network_are_equivariant(axes: tuple[int, ...]) -> None:
     network, image = unet(channels=(8, 8, 8, 8, 8)), torch.randn(1, 1, 32, 32)
-    swap_convs(network, Mirror(axes), example=image)
+    swap_convs(network, Equivariant(axes), example=image)
     supervision = DeepSupervision(network, 3)
     outputs = supervision(network, image)
     for axis in axes:

@@ -1,12 +1,13 @@
-"""medconv/features/equivariance/flips.py: which layers work on fields, and whether a network commutes with flips."""
+"""medconv/features/equivariance/fields.py: which layers work on fields, and whether a network commutes with flips."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from medconv.convs import swap_convs
-from medconv.features.equivariance.flips import check_equivariance, fields
-from medconv.features.equivariance.mirror import Mirror
+from medconv.features.equivariance.equivariant import Equivariant
+from medconv.features.equivariance.fields import check_equivariance, fields
+from medconv.features.equivariance.group import Group
 
 
 class Joined(nn.Module):
@@ -47,18 +48,18 @@ def test_the_check_finds_a_network_that_is_symmetric_only_at_first() -> None:
     """A batch norm whose copies are untied is symmetric at first, with scale 1 and shift 0."""
     network = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Conv2d(2, 1, 3, padding=1))
     image = torch.randn(2, 1, 8, 8)
-    swap_convs(network, Mirror((0,)), example=image)
-    check_equivariance(network, image, (0,))
+    swap_convs(network, Equivariant((0,)), example=image)
+    check_equivariance(network, image, Group(2, (0,)))
     network[1] = nn.BatchNorm2d(2)
     with pytest.raises(ValueError, match=r"layer 1 \(BatchNorm2d\) breaks it"):
-        check_equivariance(network, image, (0,))
+        check_equivariance(network, image, Group(2, (0,)))
 
 
 def test_the_check_refuses_outputs_that_are_not_finite() -> None:
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 1, 3))
     torch.nn.init.constant_(network[1].bias, float("nan"))
-    with pytest.raises(ValueError, match="flip error nan"):
-        check_equivariance(network, torch.randn(1, 1, 8, 8), (0,))
+    with pytest.raises(ValueError, match="error nan"):
+        check_equivariance(network, torch.randn(1, 1, 8, 8), Group(2, (0,)))
 
 
 class Half(nn.Module):
@@ -73,7 +74,7 @@ def test_what_is_random_in_training_does_not_break_the_symmetry() -> None:
         nn.Conv2d(1, 2, 3, padding=1), Half(), nn.Dropout2d(0.5), nn.Conv2d(2, 1, 3, padding=1)
     )
     image = torch.randn(16, 1, 8, 8)
-    swap_convs(network, Mirror((0,)), example=image)
+    swap_convs(network, Equivariant((0,)), example=image)
     state = torch.get_rng_state()
-    check_equivariance(network, image, (0,))
+    check_equivariance(network, image, Group(2, (0,)))
     assert torch.equal(torch.get_rng_state(), state)

@@ -233,6 +233,62 @@ def _over_cases(case_values: Sequence[float | None], fold_values: Sequence[float
     }
 
 
+class NamedScores(Scores):
+    """The scores of kinds whose cases have a number by each name, such as PSNR; means of them sum cases up.
+
+    Args:
+        words: of each score.
+    """
+
+    words: ClassVar[Mapping[str, str]]
+
+    @abstractmethod
+    def of_case(self, row: Any) -> Mapping[str, float | None]:
+        """The scores of a case, by their names. Args: row: of a checkpoint's `validation`."""
+
+    @abstractmethod
+    def means(self, rows: Sequence[Any]) -> dict[str, Any]:
+        """The mean of each score over cases, and what else sums them up."""
+
+    def logged(self, rows: Mapping[str, Any], losses: Mapping[str, float | None]) -> dict[str, float | None]:
+        summary = self.summary(rows)
+        return {name: summary.get(name) for name in self.words}
+
+    def summary(self, rows: Mapping[str, Any]) -> dict[str, Any]:
+        return self.means(list(rows.values()))
+
+    def table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
+        keys = {f"val/{name}": words for name, words in self.words.items()}
+        return [(words, summary[key]) for key, words in keys.items() if key in summary]
+
+    def case_cells(self, row: Any) -> dict[str, Any]:
+        return dict(self.of_case(row))
+
+    def case_entry(self, row: Any) -> dict[str, Any]:
+        return self.case_cells(row)
+
+    def over_folds(self, folds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        rows = [row for fold in folds for row in fold.values()]
+        scores = [self.of_case(row) for row in rows]
+        fold_means = [self.summary(fold) for fold in folds]
+        statistics = {}
+        for name in self.words:
+            mean_of_folds = describe([means.get(name) for means in fold_means])["mean"]
+            described = describe([of_case[name] for of_case in scores])
+            statistics[name] = {**described, "mean_of_folds": mean_of_folds}
+        return {"mean": self.means(rows), "per_class": {}, "statistics": statistics}
+
+    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
+        lines: list[tuple[str, list[Any]]] = []
+        lines.append(("all cases, mean", [scores["mean"].get(name) for name in self.words]))
+        for title, key in {"all cases, sd": "sd", "mean of folds": "mean_of_folds"}.items():
+            lines.append((title, [column[key] for column in scores["statistics"].values()]))
+        return lines
+
+    def columns(self, summary: Mapping[str, Any]) -> list[NamedScore]:
+        return [(words, summary.get(name)) for name, words in self.words.items()]
+
+
 @dataclass(frozen=True)
 class MonitoredMetric:
     """The attribute `monitored` of targets.

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from medconv.features.continuous.metrics import METRICS, Row, means
-from medconv.metrics.statistics import describe
 from medconv.targets.base import Family, Targets
-from medconv.targets.scores import MonitoredMetric, NamedScore, Scores
+from medconv.targets.scores import MonitoredMetric, NamedScores
 
 IMAGES = Family(
     examine="medconv.features.continuous.labels:examine_pair",
@@ -118,36 +117,13 @@ def scale_of(image: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(values.std()) or 1.0
 
 
-class ImageScores(Scores):
+class ImageScores(NamedScores):
     """A row of a checkpoint's `validation` has the metrics of `METRICS`, measured on the native grid."""
 
-    title: ClassVar[str] = "scores"
+    words = METRICS
 
-    def logged(self, rows: Mapping[str, Row], losses: Mapping[str, float | None]) -> Row:
-        return means(rows.values())
+    def of_case(self, row: Row) -> Row:
+        return row
 
-    def summary(self, rows: Mapping[str, Row]) -> dict[str, Any]:
-        return means(rows.values())
-
-    def table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
-        rows = [(words, f"val/{name}") for name, words in METRICS.items()]
-        return [(words, summary[key]) for words, key in rows if key in summary]
-
-    def case_cells(self, row: Row) -> dict[str, Any]:
-        return dict(row)
-
-    def case_entry(self, row: Row) -> dict[str, Any]:
-        return dict(row)
-
-    def over_folds(self, folds: Sequence[Mapping[str, Row]]) -> dict[str, Any]:
-        rows = [row for fold in folds for row in fold.values()]
-        of_folds = [means(fold.values()) for fold in folds]
-        spread = {name: describe([row[name] for row in rows])["sd"] for name in METRICS}
-        return {"mean": means(rows), "sd": spread, "mean_of_folds": means(of_folds), "per_class": {}}
-
-    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
-        titles = {"all cases, mean": "mean", "all cases, sd": "sd", "mean of folds": "mean_of_folds"}
-        return [(title, list(scores[key].values())) for title, key in titles.items()]
-
-    def columns(self, summary: Mapping[str, Any]) -> list[NamedScore]:
-        return [(name, summary[name]) for name in METRICS]
+    def means(self, rows: Sequence[Row]) -> dict[str, Any]:
+        return means(rows)

@@ -13,7 +13,7 @@ from medconv.features.instances.objects import BORDER, INTERIOR, classes_of, dou
 from medconv.metrics.statistics import describe
 from medconv.targets.base import Family
 from medconv.targets.label_map import LabelMapTargets
-from medconv.targets.scores import DiceScores, MonitoredMetric, NamedScore
+from medconv.targets.scores import DiceScores, MonitoredMetric, NamedScores
 
 WORDS = {
     "ap50": "AP at 0.5",
@@ -69,46 +69,26 @@ class InstanceTargets(LabelMapTargets):
         return InstanceScores(self)
 
 
-class InstanceScores(DiceScores):
+class InstanceScores(NamedScores, DiceScores):
     """The scores of object maps."""
 
     title: ClassVar[str] = "objects"
+    words = WORDS
+
+    def of_case(self, row: Mapping[str, Any]) -> dict[str, float | None]:
+        return scores_of(row)
+
+    def means(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return means_of(rows)
 
     def logged(self, rows: Mapping[str, Any], losses: Mapping[str, float | None]) -> dict[str, float | None]:
         summary = self.summary(rows)
-        scores = {name: summary.get(name) for name in (*WORDS, *_COUNTS)}
-        return {"cross_entropy": describe(list(losses.values()))["mean"], **scores}
-
-    def summary(self, rows: Mapping[str, Any]) -> dict[str, Any]:
-        return means_of(list(rows.values()))
-
-    def table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
-        lines = [(words, summary.get(f"val/{name}")) for name, words in WORDS.items()]
-        return lines if any(value is not None for _, value in lines) else []
+        counts = {name: summary[name] for name in _COUNTS}
+        cross_entropy = describe(list(losses.values()))["mean"]
+        return {"cross_entropy": cross_entropy, **super().logged(rows, losses), **counts}
 
     def case_scores(self, rows: Mapping[str, Any]) -> dict[str, float | None]:
         return {case: scores_of(row)["ap"] for case, row in rows.items()}
 
     def case_cells(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {**scores_of(row), "objects": row["reference"], "predicted_objects": row["predicted"]}
-
-    def case_entry(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        return self.case_cells(row)
-
-    def over_folds(self, folds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        rows = [row for fold in folds for row in fold.values()]
-        fold_means = [self.summary(fold) for fold in folds]
-        statistics = {}
-        for name in WORDS:
-            described = describe([scores_of(row)[name] for row in rows])
-            mean_of_folds = describe([means[name] for means in fold_means])["mean"]
-            statistics[name] = {**described, "mean_of_folds": mean_of_folds}
-        return {"mean": means_of(rows), "per_class": {}, "statistics": statistics}
-
-    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
-        columns = scores["statistics"].values()
-        keys = {"all cases, mean": "mean", "all cases, sd": "sd", "mean of folds": "mean_of_folds"}
-        return [(title, [column[key] for column in columns]) for title, key in keys.items()]
-
-    def columns(self, summary: Mapping[str, Any]) -> list[NamedScore]:
-        return [(words, summary[name]) for name, words in WORDS.items()]

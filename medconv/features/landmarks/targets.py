@@ -12,9 +12,8 @@ from torch import Tensor
 
 from medconv.features.landmarks.errors import WORDS, Row, cells_of, summary_of
 from medconv.features.landmarks.points import SLICER, SUFFIXES
-from medconv.metrics.statistics import describe
 from medconv.targets.base import Family, Targets, names_of
-from medconv.targets.scores import MonitoredMetric, NamedScore, Scores
+from medconv.targets.scores import MonitoredMetric, NamedScores
 
 POINTS = Family(
     examine="medconv.features.landmarks.heatmaps:examine_points",
@@ -94,39 +93,24 @@ class LandmarkTargets(Targets):
         return loss(outputs.float(), encoded)
 
 
-class LandmarkScores(Scores):
+class LandmarkScores(NamedScores):
     """A row of a checkpoint's `validation` is that of `errors.row_of`."""
 
     title: ClassVar[str] = "points"
+    words = WORDS
+
+    def of_case(self, row: Row) -> dict[str, Any]:
+        return summary_of([row])
+
+    def means(self, rows: Sequence[Row]) -> dict[str, Any]:
+        return summary_of(rows)
 
     def logged(self, rows: Mapping[str, Row], losses: Mapping[str, float | None]) -> dict[str, float | None]:
-        summary = summary_of(list(rows.values()))
-        per_point = {f"mre/{name}": mm for name, mm in summary["mre_per_point"].items()}
-        return {name: summary[name] for name in WORDS} | per_point
-
-    def summary(self, rows: Mapping[str, Row]) -> dict[str, Any]:
-        return summary_of(list(rows.values()))
-
-    def table(self, summary: Mapping[str, Any]) -> list[NamedScore]:
-        return [(words, summary.get(f"val/{name}")) for name, words in WORDS.items()]
+        per_point = self.summary(rows)["mre_per_point"]
+        return super().logged(rows, losses) | {f"mre/{name}": mm for name, mm in per_point.items()}
 
     def case_cells(self, row: Row) -> dict[str, Any]:
         return cells_of(row)
 
     def case_entry(self, row: Row) -> dict[str, Any]:
         return {"points": row}
-
-    def over_folds(self, folds: Sequence[Mapping[str, Row]]) -> dict[str, Any]:
-        rows = [row for fold in folds for row in fold.values()]
-        of_folds = [self.summary(fold) for fold in folds]
-        means = {name: describe([fold[name] for fold in of_folds])["mean"] for name in WORDS}
-        summary = summary_of(rows)
-        mean = {name: summary[name] for name in WORDS}
-        return {"mean": mean, "mean_of_folds": means, "per_class": {}}
-
-    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
-        titles = {"all cases, mean": "mean", "mean of folds": "mean_of_folds"}
-        return [(title, list(scores[key].values())) for title, key in titles.items()]
-
-    def columns(self, summary: Mapping[str, Any]) -> list[NamedScore]:
-        return [(words, summary[name]) for name, words in WORDS.items()]

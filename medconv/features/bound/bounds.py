@@ -18,6 +18,7 @@ from pathlib import Path
 
 from medconv.data.datasets.common import read_json
 from medconv.features.quality import predicted_quality, quality
+from medconv.inference.output import add_to_manifest
 from medconv.metrics.dice import ClassScores
 from medconv.utils.atomic_io import write_text
 from medconv.utils.csv_cells import csv_text, original
@@ -109,11 +110,28 @@ def bounds(predictions: Path, calibration: Path, share: float) -> list[Bound]:
     return rows
 
 
-def write(rows: Sequence[Bound], path: Path) -> None:
-    table: list[Sequence[object]] = [_HEADER]
+def write(rows: Sequence[Bound], folder: Path, limit: float | None = None) -> None:
+    """`bounds.csv` in a folder of predictions, and in its manifest the bounds of each case.
+
+    Args: limit: of bounds; the cases below it, or without a bound, are those that a person should look at.
+    """
+    table: list[Sequence[object]] = [(*_HEADER, "look_at")]
+    cases: dict[str, dict[str, float | None]] = {}
     for row in rows:
-        table.append((row.case, row.name, row.estimate, row.lower, row.share))
-    write_text(path, csv_text(table))
+        look_at = "" if limit is None else int(is_below(row, limit))
+        table.append((row.case, row.name, row.estimate, row.lower, row.share, look_at))
+        cases.setdefault(row.case, {})[row.name] = row.lower
+    write_text(folder / FILE, csv_text(table))
+    look_at_cases = None
+    if limit is not None:
+        look_at_cases = sorted({row.case for row in rows if is_below(row, limit)})
+    content = {"share": rows[0].share, "cases": cases, "limit": limit, "look_at": look_at_cases}
+    add_to_manifest(folder, lower_bounds=content)
+
+
+def is_below(row: Bound, limit: float) -> bool:
+    """Whether the Dice may be lower than the limit."""
+    return row.lower is None or row.lower < limit
 
 
 def read(path: Path) -> list[Bound]:

@@ -20,7 +20,8 @@ def parser() -> Parser:
         "bound",
         "--predictions predictions --calibration metrics.json --limit 0.8",
         "Write PREDICTIONS/bounds.csv: for each case that medconv predict --quality wrote, a lower bound of "
-        "its Dice. It holds in SHARE of cases that are like those of the calibration.",
+        "its Dice. It holds in SHARE of cases that are like those of the calibration. The bounds are also "
+        "in PREDICTIONS/prediction.json.",
     )
     inputs = command.add_argument_group("input")
     inputs.add_argument(
@@ -43,7 +44,10 @@ def parser() -> Parser:
         "--share", type=float, default=0.9, help="of the cases, in which a bound holds; default: 0.9"
     )
     choices.add_argument(
-        "--limit", type=float, metavar="DICE", help="list the cases with a class whose bound is lower"
+        "--limit",
+        type=float,
+        metavar="DICE",
+        help="list the cases with a class whose bound is lower, here and in both files",
     )
     command.general()
     return command
@@ -60,7 +64,7 @@ def run_command(options: argparse.Namespace) -> int:
             raise ValueError(f"--{name} must lie between 0 and 1, got {value}")
     rows = bounds.bounds(options.predictions, options.calibration, options.share)
     path = options.predictions / bounds.FILE
-    bounds.write(rows, path)
+    bounds.write(rows, options.predictions, options.limit)
     cases = {row.case for row in rows}
     print(
         shown(f"{path}: lower bounds of {len(cases)} cases, which hold in {options.share:.0%} of such cases")
@@ -81,7 +85,9 @@ def run_command(options: argparse.Namespace) -> int:
 
 def _print_below(rows: Sequence[Bound], limit: float) -> None:
     """The cases that a person should look at, the lowest bound first; those without one last."""
-    below = [row for row in rows if row.lower is None or row.lower < limit]
+    from medconv.features.bound import bounds
+
+    below = [row for row in rows if bounds.is_below(row, limit)]
     below.sort(key=lambda row: 1.0 if row.lower is None else row.lower)
     print(f"\n{len({row.case for row in below})} cases to look at: a bound below {limit}, or none")
     for row in below:

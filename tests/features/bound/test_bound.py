@@ -14,6 +14,7 @@ from medconv.evaluation import segmentation
 from medconv.evaluation.results import table
 from medconv.features.bound import bounds
 from medconv.features.report.segmentation_report import page as page_of
+from medconv.inference import output
 from medconv.utils.exit_codes import DONE, USER
 
 
@@ -73,6 +74,8 @@ def test_the_command_bounds_new_cases_and_evaluate_says_whether_it_held(
     assert "2 cases to look at" in printed
     assert printed.index("poor") < printed.index("lost")
     rows = {row.case: row for row in bounds.read(new / bounds.FILE)}
+    looked_at = [line for line in (new / bounds.FILE).read_text().splitlines() if line.endswith(",1")]
+    assert [line.split(",")[0] for line in looked_at] == ["lost", "poor"]
     # all distances are .05
     assert rows["poor"].lower == pytest.approx(2 * 5 / 15)
     assert rows["lost"].lower is None
@@ -115,3 +118,12 @@ def test_predictions_without_estimates_are_named(tmp_path: Path) -> None:
     calibration.write_text(json.dumps({"quality": {"cases": {}, "per_class": {}}, "cases": []}))
     with pytest.raises(ValueError, match="no estimates of Dice; predict with --quality"):
         bounds.bounds(tmp_path, calibration, 0.9)
+
+
+def test_the_manifest_of_the_predictions_has_the_bounds(tmp_path: Path) -> None:
+    manifest = {"settings": {}, "cases": {}, "overwriting": [], "class_names": ["background", "1"]}
+    (tmp_path / "prediction.json").write_text(json.dumps(manifest))
+    rows = [bounds.Bound("a", "1", 0.9, 0.85, 0.9), bounds.Bound("b", "1", 0.7, 0.6, 0.9)]
+    bounds.write(rows, tmp_path, 0.8)
+    added = {"share": 0.9, "cases": {"a": {"1": 0.85}, "b": {"1": 0.6}}, "limit": 0.8, "look_at": ["b"]}
+    assert output.read_manifest(tmp_path) == {**manifest, "lower_bounds": added}

@@ -53,7 +53,8 @@ _WHITE_IS_ZERO = 0
 # Masks that all hold 0 and the same value from here on, for example 255, have one class
 MIN_SINGLE_VALUE = 100
 _MAX_CLASSES = 64  # a mask with more values is a photograph, or has one for each object
-# Pixels that equal two neighbours: in maps of many nuclei at least 0.92, in their pictures at most 0.65
+# Pixels that equal two of their four neighbours, without those of the most frequent value: in maps of nuclei,
+# of vessels cut to pieces and of packed squares at least 0.90, in pictures of six data sets at most 0.73
 _OBJECT_SHARE = 0.8
 _AFFINE = np.diag([-1.0, -1.0, 1.0, 1.0])  # as of a DICOM slice without a position in the patient
 
@@ -160,17 +161,28 @@ def _grey_values(path: Path, pixels: np.ndarray) -> np.ndarray:
 def _check_mask_values(path: Path, pixels: np.ndarray) -> None:
     """Raises: ValueError: more different values than a mask has, unless they are those of objects."""
     is_jpeg = path.suffix.lower() in (".jpg", ".jpeg")
-    num_values = len(np.unique(pixels))
+    values, counts = np.unique(pixels, return_counts=True)
+    num_values = len(values)
     # JPEG keeps the values of a mask only if there are one or two
     if num_values > (2 if is_jpeg else _MAX_CLASSES):
-        corner = pixels[1:, 1:]
-        is_inside = (corner == pixels[:-1, 1:]) & (corner == pixels[1:, :-1])
-        if not is_jpeg and is_inside.mean() > _OBJECT_SHARE:
+        if not is_jpeg and _flat_share(pixels, values[counts.argmax()]) > _OBJECT_SHARE:
             return
         hint = "; JPEG blurs the values of a mask, PNG keeps them" if is_jpeg else ""
         raise ValueError(
             f"{path}: {num_values} different values, expected a mask of label values, not a photograph{hint}"
         )
+
+
+def _flat_share(pixels: np.ndarray, background: int) -> float:
+    """The share of pixels, without the background, that equal two of their four neighbours."""
+    equal = np.zeros(pixels.shape, np.uint8)
+    down = pixels[1:] == pixels[:-1]
+    right = pixels[:, 1:] == pixels[:, :-1]
+    equal[1:] += down
+    equal[:-1] += down
+    equal[:, 1:] += right
+    equal[:, :-1] += right
+    return float((equal[pixels != background] >= 2).mean())
 
 
 def check_ignored(ignore: int | None, masks: Iterable[Path | None]) -> None:

@@ -7,7 +7,7 @@ scikit-image.
 """
 
 import numpy as np
-from scipy.ndimage import find_objects, label
+from scipy.ndimage import find_objects, generate_binary_structure, label, maximum_filter, minimum_filter
 
 from medconv.targets.base import HIGHEST
 from medconv.utils.logging import some
@@ -24,7 +24,9 @@ def check_installed() -> None:
 
 
 def classes_of(objects: np.ndarray) -> np.ndarray:
-    """The classes of an object map: 0, `INTERIOR` or `BORDER`. An object without interior is all interior.
+    """The classes of an object map: 0, `INTERIOR` or `BORDER`.
+
+    An object without interior, as it is thin, is all interior, but for what touches another object.
 
     Shape: (*spatial) integers -> same.
     """
@@ -33,10 +35,20 @@ def classes_of(objects: np.ndarray) -> np.ndarray:
     # of two objects that touch by a face, both have a border there
     is_border = find_boundaries(objects, connectivity=1, mode="inner")
     is_object = objects > 0
-    has_interior = np.zeros(int(objects.max(initial=0)) + 1, bool)
-    has_interior[objects[is_object & ~is_border]] = True
-    is_border &= has_interior[objects]
+    for border in (is_border & _touches(objects), np.zeros_like(is_border)):
+        has_interior = np.zeros(int(objects.max(initial=0)) + 1, bool)
+        has_interior[objects[is_object & ~is_border]] = True
+        is_border = np.where(has_interior[objects], is_border, border)
     return np.where(is_border, BORDER, np.where(is_object, INTERIOR, 0)).astype(objects.dtype)
+
+
+def _touches(objects: np.ndarray) -> np.ndarray:
+    """Where an object shares a face with another one. Shape: (*spatial) -> bool."""
+    cross = generate_binary_structure(objects.ndim, 1)
+    highest = maximum_filter(objects, footprint=cross)
+    lowest = minimum_filter(np.where(objects > 0, objects, highest), footprint=cross)
+    touches: np.ndarray = (objects > 0) & (highest != lowest)
+    return touches
 
 
 def objects_of(classes: np.ndarray) -> np.ndarray:

@@ -51,6 +51,14 @@ def test_an_object_without_interior_is_all_interior() -> None:
     np.testing.assert_array_equal(classes_of(objects), np.where(objects, INTERIOR, 0))
 
 
+def test_thin_objects_that_touch_stay_apart() -> None:
+    """Two bars of two voxels side by side, none of which has an interior."""
+    objects = np.zeros((6, 9), np.int16)
+    objects[1:3, 1:8] = 1
+    objects[3:5, 1:8] = 2
+    assert same_objects(objects_of(classes_of(objects)), objects)
+
+
 def test_a_border_without_interior_is_no_object() -> None:
     assert not objects_of(np.full((4, 4), BORDER, np.int16)).any()
 

@@ -64,8 +64,9 @@ def ssim_of_windows(image: Tensor, reference: Tensor, data_range: float | Tensor
     sigma = [_SIGMA] * len(size)
     # half precision, as of a validation, would round the differences of squares
     with torch.autocast(image.device.type, enabled=False):
-        ssim, _ = compute_ssim_and_cs(image, reference, len(size), size, sigma, data_range)  # type: ignore[arg-type]
-    return ssim
+        ssim, structure = compute_ssim_and_cs(image, reference, len(size), size, sigma, data_range)  # type: ignore[arg-type]
+    # of an inverted image below 0, both factors are negative, but not the likeness
+    return torch.where(structure < 0, -ssim.abs(), ssim)
 
 
 def means(rows: Collection[Row]) -> Row:

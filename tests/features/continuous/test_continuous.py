@@ -115,6 +115,8 @@ def test_metrics_of_pictures_and_of_constant_references() -> None:
         "ssim": pytest.approx(1),
         "mae": 0,
     }
+    # the product of two negative factors is positive, but the images are opposites
+    assert metrics.measure(-picture, picture)["ssim"] < -0.9
     assert metrics.measure(picture, np.ones_like(picture))["psnr"] is None
     assert metrics.means([metrics.measure(picture, np.ones_like(picture))])["ssim"] is None
 

@@ -47,50 +47,54 @@ def examine_points(case: Case, image: np.ndarray | None, dataset: Dataset, repor
 def positions_of(case: Case, targets: LandmarkTargets) -> np.ndarray:
     """Positions of the points of a case; (names, 3) mm, NaN where absent.
 
-    Raises: ValueError: no file, or as `read_array`.
+    Raises: ValueError: no file, the header's spacing is wrong, or as `read_array`.
     """
     if case.label is None:
         raise ValueError("has no file of points, but training needs one")
+    if case.source_spacing_mm is not None:
+        raise ValueError(
+            f"{case.label}: its points are in mm of the image's header, but another spacing is taken "
+            "(data.source_spacing_mm, or as headers have lost theirs); write the true one into the headers"
+        )
     return read_array(case.label, case.id, targets.names)
 
 
+def moved(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Points under an affine map. Shape: (n, 3), (4, 4) -> (n, 3)."""
+    result: np.ndarray = points @ matrix[:3, :3].T + matrix[:3, 3]
+    return result
+
+
 def voxels_of(positions: np.ndarray, grid: Grid) -> np.ndarray:
-    """From mm to voxel indices of the file."""
-    inverse = np.linalg.inv(grid.matrix)
-    voxels: np.ndarray = positions @ inverse[:3, :3].T + inverse[:3, 3]
-    return voxels
+    """From mm to voxel indices of the file. Shape: (n, 3) twice."""
+    return moved(positions, np.linalg.inv(grid.matrix))
 
 
-def _turns(crop: CropInfo) -> np.ndarray:
-    """The prepared axis of each axis of the file, and its direction there."""
-    return crop.grid.canonical_axes if crop.reoriented else np.array([[0, 1], [1, 1], [2, 1]])
+def prepared_matrix(crop: CropInfo, shape: tuple[int, ...]) -> np.ndarray:
+    """From voxel indices of a prepared image to mm. Shape: (4, 4)."""
+    turns = crop.grid.canonical_axes if crop.reoriented else np.array([[0, 1], [1, 1], [2, 1]])
+    to_file = np.zeros((4, 4))
+    to_file[3, 3] = 1
+    for axis, (prepared_axis, direction) in enumerate(turns.astype(int)):
+        start, stop = crop.box[prepared_axis]
+        step = (stop - start) / (*shape, 1)[prepared_axis]
+        # the outer edges of the first and last voxels stay in place, as in `zoom`
+        first = start + step / 2 - 0.5
+        to_file[axis, prepared_axis] = direction * step
+        to_file[axis, 3] = first if direction > 0 else crop.grid.shape[axis] - 1 - first
+    matrix: np.ndarray = crop.grid.matrix @ to_file
+    return matrix
 
 
 def to_prepared(positions: np.ndarray, crop: CropInfo, shape: tuple[int, ...]) -> np.ndarray:
     """From mm to voxel indices of a prepared image. Shape: (n, 3) -> (n, axes)."""
-    native = voxels_of(positions, crop.grid)
-    prepared = np.empty_like(native)
-    for axis, (canonical, direction) in enumerate(_turns(crop)):
-        column = native[:, axis] if direction > 0 else crop.grid.shape[axis] - 1 - native[:, axis]
-        start, stop = crop.box[int(canonical)]
-        # the outer edges of the first and last voxels stay in place, as in `zoom`
-        voxels = (*shape, 1)[int(canonical)]
-        prepared[:, int(canonical)] = (column - start + 0.5) * voxels / (stop - start) - 0.5
-    return prepared[:, : len(shape)]
+    return moved(positions, np.linalg.inv(prepared_matrix(crop, shape)))[:, : len(shape)]
 
 
 def to_mm(voxels: np.ndarray, crop: CropInfo, shape: tuple[int, ...]) -> np.ndarray:
     """The inverse of `to_prepared`. Shape: (n, axes) -> (n, 3)."""
-    native = np.zeros((len(voxels), 3))
-    for axis, (canonical, direction) in enumerate(_turns(crop)):
-        index = int(canonical)
-        if index < len(shape):
-            start, stop = crop.box[index]
-            column = (voxels[:, index] + 0.5) * (stop - start) / shape[index] - 0.5 + start
-            native[:, axis] = column if direction > 0 else crop.grid.shape[axis] - 1 - column
-    matrix = crop.grid.matrix
-    positions: np.ndarray = native @ matrix[:3, :3].T + matrix[:3, 3]
-    return positions
+    missing = 3 - voxels.shape[1]  # of a slice, which is 0 along its third axis
+    return moved(np.pad(voxels, ((0, 0), (0, missing))), prepared_matrix(crop, shape))
 
 
 def sigmas(sigma_mm: float, crop: CropInfo, shape: tuple[int, ...]) -> np.ndarray:

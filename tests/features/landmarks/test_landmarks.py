@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,13 @@ def test_what_looks_wrong_in_a_file_of_points(name: str, cases: Path, tmp_path: 
     assert bool(report.errors) == (name != "empty")
 
 
+def test_another_spacing_than_the_headers_is_refused(cases: Path) -> None:
+    dataset = landmarks("images", "csv", root=str(cases))
+    case = replace(dataset.cases[0], source_spacing_mm=(1.0, 1.5, 7.0))
+    (message,) = examine(case, dataset).errors
+    assert "case0.csv: its points are in mm of the image's header, but another spacing is taken" in message
+
+
 def test_the_layout_names_what_is_missing(cases: Path, tmp_path: Path) -> None:
     suffixes = {"slicer": ".mrk.json", "json": ".json", "json/{id}.json": ".json", "csv": ".csv"}
     for labels, suffix in (suffixes | {"all.csv": ".csv"}).items():
@@ -230,6 +238,17 @@ def test_errors_of_points_that_are_missed_absent_or_wrong() -> None:
         "wrong": 0.5,
         "mre_per_point": {"a": 5, "b": 1, "c": None, "d": None},
     }
+
+
+def test_scores_over_folds_are_over_all_points_and_over_the_means_of_folds() -> None:
+    targets = LandmarkTargets(names=("a",))
+    near, far = ({"a": {"error_mm": mm, "is_there": True, "is_found": True}} for mm in (1.0, 4.0))
+    scores = targets.scores.over_folds([{"x": near, "y": near}, {"z": far}])
+    assert scores["mean"]["mre"] == 2
+    assert scores["mean"]["mre_per_point"] == {"a": 2}
+    lines = dict(targets.scores.over_folds_lines(scores, 3))
+    assert lines["all cases, mean"][:2] == [2, pytest.approx(2 / 3)]
+    assert lines["mean of folds"][:2] == [2.5, 0.5]
 
 
 def test_a_run_learns_scores_shows_and_goes_on(cases: Path, trained: Path, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ WORDS = {
     "missed": "share missed",
     "wrong": "share found though absent",
 }
-Row = dict[str, dict[str, Any]]  # by point: `error_mm` or None; whether it `is_there`, and whether `is_found`
+# By point: `error_mm` or None; whether it `is_there`, and whether `is_found`; in validation also its `height`
+Row = dict[str, dict[str, Any]]
 
 
 def row_of(positions: np.ndarray, found: np.ndarray, reference: np.ndarray, names: Sequence[str]) -> Row:

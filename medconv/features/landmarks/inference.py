@@ -109,6 +109,8 @@ class PointValidation:
         answer = answer_of(logits, batch["crop_info"].value, self.targets)
         reference = batch["reference"].numpy()
         row = row_of(answer.positions, answer.found, reference, self.targets.names)
+        for point, height in zip(row.values(), answer.heights.tolist(), strict=True):
+            point["height"] = height
         predicted: dict[str, Any] = {}
         if keeps_prediction:
             predicted = {"case": batch["case"], "heatmap": logits.float().sigmoid().amax(0).cpu().numpy()}
@@ -142,8 +144,10 @@ class OutputPoints(OutputDir):
         super().__init__(path, settings, about)
 
     def write(self, predictor: Predictor, case: Case, scores: Any) -> None:
-        points = as_points(predictor.answer(scores), predictor.targets.names)
-        write_points(self.label(case.id), points, case.id)
+        names = predictor.targets.names
+        points = as_points(predictor.answer(scores), names)
+        heights = dict(zip(names, scores.heights.tolist(), strict=True))
+        write_points(self.label(case.id), points, case.id, heights)
 
     def _existing(self, manifest: Mapping[str, Any]) -> list[str]:
         # the manifest is JSON, too

@@ -149,29 +149,38 @@ def _of_slicer(path: Path, content: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     return rows
 
 
-def write_points(path: Path, points: Mapping[str, np.ndarray], case: str) -> None:
+def write_points(
+    path: Path, points: Mapping[str, np.ndarray], case: str, heights: Mapping[str, float] | None = None
+) -> None:
     """As a list of fiducials for Slicer, JSON or CSV, by the suffix; CSV has the case, so that files can be
     joined.
 
+    Args: heights: of peaks, by name; JSON has no place for them.
     Raises: OSError: the disk is full, or no permission.
     """
     rounded = {name: [float(f"{mm:.4f}") for mm in position] for name, position in points.items()}
+    heights = heights or {}
     suffix = suffix_of(path)
     if suffix == ".csv":
-        rows = [[case, name, *position] for name, position in rounded.items()]
-        write_text(path, csv_text([["case", *_COLUMNS], *(rows or [[case, *[""] * 4]])]))
+        rows = [[case, name, *position, _text(heights.get(name))] for name, position in rounded.items()]
+        write_text(path, csv_text([["case", *_COLUMNS, "height"], *(rows or [[case, *[""] * 5]])]))
         return
     content: dict[str, Any] = rounded
     if suffix == SLICER:
-        content = {"@schema": _SCHEMA, "markups": [_markup(rounded)]}
+        content = {"@schema": _SCHEMA, "markups": [_markup(rounded, heights)]}
     write_text(path, json.dumps(content, indent=1) + "\n")
 
 
-def _markup(points: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+def _text(height: float | None) -> str:
+    return "" if height is None else f"{height:.3f}"
+
+
+def _markup(points: Mapping[str, Sequence[float]], heights: Mapping[str, float]) -> dict[str, Any]:
     rows = [
         {
             "id": str(number),
             "label": name,
+            "description": f"height {_text(heights[name])}" if name in heights else "",
             "position": (_TO_RAS["LPS"] * position).tolist(),
             "positionStatus": "defined",
         }

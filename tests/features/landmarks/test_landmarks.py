@@ -121,8 +121,9 @@ def test_a_table_has_a_row_for_a_case_without_points(tmp_path: Path) -> None:
     assert read_points(path, "a") == {}
     with pytest.raises(ValueError, match=r"a.csv: no row of case b; a case without points has a row"):
         read_points(path, "b")
-    write_points(path, {"=apex": np.array([1.0, 2, 3])}, "a")
+    write_points(path, {"=apex": np.array([1.0, 2, 3])}, "a", {"=apex": 0.5})
     assert read_points(path, "a")["=apex"].tolist() == [1, 2, 3]
+    assert path.read_text().splitlines()[1].endswith(",0.500")
 
 
 @pytest.mark.parametrize("reoriented", [True, False])
@@ -255,6 +256,7 @@ def test_a_run_learns_scores_shows_and_goes_on(cases: Path, trained: Path, tmp_p
     summary = json.loads((trained / "summary.json").read_text())
     assert summary["score"]["name"] == "val/mre"
     assert summary["val/mre"] < 4
+    assert all(0 <= row["apex"]["height"] <= 1 for row in summary["val/cases"].values())
     assert {"val/within_2mm", "val/missed", "val/wrong"} <= set(summary)
     tags = small_runs.image_tags(trained)
     assert any("(image, heatmaps)" in tag for tag in tags)
@@ -278,6 +280,8 @@ def test_predictions_are_those_of_the_validation(
     predicted = Predictor.load(trained)(cases / "images/case3.nii.gz")
     written = as_array(read_points(output / "case3.mrk.json", "case3"), ["apex", "base"])
     np.testing.assert_allclose(predicted, written, atol=1e-3)
+    (markup,) = json.loads((output / "case3.mrk.json").read_text())["markups"]
+    assert float(markup["controlPoints"][0]["description"].removeprefix("height ")) >= 0.2
     scores = tmp_path / "scores.json"
     words = ["--predictions", output, "--references", cases / "csv", "--output", scores]
     assert tiny.call(monkeypatch, "evaluate", *words, "--compare", cases / "json") == DONE

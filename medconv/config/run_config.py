@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
+from functools import cache
 from typing import Any
 
 from omegaconf import MISSING, Container, DictConfig, OmegaConf
@@ -203,9 +204,15 @@ def _can_set(section: DictConfig, name: str, value: Any) -> bool:
 
 def _typed(values: Any) -> Any:
     """The values in OmegaConf's nodes of their types. Raises: OmegaConfBaseException: a wrong type."""
+    return OmegaConf.merge(_schema_of_runs(), values)
+
+
+@cache
+def _schema_of_runs() -> DictConfig:
+    """The schema with Lightning's arguments, never changed: making it takes as long as filling in a copy."""
     from lightning import Trainer  # loads torch, which printing a config does not need
 
-    return OmegaConf.merge(_schema(RunConfig(trainer=trainer_schema(Trainer)())), values)
+    return _schema(RunConfig(trainer=trainer_schema(Trainer)()))
 
 
 def _schema(config: RunConfig) -> DictConfig:

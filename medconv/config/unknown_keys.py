@@ -6,8 +6,9 @@ Hydra has one type of error for most of them, so that its text and the arguments
 import difflib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields
+from functools import cache
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,8 @@ def _unknown_in_group(group: str, name: str) -> list[str]:
     return [unknown_key(key)]
 
 
-def _typed_groups() -> dict[str, set[str]]:
+@cache
+def _typed_groups() -> Mapping[str, Set[str]]:
     """Each typed group, such as `data`, with the names of its keys."""
     groups: dict[str, set[str]] = {}
     for key in declared_keys(RunConfig):
